@@ -1,0 +1,111 @@
+"""Which columns a list and a change page show: the user's own, with the raw claim columns in people's words."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from django.db import models
+from django.urls import reverse
+from django.utils.translation import gettext_lazy as _
+
+from django_taskclaim.columns import claim_columns
+
+#: What tells of each column in the list; the first that is named brings the words.
+IN_LIST: Mapping[str, str] = {
+    "status": "claim_state",
+    "claimed_by": "claim_holder",
+    "claimed_at": "claim_holder",
+    "expires_at": "claim_holder",
+    "iteration": "claim_tries",
+    "attempts": "claim_tries",
+    "not_before": "claim_tries",
+    "last_error": "claim_error",
+    "error_class": "claim_error",
+}
+
+#: What a list tells of a claim: all in one column, or in several where the user has named one of these.
+IN_ONE = "claim_told"
+APART = ("claim_state", "claim_holder", "claim_tries", "claim_error")
+PAGE_FIELDS = (
+    "claim_state",
+    "claim_holder",
+    "claim_tries",
+    "claim_error_in_full",
+    "claim_timeline",
+)
+
+Names = Sequence[Any]
+
+
+def raw_names(model: type[models.Model]) -> dict[str, str]:
+    """Return the claim columns of *model* that verbs alone write: name to role."""
+    columns = claim_columns(model)
+    guarded = columns.guarded_names
+    roles = [*IN_LIST, "completed_at"]
+    found = {role: field.name for role in roles if (field := getattr(columns, role)) is not None}
+    return {name: role for role, name in found.items() if name in guarded}
+
+
+def applicable(model: type[models.Model], names: Iterable[str]) -> list[str]:
+    """Leave out what says nothing without the columns that it is about."""
+    told = (
+        claim_columns(model).error_class is not None or claim_columns(model).last_error is not None
+    )
+    return [name for name in names if told or not name.startswith("claim_error")]
+
+
+def in_list(model: type[models.Model], shown: Iterable[Any]) -> tuple[Any, ...]:
+    """Return the columns of a list with the raw claim columns in words.
+
+    Where the user names none of ours, one column that tells all stands beside the first, to be seen on a phone too.
+    The column of buttons is left out; it comes last, for whoever may press them.
+    """
+    raw = raw_names(model)
+    told = [_in_words(raw, name) for name in shown if name != "actions_holder"]
+    named = {name for name in told if isinstance(name, str)}
+    if IN_ONE not in named and named.isdisjoint(APART):
+        return (*told[:1], IN_ONE, *told[1:])
+    apart = applicable(model, APART) if IN_ONE not in named else []
+    return tuple(dict.fromkeys([*told, *apart]))
+
+
+def _in_words(raw: Mapping[str, str], name: Any) -> Any:
+    role = raw.get(name) if isinstance(name, str) else None
+    return IN_LIST.get(role, name) if role is not None else name
+
+
+def read_only(model: type[models.Model], admin: Any, *, on_page: bool) -> list[str]:
+    """Return what no form may write: every claim column that verbs alone write, and what tells of them."""
+    return [*raw_names(model), *(applicable(model, PAGE_FIELDS) if on_page else ())]
+
+
+def without_ours(model: type[models.Model], fields: Iterable[Any]) -> list[Any]:
+    """Leave out of the fields that Django found by itself what the claim's own part of the page tells."""
+    ours = {*raw_names(model), *PAGE_FIELDS}
+    return [name for name in fields if isinstance(name, (list, tuple)) or name not in ours]
+
+
+def with_claim(model: type[models.Model], sets: list[Any], *, has_error: bool) -> list[Any]:
+    """Add the claim's own part to the page, without what the user has put elsewhere, or what there is nothing of."""
+    left_out = {*_names_in(sets), *(() if has_error else ("claim_error_in_full",))}
+    rest = [name for name in applicable(model, PAGE_FIELDS) if name not in left_out]
+    if not rest:
+        return sets
+    return [*sets, (_("Claim"), {"fields": tuple(rest), "classes": ("taskclaim-claim",)})]
+
+
+def _names_in(sets: Iterable[Any]) -> Iterator[str]:
+    for _title, options in sets:
+        for line in options["fields"]:
+            yield from line if isinstance(line, (list, tuple)) else [line]
+
+
+def app_address(app_label: str, site: str) -> str:
+    """Return the address of the app's own page in the admin."""
+    return reverse("admin:app_list", kwargs={"app_label": app_label}, current_app=site)
+
+
+def package_buttons(admin: Any, instance: Any) -> Iterator[dict[str, Any]]:
+    """Yield the row buttons that the user has declared by django-admin-actions itself."""
+    for name in admin.actions_row:
+        title = getattr(getattr(admin, name), "short_description", name)
+        yield {"title": title, "path": reverse(f"admin:{name}", args=(instance.pk,))}

@@ -1,0 +1,196 @@
+"""What a person does from the control room: each changes something, is recorded, and says what it did."""
+
+import csv
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from django.core import signing
+from django.db import Error, connections, models
+from django.http import HttpRequest
+from django.utils.translation import gettext as _
+
+from django_taskclaim import conf
+from django_taskclaim.admin.control_room.failures import Failure, failed_rows
+from django_taskclaim.admin.sweeping import Sieve
+from django_taskclaim.control.acts import record_act
+from django_taskclaim.dialects import dialect_for
+from django_taskclaim.querysets import ClaimQuerySet
+from django_taskclaim.querysets.operating import written_before
+from django_taskclaim.switch import (
+    SwitchError,
+    claimable_models,
+    pause,
+    pause_all,
+    places_of,
+    resume,
+    resume_all,
+)
+from django_taskclaim.tokens import clock
+from django_taskclaim.wording import lasting
+
+Rows = models.QuerySet[Any]
+
+#: Seconds after which "retry all" says how far it got, before a proxy would give the request up.
+PATIENCE = 20.0
+
+#: Each statement of an export may take so long.
+EXPORT_LIMIT = timedelta(seconds=20)
+
+
+def who(request: HttpRequest) -> str:
+    """Return the name that goes into the record, the same as that of an act on the list."""
+    return str(request.user)
+
+
+def turn(
+    request: HttpRequest,
+    model: type[models.Model] | None,
+    *,
+    off: bool,
+    reason: str,
+    until: float | None = None,
+) -> None:
+    """Pause or resume *model*, or with None all models, on every database that holds it.
+
+    It is recorded where it was done, also when another database could not be reached, which is a SwitchError.
+    """
+    done = places_of(None, claimable_models() if model is None else [model])
+    failed: SwitchError | None = None
+    try:
+        _turn(model, off=off, reason=reason, by=who(request), until=until)
+    except SwitchError as error:
+        done, failed = error.done, error
+    if done:
+        facts: dict[str, Any] = {"by": who(request), "user": request.user, "using": done}
+        for_long = f" for {lasting(timedelta(seconds=until))}" if until else ""
+        facts["reason"] = f"{reason}{for_long}".strip()
+        record_act(model, "pause" if off else "resume", **facts)
+    if failed is not None:
+        raise failed
+
+
+def _turn(
+    model: type[models.Model] | None, *, off: bool, reason: str, by: str, until: float | None
+) -> None:
+    if off and model is not None:
+        pause(model, reason=reason, by=by, until=until)
+    elif off:
+        pause_all(reason=reason, by=by, until=until)
+    elif model is not None:
+        resume(model)
+    else:
+        resume_all()
+
+
+@dataclass(slots=True)
+class Retrying:
+    """How far a retry of a group has got; ``after`` is the key of the last row looked at."""
+
+    rows: int = 0
+    after: Any = None
+    #: Whether the whole group was gone through, or as much of it as was asked for.
+    through: bool = False
+
+
+def retry(
+    rows: Rows,
+    group: str,
+    so_far: Retrying,
+    *,
+    most: int | None = None,
+    sieve: Sieve | None = None,
+) -> None:
+    """Go on resetting the failed ones of *rows* that belong to the group, up to *most* of them, or for PATIENCE.
+
+    What *sieve* keeps back is left alone. Each chunk is counted in *so_far* once it is done.
+    """
+    ends = clock() + PATIENCE
+    rest = rows if so_far.after is None else rows.filter(pk__gt=so_far.after)
+    for part in failed_rows(rest, int(conf.setting("CHUNK_SIZE"))):
+        keys = [failure.key for failure in part if failure.group == group]
+        if sieve is not None and keys:
+            allowed = sieve(keys)
+            keys = [key for key in keys if key in allowed]
+        keys = keys if most is None else keys[: most - so_far.rows]
+        verbs: ClaimQuerySet[Any] = ClaimQuerySet(rows.model, using=rows.db)
+        try:
+            so_far.rows += verbs.filter(pk__in=keys).reset() if keys else 0
+        except Exception as error:
+            so_far.rows += written_before(error)
+            raise
+        so_far.after = part[-1].key
+        if most is not None and so_far.rows >= most:
+            break
+        if clock() > ends:
+            return
+    so_far.through = True
+
+
+_SALT = "django_taskclaim.admin.control_room.retry"
+
+
+def resumption(so_far: Retrying, group: str, user: Any) -> str:
+    """Return how far a retry got as text that an address may carry to the next request of the same user."""
+    after = so_far.after
+    key = json.dumps([str(part) for part in after]) if isinstance(after, tuple) else str(after)
+    return signing.dumps([group, str(user.pk), key], salt=_SALT)
+
+
+def resumed(text: str, model: type[models.Model], group: str, user: Any) -> Retrying:
+    """Return the retry that *text* goes on with; from the start where it is empty, too old, or not ours."""
+    try:
+        of, by, key = signing.loads(text, salt=_SALT, max_age=3600)
+    except (signing.BadSignature, ValueError):
+        return Retrying()
+    if (of, by) != (group, str(user.pk)):
+        return Retrying()
+    after = model._meta.pk.to_python(key)
+    return Retrying(after=tuple(after) if isinstance(after, list) else after)
+
+
+class Echo:
+    """What ``csv.writer`` writes to comes back as the value of the call."""
+
+    def write(self, line: str) -> str:
+        return line
+
+
+def exported(rows: Rows, group: str = "") -> Iterator[str]:
+    """Yield the failed ones of *rows* as lines of CSV, those of one group or all of them."""
+    writer: Any = csv.writer(Echo())
+    # Spreadsheets take a file without this mark for one in the system's own encoding.
+    yield "\ufeff" + writer.writerow(["key", "error", "message", "last tried at (UTC)"])
+    try:
+        for part in _limited(rows):
+            wanted = [failure for failure in part if not group or failure.group == group]
+            yield "".join(writer.writerow(_cells(failure)) for failure in wanted)
+    except Error:
+        yield writer.writerow([_("Not complete: the database did not answer in time.")])
+
+
+def _limited(rows: Rows) -> Iterator[list[Failure]]:
+    parts = failed_rows(rows, int(conf.setting("CHUNK_SIZE")))
+    while True:
+        with dialect_for(connections[rows.db]).time_limit(EXPORT_LIMIT):
+            part = next(parts, None)
+        if part is None:
+            return
+        yield part
+
+
+def _cells(failure: Failure) -> list[str]:
+    tried = failure.tried_at.isoformat(" ", "seconds") if failure.tried_at is not None else ""
+    return [_harmless(str(cell)) for cell in (failure.key, failure.error, failure.text)] + [tried]
+
+
+#: Where a cell may begin for a spreadsheet, whatever it takes for a separator, and what makes a formula there.
+_FORMULA = re.compile(r"(^|[;\t\r\n])(?=[=+\-@＝＋－＠])|^(?=[\t\r\n])")
+
+
+def _harmless(text: str) -> str:
+    """Keep a spreadsheet from taking a text, or a part of it, for a formula."""
+    return _FORMULA.sub(r"\1'", text)

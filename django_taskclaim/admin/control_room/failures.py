@@ -1,0 +1,166 @@
+"""Failed rows in groups: the same error class, and the same message but for what differs from row to row."""
+
+import hashlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db import models
+from django.db.models.functions import Substr
+
+from django_taskclaim.columns import claim_columns
+from django_taskclaim.fields import as_utc
+from django_taskclaim.overview import database_time
+from django_taskclaim.states import Status
+
+Rows = models.QuerySet[Any]
+
+#: So many failed rows are looked at for the page.
+MOST = 2_000
+
+#: Of each message so much is compared.
+LENGTH = 300
+
+#: Groups shown, and samples linked of each.
+GROUPS, SAMPLES = 12, 3
+
+#: What differs between errors of one kind, the longest first. Each becomes one sign.
+_VARIABLE = (
+    (re.compile(r"\b[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}\b", re.I), "…"),
+    (re.compile(r"\bhttps?://[^\s'\"<>)]+"), "URL"),
+    (re.compile(r"(['\"]).{1,200}?\1"), "'…'"),
+    (re.compile(r"\b0x[0-9a-f]+\b|\b(?=[0-9a-f]*\d)[0-9a-f]{12,}\b", re.I), "…"),
+    (re.compile(r"\d+(?:[.,:]\d+)*"), lambda number: number[0] if _is_code(number) else "#"),
+)
+
+#: What stands before a number that names a kind of error, such as "HTTP", "status code: " or "[Errno ".
+_BEFORE_A_CODE = re.compile(
+    r"\b(?:https?(?:/[\d.]+)?|status|code|errno|error|exit|exited|response|returned|signal|sqlstate)"
+    r"(?:\s+(?:code|error|status|with|is|was))*[\s:=#(\[-]*$",
+    re.I,
+)
+#: What an error may begin with: "404 for https://…", "(1213, 'Deadlock found')".
+_FIRST_OF_ALL = re.compile(r"[1-5]\d\d(?!\d)|\(\d+, ?['\"]")
+
+
+def _is_code(number: re.Match[str]) -> bool:
+    """Say whether a number tells errors apart (404 from 503) rather than rows of one error."""
+    text = number.string
+    before = text[: number.start()]
+    if not number[0].isdigit() or len(number[0]) > 5:
+        return False
+    if before in {"", "("}:
+        return bool(_FIRST_OF_ALL.match(text))
+    return bool(_BEFORE_A_CODE.search(before[-40:]))
+
+
+@dataclass(slots=True)
+class Group:
+    """Failed rows that failed alike."""
+
+    error: str
+    message: str
+    hour: int = 0
+    day: int = 0
+    all: int = 0
+    #: Keys of some of the rows.
+    samples: list[Any] = field(default_factory=list)
+    #: The message of one of them as it is.
+    example: str = ""
+
+    @property
+    def id(self) -> str:
+        """Names the group in a URL."""
+        return group_id(self.error, self.message)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The groups that were found among the rows looked at, the largest first."""
+
+    groups: list[Group]
+    looked_at: int
+    #: Whether there are more failed rows than were looked at.
+    capped: bool
+
+
+def normalised(text: str) -> str:
+    """Return the first line of an error with what differs from row to row taken out; status codes stay."""
+    line = text.strip().partition("\n")[0][:LENGTH]
+    for pattern, sign in _VARIABLE:
+        line = pattern.sub(sign, line)
+    return line
+
+
+def group_id(error: str, message: str) -> str:
+    """Return the name of a group in a URL: the same for every row that failed alike."""
+    return hashlib.sha256(f"{error}\n{message}".encode("utf-8", "replace")).hexdigest()[:16]
+
+
+def sample(rows: Rows) -> Sample:
+    """Group the first MOST failed rows that the claim index finds; no order is asked for, lest all are read."""
+    now = database_time(rows.db)
+    groups: dict[str, Group] = {}
+    looked_at = 0
+    for looked_at, row in enumerate(_failed(rows)[: MOST + 1], 1):
+        if looked_at <= MOST:
+            _count(groups, row, now)
+    largest = sorted(groups.values(), key=lambda group: -group.all)
+    return Sample(largest, min(looked_at, MOST), looked_at > MOST)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One failed row, as much of it as grouping needs."""
+
+    key: Any
+    error: str
+    text: str
+    tried_at: datetime | None
+
+    @property
+    def group(self) -> str:
+        return group_id(self.error, normalised(self.text))
+
+
+def failed_rows(rows: Rows, size: int) -> Iterator[list[Failure]]:
+    """Yield the failed ones of *rows* in the order of their keys, *size* at a time."""
+    left = _failed(rows).order_by("pk")
+    while part := [_failure(row) for row in left[:size]]:
+        yield part
+        left = left.filter(pk__gt=part[-1].key)
+
+
+def _failed(rows: Rows) -> Any:
+    columns = claim_columns(rows.model)
+    failed = rows.filter(**{columns.status.name: Status.FAILED})
+    none = models.Value("")
+    error: Any = none if columns.error_class is None else columns.error_class.name
+    text = none if columns.last_error is None else Substr(columns.last_error.name, 1, LENGTH)
+    return failed.order_by().values_list("pk", columns.claimed_at.name, error, text)
+
+
+def _failure(row: tuple[Any, ...]) -> Failure:
+    key, tried_at, error, text = row
+    return Failure(key, error or "", text or "", None if tried_at is None else as_utc(tried_at))
+
+
+def _count(groups: dict[str, Group], row: tuple[Any, ...], now: datetime) -> None:
+    failure = _failure(row)
+    message = normalised(failure.text)
+    group = groups.setdefault(
+        group_id(failure.error, message), Group(failure.error, message, example=failure.text)
+    )
+    group.all += 1
+    if failure.tried_at is not None:
+        group.day += now - failure.tried_at <= timedelta(days=1)
+        group.hour += now - failure.tried_at <= timedelta(hours=1)
+    if len(group.samples) < SAMPLES:
+        group.samples.append(failure.key)
+
+
+def has_texts(model: type[models.Model]) -> bool:
+    """Say whether rows of *model* keep what went wrong."""
+    return claim_columns(model).last_error is not None

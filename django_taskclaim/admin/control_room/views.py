@@ -1,0 +1,343 @@
+"""What the pages of one model answer. GET shows; what changes something is a POST with CSRF."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+from urllib.parse import urlencode
+
+from django.contrib import messages
+from django.core.exceptions import ImproperlyConfigured, PermissionDenied, ValidationError
+from django.db import Error
+from django.http import (
+    Http404,
+    HttpRequest,
+    HttpResponse,
+    HttpResponseRedirect,
+    StreamingHttpResponse,
+)
+from django.http.response import HttpResponseBase
+from django.shortcuts import redirect
+from django.template.response import TemplateResponse
+from django.urls import URLPattern, path
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, ngettext
+from django.views.decorators.http import require_GET, require_POST
+
+from django_taskclaim.admin.confirming import Crumb, confirm, in_no_transaction
+from django_taskclaim.admin.control_room import acts, words
+from django_taskclaim.admin.control_room.asking import Asking
+from django_taskclaim.admin.control_room.crew import somebody_works
+from django_taskclaim.admin.control_room.figures import ask_failures
+from django_taskclaim.admin.control_room.forms import PauseForm, ReasonForm, SettingsForm
+from django_taskclaim.admin.control_room.pages import (
+    TEMPLATES,
+    crumbs_context,
+    overview_url,
+    require_question,
+)
+from django_taskclaim.admin.control_room.rooms import Room
+from django_taskclaim.admin.control_room.showing import FIRST, shown
+from django_taskclaim.control.acts import record_act
+from django_taskclaim.control.installed import is_on
+from django_taskclaim.control.orders import change_settings, models_of, order
+from django_taskclaim.exceptions import TaskClaimError
+from django_taskclaim.models import WorkerProcess
+from django_taskclaim.overview import Worker, workers
+from django_taskclaim.wording import first_line
+
+View = Callable[..., HttpResponseBase]
+
+#: Of each order the title of the page that asks, what it says, and whether something running is touched.
+_ORDERS = {
+    "drain": (
+        gettext_lazy("Drain %(worker)s"),
+        gettext_lazy("It finishes the rows that it holds, claims no more, and leaves."),
+        False,
+    ),
+    "stop": (
+        gettext_lazy("Stop %(worker)s"),
+        gettext_lazy(
+            "It gives back what it has not started; running rows get the grace period, then it leaves."
+        ),
+        True,
+    ),
+    "release": (
+        gettext_lazy("Release the rows of %(worker)s"),
+        gettext_lazy(
+            "A living worker gives back what it has not started, and goes on. Of a silent one all rows are"
+            " opened again, and whatever it still writes is refused."
+        ),
+        True,
+    ),
+}
+
+
+def urls_of(room: Room, base: str) -> list[URLPattern]:
+    """Return the patterns of the model's pages below *base*."""
+
+    def at(route: str, view: View, name: str = "", method: Any = require_GET) -> URLPattern:
+        # A page that looks is left out of transactions, too: on SQLite each would keep every writer waiting.
+        wrapped: View = room.site.admin_view(in_no_transaction(method(view)))
+        return path(f"{base}{route}", wrapped, name=room.url_name(name))
+
+    return [
+        at("", Page(room).show),
+        at("live/", Page(room).live, "live"),
+        at("switch/", Acts(room).switch, "switch", require_POST),
+        at("orders/", Acts(room).order, "orders", require_question),
+        at("settings/", Acts(room).settings, "settings", require_POST),
+        at("failures.csv", Acts(room).export, "export"),
+        at("failures/<slug:group>.csv", Acts(room).export, "export"),
+        at("failures/<slug:group>/first/", Acts(room).first, "first", require_POST),
+        at("failures/<slug:group>/retry/", Acts(room).retry, "retry", require_question),
+    ]
+
+
+class Page:
+    """The page itself, and the part of it that changes."""
+
+    def __init__(self, room: Room) -> None:
+        self.room = room
+
+    def show(self, request: HttpRequest, form: SettingsForm | None = None) -> TemplateResponse:
+        """Answer with the whole page."""
+        return self._answer(request, "page.html", form)
+
+    def live(self, request: HttpRequest) -> TemplateResponse:
+        """Answer with what the page's script puts in place of what it has."""
+        return self._answer(request, "live.html")
+
+    def _answer(
+        self, request: HttpRequest, template: str, form: SettingsForm | None = None
+    ) -> TemplateResponse:
+        room = self.room
+        if not room.may_view(request):
+            raise PermissionDenied
+        request.current_app = room.site.name
+        context = {
+            **(room.site.each_context(request) if template == "page.html" else {}),
+            **shown(request, room, form),
+            **crumbs_context(crumbs_of(room)),
+            "title": _("%(name)s: control room") % {"name": room.name},
+        }
+        return TemplateResponse(request, f"{TEMPLATES}/{template}", context)
+
+
+def crumbs_of(room: Room, *more: Crumb) -> list[Crumb]:
+    """Return the way from the index to the page, and on to *more*."""
+    here = _("Control room")
+    list_url = room.list_url()
+    way = [Crumb(here, overview_url(room.site))] if not list_url else [Crumb(room.name, list_url)]
+    own = here if list_url else room.name
+    return [*way, Crumb(own, room.url() if more else ""), *more]
+
+
+def _obeyed(worker: str, put_back: int | None) -> str:
+    """Say what came of an order. No sentence begins with the name: the admin would capitalise it."""
+    if put_back is None:
+        return _("The worker process %(worker)s has been told.") % {"worker": worker}
+    return ngettext(
+        "Of the silent worker process %(worker)s, %(n)s row was put back.",
+        "Of the silent worker process %(worker)s, %(n)s rows were put back.",
+        put_back,
+    ) % {"worker": worker, "n": words.number(put_back)}
+
+
+class Acts:
+    """What a person can do there."""
+
+    def __init__(self, room: Room) -> None:
+        self.room = room
+
+    def _require(self, allowed: bool) -> None:
+        if not allowed:
+            raise PermissionDenied
+
+    def _back(self) -> HttpResponseRedirect:
+        return redirect(self.room.url())
+
+    def switch(self, request: HttpRequest) -> HttpResponse:
+        """Turn the model's switch; running rows finish, so nobody is asked twice."""
+        self._require(self.room.may_operate(request))
+        off, form = request.POST.get("turn") == "off", PauseForm(request.POST)
+        if request.POST.get("turn") not in {"on", "off"} or not form.is_valid():
+            messages.error(request, _("Nothing was changed: the form was not complete."))
+            return self._back()
+        try:
+            reason = form.cleaned_data["reason"]
+            acts.turn(request, self.room.model, off=off, reason=reason, until=form.seconds)
+        except TaskClaimError as error:
+            messages.error(request, str(error))
+            return self._back()
+        messages.success(request, self._turned(off=off))
+        return self._back()
+
+    def _turned(self, *, off: bool) -> str:
+        name = self.room.name
+        if off:
+            return _("%(name)s are paused; running rows finish.") % {"name": name}
+        if somebody_works([self.room.alias], self.room.model):
+            return _("%(name)s run again.") % {"name": name}
+        return _("%(name)s: the switch is on, and no worker is alive.") % {"name": name}
+
+    def order(self, request: HttpRequest) -> HttpResponseBase:
+        """Ask, and then tell one worker process to drain, stop or release."""
+        self._require(self.room.may_operate(request))
+        name, what = request.GET.get("worker", ""), request.GET.get("order", "")
+        if what not in _ORDERS or not is_on(self.room.alias):
+            raise Http404
+        known = Asking(self.room.alias, "*").ask("workers", lambda: workers(self.room.alias))
+        if known.value is None or known.late:
+            messages.error(request, _("Nothing was changed: the database did not answer in time."))
+            return self._back()
+        return self._order(request, name, what, known.value)
+
+    def _order(
+        self, request: HttpRequest, name: str, what: str, known: list[Worker]
+    ) -> HttpResponseBase:
+        title, sentence, danger = _ORDERS[what]
+
+        def act(answer: Mapping[str, Any]) -> HttpResponse:
+            self._tell(request, name, what, answer["reason"])
+            return self._back()
+
+        return confirm(
+            request,
+            allowed=any(
+                worker.name == name and self._may_order(request, worker) for worker in known
+            ),
+            title=str(title) % {"worker": name},
+            sentence=str(sentence),
+            fields=ReasonForm,
+            danger=danger,
+            act=act,
+            back=self.room.url(),
+            crumbs=crumbs_of(self.room, Crumb(name)),
+            site=self.room.site,
+        )
+
+    def _may_order(self, request: HttpRequest, worker: Worker) -> bool:
+        """Say whether the worker has to do with this model, and with none that the user may not operate on."""
+        return worker.serves(self.room.model) and all(
+            self.room.beside(model).may_operate(request) for model in models_of(worker)
+        )
+
+    def _tell(self, request: HttpRequest, worker: str, what: str, reason: str) -> None:
+        by, using = acts.who(request), self.room.alias
+        try:
+            given = order(worker, what, by=by, user=request.user, reason=reason, using=using)
+        except (ValidationError, WorkerProcess.DoesNotExist) as error:
+            messages.error(request, " ".join(getattr(error, "messages", [str(error)])))
+        except (Error, TaskClaimError) as error:
+            messages.error(request, first_line(error))
+        else:
+            messages.success(request, _obeyed(worker, given.put_back))
+
+    def settings(self, request: HttpRequest) -> HttpResponseBase:
+        """Store what workers keep to from now on, or show the form again with what is wrong."""
+        self._require(self.room.may_configure(request))
+        form = SettingsForm(request.POST, auto_id="tc-set-%s")
+        if form.is_valid() and self._change(request, form):
+            messages.success(request, _("Workers follow within a few seconds."))
+            return self._back()
+        return Page(self.room).show(request, form)
+
+    def _change(self, request: HttpRequest, form: SettingsForm) -> bool:
+        by, reason = acts.who(request), form.cleaned_data["reason"]
+        try:
+            change_settings(
+                self.room.model,
+                form.values,
+                by=by,
+                user=request.user,
+                reason=reason,
+                using=self.room.alias,
+            )
+        except ValidationError as error:
+            form.add_error(None, error)
+            return False
+        except (ImproperlyConfigured, Error, TaskClaimError) as error:
+            # Told above the page: where the tables are not, it has no form to tell it in.
+            messages.error(request, first_line(error))
+            return False
+        return True
+
+    def first(self, request: HttpRequest, group: str) -> HttpResponse:
+        """Reset ten failed rows of the group, to see whether the cause is mended."""
+        self._require(self.room.may_operate(request))
+        self._retry(request, group, FIRST)
+        return self._back()
+
+    def retry(self, request: HttpRequest, group: str) -> HttpResponseBase:
+        """Ask, and then reset every failed row of the group."""
+
+        def act(answer: Mapping[str, Any]) -> HttpResponse:
+            so_far = self._retry(request, group, None, answer["reason"])
+            if so_far.through or so_far.after is None:
+                return self._back()
+            after = acts.resumption(so_far, group, request.user)
+            again = self.room.url("retry", group=group)
+            return redirect(f"{again}?{urlencode({'after': after})}")
+
+        allowed = self.room.may_operate(request)
+        return confirm(
+            request,
+            allowed=allowed,
+            title=_("Retry all failed rows of this group"),
+            sentence=_(
+                "Every failed row of %(name)s that failed like this is opened again, with all its tries."
+            )
+            % {"name": self.room.name},
+            facts=self._facts(request, group) if allowed else [],
+            fields=ReasonForm,
+            act=act,
+            back=self.room.url(),
+            crumbs=crumbs_of(self.room, Crumb(_("Retry"))),
+            site=self.room.site,
+        )
+
+    def _facts(self, request: HttpRequest, group: str) -> list[str]:
+        """Tell which group that is, as far as it is known in time."""
+        room = self.room
+        rows = room.rows(request)
+        asking = Asking(room.alias, room.model._meta.label_lower)
+        found = ask_failures(asking, rows, room.onlooker(request)).value
+        alike = [one for one in (found.groups if found else []) if one.id == group]
+        more = "+" if found is not None and found.capped else ""
+        return [f"{words.number(one.all)}{more} × {one.error}: {one.message}" for one in alike]
+
+    def _retry(
+        self, request: HttpRequest, group: str, most: int | None, why: str = ""
+    ) -> acts.Retrying:
+        """Reset rows of the group, and record and tell what was done, also where it ends in an error."""
+        room, trouble = self.room, ""
+        rows = room.rows(request)
+        so_far = acts.Retrying()
+        if most is None:
+            so_far = acts.resumed(request.GET.get("after", ""), room.model, group, request.user)
+        try:
+            acts.retry(rows, group, so_far, most=most, sieve=room.sieve(request, rows))
+        except (Error, TaskClaimError) as error:
+            trouble = first_line(error)
+        finally:
+            facts: dict[str, Any] = {"by": acts.who(request), "user": request.user}
+            facts |= {"reason": why, "using": room.alias}
+            record_act(room.model, "reset", rows=so_far.rows, **facts)
+        done = ngettext(
+            "%(n)s failed row is open again.", "%(n)s failed rows are open again.", so_far.rows
+        ) % {"n": words.number(so_far.rows)}
+        if trouble:
+            refused = _("Then the database refused: %(error)s") % {"error": trouble}
+            messages.error(request, f"{done} {refused}")
+            return so_far
+        more = "" if so_far.through else _("There are more; press again for the rest.")
+        messages.success(request, f"{done} {more}".strip())
+        return so_far
+
+    def export(self, request: HttpRequest, group: str = "") -> HttpResponseBase:
+        """Stream the failed rows as CSV."""
+        self._require(self.room.may_view(request))
+        lines = acts.exported(self.room.rows(request), group)
+        response = StreamingHttpResponse(lines, content_type="text/csv; charset=utf-8")
+        name = f"{self.room.model._meta.model_name}-failures.csv"
+        response["Content-Disposition"] = f'attachment; filename="{name}"'
+        return response

@@ -1,0 +1,159 @@
+"""Filters of the list by what the claim columns mean. Each asks only what the claim index can answer."""
+
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any
+
+from django.contrib.admin import SimpleListFilter
+from django.db import models
+from django.db.models import Q
+from django.http import HttpRequest
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from django_taskclaim.admin import phrases
+from django_taskclaim.admin.rows import EXPIRED, WAITING
+from django_taskclaim.columns import ClaimColumns, claim_columns
+from django_taskclaim.dialects import DatabaseNow
+from django_taskclaim.overview import database_time
+from django_taskclaim.querysets.operating import expired_condition
+from django_taskclaim.querysets.scope import Desk
+from django_taskclaim.states import WORKER_MARK, Status
+
+#: So many running, or failed, rows are looked through for choices to offer.
+LOOKED_THROUGH = 5_000
+
+#: More choices than that help nobody.
+MOST_CHOICES = 30
+
+Choices = list[tuple[str, str]]
+Rows = models.QuerySet[Any]
+
+
+class ClaimFilter(SimpleListFilter):
+    """A filter that knows where the model keeps its claim columns."""
+
+    def __init__(
+        self, request: HttpRequest, params: Any, model: type[models.Model], model_admin: Any
+    ) -> None:
+        self.columns: ClaimColumns = claim_columns(model)
+        super().__init__(request, params, model, model_admin)
+
+    def in_state(self, rows: Rows, status: Status) -> Rows:
+        return rows.filter(**{self.columns.status.name: status})
+
+    def found(self, model_admin: Any, request: HttpRequest, status: Status, field: Any) -> set[Any]:
+        """Return the different values of *field* among the first rows in a state."""
+        rows = self.in_state(model_admin.get_queryset(request), status).order_by()
+        return set(rows.values_list(field.name, flat=True)[:LOOKED_THROUGH])
+
+
+class StateFilter(ClaimFilter):
+    """By state, with waiting and expired rows told apart from the others."""
+
+    title = gettext_lazy("state")
+    parameter_name = "claim_state"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> Choices:
+        kinds = [kind for kind in phrases.STATES if kind != WAITING or self.columns.not_before]
+        return [(kind, str(phrases.STATES[kind])) for kind in kinds]
+
+    def queryset(self, request: HttpRequest, queryset: Rows) -> Rows:
+        kind = self.value()
+        if kind is None or kind not in phrases.STATES:
+            return queryset
+        if kind == WAITING:
+            return self.in_state(queryset, Status.OPEN).filter(self._later())
+        if kind == EXPIRED:
+            return queryset.filter(expired_condition(Desk.of(queryset.model, queryset.db)))
+        return self.in_state(queryset, Status(kind))
+
+    def _later(self) -> Q:
+        waiting = self.columns.not_before
+        return Q(**{f"{waiting.name}__gt": DatabaseNow()}) if waiting is not None else Q(pk__in=[])
+
+
+class HolderFilter(ClaimFilter):
+    """By who holds rows now; the batches of one worker process are one holder."""
+
+    title = gettext_lazy("holder")
+    parameter_name = "claim_holder"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> Choices:
+        held = self.found(model_admin, request, Status.PROCESSING, self.columns.claimed_by)
+        names = sorted({_process_of(holder) for holder in held if holder})
+        return [(name, str(phrases.holder_of(_as_holder(name)))) for name in names[:MOST_CHOICES]]
+
+    def queryset(self, request: HttpRequest, queryset: Rows) -> Rows:
+        name = self.value()
+        if not name or "\x00" in name:
+            return queryset
+        lookup = "__startswith" if name.endswith(WORKER_MARK) else ""
+        held = self.in_state(queryset, Status.PROCESSING)
+        return held.filter(**{f"{self.columns.claimed_by.name}{lookup}": name})
+
+
+def _process_of(holder: str) -> str:
+    """Return the part of a worker's name that all its batches share, its mark included; a person's name as it is."""
+    process, mark, _batch = holder.partition(WORKER_MARK)
+    return process + mark
+
+
+def _as_holder(name: str) -> str:
+    return name + "x" if name.endswith(WORKER_MARK) else name
+
+
+class AgeFilter(ClaimFilter):
+    """By how long ago running rows were claimed."""
+
+    title = gettext_lazy("running since")
+    parameter_name = "claim_age"
+
+    ages = {
+        "1m": timedelta(minutes=1),
+        "10m": timedelta(minutes=10),
+        "1h": timedelta(hours=1),
+        "1d": timedelta(days=1),
+    }
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> Choices:
+        more = _("over %(time)s")
+        return [(key, more % {"time": phrases.lasting(age)}) for key, age in self.ages.items()]
+
+    def queryset(self, request: HttpRequest, queryset: Rows) -> Rows:
+        age = self.ages.get(self.value() or "")
+        if age is None:
+            return queryset
+        since = database_time(queryset.db) - age
+        held = self.in_state(queryset, Status.PROCESSING)
+        return held.filter(**{f"{self.columns.claimed_at.name}__lte": since})
+
+
+class ErrorFilter(ClaimFilter):
+    """By the class of the error that failed rows ended with."""
+
+    title = gettext_lazy("failed with")
+    parameter_name = "claim_error"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> Choices:
+        if self.columns.error_class is None:
+            return []
+        found = self.found(model_admin, request, Status.FAILED, self.columns.error_class)
+        return [(name, name.rpartition(".")[2]) for name in sorted(found - {"", None})][
+            :MOST_CHOICES
+        ]
+
+    def queryset(self, request: HttpRequest, queryset: Rows) -> Rows:
+        name, field = self.value(), self.columns.error_class
+        if not name or "\x00" in name or field is None:
+            return queryset
+        return self.in_state(queryset, Status.FAILED).filter(**{field.name: name})
+
+
+FILTERS: tuple[type[ClaimFilter], ...] = (StateFilter, HolderFilter, AgeFilter, ErrorFilter)
+
+
+def filters_for(model: type[models.Model]) -> Iterable[type[ClaimFilter]]:
+    """Yield the filters that make sense for the columns that *model* has."""
+    columns = claim_columns(model)
+    return [one for one in FILTERS if one is not ErrorFilter or columns.error_class is not None]

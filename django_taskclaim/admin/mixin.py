@@ -1,0 +1,295 @@
+"""``ClaimAdminMixin``: the user's ModelAdmin learns to show claims and to act on them."""
+
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from django.contrib import admin
+from django.contrib.admin.utils import quote
+from django.contrib.admin.views.main import ORDER_VAR, PAGE_VAR
+from django.core.exceptions import ImproperlyConfigured
+from django.core.paginator import Paginator
+from django.http import HttpRequest
+from django.http.response import HttpResponseBase
+from django.template.loader import render_to_string
+from django.template.response import TemplateResponse
+from django.urls import URLPattern
+from django.utils.http import urlencode
+from django.utils.safestring import SafeString
+from django.utils.text import capfirst
+from django.utils.translation import gettext_lazy as _
+
+from django_taskclaim.admin import columns_shown, control_room, showing
+from django_taskclaim.admin.actions import ACTIONS, ClaimActions
+from django_taskclaim.admin.buttons import row_buttons, row_urls, standard_address
+from django_taskclaim.admin.checking import problems
+from django_taskclaim.admin.confirming import Crumb
+from django_taskclaim.admin.counting import BoundedPaginator
+from django_taskclaim.admin.filters import FILTERS, StateFilter, filters_for
+from django_taskclaim.admin.my_work import my_work_button, my_work_urls
+from django_taskclaim.admin.permissions import may_operate
+from django_taskclaim.admin.rows import Look, facts_of, look_at, look_of
+from django_taskclaim.admin.running import run_act
+from django_taskclaim.admin.sweeping import alias_of
+from django_taskclaim.admin.switching import list_urls, model_buttons, switches_over, told
+from django_taskclaim.admin.timeline import timeline
+from django_taskclaim.columns import claim_columns
+
+if TYPE_CHECKING:
+
+    class ModelAdmin(admin.ModelAdmin[Any]):
+        """Django's, which takes no parameter while the program runs."""
+
+    class ActionsModelAdmin(ModelAdmin):
+        """That of django-admin-actions, which comes without types."""
+
+else:
+    ModelAdmin = admin.ModelAdmin
+    try:
+        from admin_actions.admin import ActionsModelAdmin
+    except ImportError as error:
+        raise ImproperlyConfigured(
+            "ClaimAdminMixin needs the package django-admin-actions: pip install 'django-taskclaim[admin]',"
+            " and add 'admin_actions' to INSTALLED_APPS, before 'django.contrib.admin'."
+        ) from error
+
+
+class _Tuples(ModelAdmin):
+    """Lets django-admin-actions add its column to a ``list_display`` that is a list."""
+
+    def get_list_display(self, request: HttpRequest) -> tuple[Any, ...]:
+        return tuple(super().get_list_display(request))
+
+
+class ClaimAdminMixin(ClaimActions, ActionsModelAdmin, _Tuples):
+    """For the ModelAdmin of a claimable model, named before any base of your own.
+
+        @admin.register(Photo)
+        class PhotoAdmin(ClaimAdminMixin, admin.ModelAdmin):
+            list_display = ["url", "width"]
+
+    The claim columns are read-only and shown as people read them, with filters, actions, and buttons that ask first.
+    """
+
+    #: The control room of the model hangs below its list, see ``get_urls``.
+    has_control_page = True
+
+    #: A second count of the whole table, for "100 results (5,000,000 total)", costs more than it tells.
+    show_full_result_count = False
+
+    #: How many rows a person takes on the page "my work"; 0 for no such page.
+    my_work_size = 0
+    #: How long they stay with who took them, after the last look at that page.
+    my_work_lease = timedelta(hours=1)
+
+    class Media:
+        css = {"all": ["taskclaim/claims.css"]}
+
+    def __init__(self, model: Any, admin_site: Any) -> None:
+        super().__init__(model, admin_site)
+        if self.actions is not None:
+            own = list(self.actions)
+            self.actions = [*(name for name in ACTIONS if name not in own), *own]
+
+    def check(self, **kwargs: Any) -> Any:
+        return [*super().check(**kwargs), *problems(self)]
+
+    # Who may
+
+    def has_operate_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Say whether the user may act on claims of the model, or of *obj*; asked for each button, page and act."""
+        return may_operate(request, self.model, model_admin=self, obj=obj)
+
+    # The columns, as people read them
+
+    @admin.display(description=_("state"))
+    def claim_state(self, obj: Any) -> SafeString:
+        return showing.pill(facts_of(obj).kind)
+
+    @admin.display(description=_("holder"))
+    def claim_holder(self, obj: Any) -> str:
+        return showing.held(facts_of(obj)) or self.get_empty_value_display()
+
+    @admin.display(description=_("tries"))
+    def claim_tries(self, obj: Any) -> str:
+        return showing.tried(facts_of(obj)) or self.get_empty_value_display()
+
+    @admin.display(description=_("claim"))
+    def claim_told(self, obj: Any) -> SafeString:
+        """State, holder, tries and error in one column."""
+        return showing.told(facts_of(obj))
+
+    @admin.display(description=_("error"))
+    def claim_error(self, obj: Any) -> str:
+        return showing.error_glimpse(facts_of(obj)) or self.get_empty_value_display()
+
+    @admin.display(description=_("error"))
+    def claim_error_in_full(self, obj: Any) -> str:
+        return showing.error_in_full(facts_of(obj)) or self.get_empty_value_display()
+
+    @admin.display(description=_("timeline"))
+    def claim_timeline(self, obj: Any) -> str:
+        return timeline(obj, facts_of(obj), look_of(obj).alias) or self.get_empty_value_display()
+
+    # The list
+
+    def get_list_display(self, request: HttpRequest) -> tuple[Any, ...]:
+        shown = columns_shown.in_list(self.model, super().get_list_display(request))
+        if not self.has_operate_permission(request):
+            return shown
+        return (*shown, "actions_holder")
+
+    def get_list_filter(self, request: HttpRequest) -> Any:
+        own = list(super().get_list_filter(request))
+        return [*own, *(one for one in filters_for(self.model) if one not in own)]
+
+    def get_ordering(self, request: HttpRequest) -> Any:
+        """Where the list is filtered by state, and nobody asks for an order, take that of the claim index.
+
+        Else a database that walks along the keys may read all of a large table to find the first hundred.
+        """
+        asked = super().get_ordering(request) or self.opts.ordering
+        if asked or not any(one.parameter_name in request.GET for one in FILTERS):
+            return asked
+        return claim_columns(self.model).order
+
+    def get_paginator(self, request: HttpRequest, queryset: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.paginator is not Paginator:
+            return super().get_paginator(request, queryset, *args, **kwargs)
+        paginator = BoundedPaginator(queryset, *args, **kwargs)
+        paginator.known_state = self._state_asked_for(request)
+        return paginator
+
+    def _state_asked_for(self, request: HttpRequest) -> str:
+        """Return the state that the list is filtered by, if that is all that keeps rows from it."""
+        others = set(request.GET) - {StateFilter.parameter_name, ORDER_VAR, PAGE_VAR}
+        if others or self.get_queryset(request).query.where:
+            return ""
+        return request.GET.get(StateFilter.parameter_name, "")
+
+    def get_changelist_instance(self, request: HttpRequest) -> Any:
+        changes = super().get_changelist_instance(request)
+        look_at(changes.result_list, Look(alias_of(changes.queryset), request))
+        return changes
+
+    @admin.display(description="")
+    def actions_holder(self, instance: Any) -> str:
+        """Return the buttons of one row of the list; none where nobody knows who looks."""
+        request = look_of(instance).request
+        buttons = list(row_buttons(self, request, instance, page=False)) if request else []
+        own = self._buttons_of_the_users_own(instance) if request else []
+        if not buttons and not own:
+            return SafeString("&nbsp;")
+        context = {"instance": instance, "actions_row": [*buttons, *own]}
+        return render_to_string("admin/change_list_item_object_tools.html", context)
+
+    def _buttons_of_the_users_own(self, instance: Any) -> list[Any]:
+        return list(columns_shown.package_buttons(self, instance))
+
+    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> Any:
+        response = super().changelist_view(request, extra_context)
+        context = _context_of(response)
+        if context is not None and "cl" in context:
+            standing = switches_over(self.model, alias_of(context["cl"].queryset))
+            context["actions_list"] = [
+                *context.get("actions_list", ()),
+                *my_work_button(self, request),
+                *model_buttons(self, request, standing),
+            ]
+            context["subtitle"] = context.get("subtitle") or _subtitle(standing)
+        return response
+
+    # The change page
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> list[Any]:
+        own = list(super().get_readonly_fields(request, obj))
+        ours = columns_shown.read_only(self.model, self, on_page=obj is not None)
+        return [*own, *(name for name in ours if name not in own)]
+
+    def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
+        fields = super().get_fields(request, obj)
+        if self.fields:
+            return fields
+        return columns_shown.without_ours(self.model, fields)
+
+    def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> list[Any]:
+        sets = list(super().get_fieldsets(request, obj))
+        if obj is None:
+            return sets
+        facts = facts_of(obj)
+        has_error = bool(facts.error_class or facts.last_error)
+        return columns_shown.with_claim(self.model, sets, has_error=has_error)
+
+    def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
+        row = super().get_object(request, object_id, from_field)
+        if row is not None:
+            look_at([row], Look(alias_of(self.get_queryset(request)), request))
+        return row
+
+    def change_view(
+        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None
+    ) -> Any:
+        response = super().change_view(request, object_id, form_url, extra_context)
+        context = _context_of(response)
+        row = None if context is None else context.get("original")
+        if context is not None and row is not None:
+            standing = switches_over(self.model, look_of(row).alias)
+            context["actions_list"] = [
+                *context.get("actions_list", ()),
+                *row_buttons(self, request, row, page=True),
+                *model_buttons(self, request, standing, row=quote(row.pk)),
+            ]
+        return response
+
+    # Addresses
+
+    def get_urls(self) -> list[URLPattern]:
+        urls: list[Any] = super().get_urls()
+        return [
+            *list_urls(self),
+            *my_work_urls(self),
+            *row_urls(self),
+            *control_room.urls_for(self),
+            *urls,
+        ]
+
+    def list_address(self, request: HttpRequest) -> str:
+        """Return the address of the list, filtered as it was."""
+        kept = request.GET.get("_changelist_filters")
+        if kept is None:
+            own = request.GET.copy()
+            for name in ("row", "from"):
+                own.pop(name, None)
+            kept = own.urlencode()
+        return standard_address(self, "changelist") + (f"?{kept}" if kept else "")
+
+    def filters_kept(self, request: HttpRequest) -> str:
+        """Return the query by which a page that is left for a button finds back to the list as it is."""
+        query = request.GET.urlencode()
+        return "?" + urlencode({"_changelist_filters": query}) if query else ""
+
+    def crumbs(self, request: HttpRequest) -> list[Crumb]:
+        """Return the way from the index to the list."""
+        app = self.opts.app_config
+        site = self.admin_site.name
+        return [
+            Crumb(str(app.verbose_name), columns_shown.app_address(self.opts.app_label, site)),
+            Crumb(capfirst(str(self.opts.verbose_name_plural)), self.list_address(request)),
+        ]
+
+    def run_act(
+        self, request: HttpRequest, act: Any, rows: Any, **options: Any
+    ) -> HttpResponseBase:
+        """Act on *rows*; see ``running``."""
+        return run_act(self, request, act, rows, **options)
+
+
+def _context_of(response: Any) -> dict[str, Any] | None:
+    if not isinstance(response, TemplateResponse):
+        return None
+    return response.context_data
+
+
+def _subtitle(standing: Iterable[Any]) -> str | None:
+    pauses = [told(switch) for switch in standing]
+    return capfirst("; ".join(pauses)) or None

@@ -1,0 +1,86 @@
+"""Who may look, who may act, who may turn the knobs. Whatever is not allowed here is denied.
+
+With ``django_taskclaim.control`` installed there are three permissions for all models together (``view_control``,
+``operate``, ``configure``), and each counts only where the user may view, or change, the model as well. Without it the
+model's own permissions decide, and there is nothing to configure.
+"""
+
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from django.apps import apps
+from django.contrib.auth import get_permission_codename
+from django.db import models
+from django.http import HttpRequest
+
+#: The app whose permissions these are.
+CONTROL = "taskclaim_control"
+
+Model: TypeAlias = type[models.Model] | None
+
+if TYPE_CHECKING:
+    from django.contrib.admin import ModelAdmin
+
+    Admin: TypeAlias = ModelAdmin[Any] | None
+else:
+    # Django's class takes no parameter while the program runs.
+    Admin = Any
+
+
+def may_view(
+    request: HttpRequest, model: Model, *, model_admin: Admin = None, obj: Any = None
+) -> bool:
+    """Say whether the user may see how the claims of *model* are getting on; with None, that of models in general."""
+    if not _on_staff(request) or (_with_control() and not _granted(request, "view_control")):
+        return False
+    if model is None:
+        return _with_control()
+    if model_admin is not None:
+        return model_admin.has_view_or_change_permission(request, obj)
+    return _on_model(request, model, "view") or _on_model(request, model, "change")
+
+
+def may_operate(
+    request: HttpRequest, model: Model, *, model_admin: Admin = None, obj: Any = None
+) -> bool:
+    """Say whether the user may act on rows of *model*, or turn its switch; with None, on all models at once.
+
+    With *model_admin* that one is asked about the model, and about *obj*, so that its own rules count.
+    """
+    if not _on_staff(request) or (_with_control() and not _granted(request, "operate")):
+        return False
+    if model is None:
+        return _with_control()
+    if model_admin is not None:
+        return model_admin.has_change_permission(request, obj)
+    return _on_model(request, model, "change")
+
+
+def may_configure(request: HttpRequest, model: Model, *, model_admin: Admin = None) -> bool:
+    """Say whether the user may change the live settings of *model*; never where the control app is not installed."""
+    if not (_with_control() and _on_staff(request) and _granted(request, "configure")):
+        return False
+    if model is None:
+        return True
+    if model_admin is not None:
+        return model_admin.has_change_permission(request)
+    return _on_model(request, model, "change")
+
+
+def _with_control() -> bool:
+    return apps.is_installed("django_taskclaim.control")
+
+
+def _on_staff(request: HttpRequest) -> bool:
+    user: Any = getattr(request, "user", None)
+    return user is not None and user.is_active and user.is_staff
+
+
+def _granted(request: HttpRequest, codename: str) -> bool:
+    user: Any = request.user
+    return bool(user.has_perm(f"{CONTROL}.{codename}"))
+
+
+def _on_model(request: HttpRequest, model: type[models.Model], verb: str) -> bool:
+    user: Any = request.user
+    meta = model._meta
+    return bool(user.has_perm(f"{meta.app_label}.{get_permission_codename(verb, meta)}"))

@@ -1,0 +1,130 @@
+"""What a page says of one row: its claim columns by their roles, seen at one moment of the database's clock."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import cached_property
+from typing import Any
+
+from django.db import DEFAULT_DB_ALIAS, models
+from django.http import HttpRequest
+
+from django_taskclaim.columns import claim_columns
+from django_taskclaim.fields import CRASHED, UNSETTLED, as_utc
+from django_taskclaim.overview import database_time
+from django_taskclaim.policy import policy_for
+from django_taskclaim.states import Status
+
+#: Open, but not due yet.
+WAITING = "waiting"
+#: Processing under a lease that has ended.
+EXPIRED = "expired"
+
+#: Where an instance keeps the look that it is shown under.
+_KEPT = "_taskclaim_look"
+
+
+class Look:
+    """One page's look at rows: the clock is read once for all of them, when the first is shown."""
+
+    def __init__(self, alias: str, request: HttpRequest | None = None) -> None:
+        self.alias = alias
+        #: Who looks; None where nobody knows, and then nobody may do anything.
+        self.request = request
+
+    @cached_property
+    def now(self) -> datetime:
+        return database_time(self.alias)
+
+
+def look_at(rows: Iterable[models.Model], look: Look) -> None:
+    """Show *rows* under one look."""
+    for row in rows:
+        row.__dict__[_KEPT] = look
+
+
+def look_of(row: models.Model) -> Look:
+    """Return the look that the row is shown under; one of its own where no page has given it one."""
+    look = row.__dict__.get(_KEPT)
+    if look is None:
+        look = Look(row._state.db or DEFAULT_DB_ALIAS)
+        look_at([row], look)
+    return look
+
+
+@dataclass(frozen=True, slots=True)
+class RowFacts:
+    """The claim columns of a row; those that its model does not have are None."""
+
+    now: datetime
+    status: str
+    holder: str
+    claimed_at: datetime | None
+    expires_at: datetime | None
+    iteration: int
+    completed_at: datetime | None
+    attempts: int | None
+    not_before: datetime | None
+    last_error: str | None
+    error_class: str | None
+    max_attempts: int
+
+    @property
+    def kind(self) -> str:
+        """One of ``Status``, or ``waiting``, or ``expired``."""
+        if self.status == Status.OPEN and self.wait is not None:
+            return WAITING
+        if self.status == Status.PROCESSING and (self.left is None or self.left <= timedelta()):
+            return EXPIRED
+        return self.status
+
+    @property
+    def left(self) -> timedelta | None:
+        """How long the lease still lasts, negative once it has ended; None without one."""
+        return None if self.expires_at is None else self.expires_at - self.now
+
+    @property
+    def wait(self) -> timedelta | None:
+        """How long an open row waits until it is due; None where it is."""
+        if self.status != Status.OPEN or self.not_before is None or self.not_before <= self.now:
+            return None
+        return self.not_before - self.now
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether the row is a range of keys among which rows may still be committed."""
+        return self.status == Status.OPEN and self.not_before == UNSETTLED
+
+    @property
+    def crashed(self) -> bool:
+        """Whether the row is to be claimed alone, because its worker died on its last try."""
+        return self.status == Status.OPEN and self.not_before == CRASHED
+
+    @property
+    def is_held(self) -> bool:
+        return self.status == Status.PROCESSING
+
+
+def facts_of(row: models.Model) -> RowFacts:
+    """Return what there is to say of the row."""
+    columns = claim_columns(type(row))
+
+    def read(role: str) -> Any:
+        field = getattr(columns, role)
+        value = None if field is None else getattr(row, field.attname)
+        return as_utc(value) if isinstance(value, datetime) else value
+
+    return RowFacts(
+        now=look_of(row).now,
+        status=str(read("status")),
+        holder=read("claimed_by") or "",
+        claimed_at=read("claimed_at"),
+        expires_at=read("expires_at"),
+        iteration=read("iteration"),
+        completed_at=read("completed_at"),
+        attempts=read("attempts"),
+        not_before=read("not_before"),
+        last_error=read("last_error"),
+        error_class=read("error_class"),
+        max_attempts=policy_for(type(row)).max_attempts,
+    )

@@ -1,0 +1,101 @@
+"""How many rows are in each state, at a price that does not grow with the table."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from django.db import models
+
+from django_taskclaim.dialects.inspection import Belief
+from django_taskclaim.querysets import ClaimQuerySet, Progress
+from django_taskclaim.querysets.scope import Desk
+from django_taskclaim.states import Status
+
+#: Up to about so many rows all are counted.
+SMALL = 50_000
+
+#: Of a larger table so many rows of each state are counted, complete ones aside: a walk along the claim index.
+MOST = 10_000
+
+#: So many rows tell the proportions: to a thousandth where states lie together, to three hundredths at worst.
+PROBES = 1_000
+
+#: The states that the claim index finds on every database.
+_UNFINISHED = (Status.OPEN, Status.PROCESSING, Status.FAILED, Status.PAUSED)
+
+
+@dataclass(frozen=True, slots=True)
+class Census:
+    """The counts, and which of them are only believed."""
+
+    progress: Progress
+    #: Values of ``Status``; the sum of all rows is an estimate, too, where there is any.
+    estimated: frozenset[str] = frozenset()
+
+
+def census(model: type[models.Model], alias: str) -> Census:
+    """Count the rows of a small table; of a large one count what is little and estimate the rest.
+
+    Where nothing can be estimated all are counted: of a model whose claim columns are in a parent's table, and, on a
+    database without statistics, where keys are no whole numbers or mostly gaps.
+    """
+    desk = Desk.of(model, alias)
+    belief = (_looked_at(desk) or desk.dialect.believed(desk.table)) if _owns(desk) else None
+    if belief is None or belief.rows <= SMALL:
+        return Census(ClaimQuerySet[Any](model, using=alias).progress())
+    return _estimated(_counted(desk), belief)
+
+
+def _owns(desk: Desk) -> bool:
+    return desk.columns.owned_by(desk.model)
+
+
+def _counted(desk: Desk) -> dict[str, int]:
+    name = desk.columns.status.name
+    return {
+        state.value: desk.rows.order_by().filter(**{name: state})[: MOST + 1].count()
+        for state in _UNFINISHED
+    }
+
+
+def _looked_at(desk: Desk) -> Belief | None:
+    """Look at rows all over the table; None where keys are no whole numbers, or mostly gaps.
+
+    Statistics are as old as the last ANALYZE, or only know halves; rows spread evenly over the keys tell what is so
+    now, and how many of the keys have a row how many rows there are. The same keys are asked for each time, so that
+    progress does not jitter.
+    """
+    (key, *more), status = desk.columns.key, desk.columns.status.name
+    if more or not isinstance(key, (models.IntegerField, models.AutoField)):
+        return None
+    ends = desk.rows.order_by().aggregate(first=models.Min("pk"), last=models.Max("pk"))
+    first, last = ends["first"] or 0, ends["last"] or 0
+    if last - first < SMALL:
+        return Belief(0, {})
+    rows = desk.rows.order_by().filter(pk__in=_spread(first, last))
+    found = dict(rows.values_list(status).annotate(n=models.Count("*")).values_list(status, "n"))
+    hits, each = sum(found.values()), (last - first + 1) / PROBES
+    known = {state: number * each for state, number in found.items()}
+    return Belief(hits * each, known) if hits >= PROBES // 5 else None
+
+
+def _spread(first: int, last: int) -> list[int]:
+    """Return PROBES keys, one somewhere in each stretch of the same length, lest a pattern of the keys is met."""
+    chance = Random(PROBES)
+    step = (last - first + 1) / PROBES
+    return sorted({first + int((i + chance.random()) * step) for i in range(PROBES)})
+
+
+def _estimated(counted: Mapping[str, int], belief: Belief) -> Census:
+    """Share out what was not counted among the large states, in the proportion that is known."""
+    exact = {state: number for state, number in counted.items() if number <= MOST}
+    large = [*(state for state in counted if state not in exact), Status.COMPLETE.value]
+    rest = max(belief.rows - sum(exact.values()), MOST * (len(large) - 1))
+    weights = {state: belief.by_state.get(state, 0.0) for state in large}
+    if not any(weights.values()):
+        weights[large[0]] = 1.0
+    whole = sum(weights.values())
+    shares = {state: round(rest * weight / whole) for state, weight in weights.items()}
+    at_least = {state: max(number, counted.get(state, 0)) for state, number in shares.items()}
+    return Census(Progress(**exact, **at_least), frozenset(large))

@@ -1,0 +1,79 @@
+"""System checks: what is wrong with a project before its workers find out. Each has a hint that can be pasted.
+
+========= ====================================================================================================
+id        what it says
+========= ====================================================================================================
+E001      an entry of ``TASKCLAIM`` is unknown or has a value that makes no sense
+E002      a claimable model's default manager does not have the verbs
+E003      a field or attribute of the user's replaces a claim column
+E004      a field or attribute of the user's replaces ``row.claim``
+E005      ``claim_fields`` names a role or a field that does not exist
+E006      a router keeps the tables of this app away from a database that holds a claimable model
+E007      ``client_flag`` in OPTIONS takes away FOUND_ROWS (MySQL, MariaDB)
+E008      the database has no claim of the kind that ``TASKCLAIM["CLAIM_STRATEGY"]`` asks for
+E009      ``update_fields`` of a handler names no column of the model, or a claim column
+E010      the queryset of a handler cannot be claimed from
+E013      the hook ``TASKCLAIM["REDACT"]`` cannot be imported or called, or returns no text
+E021      the buttons of ``ClaimAdminMixin`` need ``admin_actions`` in INSTALLED_APPS
+E031      an entry of ``TASKCLAIM["HEALTH_CHECKS"]`` leads to nothing, or to what is no check
+E032      a health check asks what the database cannot answer
+E041      ``TASKCLAIM["HISTORY"]`` names what is no claimable model
+E042      ``TASKCLAIM["HISTORY"]`` names models, and the app that would keep their histories is not installed
+E043      a router keeps the tables of the control app away from a database that holds a claimable model
+E051      the archive of a handler cannot be found, or cannot be one
+E052      rows are to be open again after an interval, and the model has no ``not_before`` to wait with
+E053      an archive lacks columns of the model, or needs some that the model does not have
+E061      a companion (``SourceMixin``) has no link ``source``, or its manager no ``populate()``
+E062      the link of a companion is not unique
+E063      the link of a companion is a foreign key with a constraint into another database
+E064      ``update_fields`` of a companion's handler names a column that both tables have, or one on another database
+E071      a model of ranges names no source
+E072      a model of ranges and its source are written to different databases
+E073      a model of ranges inherits from another table
+E074      nothing tells when the keys of a growing source are settled
+E075      ``plan_ahead`` of a model of ranges is no number of rows
+W001      SQLite transactions do not begin IMMEDIATE
+W002      OPTIONS ask for an isolation level under which handlers' transactions fail each other
+W003      a lease is so short that renewals cannot keep up, or so long that a dead worker's rows stay stuck
+W004      a handler's timeout is shorter than a second
+W009      an atomic handler may hold up all other writers for longer than a quarter of its lease
+W021      ``admin_actions`` comes after ``django.contrib.admin``, whose templates it must replace
+W051      rows are deleted past Django, which would follow relations or call receivers
+W052      rows are to be open again on a model without ``RetryMixin``
+E101–E106 asked of the server, with ``--database`` only: it is too old for the claims (E101), a table has no
+          transactions (E102), the binary log holds statements (E103), holders are not compared exactly (E104),
+          the default isolation makes claims fail each other (E105), it cannot be written to (E106)
+E131      a server does not answer a health check: the user may not ask, or an alias is no replica
+W107      a connection pooler, and server-side cursors are on (PostgreSQL)
+W108      a Galera cluster (MariaDB)
+========= ====================================================================================================
+
+The ids are written ``taskclaim.E001``. Those from E101 on touch the database, so Django runs them for
+``manage.py check --database default`` and ``migrate`` only; ``claimdoctor`` runs them always.
+"""
+
+from django_taskclaim.checks import (
+    companions,
+    completion,
+    databases,
+    handlers,
+    history,
+    models,
+    ranges,
+    settings,
+    throttling,
+)
+from django_taskclaim.checks.messages import TAG
+
+__all__ = [
+    "TAG",
+    "companions",
+    "completion",
+    "databases",
+    "handlers",
+    "history",
+    "models",
+    "ranges",
+    "settings",
+    "throttling",
+]

@@ -1,0 +1,157 @@
+"""Registered handlers: names that exist, querysets that can be claimed from, times that make sense."""
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+from django.apps import apps
+from django.core.checks import CheckMessage, register
+from django.db import connections, router
+
+from django_taskclaim.checks.messages import TAG, message
+from django_taskclaim.columns import claim_columns, is_claimable
+from django_taskclaim.dialects import dialect_for
+from django_taskclaim.handlers import Handler, handler_for
+from django_taskclaim.links import is_companion, source_link
+from django_taskclaim.querysets.results import PREFIX, writable
+from django_taskclaim.querysets.scope import refuse_unclaimable
+from django_taskclaim.wording import lasting, listed
+
+SHORTEST_LEASE = timedelta(seconds=2)
+LONGEST_LEASE = timedelta(days=1)
+SHORTEST_TIMEOUT = timedelta(seconds=1)
+#: How often in a lease all others may be kept from writing, one row after the other.
+WAITS_PER_LEASE = 4
+
+
+@register(TAG)
+def check_handlers(**kwargs: Any) -> list[CheckMessage]:
+    """E009, E010, W003, W004 and W009 for every model that has a handler."""
+    handlers = [handler_for(model) for model in apps.get_models() if is_claimable(model)]
+    return [found for handler in handlers if handler is not None for found in problems_of(handler)]
+
+
+def problems_of(handler: Handler) -> Iterator[CheckMessage]:
+    """Yield what is wrong with one handler."""
+    yield from _update_fields(handler)
+    yield from _queryset(handler)
+    yield from _times(handler)
+    yield from _one_writer(handler)
+
+
+def _update_fields(handler: Handler) -> Iterator[CheckMessage]:
+    guarded = claim_columns(handler.model).guarded_names
+    places = [handler.model]
+    if is_companion(handler.model):
+        try:
+            places.append(source_link(handler.model).source)
+        except TypeError:
+            # E051 says so.
+            return
+    if is_claimable(places[-1]):
+        guarded |= claim_columns(places[-1]).guarded_names
+    names = {name.removeprefix(PREFIX) for name in handler.update_fields}
+    ours = sorted(names & guarded)
+    if ours:
+        yield message(
+            "E009",
+            f"update_fields of {handler.name} names {listed(ours)}: claim columns are written by the verbs alone.",
+            "Leave them out; completing the row writes them.",
+            handler.function,
+        )
+    unknown = sorted(names.difference(guarded, *(writable(model) for model in places)))
+    if unknown:
+        known = [
+            field.name
+            for model in places
+            for field in model._meta.concrete_fields
+            if field.name in writable(model) - guarded
+        ]
+        either = " or ".join(model._meta.label for model in places)
+        yield message(
+            "E009",
+            f"update_fields of {handler.name} names {listed(unknown)}: {either} has no such column to write.",
+            f"Columns that can be written: {', '.join(sorted(known))}.",
+            handler.function,
+        )
+
+
+def _queryset(handler: Handler) -> Iterator[CheckMessage]:
+    rows: Any = handler.queryset
+    if rows is None:
+        return
+    reason = ""
+    if rows.model._meta.concrete_model is not handler.model._meta.concrete_model:
+        reason = f"is one of {rows.model._meta.label}, not of {handler.model._meta.label}"
+    elif not hasattr(rows, "claim_batch"):
+        reason = f"is a {type(rows).__name__} without claim_batch()"
+    else:
+        try:
+            refuse_unclaimable(rows)
+        except TypeError as error:
+            reason = f"cannot be claimed from: {error}".rstrip(".")
+    if reason:
+        yield message(
+            "E010",
+            f"The queryset of {handler.name} {reason}.",
+            f"queryset={handler.model.__name__}.objects.filter(…), without slices, unions, values() and aggregates",
+            handler.function,
+        )
+
+
+def _times(handler: Handler) -> Iterator[CheckMessage]:
+    lease, timeout = handler.policy.lease, handler.timeout
+    if not SHORTEST_LEASE <= lease <= LONGEST_LEASE:
+        short = lease < SHORTEST_LEASE
+        yield message(
+            "W003",
+            f"Rows of {handler.model._meta.label} are claimed for {lease.total_seconds():g} s: "
+            + (
+                "one slow renewal, and a running row is lost."
+                if short
+                else f"rows of a worker that dies stay stuck for {lasting(lease)}. Running rows are renewed, so a lease"
+                " need not be as long as the work."
+            ),
+            f"@handler({handler.model.__name__}, lease=60)",
+            handler.function,
+        )
+    if timeout is not None and timeout < SHORTEST_TIMEOUT:
+        yield message(
+            "W004",
+            f"{handler.name} may run for {timeout.total_seconds():g} s a row only; timeout is in seconds.",
+            f"@handler({handler.model.__name__}, timeout=900)",
+            handler.function,
+        )
+
+
+def keeps_others_out(handler: Handler, alias: str) -> bool:
+    """Say whether nobody else can write while a row runs, lest of all renew a lease."""
+    return handler.atomic and dialect_for(connections[alias]).has_one_writer
+
+
+def shortest_lease(handler: Handler, alias: str) -> timedelta:
+    """Return the shortest lease that may be given to rows of *handler*: where nobody can renew, it must last.
+
+    Its own will do, for W009 tells where that is too short.
+    """
+    if not keeps_others_out(handler, alias):
+        return SHORTEST_LEASE
+    own = handler.policy.lease
+    return own if handler.timeout is None else min(own, WAITS_PER_LEASE * handler.timeout)
+
+
+def _one_writer(handler: Handler) -> Iterator[CheckMessage]:
+    """Look at atomic handlers where an open transaction keeps everybody else from writing."""
+    alias = router.db_for_write(handler.model)
+    if not keeps_others_out(handler, alias):
+        return
+    most = handler.policy.lease / WAITS_PER_LEASE
+    if handler.timeout is None or handler.timeout > most:
+        yield message(
+            "W009",
+            f"{handler.name} is atomic, and {connections[alias].display_name} has one writer: while a row runs, no"
+            f" lease on the database {alias!r} can be renewed, no row claimed and none completed.",
+            f"@handler({handler.model.__name__}, atomic=True, timeout={most.total_seconds():g})  # a quarter of the"
+            " lease at most",
+            handler.function,
+        )

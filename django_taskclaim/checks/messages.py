@@ -1,0 +1,20 @@
+"""How the messages of our checks are made."""
+
+from typing import Any
+
+from django.core.checks import CheckMessage, Error, Warning
+
+from django_taskclaim.dialects.inspection import Fault
+
+TAG = "taskclaim"
+
+
+def message(number: str, text: str, hint: str, obj: Any = None) -> CheckMessage:
+    """Return an error for ``E…``, a warning for ``W…``."""
+    kind = Error if number.startswith("E") else Warning
+    return kind(text, hint=hint, obj=obj, id=f"{TAG}.{number}")
+
+
+def from_fault(fault: Fault) -> CheckMessage:
+    """Return what a dialect found as a message."""
+    return message(fault.id, fault.message, fault.hint)

@@ -1,0 +1,29 @@
+"""The dictionary ``TASKCLAIM``."""
+
+from typing import Any
+
+from django.core.checks import CheckMessage, register
+
+from django_taskclaim import conf, failures
+from django_taskclaim.checks.messages import TAG, message
+
+
+@register(TAG)
+def check_settings(**kwargs: Any) -> list[CheckMessage]:
+    """E001 for each wrong entry."""
+    return [message("E001", problem.message, problem.hint) for problem in conf.problems()]
+
+
+@register(TAG)
+def check_redaction(**kwargs: Any) -> list[CheckMessage]:
+    """E013 where the hook that redacts cannot be imported or called, or returns no text."""
+    fault = failures.redaction_fault()
+    if not fault:
+        return []
+    return [
+        message(
+            "E013",
+            f"TASKCLAIM['REDACT'] is {conf.setting('REDACT')!r}, and {fault}.",
+            'TASKCLAIM = {"REDACT": "project.privacy.redact"}  # def redact(text: str) -> str',
+        )
+    ]

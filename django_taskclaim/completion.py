@@ -1,0 +1,132 @@
+"""What becomes of a row that is done: the completion policies, one class each.
+
+A model has one of them as part of its policy (``@handler(Photo, completion=…)``), and everything that completes rows
+follows it: ``complete()``, ``row.complete()``, and workers of every kind. The statements are in ``querysets``.
+"""
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, ClassVar, Literal, TypeAlias
+
+from django.apps import apps
+from django.db import models
+
+from django_taskclaim import conf
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """The row stays and is ``complete``: the default."""
+
+    #: Whether rows that are done can be told from the others, and be counted.
+    keeps: ClassVar[bool] = True
+    #: What people are told of rows that are done; empty where their state tells.
+    told: ClassVar[str] = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delete:
+    """The row is deleted, with its parents and children where tables are inherited.
+
+    Without *cascade* that is one statement a batch, and Django hears nothing of it: no ``on_delete`` is followed and
+    no signal of deletion sent. With it Django's own collector deletes, in the same transaction.
+    """
+
+    cascade: bool = False
+    keeps: ClassVar[bool] = False
+    told: ClassVar[str] = "rows that are done are deleted"
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """The row is moved to another model on the same database, results and all, in one transaction.
+
+    *to* is the model or its label (``"photos.DonePhoto"``). Columns of the same name are copied; *leave_out* names
+    columns of yours that the archive is meant to lack. What only the archive has takes its default, asked for once a
+    statement. *cascade* as in ``Delete``.
+    """
+
+    to: type[models.Model] | str
+    leave_out: Sequence[str] = field(default=(), kw_only=True)
+    cascade: bool = field(default=False, kw_only=True)
+    keeps: ClassVar[bool] = False
+    told: ClassVar[str] = "rows that are done are moved to the archive"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.to, str) and not _is_model(self.to):
+            raise TypeError(f"Archive() takes a model or its label, not {self.to!r:.200}.")
+        if isinstance(self.leave_out, str):
+            raise TypeError(f"leave_out is a list of names, not the text {self.leave_out!r}.")
+        object.__setattr__(self, "leave_out", tuple(self.leave_out))
+
+    @property
+    def model(self) -> type[models.Model]:
+        """The archive; LookupError where no installed model has the label."""
+        return apps.get_model(self.to) if isinstance(self.to, str) else self.to
+
+
+@dataclass(frozen=True, slots=True)
+class Clear:
+    """The row is open again, to be done anew: due *every* later (seconds or timedelta), or at once.
+
+    It is as good as new but for ``iteration``, which goes on, and ``completed_at``, which tells when it was last done.
+    """
+
+    every: timedelta | float | None = None
+    keeps: ClassVar[bool] = False
+    told: ClassVar[str] = "rows that are done are open again"
+
+    def __post_init__(self) -> None:
+        if self.every is not None:
+            object.__setattr__(self, "every", conf.positive_duration(self.every, "every"))
+
+    @property
+    def pause(self) -> timedelta:
+        """How long a row waits for its next turn."""
+        return timedelta() if self.every is None else conf.as_duration(self.every)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """The row is marked, and *function* gets the rows just completed, in the transaction that completes them.
+
+    What it raises rolls the completion back and is judged as what a handler raises.
+    """
+
+    function: Callable[[list[Any]], Any]
+    keeps: ClassVar[bool] = True
+    told: ClassVar[str] = ""
+
+
+Completion: TypeAlias = Mark | Delete | Archive | Clear | Call
+
+#: What ``@handler(completion=…)`` takes.
+CompletionOption: TypeAlias = (
+    Literal["mark", "delete", "clear"] | Completion | Callable[[list[Any]], Any]
+)
+
+_BY_NAME: dict[str, Completion] = {"mark": Mark(), "delete": Delete(), "clear": Clear()}
+
+
+def as_completion(given: Any) -> Completion:
+    """Return the policy that *given* names; TypeError in one sentence for what names none."""
+    if isinstance(given, (Mark, Delete, Archive, Clear, Call)):
+        return given
+    if isinstance(given, str) and given in _BY_NAME:
+        return _BY_NAME[given]
+    if isinstance(given, type) or not callable(given):
+        raise TypeError(
+            f'completion must be "mark", "delete", "clear", Delete(…), Archive(…), Clear(…) or a function of the rows,'
+            f" not {given!r:.200}."
+        )
+    if inspect.iscoroutinefunction(given):
+        raise TypeError(
+            f"{given.__qualname__} cannot be a coroutine function: it is called in the transaction of the completion."
+        )
+    return Call(given)
+
+
+def _is_model(given: Any) -> bool:
+    return isinstance(given, type) and issubclass(given, models.Model)

@@ -1,0 +1,132 @@
+"""Connections of threads that serve leases: of their own, never the pool's, and given up when they broke."""
+
+import copy
+import threading
+from datetime import timedelta
+from typing import Any
+
+from django.db import InterfaceError, InternalError, OperationalError, connections
+from django.db.backends.signals import connection_created
+from django.db.utils import load_backend
+
+from django_taskclaim.contention import contention_code
+from django_taskclaim.dialects import dialect_for
+from django_taskclaim.exceptions import RetriesExhausted
+
+#: The database was away, read-only after a failover, or contended; what was tried may be tried again.
+TROUBLE = (OperationalError, InterfaceError, InternalError, RetriesExhausted)
+
+
+def is_contention(error: BaseException) -> bool:
+    """Say whether others were in the way, which says nothing about the database being there."""
+    return isinstance(error, RetriesExhausted) or contention_code(error) is not None
+
+
+def use_own_connection(using: str) -> None:
+    """Give the calling thread a connection outside Django's pool, with short timeouts.
+
+    A pool whose connections are all busy in handlers would starve the renewal of their leases.
+    """
+    settings: dict[str, Any] = copy.deepcopy(connections.settings[using])
+    settings["OPTIONS"].pop("pool", None)
+    settings["OPTIONS"] = settings["OPTIONS"] | dialect_for(connections[using]).service_options()
+    settings["CONN_MAX_AGE"] = None
+    connections[using] = load_backend(settings["ENGINE"]).DatabaseWrapper(settings, using)
+
+
+#: The server's number for the latest session of each thread and alias.
+_sessions: dict[tuple[int, str], int | None] = {}
+
+
+def end_session_of(thread: int | None, using: str) -> bool:
+    """End, from the calling thread's connection, the session that another thread works on; False if it has none.
+
+    What that thread wrote and has not committed is undone, and the rows it has locked are free.
+    """
+    number = _sessions.get((thread or 0, using))
+    if number is None:
+        return False
+    dialect_for(connections[using]).end_session(number)
+    return True
+
+
+#: What the connections of this thread are for; the main thread's are none of our business.
+_duty = threading.local()
+
+
+def guard_connections(idle: timedelta, *, ours_alone: bool) -> None:
+    """Have every connection that the calling thread opens end transactions that stay idle for so long.
+
+    Those that are open under another bound are closed, for each is guarded as it is opened; what is inside a
+    transaction keeps its bound. To be called again whenever the bound may have changed; where it has not, that costs
+    nothing.
+    """
+    if getattr(_duty, "idle", None) == idle:
+        return
+    _duty.idle, _duty.ours_alone = idle, ours_alone
+    for connection in connections.all(initialized_only=True):
+        if not connection.in_atomic_block:
+            drop_broken(connection.alias)
+
+
+def _guard(connection: Any, **kwargs: Any) -> None:
+    idle = getattr(_duty, "idle", None)
+    if idle is None:
+        return
+    dialect = dialect_for(connection)
+    _sessions[threading.get_ident(), connection.alias] = dialect.session_id()
+    dialect.end_idle_transactions(idle, ours_alone=_duty.ours_alone)
+    session_idle = getattr(_duty, "session_idle", None)
+    if session_idle is not None:
+        dialect.limit_idle_session(session_idle)
+
+
+def limit_idle_session(using: str, idle: timedelta | None) -> None:
+    """Have the server end the calling thread's session once it has been idle for so long, or never again with None.
+
+    Where the server knows idle transactions this changes nothing: MySQL knows idle sessions only, and there a plain
+    handler that thinks between two queries must not be cut off while an atomic one must.
+    """
+    if getattr(_duty, "session_idle", None) == idle:
+        return
+    _duty.session_idle = idle
+    connection = connections[using]
+    if connection.connection is not None:
+        ensure_usable(using)
+    if connection.connection is not None:
+        dialect_for(connection).limit_idle_session(idle)
+
+
+connection_created.connect(_guard, dispatch_uid="django_taskclaim.guard")
+
+
+def ensure_usable(using: str) -> None:
+    """Replace the thread's connection if the server has ended it while there was nothing to do."""
+    connection = connections[using]
+    if connection.connection is not None and not connection.is_usable():
+        connection.close()
+
+
+def ensure_all_usable() -> None:
+    """Replace those of the thread's connections that the server has ended."""
+    for connection in connections.all(initialized_only=True):
+        if not connection.in_atomic_block:
+            ensure_usable(connection.alias)
+
+
+def drop_broken(using: str) -> None:
+    """Close the thread's connection after an error, so that the next statement opens a new one."""
+    connection = connections[using]
+    try:
+        connection.close()
+    except Exception:
+        # Closing a connection that the server has cut may raise; the wrapper has forgotten it all the same.
+        connection.connection = None
+    if connection.in_atomic_block:
+        # Such a wrapper stays closed until its block is left, which nobody will do.
+        del connections[using]
+
+
+def close_all() -> None:
+    """Close the thread's connections; a thread that ends leaves them open otherwise."""
+    connections.close_all()

@@ -1,0 +1,113 @@
+"""The page "my work": what a person holds, extended by each look, and a button that fetches more."""
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.urls import reverse
+from django.views.generic.base import TemplateResponseMixin, View
+from django.views.generic.list import MultipleObjectMixin
+
+from django_taskclaim.columns import claim_columns
+from django_taskclaim.contrib.review.holding import HolderMixin
+from django_taskclaim.states import Status
+
+if TYPE_CHECKING:
+    _Many = MultipleObjectMixin[Any]
+else:
+    _Many = MultipleObjectMixin
+
+#: Put back in one request, where no worker and no cron job does it.
+MOST_PUT_BACK = 100
+
+
+class MyWorkMixin(HolderMixin, _Many):
+    """List what the user holds, and top it up to ``batch_size``.
+
+    A GET claims nothing: a page that a browser fetches ahead, or opens again in the morning, must not take rows that
+    nobody looks at, and who wants to be done for today could never get an empty desk. It does extend what is held.
+    ``claims_on_get = True`` tops up with each look instead. POST ``act=more`` tops up, ``act=ping`` renews.
+    """
+
+    #: How many rows a person gets to hold by asking.
+    batch_size = 5
+    claims_on_get = False
+    #: The name of the URL of a row's page, which takes its key; or override ``get_row_url``.
+    row_url_name = ""
+    #: How many rows held by others are listed; 0 for none.
+    others_shown = 10
+    #: Put lapsed claims back before an answer comes back short. Off where workers or ``release_expired`` do it.
+    puts_back_expired = True
+    acts: ClassVar[dict[str, str]] = {"more": "more", "ping": "ping"}
+
+    def get(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        if self.claims_on_get:
+            self.top_up()
+        self.object_list = self.held()
+        context = self.get_context_data()
+        answer: HttpResponse = self.render_to_response(context)  # type: ignore[attr-defined]
+        return answer
+
+    def more(self) -> HttpResponse:
+        """Claim what is missing, and show the page again."""
+        self.top_up()
+        return HttpResponseRedirect(f"{self.request.path}?asked")
+
+    def held(self) -> list[Any]:
+        """Return what the user holds, renewed; more than ``batch_size`` where colleagues handed rows over."""
+        rows: list[Any] = self.get_queryset().holdings(self.holder(), lease=self.get_lease())
+        return rows
+
+    def top_up(self) -> None:
+        """Claim as many rows as ``batch_size`` leaves room for."""
+        is_short = len(self._asked_for()) < self.batch_size
+        # After what is the user's own was renewed, and only where there is not enough without.
+        if is_short and self.puts_back_expired and self._put_back():
+            self._asked_for()
+
+    def _put_back(self) -> int:
+        return int(self.get_queryset().release_expired(limit=MOST_PUT_BACK))
+
+    def _asked_for(self) -> list[Any]:
+        rows: list[Any] = self.get_queryset().claim_batch(
+            self.batch_size, claimed_by=self.holder(), include_held=True, lease=self.get_lease()
+        )
+        return rows
+
+    def others(self) -> list[Any]:
+        """Return rows that others hold, those first whose lease ends first."""
+        columns = claim_columns(self.get_queryset().model)
+        rows = self.get_queryset().filter(**{columns.status.name: Status.PROCESSING})
+        rows = rows.exclude(**{columns.claimed_by.name: self.holder()})
+        return list(rows.order_by(columns.expires_at.name)[: self.others_shown])
+
+    def get_row_url(self, row: Any) -> str:
+        """Return the address of the row's page."""
+        return reverse(self.row_url_name, args=[row.pk])
+
+    def get_context_data(self, **kwargs: Any) -> dict[str, Any]:
+        rows = self.object_list
+        room = self.batch_size - len(rows)
+        asked = "asked" in self.request.GET or self.claims_on_get
+        meta = self.get_queryset().model._meta
+        return super().get_context_data(
+            **{
+                "rows": [{"row": row, "url": self.get_row_url(row)} for row in rows],
+                "others": [{"row": row, "url": self.get_row_url(row)} for row in self.others()],
+                "name": meta.verbose_name,
+                "names": meta.verbose_name_plural,
+                "room": max(0, room),
+                "why": self.why_empty() if room > 0 and (asked or not rows) else None,
+                "presence": self.presence(),
+                **kwargs,
+            }
+        )
+
+    def why_empty(self) -> Any:
+        """Say why there is not more, see ``ClaimQuerySet.why_empty``."""
+        return self.get_queryset().why_empty(self.holder())
+
+
+class MyWorkView(MyWorkMixin, TemplateResponseMixin, View):
+    """The page with a template of its own: ``MyWorkView.as_view(model=Article, row_url_name="article")``."""
+
+    template_name = "taskclaim/review/my_work.html"

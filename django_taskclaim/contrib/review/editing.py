@@ -1,0 +1,244 @@
+"""The page of one row that a person holds: a form, and what else one may do with a row."""
+
+from collections.abc import Callable
+from datetime import timedelta
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from django.contrib.auth import get_permission_codename
+from django.core.exceptions import PermissionDenied
+from django.db import transaction
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.response import TemplateResponse
+from django.utils.translation import gettext as _
+from django.views.generic.base import TemplateResponseMixin, View
+from django.views.generic.edit import ModelFormMixin
+
+from django_taskclaim.columns import claim_columns
+from django_taskclaim.contrib.review.conflicts import written
+from django_taskclaim.contrib.review.fates import fate_of
+from django_taskclaim.contrib.review.holding import HolderMixin
+from django_taskclaim.exceptions import ClaimLost
+from django_taskclaim.people import holder_of, name_of
+from django_taskclaim.states import Status
+from django_taskclaim.tokens import carried_claim
+
+if TYPE_CHECKING:
+    _Form = ModelFormMixin[Any, Any]
+else:
+    _Form = ModelFormMixin
+
+#: The form fields that are ours.
+TOKEN, TO, REASON, SEEN = "taskclaim_token", "taskclaim_to", "taskclaim_reason", "taskclaim_seen"
+
+CONFLICT = 409
+
+
+class HeldRowMixin(HolderMixin, _Form):
+    """Edit a row that the user holds. ``get_queryset()``, ``fields`` or ``form_class`` and ``success_url`` are as ever.
+
+    ``get_queryset()`` should find rows in any state, so that a form that came too late can be told what happened.
+    A POST is fenced by the token in the form. Where that does not stand, or is not this user's, nothing is written and
+    ``conflict_template_name`` is answered with status 409: what became of the row, and what the user wrote.
+    """
+
+    conflict_template_name = "taskclaim/review/not_yours.html"
+    #: How long a skipped row waits before anybody gets it again.
+    skip_delay: timedelta | float | None = timedelta(minutes=10)
+    acts: ClassVar[dict[str, str]] = {
+        "finish": "finish",
+        "save": "save",
+        "skip": "skip",
+        "hand_over": "hand_over",
+        "take": "take",
+        "take_over": "take_over",
+        "ping": "ping",
+    }
+
+    # Looking
+
+    def get(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        """Show the form to whoever holds the row, and to others how it is."""
+        if self._now is None:
+            raise Http404(_("There is no such row."))
+        held = self._this_row().holdings(self.holder(), lease=self.get_lease())
+        if not held:
+            return self.not_yours()
+        self.object = held[0]
+        return self._show()
+
+    def _show(self, **context: Any) -> HttpResponse:
+        answer: HttpResponse = self.render_to_response(self.get_context_data(**context))  # type: ignore[attr-defined]
+        return answer
+
+    def get_context_data(self, **kwargs: Any) -> dict[str, Any]:
+        mine = {
+            "row": self.object,
+            "token": str(carried_claim(self.object).token),
+            "pk": self.object.pk,
+            "colleagues": [(user.pk, name_of("", user)) for user in self.colleagues()],
+            "presence": self.presence(),
+            "back": self.get_success_url(),
+            "saved": "saved" in self.request.GET,
+        }
+        return super().get_context_data(**{**mine, **kwargs})
+
+    # What a POST may do
+
+    def finish(self) -> HttpResponse:
+        """Save and complete, in one transaction."""
+        return self._written(lambda row: row.claim.complete())
+
+    def save(self) -> HttpResponse:
+        """Save, and go on."""
+        return self._written(None, stay=True)
+
+    def hand_over(self) -> HttpResponse:
+        """Save, and let a colleague go on, in one transaction."""
+        to = next((u for u in self.colleagues() if str(u.pk) == self.request.POST.get(TO)), None)
+        if to is None:
+            return self._written(None, problem=_("Choose a colleague to hand this over to."))
+        return self._written(lambda row: row.claim.hand_over(holder_of(to), lease=self.get_lease()))
+
+    def skip(self) -> HttpResponse:
+        """Give the row back, unchanged, for somebody else and for later."""
+        row = self._posted_row()
+        if row is None:
+            return self.not_yours()
+        try:
+            row.claim.release(delay=self.skip_delay)
+        except ClaimLost:
+            return self.not_yours()
+        return self._done()
+
+    def take(self) -> HttpResponse:
+        """Claim this row, if it is open and due."""
+        self._this_row().claim_batch(1, claimed_by=self.holder(), lease=self.get_lease())
+        return HttpResponseRedirect(self.request.path)
+
+    def take_over(self) -> HttpResponse:
+        """Take the row from whoever the page said holds it, with a reason."""
+        if self._now is None or not self.may_take_over(self._now):
+            raise PermissionDenied
+        reason = self.request.POST.get(REASON, "").strip()
+        if not reason:
+            return self.not_yours(problem=_("Say why, for whoever loses it."))
+        if self.request.POST.get(SEEN) == self._seen():
+            columns = claim_columns(type(self._now))
+            as_seen = {columns.iteration.name: getattr(self._now, columns.iteration.attname)}
+            self._this_row().filter(**as_seen).take_over(
+                by=self.holder(), reason=reason, lease=self.get_lease()
+            )
+        return HttpResponseRedirect(self.request.path)
+
+    def write(self, form: Any, then: Callable[[Any], None] | None) -> Any:
+        """Save the valid *form* and do what ends the claim, and return the row; all of it happens, or ClaimLost.
+
+        To override where more is to be written: whatever runs in here is one transaction with the fenced save.
+        """
+        with transaction.atomic(using=carried_claim(form.instance).alias):
+            row = form.save()
+            if then is not None:
+                then(row)
+        return row
+
+    def _written(
+        self, then: Callable[[Any], None] | None, *, stay: bool = False, problem: str = ""
+    ) -> HttpResponse:
+        row = self._posted_row()
+        self.object = row
+        try:
+            if row is None or not row.claim.check():
+                return self.not_yours(self.get_form())
+            form = self.get_form()
+            if problem:
+                form.add_error(None, problem)
+            if not form.is_valid():
+                return self._show(form=form)
+            self.object = self.write(form, then)
+        except ClaimLost:
+            return self.not_yours(self.get_form())
+        return HttpResponseRedirect(f"{self.request.path}?saved") if stay else self._done()
+
+    def _done(self) -> HttpResponse:
+        return HttpResponseRedirect(str(self.get_success_url()))
+
+    def get_success_url(self) -> str:
+        return str(self.success_url or self.request.path)
+
+    # Who may
+
+    def colleagues(self) -> Any:
+        """Return the users whom a row can be handed over to: nobody, until you say who."""
+        return []
+
+    def may_take_over(self, row: Any) -> bool:
+        """Say whether the user may take *row* from whoever holds it: with the model's permission to change, here."""
+        meta = row._meta
+        user: Any = self.request.user
+        return bool(user.has_perm(f"{meta.app_label}.{get_permission_codename('change', meta)}"))
+
+    # A row that is not the user's
+
+    def not_yours(self, form: Any = None, *, problem: str = "") -> HttpResponse:
+        """Return the page that says what became of the row, and what of *form* would have been written."""
+        row = self._now
+        fate = fate_of(row, self.holder())
+        sent = [] if form is None else written(form, self._form_of(row))
+        context = {
+            "row": row,
+            "fate": fate,
+            "was_sent": form is not None,
+            "other_person": self._is_anothers_token(),
+            "fields": sent,
+            "differing": sum(field.differs for field in sent),
+            "may_take": fate.status == Status.OPEN,
+            "may_take_over": self._can_be_taken(fate) and self.may_take_over(row),
+            "seen": self._seen(),
+            "problem": problem,
+            "back": self.success_url or "",
+            "view": self,
+        }
+        template = self.conflict_template_name
+        return TemplateResponse(self.request, template, context, status=CONFLICT)
+
+    @cached_property
+    def _now(self) -> Any:
+        """The row as it is stored now, without a claim."""
+        return self.stored_row(self.kwargs["pk"])
+
+    def _can_be_taken(self, fate: Any) -> bool:
+        return fate.status == Status.PROCESSING and not fate.is_own
+
+    def _seen(self) -> str:
+        """Return which claim the page shows, so that no other is taken over."""
+        if self._now is None:
+            return ""
+        columns = claim_columns(type(self._now))
+        holder = getattr(self._now, columns.claimed_by.attname)
+        return f"{getattr(self._now, columns.iteration.attname)}:{holder}"
+
+    def _form_of(self, row: Any) -> Any:
+        """Return the form of the stored row, to compare with; None where it is gone."""
+        if row is None:
+            return None
+        return self.get_form_class()(
+            instance=row, initial=self.get_initial(), prefix=self.get_prefix()
+        )
+
+    def _is_anothers_token(self) -> bool:
+        _iteration, _colon, holder = self.request.POST.get(TOKEN, "").partition(":")
+        return bool(holder) and holder != self.holder()
+
+    def _this_row(self) -> Any:
+        return self.get_queryset().filter(pk=self.kwargs["pk"])
+
+    def _posted_row(self) -> Any:
+        token = self.request.POST.get(TOKEN, "")
+        return self.carrying(self.kwargs["pk"], token)
+
+
+class HeldRowView(HeldRowMixin, TemplateResponseMixin, View):
+    """The page with a template of its own: ``HeldRowView.as_view(model=Article, fields=["text"], success_url="/")``."""
+
+    template_name = "taskclaim/review/held_row.html"

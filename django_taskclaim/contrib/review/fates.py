@@ -1,0 +1,70 @@
+"""What became of a row that somebody thought was theirs, in a sentence."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from django.db import models
+from django.utils.translation import gettext as _
+
+from django_taskclaim.columns import claim_columns
+from django_taskclaim.people import name_of
+from django_taskclaim.states import Status
+from django_taskclaim.wording import clock_time
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """Who holds a row, or what became of it."""
+
+    #: One of ``Status``; "" for a row that is gone.
+    status: str
+    #: Who holds or finished it, as people speak of them; "" where nobody does.
+    name: str
+    #: Whether that is the one who asks.
+    is_own: bool
+    since: datetime | None
+    until: datetime | None
+
+    @property
+    def sentence(self) -> str:
+        """Say it."""
+        moments = {"when": self.since, "until": self.until}
+        words = {name: clock_time(moment) if moment else "?" for name, moment in moments.items()}
+        words["name"] = self.name
+        return self._sentences()[self.status] % words
+
+    def _sentences(self) -> dict[str, str]:
+        own = self.is_own
+        return {
+            "": _("It is gone."),
+            Status.OPEN.value: _("It was put back, and nobody holds it now."),
+            Status.PAUSED.value: _("It was set aside, and nobody works on it."),
+            Status.PROCESSING.value: _("You hold it anew since %(when)s: open it afresh.")
+            if own
+            else _("%(name)s has held it since %(when)s, and keeps it until %(until)s at least."),
+            Status.COMPLETE.value: _("You finished it at %(when)s.")
+            if own
+            else _("%(name)s finished it at %(when)s."),
+            Status.FAILED.value: _("It was given up."),
+        }
+
+
+def fate_of(row: models.Model | None, asked_by: str) -> Fate:
+    """Say what the stored *row* tells *asked_by*, the name of a holder; None is a row that is gone."""
+    if row is None:
+        return Fate("", "", is_own=False, since=None, until=None)
+    columns = claim_columns(type(row))
+
+    def read(field: Any) -> Any:
+        return None if field is None else getattr(row, field.attname)
+
+    status, holder = str(read(columns.status)), read(columns.claimed_by) or ""
+    finished = read(columns.completed_at) if status == Status.COMPLETE else None
+    return Fate(
+        status,
+        name_of(holder) or _("Somebody"),
+        is_own=holder == asked_by,
+        since=finished or read(columns.claimed_at),
+        until=read(columns.expires_at),
+    )

@@ -1,0 +1,179 @@
+"""What both views share: who holds, for how long, under which queryset, and the ping that renews."""
+
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
+
+from django.contrib.auth.mixins import LoginRequiredMixin
+from django.core.exceptions import ObjectDoesNotExist, ValidationError
+from django.db import connections, models
+from django.db.transaction import non_atomic_requests
+from django.http import HttpRequest, HttpResponse, HttpResponseBadRequest, JsonResponse
+from django.http.response import HttpResponseBase
+from django.utils.decorators import method_decorator
+from django.utils.translation import gettext as _
+from django.views.decorators.cache import never_cache
+from django.views.decorators.csrf import csrf_protect
+from django.views.generic import View
+
+from django_taskclaim.columns import claim_columns
+from django_taskclaim.contrib.review.fates import fate_of
+from django_taskclaim.exceptions import ClaimLost
+from django_taskclaim.fields import as_utc
+from django_taskclaim.overview import database_time
+from django_taskclaim.people import holder_of
+from django_taskclaim.policy import RENEWALS_PER_LEASE
+from django_taskclaim.querysets import ClaimQuerySet
+from django_taskclaim.states import Token
+
+if TYPE_CHECKING:
+    Base = View
+else:
+    Base = object
+
+V = TypeVar("V", bound=Callable[..., HttpResponseBase])
+
+#: How long a claim of a person lasts: fixed, or asked for anew of the view's queryset (see ``ObservedLease``).
+PersonsLease: TypeAlias = timedelta | float | Callable[[Any], timedelta]
+
+#: Seconds between two pings at least and at most: often enough to tell of a loss while it can still be mended.
+PING_AT_LEAST, PING_AT_MOST = 5.0, 60.0
+
+#: Claims that one ping may name.
+MOST_PINGED = 200
+
+
+def in_no_transaction(view: V) -> V:
+    """Keep ATOMIC_REQUESTS off a view that claims: what it shows must be committed, and on every database."""
+    for alias in connections:
+        view = non_atomic_requests(alias)(view)
+    return view
+
+
+@method_decorator([never_cache, csrf_protect], name="dispatch")
+class HolderMixin(LoginRequiredMixin, Base):
+    """For a view on which the user who is logged in holds rows; ``get_queryset()`` says which rows there are for them.
+
+    The view runs outside ATOMIC_REQUESTS, and checks the CSRF token whatever middleware there is.
+    """
+
+    #: How long a claim lasts after the last sign of its holder.
+    lease: PersonsLease = timedelta(hours=1)
+    #: The methods that a POST may name in ``act``.
+    acts: ClassVar[dict[str, str]] = {"ping": "ping"}
+
+    request: HttpRequest
+
+    if TYPE_CHECKING:
+
+        def get_queryset(self) -> Any: ...
+
+    @classmethod
+    def as_view(cls, **initkwargs: Any) -> Any:
+        return in_no_transaction(super().as_view(**initkwargs))
+
+    def holder(self) -> str:
+        """Return the name under which the user holds rows; of your own, if you like, but never from the request."""
+        return holder_of(self.request.user)
+
+    def get_lease(self) -> timedelta:
+        """Return how long a claim lasts that is taken or renewed now."""
+        chosen = self.lease(self.get_queryset()) if callable(self.lease) else self.lease
+        return chosen if isinstance(chosen, timedelta) else timedelta(seconds=chosen)
+
+    def ping_every(self) -> int:
+        """Return how many seconds the page waits between two pings."""
+        seconds = self.get_lease().total_seconds() / RENEWALS_PER_LEASE
+        return round(max(PING_AT_LEAST, min(seconds, PING_AT_MOST)))
+
+    def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        name = self.acts.get(request.POST.get("act", ""))
+        if name is None:
+            return HttpResponseBadRequest("There is no such act.")
+        answer: HttpResponseBase = getattr(self, name)()
+        return answer
+
+    # The ping
+
+    def ping(self) -> HttpResponse:
+        """Renew the claims that the page shows, and say which are lost and why."""
+        named = list(self._named_claims())
+        rows = [row for _pk, row in named if row is not None]
+        lost = self._renewed(rows)
+        held = [(pk, row) for pk, row in named if row is not None and row not in lost]
+        gone = [(pk, row) for pk, row in named if row is None or row in lost]
+        now = database_time(rows[0].claim._standing().alias) if held else None
+        return JsonResponse(
+            {
+                "held": [{"pk": pk, "left": _seconds_left(row, now)} for pk, row in held],
+                "lost": [{"pk": pk, "why": self._why_lost(pk)} for pk, _row in gone],
+            }
+        )
+
+    def _named_claims(self) -> Iterator[tuple[str, Any]]:
+        """Yield each key that was posted with the row carrying the claim; None where it cannot be this user's."""
+        posted = self.request.POST
+        pairs = zip(posted.getlist("pk"), posted.getlist("token"), strict=False)
+        for _number, (pk, token) in zip(range(MOST_PINGED), pairs, strict=False):
+            yield pk, self.carrying(pk, token)
+
+    def _renewed(self, rows: list[Any]) -> list[Any]:
+        """Renew, and return those that were lost."""
+        if not rows:
+            return []
+        try:
+            ClaimQuerySet(type(rows[0])).renew(rows, self.get_lease())
+        except ClaimLost as error:
+            return error.lost
+        return []
+
+    def _why_lost(self, pk: str) -> str:
+        return fate_of(self.stored_row(pk), self.holder()).sentence
+
+    # Rows
+
+    def carrying(self, pk: Any, token: str) -> Any:
+        """Return the row with the claim that *token* names; None where that is none of this user's, or the row is gone.
+
+        Whether the claim stands, the first verb finds out.
+        """
+        try:
+            named = Token.parse(token)
+            row = (
+                self.get_queryset().with_token(pk, named) if named.holder == self.holder() else None
+            )
+        except (ObjectDoesNotExist, ValueError, ValidationError):
+            return None
+        return row
+
+    def stored_row(self, pk: Any) -> models.Model | None:
+        """Return the row as it is now, carrying no claim; None where it is gone, or not for this user to see."""
+        rows = self.get_queryset()
+        rows._for_write = True  # A replica may not have heard of it yet.
+        try:
+            found: models.Model | None = rows.filter(pk=pk).first()
+        except (ValueError, ValidationError):
+            return None
+        return found
+
+    def presence(self) -> dict[str, Any]:
+        """Return what the template needs for the ping."""
+        return {
+            "url": self.request.path,
+            "every": self.ping_every(),
+            "unheard": _("The server does not answer, so nothing can be saved at the moment."),
+            "out": _(
+                "You are signed out. Keep a copy of what you have written, then sign in again."
+            ),
+        }
+
+
+def _seconds_left(row: Any, now: datetime | None) -> float | None:
+    try:
+        expiry = getattr(row, claim_columns(type(row)).expires_at.attname)
+    except ObjectDoesNotExist:
+        # Deleted since; the next ping tells.
+        expiry = None
+    if expiry is None or now is None:
+        return None
+    return round((as_utc(expiry) - now).total_seconds(), 1)

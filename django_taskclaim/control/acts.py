@@ -1,0 +1,141 @@
+"""The record of what operators do, from the admin and from the commands alike: who, what, how many, why."""
+
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+from django.apps import apps
+from django.db import Error, connections, models, router, transaction
+
+from django_taskclaim.control.installed import is_on
+from django_taskclaim.dialects import DatabaseNow
+from django_taskclaim.models import Switch
+from django_taskclaim.switch_reading import EVERY_MODEL, scope_of
+from django_taskclaim.wording import counted
+
+logger = logging.getLogger("django_taskclaim.control")
+
+
+def record_act(
+    model: type[models.Model] | None,
+    act: str,
+    *,
+    rows: int | None = None,
+    by: str,
+    reason: str = "",
+    user: Any = None,
+    key: str = "",
+    worker: str = "",
+    using: str | Iterable[str] | None = None,
+) -> None:
+    """Record that *by* did *act* to so many rows of *model*, or with None to all models.
+
+    *rows* is None for what is done to no rows, such as a pause. *key* is the row where it was one, *worker* the process
+    that was given an order. *using* names the database, or several; None is the one that the model is written to. One
+    INFO record is logged; an ``OperatorAct`` is stored on each database where the control app lives, and a ``LogEntry``
+    where there is a Django *user* and Django's admin. It raises nothing: an act that was done is not undone because its
+    record failed.
+    """
+    label = EVERY_MODEL if model is None else scope_of(model)
+    what = " ".join(part for part in (label, key or worker) if part)
+    of = what if rows is None else f"{counted(rows, 'row')} of {what}"
+    facts = {"act": act, "rows": rows or 0, "by": by, "reason": reason, "key": key or worker}
+    logger.info(
+        "%s by %s, %s%s",
+        *(act.capitalize(), by, of, f": {reason}" if reason else ""),
+        extra={"event": "act", "model": label, **facts},
+    )
+    for alias in _aliases(model, using):
+        if is_on(alias):
+            _guarded(alias, _store_act, label, facts)
+    if getattr(user, "pk", None) is not None and apps.is_installed("django.contrib.admin"):
+        from django.contrib.admin.models import LogEntry
+
+        entry = {
+            "user_id": user.pk,
+            "object_id": key or None,
+            "object_repr": storable(_object(model, act, rows, key, worker), 200),
+            "change_message": storable(_message(act, rows, reason), 2000),
+        }
+        _guarded(router.db_for_write(LogEntry), _store_entry, model or Switch, entry)
+
+
+def account_of(name: str) -> Any:
+    """Return the Django user who logs in as *name*; None where nobody does, or that cannot be asked."""
+    if not apps.is_installed("django.contrib.auth"):
+        return None
+    from django.contrib.auth import get_user_model
+
+    users = get_user_model()
+    try:
+        with transaction.atomic(using=router.db_for_read(users)):
+            return users._default_manager.get_by_natural_key(name)
+    except (users.DoesNotExist, AttributeError, Error):
+        return None
+
+
+def _object(
+    model: type[models.Model] | None, act: str, rows: int | None, key: str, worker: str
+) -> str:
+    """Return what the admin's list of recent acts shows, which has room for nothing else."""
+    if model is None:
+        return f"all models: {act}"
+    meta = model._meta
+    if key:
+        return f"{meta.verbose_name} {key}: {act}"
+    if rows is not None and not worker:
+        return f"{counted(rows, str(meta.verbose_name), str(meta.verbose_name_plural))}: {act}"
+    return f"{worker or meta.verbose_name_plural}: {act}"
+
+
+def _message(act: str, rows: int | None, reason: str) -> str:
+    of = "" if rows is None else f", {counted(rows, 'row')}"
+    return f"{act.capitalize()}{of}" + (f": {reason}" if reason else "")
+
+
+def _aliases(model: type[models.Model] | None, using: str | Iterable[str] | None) -> list[str]:
+    if using is None:
+        return [router.db_for_write(model or Switch)]
+    return [using] if isinstance(using, str) else list(using)
+
+
+def _guarded(alias: str, store: Any, *given: Any) -> None:
+    """Store a record; what goes wrong is logged, and leaves a transaction of the caller's usable."""
+    try:
+        if connections[alias].in_atomic_block:
+            with transaction.atomic(using=alias):
+                store(alias, *given)
+        else:
+            store(alias, *given)
+    except Exception:
+        logger.exception("The record of an act could not be stored on %r", alias)
+
+
+def _store_act(alias: str, label: str, facts: dict[str, Any]) -> None:
+    from django_taskclaim.control.models import OperatorAct
+
+    OperatorAct.objects.using(alias).create(
+        at=DatabaseNow(),
+        model=label,
+        act=facts["act"][:50],
+        rows=facts["rows"],
+        by=storable(facts["by"], 200),
+        reason=storable(facts["reason"], 500),
+        key=storable(facts["key"], 255),
+    )
+
+
+def _store_entry(alias: str, model: type[models.Model], entry: dict[str, Any]) -> None:
+    from django.contrib.admin.models import CHANGE, LogEntry
+    from django.contrib.contenttypes.models import ContentType
+
+    content_type = ContentType.objects.get_for_model(model, for_concrete_model=False)
+    LogEntry.objects.using(alias).create(
+        content_type_id=content_type.pk, action_flag=CHANGE, **entry
+    )
+
+
+def storable(text: str, length: int) -> str:
+    """Return what a column takes of a text that anybody may have written."""
+    clean = text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
+    return clean[:length]

@@ -1,0 +1,33 @@
+"""The Django app of the control page's data."""
+
+from typing import Any
+
+from django.apps import AppConfig
+
+
+class ControlConfig(AppConfig):
+    """``django_taskclaim.control`` in INSTALLED_APPS."""
+
+    name = "django_taskclaim.control"
+    label = "taskclaim_control"
+    verbose_name = "Control of task claims"
+    default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        from django_taskclaim.control import (  # noqa: F401 - the checks register themselves
+            checks,
+            history,
+            takeovers,
+        )
+        from django_taskclaim.worker.attachments import attach
+
+        history.listen()
+        takeovers.listen()
+        attach(_follower)
+
+
+def _follower(service: Any) -> Any:
+    # Only a worker has use for it.
+    from django_taskclaim.control.following import follower
+
+    return follower(service)

@@ -1,0 +1,168 @@
+"""What every worker process does for the control page: follows settings and orders, and writes what it gets done."""
+
+import random
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db.models import F, Func, Subquery
+
+from django_taskclaim.control import keeping
+from django_taskclaim.control.installed import is_on
+from django_taskclaim.control.models import LiveSettings, WorkerOrder
+from django_taskclaim.control.terms import Terms
+from django_taskclaim.control.throughput import Roll
+from django_taskclaim.dialects import DatabaseNow
+from django_taskclaim.fields import as_utc
+from django_taskclaim.models import WorkerProcess
+from django_taskclaim.tokens import clock
+from django_taskclaim.worker import heartbeat
+from django_taskclaim.worker.records import logger
+from django_taskclaim.worker.service import Service
+
+#: Seconds between two looks for settings and orders, while rows are held and while none are; five are promised.
+LOOK_BUSY, LOOK_IDLE = 2.5, 4.7
+#: Seconds between two rounds of writing what was done, if anything was.
+WRITE_EVERY = 5.0
+
+
+def follower(service: Service) -> "Follower | None":
+    """Return what follows the control page in one worker process; None where its tables are not."""
+    return Follower(service) if is_on(service.options.using) else None
+
+
+class Follower:
+    """One for each process, called by its service thread on that thread's connection."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self.using = service.options.using
+        self.process = heartbeat.process_name(service.options)
+        self.terms = Terms(service)
+        self.roll = Roll(self.process, self.using)
+        self._born = clock()
+        self._looked = self._write_at = float("-inf")
+        self._pause = random.uniform(0.95, 1.0)
+        #: The database's time at a moment of ``clock()``.
+        self._known_time: tuple[datetime, float] | None = None
+        self._version: int | None = None
+        self._throttled: set[Any] = set()
+        # A claim made before the first look might break a limit.
+        service.limits.known = False
+
+    def turn(self, *, busy: bool) -> bool:
+        """Look, keep the hours, and write, each when it is due."""
+        asked = False
+        if self._is_time_to_look(busy=busy):
+            self._look(busy=busy)
+            asked = True
+        if self._known_time is not None:
+            self.terms.keep_hours(self._now())
+            self.service.limits.known = True
+        if self._known_time is not None and clock() >= self._write_at:
+            self._write_at = clock() + random.uniform(0.8, 1.0) * WRITE_EVERY
+            asked |= self._write(busy=busy)
+        return asked
+
+    def leave(self) -> bool:
+        """Write what is left."""
+        self.terms.give_up()
+        return self._known_time is not None and self._write(busy=True)
+
+    def prune(self) -> bool:
+        """Delete a piece of what is too old, see ``keeping``."""
+        return keeping.prune(self.using)
+
+    def _now(self) -> datetime:
+        """Return the database's time, as the last look has it."""
+        assert self._known_time is not None, "the first look is over"
+        then, at = self._known_time
+        return then + timedelta(seconds=clock() - at)
+
+    # Settings and orders
+
+    def _is_time_to_look(self, *, busy: bool) -> bool:
+        """Say so soon after work has begun, too, and not only when an idle process would have looked again."""
+        if clock() < self._looked + self._pause * (LOOK_BUSY if busy else LOOK_IDLE):
+            return False
+        self._looked, self._pause = clock(), random.uniform(0.95, 1.0)
+        return True
+
+    def _look(self, *, busy: bool) -> None:
+        """Ask, in one statement, whether there is anything new, and read what is."""
+        ask = WorkerProcess.objects.using(self.using).filter(name=self.process)
+        began = clock()
+        found = list(ask.values_list(DatabaseNow(), self._settings_version(), self._first_order()))
+        self.service.count_questions(self.terms.models[0])
+        if not found:
+            # It has not reported yet, or was forgotten; it will be listed with its next report.
+            return
+        ((now, version, first),) = found
+        self._known_time = as_utc(now), began
+        if version != self._version:
+            rows = LiveSettings.objects.using(self.using).filter(model__in=self.terms.scopes)
+            self.terms.change(rows)
+            self._version = version
+        if self.terms.shares:
+            self.terms.count_living(self.using)
+            self.service.count_questions(self.terms.models[0])
+        if first is not None:
+            self._obey()
+
+    def _settings_version(self) -> Subquery:
+        rows = LiveSettings.objects.using(self.using).filter(model__in=self.terms.scopes)
+        # Each change adds one; a plain function, for an aggregate would group the rows.
+        return Subquery(rows.values(total=Func(F("version"), function="SUM")))
+
+    def _first_order(self) -> Subquery:
+        return Subquery(self._open_orders().values(first=Func(F("id"), function="MIN")))
+
+    def _open_orders(self) -> Any:
+        orders = WorkerOrder.objects.using(self.using).filter(worker=self.process, done_at=None)
+        if self._known_time is None:
+            return orders
+        # Those of before were given to a process of the same name that is no more.
+        lived = timedelta(seconds=clock() - self._born)
+        return orders.filter(at__gte=self._now() - lived)
+
+    def _obey(self) -> None:
+        for order in self._open_orders().order_by("id"):
+            _DOING[order.order](self.service)
+            logger.info(
+                "%s is told by %s to %s",
+                *(self.service.options.name, order.by, order.order),
+                extra={"event": "order", "order": order.order, "by": order.by},
+            )
+            self._open_orders().filter(pk=order.pk).update(done_at=DatabaseNow())
+
+    # Throughput
+
+    def _write(self, *, busy: bool) -> bool:
+        now = self._now()
+        self.roll.add(self.service.vitals.tally.take(), now)
+        self._note_stops(now)
+        sent = self.roll.write(now)
+        self.service.count_questions(self.terms.models[0], sent)
+        return bool(sent)
+
+    def _note_stops(self, now: datetime) -> None:
+        for model in self.terms.models:
+            reason = self.service.throttles.reason_for(model)
+            if reason and model not in self._throttled:
+                self.roll.note_stop(model, reason, now)
+            (self._throttled.add if reason else self._throttled.discard)(model)
+
+
+def _drain(service: Service) -> None:
+    service.told_to_drain.set()
+    service.inflight.wake()
+
+
+def _stop(service: Service) -> None:
+    service.told_to_stop.set()
+
+
+def _release(service: Service) -> None:
+    service.give_back(service.inflight.withdraw())
+
+
+_DOING = {"drain": _drain, "stop": _stop, "release": _release}

@@ -1,0 +1,183 @@
+"""The tables of the control page; they live on every database that holds a claimable model.
+
+``model`` is everywhere what ``scope_of`` says, the label in lower case of the concrete model; ``*`` is all of them.
+Each table has an age at which workers prune it.
+"""
+
+from django.core.validators import MaxValueValidator, MinValueValidator
+from django.db import models
+
+from django_taskclaim.checks.handlers import LONGEST_LEASE, SHORTEST_LEASE
+from django_taskclaim.conf import MAX_BATCH_SIZE
+from django_taskclaim.fields import ErrorClassField, ErrorTextField, HolderField, MomentField
+
+
+class OperatorAct(models.Model):
+    """What a person did to rows, or to a model as a whole, from the admin or from a shell."""
+
+    at = MomentField()
+    model = models.CharField(max_length=200)
+    act = models.CharField(max_length=50)
+    rows = models.BigIntegerField(default=0)
+    by = HolderField()
+    reason = ErrorClassField(max_length=500, default="", blank=True)
+    #: The row, where it was one; the worker, where an order was given.
+    key = HolderField(max_length=255, default="", blank=True)
+
+    class Meta:
+        db_table = "taskclaim_operatoract"
+        default_permissions = ("view",)
+        verbose_name = "operator's act"
+        verbose_name_plural = "operators' acts"
+        indexes = [models.Index(fields=["model", "id"], name="taskclaim_act_of_model")]
+
+    def __str__(self) -> str:
+        return f"{self.act} of {self.model} by {self.by}"
+
+
+class ThroughputMinute(models.Model):
+    """What one worker process got done of one model in one minute; when it is old, ten minutes of all processes."""
+
+    model = models.CharField(max_length=200)
+    #: Where the minute begins.
+    at = MomentField()
+    #: The process as ``WorkerProcess`` names it; empty once it has been taken together with the others.
+    process = HolderField(default="", blank=True)
+    #: Tells a process from one before it that had the same name.
+    run = models.CharField(max_length=16, default="", blank=True)
+    done = models.BigIntegerField(default=0)
+    #: Rows that ended in ``failed``.
+    failed = models.BigIntegerField(default=0)
+    #: Tries that failed, the last ones of failed rows among them.
+    errors = models.BigIntegerField(default=0)
+    #: Batches that came to their end, from the claim to the last row written.
+    batches = models.BigIntegerField(default=0)
+    #: How long these took, all together.
+    seconds = models.FloatField(default=0.0)
+    #: How many took how long, as ``worker.histogram`` packs it.
+    durations = ErrorTextField(default="", blank=True)
+    #: Why a throttle stopped claims, where one began in this minute.
+    stopped = ErrorClassField(max_length=500, default="", blank=True)
+
+    class Meta:
+        db_table = "taskclaim_throughput"
+        default_permissions = ()
+        verbose_name = "minute of throughput"
+        verbose_name_plural = "minutes of throughput"
+        constraints = [
+            models.UniqueConstraint(
+                fields=["model", "at", "process", "run"], name="taskclaim_throughput_once"
+            )
+        ]
+        indexes = [models.Index(fields=["at"], name="taskclaim_throughput_at")]
+
+    def __str__(self) -> str:
+        return f"{self.model} at {self.at}: {self.done} done"
+
+
+class LiveSettings(models.Model):
+    """What workers of one model keep to from now on, whatever their handlers say; NULL leaves it to those.
+
+    Written by ``orders.change_settings``, followed within five seconds without a restart.
+    """
+
+    model = models.CharField(max_length=200, unique=True)
+    batch_size = models.IntegerField(
+        null=True, blank=True, validators=[MinValueValidator(1), MaxValueValidator(MAX_BATCH_SIZE)]
+    )
+    #: Rows that one process may hold at a time.
+    concurrency = models.IntegerField(null=True, blank=True, validators=[MinValueValidator(1)])
+    #: Rows a second, shared by the living processes.
+    rate_limit = models.FloatField(
+        null=True, blank=True, validators=[MinValueValidator(0.001), MaxValueValidator(1e6)]
+    )
+    #: Seconds.
+    lease = models.FloatField(
+        null=True,
+        blank=True,
+        validators=[
+            MinValueValidator(SHORTEST_LEASE.total_seconds()),
+            MaxValueValidator(LONGEST_LEASE.total_seconds()),
+        ],
+    )
+    #: Hours of the day, in UTC, between which rows are claimed; a window may reach over midnight.
+    window_from = models.TimeField(null=True, blank=True)
+    window_to = models.TimeField(null=True, blank=True)
+    changed_at = MomentField()
+    changed_by = HolderField(default="", blank=True)
+    #: Grows with each change, so that workers see in one look whether there was any.
+    version = models.IntegerField(default=1)
+
+    class Meta:
+        db_table = "taskclaim_livesettings"
+        default_permissions = ()
+        permissions = [
+            ("view_control", "Can look at the control page"),
+            ("operate", "Can pause, resume, reset and release, and give orders to workers"),
+            ("configure", "Can change live settings"),
+        ]
+        verbose_name = "live settings"
+        verbose_name_plural = "live settings"
+
+    def __str__(self) -> str:
+        return f"live settings of {self.model}"
+
+
+class WorkerOrder(models.Model):
+    """What a person told one worker process to do; it reads it within five seconds."""
+
+    class Order(models.TextChoices):
+        """What can be ordered."""
+
+        #: Finish what it holds, claim nothing more, and leave.
+        DRAIN = "drain"
+        #: Give back what it has not started, finish what runs within the grace period, and leave.
+        STOP = "stop"
+        #: Give back what it has not started, and go on; of a dead worker, give back everything.
+        RELEASE = "release"
+
+    worker = HolderField()
+    order = models.CharField(max_length=20, choices=Order.choices)
+    reason = ErrorClassField(max_length=500, default="", blank=True)
+    at = MomentField()
+    by = HolderField()
+    #: When the worker obeyed; NULL until then.
+    done_at = MomentField(null=True, default=None)
+
+    #: How many rows of a silent process were put back as the order was given; known only there, and not stored.
+    put_back: int | None = None
+
+    class Meta:
+        db_table = "taskclaim_workerorder"
+        default_permissions = ()
+        verbose_name = "order to a worker"
+        verbose_name_plural = "orders to workers"
+        indexes = [models.Index(fields=["worker", "done_at"], name="taskclaim_order_open")]
+
+    def __str__(self) -> str:
+        return f"{self.worker}: {self.order}"
+
+
+class ClaimEvent(models.Model):
+    """One thing that happened to one row, of models that ``TASKCLAIM["HISTORY"]`` names."""
+
+    model = models.CharField(max_length=200)
+    key = HolderField(max_length=255)
+    #: claimed, renewed, lost, released, expired, completed, retried, failed, or an operator's act.
+    event = models.CharField(max_length=20)
+    holder = HolderField(default="", blank=True)
+    iteration = models.IntegerField(null=True, default=None)
+    at = MomentField()
+    #: How often, of renewals, which are kept as one event for each claim.
+    times = models.IntegerField(default=1)
+    detail = ErrorClassField(max_length=500, default="", blank=True)
+
+    class Meta:
+        db_table = "taskclaim_claimevent"
+        default_permissions = ()
+        verbose_name = "event in a row's history"
+        verbose_name_plural = "events in rows' histories"
+        indexes = [models.Index(fields=["model", "key", "id"], name="taskclaim_event_of_row")]
+
+    def __str__(self) -> str:
+        return f"{self.model} {self.key}: {self.event}"

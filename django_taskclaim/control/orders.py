@@ -1,0 +1,276 @@
+"""What a person tells workers: orders to one process, and live settings of one model. Each is recorded as an act."""
+
+import math
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from django.apps import apps
+from django.core.exceptions import ImproperlyConfigured, ValidationError
+from django.db import Error, IntegrityError, connections, models
+from django.db.models import F
+
+from django_taskclaim.checks.handlers import shortest_lease
+from django_taskclaim.columns import claim_columns
+from django_taskclaim.control.acts import record_act, storable
+from django_taskclaim.control.installed import NAME, is_on
+from django_taskclaim.dialects import DatabaseNow, dialect_for
+from django_taskclaim.exceptions import TaskClaimError
+from django_taskclaim.handlers import handler_for
+from django_taskclaim.models import WorkerProcess
+from django_taskclaim.overview import Worker, workers
+from django_taskclaim.querysets import ClaimQuerySet
+from django_taskclaim.querysets.operating import written_before
+from django_taskclaim.states import WORKER_MARK
+from django_taskclaim.switch_reading import scope_of
+from django_taskclaim.wording import counted, first_line
+
+if TYPE_CHECKING:
+    from django_taskclaim.control.models import LiveSettings, WorkerOrder
+
+#: What ``change_settings`` takes.
+FIELDS = ("batch_size", "concurrency", "rate_limit", "lease", "window_from", "window_to")
+
+
+class OrderError(TaskClaimError):
+    """Not all rows of a silent process could be put back: ``put_back`` were.
+
+    ``errors`` holds what was said, by the label of each model that it was said of.
+    """
+
+    def __init__(self, worker: str, put_back: int, errors: Mapping[str, Exception]) -> None:
+        self.worker, self.put_back, self.errors = worker, put_back, dict(errors)
+        super().__init__(worker, put_back, self.errors)
+
+    def __str__(self) -> str:
+        refused = "; ".join(f"{label}: {first_line(error)}" for label, error in self.errors.items())
+        back = counted(self.put_back, "row was", "rows were")
+        return f"Of the silent worker process {self.worker}, {back} put back, and then refused: {refused}"
+
+
+def order(
+    worker_name: str, what: str, *, by: str, user: Any = None, reason: str = "", using: str
+) -> "WorkerOrder":
+    """Tell one worker process to ``drain``, ``stop`` or ``release``; it obeys within five seconds.
+
+    A process that fell silent hears nothing: its rows are released here and now, all of them, and any other order is a
+    ValidationError, as is an unknown one. Each model that it serves gets an act with its own rows. Raises
+    ``WorkerProcess.DoesNotExist`` for a name that is not listed, and ``OrderError`` where rows of one model could not
+    be put back; those of the others were, and the order is at its end all the same.
+    """
+    _require(using)
+    from django_taskclaim.control.models import WorkerOrder
+
+    if what not in WorkerOrder.Order.values:
+        known = ", ".join(WorkerOrder.Order.values)
+        raise ValidationError(f"A worker cannot be told to {what!r}; it knows {known}.")
+    worker = _worker(worker_name, using)
+    if not worker.alive and what != WorkerOrder.Order.RELEASE:
+        raise ValidationError(
+            f"{worker.name} has said nothing for a while, so it would not hear that; release its rows instead."
+        )
+    given = WorkerOrder.objects.using(using).create(
+        worker=worker.name,
+        order=what,
+        reason=storable(reason, 500),
+        by=storable(by, 200),
+        at=DatabaseNow(),
+    )
+    told = f"{what}: {reason}" if reason else what
+    facts: dict[str, Any] = {"by": by, "reason": told, "user": user, "using": using}
+    if worker.alive:
+        for model in _tables_of(worker):
+            record_act(model, "worker order", worker=worker.name, **facts)
+    else:
+        given.put_back = _release_all(worker, given, facts)
+    given.refresh_from_db(using=using)
+    return given
+
+
+def _worker(name: str, using: str) -> Worker:
+    found = next((worker for worker in workers(using) if worker.name == name), None)
+    if found is None:
+        raise WorkerProcess.DoesNotExist(f"No worker is listed as {name!r}.")
+    return found
+
+
+def _release_all(worker: Worker, given: "WorkerOrder", facts: dict[str, Any]) -> int:
+    """Put back all that a silent process holds, and end the order; what one table refuses keeps no other from it."""
+    put_back, errors = 0, {}
+    for model in _tables_of(worker):
+        rows, error = _take_back(model, worker, facts["using"])
+        if model is not None and error is not None:
+            errors[model._meta.label] = error
+        put_back += rows
+        record_act(model, "worker order", rows=rows, worker=worker.name, **facts)
+    same = type(given).objects.using(facts["using"]).filter(pk=given.pk)
+    same.update(done_at=DatabaseNow())
+    if errors:
+        raise OrderError(worker.name, put_back, errors)
+    return put_back
+
+
+def models_of(worker: Worker) -> list[type[models.Model]]:
+    """Return the models that a worker claims, as far as this project still has them."""
+    found = []
+    for label in worker.labels:
+        try:
+            model = apps.get_model(label)
+            claim_columns(model)
+        except (LookupError, ValueError, TypeError):
+            continue
+        found.append(model)
+    return found
+
+
+def _tables_of(worker: Worker) -> list[type[models.Model] | None]:
+    """Return one model of each table that a worker claims from; None, which means all, where none is known."""
+    tables = {claim_columns(model).owner: model for model in models_of(worker)}
+    return list(tables.values()) or [None]
+
+
+def _take_back(
+    model: type[models.Model] | None, worker: Worker, using: str
+) -> tuple[int, Exception | None]:
+    """Put back every row that a dead process holds; by the token, so that its late writes land nowhere.
+
+    Returns how many, and what the database said where that was not all.
+    """
+    if model is None:
+        return 0, None
+    holder = claim_columns(model).claimed_by.name
+    rows: ClaimQuerySet[Any] = ClaimQuerySet(model, using=using)
+    try:
+        return rows.filter(**{f"{holder}__startswith": holders_of(worker.name)}).take_back(), None
+    except (Error, TaskClaimError) as error:
+        if not connections[using].in_atomic_block:
+            connections[using].close_if_unusable_or_obsolete()
+        return written_before(error), error
+
+
+def holders_of(process: str) -> str:
+    """Return how the holder of every claim begins that a process makes, by the name that it reports under."""
+    return f"{process}{WORKER_MARK}"
+
+
+def change_settings(
+    model: type[models.Model],
+    values: Mapping[str, Any],
+    *,
+    by: str,
+    user: Any = None,
+    reason: str = "",
+    using: str,
+) -> "LiveSettings":
+    """Change what workers of *model* keep to; they follow within five seconds. What *values* leaves out stays.
+
+    None gives a setting back to handlers and command lines. Raises ValidationError by field name for values that make
+    no sense, and TypeError for a model that is not claimable. Values that change nothing are not recorded.
+    """
+    _require(using)
+    claim_columns(model)
+    try:
+        after, changes = _change(model, values, by, using)
+    except IntegrityError:
+        # Somebody else was the first to set anything, at the same moment.
+        after, changes = _change(model, values, by, using)
+    if changes:
+        told = ", ".join(changes) + (f": {reason}" if reason else "")
+        record_act(model, "settings", by=by, reason=told, user=user, using=using)
+    return after
+
+
+def _change(
+    model: type[models.Model], values: Mapping[str, Any], by: str, using: str
+) -> "tuple[LiveSettings, list[str]]":
+    """Store what differs, and return the settings and what was changed, in words."""
+    with dialect_for(connections[using]).own_transaction():
+        before, after = _changed(model, values, using)
+        names = [name for name in FIELDS if getattr(before, name) != getattr(after, name)]
+        if names:
+            after = _store(after, names, storable(by, 200), using)
+    return after, [
+        f"{name.replace('_', ' ')} {_said(getattr(after, name))} (was {_said(getattr(before, name))})"
+        for name in names
+    ]
+
+
+def _changed(
+    model: type[models.Model], values: Mapping[str, Any], using: str
+) -> "tuple[LiveSettings, LiveSettings]":
+    """Return the settings as they are and as they shall be, which make sense."""
+    from django_taskclaim.control.models import LiveSettings
+
+    rows = LiveSettings.objects.using(using).filter(model=scope_of(model))
+    before = rows.first() or LiveSettings(model=scope_of(model))
+    after = rows.first() or LiveSettings(model=scope_of(model))
+    errors: dict[str, list[str]] = {}
+    for name, value in values.items():
+        if name not in FIELDS:
+            raise ValidationError(
+                f"There is no live setting {name!r}; there are {', '.join(FIELDS)}."
+            )
+        try:
+            setattr(after, name, _clean(after, name, value))
+        except ValidationError as error:
+            errors[name] = error.messages
+    if not errors and (after.window_from is None) != (after.window_to is None):
+        name = "window_to" if after.window_to is None else "window_from"
+        errors[name] = ["A window has two ends."]
+    if not errors and after.window_from is not None and after.window_from == after.window_to:
+        errors["window_to"] = ["A window that ends where it begins is none; leave both empty."]
+    if not errors and after.lease is not None and after.lease != before.lease:
+        errors |= _refused_lease(model, timedelta(seconds=after.lease), using)
+    if errors:
+        raise ValidationError(errors)
+    return before, after
+
+
+def _refused_lease(model: type[models.Model], lease: timedelta, using: str) -> dict[str, list[str]]:
+    """Say which handlers *lease* is too short for, where nobody can renew while a row runs."""
+    same = [one for one in apps.get_models() if scope_of(one) == scope_of(model)]
+    handlers = [handler for one in same if (handler := handler_for(one)) is not None]
+    refused = [
+        f"{handler.name} is atomic, and while a row runs nobody can renew on this database: it needs a lease of"
+        f" {least.total_seconds():g} s at least."
+        for handler in handlers
+        if lease < (least := shortest_lease(handler, using))
+    ]
+    return {"lease": refused} if refused else {}
+
+
+def _clean(settings: "LiveSettings", name: str, value: Any) -> Any:
+    if value is None or value == "":
+        return None
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    if isinstance(value, bool) or (isinstance(value, float) and not math.isfinite(value)):
+        raise ValidationError("Enter a number.")
+    field: Any = settings._meta.get_field(name)
+    clean = field.clean(value, settings)
+    if isinstance(clean, float) and not math.isfinite(clean):
+        raise ValidationError("Enter a number.")
+    return clean
+
+
+def _said(value: Any) -> str:
+    if value is None:
+        return "none"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _store(after: "LiveSettings", names: list[str], by: str, using: str) -> "LiveSettings":
+    rows = type(after).objects.using(using)
+    facts: dict[str, Any] = {name: getattr(after, name) for name in names}
+    facts |= {"changed_at": DatabaseNow(), "changed_by": by}
+    if not rows.filter(model=after.model).update(version=F("version") + 1, **facts):
+        rows.create(model=after.model, **facts)
+    return rows.get(model=after.model)
+
+
+def _require(using: str) -> None:
+    if not is_on(using):
+        raise ImproperlyConfigured(
+            f"Orders and live settings need the tables of {NAME} on the database {using!r}: add it to INSTALLED_APPS,"
+            " let routers migrate it there, and run manage.py migrate."
+        )

@@ -1,0 +1,197 @@
+"""What the control page and the admin read; without the control app everything here is empty, and nothing is asked."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from django.db import models
+
+from django_taskclaim.control.installed import is_on
+from django_taskclaim.fields import as_utc
+from django_taskclaim.overview import database_time
+from django_taskclaim.switch import paused_by
+from django_taskclaim.switch_reading import EVERY_MODEL, scope_of
+from django_taskclaim.worker.histogram import quantile, unpacked
+
+if TYPE_CHECKING:
+    from django_taskclaim.control.models import (
+        ClaimEvent,
+        LiveSettings,
+        OperatorAct,
+        ThroughputMinute,
+    )
+
+MINUTE = timedelta(minutes=1)
+#: What is older than AGE_OF_MINUTES is kept, and shown, in slots as long as this.
+TEN_MINUTES = timedelta(minutes=10)
+AGE_OF_MINUTES = timedelta(hours=1)
+
+#: So many failed tries in a slot, and such a share of all, are worth a mark.
+BURST, BURST_SHARE = 10, 0.5
+
+#: Acts that a chart of the throughput marks.
+SWITCH_ACTS = ("pause", "resume")
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """What all workers got done of one model in one minute, or ten."""
+
+    at: datetime
+    #: Rows completed, and rows that ended in ``failed``.
+    done: int
+    failed: int
+    #: Rows completed a second.
+    rate: float
+    #: How long half of all batches, and 95 of 100, took at most, in seconds; None where none came to its end.
+    p50: float | None
+    p95: float | None
+    #: Tries that failed, put back or not.
+    errors: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Something that explains a bend in the throughput; ``kind`` is pause, resume, throttle or failures."""
+
+    at: datetime
+    kind: str
+    text: str
+
+
+def throughput(model: type[models.Model], *, using: str, span: timedelta) -> list[Slot]:
+    """Return the throughput of the last *span* without gaps, oldest first: by minutes up to an hour, else by ten."""
+    if not is_on(using):
+        return []
+    now = database_time(using)
+    width = slot_width(span)
+    rows: dict[datetime, list[ThroughputMinute]] = {}
+    for row in _minutes(model, using, slot_start(now - span, width)):
+        rows.setdefault(slot_start(as_utc(row.at), width), []).append(row)
+    return [_slot(at, rows.get(at, []), width, now) for at in _starts(now, span, width)]
+
+
+def slot_width(span: timedelta) -> timedelta:
+    """Return how long the slots are in which a span is shown."""
+    return MINUTE if span <= AGE_OF_MINUTES else TEN_MINUTES
+
+
+def slot_start(moment: datetime, width: timedelta) -> datetime:
+    """Return where the slot begins that a moment lies in."""
+    epoch = datetime(1970, 1, 1, tzinfo=UTC)
+    return moment - (moment - epoch) % width
+
+
+def _starts(now: datetime, span: timedelta, width: timedelta) -> Iterator[datetime]:
+    """Yield the beginnings of the slots of a span, the one that it begins in left out and the current one included."""
+    at = slot_start(now, width) - (span // width - 1) * width
+    while at <= now:
+        yield at
+        at += width
+
+
+def _minutes(
+    model: type[models.Model], using: str, since: datetime
+) -> "models.QuerySet[ThroughputMinute]":
+    from django_taskclaim.control.models import ThroughputMinute
+
+    rows = ThroughputMinute.objects.using(using).filter(model=scope_of(model), at__gte=since)
+    return rows.order_by("at", "id")
+
+
+def _slot(at: datetime, rows: "list[ThroughputMinute]", width: timedelta, now: datetime) -> Slot:
+    durations: Counter[int] = Counter()
+    for row in rows:
+        durations.update(unpacked(row.durations))
+    done = sum(row.done for row in rows)
+    # The current slot is not over.
+    seconds = min(width, max(now - at, timedelta(seconds=1))).total_seconds()
+    return Slot(
+        at=at,
+        done=done,
+        failed=sum(row.failed for row in rows),
+        rate=done / seconds,
+        p50=quantile(durations, 0.5),
+        p95=quantile(durations, 0.95),
+        errors=sum(row.errors for row in rows),
+    )
+
+
+def marks(model: type[models.Model], *, using: str, span: timedelta) -> list[Mark]:
+    """Return what explains the throughput of the last *span*, oldest first."""
+    if not is_on(using):
+        return []
+    since = database_time(using) - span
+    found = [
+        *_switch_marks(model, using, since),
+        *_throttle_marks(model, using, since),
+        *_failure_marks(throughput(model, using=using, span=span)),
+    ]
+    return sorted(found, key=lambda mark: mark.at)
+
+
+def _switch_marks(model: type[models.Model], using: str, since: datetime) -> Iterator[Mark]:
+    turned = _acts(model, using).filter(act__in=SWITCH_ACTS, at__gte=since).order_by("id")
+    latest = None
+    for act in turned:
+        why = f": {act.reason}" if act.reason else ""
+        yield Mark(as_utc(act.at), act.act, f"{act.act.capitalize()}d by {act.by}{why}")
+        latest = as_utc(act.at)
+    pause = paused_by(model, using=using)
+    if pause is None or pause.paused_at is None:
+        return
+    # From code, which leaves no act behind, the pause is known as long as it stands.
+    paused_at = as_utc(pause.paused_at)
+    if paused_at >= since and (latest is None or paused_at - latest > timedelta(seconds=2)):
+        why = f": {pause.reason}" if pause.reason else ""
+        yield Mark(paused_at, "pause", f"Paused by {pause.by or 'somebody'}{why}")
+
+
+def _throttle_marks(model: type[models.Model], using: str, since: datetime) -> Iterator[Mark]:
+    told: set[tuple[datetime, str]] = set()
+    for row in _minutes(model, using, since).exclude(stopped=""):
+        seen = as_utc(row.at), row.stopped
+        if seen not in told:
+            told.add(seen)
+            yield Mark(as_utc(row.at), "throttle", f"Throttled: {row.stopped}")
+
+
+def _failure_marks(slots: list[Slot]) -> Iterator[Mark]:
+    for slot in slots:
+        tries = slot.done + slot.errors
+        if slot.errors >= BURST and slot.errors >= BURST_SHARE * tries:
+            yield Mark(slot.at, "failures", f"{slot.errors:,} of {tries:,} tries failed")
+
+
+def acts(model: type[models.Model], *, using: str, limit: int = 20) -> "list[OperatorAct]":
+    """Return the latest acts on *model*, and on all models, newest first."""
+    return list(_acts(model, using).order_by("-id")[:limit]) if is_on(using) else []
+
+
+def _acts(model: type[models.Model], using: str) -> Any:
+    from django_taskclaim.control.models import OperatorAct
+
+    return OperatorAct.objects.using(using).filter(model__in=[scope_of(model), EVERY_MODEL])
+
+
+def history(
+    row_model: type[models.Model], pk: Any, *, using: str, limit: int = 100
+) -> "list[ClaimEvent]":
+    """Return the latest events of one row, oldest first; empty where the model's history is not switched on."""
+    if not is_on(using):
+        return []
+    from django_taskclaim.control.models import ClaimEvent
+
+    events = ClaimEvent.objects.using(using).filter(model=scope_of(row_model), key=str(pk)[:255])
+    return list(reversed(events.order_by("-id")[:limit]))
+
+
+def live_settings(model: type[models.Model], *, using: str) -> "LiveSettings | None":
+    """Return what workers of *model* keep to; None where nobody has set anything yet."""
+    if not is_on(using):
+        return None
+    from django_taskclaim.control.models import LiveSettings
+
+    return LiveSettings.objects.using(using).filter(model=scope_of(model)).first()

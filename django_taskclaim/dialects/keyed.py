@@ -1,0 +1,83 @@
+"""What is sent to tables of the user's that need have no claim columns: the sources of companions, and their rows."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from django_taskclaim.columns import KeyColumns
+from django_taskclaim.dialects.statements import SQL, Key, KeyTable, sql
+from django_taskclaim.fields import AnyField
+
+
+class KeyedTables:
+    """The part of a dialect that knows rows by key alone, and how statements are sent."""
+
+    lock_clause: ClassVar[str] = "FOR UPDATE"
+    #: Whether ``insert_selected`` can pass over rows whose key is there already, and over nothing else.
+    passes_over_duplicates: ClassVar[bool] = False
+
+    def __init__(self, connection: BaseDatabaseWrapper) -> None:
+        self.connection = connection
+
+    def fetch(self, statement: SQL) -> list[Any]:
+        """Run a statement and return all its rows, so that nothing stays half executed."""
+        with self.connection.cursor() as cursor:
+            cursor.execute(statement.text, statement.params)
+            return list(cursor.fetchall())
+
+    def run(self, statement: SQL) -> int:
+        """Run a statement and return how many rows it matched."""
+        with self.connection.cursor() as cursor:
+            cursor.execute(statement.text, statement.params)
+            return int(cursor.rowcount)
+
+    def keyed_table(self, columns: KeyColumns) -> KeyTable:
+        """Return any table of a model as this connection spells it, its rows told apart by those columns."""
+        return KeyTable(columns, self.connection)
+
+    def present(self, table: KeyTable, keys: Sequence[Key]) -> set[Key]:
+        """Return those of *keys* that the table has."""
+        statement = sql(
+            "SELECT {} FROM {} WHERE {}",
+            table.list_of(table.columns.key),
+            table.name,
+            table.keyed(keys),
+        )
+        return set(table.python_keys(self.fetch(statement)))
+
+    def lock_keyed(self, table: KeyTable, keys: Sequence[Key]) -> set[Key]:
+        """Lock the rows with these keys that nobody else has locked, and return their keys."""
+        statement = sql(
+            "SELECT {} FROM {} WHERE {} {} SKIP LOCKED",
+            table.list_of(table.columns.key),
+            table.name,
+            table.keyed(keys),
+            self.lock_clause,
+        )
+        return set(table.python_keys(self.fetch(statement)))
+
+    def update_keyed(self, table: KeyTable, keys: Sequence[Key], assignments: Sequence[SQL]) -> int:
+        """Write the rows with these keys and return how many there are."""
+        chosen = SQL.join(", ", assignments)
+        return self.run(sql("UPDATE {} SET {} WHERE {}", table.name, chosen, table.keyed(keys)))
+
+    def insert_selected(
+        self,
+        table: KeyTable,
+        into: Sequence[AnyField],
+        selected: SQL,
+        *,
+        passing_over: bool = False,
+    ) -> int:
+        """Insert the rows that a SELECT returns into the columns *into*, and return how many.
+
+        With *passing_over*, for databases with ``passes_over_duplicates``, rows whose key is there already are left
+        out; it costs a third more. INSERT IGNORE of MySQL would do more than that: it also stores cut-off values and
+        leaves out what any constraint refuses.
+        """
+        names = ", ".join(table.column(field) for field in into)
+        insertion = sql("INSERT INTO {} ({}) {}", table.name, names, selected)
+        if passing_over:
+            insertion = sql("{} ON CONFLICT ({}) DO NOTHING", insertion, ", ".join(table.key))
+        return self.run(insertion)

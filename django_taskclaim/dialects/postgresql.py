@@ -1,0 +1,387 @@
+"""PostgreSQL: one statement claims a batch."""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from django.db import models, transaction
+
+from django_taskclaim.dialects.base import ClaimOrder, Dialect
+from django_taskclaim.dialects.inspection import LARGE, Belief, Fault, Plan, option_hint, real_name
+from django_taskclaim.dialects.statements import PREPARED, SQL, Key, KeyTable, Table, sql, value
+from django_taskclaim.states import Status
+
+CANDIDATES = "taskclaim_candidates"
+
+#: Rows up to which no plan says anything.
+TINY = 2
+
+#: Assumed for a table that was never analysed.
+ROWS_A_PAGE = 40
+
+#: The level that transactions of a session begin at, by the driver's connection.
+_levels: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+
+
+class PostgreSQL(Dialect):
+    """Locks are NO KEY UPDATE, so that inserting a row with a foreign key to a claimed one does not wait."""
+
+    # now() is the start of the transaction; clock_timestamp() is volatile and would lose the index.
+    now = "STATEMENT_TIMESTAMP()"
+    unix_time = "FLOOR(EXTRACT(EPOCH FROM STATEMENT_TIMESTAMP()))::bigint"
+    lock_clause = "FOR NO KEY UPDATE"
+    passes_over_duplicates = True
+    names_open_transactions = True
+    on_a_busy_table = " (while the table is in use: CREATE INDEX CONCURRENTLY)"
+
+    def later(self, wait: timedelta) -> SQL:
+        return SQL(f"({self.now} + %s * INTERVAL '1 second')", (wait.total_seconds(),))
+
+    @property
+    def _isolates_too_much(self) -> bool:
+        """Say whether transactions of this session begin at another level than READ COMMITTED.
+
+        OPTIONS may say so, or the server's configuration, a role's or a database's; asked once a connection.
+        """
+        session = self.connection.connection
+        if session not in _levels:
+            ((level,),) = self.fetch(SQL("SHOW default_transaction_isolation"))
+            _levels[session] = self._asked_isolation or level
+        return "committed" not in _levels[session]
+
+    @property
+    def _asked_isolation(self) -> str:
+        """The isolation level that OPTIONS ask for, in words; empty for none."""
+        asked = self.connection.settings_dict["OPTIONS"].get("isolation_level")
+        return "" if asked is None else str(getattr(asked, "name", asked)).replace("_", " ").lower()
+
+    def begin_transaction(self) -> None:
+        # Two claims that meet under REPEATABLE READ are an error.
+        if self._isolates_too_much:
+            self.run(SQL("SET TRANSACTION ISOLATION LEVEL READ COMMITTED"))
+
+    def limit_lock_wait(self, seconds: int) -> None:
+        self.run(SQL(f"SET LOCAL lock_timeout = '{seconds}s'"))
+
+    @contextmanager
+    def keeping_limits(self) -> Iterator[None]:
+        # A caller's transaction goes on with what it had; an error rolls the setting back, and so does the end of ours.
+        inside = self.connection.in_atomic_block
+        with transaction.atomic(using=self.connection.alias):
+            before = self.fetch(SQL("SHOW statement_timeout")) if inside else []
+            yield
+            for (setting,) in before:
+                self._set_timeout(setting)
+
+    def limit_statements(self, limit: timedelta) -> None:
+        self._set_timeout(f"{max(1, int(limit / timedelta(milliseconds=1)))}ms")
+
+    def _set_timeout(self, setting: str) -> None:
+        self.fetch(SQL("SELECT set_config('statement_timeout', %s, true)", (setting,)))
+
+    def end_idle_transactions(self, idle: timedelta, *, ours_alone: bool) -> None:
+        if self._is_pooled:
+            # What one client sets, the next one has.
+            return
+        milliseconds = int(idle / timedelta(milliseconds=1))
+        self.run(SQL(f"SET idle_in_transaction_session_timeout = {milliseconds}"))
+        if ours_alone:
+            self.run(SQL("SET lock_timeout = '2s'"))
+
+    @contextmanager
+    def guarded_transaction(self, idle: timedelta) -> Iterator[None]:
+        asked = max(1, int(idle / timedelta(milliseconds=1)))
+        inside = self.connection.in_atomic_block
+        with self.own_transaction(durable=True):
+            ((usual,),) = self.fetch(
+                SQL(
+                    "SELECT setting::bigint FROM pg_settings WHERE name = 'idle_in_transaction_session_timeout'"
+                )
+            )
+            # Of the transaction, not of the session: it works behind a transaction pooler, and ends by itself.
+            told = "SET LOCAL idle_in_transaction_session_timeout = {}"
+            if not 0 < usual <= asked:
+                self.run(SQL(told.format(asked)))
+            yield
+            if inside:
+                self.run(SQL(told.format(usual)))
+
+    @property
+    def _is_pooled(self) -> bool:
+        """Whether a transaction pooler seems to be in front, so that a session is not ours alone."""
+        return bool(self.connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS"))
+
+    def session_id(self) -> int | None:
+        raw: Any = self.connection.connection
+        return None if raw is None or self._is_pooled else int(raw.info.backend_pid)
+
+    def end_session(self, number: int) -> None:
+        self.fetch(SQL("SELECT pg_terminate_backend(%s)", (number,)))
+
+    def service_options(self) -> dict[str, Any]:
+        return {
+            "connect_timeout": 5,
+            "tcp_user_timeout": 10_000,
+            "keepalives_idle": 5,
+            "keepalives_interval": 2,
+            "keepalives_count": 3,
+        }
+
+    def claim_best(self, order: ClaimOrder, table: Table) -> list[list[Any]]:
+        """Lock, claim and return in one statement.
+
+        MATERIALIZED matters: a nested loop runs a plain sub-select again and again, and each run locks another
+        LIMIT rows (200 rows for 5 asked were seen).
+        """
+        candidates = self.compiled(order.candidates, order.limit, table.columns.key)
+        if candidates is None:
+            return []
+        same_key = " AND ".join(
+            f"{table.name}.{column} = {CANDIDATES}.{column}" for column in table.key
+        )
+        statement = sql(
+            "WITH {} AS MATERIALIZED ({} {} OF {} SKIP LOCKED)"
+            " UPDATE {} SET {} FROM {} WHERE {} AND {} AND {} RETURNING {}",
+            CANDIDATES,
+            candidates,
+            self.lock_clause,
+            table.name,
+            table.name,
+            self.claim_assignments(order, table),
+            CANDIDATES,
+            same_key,
+            table.in_state(Status.OPEN),
+            self.switch_is_on(order.scopes),
+            table.list_of(order.returning),
+        )
+        return table.python_rows(order.returning, self.fetch(statement))
+
+    def lock_in_order(
+        self, queryset: "models.QuerySet[Any]", table: KeyTable, limit: int, *, deleting: bool
+    ) -> list[Key]:
+        key = table.columns.key
+        rows = self.compiled(queryset, limit, key)
+        if rows is None:
+            return []
+        # A row that will go may not be referred to meanwhile: the DELETE would wait for that transaction.
+        clause = "FOR UPDATE" if deleting else self.lock_clause
+        return table.python_keys(
+            self.fetch(sql("{} {} OF {} SKIP LOCKED", rows, clause, table.name))
+        )
+
+    def queue(self, name: str) -> None:
+        # A lock of the transaction, not of the session: it works behind a transaction pooler.
+        self.fetch(
+            sql(
+                "SELECT 1 FROM (SELECT pg_advisory_xact_lock(hashtextextended({}, 0))) AS taskclaim_queue",
+                value(f"taskclaim:{name}"),
+            )
+        )
+
+    def sees_new_commits(self) -> bool:
+        ((level,),) = self.fetch(SQL("SHOW transaction_isolation"))
+        return "committed" in level
+
+    def open_transactions(self) -> frozenset[str]:
+        """Return the virtual ids of the transactions that are open in this database; autovacuum's are left out.
+
+        Not their transaction ids, which they are given with their first write, a moment after the key of its row.
+        """
+        # What a transaction has once seen of the sessions it goes on seeing.
+        self.fetch(SQL("SELECT pg_stat_clear_snapshot()"))
+        names = self.fetch(
+            SQL(
+                "SELECT lock.virtualxid FROM pg_locks AS lock WHERE lock.locktype = 'virtualxid' AND lock.granted"
+                " AND lock.pid <> pg_backend_pid() AND NOT EXISTS (SELECT 1 FROM pg_stat_activity AS session"
+                " JOIN pg_database AS here ON here.datname = current_database() WHERE session.pid = lock.pid"
+                " AND (session.datid IS DISTINCT FROM here.oid OR session.usesysid IS NULL))"
+                f" UNION ALL SELECT '{PREPARED}' FROM pg_prepared_xacts WHERE database = current_database()"
+            )
+        )
+        return frozenset(name for (name,) in names)
+
+    # What people ask about the database
+
+    def explain(self, statement: SQL, table: Table, *, may_sort: bool) -> Plan:
+        """Ask twice: what is planned now, and what could be planned if reading and sorting everything were dear.
+
+        On a small table PostgreSQL rightly reads all of it, so there only the second answer counts.
+        """
+        ours = self._relations(table)
+        usual = self._plan(statement)
+        if _rows_of(table, self) >= LARGE and (
+            many := _faulty(usual, ours, may_sort, LARGE // 10)
+        ) != (False, False):
+            return Plan(_told(usual), *many)
+        with transaction.atomic(using=self.connection.alias):
+            # Joining by hash or merge reads all of a small table as rightly as a sequential scan does.
+            dear = ("seqscan", "bitmapscan", "hashjoin", "mergejoin")
+            for name in (*dear, *([] if may_sort else ["sort"])):
+                self.run(SQL(f"SET LOCAL enable_{name} = off"))
+            best = self._plan(statement)
+            # Takes the settings back.
+            transaction.set_rollback(True, using=self.connection.alias)
+        faults = _faulty(best, ours, may_sort, 0)
+        return Plan(_told(best), *((False, False) if self._is_tiny(table) else faults))
+
+    def _is_tiny(self, table: Table) -> bool:
+        """Say whether the planner knows of a row or two at most: every way to read them is as good as every other.
+
+        Of a table that was never analysed it assumes more.
+        """
+        name = value(real_name(table.name))
+        ((analysed,),) = self.fetch(
+            sql(
+                "SELECT bool_and(reltuples >= 0) FROM pg_class WHERE relkind = 'r'"
+                " AND (oid = {}::regclass OR oid IN (SELECT relid FROM pg_partition_tree({}::regclass)))",
+                name,
+                name,
+            )
+        )
+        return bool(analysed) and self.believed(table).rows <= TINY
+
+    def _plan(self, statement: SQL) -> Any:
+        (row,) = self.fetch(sql("EXPLAIN (FORMAT JSON) {}", statement))
+        answer = json.loads(row[0]) if isinstance(row[0], str) else row[0]
+        return answer[0]["Plan"]
+
+    def _relations(self, table: Table) -> frozenset[str]:
+        """Return the names of the table and of its partitions."""
+        name = real_name(table.columns.owner._meta.db_table)
+        spelled = value(real_name(table.name))
+        parts = self.fetch(
+            sql("SELECT relid::regclass::text FROM pg_partition_tree({}::regclass)", spelled)
+        )
+        return frozenset({name, *(part.split(".")[-1].strip('"') for (part,) in parts)})
+
+    def believed(self, table: Table) -> Belief:
+        """Take the rows a page as last counted times the pages as they are now, as the planner does."""
+        name = value(real_name(table.name))
+        ((rows,),) = self.fetch(
+            sql(
+                "SELECT COALESCE(SUM(CASE WHEN c.reltuples >= 0 AND c.relpages > 0"
+                " THEN c.reltuples / c.relpages * pages.now ELSE pages.now * {} END), 0)"
+                " FROM pg_class c,"
+                " LATERAL (SELECT pg_relation_size(c.oid) / current_setting('block_size')::bigint) pages(now)"
+                " WHERE c.oid = {}::regclass OR c.oid IN (SELECT relid FROM pg_partition_tree({}::regclass))",
+                value(ROWS_A_PAGE),
+                name,
+                name,
+            )
+        )
+        shares = self.fetch(
+            sql(
+                "SELECT unnest(most_common_vals::text::text[]), unnest(most_common_freqs) FROM ("
+                "SELECT s.most_common_vals, s.most_common_freqs FROM pg_stats s JOIN pg_class c"
+                " ON c.relname = s.tablename AND c.relnamespace = s.schemaname::regnamespace"
+                " WHERE c.oid = {}::regclass AND s.attname = {} ORDER BY s.inherited DESC LIMIT 1) known",
+                name,
+                value(real_name(table.columns.status.column)),
+            )
+        )
+        return Belief(float(rows), {state: share * float(rows) for state, share in shares})
+
+    def ignored_indexes(self, table_name: str) -> set[str]:
+        # What a failed CREATE INDEX CONCURRENTLY leaves behind.
+        name = value(self.connection.ops.quote_name(table_name))
+        found = sql(
+            "SELECT c.relname FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid"
+            " WHERE i.indrelid = to_regclass({}) AND NOT i.indisvalid",
+            name,
+        )
+        return {row[0] for row in self.fetch(found)}
+
+    def configured_faults(self) -> Iterator[Fault]:
+        asked = self._asked_isolation
+        if asked and "committed" not in asked:
+            yield Fault(
+                "W002",
+                f"The database {self.connection.alias!r} runs transactions at {asked.upper()}: claims set READ"
+                " COMMITTED for themselves, but a handler's own transactions that meet fail with serialization errors.",
+                option_hint(
+                    self.connection.alias, "isolation_level", "IsolationLevel.READ_COMMITTED"
+                )
+                + "  # from django.db.backends.postgresql.psycopg_any",
+            )
+
+    def server_faults(self, tables: Sequence[Table]) -> Iterator[Fault]:
+        alias = self.connection.alias
+        ((isolation, read_only, standby, pid),) = self.fetch(
+            SQL(
+                "SELECT current_setting('default_transaction_isolation'),"
+                " current_setting('default_transaction_read_only'), pg_is_in_recovery(), pg_backend_pid()"
+            )
+        )
+        if "committed" not in isolation and not self._asked_isolation:
+            yield Fault(
+                "E105",
+                f"default_transaction_isolation of the database {alias!r} is {isolation!r}: two claims that meet are an"
+                " error instead of passing each other.",
+                option_hint(alias, "isolation_level", "IsolationLevel.READ_COMMITTED")
+                + "  # from django.db.backends.postgresql.psycopg_any",
+            )
+        if read_only == "on" or standby:
+            why = "is a standby" if standby else "has default_transaction_read_only on"
+            yield Fault(
+                "E106",
+                f"The database {alias!r} {why}: no row can be claimed through it.",
+                f"Let the router's db_for_write() name the primary for the claimable models, not {alias!r}.",
+            )
+        yield from self._pooler_faults(pid)
+
+    def _pooler_faults(self, pid: int) -> Iterator[Fault]:
+        info = getattr(self.connection.connection, "info", None)
+        told = getattr(info, "backend_pid", pid)
+        # A pooler hands out a process number of its own.
+        if told != pid and not self.connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS"):
+            yield Fault(
+                "W107",
+                f"A connection pooler stands before the database {self.connection.alias!r}. Claims work through it, but"
+                " the cursors of iterator() break when it pools transactions.",
+                f'DATABASES["{self.connection.alias}"]["DISABLE_SERVER_SIDE_CURSORS"] = True',
+            )
+
+
+_INDEX_WALKS = {"Index Scan", "Index Only Scan", "Bitmap Index Scan"}
+
+
+def _rows_of(table: Table, dialect: Dialect) -> float:
+    """Return how many rows the server believes the table has; 0 while it has never counted."""
+    name = value(real_name(table.name))
+    ((rows,),) = dialect.fetch(sql("SELECT reltuples FROM pg_class WHERE oid = {}::regclass", name))
+    return max(0.0, float(rows))
+
+
+def _nodes(plan: Any) -> Iterator[Any]:
+    yield plan
+    for child in plan.get("Plans", ()):
+        yield from _nodes(child)
+
+
+def _faulty(plan: Any, ours: frozenset[str], may_sort: bool, few: int) -> tuple[bool, bool]:
+    """Say whether the plan sorts more than a *few* rows of ours, and whether it reads all of them."""
+    sorts = scans = False
+    for node in _nodes(plan):
+        kind = node["Node Type"]
+        below = [one for one in _nodes(node) if one.get("Relation Name") in ours]
+        if "Sort" in kind and below and not may_sort:
+            sorts = sorts or node["Plans"][0]["Plan Rows"] > few
+        if node.get("Relation Name") in ours:
+            scans = (
+                scans or kind == "Seq Scan" or (kind in _INDEX_WALKS and "Index Cond" not in node)
+            )
+    return sorts, scans
+
+
+def _told(plan: Any, depth: int = 0) -> tuple[str, ...]:
+    """Tell a plan as EXPLAIN does, one line a node."""
+    words = [plan["Node Type"]]
+    if "Index Name" in plan:
+        words.append(f"using {plan['Index Name']}")
+    if "Relation Name" in plan:
+        words.append(f"on {plan['Relation Name']}")
+    line = f"{'  ' * depth}{' '.join(words)} (about {plan['Plan Rows']:,} rows)"
+    return (line, *(text for child in plan.get("Plans", ()) for text in _told(child, depth + 1)))

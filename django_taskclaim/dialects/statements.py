@@ -1,0 +1,214 @@
+"""SQL text for one table on one connection: names quoted, values bound, nothing decided.
+
+Names are quoted as Django quotes them and every statement is sent with parameters, so a ``%`` in a name means what
+it means in Django's own statements.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from django.core.exceptions import EmptyResultSet, FullResultSet
+from django.db import models
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models.expressions import Col
+
+from django_taskclaim.columns import ClaimColumns, KeyColumns
+from django_taskclaim.fields import AnyField
+from django_taskclaim.states import Status, Token
+
+Key = Any
+
+
+#: Stands for the transactions that wait for the second phase of their commit; which is which cannot be told.
+PREPARED = "prepared"
+
+
+class SQL(NamedTuple):
+    """A piece of a statement and the values bound in it."""
+
+    text: str
+    params: tuple[Any, ...] = ()
+
+    @classmethod
+    def join(cls, separator: str, pieces: Iterable["SQL"]) -> "SQL":
+        """Put *pieces* together with *separator* between them."""
+        parts = list(pieces)
+        texts = separator.join(part.text for part in parts)
+        return cls(texts, tuple(value for part in parts for value in part.params))
+
+
+def sql(template: str, *pieces: "SQL | str") -> SQL:
+    """Fill the ``{}`` of *template* with *pieces*, keeping the bound values in the order of the text."""
+    parts = [piece if isinstance(piece, SQL) else SQL(piece) for piece in pieces]
+    return SQL(template.format(*(p.text for p in parts)), tuple(v for p in parts for v in p.params))
+
+
+def value(bound: Any) -> SQL:
+    """Return a bound value as a piece of a statement."""
+    return SQL("%s", (bound,))
+
+
+class KeyTable:
+    """A table whose rows are found by their key, as one connection spells it.
+
+    ``key_index`` names the index through which they are found, for databases that lock along an index.
+    """
+
+    columns: KeyColumns
+
+    def __init__(
+        self,
+        columns: KeyColumns,
+        connection: BaseDatabaseWrapper,
+        *,
+        key_index: str = "PRIMARY",
+    ) -> None:
+        self.columns = columns
+        self.connection = connection
+        self.name = self._quote(columns.owner._meta.db_table)
+        self.key = [self.column(field) for field in columns.key]
+        self.key_index = key_index
+
+    def _quote(self, name: str) -> str:
+        return self.connection.ops.quote_name(name)
+
+    def column(self, field: AnyField) -> str:
+        """Return the quoted name of the field's column."""
+        return self._quote(str(field.column))
+
+    def qualified(self, field: AnyField) -> str:
+        """Return the column's name with the table in front of it."""
+        return f"{self.name}.{self.column(field)}"
+
+    def list_of(self, fields: Sequence[AnyField]) -> str:
+        """Return qualified column names, separated by commas."""
+        return ", ".join(self.qualified(field) for field in fields)
+
+    def keyed(self, keys: Sequence[Key]) -> SQL:
+        """Match the rows with these keys."""
+        params = tuple(part for key in keys for part in self.prepared_key(key))
+        if len(self.key) == 1:
+            marks = ", ".join(["%s"] * len(keys))
+            return SQL(f"{self.name}.{self.key[0]} IN ({marks})", params)
+        each = " AND ".join(f"{self.name}.{column} = %s" for column in self.key)
+        return SQL("(" + " OR ".join([f"({each})"] * len(keys)) + ")", params)
+
+    def prepared_key(self, key: Key) -> tuple[Any, ...]:
+        """Return the key's values as the driver wants them."""
+        parts = key if len(self.key) > 1 else (key,)
+        return tuple(
+            field.get_db_prep_value(part, self.connection, prepared=False)
+            for field, part in zip(self.columns.key, parts, strict=True)
+        )
+
+    def assign(self, field: AnyField, to: SQL) -> SQL:
+        """Return ``column = expression`` for a SET clause."""
+        return SQL(f"{self.column(field)} = {to.text}", to.params)
+
+    def bound(self, field: AnyField, given: Any) -> SQL:
+        """Bind a Python value as ``save()`` would store it in *field*."""
+        if hasattr(given, "resolve_expression"):
+            raise TypeError(
+                f"update_fields writes values; {field.name} holds the expression {given!r}."
+            )
+        prepared = field.get_db_prep_save(given, self.connection)
+        compiler = models.sql.UpdateQuery(self.columns.owner).get_compiler(
+            connection=self.connection
+        )
+        return _placeholder(field, prepared, compiler, self.connection)
+
+    def by_key(self, field: AnyField, given: Sequence[tuple[Key, Any]]) -> SQL:
+        """Return an expression with each row's own value for *field*, chosen by key."""
+        chosen = self.choose([(key, self.bound(field, one)) for key, one in given])
+        if len(given) > 1 and self.connection.features.requires_casted_case_in_updates:
+            return sql("({})::{}", chosen, str(field.db_type(self.connection)))
+        return chosen
+
+    def choose(self, given: Sequence[tuple[Key, SQL]]) -> SQL:
+        """Return an expression with each row's own expression, chosen by key."""
+        if len(given) == 1:
+            return given[0][1]
+        condition = " AND ".join(f"{self.name}.{column} = %s" for column in self.key)
+        whens = [
+            sql("WHEN {} THEN {}", SQL(condition, self.prepared_key(key)), one)
+            for key, one in given
+        ]
+        return sql("CASE {} END", SQL.join(" ", whens))
+
+    def where_of(self, queryset: "models.QuerySet[Any]") -> SQL | None:
+        """Return the queryset's condition as text, None where it can match nothing."""
+        compiler = queryset.query.get_compiler(connection=self.connection)
+        try:
+            compiler.pre_sql_setup()
+            text, params = compiler.compile(queryset.query.where)
+        except EmptyResultSet:
+            return None
+        except FullResultSet:
+            return SQL("1 = 1")
+        return SQL(text or "1 = 1", tuple(params))
+
+    def python_rows(self, fields: Sequence[AnyField], raw: Iterable[Any]) -> list[list[Any]]:
+        """Turn what the driver returned for *fields* into what Django would show."""
+        compiler = models.sql.Query(self.columns.owner).get_compiler(connection=self.connection)
+        converters = compiler.get_converters([Col(self.name, field) for field in fields])
+        rows = [list(row) for row in raw]
+        return (
+            [list(row) for row in compiler.apply_converters(rows, converters)]
+            if converters
+            else rows
+        )
+
+    def python_keys(self, raw: Iterable[Any]) -> list[Key]:
+        """Turn returned key columns into keys: plain values, tuples for composite keys."""
+        return [self.key_of(row) for row in self.python_rows(self.columns.key, raw)]
+
+    def key_of(self, row: Sequence[Any]) -> Key:
+        """Return the key of a row whose first columns are the key's."""
+        width = len(self.key)
+        return tuple(row[:width]) if width > 1 else row[0]
+
+
+class Table(KeyTable):
+    """The table that holds a model's claim columns, as one connection spells it."""
+
+    columns: ClaimColumns
+
+    def __init__(self, columns: ClaimColumns, connection: BaseDatabaseWrapper) -> None:
+        super().__init__(columns, connection)
+        self.status = self.column(columns.status)
+
+    def in_state(self, *states: Status) -> SQL:
+        """Match rows in one of *states*; literals, so that a partial index is found to fit."""
+        names = ", ".join(f"'{state.value}'" for state in states)
+        return SQL(
+            f"{self.name}.{self.status} IN ({names})"
+            if len(states) > 1
+            else f"{self.name}.{self.status} = {names}"
+        )
+
+    def standing(self, token: Token) -> SQL:
+        """Match rows whose claim is still the one that *token* names: the fence."""
+        return self._under(token, Status.PROCESSING)
+
+    def completed_by(self, token: Token) -> SQL:
+        """Match rows that were completed through the claim that *token* names."""
+        return self._under(token, Status.COMPLETE)
+
+    def _under(self, token: Token, status: Status) -> SQL:
+        columns = self.columns
+        return SQL(
+            f"{self.name}.{self.status} = '{status.value}'"
+            f" AND {self.qualified(columns.claimed_by)} = %s AND {self.qualified(columns.iteration)} = %s",
+            (token.holder, token.iteration),
+        )
+
+
+def _placeholder(
+    field: AnyField, prepared: Any, compiler: Any, connection: BaseDatabaseWrapper
+) -> SQL:
+    if hasattr(field, "get_placeholder_sql"):  # Django 6.1
+        text, params = field.get_placeholder_sql(prepared, compiler, connection)
+        return SQL(text, tuple(params))
+    if hasattr(field, "get_placeholder"):
+        return SQL(field.get_placeholder(prepared, compiler, connection), (prepared,))
+    return value(prepared)

@@ -1,0 +1,37 @@
+"""What is wrong with one model's claims on one database, and what to do about it; ``claimdoctor`` prints it.
+
+``examine`` looks and changes nothing: statements are explained, not run.
+"""
+
+from collections.abc import Iterator
+
+from django.db import Error, models
+
+from django_taskclaim.doctor.findings import Finding, Kind
+from django_taskclaim.doctor.movement import why_nothing_moves
+from django_taskclaim.doctor.plans import judged_plans, missing_indexes, missing_key_indexes
+from django_taskclaim.doctor.surroundings import missing_tables, refused
+
+__all__ = ["Finding", "Kind", "examine"]
+
+
+def examine(model: type[models.Model], alias: str) -> Iterator[Finding]:
+    """Yield what there is to say of *model* on the database *alias*, the gravest first.
+
+    A database that does not answer is a finding, not an exception.
+    """
+    try:
+        yield from _examine(model, alias)
+    except Error as error:
+        yield refused(alias, error)
+
+
+def _examine(model: type[models.Model], alias: str) -> Iterator[Finding]:
+    absent = list(missing_tables(model, alias))
+    if absent:
+        yield from absent
+        return
+    yield from missing_indexes(model, alias)
+    yield from judged_plans(model, alias)
+    yield from missing_key_indexes(model, alias)
+    yield from why_nothing_moves(model, alias)

@@ -1,0 +1,172 @@
+"""Whether the statements of a model find an index that fits them."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from django.db import connections, models, transaction
+
+from django_taskclaim.dialects.inspection import Plan, real_name
+from django_taskclaim.dialects.statements import SQL
+from django_taskclaim.doctor.findings import Finding
+from django_taskclaim.doctor.rehearsal import claim_statements, fenced_statements, reaper_statements
+from django_taskclaim.fields import AnyField
+from django_taskclaim.handlers import handler_for
+from django_taskclaim.indexes import ClaimIndex
+from django_taskclaim.querysets.limits import limits_over
+from django_taskclaim.querysets.scope import Desk
+from django_taskclaim.wording import listed
+
+
+def missing_indexes(model: type[models.Model], alias: str) -> Iterator[Finding]:
+    """Yield the claim index with the statement that creates it, where the table has none that fits."""
+    desk = Desk.of(model, alias)
+    index = claim_index(desk)
+    if index is None or _is_there(index, desk):
+        return
+    columns = listed([name for name, _ in _wanted(index, desk)])
+    yield Finding.problem(
+        f"The table {_table_name(desk)} has no index on {columns}: every claim reads and sorts all open rows.",
+        f"Create it{desk.dialect.on_a_busy_table}, or run makemigrations and migrate:",
+        details=tuple(create_statements(index, desk)),
+    )
+
+
+def missing_key_indexes(model: type[models.Model], alias: str) -> Iterator[Finding]:
+    """Yield an index for each limit per key whose full keys no index lets a claim step over."""
+    desk = Desk.of(model, alias)
+    for limit in limits_over(model):
+        index = index_for(model, desk, limit.field)
+        if index is None or _is_there(index, desk, 2):
+            continue
+        yield Finding.note(
+            f"The table {_table_name(desk)} has no index that begins with"
+            f" {listed([name for name, _ in _wanted(index, desk)][:2])}: where rows of a {limit.name} that is at its"
+            " limit stand in front, each claim reads past all of them.",
+            f"Create it{desk.dialect.on_a_busy_table}, and name it in Meta.indexes:",
+            details=tuple(create_statements(index, desk)),
+        )
+
+
+def index_for(model: type[models.Model], desk: Desk, key: AnyField | None = None) -> Any:
+    """Return the index for claims of the handler's rows in their order, of one *key* if given.
+
+    None where no index of the claim table alone gives that order.
+    """
+    handler = handler_for(model)
+    query = (handler.rows() if handler is not None else model._default_manager.all()).query
+    owner = desk.columns.owner
+    own = {
+        each: field.name
+        for field in owner._meta.local_concrete_fields
+        for each in (field.name, field.attname)
+    }
+    asked = list(query.order_by) or desk.columns.order
+    named = [str(item).lstrip("-+") for item in asked]
+    if not query.standard_ordering or not {*named, "pk"} <= {*own, "pk"}:
+        return None
+    key_names = [field.name for field in desk.columns.key]
+    fields = [desk.columns.status.name, *([] if key is None else [key.name])]
+    for item, name in zip(asked, named, strict=True):
+        names = key_names if name == "pk" else [own[name]]
+        fields += ["-" * str(item).startswith("-") + each for each in names if each not in fields]
+    index = models.Index(fields=fields)
+    index.set_name_with_model(owner)
+    return index
+
+
+def claim_index(desk: Desk) -> Any:
+    """Return the index that the mixin has given the model."""
+    return next(
+        (one for one in desk.columns.owner._meta.indexes if isinstance(one, ClaimIndex)), None
+    )
+
+
+def create_statements(index: Any, desk: Desk) -> list[str]:
+    """Return Django's own statements that create *index*, ready to be sent."""
+    with connections[desk.alias].schema_editor(collect_sql=True, atomic=False) as editor:
+        editor.add_index(desk.columns.owner, index)
+    return [real_name(statement) for statement in editor.collected_sql]
+
+
+def _table_name(desk: Desk) -> str:
+    return real_name(desk.columns.owner._meta.db_table)
+
+
+def _wanted(index: Any, desk: Desk) -> list[tuple[str, str]]:
+    owner: Any = desk.columns.owner._meta
+    return [
+        (real_name(owner.get_field(name).column), order or "ASC")
+        for name, order in index.fields_orders
+    ]
+
+
+def _is_there(index: Any, desk: Desk, length: int | None = None) -> bool:
+    """Say whether an index of any name begins with the columns of *index*, or with the first *length* of them."""
+    wanted = _wanted(index, desk)[:length]
+    return any(known[: len(wanted)] == wanted for known in desk.dialect.indexes(desk.table))
+
+
+def judged_plans(model: type[models.Model], alias: str) -> Iterator[Finding]:
+    """Yield what EXPLAIN says of the statements as they would be sent now."""
+    judged: list[Plan | None] = []
+    for what, statements, may_sort in (
+        ("claim", claim_statements(model, alias), False),
+        ("search for expired rows", reaper_statements(model, alias), True),
+        ("completion or renewal of rows by their keys", fenced_statements(model, alias), True),
+    ):
+        plans = _explained(model, alias, statements, may_sort)
+        judged += plans
+        yield from _complaint(model, alias, what, [plan for plan in plans if plan is not None])
+    if None in judged:
+        yield Finding.note(
+            f"{connections[alias].display_name} is a database that this package was never tested on;"
+            " its plans cannot be judged.",
+            "Claims are made by compare-and-swap there: correct, but slower.",
+        )
+    elif not any(plan.sorts or plan.scans for plan in judged if plan is not None):
+        yield Finding.fine(
+            "Claims, completions, renewals and the reaper use indexes: no sort, no scan."
+        )
+
+
+def _explained(
+    model: type[models.Model], alias: str, statements: list[SQL], may_sort: bool
+) -> list[Plan | None]:
+    desk = Desk.of(model, alias)
+    with transaction.atomic(using=alias):
+        return [
+            desk.dialect.explain(statement, desk.table, may_sort=may_sort)
+            for statement in statements
+        ]
+
+
+def _complaint(
+    model: type[models.Model], alias: str, what: str, plans: list[Plan]
+) -> Iterator[Finding]:
+    desk, details = Desk.of(model, alias), []
+    bad = next((plan for plan in plans if plan.sorts or plan.scans), None)
+    if bad is None:
+        return
+    faults = listed(
+        [*(["sorts rows"] if bad.sorts else []), *(["reads the whole table"] if bad.scans else [])]
+    )
+    index = claim_index(desk)
+    if index is not None and not _is_there(index, desk):
+        advice = "Create the missing index named above, then ask again."
+    elif what == "claim":
+        name = f" {index.name}" if index is not None else ""
+        advice = (
+            f"The claim index{name} is there but does not serve this claim: refresh the statistics ({_analyze(desk)}),"
+            " and if the handler's queryset has a filter or an order of its own, add an index on the status, followed"
+            " by those columns."
+        )
+        fitting = index_for(model, desk)
+        if fitting is not None and not _is_there(fitting, desk):
+            details = create_statements(fitting, desk)
+    else:
+        advice = f"Refresh the statistics: {_analyze(desk)}"
+    yield Finding.problem(f"The {what} {faults}.", advice, details=(*bad.lines, *details))
+
+
+def _analyze(desk: Desk) -> str:
+    return desk.dialect.refresh_statistics(desk.table)

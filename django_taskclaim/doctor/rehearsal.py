@@ -1,0 +1,108 @@
+"""The statements that claims, completions, renewals and the reaper send, heard without being sent.
+
+The verbs themselves run, so what is heard is what they say, whatever strategy is set and whatever filter a handler
+has. Django's ``execute_wrapper`` hears each statement and puts a harmless question in its place.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+from django.db import connections, models, transaction
+
+from django_taskclaim.completion import Delete
+from django_taskclaim.conf import setting
+from django_taskclaim.dialects.statements import SQL
+from django_taskclaim.handlers import handler_for
+from django_taskclaim.policy import policy_for
+from django_taskclaim.querysets import ClaimQuerySet
+from django_taskclaim.querysets.assignments import complete_assignments
+from django_taskclaim.querysets.scope import Desk
+from django_taskclaim.states import WORKER_MARK, Token
+
+#: Statements by key differ in their number of keys only, so a few stand for all.
+SAMPLE = 50
+
+#: No claim ever had this token, so nothing would be written even if a statement were sent.
+NOBODY = Token(f"claimdoctor{WORKER_MARK}", -1)
+
+
+@dataclass
+class Rehearsal:
+    """Hears the statements on one table; each question is answered with rows of the table or with none."""
+
+    desk: Desk
+    #: Whether a SELECT that locks finds rows too, so that what would follow is heard as well.
+    locks_find: bool
+    heard: list[SQL] = field(default_factory=list)
+
+    def __call__(
+        self, execute: Callable[..., Any], text: str, params: Any, many: bool, context: Any
+    ) -> Any:
+        if not self._is_ours(text):
+            return execute(text, params, many, context)
+        statement = SQL(text, tuple(params or ()))
+        if all(statement.text != known.text for known in self.heard):
+            self.heard.append(statement)
+        return execute(self._stand_in(text), (), many, context)
+
+    def _is_ours(self, text: str) -> bool:
+        return (
+            text.startswith(("SELECT", "UPDATE", "DELETE", "WITH")) and self.desk.table.name in text
+        )
+
+    def _stand_in(self, text: str) -> str:
+        """Return a question with the same columns: a few rows for a SELECT, nothing for all else."""
+        table = self.desk.table
+        locks = self.desk.dialect.lock_clause in text
+        if text.startswith("SELECT") and (self.locks_find or not locks):
+            wanted = text.removeprefix("SELECT ").removeprefix("DISTINCT ").partition(" FROM ")[0]
+            return f"SELECT {wanted} FROM {table.name} LIMIT {SAMPLE}"
+        return f"SELECT 1 FROM {table.name} WHERE 1 = 0"
+
+
+@contextmanager
+def listening(desk: Desk, *, locks_find: bool = False) -> Iterator[list[SQL]]:
+    """Hear every statement on the desk's table inside the block; none of them is sent."""
+    rehearsal = Rehearsal(desk, locks_find)
+    # The caller's transaction makes the verbs open savepoints only; nothing has been written when it ends.
+    with transaction.atomic(using=desk.alias), connections[desk.alias].execute_wrapper(rehearsal):
+        yield rehearsal.heard
+
+
+def claim_statements(model: type[models.Model], alias: str) -> list[SQL]:
+    """Return what a worker of *model* sends to claim a batch."""
+    desk = Desk.of(model, alias)
+    handler = handler_for(model)
+    rows = handler.rows(alias) if handler is not None else model._default_manager.using(alias)
+    if not hasattr(rows, "claim_batch"):
+        rows = ClaimQuerySet(model, using=alias)
+    limit = handler.batch_size if handler is not None else int(setting("BATCH_SIZE"))
+    # Where the settings ask for REPEATABLE READ, a limit per key refuses this transaction, though no worker's own.
+    with listening(desk, locks_find=True) as heard, suppress(RuntimeError):
+        rows.claim_batch(limit, durable=False)
+    return heard
+
+
+def reaper_statements(model: type[models.Model], alias: str) -> list[SQL]:
+    """Return what ``release_expired`` sends to find rows whose lease has ended."""
+    with listening(Desk.of(model, alias)) as heard:
+        ClaimQuerySet(model, using=alias).release_expired()
+    return heard
+
+
+def fenced_statements(model: type[models.Model], alias: str) -> list[SQL]:
+    """Return what completions and renewals send; nothing for an empty table."""
+    desk = Desk.of(model, alias)
+    keys = list(desk.rows.order_by().values_list("pk", flat=True)[:SAMPLE])
+    if not keys:
+        return []
+    with listening(desk, locks_find=True) as heard:
+        if isinstance(policy_for(model).completion, Delete):
+            desk.dialect.delete_held(desk.table, NOBODY, keys)
+        else:
+            desk.dialect.update_held(desk.table, NOBODY, keys, complete_assignments([])(desk, []))
+        desk.dialect.renew_held(desk.table, NOBODY, keys, timedelta(seconds=60))
+    return heard

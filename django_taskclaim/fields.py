@@ -1,0 +1,181 @@
+"""The field classes behind the claim columns.
+
+Users' migrations name these classes, so this import path and the stored form never change.
+"""
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from django.conf import settings
+from django.db import models
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.utils import timezone
+
+from django_taskclaim.states import Status
+
+if TYPE_CHECKING:
+    AnyField: TypeAlias = models.Field[Any, Any]
+    _CharField: TypeAlias = models.CharField[Any, Any]
+    _TextField: TypeAlias = models.TextField[Any, Any]
+    _IntegerField: TypeAlias = models.IntegerField[Any, Any]
+    _BigIntegerField: TypeAlias = models.BigIntegerField[Any, Any]
+    _FloatField: TypeAlias = models.FloatField[Any, Any]
+    _DateTimeField: TypeAlias = models.DateTimeField[Any, Any]
+else:
+    # Django's fields take no parameters while the program runs.
+    AnyField = models.Field
+    _CharField, _TextField = models.CharField, models.TextField
+    _IntegerField, _DateTimeField = models.IntegerField, models.DateTimeField
+    _BigIntegerField, _FloatField = models.BigIntegerField, models.FloatField
+
+#: ``not_before`` of a row that never had to wait: a fixed past, so that such rows lead in the index.
+NEVER_WAITED = datetime(1970, 1, 1, tzinfo=UTC)
+
+#: ``not_before`` of a row whose worker died on its last try: it is claimed alone, see ``release_expired``.
+CRASHED = datetime(1970, 1, 2, tzinfo=UTC)
+
+#: … and of such a row claimed by a worker that has not begun it yet: if the claim expires, it has killed nobody.
+CRASHED_UNBEGUN = CRASHED + timedelta(seconds=1)
+
+#: ``not_before`` of a range whose keys may still become more: not due until somebody makes it so. A year that every
+#: time zone can show.
+UNSETTLED = datetime(9000, 1, 1, tzinfo=UTC)
+
+
+class ClaimColumn(AnyField):
+    """Marks a column that the verbs alone write; ``priority`` is the one that stays the user's."""
+
+    # A pre_save of its own would make update_or_create() write the column; see Django's `update_or_create`.
+    pre_save = models.Field.pre_save
+
+
+class StatusField(ClaimColumn, _CharField):
+    """The state of a row, one of ``Status``."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        kwargs.setdefault("max_length", 10)
+        kwargs.setdefault("choices", Status.choices)
+        super().__init__(*args, **kwargs)
+
+
+class Utf8Collation(ClaimColumn):
+    """Text that MySQL and MariaDB keep as utf8mb4 and compare byte for byte, whatever the table's default.
+
+    Their usual collations find ``user:Bob`` when asked for ``user:bob``, and a utf8mb3 table refuses emoji.
+    """
+
+    def db_parameters(self, connection: BaseDatabaseWrapper) -> Any:
+        parameters = super().db_parameters(connection)
+        if connection.vendor == "mysql" and not parameters.get("collation"):
+            is_mariadb = getattr(connection, "mysql_is_mariadb", False)
+            parameters["collation"] = "utf8mb4_nopad_bin" if is_mariadb else "utf8mb4_0900_bin"
+        return parameters
+
+
+class HolderField(Utf8Collation, _CharField):
+    """Who holds the claim, compared byte for byte on every database."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        kwargs.setdefault("max_length", 200)
+        super().__init__(*args, **kwargs)
+
+
+class ErrorClassField(Utf8Collation, _CharField):
+    """The dotted name of the exception that a try ended with."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        kwargs.setdefault("max_length", 200)
+        super().__init__(*args, **kwargs)
+
+
+class ErrorTextField(Utf8Collation, _TextField):
+    """What a try ended with, in words."""
+
+
+class CounterField(ClaimColumn, _IntegerField):
+    """A count. A plain integer: ``Positive…Field`` adds a CHECK that scans the whole table."""
+
+
+class PriorityField(_IntegerField):
+    """The user's own order of claims; higher comes first."""
+
+
+class RangeColumn(ClaimColumn):
+    """Marks a column of a range of keys; like the claim columns it is written by verbs alone."""
+
+
+class RangeKeyField(RangeColumn, _TextField):
+    """A key of the source model as JSON; only ever decoded, never compared as text except for being the same."""
+
+
+class RangeCountField(RangeColumn, _BigIntegerField):
+    """A number of rows of the source model."""
+
+
+class RangeMarkField(RangeColumn, _TextField):
+    """What must be over before the keys of a range are settled."""
+
+
+class RangePositionField(RangeColumn, _FloatField):
+    """Where a range stands among the others: in the order of their keys."""
+
+
+class MomentField(ClaimColumn, _DateTimeField):
+    """A moment, stored as UTC on every database whatever ``USE_TZ`` and ``TIME_ZONE`` say.
+
+    Python sees what Django users expect: aware values under ``USE_TZ``, else naive ones in ``TIME_ZONE``.
+    On SQLite the text has three digits of milliseconds, the shape of its own clock, so that text order is time order.
+    """
+
+    def get_internal_type(self) -> str:
+        # Not "DateTimeField": the backends would attach converters that shift the moment.
+        return "MomentField"
+
+    def db_type(self, connection: BaseDatabaseWrapper) -> str:
+        return {"postgresql": "timestamp with time zone", "mysql": "datetime(6)"}.get(
+            connection.vendor, "text" if connection.vendor == "sqlite" else "timestamp"
+        )
+
+    def get_db_prep_value(
+        self, value: Any, connection: BaseDatabaseWrapper, prepared: bool = False
+    ) -> Any:
+        if not prepared:
+            value = self.get_prep_value(value)
+        if not isinstance(value, datetime):
+            return value
+        return _stored_form(as_utc(value), connection.vendor)
+
+    def from_db_value(
+        self, value: Any, expression: Any, connection: BaseDatabaseWrapper
+    ) -> datetime | None:
+        if value is None:
+            return None
+        if isinstance(value, str):
+            value = datetime.fromisoformat(value)
+        if value.tzinfo is None and connection.vendor != "postgresql":
+            value = value.replace(tzinfo=UTC)
+        return _as_python(value)
+
+
+def as_utc(value: datetime) -> datetime:
+    """Return the moment in UTC; a naive one is meant in ``TIME_ZONE``."""
+    if timezone.is_naive(value):
+        value = timezone.make_aware(value, timezone.get_default_timezone())
+    return value.astimezone(UTC)
+
+
+def _stored_form(value: datetime, vendor: str) -> Any:
+    if vendor == "postgresql":
+        return value
+    naive = value.replace(tzinfo=None)
+    return naive.isoformat(" ", "milliseconds" if vendor == "sqlite" else "microseconds")
+
+
+def _as_python(value: datetime) -> datetime:
+    if settings.USE_TZ:
+        return value if timezone.is_aware(value) else timezone.make_aware(value)
+    return (
+        timezone.make_naive(value, timezone.get_default_timezone())
+        if timezone.is_aware(value)
+        else value
+    )

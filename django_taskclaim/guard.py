@@ -1,0 +1,200 @@
+"""Keeps the claim columns out of every write that is no verb.
+
+On a row that exists, a column of ours that was assigned is an error before any SQL. A new row is born open, unless
+it was constructed with one of the states it may be born in.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from django.core.exceptions import ValidationError
+from django.db import models
+
+from django_taskclaim.columns import claim_columns
+from django_taskclaim.exceptions import ClaimColumnError
+from django_taskclaim.fields import AnyField, RangeColumn
+from django_taskclaim.states import BIRTH_STATES, Status
+from django_taskclaim.tokens import Claim, claim_of, detach
+
+LOADED = "_taskclaim_loaded"
+NAMED = "_taskclaim_named"
+
+#: Why an instance that carries a claim, or once did, is not stored as a new row under the key that it had claimed.
+NEVER_INSERTED = "the row is gone, and an instance that was claimed never inserts its key again"
+
+_VERB_FOR: dict[Any, str] = {
+    Status.OPEN: "row.claim.release(), or reset() on a queryset",
+    Status.PROCESSING: "claim_batch()",
+    Status.COMPLETE: "row.claim.complete()",
+    Status.FAILED: "row.claim.fail(error)",
+    Status.PAUSED: "pause_rows() on a queryset",
+}
+
+
+def loaded_values(row: models.Model) -> dict[str, Any] | None:
+    """Return the values that the row was last loaded or written with, by attname; None for one never stored."""
+    known = row.__dict__.get(LOADED)
+    if known is None or isinstance(known, dict):
+        return known
+    names, values = known
+    return dict(zip(names, values, strict=False))
+
+
+def remember_loaded(row: models.Model, names: Iterable[str], values: Iterable[Any]) -> None:
+    """Keep a reference to what the row was loaded with: nothing is copied for rows that are only read."""
+    row.__dict__[LOADED] = (names, values)
+
+
+def remember(row: models.Model, attnames: Iterable[str]) -> None:
+    """Take the row's present values of these columns for the stored ones."""
+    known = dict(loaded_values(row) or {})
+    for attname in attnames:
+        if attname in row.__dict__:
+            known[attname] = row.__dict__[attname]
+        else:
+            known.pop(attname, None)
+    row.__dict__[LOADED] = known
+
+
+def show(row: models.Model, values: dict[AnyField | None, Any]) -> None:
+    """Let the instance show what a verb has written; ``DEFERRED`` values are read again when asked for."""
+    names = []
+    for field, value in values.items():
+        if field is None:
+            continue
+        names.append(field.attname)
+        if value is models.DEFERRED:
+            row.__dict__.pop(field.attname, None)
+        else:
+            row.__dict__[field.attname] = value
+    remember(row, names)
+
+
+def refuse_names(model: type[models.Model], names: Iterable[str] | None, where: str) -> None:
+    """Raise ClaimColumnError if *names* holds a claim column."""
+    wrong = sorted(claim_columns(model).guarded_names.intersection(names or ()))
+    if wrong:
+        raise ClaimColumnError(
+            f"{where} names {', '.join(wrong)} of {model._meta.label}: claim columns are written by the verbs alone"
+            f" (claim_batch, complete, fail, release, renew, reset, pause_rows, resume_rows)."
+        )
+
+
+def refuse_assigned(row: models.Model) -> None:
+    """Raise ClaimColumnError if a claim column of a stored row was assigned since it was loaded."""
+    field = assigned(row)
+    if field is not None:
+        raise ClaimColumnError(_assigned_message(row, field))
+
+
+def assigned(row: models.Model) -> AnyField | None:
+    """Return a claim column of a stored row that was assigned since it was loaded, if there is one."""
+    known = loaded_values(row)
+    if known is None:
+        return None
+    for field in claim_columns(type(row)).guarded:
+        attname = field.attname
+        if attname in row.__dict__ and (
+            attname not in known or known[attname] != row.__dict__[attname]
+        ):
+            return field
+    return None
+
+
+def _assigned_message(row: models.Model, field: AnyField) -> str:
+    value = row.__dict__[field.attname]
+    is_status = field is claim_columns(type(row)).status
+    verb = _VERB_FOR.get(value, "one of the verbs") if is_status else "one of the verbs"
+    return (
+        f"{row._meta.label} {row.pk!r}: {field.name} was set to {value!r}, but claim columns are written by the verbs"
+        f" alone; use {verb}."
+    )
+
+
+def is_stored(row: models.Model) -> bool:
+    """Say whether the row was loaded, or saved before: then its values of our columns are not the user's wish."""
+    return LOADED in row.__dict__
+
+
+def remember_named(row: models.Model, names: Iterable[str]) -> None:
+    """Note that the row was constructed with these names; one of ours counts also where it names the default."""
+    if not claim_columns(type(row)).guarded_names.isdisjoint(names):
+        row.__dict__[NAMED] = True
+
+
+def names_its_state(row: models.Model) -> bool:
+    """Say whether a constructed row names a claim column, so that it can only be meant as a new row."""
+    if is_stored(row):
+        return False
+    return NAMED in row.__dict__ or any(
+        _value(row, field) != field.get_default() for field in claim_columns(type(row)).guarded
+    )
+
+
+def is_copy(row: models.Model) -> bool:
+    """Say whether the row is a loaded one about to be saved as a new row (Django's copy idiom)."""
+    return is_stored(row) and (row._state.adding or row.pk is None)
+
+
+def prepare_copy(row: models.Model) -> None:
+    """Give a copy the columns that were never loaded: they cannot be, for its row is not there yet."""
+    missing = [f for f in claim_columns(type(row)).guarded if f.attname not in row.__dict__]
+    for field in missing:
+        row.__dict__[field.attname] = field.get_default()
+    remember(row, [field.attname for field in missing])
+
+
+def claim_on(row: models.Model, using: str, key: Any) -> Claim | None:
+    """Return the claim that the instance carries, or once carried, on the very row that has this key."""
+    claim = claim_of(row)
+    if claim is None or claim.alias != using:
+        return None
+    return claim if claim.pk == key or claim.pk == _read_key(row, key) else None
+
+
+def _read_key(row: models.Model, key: Any) -> Any:
+    """Return a key as its field would load it: "5" names the row 5."""
+    try:
+        return claim_columns(type(row)).owner._meta.pk.to_python(key)
+    except ValidationError:
+        return None
+
+
+def prepare_birth(row: models.Model) -> None:
+    """Make the row fit to be inserted: a copy is born open, a constructed one as it names, within limits.
+
+    Raises ClaimColumnError for a constructed row that names what only a verb may write.
+    """
+    columns = claim_columns(type(row))
+    if is_stored(row) or claim_of(row) is not None:
+        for field in columns.guarded:
+            row.__dict__[field.attname] = field.get_default()
+        claim = claim_of(row)
+        if claim is not None and claim.pk != claim_columns(type(row)).key_of(row):
+            # With the same key, but on another database, the instance still carries the claim of the row here.
+            detach(row)
+        return
+    check_birth(row)
+
+
+def check_birth(row: models.Model) -> None:
+    """Raise ClaimColumnError for a constructed row that names what only a verb may write."""
+    columns = claim_columns(type(row))
+    state = _value(row, columns.status)
+    if state not in BIRTH_STATES:
+        raise ClaimColumnError(
+            f"A new {row._meta.label} cannot be {state!r}: only claim_batch() leads there."
+        )
+    free = {columns.status, columns.not_before}
+    for field in columns.guarded:
+        if field in free or isinstance(field, RangeColumn):
+            continue
+        if _value(row, field) != field.get_default():
+            raise ClaimColumnError(
+                f"A new {row._meta.label} names {field.name}={_value(row, field)!r}; a new row may name its status"
+                f" and not_before only."
+            )
+
+
+def _value(row: models.Model, field: AnyField) -> Any:
+    return row.__dict__.get(field.attname, field.get_default())

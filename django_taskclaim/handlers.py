@@ -1,0 +1,311 @@
+"""What is done with a claimed row: the registry that ``@handler`` fills from each app's ``claims.py``."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from django.core.exceptions import ImproperlyConfigured
+from django.db import models
+
+from django_taskclaim import conf
+from django_taskclaim.columns import claim_columns, has_ranges
+from django_taskclaim.completion import Completion, CompletionOption, Mark, as_completion
+from django_taskclaim.links import is_companion
+from django_taskclaim.policy import Backoff, Policy, Rule, policy_for, set_policy
+from django_taskclaim.querysets import ClaimQuerySet
+from django_taskclaim.querysets.limits import refuse_uncountable
+from django_taskclaim.querysets.ranges import end_walks, refuse_unfinished
+from django_taskclaim.querysets.results import with_locked_source
+from django_taskclaim.sources import hand_out, lacks_source, load_sources
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Handler:
+    """A function and how its rows are claimed; a field left None follows the settings."""
+
+    model: type[models.Model]
+    function: Callable[..., Any]
+    own_batch_size: int | None = None
+    own_timeout: timedelta | None = None
+    unlimited: bool = False
+    update_fields: Sequence[str] = ()
+    #: The function gets the rows of a claim together, and answers for each.
+    batch: bool = False
+    #: The function and the completion share one transaction.
+    atomic: bool = False
+    own_concurrency: int | None = None
+    #: Asked beside those of the settings, for this model alone.
+    health_checks: Sequence[Any] = ()
+    queryset: "models.QuerySet[Any] | None" = field(default=None, compare=False)
+    #: The function gets the sources of the rows, which are companions.
+    gets_sources: bool = False
+    #: What becomes of a companion whose source is gone: ``fail`` or ``complete``.
+    missing_source: str = "fail"
+
+    def call(self, rows: Sequence[Any]) -> Any:
+        """Call the function with its row, or as a batch handler with all of *rows*; a coroutine where it is async."""
+        if self.has_ranges:
+            try:
+                self.function(rows[0])
+            finally:
+                end_walks()
+            refuse_unfinished(rows[0])
+            return None
+        given = [hand_out(row) for row in rows] if self.gets_sources else list(rows)
+        if not self.batch:
+            return self.function(given[0])
+        answer = self.function(given)
+        # What is yielded is part of the call, and of its transaction.
+        return list(answer) if inspect.isgenerator(answer) else answer
+
+    def prepare(self, rows: Sequence[Any]) -> None:
+        """Load what the function needs beside the claimed *rows*: the sources of companions, all in one query."""
+        if is_companion(self.model):
+            load_sources(rows)
+
+    def lacks_source(self, row: Any) -> bool:
+        """Say whether the function cannot be called with *row*, for it is a companion whose source is gone."""
+        return is_companion(self.model) and lacks_source(row)
+
+    def complete(self, rows: Sequence[Any]) -> int:
+        """Complete *rows* with what the function set on them, or on their sources; ClaimLost as from the verb."""
+        may_be_gone = self.missing_source == "complete"
+        verbs: ClaimQuerySet[Any] = ClaimQuerySet(self.model)
+        return verbs._complete(rows, self.update_fields, may_be_gone=may_be_gone)
+
+    def held_up(self, rows: Sequence[Any]) -> list[Any]:
+        """Return those of *rows* that ``complete`` would have to wait for, because somebody has locked their source."""
+        return with_locked_source(rows, self.update_fields) if is_companion(self.model) else []
+
+    @property
+    def has_ranges(self) -> bool:
+        """Whether a row is a range of keys: long work, of which a worker takes no more than it runs."""
+        return has_ranges(self.model)
+
+    @property
+    def is_async(self) -> bool:
+        return inspect.iscoroutinefunction(self.function)
+
+    @property
+    def concurrency(self) -> int:
+        """How many calls of a coroutine function may be under way in one process."""
+        if self.own_concurrency is not None:
+            return self.own_concurrency
+        return int(conf.setting("CONCURRENCY"))
+
+    @property
+    def name(self) -> str:
+        return f"{self.function.__module__}.{self.function.__qualname__}"
+
+    @property
+    def batch_size(self) -> int:
+        if self.own_batch_size is not None:
+            return self.own_batch_size
+        return 1 if self.has_ranges else int(conf.setting("BATCH_SIZE"))
+
+    @property
+    def timeout(self) -> timedelta | None:
+        """How long one row may run; None for ever."""
+        if self.unlimited:
+            return None
+        if self.own_timeout is not None:
+            return self.own_timeout
+        default = conf.setting("TIMEOUT")
+        return None if default is None else conf.as_duration(default)
+
+    @property
+    def policy(self) -> Policy:
+        return policy_for(self.model)
+
+    def rows(self, using: str | None = None) -> Any:
+        """Return the queryset that claims start from: the handler's own, or the model's default manager."""
+        rows: Any = (
+            self.queryset if self.queryset is not None else self.model._default_manager.all()
+        )
+        return rows.using(using) if using else rows.all()
+
+
+_UNSET: Any = object()
+#: What can become of a companion whose source is gone.
+MISSING_SOURCE = ("fail", "complete")
+_handlers: dict[type[models.Model], Handler] = {}
+
+
+def handler(
+    model: type[models.Model],
+    *,
+    batch_size: int | None = None,
+    lease: float | timedelta | None = None,
+    timeout: float | timedelta | None = _UNSET,
+    max_attempts: int | None = None,
+    backoff: Backoff | None = None,
+    errors: Mapping[type[BaseException], Rule] | None = None,
+    completion: CompletionOption = "mark",
+    update_fields: Sequence[str] = (),
+    batch: bool = False,
+    atomic: bool = False,
+    concurrency: int | None = None,
+    health_checks: Sequence[Any] = (),
+    queryset: "models.QuerySet[Any] | None" = None,
+    limit_per: Mapping[str, int] | None = None,
+    missing_source: str = "fail",
+) -> Callable[[F], F]:
+    """Register the decorated function as what workers do with each row of *model*.
+
+    The function, plain or ``async def``, gets one row. When it returns, the row is completed, and the columns named
+    in *update_fields* are written from the instance in the same fenced statement: no ``save()`` is needed. When it
+    raises, the row is put back (see *max_attempts*, *backoff*) or failed: ``Permanent`` fails it at once,
+    ``RetryLater`` puts it back uncounted. *batch_size* rows are claimed at a time, for *lease* (seconds or timedelta),
+    renewed while they run. *timeout* bounds one call; only a written None lifts it. *backoff* gets the number of
+    failures and returns seconds or a timedelta. *errors* says for classes of exceptions what they mean: ``Permanent``,
+    a ``RetryLater``, or a ``Retry`` with tries and back-off of its own. *completion* says what becomes of a row that is
+    done, see ``django_taskclaim.completion``. *queryset* narrows what is claimed, and its order is the order of claims.
+    *limit_per* maps columns of the model to how many rows with one value of each may be processing at once, whoever
+    claims them and wherever.
+
+    With *batch* the function gets the list of rows of one claim. It returns None when all are done, or says what became
+    of each: a mapping from rows (or keys) to None for done or to an exception, or an iterable of done rows and of
+    (row, exception) pairs. A row that it does not mention has failed. When it raises, it is called again with halves
+    of the batch, until the row that raises is alone; only that one is charged.
+
+    With *atomic* the function and the completion are one transaction on the row's database, so what it writes there
+    happens exactly once; an atomic batch is all or nothing. A coroutine function cannot be atomic. *concurrency* is
+    how many calls of a coroutine function may be under way at a time in one process. *health_checks* stop the claims
+    of this model while one of them says so, beside those of the settings.
+
+    The function of a companion (``SourceMixin``) gets the source instead of the row, and *update_fields* may name
+    columns of either. A row whose source is gone fails, or is completed with ``missing_source="complete"``, and the
+    function is not called.
+
+    Raises TypeError or ValueError in one sentence for options that make no sense, and ImproperlyConfigured for a
+    second handler of the same model.
+    """
+    claim_columns(model)
+    if batch_size is not None and not 1 <= batch_size <= conf.MAX_BATCH_SIZE:
+        raise ValueError(
+            f"batch_size must lie between 1 and {conf.MAX_BATCH_SIZE}, not {batch_size!r}."
+        )
+    if max_attempts is not None and max_attempts < 1:
+        raise ValueError(f"max_attempts must be 1 or more, not {max_attempts!r}.")
+    if backoff is not None and not callable(backoff):
+        raise TypeError(f"backoff must be a function of the number of failures, not {backoff!r}.")
+    if concurrency is not None and concurrency < 1:
+        raise ValueError(f"concurrency must be 1 or more, not {concurrency!r}.")
+    if isinstance(health_checks, str) or callable(health_checks):
+        raise TypeError(f"health_checks is a list of checks, not {health_checks!r}.")
+    if isinstance(update_fields, str):
+        raise TypeError(f"update_fields is a list of names, not the text {update_fields!r}.")
+    if queryset is not None and not isinstance(queryset, models.QuerySet):
+        raise TypeError(f"queryset must be a queryset of {model.__name__}, not {queryset!r}.")
+    if missing_source not in MISSING_SOURCE:
+        raise ValueError(
+            f"missing_source must be {' or '.join(MISSING_SOURCE)}, not {missing_source!r}."
+        )
+    policy = Policy(
+        own_lease=None if lease is None else conf.positive_duration(lease, "lease"),
+        own_max_attempts=max_attempts,
+        own_backoff=backoff,
+        own_errors=errors or {},
+        completion=as_completion(completion),
+        own_limit_per={} if limit_per is None else limit_per,
+    )
+    refuse_uncountable(model, policy.own_limit_per)
+    given = (
+        None if timeout is _UNSET or timeout is None else conf.positive_duration(timeout, "timeout")
+    )
+
+    def register(function: F) -> F:
+        _refuse_shape(function, batch=batch, atomic=atomic, concurrency=concurrency)
+        if has_ranges(model):
+            _refuse_for_ranges(function, batch=batch, atomic=atomic, completion=policy.completion)
+        _register(
+            Handler(
+                model=model,
+                function=function,
+                own_batch_size=batch_size,
+                own_timeout=given,
+                unlimited=timeout is None,
+                update_fields=tuple(update_fields),
+                batch=batch,
+                atomic=atomic,
+                own_concurrency=concurrency,
+                health_checks=tuple(health_checks),
+                queryset=queryset,
+                gets_sources=is_companion(model),
+                missing_source=missing_source,
+            )
+        )
+        set_policy(model, policy)
+        return function
+
+    return register
+
+
+def _refuse_shape(
+    function: Callable[..., Any], *, batch: bool, atomic: bool, concurrency: int | None
+) -> None:
+    name = getattr(function, "__qualname__", repr(function))
+    if inspect.isasyncgenfunction(function):
+        raise TypeError(f"{name} is an async generator; let it return what it would yield.")
+    if inspect.isgeneratorfunction(function) and not batch:
+        raise TypeError(f"{name} must be a plain function that takes one row; it is a generator.")
+    if inspect.iscoroutinefunction(function):
+        if atomic:
+            raise TypeError(
+                f"{name} cannot be atomic: Django has no transactions across await. Make it a plain function."
+            )
+    elif concurrency is not None:
+        raise TypeError(
+            f"{name} is no coroutine function; what bounds it is claimworker --threads."
+        )
+    try:
+        inspect.signature(function).bind(object())
+    except TypeError as error:
+        what = "a list of rows" if batch else "one row"
+        raise TypeError(f"{name} must take {what}: {error}.") from error
+
+
+def _refuse_for_ranges(
+    function: Callable[..., Any], *, batch: bool, atomic: bool, completion: Completion
+) -> None:
+    name = getattr(function, "__qualname__", repr(function))
+    if batch or inspect.iscoroutinefunction(function):
+        raise TypeError(f"{name} must be a plain function of one range, which it walks in chunks.")
+    if atomic:
+        raise TypeError(
+            f"{name} walks a range, whose chunks are transactions of their own; leave out atomic=True."
+        )
+    if not isinstance(completion, Mark):
+        raise TypeError(
+            f"{name} walks a range, and ranges that are done must stay: the plan goes on behind the last of them. Leave"
+            " out the completion."
+        )
+
+
+def _register(new: Handler) -> None:
+    old = _handlers.get(new.model)
+    if old is not None and old.name != new.name:
+        raise ImproperlyConfigured(
+            f"{new.model._meta.label} has the handler {old.name}; {new.name} is a second one."
+        )
+    _handlers[new.model] = new
+
+
+def handler_for(model: type[models.Model]) -> Handler | None:
+    """Return the handler of *model*: the registered one, its own ``process()``, or None."""
+    found = _handlers.get(model)
+    if found is None and callable(getattr(model, "process", None)):
+        found = Handler(model=model, function=model.process)  # type: ignore[attr-defined]
+    return found
+
+
+def unregister(model: type[models.Model]) -> None:
+    """Forget the handler of *model* and let its policy follow the settings again; for tests and shells."""
+    from django_taskclaim.policy import forget_policy
+
+    _handlers.pop(model, None)
+    forget_policy(model)

@@ -1,0 +1,96 @@
+"""How a companion finds its source: the link from its row to one row of a table that may not be altered."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from django.db import models, router
+
+from django_taskclaim.fields import AnyField
+
+#: The field of a companion that leads to its source.
+LINK = "source"
+
+#: Where a source that was handed to a handler keeps the companion whose claim it runs under.
+COMPANION = "_taskclaim_companion"
+
+#: A source's key as the companion has it: a tuple also where it is one column.
+SourceKeyValues = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class SourceLink:
+    """The link of one companion model. Key columns are in the same order on both sides."""
+
+    companion: type[models.Model]
+    source: type[models.Model]
+    field: Any
+    #: The companion's columns that hold the key.
+    own: tuple[AnyField, ...]
+    #: The source's columns that they are copies of.
+    theirs: tuple[AnyField, ...]
+
+    def key_of(self, row: models.Model) -> SourceKeyValues:
+        """Return the key that the companion *row* has of its source."""
+        return tuple(getattr(row, field.attname) for field in self.own)
+
+    def key_of_source(self, source: models.Model) -> SourceKeyValues:
+        """Return the same of the *source* itself."""
+        return tuple(getattr(source, field.attname) for field in self.theirs)
+
+    def alias_beside(self, alias: str) -> str:
+        """Return the database of the sources of companions on the database *alias*.
+
+        The one that ``SourceKey(using=…)`` names, else the one that the router writes the source model to.
+        """
+        if chosen := getattr(self.field, "using", None):
+            return str(chosen)
+        hint = self.companion()
+        hint._state.db = alias
+        return router.db_for_write(self.source, instance=hint)
+
+    def with_keys(self, keys: Iterable[SourceKeyValues], alias: str) -> "models.QuerySet[Any]":
+        """Return the sources with these keys on the database *alias*."""
+        rows = self.source._base_manager.using(alias)
+        if len(self.theirs) > 1:
+            return rows.filter(pk__in=list(keys))
+        return rows.filter(**{f"{self.theirs[0].attname}__in": [key for (key,) in keys]})
+
+    def remember(self, row: models.Model, source: models.Model) -> None:
+        """Let the companion *row* know its source, so that ``row.source`` asks no database, and the other way round."""
+        self.field.set_cached_value(row, source)
+        if not self.field.remote_field.multiple:
+            self.field.remote_field.set_cached_value(source, row)
+
+
+def is_companion(model: Any) -> bool:
+    """Say whether *model* is a ``SourceMixin`` model."""
+    return bool(getattr(model, "taskclaim_companion", False))
+
+
+def source_link(model: type[models.Model]) -> SourceLink:
+    """Return the link of the companion *model*; TypeError in one sentence where it has none that can work."""
+    return _link_of(model)
+
+
+@cache
+def _link_of(model: Any) -> SourceLink:
+    field = next((one for one in model._meta.get_fields() if one.name == LINK), None)
+    if not isinstance(field, models.ForeignObject):
+        raise TypeError(
+            f"{model._meta.label} has no field {LINK!r} that leads to another model; write {LINK} ="
+            " models.OneToOneField(…), or SourceKey(…)."
+        )
+    own, theirs = zip(*field.related_fields, strict=True)
+    return SourceLink(model, field.related_model, field, own, theirs)
+
+
+def companion_of(row: models.Model) -> Any:
+    """Return the companion whose claim a handler's source *row* runs under; None for any other row."""
+    return row.__dict__.get(COMPANION)
+
+
+def as_claimed(row: Any) -> Any:
+    """Return the row that carries the claim: the companion of a source that was handed out, else *row* itself."""
+    return companion_of(row) or row

@@ -1,0 +1,101 @@
+"""What the commands read from their command line: each wrong word is one clear sentence and exit code 2."""
+
+import re
+from argparse import ArgumentParser, ArgumentTypeError
+from collections.abc import Sequence
+from datetime import timedelta
+from difflib import get_close_matches
+from typing import Any
+
+from django.apps import apps
+from django.db import connections, router
+
+from django_taskclaim import conf
+from django_taskclaim.columns import claim_columns, is_claimable
+from django_taskclaim.switch import claimable_models
+
+_DURATION = re.compile(r"(?P<number>\d+(?:\.\d+)?)(?P<unit>ms|s|m|h|d)?")
+_SECONDS = {None: 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def claimable_model(text: str) -> Any:
+    """Return the model that ``app.Model`` names."""
+    try:
+        model = apps.get_model(text)
+    except (LookupError, ValueError) as error:
+        raise ArgumentTypeError(f"there is no model {text!r}; {_meant(text)}") from error
+    try:
+        claim_columns(model)
+    except TypeError as error:
+        raise ArgumentTypeError(
+            f"the model {model._meta.label} cannot be claimed: {error}".rstrip(".")
+        ) from error
+    return model
+
+
+def _meant(text: str) -> str:
+    """Return the label that was probably meant, whatever the app or the case."""
+    labels = {model._meta.label.lower(): model._meta.label for model in models_to_claim()}
+    names = {label.partition(".")[2]: full for label, full in labels.items()}
+    known = labels | names
+    close = get_close_matches(text.lower(), known, n=1, cutoff=0.7)
+    return f"did you mean {known[close[0]]}?" if close else "write app_label.Model"
+
+
+def database_alias(text: str) -> str:
+    """Return the alias of a database that is configured."""
+    if text not in connections:
+        raise ArgumentTypeError(
+            f"there is no database {text!r}; DATABASES has {', '.join(connections)}"
+        )
+    return text
+
+
+def whole_number(text: str, *, most: int | None = None) -> int:
+    """Return a number from 1 to *most*."""
+    bounds = f"from 1 to {most}" if most is not None else "from 1"
+    if not text.isdecimal() or int(text) < 1 or (most is not None and int(text) > most):
+        raise ArgumentTypeError(f"{text!r} is no whole number {bounds}")
+    return int(text)
+
+
+def duration(text: str) -> timedelta:
+    """Return a time longer than zero: seconds, or a number with ms, s, m, h or d."""
+    match = _DURATION.fullmatch(text)
+    seconds = float(match["number"]) * _SECONDS[match["unit"]] if match is not None else 0.0
+    if not 0 < seconds <= conf.LONGEST.total_seconds():
+        raise ArgumentTypeError(
+            f"{text!r} is no time longer than zero; write seconds, or 500ms, 30s, 5m, 2h, 1d"
+        )
+    return timedelta(seconds=seconds)
+
+
+def add_models(parser: ArgumentParser, what: str) -> None:
+    """Let the command take any number of models; none means every claimable one."""
+    parser.add_argument("models", nargs="*", metavar="app.Model", type=claimable_model, help=what)
+
+
+def add_database(parser: ArgumentParser, default: str) -> None:
+    """Let the command take ``--database``."""
+    parser.add_argument(
+        "--database",
+        metavar="ALIAS",
+        type=database_alias,
+        help=f"the database to work on (default: {default})",
+    )
+
+
+def models_to_claim() -> list[Any]:
+    """Return every installed model whose rows can be claimed, children before their parents.
+
+    A child's rows follow the child's own policy, and the parent's reaper would judge them by the parent's.
+    """
+    found = [model for model in claimable_models() if is_claimable(model)]
+    return sorted(found, key=lambda model: (-len(model._meta.get_parent_list()), model._meta.label))
+
+
+def places(models: Sequence[Any], database: str | None) -> list[tuple[Any, str]]:
+    """Return each model with the database to look at: the one named, or the one that the router writes to."""
+    return [
+        (model, database or router.db_for_write(model)) for model in models or models_to_claim()
+    ]

@@ -1,0 +1,89 @@
+"""``manage.py claimdoctor``: what is wrong, why nothing moves, and what to do about it."""
+
+from argparse import ArgumentParser
+from collections.abc import Iterable
+from typing import Any
+
+from django.core.management.base import CommandError
+from django.db import connections
+
+from django_taskclaim.doctor import Finding, Kind, examine
+from django_taskclaim.doctor.surroundings import configuration_findings, project_findings
+from django_taskclaim.management.arguments import add_database, add_models, places
+from django_taskclaim.management.base import ClaimCommand
+from django_taskclaim.wording import counted
+
+_SIGNS = {Kind.PROBLEM: "!!", Kind.NOTE: "..", Kind.FINE: "ok"}
+
+
+class Command(ClaimCommand):
+    """Print what the doctor finds; exit with 1 if a problem is among it."""
+
+    help = """Examine the claims of models: tables, indexes, plans, server settings, and why nothing is moving.
+
+Every statement that claims, completes, renews and reaps is explained (EXPLAIN) on the live table exactly as it would
+be sent, and none is run: nothing is changed, no row is locked. A sort or a sequential scan is a problem; so is a
+missing index, which is reported with the statement that creates it."""
+    epilog = """examples:
+  manage.py claimdoctor                     every claimable model
+  manage.py claimdoctor photos.Photo        one model
+  manage.py claimdoctor --database replica2
+
+signs:
+  !!  a problem, and below it what to do
+  ..  worth knowing: a reason for which rows stay where they are, or something that could be better
+  ok  in order
+
+exit codes:
+  0  no problem was found
+  1  there are problems
+  2  wrong usage"""
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        add_models(parser, "the models to examine (default: every claimable model)")
+        add_database(parser, "where the router writes each model")
+
+    def handle(self, *, models: list[Any], database: str | None, **options: Any) -> None:
+        where = places(models, database)
+        if not where:
+            self.stdout.write(
+                "No installed model can be claimed; add django_taskclaim.models.TaskMixin to one."
+            )
+        self._headlines: list[str] = []
+        problems = self._report("The project", project_findings())
+        for alias in dict.fromkeys(alias for _, alias in where):
+            title = f"The database {alias}, {connections[alias].display_name}"
+            problems += self._report(
+                title, configuration_findings(alias, [m for m, a in where if a == alias])
+            )
+        for model, alias in where:
+            problems += self._report(f"{model._meta.label} on {alias}", examine(model, alias))
+        if problems:
+            raise CommandError(f"{counted(problems, 'problem')} found.")
+        if self._headlines:
+            told = "; ".join(self._headlines)
+            self.stdout.write(self.style.WARNING(f"No problem found, but nobody works: {told}."))
+        else:
+            self.stdout.write(self.style.SUCCESS("No problem found."))
+
+    def _report(self, title: str, findings: Iterable[Finding]) -> int:
+        """Write the findings, if there are any, and return how many of them are problems."""
+        found = list(findings)
+        self._headlines += [finding.headline for finding in found if finding.headline]
+        if found:
+            self.stdout.write(self.style.MIGRATE_HEADING(title))
+            for finding in found:
+                self._tell(finding)
+            self.stdout.write("")
+        return sum(finding.kind is Kind.PROBLEM for finding in found)
+
+    def _tell(self, finding: Finding) -> None:
+        style = {
+            Kind.PROBLEM: self.style.ERROR,
+            Kind.NOTE: self.style.WARNING,
+            Kind.FINE: self.style.SUCCESS,
+        }
+        self.stdout.write(f"  {style[finding.kind](_SIGNS[finding.kind])}  {finding.message}")
+        for line in [finding.advice, *(f"  {detail}" for detail in finding.details)]:
+            if line:
+                self.stdout.write(f"      {line}")

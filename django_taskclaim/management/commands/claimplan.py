@@ -1,0 +1,80 @@
+"""``manage.py claimplan``: cut the keys of a source into ranges."""
+
+from argparse import ArgumentParser, ArgumentTypeError
+from functools import partial
+from typing import Any
+
+from django.core.management.base import CommandError
+from django.db import Error, router
+
+from django_taskclaim.columns import has_ranges
+from django_taskclaim.management.arguments import add_database, claimable_model, whole_number
+from django_taskclaim.management.base import ClaimCommand
+from django_taskclaim.querysets.ranges import RangeQuerySet
+from django_taskclaim.querysets.ranges.manager import CHUNK_SIZE, size_of_ranges
+from django_taskclaim.wording import counted, first_line
+
+
+def range_model(text: str) -> Any:
+    """Return the model of ranges that ``app.Model`` names."""
+    model = claimable_model(text)
+    if not has_ranges(model):
+        raise ArgumentTypeError(
+            f"the rows of {model._meta.label} are no ranges; it needs django_taskclaim.models.RangeMixin"
+        )
+    return model
+
+
+class Command(ClaimCommand):
+    """Plan ranges, and say how many."""
+
+    help = """Cut the keys of a model's source into ranges, behind the last one that is planned.
+
+Walks the primary key and reads nothing else. May be broken off and run again, also while workers run."""
+    epilog = """examples:
+  manage.py claimplan photos.PhotoRange
+  manage.py claimplan photos.PhotoRange --chunk-size 1000000
+
+exit codes:
+  0  planned, or nothing was left to plan
+  1  the database refused; what was planned before stays
+  2  wrong usage"""
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument(
+            "model", metavar="app.Ranges", type=range_model, help="the model that has RangeMixin"
+        )
+        add_database(parser, "where the router writes the model")
+        parser.add_argument(
+            "--chunk-size",
+            metavar="ROWS",
+            type=whole_number,
+            help=f"rows of the source in each range (default: the model's plan_ahead, or {CHUNK_SIZE:,})",
+        )
+        parser.add_argument(
+            "--limit", metavar="N", type=whole_number, help="plan N ranges at most (default: all)"
+        )
+
+    def handle(
+        self,
+        *,
+        model: Any,
+        database: str | None,
+        chunk_size: int | None,
+        limit: int | None,
+        **options: Any,
+    ) -> None:
+        ranges: RangeQuerySet[Any] = RangeQuerySet(
+            model, using=database or router.db_for_write(model)
+        )
+        try:
+            told = partial(self._tell, chunk_size or size_of_ranges(model))
+            planned = ranges.plan(chunk_size=chunk_size, limit=limit, progress=told)
+        except (TypeError, ValueError, Error) as error:
+            raise CommandError(f"{model._meta.label}: {first_line(error)}") from error
+        self.stdout.write(f"Planned {counted(planned, 'range')} of {model._meta.label}.")
+
+    def _tell(self, chunk_size: int, planned: int) -> None:
+        self.stderr.write(
+            f"{counted(planned, 'range')} so far, about {counted(planned * chunk_size, 'row')}"
+        )

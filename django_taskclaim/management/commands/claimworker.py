@@ -1,0 +1,306 @@
+"""``manage.py claimworker``: run workers until told to stop, or until the work is done."""
+
+import contextlib
+import sys
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from django.core.checks.messages import ERROR
+from django.core.management.base import CommandError
+from django.db import Error, connections, router
+
+from django_taskclaim import conf
+from django_taskclaim.checks.handlers import problems_of
+from django_taskclaim.doctor.surroundings import missing_tables
+from django_taskclaim.handlers import Handler
+from django_taskclaim.management.arguments import (
+    claimable_model,
+    database_alias,
+    duration,
+    whole_number,
+)
+from django_taskclaim.management.base import ClaimCommand
+from django_taskclaim.throttling.configured import refused
+from django_taskclaim.tokens import clock
+from django_taskclaim.wording import counted, listed
+from django_taskclaim.worker.child import run_in_process
+from django_taskclaim.worker.health import HealthFile
+from django_taskclaim.worker.options import ExitCode, WorkerOptions
+from django_taskclaim.worker.records import log_to_console
+from django_taskclaim.worker.selection import SelectionError
+from django_taskclaim.worker.stop_signals import answer_unless_stopped, hold_stop_signals, leave
+
+#: How long a silent database may hold up the start.
+PATIENCE = 10.0
+
+
+class Command(ClaimCommand):
+    """Parse, run, exit with the worker's code."""
+
+    help = """Claim rows of the given models and run their handlers on them, until told to stop.
+
+Run it on as many machines as you like. A worker that dies, hangs or is cut off loses its rows when their lease
+is over, and others do them."""
+    epilog = """examples:
+  manage.py claimworker photos.Photo                      until SIGTERM or Ctrl-C
+  manage.py claimworker photos.Photo --processes 4 --threads 2
+  manage.py claimworker photos.Photo mail.Outbox --drain  until nothing is left, for a Kubernetes Job
+  manage.py claimworker mail.Outbox --in-process --drain  from cron, one process
+  manage.py claimworker mail.Outbox --in-process --once   from cron, one batch
+  manage.py claimworker photos.Photo --filter country=NZ --filter width__isnull=true
+
+signals:
+  SIGTERM or SIGINT: claim nothing more, give back what has not started, let running rows go on for the grace period.
+  A second one: give everything back and leave within 5 seconds.
+
+exit codes:
+  0  ended as asked: stopped, drained, or a limit of rows or time reached
+  1  a running handler was cut short, or processes could not be kept alive
+  2  wrong usage
+  3  a drain ended with work left, because the model is paused or throttled"""
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument(
+            "models",
+            nargs="+",
+            metavar="app.Model",
+            type=claimable_model,
+            help="what to claim from",
+        )
+        parser.add_argument(
+            "--processes", type=whole_number, default=1, metavar="N", help="worker processes (1)"
+        )
+        parser.add_argument(
+            "--threads",
+            type=whole_number,
+            default=1,
+            metavar="N",
+            help="handler threads in each process (1)",
+        )
+        parser.add_argument(
+            "--batch-size",
+            type=_batch_size,
+            metavar="N",
+            help="rows claimed at a time (the handler's, or 50)",
+        )
+        parser.add_argument(
+            "--lease",
+            type=duration,
+            metavar="SECONDS",
+            help="how long a claim lasts unless renewed (60)",
+        )
+        parser.add_argument(
+            "--poll",
+            type=duration,
+            metavar="SECONDS",
+            help="pause between looks when nothing is due (1)",
+        )
+        parser.add_argument(
+            "--grace",
+            type=duration,
+            metavar="SECONDS",
+            help="how long running rows may go on after a signal (8)",
+        )
+        parser.add_argument(
+            "--filter",
+            action="append",
+            dest="filters",
+            metavar="LOOKUP=VALUE",
+            help="claim these rows only, country=NZ for example; again for more, app.Model:country=NZ for one model",
+        )
+        parser.add_argument(
+            "--drain", action="store_true", help="end once nothing is open or processing"
+        )
+        parser.add_argument(
+            "--once", action="store_true", help="claim one batch of each model at most, and end"
+        )
+        parser.add_argument(
+            "--max-rows", type=whole_number, metavar="N", help="end after N rows, per process"
+        )
+        parser.add_argument(
+            "--max-time", type=duration, metavar="SECONDS", help="end after this long"
+        )
+        parser.add_argument(
+            "--database",
+            type=database_alias,
+            metavar="ALIAS",
+            help="database to work on (where the router writes the models)",
+        )
+        parser.add_argument(
+            "--name", default="worker", help="first part of the holder's name in the table (worker)"
+        )
+        parser.add_argument(
+            "--health-file",
+            metavar="PATH",
+            help="touch this file every few seconds while all is well, for a liveness probe",
+        )
+        parser.add_argument(
+            "--in-process",
+            action="store_true",
+            help="no supervisor and no child: for cron, debuggers and Windows",
+        )
+
+    def run_from_argv(self, argv: list[str]) -> None:
+        # From the first line to the last a stop is heeded, and kills nobody: whoever waits for signals takes it.
+        hold_stop_signals()
+        super().run_from_argv(argv)
+
+    def handle(self, *, models: list[Any], in_process: bool, **options: Any) -> None:
+        _refuse_contradictions(in_process, options)
+        worker = WorkerOptions(
+            labels=tuple(dict.fromkeys(model._meta.label for model in models)),
+            name=_name(options["name"]),
+            using=_database(models, options["database"]),
+            processes=1 if in_process else options["processes"],
+            threads=options["threads"],
+            batch_size=options["batch_size"],
+            lease=options["lease"],
+            poll=options["poll"] or conf.duration("POLL"),
+            grace=options["grace"] or conf.duration("GRACE"),
+            drain=options["drain"],
+            once=options["once"],
+            max_rows=options["max_rows"],
+            ends_at=_end(options["max_time"]),
+            # Cron mails whatever a job says, so without a supervisor only trouble is told.
+            verbosity=options["verbosity"] - in_process,
+            filters=tuple(options["filters"] or ()),
+            health_file=options["health_file"],
+        )
+        self._refuse_what_cannot_run(worker)
+        _prepare_health_file(worker)
+        if not in_process:
+            self._greet(worker)
+        log_to_console(worker.verbosity)
+        code = run_in_process(worker) if in_process else _supervise(worker)
+        if code == ExitCode.RECYCLE:
+            # Nobody is there to start it anew.
+            code = ExitCode.CUT_SHORT
+        if in_process and code == ExitCode.CUT_SHORT and self._from_shell:
+            # What still runs must not hold up the end.
+            leave(code)
+        if code:
+            sys.exit(code)
+
+    def _greet(self, worker: WorkerOptions) -> None:
+        most = worker.processes * (worker.threads + 2)
+        only = f" where {listed(worker.filters)}" if worker.filters else ""
+        self.stdout.write(
+            f"Working on {', '.join(worker.labels)}{only} in"
+            f" {counted(worker.processes, 'process', 'processes')}"
+            f" with {counted(worker.threads, 'thread')} each and at most {most} database connections. Ctrl-C stops."
+        )
+        self.stdout.flush()
+
+    @property
+    def _from_shell(self) -> bool:
+        """Whether this process is ours alone, with the stop signals held since its first line."""
+        return bool(getattr(self, "_called_from_command_line", False))
+
+    def _refuse_what_cannot_run(self, worker: WorkerOptions) -> None:
+        refuse_wrong_handlers(worker)
+        if self._from_shell:
+            _refuse(answer_unless_stopped(lambda: missing_in(worker), PATIENCE) or [])
+        else:
+            _refuse(missing_in(worker))
+
+
+def refuse_wrong_handlers(worker: WorkerOptions) -> None:
+    """Raise CommandError for models without a handler, filters that make no sense, and handlers that fail every row."""
+    try:
+        handlers = worker.handlers()
+    except LookupError as error:
+        _refuse([str(error)])
+    except SelectionError as error:
+        _refuse([_ended(f"--filter {error}")])
+    else:
+        wrong = [found for one in handlers for found in problems_of(one) if found.level >= ERROR]
+        _refuse([f"{found.msg} {found.hint or ''}".rstrip() for found in wrong])
+
+
+def missing_in(worker: WorkerOptions) -> list[str]:
+    """Return what the database lacks for this worker, in sentences.
+
+    A database that does not answer is no reason: the worker waits for it.
+    """
+    sentences: list[str] = []
+    try:
+        for handler in worker.handlers():
+            with contextlib.suppress(Error):
+                absent = missing_tables(handler.model, worker.using)
+                sentences += [f"{found.message} Run: {found.advice}" for found in absent]
+                sentences += _refused_checks(handler, worker.using)
+    finally:
+        connections.close_all()
+    return sentences
+
+
+def _refused_checks(handler: Handler, using: str) -> list[str]:
+    try:
+        return refused(handler.model, using, handler.health_checks)
+    except (ImportError, TypeError) as error:
+        return [f"A health check of {handler.name} cannot be loaded: {error}"]
+
+
+def _prepare_health_file(worker: WorkerOptions) -> None:
+    try:
+        HealthFile(worker.health_file).prepare()
+    except OSError as error:
+        _refuse(
+            [
+                _ended(
+                    f"--health-file cannot be used: {error.strerror or error}: {worker.health_file}"
+                )
+            ]
+        )
+
+
+def _refuse(sentences: Sequence[str]) -> None:
+    if sentences:
+        raise CommandError("\n".join(sentences), returncode=ExitCode.USAGE)
+
+
+def _refuse_contradictions(in_process: bool, options: dict[str, Any]) -> None:
+    if in_process and options["processes"] != 1:
+        _refuse(["--in-process is one process; leave --processes out."])
+    if options["once"] and options["drain"]:
+        _refuse(["--once is one look, and --drain goes on until nothing is left; choose one."])
+
+
+def _ended(sentence: str) -> str:
+    return sentence if sentence.endswith("?") else sentence.rstrip(".") + "."
+
+
+def _supervise(worker: WorkerOptions) -> int:
+    # Not importable where the platform has no POSIX signals; --in-process works there.
+    from django_taskclaim.worker.supervisor import Supervisor
+
+    return Supervisor(worker).run()
+
+
+def _database(models: list[Any], named: str | None) -> str:
+    """Return the database to work on: the one named, or the one that the router writes all the models to."""
+    aliases = {named or router.db_for_write(model) for model in models}
+    if len(aliases) > 1:
+        raise CommandError(
+            f"These models live on {', '.join(sorted(aliases))}; start a worker for each, or name one --database.",
+            returncode=ExitCode.USAGE,
+        )
+    return aliases.pop()
+
+
+def _end(limit: timedelta | None) -> float | None:
+    return None if limit is None else clock() + limit.total_seconds()
+
+
+def _batch_size(text: str) -> int:
+    return whole_number(text, most=conf.MAX_BATCH_SIZE)
+
+
+def _name(text: str) -> str:
+    if not text or len(text) > 100 or set("#@") & set(text):
+        raise CommandError(
+            f"--name must be 1 to 100 characters without # and @, not {text!r}.", returncode=2
+        )
+    return text

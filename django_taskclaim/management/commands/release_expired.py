@@ -1,0 +1,132 @@
+"""``manage.py release_expired``: put back the rows of workers that died, for projects without a standing worker."""
+
+import signal
+import time
+from argparse import ArgumentParser
+from datetime import timedelta
+from typing import Any
+
+from django.core.management.base import CommandError
+from django.db import Error, connections
+
+from django_taskclaim import conf
+from django_taskclaim.control.acts import record_act
+from django_taskclaim.exceptions import TaskClaimError
+from django_taskclaim.management.arguments import (
+    add_database,
+    add_models,
+    duration,
+    places,
+    whole_number,
+)
+from django_taskclaim.management.base import ClaimCommand
+from django_taskclaim.management.commands.claimpause import whoami
+from django_taskclaim.querysets import ClaimQuerySet
+from django_taskclaim.querysets.operating import written_before
+from django_taskclaim.wording import counted, first_line
+
+STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT}
+
+
+class Command(ClaimCommand):
+    """Put back what has expired, once or again and again."""
+
+    help = """Put back rows whose lease has ended by the database's clock, so that others can claim them.
+
+Workers do this by themselves; the command is for projects where people or cron jobs claim rows. A row that a
+worker lost is charged a try and fails once its tries are used up; a row that a person let lapse is never charged.
+Rows that are locked at the moment are left for the next time. Safe to run anywhere, any number of times at once."""
+    epilog = """examples:
+  manage.py release_expired                         every claimable model, once (from cron)
+  manage.py release_expired photos.Photo --loop     look every 10 seconds until SIGTERM or Ctrl-C
+
+exit codes:
+  0  done, or stopped while looping
+  1  the database refused (while looping it is asked again instead)
+  2  wrong usage"""
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        add_models(parser, "the models to look at (default: every claimable model)")
+        add_database(parser, "where the router writes each model")
+        parser.add_argument(
+            "--limit",
+            metavar="N",
+            type=whole_number,
+            help="put back at most N rows of each model, with --loop at each look (default: no limit)",
+        )
+        parser.add_argument("--loop", action="store_true", help="go on until SIGTERM or Ctrl-C")
+        parser.add_argument(
+            "--interval",
+            metavar="SECONDS",
+            type=duration,
+            help='pause between two looks of --loop; also 500ms, 5m, 1h (default: TASKCLAIM["REAPER_INTERVAL"])',
+        )
+
+    def handle(
+        self,
+        *,
+        models: list[Any],
+        database: str | None,
+        limit: int | None,
+        loop: bool,
+        interval: timedelta | None,
+        **options: Any,
+    ) -> None:
+        where = places(models, database)
+        if loop:
+            self._loop(where, limit, interval or conf.duration("REAPER_INTERVAL"))
+            return
+        total, refused = self._release(where, limit, by_hand=True)
+        if refused:
+            raise CommandError("\n".join(refused))
+        if not total and options["verbosity"]:
+            self.stdout.write("No claim has expired.")
+
+    def _release(
+        self, where: list[tuple[Any, str]], limit: int | None, *, by_hand: bool = False
+    ) -> tuple[int, list[str]]:
+        """Put back what has expired, at most *limit* rows of each model; recorded as an act where it is done by hand.
+
+        Returns how many rows that were, and what was said of models that could not be reached: one stops no other.
+        """
+        total, refused = 0, []
+        for model, alias in where:
+            try:
+                rows = ClaimQuerySet[Any](model, using=alias).release_expired(limit)
+            except (Error, TaskClaimError) as error:
+                rows = written_before(error)
+                refused.append(f"{model._meta.label} on {alias!r}: {first_line(error)}")
+            self._tell(model, rows)
+            if rows and by_hand:
+                record_act(model, "release expired", rows=rows, by=whoami(), using=alias)
+            total += rows
+        return total, refused
+
+    def _tell(self, model: Any, count: int) -> None:
+        if count:
+            self.stdout.write(f"{model._meta.label}: put back {counted(count, 'expired row')}.")
+            self.stdout.flush()
+
+    def _loop(self, where: list[tuple[Any, str]], limit: int | None, interval: timedelta) -> None:
+        if hasattr(signal, "pthread_sigmask"):
+            # They wait while rows are put back, and end the pause.
+            signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+        while True:
+            _, refused = self._release(where, limit)
+            for sentence in refused:
+                self.stderr.write(f"{sentence}; trying again.")
+            for alias in {alias for _, alias in where}:
+                connections[alias].close_if_unusable_or_obsolete()
+            if _told_to_stop_within(interval.total_seconds()):
+                return
+
+
+def _told_to_stop_within(seconds: float) -> bool:
+    """Wait so long for SIGTERM or Ctrl-C and say whether one came."""
+    if hasattr(signal, "sigtimedwait"):
+        return signal.sigtimedwait(STOP_SIGNALS, seconds) is not None
+    try:
+        time.sleep(seconds)
+    except KeyboardInterrupt:
+        return True
+    return False

@@ -1,0 +1,38 @@
+"""The mixins to inherit from, and the tables of this app.
+
+``ClaimMixin`` is the least; ``TaskMixin`` adds what a worker makes good use of. The ``Prefixed…`` forms are for tables
+whose own ``status`` or ``priority`` is taken. ``SourceMixin`` makes a model the companion of a table that may not be
+altered.
+"""
+
+from django_taskclaim.models import preparing  # noqa: F401 - prepares every model made from here on
+from django_taskclaim.models.mixins import (
+    ClaimMixin,
+    CompletedAtMixin,
+    PrefixedClaimMixin,
+    PrefixedTaskMixin,
+    PriorityMixin,
+    RetryMixin,
+    TaskMixin,
+)
+from django_taskclaim.models.ranges import RangeMixin
+from django_taskclaim.models.sources import SourceKey, SourceMixin
+from django_taskclaim.models.tables import Control, NamedLease, Switch, Throttle, WorkerProcess
+
+__all__ = [
+    "ClaimMixin",
+    "CompletedAtMixin",
+    "Control",
+    "NamedLease",
+    "PrefixedClaimMixin",
+    "PrefixedTaskMixin",
+    "PriorityMixin",
+    "RangeMixin",
+    "RetryMixin",
+    "SourceKey",
+    "SourceMixin",
+    "Switch",
+    "TaskMixin",
+    "Throttle",
+    "WorkerProcess",
+]

@@ -1,0 +1,164 @@
+"""The abstract models that bring the claim columns."""
+
+from collections.abc import Collection, Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from django.db import models
+from django.db.models import Value
+
+from django_taskclaim.columns import PLAIN_NAMES, PREFIXED_NAMES
+from django_taskclaim.fields import (
+    NEVER_WAITED,
+    CounterField,
+    ErrorClassField,
+    ErrorTextField,
+    HolderField,
+    MomentField,
+    PriorityField,
+    StatusField,
+)
+from django_taskclaim.links import as_claimed
+from django_taskclaim.models.fence import FencedModel
+from django_taskclaim.models.handle import ClaimHandle
+from django_taskclaim.querysets import ClaimManager
+from django_taskclaim.states import Status
+
+
+def _status() -> StatusField:
+    return StatusField(default=Status.OPEN.value, db_default=Status.OPEN.value, editable=False)
+
+
+def _holder() -> HolderField:
+    return HolderField(null=True, default=None, editable=False)
+
+
+def _moment() -> MomentField:
+    return MomentField(null=True, default=None, editable=False)
+
+
+def _counter() -> CounterField:
+    return CounterField(default=0, db_default=0, editable=False)
+
+
+class ClaimBase(FencedModel):
+    """What all the mixins share: the manager and ``row.claim``."""
+
+    #: Which field plays which role; a mixin of your own may spell the roles otherwise.
+    claim_fields: ClassVar[Mapping[str, str]] = PLAIN_NAMES
+
+    objects: ClassVar[ClaimManager[Self]] = ClaimManager()
+
+    class Meta:
+        abstract = True
+
+    @property
+    def claim(self) -> ClaimHandle:
+        """The claim that this instance carries, with the verbs on it.
+
+        Of a source that a companion's handler received, it is the companion's.
+        """
+        return ClaimHandle(as_claimed(self))
+
+    if TYPE_CHECKING:
+        # Added to each model where it leaves the name free, see `preparing`.
+        def complete(self, *, update_fields: Collection[str] = ()) -> None: ...
+        def fail(self, error: BaseException | str, *, retry: bool = True) -> None: ...
+        def release(self, *, delay: float | timedelta | None = None) -> None: ...
+        def renew(self, lease: float | timedelta | None = None) -> bool: ...
+
+
+class ClaimMixin(ClaimBase):
+    """The least that a claim needs. Without ``RetryMixin`` the iteration stands in for the count of tries."""
+
+    status = _status()
+    claimed_by = _holder()
+    claimed_at = _moment()
+    expires_at = _moment()
+    iteration = _counter()
+
+    class Meta:
+        abstract = True
+
+
+class CompletedAtMixin(models.Model):
+    """When a row was finished well."""
+
+    completed_at = _moment()
+
+    class Meta:
+        abstract = True
+
+
+class RetryMixin(models.Model):
+    """How often a row failed, with what, and how long it waits."""
+
+    attempts = _counter()
+    not_before = MomentField(default=NEVER_WAITED, db_default=Value(NEVER_WAITED), editable=False)
+    last_error = ErrorTextField(default="", db_default="", blank=True, editable=False)
+    error_class = ErrorClassField(default="", db_default="", blank=True, editable=False)
+
+    class Meta:
+        abstract = True
+
+
+class PriorityMixin(models.Model):
+    """The user's own order: higher comes first. This column is the user's to write."""
+
+    priority = PriorityField(default=0, db_default=0)
+
+    class Meta:
+        abstract = True
+
+
+class TaskMixin(ClaimMixin, CompletedAtMixin, RetryMixin, PriorityMixin):
+    """All that a worker makes good use of."""
+
+    class Meta:
+        abstract = True
+
+
+class PrefixedClaimMixin(ClaimBase):
+    """``ClaimMixin`` under names that leave ``status`` to the table."""
+
+    claim_fields = PREFIXED_NAMES
+
+    claim_status = _status()
+    claimed_by = _holder()
+    claimed_at = _moment()
+    claim_expires_at = _moment()
+    claim_iteration = _counter()
+
+    class Meta:
+        abstract = True
+
+
+class PrefixedTaskMixin(PrefixedClaimMixin):
+    """``TaskMixin`` under names that leave ``status``, ``priority`` and the rest to the table."""
+
+    claim_completed_at = _moment()
+    claim_attempts = _counter()
+    claim_not_before = MomentField(
+        default=NEVER_WAITED, db_default=Value(NEVER_WAITED), editable=False
+    )
+    claim_last_error = ErrorTextField(default="", db_default="", blank=True, editable=False)
+    claim_error_class = ErrorClassField(default="", db_default="", blank=True, editable=False)
+    claim_priority = PriorityField(default=0, db_default=0)
+
+    class Meta:
+        abstract = True
+
+
+SHORT_FORMS = ("complete", "fail", "release", "renew")
+
+
+def short_form(name: str) -> Any:
+    """Return the method that a model gets under *name*: the verb of ``row.claim``."""
+
+    def verb(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.claim, name)(*args, **kwargs)
+
+    verb.__name__ = name
+    verb.__doc__ = getattr(ClaimHandle, name).__doc__
+    verb.alters_data = True  # type: ignore[attr-defined]
+    return verb

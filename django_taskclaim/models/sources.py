@@ -1,0 +1,133 @@
+"""``SourceMixin``: claims for the rows of a table that may not be altered, kept in a table beside it."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
+
+from django.db import models
+from django.db.models.fields.related import lazy_related_operation
+from django.db.models.fields.related_descriptors import ForwardManyToOneDescriptor
+
+from django_taskclaim.fields import AnyField
+from django_taskclaim.models.mixins import ClaimBase
+from django_taskclaim.querysets.companions import CompanionManager
+
+if TYPE_CHECKING:
+    _ForeignObject: TypeAlias = models.ForeignObject[Any, Any]
+    _Descriptor: TypeAlias = ForwardManyToOneDescriptor[Any]
+else:
+    # Django's fields take no parameters while the program runs.
+    _ForeignObject, _Descriptor = models.ForeignObject, ForwardManyToOneDescriptor
+
+
+class SourceMixin(ClaimBase):
+    """Makes a claimable model the companion of another one, to be used with one of the other mixins.
+
+    It needs one field, ``source``: a ``OneToOneField``, or a ``SourceKey`` where there can be none. The handler of
+    a companion receives the source.
+    """
+
+    taskclaim_companion: ClassVar[bool] = True
+
+    objects: ClassVar[CompanionManager[Self]] = CompanionManager()
+
+    class Meta:
+        abstract = True
+
+
+class _SourceDescriptor(_Descriptor):
+    """``row.source``, loaded from the database that the field names, if it names one."""
+
+    def get_queryset(self, **hints: Any) -> Any:
+        sources = super().get_queryset(**hints)
+        return sources.using(self.field.using) if self.field.using else sources
+
+
+class SourceKey(_ForeignObject):
+    """The link to a source with a composite key, or on another database: the companion copies the key's columns.
+
+    They are called ``source_<column>``, without constraint or cascade, and unique together. ``row.source`` loads
+    the source as over a foreign key; where both tables are on one database, filters may join over it. *using* names
+    the database of the source where no router says so.
+    """
+
+    forward_related_accessor_class = _SourceDescriptor
+    # A primary key is unique, which Django's check does not see of a composite one.
+    requires_unique_target = False
+
+    def __init__(
+        self,
+        to: Any,
+        on_delete: Any = models.DO_NOTHING,
+        from_fields: Sequence[str] = (),
+        to_fields: Sequence[str] = (),
+        *,
+        using: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.using = using
+        kwargs.setdefault("related_name", "+")
+        kwargs.setdefault("editable", False)
+        super().__init__(to, on_delete, from_fields, to_fields, **kwargs)
+
+    def deconstruct(self) -> Any:
+        """Migrations see Django's own class: the copied columns stand there by themselves."""
+        name, _, args, kwargs = super().deconstruct()
+        return name, "django.db.models.ForeignObject", args, kwargs
+
+    def contribute_to_class(self, cls: Any, name: str, *args: Any, **kwargs: Any) -> None:
+        super().contribute_to_class(cls, name, *args, **kwargs)
+        if self.from_fields or cls._meta.abstract:
+            return
+        if isinstance(to := self.remote_field.model, str):
+            lazy_related_operation(self._copy_key, cls, to)
+        else:
+            self._copy_key(cls, to)
+
+    def _copy_key(self, cls: Any, source: Any) -> None:
+        """Add the columns to *cls*, unique as a whole."""
+        key = list(source._meta.pk_fields)
+        names = [f"{self.name}_{field.attname}" for field in key]
+        for name, field in zip(names, key, strict=True):
+            cls.add_to_class(name, _copied(field, unique=len(key) == 1))
+        if len(key) > 1:
+            together = (*cls._meta.unique_together, tuple(names))
+            # Without the second, makemigrations would not see it.
+            cls._meta.unique_together = together
+            cls._meta.original_attrs["unique_together"] = together
+        self.from_fields, self.to_fields = names, [field.name for field in key]
+
+
+#: Of a key column, what its copy has no use for.
+_LEFT_OUT = (
+    "primary_key",
+    "unique",
+    "default",
+    "db_default",
+    "db_column",
+    "db_index",
+    "auto_created",
+    "verbose_name",
+    "help_text",
+    "serialize",
+    "auto_now",
+    "auto_now_add",
+)
+
+#: What holds the numbers that such a field gives.
+_NUMBERS: dict[Any, Any] = {
+    models.SmallAutoField: models.SmallIntegerField,
+    models.BigAutoField: models.BigIntegerField,
+    # Last, for Django takes the others for instances of it.
+    models.AutoField: models.IntegerField,
+}
+
+
+def _copied(field: Any, *, unique: bool) -> AnyField:
+    """Return a field that holds values of the key column *field*."""
+    while field.remote_field is not None:
+        field = field.target_field
+    _, _, args, kwargs = field.deconstruct()
+    kwargs = {name: value for name, value in kwargs.items() if name not in _LEFT_OUT}
+    kind = next((new for old, new in _NUMBERS.items() if isinstance(field, old)), type(field))
+    copied: AnyField = kind(*args, **(kwargs | {"editable": False, "unique": unique}))
+    return copied

@@ -1,0 +1,219 @@
+"""What is going on with one model on one database: for ``claimstatus``, ``claimdoctor`` and whoever else tells people.
+
+Everything here is read without locks, by the database's own clock, and may be a moment old when it is shown.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+
+from django.db import connections, models
+from django.db.models import Count, Min, Q
+
+from django_taskclaim.census import MOST, Census, census
+from django_taskclaim.columns import ClaimColumns, claim_columns, has_ranges
+from django_taskclaim.dialects import dialect_for
+from django_taskclaim.fields import CRASHED_UNBEGUN, UNSETTLED, as_utc
+from django_taskclaim.models import Switch, Throttle, WorkerProcess
+from django_taskclaim.querysets import ClaimQuerySet, Progress
+from django_taskclaim.querysets.operating import expired_condition
+from django_taskclaim.querysets.scope import Desk
+from django_taskclaim.states import WORKER_MARK, Status
+from django_taskclaim.switch import paused_by
+from django_taskclaim.throttling.records import in_force
+
+#: Workers report every 5 s, idle ones every 10; one that missed two reports or more counts as gone.
+ALIVE_WITHIN = timedelta(seconds=20)
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who holds running rows; the batches of one worker process are taken together."""
+
+    name: str
+    rows: int
+    #: When the first of the leases ends, None where a row has no expiry.
+    next_expiry: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """The state of one model's rows at the moment ``now``; every moment is in UTC."""
+
+    model: type[models.Model]
+    alias: str
+    now: datetime
+    progress: Progress
+    #: The pause that stops claims of this model now.
+    pause: Switch | None
+    due: int
+    #: Of the due rows that had been put off, when the first became due; None where none had. Of others no column tells.
+    due_since: datetime | None
+    #: When the first of the waiting rows becomes due.
+    next_due: datetime | None
+    expired: int
+    expired_since: datetime | None
+    holders: list[Holder] = field(default_factory=list)
+    #: The automatic stops in force, each of one process, the one that holds longest first.
+    throttles: list[Throttle] = field(default_factory=list)
+    #: The states whose numbers are estimates, ``open`` meaning what is due as well.
+    estimated: frozenset[str] = frozenset()
+    #: Ranges of keys among which rows may still be committed.
+    unsettled: int = 0
+
+    @property
+    def waiting(self) -> int:
+        """Open rows that are not due yet."""
+        return self.progress.open - self.due
+
+    @property
+    def next_free(self) -> datetime | None:
+        """When the first running lease ends unless it is renewed."""
+        return min((h.next_expiry for h in self.holders if h.next_expiry is not None), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """One worker process by its own report."""
+
+    name: str
+    labels: tuple[str, ...]
+    state: str
+    started_at: datetime
+    seen_at: datetime
+    held: int
+    done: int
+    failed: int
+    last_error: str
+    alive: bool
+    host: str = ""
+    pid: int = 0
+    version: str = ""
+
+    def serves(self, model: type[models.Model]) -> bool:
+        """Say whether the worker claims rows of *model*."""
+        return model._meta.label_lower in {label.lower() for label in self.labels}
+
+
+def overview(model: type[models.Model], alias: str, *, exact: bool = True) -> Overview:
+    """Return what is going on with *model* on the database *alias*.
+
+    Unless it must be *exact*, a large table is not read: its ``estimated`` states are, by what the server believes.
+    """
+    rows: Any = ClaimQuerySet(model, using=alias)
+    columns = claim_columns(model)
+    now = database_time(alias)
+    counts = Census(rows.progress()) if exact else census(model, alias)
+    bounded = Status.OPEN in counts.estimated
+    dueness = _dueness(_next(rows, columns) if bounded else rows.open(), columns, now)
+    beyond = max(0, counts.progress.open - MOST) if bounded else 0
+    expired = rows.filter(expired_condition(Desk.of(model, alias)))
+    late = expired.aggregate(rows=Count("*"), since=Min(columns.expires_at.name))
+    return Overview(
+        model=model,
+        alias=alias,
+        now=now,
+        progress=counts.progress,
+        pause=paused_by(model, using=alias),
+        due=dueness.due + beyond,
+        due_since=dueness.since,
+        next_due=dueness.next,
+        unsettled=dueness.unsettled,
+        expired=late["rows"],
+        expired_since=_utc(late["since"]),
+        holders=_holders(rows, columns),
+        throttles=in_force(model, alias),
+        estimated=counts.estimated,
+    )
+
+
+def throttles_by_source(seen: Overview) -> dict[str, list[Throttle]]:
+    """Return what is in force by its cause, of each the one first that holds longest."""
+    found: dict[str, list[Throttle]] = {}
+    for throttle in seen.throttles:
+        found.setdefault(throttle.source, []).append(throttle)
+    return found
+
+
+def database_time(alias: str) -> datetime:
+    """Return what the clock of the database says, in UTC."""
+    return dialect_for(connections[alias]).current_time()
+
+
+def workers(alias: str) -> list[Worker]:
+    """Return every worker that has reported on the database lately, the living first."""
+    now = database_time(alias)
+    reports = WorkerProcess.objects.using(alias).order_by("name")
+    found = [_worker(report, now) for report in reports]
+    return sorted(found, key=lambda worker: not worker.alive)
+
+
+def _worker(report: WorkerProcess, now: datetime) -> Worker:
+    return Worker(
+        name=report.name,
+        labels=tuple(re.findall(r"[^,\s]+", report.labels)),
+        state=report.state,
+        started_at=as_utc(report.started_at),
+        seen_at=as_utc(report.seen_at),
+        held=report.rows_held,
+        done=report.rows_done,
+        failed=report.rows_failed,
+        last_error=report.last_error,
+        alive=now - as_utc(report.seen_at) <= ALIVE_WITHIN,
+        host=report.host,
+        pid=report.pid,
+        version=report.version,
+    )
+
+
+def _next(rows: Any, columns: ClaimColumns) -> Any:
+    """Return the open rows that will be claimed first; many due ones stand for all that follow."""
+    return rows.open().order_by(*columns.order)[:MOST]
+
+
+class _Dueness(NamedTuple):
+    due: int
+    #: Since when the first of those that had to wait, and when the next will be.
+    since: datetime | None = None
+    next: datetime | None = None
+    unsettled: int = 0
+
+
+def _dueness(opened: Any, columns: ClaimColumns, now: datetime) -> _Dueness:
+    if columns.not_before is None:
+        return _Dueness(opened.count())
+    name = columns.not_before.name
+    due = Q(**{f"{name}__lte": now})
+    facts = opened.aggregate(
+        due=Count(name, filter=due),
+        since=Min(name, filter=due & Q(**{f"{name}__gt": CRASHED_UNBEGUN})),
+        next=Min(name, filter=~due & ~Q(**{name: UNSETTLED})),
+        unsettled=Count(name, filter=Q(**{name: UNSETTLED})),
+    )
+    unsettled = facts["unsettled"] if has_ranges(opened.model) else 0
+    return _Dueness(facts["due"], _utc(facts["since"]), _utc(facts["next"]), unsettled)
+
+
+def _holders(rows: Any, columns: ClaimColumns) -> list[Holder]:
+    """Return who holds rows, most rows first."""
+    who, expiry = columns.claimed_by.name, columns.expires_at.name
+    running = rows.filter(**{columns.status.name: Status.PROCESSING})
+    batches = running.order_by().values_list(who).annotate(rows=Count("*"), first=Min(expiry))
+    return sorted(_together(batches), key=lambda holder: (-holder.rows, holder.name))
+
+
+def _together(batches: Iterable[tuple[str | None, int, datetime | None]]) -> Iterable[Holder]:
+    """Take the batches of each worker process together."""
+    by_name: dict[str, Holder] = {}
+    for holder, count, first in batches:
+        name = (holder or "nobody").partition(WORKER_MARK)[0]
+        known = by_name.get(name, Holder(name, 0, None))
+        ends = [end for end in (known.next_expiry, _utc(first)) if end is not None]
+        by_name[name] = Holder(name, known.rows + count, min(ends, default=None))
+    return by_name.values()
+
+
+def _utc(value: datetime | None) -> datetime | None:
+    return None if value is None else as_utc(value)

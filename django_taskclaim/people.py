@@ -1,0 +1,58 @@
+"""Holders that are users of the site: how their claims name them, and who is meant by such a name."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from django.apps import apps
+from django.contrib.auth import get_user_model
+from django.core.exceptions import ValidationError
+
+from django_taskclaim.states import WORKER_MARK
+
+#: What a user's key follows in the name of a holder.
+PREFIX = "user:"
+
+
+def holder_of(user: Any) -> str:
+    """Return the name under which *user* holds rows, ``user:17``; ValueError for nobody in particular."""
+    if getattr(user, "pk", None) is None:
+        raise ValueError("Only a user who is logged in can hold rows.")
+    return f"{PREFIX}{user.pk}"
+
+
+def user_of(holder: str | None) -> Any:
+    """Return the user whom a holder's name means, None where it means none."""
+    found = users_of([holder or ""])
+    return next(iter(found.values()), None)
+
+
+def users_of(holders: Iterable[str]) -> dict[str, Any]:
+    """Return the users whom these names mean, by name, in one query; names that mean none are left out."""
+    keys = {name: key for name in holders if (key := _key_in(name)) is not None}
+    if not keys:
+        return {}
+    found = get_user_model()._default_manager.in_bulk(list(keys.values()))
+    # "user:017" spells the same key and is another name.
+    return {
+        name: found[key]
+        for name, key in keys.items()
+        if key in found and name == holder_of(found[key])
+    }
+
+
+def _key_in(holder: str) -> Any:
+    if not holder.startswith(PREFIX) or not apps.is_installed("django.contrib.auth"):
+        return None
+    try:
+        return get_user_model()._meta.pk.to_python(holder.removeprefix(PREFIX))
+    except ValidationError:
+        return None
+
+
+def name_of(holder: str | None, user: Any = None) -> str:
+    """Return a holder as people speak of it: a user's full or login name, the worker's own part of its id."""
+    user = user or user_of(holder)
+    if user is not None:
+        full_name = getattr(user, "get_full_name", str)
+        return full_name() or str(user.get_username())
+    return (holder or "").partition(WORKER_MARK)[0]

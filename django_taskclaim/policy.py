@@ -1,0 +1,232 @@
+"""What a model's claims follow: how long a lease lasts, how many tries a row has, what becomes of it in the end.
+
+``@handler`` fills it and every verb reads it, so ``row.fail(error)`` in a view does what the worker would do.
+"""
+
+import logging
+import math
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
+from typing import Any, TypeAlias
+
+from django.db import models
+
+from django_taskclaim import conf
+from django_taskclaim.completion import Completion, Mark
+from django_taskclaim.exceptions import Permanent, RetryLater
+from django_taskclaim.failures import told
+
+logger = logging.getLogger("django_taskclaim")
+
+#: How often a lease is renewed in its length, and the part of it after which what could not be renewed counts as lost.
+RENEWALS_PER_LEASE, SELF_FENCE = 4, 0.9
+
+#: Given how often a row has failed (1 for the first time), how long it waits.
+Backoff = Callable[[int], timedelta | float]
+
+
+def exponential_backoff(first: float, longest: float) -> Backoff:
+    """Double the wait with each failure from *first* to at most *longest* seconds, with full jitter.
+
+    Full jitter (any moment from now to the bound) is the scheme of the AWS architecture blog's
+    "Exponential backoff and jitter": it spreads the retries of rows that failed together.
+    """
+
+    def wait(failures: int) -> timedelta:
+        bound = min(longest, first * 2.0 ** min(failures - 1, 60))
+        return timedelta(seconds=random.uniform(0, bound))
+
+    return wait
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Retry:
+    """How often a row is tried again after errors of one kind, and how long it waits; None as for any other error."""
+
+    max_attempts: int | None = None
+    backoff: Backoff | None = None
+
+    def __post_init__(self) -> None:
+        tries = self.max_attempts
+        if tries is not None and (
+            isinstance(tries, bool) or not isinstance(tries, int) or tries < 1
+        ):
+            raise ValueError(f"max_attempts must be a whole number from 1, not {tries!r}.")
+        if self.backoff is not None and not callable(self.backoff):
+            raise TypeError(
+                f"backoff must be a function of the number of failures, not {self.backoff!r}."
+            )
+
+
+#: What an error means for its row: no further try, one that is put off uncounted, or tries of its own.
+Rule: TypeAlias = type[Permanent] | RetryLater | Retry
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What one failure makes of its row."""
+
+    #: No try is left, or none is wanted: the row becomes ``failed``.
+    final: bool
+    #: Whether a try is charged. If not, the row is put back as by ``release(delay=…)``.
+    counted: bool
+    _wait: Callable[[], timedelta] = timedelta
+
+    def wait(self) -> timedelta:
+        """Return how long the row waits before the next try. Asks the back-off, so once for each failure."""
+        return self._wait()
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The rules of one model's claims; a field left None follows the settings, read at the moment of use."""
+
+    own_lease: timedelta | None = None
+    own_max_attempts: int | None = None
+    own_backoff: Backoff | None = None
+    #: What errors of these classes mean, and of their subclasses that are not named themselves.
+    own_errors: Mapping[type[BaseException], Rule] = field(default_factory=dict, hash=False)
+    #: What becomes of a row that is done.
+    completion: Completion = field(default_factory=Mark)
+    #: How many rows with one value of these columns are processing at once, at most.
+    own_limit_per: Mapping[str, int] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "own_limit_per", _checked_limits(self.own_limit_per))
+        object.__setattr__(self, "own_errors", _checked_errors(self.own_errors))
+
+    @property
+    def lease(self) -> timedelta:
+        return conf.duration("LEASE") if self.own_lease is None else self.own_lease
+
+    @property
+    def max_attempts(self) -> int:
+        return (
+            int(conf.setting("MAX_ATTEMPTS"))
+            if self.own_max_attempts is None
+            else self.own_max_attempts
+        )
+
+    def judge(self, error: object, failures: int, *, retry: bool = True) -> Verdict:
+        """Say what *error* makes of a row that has now failed *failures* times, this one included.
+
+        Asked by ``fail()`` and by workers alike. With ``retry=False`` no error is worth another try.
+        """
+        rule = self._rule(error)
+        if not retry or rule is Permanent:
+            return Verdict(final=True, counted=True)
+        if isinstance(rule, RetryLater):
+            return Verdict(final=False, counted=False, _wait=partial(self._delay, rule))
+        own = rule if isinstance(rule, Retry) else Retry()
+        if failures >= (own.max_attempts or self.max_attempts):
+            return Verdict(final=True, counted=True)
+        wait = partial(self.wait_after, failures, own.backoff)
+        return Verdict(final=False, counted=True, _wait=wait)
+
+    def _rule(self, error: object) -> Rule | None:
+        """Return what is said of the nearest class of *error*; Permanent and RetryLater speak for themselves."""
+        kind = error if isinstance(error, type) else type(error)
+        for cls in kind.__mro__:
+            for named, rule in self.own_errors.items():
+                if named is cls:
+                    return rule
+            if cls is Permanent:
+                return Permanent
+            if cls is RetryLater:
+                return error if isinstance(error, RetryLater) else RetryLater()
+        return None
+
+    def wait_after(self, failures: int, backoff: Backoff | None = None) -> timedelta:
+        """Return how long a row waits after its *failures*-th failure, by *backoff* or the policy's own.
+
+        A back-off that raises or returns no duration is logged and replaced by that of the settings: the failure
+        must be recorded all the same.
+        """
+        usual = exponential_backoff(
+            conf.duration("BACKOFF_FIRST").total_seconds(),
+            conf.duration("BACKOFF_MAX").total_seconds(),
+        )
+        own = backoff or self.own_backoff
+        return _sensible(own, failures, usual) if own else conf.waiting_time(usual(failures))
+
+    def _delay(self, later: RetryLater) -> timedelta:
+        """Return the delay asked for; a subclass may never have set one."""
+        return _sensible(lambda _: later.delay, 1, lambda _: conf.duration("BACKOFF_FIRST"))
+
+
+def _sensible(backoff: Backoff, number: int, usual: Backoff) -> timedelta:
+    """Return what *backoff* says after *number* failures, or what *usual* does where that makes no sense."""
+    try:
+        return _checked_wait(backoff(number))
+    except BaseException as error:
+        logger.warning(
+            "The wait after failure %d is the usual one, because the back-off could not be used: %s",
+            number,
+            told(error),
+            extra={"event": "trouble"},
+        )
+        return conf.waiting_time(usual(number))
+
+
+def _checked_wait(given: Any) -> timedelta:
+    wait = conf.waiting_time(given, "what a back-off returns")
+    negative = given < timedelta(0) if isinstance(given, timedelta) else not 0 <= given < math.inf
+    if negative:
+        raise ValueError(f"what a back-off returns must not be {given!r}.")
+    return wait
+
+
+def _checked_errors(errors: Any) -> dict[type[BaseException], Rule]:
+    """Return a copy of what ``errors=`` names; TypeError in one sentence for what makes no sense."""
+    if not isinstance(errors, Mapping):
+        raise TypeError(
+            f"errors must map exception classes to what they mean, not {errors!r:.200}."
+        )
+    for kind, rule in errors.items():
+        if not isinstance(kind, type) or not issubclass(kind, BaseException):
+            raise TypeError(f"errors must name exception classes, not {kind!r:.200}.")
+        if rule is not Permanent and not isinstance(rule, (RetryLater, Retry)):
+            raise TypeError(
+                f"errors must say Permanent, RetryLater(seconds) or Retry(…) for {kind.__name__}, not {rule!r:.200}."
+            )
+    return dict(errors)
+
+
+def _checked_limits(limits: Any) -> dict[str, int]:
+    """Return a copy of what ``limit_per=`` names; TypeError or ValueError in one sentence for what makes no sense."""
+    if not isinstance(limits, Mapping) or not all(isinstance(name, str) for name in limits):
+        raise TypeError(f"limit_per must map names of columns to numbers, not {limits!r:.200}.")
+    for name, most in limits.items():
+        if isinstance(most, bool) or not isinstance(most, int) or most < 1:
+            raise ValueError(f"limit_per must give {name!r} a whole number from 1, not {most!r}.")
+    return dict(limits)
+
+
+_DEFAULT = Policy()
+_policies: dict[type[models.Model], Policy] = {}
+
+
+def set_policy(model: type[models.Model], policy: Policy) -> None:
+    """Make *policy* the rule for the claims of *model*, its proxies and its children."""
+    _policies[model] = policy
+
+
+def forget_policy(model: type[models.Model]) -> None:
+    """Let *model* follow the settings again."""
+    _policies.pop(model, None)
+
+
+def policy_for(model: type[Any]) -> Policy:
+    """Return the policy of *model* or of the nearest class it inherits from; the settings' where none is set."""
+    for cls in model.__mro__:
+        if cls in _policies:
+            return _policies[cls]
+    return _DEFAULT
+
+
+def policies_over(model: type[Any]) -> list[Policy]:
+    """Return every policy set for *model* or for a class it inherits from, the nearest first."""
+    return [_policies[cls] for cls in model.__mro__ if cls in _policies]

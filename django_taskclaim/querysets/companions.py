@@ -1,0 +1,74 @@
+"""The verbs that companions have beside those of every claimable model: populate, and what has lost its source."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from asgiref.sync import sync_to_async
+from django.db import models
+
+from django_taskclaim.querysets import orphans
+from django_taskclaim.querysets.claims import ClaimManager, ClaimQuerySet
+from django_taskclaim.querysets.populating import Populated, Population
+
+M = TypeVar("M", bound=models.Model)
+
+
+class CompanionQuerySet(ClaimQuerySet[M]):
+    """The rows of a ``SourceMixin`` model; to inherit from, or to make a manager of."""
+
+    def populate(
+        self,
+        sources: "models.QuerySet[Any] | models.Manager[Any]",
+        *,
+        paused: bool = False,
+        chunk_size: int | None = None,
+    ) -> int:
+        """Add a row for each source of the queryset *sources* that has none, and return how many were added.
+
+        The rows are born open, or *paused*. Repeatable, also by several at once: no source ever gets two. One
+        INSERT … SELECT where both tables are on one database; otherwise, or with *chunk_size*, so many sources at a
+        time in the order of their key, each chunk committed, so that one that breaks off is simply begun again.
+
+        Raises TypeError for what is no filtered queryset of the source model.
+        """
+        return sum(step.added for step in self._populating(sources, paused, chunk_size))
+
+    def _populating(
+        self, sources: Any, paused: bool = False, chunk_size: int | None = None
+    ) -> Iterator[Populated]:
+        """Populate and yield after each commit how far it has got since the last."""
+        self._for_write = True
+        return Population(self.model, self.db, sources, paused=paused).run(chunk_size)
+
+    def orphans(self) -> Self:
+        """Rows whose source is gone.
+
+        Where the sources are on another database, all keys are compared at once, here and now.
+        """
+        return orphans.only_orphans(self)
+
+    def remove_orphans(self) -> int:
+        """Delete the rows of this queryset whose source is gone, and return how many; never one that is processing."""
+        self._for_write = True
+        return orphans.remove(self)
+
+    async def apopulate(self, sources: Any, **options: Any) -> int:
+        """``populate`` for async code."""
+        return await sync_to_async(self.populate)(sources, **options)
+
+    async def aremove_orphans(self) -> int:
+        """``remove_orphans`` for async code."""
+        return await sync_to_async(self.remove_orphans)()
+
+
+if TYPE_CHECKING:
+
+    class _Manager(CompanionQuerySet[M], ClaimManager[M]):  # type: ignore[misc, override]
+        pass
+
+else:
+    _Manager = ClaimManager.from_queryset(CompanionQuerySet)
+
+
+class CompanionManager(_Manager[M]):  # type: ignore[override]
+    """The manager that ``SourceMixin`` brings; a custom one inherits from it or from ``from_queryset(…)``."""

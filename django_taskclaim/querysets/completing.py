@@ -1,0 +1,178 @@
+"""Finishing rows well, each in the way that the policy of its model names; the worker comes here like any caller."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from django.db import connections, models, transaction
+
+from django_taskclaim.columns import claim_columns
+from django_taskclaim.completion import Archive, Call, Clear, Completion, Delete, Mark
+from django_taskclaim.contention import contention_code
+from django_taskclaim.exceptions import TaskClaimError
+from django_taskclaim.guard import show
+from django_taskclaim.policy import policy_for
+from django_taskclaim.querysets.assignments import (
+    clear_assignments,
+    complete_assignments,
+    write_inherited,
+)
+from django_taskclaim.querysets.fencing import Also, end, send_held, write_held
+from django_taskclaim.querysets.removing import deleting, moving
+from django_taskclaim.querysets.scope import Desk
+from django_taskclaim.querysets.telling import tell
+from django_taskclaim.signals import rows_completed
+from django_taskclaim.states import Status
+
+Rows = Sequence[Any]
+Names = Sequence[str]
+
+
+class CallRaised(Exception):
+    """A function of the user's that belongs to the completion raised *error*; nothing was written."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+def complete(rows: Rows, names: Names, also: Also | None = None) -> list[Any]:
+    """Finish rows well, writing the columns *names*, and return those whose claims stood.
+
+    *also* runs in the same transaction, with the rows just written, before anything is done with them.
+
+    CallRaised where the policy is a function that raised. A database error inside it passes as it is if it says
+    something of the database: contention, or a session that broke.
+    """
+    written: list[Any] = []
+    for completion, same in _by_completion(rows):
+        done = _WAYS[type(completion)](completion, same, names, also)
+        end(done)
+        tell(rows_completed, done)
+        written += done
+    return written
+
+
+def _by_completion(rows: Rows) -> Iterable[tuple[Completion, list[Any]]]:
+    """Group rows by their policy and, but for those that are marked, by their class."""
+    by_class: dict[type[models.Model], list[Any]] = {}
+    for row in rows:
+        by_class.setdefault(type(row), []).append(row)
+    groups: dict[Any, tuple[Completion, list[Any]]] = {}
+    for model, same in by_class.items():
+        completion = policy_for(model).completion
+        place = Mark if isinstance(completion, Mark) else model
+        groups.setdefault(place, (completion, []))[1].extend(same)
+    return groups.values()
+
+
+def _mark(completion: Mark, rows: Rows, names: Names, also: Also | None) -> list[Any]:
+    written = write_held(
+        rows,
+        complete_assignments(names),
+        per_row=2 * len(names),
+        also=_both(write_inherited(names), also),
+        finished=(Status.COMPLETE,),
+    )
+    show_state(written, Status.COMPLETE, "completed_at")
+    return written
+
+
+def _delete(completion: Delete, rows: Rows, names: Names, also: Also | None) -> list[Any]:
+    written = send_held(rows, deleting(cascade=completion.cascade), also=also)
+    show_state(written, Status.COMPLETE)
+    return written
+
+
+def _archive(completion: Archive, rows: Rows, names: Names, also: Also | None) -> list[Any]:
+    written = write_held(
+        rows,
+        complete_assignments(names),
+        per_row=2 * len(names),
+        also=_both(
+            _both(write_inherited(names), also),
+            moving(completion.model, cascade=completion.cascade),
+        ),
+    )
+    show_state(written, Status.COMPLETE)
+    return written
+
+
+def _clear(completion: Clear, rows: Rows, names: Names, also: Also | None) -> list[Any]:
+    written = write_held(
+        rows,
+        clear_assignments(names, completion.pause),
+        per_row=2 * len(names),
+        also=_both(write_inherited(names), also),
+    )
+    new = ("iteration", "not_before", "completed_at", "attempts", "last_error", "error_class")
+    show_state(written, Status.OPEN, *new)
+    return written
+
+
+def _call(completion: Call, rows: Rows, names: Names, also: Also | None) -> list[Any]:
+    def call(desk: Desk, done: list[Any]) -> None:
+        # To the function they are ordinary rows that are complete.
+        end(done)
+        show_state(done, Status.COMPLETE, "completed_at")
+        try:
+            _called(completion.function, desk.alias, done)
+        except BaseException:
+            show_state(done, Status.PROCESSING, "completed_at", "expires_at")
+            raise
+
+    return _mark(Mark(), rows, names, _both(also, call))
+
+
+def _called(function: Callable[[list[Any]], Any], alias: str, rows: list[Any]) -> None:
+    """Call *function* in a savepoint, which is missing in the end if it has lost the transaction and told nobody."""
+    returned = False
+    try:
+        with transaction.atomic(using=alias):
+            function(list(rows))
+            returned = True
+    except BaseException as error:
+        # SystemExit included: in a worker it would end the thread that writes for all rows.
+        if contention_code(error) is not None:
+            raise
+        if returned:
+            raise CallRaised(_nothing_was_kept(error)) from error
+        if connections[alias].is_usable():
+            raise CallRaised(error) from error
+        raise
+
+
+def _nothing_was_kept(error: BaseException) -> TaskClaimError:
+    return TaskClaimError(
+        "The function of the completion swallowed a database error, or ended its transaction, so nothing was kept:"
+        f" {error}"
+    )
+
+
+_WAYS: dict[type, Callable[[Any, Rows, Names, Also | None], list[Any]]] = {
+    Mark: _mark,
+    Delete: _delete,
+    Archive: _archive,
+    Clear: _clear,
+    Call: _call,
+}
+
+
+def _both(first: Also | None, second: Also | None) -> Also | None:
+    steps = [step for step in (first, second) if step is not None]
+
+    def do(desk: Desk, rows: list[Any]) -> None:
+        for step in steps:
+            step(desk, rows)
+
+    return do if steps else None
+
+
+def show_state(rows: Sequence[Any], status: Status, *unknown: str) -> None:
+    """Let instances show their new state; columns whose new value only the database knows are read when asked."""
+    for row in rows:
+        columns = claim_columns(type(row))
+        values: dict[Any, Any] = {columns.status: status.value, columns.expires_at: None}
+        if status == Status.OPEN:
+            values |= {columns.claimed_by: None, columns.claimed_at: None}
+        values |= {getattr(columns, role): models.DEFERRED for role in unknown}
+        show(row, values)

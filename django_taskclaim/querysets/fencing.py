@@ -1,0 +1,299 @@
+"""Ending and extending claims: every write here carries the token in its WHERE and counts what it wrote."""
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+from django.db import DatabaseError, connections, models
+
+from django_taskclaim.columns import claim_columns
+from django_taskclaim.dialects import Renewal
+from django_taskclaim.failures import in_ascii
+from django_taskclaim.querysets.assignments import Assignments, failure_assignments
+from django_taskclaim.querysets.lost_commits import judge_after_lost_commit
+from django_taskclaim.querysets.scope import Desk
+from django_taskclaim.querysets.telling import tell
+from django_taskclaim.querysets.transactions import no_transaction, transactionally
+from django_taskclaim.signals import rows_renewed
+from django_taskclaim.states import Status, Token
+from django_taskclaim.tokens import Claim, carried_claim, clock, standing_claim
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Rows that share database, table and token, so that one statement can write them."""
+
+    desk: Desk
+    token: Token
+    rows: list[Any]
+
+
+def as_rows(rows: Any) -> list[Any]:
+    """Return the rows given, one or many; TypeError for what is no instance of a claimable model."""
+    found = [rows] if isinstance(rows, models.Model) else list(rows)
+    for row in found:
+        if not isinstance(row, models.Model):
+            raise TypeError(f"Expected rows of a model, not {row!r}.")
+        claim_columns(type(row))
+    # An instance given twice is one row.
+    return list({id(row): row for row in found}.values())
+
+
+def carrying(rows: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Split *rows* into those that carry a claim of their own and those that carry none, or ended it."""
+    standing = [row for row in rows if standing_claim(row) is not None]
+    return standing, [row for row in rows if standing_claim(row) is None]
+
+
+def _alike(row: Any) -> bool:
+    return True
+
+
+def grouped(rows: Iterable[Any], kind: Callable[[Any], Any] = _alike) -> list[Group]:
+    """Group rows by database, table, token and *kind*; inside a group they are in key order, the order of row locks."""
+    groups: dict[Any, Group] = {}
+    for row in rows:
+        claim = carried_claim(row)
+        label = claim_columns(type(row)).owner._meta.label
+        place = (claim.alias, label, claim.token, kind(row))
+        if place not in groups:
+            groups[place] = Group(Desk.of(type(row), claim.alias), claim.token, [])
+        groups[place].rows.append(row)
+    for group in groups.values():
+        group.rows.sort(key=lambda row: carried_claim(row).pk)
+    # Always in the same order, so that calls that meet take their row locks alike.
+    return [groups[place] for place in sorted(groups)]
+
+
+#: Given the rows of one statement, writes those that the token still holds and returns their keys.
+Send = Callable[[Desk, Token, Sequence[Any]], list[Any]]
+
+#: Given the rows just written, does what else belongs to their transaction.
+Also = Callable[[Desk, list[Any]], None]
+
+
+def write_held(
+    rows: Sequence[Any],
+    assignments: Assignments,
+    *,
+    per_row: int = 0,
+    also: Also | None = None,
+    kind: Callable[[Any], Any] = _alike,
+    finished: Collection[Status] = (),
+) -> list[Any]:
+    """Update the rows whose claims stand and return them; see ``send_held``."""
+
+    def update(desk: Desk, token: Token, rows: Sequence[Any]) -> list[Any]:
+        return desk.dialect.update_held(desk.table, token, keys_of(rows), assignments(desk, rows))
+
+    return send_held(rows, update, per_row=per_row, also=also, kind=kind, finished=finished)
+
+
+def keys_of(rows: Sequence[Any]) -> list[Any]:
+    """Return the keys under which *rows* were claimed."""
+    return [carried_claim(row).pk for row in rows]
+
+
+def send_held(
+    rows: Sequence[Any],
+    send: Send,
+    *,
+    per_row: int = 0,
+    also: Also | None = None,
+    kind: Callable[[Any], Any] = _alike,
+    finished: Collection[Status] = (),
+) -> list[Any]:
+    """Write the rows whose claims stand and return them; nothing is raised for the others.
+
+    Each database's rows are written in one transaction. *also* run in it, with the rows just written. *per_row* is
+    how many values of its own each row adds to the statement, *kind* tells rows apart that one statement cannot write.
+
+    If the COMMIT of a transaction of ours was not answered, the rows tell what came of it: those in one of the states
+    *finished* under their token count as written, those still held are written again, and those that have moved on
+    are marked as undecided. A database that stays away is its own error; the next try begins by asking the rows.
+    """
+    return _write_held(rows, _Write(send, per_row, also, kind, finished))
+
+
+@dataclass(frozen=True, slots=True)
+class _Write:
+    """What one verb writes; see ``send_held``."""
+
+    send: Send
+    per_row: int
+    also: Also | None
+    kind: Callable[[Any], Any]
+    finished: Collection[Status]
+
+
+def _write_held(rows: Sequence[Any], write: _Write) -> list[Any]:
+    held, written = _asked_again(rows, write)
+    by_alias: dict[str, list[Group]] = {}
+    for group in grouped(held, write.kind):
+        by_alias.setdefault(group.desk.alias, []).append(group)
+    for groups in by_alias.values():
+        statements = partial(_write_groups, groups, write)
+        written += transactionally(groups[0].desk, statements, partial(_look_again, write))
+    return written
+
+
+def _asked_again(rows: Sequence[Any], write: _Write) -> tuple[list[Any], list[Any]]:
+    """Return the rows that are to be written, and those that an earlier try has written without knowing it."""
+    unsure = [row for row in rows if carried_claim(row).unanswered and _may_ask(carried_claim(row))]
+    if not unsure:
+        return list(rows), []
+    judged = judge_after_lost_commit(unsure, finished=write.finished)
+    sure = [row for row in rows if all(row is not one for one in unsure)]
+    return [*sure, *judged.still_held], judged.ours_complete
+
+
+def _may_ask(claim: Claim) -> bool:
+    # Inside a transaction of the caller's the fence alone must do: nothing can be waited for there.
+    return no_transaction(connections[claim.alias])
+
+
+def _look_again(write: _Write, sent: list[Any]) -> list[Any]:
+    """Return those of the rows *sent* with a COMMIT that was not answered that are written after all, or now."""
+    for row in sent:
+        carried_claim(row).unanswered = True
+    return _write_held(sent, write)
+
+
+def _write_groups(groups: list[Group], write: _Write) -> list[Any]:
+    return [row for group in groups for row in _write_group(group, write)]
+
+
+def _write_group(group: Group, write: _Write) -> list[Any]:
+    desk = group.desk
+    written: list[Any] = []
+    for part in desk.dialect.chunks(group.rows, desk.table, write.per_row):
+        standing = set(write.send(desk, group.token, part))
+        written += [row for row in part if carried_claim(row).pk in standing]
+    if write.also is not None and written:
+        write.also(desk, written)
+    return written
+
+
+def end(rows: Sequence[Any]) -> None:
+    """Note on each instance that a verb has ended its claim."""
+    for row in rows:
+        carried_claim(row).end()
+
+
+def write_failed(
+    rows: Sequence[Any], waits: dict[int, timedelta | None], told: tuple[str, str]
+) -> list[Any]:
+    """Write the failure of rows, final or not, in one transaction, and return those that were still held.
+
+    *waits* says by ``id()`` how long each waits for its next try, or None. A text that the database refuses, for its
+    encoding lacks a character, is written again in escapes, and left out if that is refused too.
+    """
+    by_alias: dict[str, list[Any]] = {}
+    for row in rows:
+        by_alias.setdefault(carried_claim(row).alias, []).append(row)
+    return [row for same in by_alias.values() for row in _write_failed_in_one(same, waits, told)]
+
+
+def _write_failed_in_one(
+    rows: list[Any], waits: dict[int, timedelta | None], told: tuple[str, str]
+) -> list[Any]:
+    """Write to one database, so that a second try finds nothing that the first has written."""
+    dialect = Desk.of(type(rows[0]), carried_claim(rows[0]).alias).dialect
+    write = partial(
+        write_held,
+        rows,
+        per_row=2,
+        kind=lambda row: waits[id(row)] is None,
+        finished=(Status.FAILED,),
+    )
+    for words in (told, in_ascii(told)):
+        try:
+            return write(failure_assignments(waits, *words))
+        except (DatabaseError, UnicodeError) as error:
+            if not dialect.refuses_text(error):
+                raise
+    return write(failure_assignments(waits, "", ""))
+
+
+# Renewal
+
+
+@dataclass(frozen=True, slots=True)
+class Renewed:
+    """What became of the rows of one renewal."""
+
+    renewed: list[Any]
+    #: Locked by another transaction at that moment: neither renewed nor lost.
+    skipped: list[Any]
+    lost: list[Any]
+
+
+def renew(rows: Sequence[Any], lease: timedelta | None) -> Renewed:
+    """Extend the leases that stand, never wait for a locked row, and shorten none."""
+    started = clock()
+    result = Renewed([], [], [])
+    for group in grouped(rows):
+        by_lease: dict[timedelta, list[Any]] = {}
+        for row in group.rows:
+            by_lease.setdefault(lease or carried_claim(row).lease, []).append(row)
+        for duration, same in by_lease.items():
+            _renew_group(Group(group.desk, group.token, same), duration, result)
+    for row in result.renewed:
+        carried_claim(row).extend(started, lease)
+    tell(rows_renewed, result.renewed)
+    for row in result.lost:
+        carried_claim(row).lost = True
+    return result
+
+
+def _renew_group(group: Group, lease: timedelta, result: Renewed) -> None:
+    desk = group.desk
+    for part in desk.dialect.chunks(group.rows, desk.table):
+        by_key = {carried_claim(row).pk: row for row in part}
+        outcome: Renewal = transactionally(
+            desk, partial(desk.dialect.renew_held, desk.table, group.token, list(by_key), lease)
+        )
+        result.renewed.extend(by_key[key] for key in outcome.renewed)
+        result.skipped.extend(by_key[key] for key in outcome.skipped)
+        result.lost.extend(by_key[key] for key in outcome.lost)
+
+
+def lock_free(rows: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Lock, in the current transaction, those claims that stand and that nobody else has locked.
+
+    Returns the rows locked, and those that stand but are locked by somebody else; lost ones are in neither.
+    """
+    free: list[Any] = []
+    busy: list[Any] = []
+    for group in grouped(carrying(rows)[0]):
+        desk = group.desk
+        by_key = {carried_claim(row).pk: row for row in group.rows}
+        for part in desk.dialect.chunks(list(by_key), desk.table):
+            locked = desk.dialect.lock_standing(desk.table, group.token, part, wait=False)
+            rest = [key for key in part if key not in set(locked)]
+            free += [by_key[key] for key in locked]
+            busy += [
+                by_key[key] for key in desk.dialect.still_standing(desk.table, group.token, rest)
+            ]
+    return free, busy
+
+
+def lock_claim(row: Any, using: str) -> bool:
+    """Lock the row's claim in the current transaction and say whether it stands."""
+    claim = carried_claim(row)
+    desk = Desk.of(type(row), using)
+    return bool(desk.dialect.lock_standing(desk.table, claim.token, [claim.pk]))
+
+
+def lock_claims(rows: Iterable[Any]) -> list[Any]:
+    """Lock the claims of *rows* in the current transaction, one statement a token, and return the rows without one."""
+    lost: list[Any] = []
+    for group in grouped(rows):
+        desk = group.desk
+        for part in desk.dialect.chunks(group.rows, desk.table):
+            keys = [carried_claim(row).pk for row in part]
+            standing = set(desk.dialect.lock_standing(desk.table, group.token, keys))
+            lost += [row for row in part if carried_claim(row).pk not in standing]
+    return lost

@@ -1,0 +1,373 @@
+"""Verbs over querysets: the reaper and the operator's acts. They lock keys first, never wait, and go chunk by chunk."""
+
+import logging
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+from django.db import DatabaseError, models
+from django.db.models import Q
+
+from django_taskclaim import conf
+from django_taskclaim.columns import claim_columns, has_ranges
+from django_taskclaim.dialects import DatabaseNow
+from django_taskclaim.dialects.statements import SQL, sql, value
+from django_taskclaim.failures import in_ascii
+from django_taskclaim.policy import policy_for
+from django_taskclaim.querysets.assignments import crash_mark, open_again, pass_on
+from django_taskclaim.querysets.claiming import is_crash_mark, is_unbegun
+from django_taskclaim.querysets.scope import Desk, Rows, on_claim_table, refuse_unclaimable
+from django_taskclaim.querysets.transactions import transactionally
+from django_taskclaim.signals import rows_acted_on, rows_expired, send_after_commit
+from django_taskclaim.states import WORKER_MARK, Status
+from django_taskclaim.wording import counted
+
+logger = logging.getLogger("django_taskclaim")
+
+#: The error class of a row that an operator failed by word alone.
+OPERATOR = "FailedByOperator"
+
+#: What of a row decides what an expired claim makes of it.
+_JUDGED_BY = ("attempts", "claimed_by", "not_before", "iteration")
+
+#: Where an error that ends a verb between two chunks keeps what the chunks before it came to.
+_WRITTEN = "_taskclaim_written"
+
+#: Given the locked rows (the columns asked for), writes them and returns how many.
+Write = Callable[[Desk, list[list[Any]]], int]
+
+
+def expired_condition(desk: Desk) -> Q:
+    """Match rows whose lease has ended by the database's clock; a processing row without expiry counts as expired."""
+    columns = desk.columns
+    ended = Q(**{f"{columns.expires_at.name}__isnull": True}) | Q(
+        **{f"{columns.expires_at.name}__lte": DatabaseNow()}
+    )
+    return Q(**{columns.status.name: Status.PROCESSING}) & ended
+
+
+def in_chunks(
+    queryset: Rows,
+    condition: Callable[[Desk], Q],
+    write: Write,
+    fields: Sequence[str] = (),
+    limit: int | None = None,
+) -> int:
+    """Lock, write and commit chunk by chunk what matches, and return how many rows were written.
+
+    Rows that another transaction has locked are left alone. Inside a caller's transaction all chunks are part of it.
+    Of an error that ends it half-way ``written_before`` says how many rows were written.
+    """
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
+        raise ValueError(f"limit must be a whole number from 1, not {limit!r}.")
+    refuse_unclaimable(queryset)
+    if queryset.query.is_empty():
+        return 0
+    desk = Desk.of(queryset.model, queryset.db)
+    rows = on_claim_table(queryset, desk).filter(condition(desk))
+    key = [field.attname for field in desk.columns.key]
+    total = 0
+    while limit is None or total < limit:
+        size = (
+            int(conf.setting("CHUNK_SIZE"))
+            if limit is None
+            else min(int(conf.setting("CHUNK_SIZE")), limit - total)
+        )
+        chunk = partial(_chunk, desk, rows.order_by(*key), size, write, fields)
+        try:
+            locked, written = transactionally(desk, chunk)
+        except Exception as error:
+            setattr(error, _WRITTEN, total)
+            raise
+        total += written
+        if len(locked) < size:
+            break
+        if desk.dialect.locks_in_key_order:
+            # Else each chunk would walk past all that the ones before it have done.
+            rows = rows.filter(pk__gt=desk.table.key_of(locked[-1]))
+    return total
+
+
+def written_before(error: BaseException) -> int:
+    """Return how many rows a verb over a queryset had written, chunk by chunk, when *error* ended it."""
+    return int(getattr(error, _WRITTEN, 0))
+
+
+def _chunk(
+    desk: Desk, rows: Rows, size: int, write: Write, roles: Sequence[str]
+) -> tuple[list[list[Any]], int]:
+    extra = [field for role in roles if (field := getattr(desk.columns, role)) is not None]
+    locked = desk.dialect.lock_first(rows, desk.table, size, [*desk.columns.key, *extra])
+    return locked, write(desk, locked) if locked else 0
+
+
+def state_write(act: str, *states: Status, assignments: Callable[[Desk], list[SQL]]) -> Write:
+    """Return a write of *assignments* to rows that are still in one of *states*, which is told of as *act*."""
+
+    def write(desk: Desk, locked: list[list[Any]]) -> int:
+        keys = [desk.table.key_of(row) for row in locked]
+        written = sum(
+            desk.dialect.update_where(
+                desk.table, part, desk.table.in_state(*states), assignments(desk)
+            )
+            for part in desk.dialect.chunks(keys, desk.table)
+        )
+        if written:
+            send_after_commit(rows_acted_on, desk.model, desk.alias, keys=keys, act=act)
+        return written
+
+    return write
+
+
+def reset_assignments(desk: Desk) -> list[SQL]:
+    """Return what makes a row as good as new, but for its iteration."""
+    table, columns = desk.table, desk.columns
+    plain = (
+        columns.attempts,
+        columns.last_error,
+        columns.error_class,
+        columns.completed_at,
+    )
+    cleared = [
+        table.assign(field, table.bound(field, field.get_default()))
+        for field in plain
+        if field is not None
+    ]
+    return [*_due_again(desk), *cleared, *open_again(desk)]
+
+
+def _due_again(desk: Desk) -> list[SQL]:
+    """Return what makes a row due; a range that nobody has held yet may wait for rows that are committed late."""
+    table, field = desk.table, desk.columns.not_before
+    if field is None:
+        return []
+    due = table.bound(field, field.get_default())
+    if not has_ranges(desk.model):
+        return [table.assign(field, due)]
+    holder, wait = table.column(desk.columns.claimed_by), table.column(field)
+    kept = sql("CASE WHEN {} IS NULL THEN {} ELSE {} END", holder, wait, due)
+    return [table.assign(field, kept)]
+
+
+def pause_assignments(desk: Desk) -> list[SQL]:
+    """Return what takes an open row out of the queue."""
+    return [desk.table.assign(desk.columns.status, SQL(f"'{Status.PAUSED.value}'"))]
+
+
+def resume_assignments(desk: Desk) -> list[SQL]:
+    """Return what opens a paused row; a token of before must not stand again."""
+    return open_again(desk)
+
+
+def fail_assignments(told: tuple[str, str]) -> Callable[[Desk], list[SQL]]:
+    """Return what ends rows badly by an operator's word, error class and text *told*; no try is charged."""
+
+    def assignments(desk: Desk) -> list[SQL]:
+        table, columns = desk.table, desk.columns
+        texts = ((columns.error_class, told[0]), (columns.last_error, told[1]))
+        return [
+            table.assign(columns.status, SQL(f"'{Status.FAILED.value}'")),
+            *(table.assign(field, value(text)) for field, text in texts if field is not None),
+            *(
+                [table.assign(columns.completed_at, SQL("NULL"))]
+                if columns.completed_at is not None
+                else []
+            ),
+            table.assign(columns.iteration, SQL(f"{table.column(columns.iteration)} + 1")),
+            table.assign(columns.expires_at, SQL("NULL")),
+        ]
+
+    return assignments
+
+
+def fail_rows(queryset: Rows, states: Sequence[Status], told: tuple[str, str]) -> int:
+    """Fail what is in one of *states*; a text that the database refuses is written in escapes, or left out."""
+    dialect = Desk.of(queryset.model, queryset.db).dialect
+    for words in (told, in_ascii(told)):
+        try:
+            return change(queryset, "failed", states, fail_assignments(words))
+        except (DatabaseError, UnicodeError) as error:
+            if not dialect.refuses_text(error):
+                raise
+    return change(queryset, "failed", states, fail_assignments((OPERATOR, "")))
+
+
+def change(
+    queryset: Rows, act: str, states: Sequence[Status], assignments: Callable[[Desk], list[SQL]]
+) -> int:
+    """Write *assignments* to the rows that are in one of *states*, chunk by chunk, and return how many."""
+    status = claim_columns(queryset.model).status.name
+    write = state_write(act, *states, assignments=assignments)
+    return in_chunks(queryset, lambda desk: Q(**{f"{status}__in": states}), write)
+
+
+def take_back(queryset: Rows) -> int:
+    """Put back running rows, whoever holds them; see ``ClaimQuerySet.take_back``."""
+    write = _write_taken("taken back", open_again)
+    return in_chunks(queryset, _is_running, write, ("claimed_by",))
+
+
+def take_over(queryset: Rows, by: str, reason: str, lease: timedelta) -> int:
+    """Give running rows of others to *by*; see ``ClaimQuerySet.take_over``."""
+
+    def is_of_others(desk: Desk) -> Q:
+        return _is_running(desk) & ~Q(**{desk.columns.claimed_by.name: by})
+
+    def assignments(desk: Desk) -> list[SQL]:
+        return pass_on(desk, by, lease)
+
+    write = _write_taken("taken over", assignments, by=by, reason=reason)
+    return in_chunks(queryset, is_of_others, write, ("claimed_by",))
+
+
+def _is_running(desk: Desk) -> Q:
+    return Q(**{desk.columns.status.name: Status.PROCESSING})
+
+
+def _write_taken(act: str, assignments: Callable[[Desk], list[SQL]], **facts: Any) -> Write:
+    """Return a write to the locked rows of each holder, if they are still that holder's."""
+
+    def write(desk: Desk, locked: list[list[Any]]) -> int:
+        by_holder: dict[str | None, list[Any]] = {}
+        for row in locked:
+            by_holder.setdefault(row[len(desk.columns.key)], []).append(desk.table.key_of(row))
+        written = sum(
+            _take_from(desk, holder, keys, assignments(desk)) for holder, keys in by_holder.items()
+        )
+        if written:
+            taken = [key for keys in by_holder.values() for key in keys]
+            told = {"keys": taken, "act": act, **facts}
+            send_after_commit(rows_acted_on, desk.model, desk.alias, **told)
+        return written
+
+    return write
+
+
+def _take_from(desk: Desk, holder: str | None, keys: list[Any], assignments: list[SQL]) -> int:
+    column = desk.table.qualified(desk.columns.claimed_by)
+    state = desk.table.in_state(Status.PROCESSING)
+    held = SQL(f"{column} IS NULL") if holder is None else SQL(f"{column} = %s", (holder,))
+    condition = SQL.join(" AND ", [state, held])
+    return sum(
+        desk.dialect.update_where(desk.table, part, condition, assignments)
+        for part in desk.dialect.chunks(keys, desk.table)
+    )
+
+
+# The reaper
+
+
+def release_expired(queryset: Rows, limit: int | None) -> int:
+    """Put back, or fail, rows whose lease has ended; see ``ClaimQuerySet.release_expired``."""
+    return in_chunks(queryset, expired_condition, _write_expired, _JUDGED_BY, limit)
+
+
+def _write_expired(desk: Desk, locked: list[list[Any]]) -> int:
+    """Judge each locked row by what was read under the lock, then write those that share a fate together."""
+    fates: dict[str, list[Any]] = {}
+    for row in locked:
+        fates.setdefault(_fate(desk, row), []).append(row)
+    return sum(_write_fate(desk, fate, rows) for fate, rows in fates.items())
+
+
+def _fate(desk: Desk, row: list[Any]) -> str:
+    """Say what an expired claim makes of its row: ``uncharged``, ``charged``, ``crashed`` or ``failed``."""
+    facts = _facts(desk, row)
+    if WORKER_MARK not in (facts["claimed_by"] or ""):
+        return "uncharged"
+    if is_unbegun(facts.get("not_before")):
+        return "uncharged"
+    tried = facts.get("attempts", facts["iteration"])
+    if tried + 1 < policy_for(desk.model).max_attempts:
+        return "charged"
+    if "not_before" not in facts or is_crash_mark(facts["not_before"]):
+        return "failed"
+    return "crashed"
+
+
+def _facts(desk: Desk, row: list[Any]) -> dict[str, Any]:
+    """Return what was read under the lock, by role."""
+    roles = [role for role in _JUDGED_BY if getattr(desk.columns, role) is not None]
+    return dict(zip(roles, row[len(desk.columns.key) :], strict=True))
+
+
+def _write_fate(desk: Desk, fate: str, rows: list[list[Any]]) -> int:
+    table, columns = desk.table, desk.columns
+    charge = (
+        [table.assign(columns.attempts, SQL(f"{table.column(columns.attempts)} + 1"))]
+        if columns.attempts
+        else []
+    )
+    assignments = {
+        "uncharged": open_again(desk),
+        "charged": [*charge, *open_again(desk)],
+        "crashed": [*crash_mark(desk), *open_again(desk)],
+        "failed": [*charge, *_fail_expired(desk)],
+    }[fate]
+    keys = [table.key_of(row) for row in rows]
+    condition = expired_sql(desk)
+    written = sum(
+        desk.dialect.update_where(table, part, condition, assignments)
+        for part in desk.dialect.chunks(keys, table)
+    )
+    if written:
+        holders = [_facts(desk, row)["claimed_by"] for row in rows]
+        told = {"keys": keys, "fate": fate, "holders": holders}
+        send_after_commit(rows_expired, desk.model, desk.alias, **told)
+    level = logging.ERROR if fate == "failed" else logging.WARNING
+    logger.log(
+        level,
+        "%s of %s expired: %s",
+        counted(written, "row"),
+        desk.model._meta.label,
+        fate,
+        extra={
+            "event": "expired",
+            "fate": fate,
+            "model": desk.model._meta.label,
+            "rows": written,
+            "keys": [str(key) for key in keys],
+        },
+    )
+    return written
+
+
+def expired_sql(desk: Desk) -> SQL:
+    """Repeat the reaper's condition in its UPDATE."""
+    expiry = desk.table.qualified(desk.columns.expires_at)
+    state = desk.table.in_state(Status.PROCESSING)
+    return SQL(
+        f"{state.text} AND ({expiry} IS NULL OR {expiry} <= {desk.dialect.now})", state.params
+    )
+
+
+def _fail_expired(desk: Desk) -> list[SQL]:
+    table, columns = desk.table, desk.columns
+    text = "The lease ran out on the last try: the worker died, hung or was cut off while this row ran."
+    return [
+        table.assign(columns.status, SQL(f"'{Status.FAILED.value}'")),
+        *([table.assign(columns.last_error, value(text))] if columns.last_error else []),
+        *(
+            [table.assign(columns.error_class, value("LeaseExpired"))]
+            if columns.error_class
+            else []
+        ),
+        table.assign(columns.expires_at, SQL("NULL")),
+    ]
+
+
+# Counting
+
+
+def progress_counts(queryset: Rows) -> dict[str, int]:
+    """Return how many rows are in each state."""
+    refuse_unclaimable(queryset)
+    if queryset.query.is_empty():
+        return {}
+    desk = Desk.of(queryset.model, queryset.db)
+    status = desk.columns.status.name
+    rows = (
+        on_claim_table(queryset, desk).values_list(status).annotate(n=models.Count("*")).order_by()
+    )
+    return dict(rows.values_list(status, "n"))

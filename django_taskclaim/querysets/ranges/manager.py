@@ -1,0 +1,81 @@
+"""``RangeQuerySet`` and ``RangeManager``: what can be done with all ranges of a source."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from django.db import models
+
+from django_taskclaim.querysets.claims import ClaimManager, ClaimQuerySet
+from django_taskclaim.querysets.ranges import planning
+from django_taskclaim.querysets.ranges.place import Place
+from django_taskclaim.querysets.ranges.splitting import WORTH_SPLITTING, split_largest
+
+M = TypeVar("M", bound=models.Model)
+
+#: Rows of a range unless the caller says otherwise.
+CHUNK_SIZE = 100_000
+
+
+def size_of_ranges(model: type[models.Model]) -> int:
+    """Return how many rows the ranges of *model* have unless somebody says otherwise."""
+    return getattr(model, "plan_ahead", None) or CHUNK_SIZE
+
+
+class RangeQuerySet(ClaimQuerySet[M]):
+    """A queryset of ranges; to inherit from, as ``ClaimQuerySet`` is."""
+
+    def plan(
+        self,
+        *,
+        chunk_size: int | None = None,
+        limit: int | None = None,
+        progress: Callable[[int], object] | None = None,
+    ) -> int:
+        """Store ranges of *chunk_size* rows of the source, *limit* ranges at most, and return how many.
+
+        Without a size it is the model's ``plan_ahead``, or 100,000. Ranges of a ``growing`` source are due later; those
+        of earlier calls that are settled by now become due. TypeError where nothing tells when that is, RuntimeError in
+        a transaction of the caller's that does not see what others commit.
+
+        Goes on behind the last planned key, so it may be repeated and broken off at any moment, and run twice at
+        once. Commits as it goes, unless called in a transaction; *progress* is told how many are stored so far.
+        """
+        self._for_write = True
+        for name, given in (("chunk_size", chunk_size), ("limit", limit)):
+            _refuse_no_number(name, given)
+        size = chunk_size or size_of_ranges(self.model)
+        return planning.plan(Place.of(self.model, self.db), size, limit, progress)
+
+    plan.alters_data = True  # type: ignore[attr-defined]
+
+    def split(self, *, at_least: int = WORTH_SPLITTING) -> bool:
+        """Split the running range with most rows left, of all of the model, and say whether there was one.
+
+        Its holder goes on with the front part; the other part is a new open range. Both have *at_least* rows. Workers
+        that find nothing open do this by themselves.
+        """
+        self._for_write = True
+        _refuse_no_number("at_least", at_least)
+        return split_largest(Place.of(self.model, self.db), at_least)
+
+    split.alters_data = True  # type: ignore[attr-defined]
+
+
+def _refuse_no_number(name: str, given: Any) -> None:
+    if given is None:
+        return
+    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
+        raise ValueError(f"{name} must be a whole number from 1, not {given!r}.")
+
+
+if TYPE_CHECKING:
+
+    class _Manager(RangeQuerySet[M], ClaimManager[M]):  # type: ignore[misc,override]
+        pass
+
+else:
+    _Manager = ClaimManager.from_queryset(RangeQuerySet)
+
+
+class RangeManager(_Manager[M]):  # type: ignore[override]
+    """The manager that ``RangeMixin`` brings."""

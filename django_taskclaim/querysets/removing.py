@@ -1,0 +1,183 @@
+"""Deleting rows that are done, from every table that they are part of, and copying them to an archive before."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from django.db import models
+from django.db.models.deletion import Collector
+
+from django_taskclaim.dialects.statements import SQL
+from django_taskclaim.exceptions import TaskClaimError
+from django_taskclaim.querysets.fencing import Also, Send, keys_of
+from django_taskclaim.querysets.scope import Desk, Rows
+from django_taskclaim.states import Token
+from django_taskclaim.tokens import carried_claim
+
+Model = type[models.Model]
+
+
+def deleting(*, cascade: bool) -> Send:
+    """Return what deletes the rows that a token still holds."""
+    return _delete_cascading if cascade else _delete_held
+
+
+def moving(archive: Model, *, cascade: bool) -> Also:
+    """Return what moves rows that were just completed to *archive*."""
+
+    def move(desk: Desk, rows: list[Any]) -> None:
+        for part in desk.dialect.chunks(rows, desk.table):
+            _copy(desk, archive, keys_of(part))
+            if cascade:
+                _cascade(desk, part)
+            else:
+                token = carried_claim(part[0]).token
+                _delete_everywhere(desk, keys_of(part), desk.table.completed_by(token))
+
+    return move
+
+
+def _delete_held(desk: Desk, token: Token, rows: Sequence[Any]) -> list[Any]:
+    if not any(links_of(desk.columns.owner)):
+        return desk.dialect.delete_held(desk.table, token, keys_of(rows))
+    held = desk.dialect.lock_standing(desk.table, token, keys_of(rows))
+    if held:
+        _delete_everywhere(desk, held, desk.table.standing(token))
+    return held
+
+
+def _delete_cascading(desk: Desk, token: Token, rows: Sequence[Any]) -> list[Any]:
+    held = set(desk.dialect.lock_standing(desk.table, token, keys_of(rows)))
+    _cascade(desk, [row for row in rows if carried_claim(row).pk in held])
+    return list(held)
+
+
+def _cascade(desk: Desk, rows: Sequence[Any]) -> None:
+    """Let Django delete rows that this transaction has locked; the instances keep their keys.
+
+    One without a key would be stored as a new row by its next ``save()``, and be done again for ever.
+    """
+    keys = [row.pk for row in rows]
+    collector = Collector(using=desk.alias)
+    collector.collect(list(rows))
+    collector.delete()
+    for row, key in zip(rows, keys, strict=True):
+        row.pk = key
+
+
+# Inherited tables
+
+
+def _delete_everywhere(desk: Desk, keys: Sequence[Any], condition: SQL) -> None:
+    """Delete locked rows from the claim table, repeating *condition*, and from the tables of their family.
+
+    Children go before their parents, whom their foreign keys hold.
+    """
+    owner = desk.columns.owner
+    for model, same in _family(desk, keys):
+        if model is not owner:
+            desk.dialect.delete_where(*_by_key(desk, model, same))
+            continue
+        fenced = SQL.join(" AND ", [desk.table.keyed(keys), condition])
+        gone = desk.dialect.delete_where(desk.table.name, fenced)
+        if gone != len(keys):
+            raise TaskClaimError(
+                f"Deleted {gone} of {len(keys)} rows that were locked for it; rolled back."
+            )
+
+
+def _by_key(desk: Desk, model: Model, keys: Sequence[Any]) -> tuple[str, SQL]:
+    """Return the quoted table of *model*, and what matches the rows with these keys."""
+    connection, key = desk.dialect.connection, model._meta.pk
+    assert key is not None, "a concrete model has a key"
+    name = connection.ops.quote_name(model._meta.db_table)
+    bound = tuple(key.get_db_prep_value(one, connection, prepared=False) for one in keys)
+    column = connection.ops.quote_name(str(key.column))
+    return name, SQL(f"{name}.{column} IN ({', '.join(['%s'] * len(bound))})", bound)
+
+
+def _family(desk: Desk, keys: Sequence[Any]) -> list[tuple[Model, Sequence[Any]]]:
+    """Return the models on whose tables these rows are, children first, each with its keys."""
+    found: dict[Model, Sequence[Any]] = {desk.columns.owner: keys}
+    todo = [desk.columns.owner]
+    while todo:
+        model = todo.pop()
+        for other, link in links_of(model):
+            if other not in found and (there := _keys_across(desk, model, found[model], link)):
+                found[other] = there
+                todo.append(other)
+    return sorted(found.items(), key=lambda part: -len(part[0]._meta.all_parents))
+
+
+def links_of(model: Model) -> Iterator[tuple[Model, Any]]:
+    """Yield the direct parents and children of *model*, each with the column that links child to parent."""
+    for parent, link in model._meta.parents.items():
+        if link is not None and link.model is model:
+            yield parent, link
+    for relation in model._meta.get_fields(include_hidden=True):
+        if isinstance(relation, models.OneToOneRel) and relation.parent_link:
+            yield relation.related_model, relation.field
+
+
+def _keys_across(desk: Desk, model: Model, keys: Sequence[Any], link: Any) -> Sequence[Any]:
+    """Return the keys at the other end of *link*; mostly the link is the child's key, and they are the same."""
+    if link.primary_key:
+        return keys
+    upwards = link.model is model
+    wanted, known = (link.attname, "pk") if upwards else ("pk", link.attname)
+    rows: Rows = models.QuerySet(link.model, using=desk.alias).order_by()
+    return list(rows.filter(**{f"{known}__in": keys}).values_list(wanted, flat=True))
+
+
+# The archive
+
+
+def _copy(desk: Desk, archive: Model, keys: Sequence[Any]) -> None:
+    """Copy the rows with these keys, as they are now, by one INSERT … SELECT."""
+    shared = shared_columns(desk.model, archive)
+    own = [
+        (field, models.Value(field.pre_save(archive(), add=True), output_field=field))
+        for field in archive._meta.local_concrete_fields
+        if field.attname not in shared and not fills_itself(field)
+    ]
+    rows: Rows = models.QuerySet(desk.model, using=desk.alias).order_by()
+    rows = rows.filter(**{f"{desk.columns.key_path(desk.model)}__in": keys})
+    query = rows.values_list(*shared, *(given for _, given in own)).query
+    connection = desk.dialect.connection
+    text, params = query.get_compiler(connection=connection).as_sql()
+    by_name: dict[str, Any] = {field.attname: field for field in archive._meta.concrete_fields}
+    named = [by_name[name] for name in shared]
+    columns = [connection.ops.quote_name(field.column) for field in [*named, *(f for f, _ in own)]]
+    table = connection.ops.quote_name(archive._meta.db_table)
+    into = SQL(f"INSERT INTO {table} ({', '.join(columns)}) {text}", tuple(params))
+    copied = desk.dialect.run(into)
+    if copied != len(keys):
+        raise TaskClaimError(f"Archived {copied} of {len(keys)} rows; rolled back.")
+
+
+def shared_columns(model: Model, archive: Model) -> list[str]:
+    """Return what rows of *model* and of *archive* both have, by attname."""
+    there = {field.attname: field for field in archive._meta.local_concrete_fields}
+    return [
+        field.attname
+        for field in model._meta.concrete_fields
+        if field.attname in there and _can_take(there[field.attname], field)
+    ]
+
+
+def _can_take(target: Any, field: Any) -> bool:
+    """Say whether a column of the archive may be given a value, one of the kind that *field* has."""
+    if getattr(target, "generated", False):
+        return False
+    # An ``id`` that nobody wrote down, beside a key of another kind.
+    numbered = (models.AutoField, models.IntegerField, models.ForeignKey)
+    return not isinstance(target, models.AutoField) or isinstance(field, numbered)
+
+
+def fills_itself(field: Any) -> bool:
+    """Say whether the database gives the column a value where an INSERT names none."""
+    return (
+        getattr(field, "generated", False)
+        or field.has_db_default()
+        or isinstance(field, models.AutoField)  # the big and small ones say so, too
+        or (field.null and not field.has_default())
+    )

@@ -1,0 +1,154 @@
+"""What ``update_fields`` may name, and how the columns of a companion's source are written with its completion."""
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from django.db import models
+
+from django_taskclaim.columns import KeyColumns, is_claimable
+from django_taskclaim.exceptions import SourceGone
+from django_taskclaim.fields import AnyField
+from django_taskclaim.guard import refuse_names
+from django_taskclaim.links import LINK, SourceLink, is_companion, source_link
+from django_taskclaim.querysets.scope import Desk
+
+#: What names a column of the source's, where the companion has one of the same name.
+PREFIX = f"{LINK}__"
+
+
+class Results(NamedTuple):
+    """Names of columns, checked: of the claimed row itself, and of its source where it is a companion."""
+
+    own: list[str]
+    of_source: list[str]
+
+
+def checked_results(model: type[models.Model], names: Collection[str]) -> Results:
+    """Sort out what *update_fields* names; an error in one sentence for what cannot be written.
+
+    For a companion a name means a column of its own if it has one, else of its source; ``source__name`` means the
+    source's.
+    """
+    if isinstance(names, str):
+        raise TypeError(f"update_fields is a list of names, not the text {names!r}.")
+    refuse_names(model, names, "update_fields")
+    own = [name for name in names if name in writable(model)]
+    rest = [name for name in names if name not in own]
+    source = source_link(model).source if rest and is_companion(model) else None
+    of_source = [] if source is None else [name.removeprefix(PREFIX) for name in rest]
+    unknown = sorted(rest if source is None else set(of_source) - writable(source))
+    if unknown:
+        also = "" if source is None else f", and {source._meta.label} has none either"
+        raise ValueError(
+            f"{model._meta.label} has no column to write named {', '.join(unknown)}{also}."
+        )
+    if source is not None and is_claimable(source):
+        refuse_names(source, of_source, "update_fields")
+    return Results(_names(model, own), [] if source is None else _names(source, of_source))
+
+
+def writable(model: type[models.Model]) -> set[str]:
+    """Return the names, and attnames, of the columns that can be written."""
+    return {
+        name
+        for field in model._meta.concrete_fields
+        if not field.primary_key and not getattr(field, "generated", False)
+        for name in (field.name, field.attname)
+    }
+
+
+def _names(model: type[models.Model], names: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(model._meta.get_field(name).name for name in names))
+
+
+def write_sources(
+    names: Sequence[str], *, may_be_gone: bool
+) -> Callable[[Desk, list[Any]], None] | None:
+    """Return what writes these columns of the rows' sources, inside the same transaction.
+
+    SourceGone where one is not there any more, unless it *may be gone*.
+    """
+    if not names:
+        return None
+
+    def write(desk: Desk, rows: list[Any]) -> None:
+        link = source_link(desk.model)
+        _refuse_other_database(link, desk)
+        sources = [(row, source) for row in rows if (source := _source_of(row, may_be_gone))]
+        for model, fields in _by_table(link.source, names).items():
+            gone = _write_table(desk, model, fields, [source for _, source in sources])
+            if gone and not may_be_gone:
+                raise SourceGone([row for row, source in sources if source in gone])
+
+    return write
+
+
+def _refuse_other_database(link: SourceLink, desk: Desk) -> None:
+    beside = link.alias_beside(desk.alias)
+    if beside != desk.alias:
+        raise ValueError(
+            f"update_fields names columns of {link.source._meta.label} on the database {beside!r}, which no transaction"
+            f" of {link.companion._meta.label} on {desk.alias!r} can write; store results on the companion."
+        )
+
+
+def with_locked_source(rows: Sequence[Any], names: Collection[str]) -> list[Any]:
+    """Lock, in the current transaction, what a completion of companions would write of their sources.
+
+    Returns the rows whose sources somebody else has locked; one that is gone is not among them.
+    """
+    of_source = checked_results(type(rows[0]), names).of_source if rows else []
+    if not of_source:
+        return []
+    desk, link = Desk.of(type(rows[0]), rows[0]._state.db), source_link(type(rows[0]))
+    sources = {id(row): _source_of(row, may_be_gone=True) for row in rows}
+    busy: list[Any] = []
+    for model in _by_table(link.source, of_source):
+        table = desk.dialect.keyed_table(KeyColumns(model))
+        keys = {id(row): _key(table.columns.key, s) for row in rows if (s := sources[id(row)])}
+        for part in desk.dialect.chunks(sorted(keys.values()), table):
+            missed = set(part) - desk.dialect.lock_keyed(table, part)
+            held = desk.dialect.present(table, list(missed)) if missed else set()
+            busy += [row for row in rows if keys.get(id(row)) in held]
+    return busy
+
+
+def _source_of(row: Any, may_be_gone: bool) -> Any:
+    try:
+        return getattr(row, LINK)
+    except models.ObjectDoesNotExist:
+        if may_be_gone:
+            return None
+        raise SourceGone([row]) from None
+
+
+def _by_table(source: type[models.Model], names: Sequence[str]) -> dict[Any, list[AnyField]]:
+    """Return the fields by the model whose table has them: a source may inherit some."""
+    tables: dict[Any, list[AnyField]] = {}
+    for name in names:
+        field: Any = source._meta.get_field(name)
+        tables.setdefault(field.model, []).append(field)
+    return tables
+
+
+def _write_table(desk: Desk, model: Any, fields: list[AnyField], sources: list[Any]) -> list[Any]:
+    """Write *fields* from the instances, many rows in a statement, and return those whose rows are not there."""
+    table = desk.dialect.keyed_table(KeyColumns(model))
+    ordered = sorted(sources, key=lambda source: _key(table.columns.key, source))
+    gone: list[Any] = []
+    for part in desk.dialect.chunks(ordered, table, len(fields) * (len(table.key) + 1)):
+        by_key = {_key(table.columns.key, source): source for source in part}
+        values = [
+            (field, [(key, field.pre_save(one, add=False)) for key, one in by_key.items()])
+            for field in fields
+        ]
+        chosen = [table.assign(field, table.by_key(field, given)) for field, given in values]
+        if desk.dialect.update_keyed(table, list(by_key), chosen) < len(by_key):
+            there = desk.dialect.present(table, list(by_key))
+            gone += [source for key, source in by_key.items() if key not in there]
+    return gone
+
+
+def _key(fields: Sequence[AnyField], source: Any) -> Any:
+    values = tuple(getattr(source, field.attname) for field in fields)
+    return values if len(values) > 1 else values[0]

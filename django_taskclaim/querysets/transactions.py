@@ -1,0 +1,133 @@
+"""How a verb's statements are sent: in a transaction of their own, tried again when the database is contended."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from django.db import DatabaseError, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from django_taskclaim import conf
+from django_taskclaim.contention import contention_code, retry_on_contention
+from django_taskclaim.exceptions import TaskClaimError
+from django_taskclaim.querysets.lost_commits import AWAY, give_up
+from django_taskclaim.querysets.scope import Desk
+
+R = TypeVar("R")
+
+
+#: Given what the statements returned, says what really came of them; a database error if that cannot be told.
+LookAgain = Callable[[R], R]
+
+
+def transactionally(
+    desk: Desk, statements: Callable[[], R], look_again: LookAgain[R] | None = None
+) -> R:
+    """Run *statements* in one transaction, or in a savepoint of the caller's.
+
+    Where it was our own and its COMMIT was not answered, *look_again* finds out what came of it.
+    """
+    return _retried(desk, statements, look_again, durable=False)
+
+
+def durably(
+    desk: Desk,
+    statements: Callable[[], R],
+    look_again: LookAgain[R] | None = None,
+    *,
+    durable: bool = True,
+) -> R:
+    """Run *statements* in a transaction that has committed on return; RuntimeError inside a caller's.
+
+    ``TestCase`` counts as no transaction, as with Django's ``atomic(durable=True)``; switched-off autocommit does.
+    """
+    connection = desk.dialect.connection
+    if durable and belongs_to_the_caller(connection):
+        raise RuntimeError(
+            "claim_batch() must commit before it returns, but a transaction is open here (atomic(), ATOMIC_REQUESTS,"
+            " or autocommit switched off). Call it outside, for example in a view with"
+            " @transaction.non_atomic_requests, or pass durable=False: the claim is then provisional until you commit."
+        )
+    return _retried(desk, statements, look_again, durable=durable)
+
+
+def belongs_to_the_caller(connection: BaseDatabaseWrapper) -> bool:
+    """Say whether a transaction is open that is not ``TestCase``'s, so that nothing sent now is committed."""
+    blocks = connection.atomic_blocks
+    if connection.in_atomic_block:
+        return not (blocks and getattr(blocks[-1], "_from_testcase", False))
+    return not connection.get_autocommit()
+
+
+def refuse_old_snapshots(desk: Desk, what: str) -> None:
+    """Raise RuntimeError inside a transaction of the caller's that does not see what others commit; *what* must."""
+    dialect = desk.dialect
+    if belongs_to_the_caller(dialect.connection) and not dialect.sees_new_commits():
+        raise RuntimeError(
+            f"{what}, and the open transaction does not see what they commit: call it outside of the transaction, or"
+            " let that run at READ COMMITTED."
+        )
+
+
+def no_transaction(connection: BaseDatabaseWrapper) -> bool:
+    """Say whether the next transaction will be of our own making."""
+    return not connection.in_atomic_block and connection.get_autocommit()
+
+
+@contextmanager
+def whole(using: str, complaint: str) -> Iterator[None]:
+    """Raise TaskClaimError with *complaint* if what the block wrote is gone although it ended well.
+
+    A deadlock rolls back the whole transaction on MySQL and MariaDB, DDL commits it, and a block that catches the
+    error, or meets none, would be taken for done all the same. The savepoint taken first is then missing at the end.
+    """
+    returned = False
+    try:
+        with transaction.atomic(using=using):
+            yield
+            returned = True
+    except DatabaseError as error:
+        if not returned:
+            raise
+        raise TaskClaimError(f"{complaint}: {error}") from error
+
+
+class _Unanswered(Exception):
+    """The COMMIT was sent, and an error of the connection came instead of an answer."""
+
+    def __init__(self, result: Any, error: Exception) -> None:
+        super().__init__(result, error)
+        self.result, self.error = result, error
+
+
+def _retried(
+    desk: Desk, statements: Callable[[], R], look_again: LookAgain[R] | None, *, durable: bool
+) -> R:
+    connection = desk.dialect.connection
+
+    def once() -> R:
+        outermost = no_transaction(connection)
+        committing = False
+        try:
+            with desk.dialect.own_transaction(durable=durable):
+                result = statements()
+                committing = outermost
+            return result
+        except AWAY as error:
+            if not committing or contention_code(error) is not None:
+                raise
+            raise _Unanswered(result, error) from error
+
+    retry = retry_on_contention(
+        retries=int(conf.setting("RETRIES")), using=desk.alias, atomic=False
+    )
+    try:
+        return retry.call(once)
+    except _Unanswered as lost:
+        give_up(connection)
+        if look_again is None:
+            raise lost.error from None
+        try:
+            return look_again(lost.result)
+        except AWAY:
+            raise lost.error from None

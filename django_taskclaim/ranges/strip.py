@@ -1,0 +1,63 @@
+"""How far the ranges of a source have got, as a strip from its first key to its last."""
+
+from collections import Counter
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from django.db import models
+from django.db.models import Sum
+
+from django_taskclaim.columns import claim_columns
+from django_taskclaim.states import Status
+
+#: Characters of a strip.
+WIDTH = 60
+
+#: What stands for a part of the keys, the first that applies: any failed, running or paused range is seen.
+MARKS = {
+    Status.FAILED: "x",
+    Status.PROCESSING: ">",
+    Status.PAUSED: "=",
+    Status.OPEN: ".",
+    Status.COMPLETE: "#",
+}
+
+#: More ranges than this are not looked at one by one.
+MOST = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Strip:
+    """The rows of the source, planned and done, and where in its keys the work stands."""
+
+    rows_planned: int
+    rows_done: int
+    #: From the first key to the last, each as many ranges; empty where there are too many to look at.
+    states: tuple[Status, ...]
+
+    @property
+    def text(self) -> str:
+        """The states, a character each."""
+        return "".join(MARKS[state] for state in self.states)
+
+
+def strip(model: type[models.Model], alias: str, width: int = WIDTH, most: int = MOST) -> Strip:
+    """Return the strip of the ranges of *model*, *most* at most, in *width* parts at most."""
+    rows: models.QuerySet[Any] = models.QuerySet(model, using=alias)
+    totals = rows.aggregate(planned=Sum("rows_planned"), done=Sum("rows_done"))
+    name = claim_columns(model).status.name
+    states = list(rows.order_by("position").values_list(name, flat=True)[: most + 1])
+    drawn = () if len(states) > most else _drawn(states, width)
+    return Strip(totals["planned"] or 0, totals["done"] or 0, drawn)
+
+
+def _drawn(states: list[Any], width: int) -> tuple[Status, ...]:
+    cells = min(width, len(states))
+    bounds = [len(states) * cell // cells for cell in range(cells + 1)] if cells else []
+    parts = pairwise(bounds)
+    return tuple(_seen_first(Counter(states[start:end])) for start, end in parts)
+
+
+def _seen_first(states: "Counter[str]") -> Status:
+    return next(state for state in MARKS if states[state])

@@ -1,0 +1,135 @@
+/* Keeps the control room current: fetches the part that changes and puts in only what is different, so that the
+   keyboard's focus, open details and what somebody is typing stay. Without it the page is reloaded by hand. */
+"use strict";
+(() => {
+    const live = document.getElementById("tc-live");
+    if (!live) return;
+    const say = document.getElementById("tc-say");
+    const every = Number(live.dataset.every) || 2500;
+    let timer = null, waiting = null, told = whatIsTold();
+
+    /* Elements that are the same thing before and after. */
+    const alike = (one, other) =>
+        one.nodeType === other.nodeType && one.nodeName === other.nodeName &&
+        (one.nodeType !== 1 || (one.id === other.id && one.dataset.key === other.dataset.key));
+
+    function follow(old, fresh) {
+        if (old.nodeType !== 1) {
+            if (old.nodeValue !== fresh.nodeValue) old.nodeValue = fresh.nodeValue;
+            return;
+        }
+        if (isMine(old)) return;
+        for (const { name } of [...old.attributes]) {
+            if (!fresh.hasAttribute(name) && name !== "open") old.removeAttribute(name);
+        }
+        for (const { name, value } of fresh.attributes) {
+            if (name !== "open" && old.getAttribute(name) !== value) old.setAttribute(name, value);
+        }
+        followChildren(old, fresh);
+    }
+
+    /* What somebody has touched is theirs until it is sent: a form, or one field with the hidden input that says what
+       was there before. */
+    const OWN = "[data-own]";
+    const isMine = (node) =>
+        node.matches("[data-mine]") ||
+        (node.matches(OWN) && node.contains(document.activeElement) &&
+            document.activeElement.matches("input, select, textarea"));
+
+    function followChildren(old, fresh) {
+        const coming = [...fresh.childNodes];
+        let at = old.firstChild;
+        for (const node of coming) {
+            let same = at;
+            while (same && !alike(same, node)) same = same.nextSibling;
+            if (!same) {
+                old.insertBefore(document.importNode(node, true), at);
+                continue;
+            }
+            while (at !== same) {
+                const gone = at;
+                at = at.nextSibling;
+                gone.remove();
+            }
+            follow(same, node);
+            at = same.nextSibling;
+        }
+        while (at) {
+            const gone = at;
+            at = at.nextSibling;
+            gone.remove();
+        }
+    }
+
+    function whatIsTold() {
+        const found = [...live.querySelectorAll("[data-told]")];
+        return new Map(found.map((node, index) => [node.dataset.key || index, node.dataset.told]));
+    }
+
+    /* Only what changed its state is said aloud. */
+    function tell() {
+        const now = whatIsTold();
+        const news = [...now].filter(([key, text]) => told.has(key) && told.get(key) !== text);
+        if (news.length) say.textContent = news.map(([, text]) => text).join(" ");
+        told = now;
+    }
+
+    function old(words) {
+        const fresh = live.querySelector("[data-fresh]");
+        if (!fresh) return;
+        fresh.classList.add("is-old");
+        fresh.textContent = words.replace("%s", fresh.dataset.asOf);
+    }
+
+    async function refresh() {
+        waiting = new AbortController();
+        const limit = setTimeout(() => waiting.abort(), 15000);
+        try {
+            const answer = await fetch(live.dataset.url, {
+                credentials: "same-origin", redirect: "manual", signal: waiting.signal,
+                headers: { "X-Requested-With": "XMLHttpRequest" },
+            });
+            if (answer.type === "opaqueredirect" || answer.status === 403) {
+                old(live.dataset.out);
+                stop();
+                timer = false;
+                return;
+            }
+            if (!answer.ok) throw new Error(answer.statusText);
+            const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+            followChildren(live, page.body);
+            tell();
+        } catch (error) {
+            if (!document.hidden) old(live.dataset.old);
+        } finally {
+            clearTimeout(limit);
+            if (timer !== false && !document.hidden) timer = setTimeout(refresh, every);
+        }
+    }
+
+    function stop() {
+        clearTimeout(timer);
+        timer = null;
+    }
+
+    document.addEventListener("visibilitychange", () => {
+        if (timer === false) return;
+        stop();
+        if (!document.hidden) refresh();
+        else if (waiting) waiting.abort();
+    });
+
+    live.addEventListener("input", (event) => {
+        const own = event.target.closest(OWN);
+        if (own) own.dataset.mine = "";
+    });
+
+    setInterval(() => {
+        for (const node of live.querySelectorAll("[data-countdown]")) {
+            const left = Number(node.textContent);
+            if (left > 0) node.textContent = String(left - 1);
+        }
+    }, 1000);
+
+    if (!document.hidden) timer = setTimeout(refresh, every);
+})();

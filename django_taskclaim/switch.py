@@ -1,0 +1,130 @@
+"""The stored pause flag that a person turns: outside every worker, seen by all of them, on every host.
+
+A pause is read inside the claim statement itself. Once ``pause`` has returned, no claim statement that starts claims
+a row of the model; rows that run finish. It outlives every restart.
+"""
+
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.apps import apps
+from django.db import Error, connections, models, router
+
+from django_taskclaim import conf
+from django_taskclaim.columns import claim_columns, has_claim_columns
+from django_taskclaim.contention import retry_on_contention
+from django_taskclaim.dialects import DatabaseLater, DatabaseNow
+from django_taskclaim.exceptions import TaskClaimError
+from django_taskclaim.models import Switch
+from django_taskclaim.switch_reading import EVERY_MODEL, scope_of, scopes_over
+
+Until = datetime | timedelta | float | None
+
+
+class SwitchError(TaskClaimError):
+    """Some databases could not be reached; ``errors`` holds what each alias said, ``done`` the others."""
+
+    def __init__(self, errors: dict[str, Exception], done: list[str]) -> None:
+        self.errors, self.done = errors, done
+        super().__init__(errors, done)
+
+    def __str__(self) -> str:
+        failed = "; ".join(f"{alias}: {error}" for alias, error in self.errors.items())
+        return (
+            f"The switch was turned on {', '.join(self.done) or 'no database'}, but not on {failed}"
+        )
+
+
+def pause(
+    model: type[models.Model],
+    *,
+    reason: str = "",
+    by: str = "",
+    until: Until = None,
+    using: str | None = None,
+) -> None:
+    """Stop every claim of *model*, committed on return; through a child model, only the child's claims.
+
+    *until* ends the pause by itself: a datetime, or seconds or a timedelta from now. ``using=None`` means every
+    database that holds the model. Inside a caller's transaction the pause holds once that commits. Raises TypeError
+    for a model that is not claimable and ``SwitchError`` if a database could not be reached.
+    """
+    claim_columns(model)
+    _turn(scope_of(model), places_of(using, [model]), _paused(reason, by, until))
+
+
+def resume(model: type[models.Model], *, using: str | None = None) -> None:
+    """Let claims of *model* flow again; a pause of everything, or of its parent, stays."""
+    claim_columns(model)
+    _turn(scope_of(model), places_of(using, [model]), None)
+
+
+def pause_all(
+    *, reason: str = "", by: str = "", until: Until = None, using: str | None = None
+) -> None:
+    """Stop the claims of every model on every database that holds one (or on *using* alone)."""
+    _turn(EVERY_MODEL, places_of(using, claimable_models()), _paused(reason, by, until))
+
+
+def resume_all(*, using: str | None = None) -> None:
+    """Turn the switch of all models on again; models that were paused by name stay paused."""
+    _turn(EVERY_MODEL, places_of(using, claimable_models()), None)
+
+
+def paused_by(model: type[models.Model], *, using: str | None = None) -> Switch | None:
+    """Return the pause that stops claims of *model* now, the widest first; None while the switch is on."""
+    alias = using or router.db_for_write(model)
+    scopes = scopes_over(model)
+    in_force = models.Q(until=None) | models.Q(until__gt=DatabaseNow())
+    rows = Switch.objects.using(alias).filter(in_force, scope__in=scopes, paused_at__isnull=False)
+    return min(rows, key=lambda switch: scopes.index(switch.scope), default=None)
+
+
+def claimable_models() -> list[type[models.Model]]:
+    """Return every installed model that carries the claim columns, proxies left out."""
+    return [
+        model for model in apps.get_models() if has_claim_columns(model) and not model._meta.proxy
+    ]
+
+
+def _paused(reason: str, by: str, until: Until) -> dict[str, Any]:
+    end: Any = until
+    if until is not None and not isinstance(until, datetime):
+        end = DatabaseLater(conf.positive_duration(until, "until"))
+    return {"paused_at": DatabaseNow(), "until": end, "reason": reason[:500], "by": by[:200]}
+
+
+def places_of(using: str | None, of: Iterable[type[models.Model]]) -> list[str]:
+    """Return the databases on which the switch of these models is turned: *using*, or every one that holds one."""
+    if using is not None:
+        return [connections[using].alias]
+    return [alias for alias in connections if any(holds(alias, model) for model in of)]
+
+
+def holds(alias: str, model: type[models.Model]) -> bool:
+    """Say whether rows of *model* live on the database *alias*, whoever made its table there."""
+    if connections[alias].settings_dict["TEST"].get("MIRROR"):
+        return False
+    return router.allow_migrate_model(alias, model) or router.db_for_write(model) == alias
+
+
+def _turn(scope: str, aliases: list[str], values: dict[str, Any] | None) -> None:
+    errors: dict[str, Exception] = {}
+    for alias in aliases:
+        try:
+            retry_on_contention(using=alias, retries=int(conf.setting("RETRIES"))).call(
+                _store, scope, alias, values
+            )
+        except (Error, TaskClaimError) as error:
+            errors[alias] = error
+    if errors:
+        raise SwitchError(errors, [alias for alias in aliases if alias not in errors])
+
+
+def _store(scope: str, alias: str, values: dict[str, Any] | None) -> None:
+    rows = Switch.objects.using(alias)
+    if values is None:
+        rows.filter(scope=scope).delete()
+    else:
+        rows.update_or_create(scope=scope, defaults=values)

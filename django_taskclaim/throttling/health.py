@@ -1,0 +1,191 @@
+"""The health checks that come with the package: each compares one number of the database's with a limit."""
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import TYPE_CHECKING, ClassVar
+
+from django.db import connections
+
+from django_taskclaim.conf import positive_duration
+from django_taskclaim.throttling.answers import Answer, Surroundings, ok, stop
+
+if TYPE_CHECKING:
+    # Loaded at the first question, for its module needs configured settings.
+    from django_taskclaim.dialects.pulse import Pulse, Refusal
+
+#: Seconds that one statement of a check may take: the thread that waits for it has leases to renew.
+PATIENCE = 2.0
+
+
+class ServerCheck:
+    """A check that asks the database one bounded question, so it may be asked where leases are renewed."""
+
+    #: Whether each model has an answer of its own.
+    about_one_table: ClassVar[bool] = False
+
+    #: The alias that is asked; None is the one that the model is claimed on.
+    using: str | None = None
+
+    def __call__(self, where: Surroundings) -> Answer:
+        pulse = self._pulse(where)
+        with pulse.bounded(PATIENCE):
+            return self.judge(pulse, where)
+
+    def judge(self, pulse: "Pulse", where: Surroundings) -> Answer:
+        """Compare what the database says with the limit."""
+        raise NotImplementedError
+
+    def asks(self, using: str) -> bool:
+        """Say whether this check asks the database *using* itself, and no other."""
+        return self.using in {None, using}
+
+    def refusals(self, where: Surroundings, *, ask: bool) -> Iterator["Refusal"]:
+        """Yield why the check would be worthless there; with *ask* the server is asked as well."""
+        question = self.question()
+        pulse = self._pulse(where)
+        found = pulse.refusal(question)
+        if found is None and ask:
+            found = pulse.denied(question)
+        if found is not None:
+            yield found
+
+    def question(self) -> str:
+        """Return the name of the method of ``Pulse`` that this check asks."""
+        raise NotImplementedError
+
+    def _pulse(self, where: Surroundings) -> "Pulse":
+        from django_taskclaim.dialects.pulse import pulse_of
+
+        return pulse_of(connections[self.using or where.using])
+
+
+class ReplicaLag(ServerCheck):
+    """Stop while a replica lags more than *at_most* (seconds or a timedelta) behind.
+
+    On PostgreSQL the primary is asked about all replicas connected to it, and *replicas* says how many there must be
+    at least; a replica that is gone lags nowhere. With *using*, on every database, the replica under that alias is
+    asked, and it must follow its primary.
+    """
+
+    def __init__(
+        self, at_most: float | timedelta = 10, *, using: str | None = None, replicas: int = 0
+    ) -> None:
+        self.at_most = positive_duration(at_most, "at_most")
+        self.using = using
+        self.replicas = replicas
+
+    def __str__(self) -> str:
+        return "replica lag" if self.using is None else f"replica lag of {self.using}"
+
+    def question(self) -> str:
+        return "replicas" if self.using is None else "own_lag"
+
+    def judge(self, pulse: "Pulse", where: Surroundings) -> Answer:
+        return self._of_primary(pulse) if self.using is None else self._of_replica(pulse)
+
+    def _of_primary(self, pulse: "Pulse") -> Answer:
+        known = pulse.replicas()
+        if len(known) < self.replicas:
+            return stop(f"{len(known)} of {self.replicas} replicas are connected")
+        worst = max(known, key=lambda replica: replica.lag, default=None)
+        if worst is None or worst.lag <= self.at_most:
+            return ok()
+        return stop(f"replica {worst.name} lags {_over(worst.lag, self.at_most)}")
+
+    def _of_replica(self, pulse: "Pulse") -> Answer:
+        lag = pulse.own_lag()
+        if lag is None:
+            return stop(f"replica {self.using} does not follow its primary")
+        return (
+            ok()
+            if lag <= self.at_most
+            else stop(f"replica {self.using} lags {_over(lag, self.at_most)}")
+        )
+
+
+class LongTransactions(ServerCheck):
+    """Stop while a transaction has been open for longer than *at_most* (seconds or a timedelta).
+
+    Old transactions make every claim slower, for their snapshots keep the dead rows of the queue alive. A handler's
+    own long transaction counts like every other.
+    """
+
+    def __init__(self, at_most: float | timedelta = 300) -> None:
+        self.at_most = positive_duration(at_most, "at_most")
+
+    def __str__(self) -> str:
+        return "long transactions"
+
+    def question(self) -> str:
+        return "oldest_transaction"
+
+    def judge(self, pulse: "Pulse", where: Surroundings) -> Answer:
+        age = pulse.oldest_transaction()
+        if age <= self.at_most:
+            return ok()
+        return stop(f"a transaction has been open for {_over(age, self.at_most)}")
+
+
+class AutovacuumOnTable(ServerCheck):
+    """Stop while PostgreSQL vacuums the table (by itself or by hand); other databases do no such thing."""
+
+    about_one_table = True
+
+    def __str__(self) -> str:
+        return "vacuum"
+
+    def question(self) -> str:
+        return "vacuum_on"
+
+    def judge(self, pulse: "Pulse", where: Surroundings) -> Answer:
+        doing = pulse.vacuum_on(where.model)
+        return stop(doing) if doing else ok()
+
+
+class ThreadsRunning(ServerCheck):
+    """Stop while more than *at_most* sessions run a statement: Threads_running, on PostgreSQL active sessions."""
+
+    def __init__(self, at_most: int = 50) -> None:
+        self.at_most = at_most
+
+    def __str__(self) -> str:
+        return "threads running"
+
+    def question(self) -> str:
+        return "busy_sessions"
+
+    def judge(self, pulse: "Pulse", where: Surroundings) -> Answer:
+        busy = pulse.busy_sessions()
+        return ok() if busy <= self.at_most else stop(f"{busy} sessions run, {self.at_most} may")
+
+
+class Sql(ServerCheck):
+    """Stop while the one number that *statement* gives is larger than *at_most*; NULL is no number and well.
+
+    *name* is what people read. The statement is sent as it is, every HEALTH_EVERY by every process.
+    """
+
+    def __init__(
+        self, statement: str, *, at_most: float, name: str = "", using: str | None = None
+    ) -> None:
+        self.statement = statement
+        self.at_most = at_most
+        self.using = using
+        self.name = name or " ".join(statement.split())[:80]
+
+    def __str__(self) -> str:
+        return self.name
+
+    def refusals(self, where: Surroundings, *, ask: bool) -> Iterator["Refusal"]:
+        # Every database answers some SQL; whether this is some is seen when it is asked.
+        yield from ()
+
+    def judge(self, pulse: "Pulse", where: Surroundings) -> Answer:
+        number = pulse.number(self.statement)
+        if number is None or number <= self.at_most:
+            return ok()
+        return stop(f"{self.name} is {number:g}, more than {self.at_most:g}")
+
+
+def _over(found: timedelta, limit: timedelta) -> str:
+    return f"{round(found.total_seconds(), 1):g} s, more than {limit.total_seconds():g} s"

@@ -1,0 +1,195 @@
+"""What an instance remembers of its claim: taken once by ``claim_batch`` and kept outside the fields.
+
+A token read from the fields would be no token: ``refresh_from_db()`` or ``get(pk=…)`` fills them with the next
+holder's, and a late worker would then pass the fence.
+"""
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from django.db import connections, models, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from django_taskclaim.states import Token
+
+ATTRIBUTE = "_taskclaim"
+
+
+def clock() -> float:
+    """Return seconds of a clock that no administrator sets and that runs on while the machine sleeps."""
+    if hasattr(time, "CLOCK_BOOTTIME"):
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+    return time.monotonic()
+
+
+class Claim:
+    """One claim of one row, as far as this process knows; whether it stands is decided by the database alone."""
+
+    __slots__ = (
+        "_ending",
+        "_over",
+        "alias",
+        "asked_back",
+        "attempts",
+        "lease",
+        "local_deadline",
+        "lost",
+        "pk",
+        "suspect",
+        "token",
+        "told",
+        "too_long",
+        "unanswered",
+        "undecided",
+        "watched",
+    )
+
+    def __init__(
+        self, token: Token, alias: str, pk: Any, *, lease: timedelta, attempts: int = 0
+    ) -> None:
+        self.token = token
+        self.alias = alias
+        self.pk = pk
+        #: How long the lease was asked to last, and what a renewal asks for again.
+        self.lease = lease
+        #: How often the row had failed when it was claimed; as long as the token stands that is the number stored.
+        self.attempts = attempts
+        #: Claimed alone, because the row may have killed the worker that had it on its last try.
+        self.suspect = False
+        #: When the lease ends by the clock of this process, None where it was never known.
+        self.local_deadline: float | None = None
+        #: Set once this process has learned that the claim is gone.
+        self.lost = False
+        #: Set once the log says that the claim was lost: that is said once.
+        self.told = False
+        #: Set by a worker that will log a loss itself, with what it knows beside.
+        self.watched = False
+        #: Set where a transaction that was to end the claim broke off: its COMMIT may have arrived all the same.
+        self.unanswered = False
+        #: Set where the row had moved on by then, so that nobody can tell whether that COMMIT arrived.
+        self.undecided = False
+        #: Why its worker would have the row back as soon as its handler comes to a resting place; empty if not at all.
+        self.asked_back = ""
+        #: … and whether what is left of the row is too much for one claim.
+        self.too_long = False
+        self._over = False
+        self._ending: _Ending | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Say whether a verb of our own has ended the claim, and was not rolled back since."""
+        if self._ending is not None:
+            if self._ending.committed:
+                self._over = True
+            elif self._ending.waits():
+                return True
+            else:
+                self.unanswered = self.unanswered or self._ending.broke()
+            self._ending = None
+        return self._over
+
+    def end(self) -> None:
+        """Note that a verb has ended the claim; undone if the caller's transaction is rolled back."""
+        connection = connections[self.alias]
+        if connection.in_atomic_block:
+            self._ending = _Ending(connection)
+        elif connection.get_autocommit():
+            self._over = True
+        # Else nothing tells what becomes of the caller's transaction: the fence, which stays, goes by the row.
+
+    def extend(self, started: float, lease: timedelta | None = None) -> None:
+        """Note that the lease runs from *started* (by ``clock()``, read before the statement was sent)."""
+        seconds = (lease or self.lease).total_seconds()
+        self.local_deadline = max(self.local_deadline or 0.0, started + seconds)
+
+    def remaining(self) -> timedelta | None:
+        """Return how long the lease lasts by the clock of this process, None where that is not known."""
+        if self.local_deadline is None:
+            return None
+        return timedelta(seconds=max(0.0, self.local_deadline - clock()))
+
+    def __getstate__(self) -> dict[str, Any]:
+        # An ending that is not committed does not travel: nobody would tell the copy of a rollback.
+        over = self.ended and self._ending is None
+        return {
+            "token": tuple(self.token),
+            "alias": self.alias,
+            "pk": self.pk,
+            "lease": self.lease,
+            "attempts": self.attempts,
+            "lost": self.lost,
+            "over": over,
+            "unanswered": self.unanswered,
+            "undecided": self.undecided,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # No deadline: the clock of another process or boot says nothing about ours.
+        Claim.__init__(
+            self,
+            Token(*state["token"]),
+            state["alias"],
+            state["pk"],
+            lease=state["lease"],
+            attempts=state["attempts"],
+        )
+        self.lost = state["lost"]
+        self._over = state["over"]
+        self.unanswered, self.undecided = state["unanswered"], state["undecided"]
+
+
+class _Ending:
+    """Waits for the transaction in which a verb ended a claim."""
+
+    def __init__(self, connection: BaseDatabaseWrapper) -> None:
+        self.committed = False
+        self._connection = connection
+        self._session = connection.connection
+        self._hook: Callable[[], None] = self._commit
+        transaction.on_commit(self._hook, using=connection.alias)
+        if not any(getattr(block, "_from_testcase", False) for block in connection.atomic_blocks):
+            # First in line, so that the user's own hooks find the instance an ordinary one. TestCase never commits,
+            # and captures hooks by their place in the line.
+            connection.run_on_commit.insert(0, connection.run_on_commit.pop())
+
+    def _commit(self) -> None:
+        self.committed = True
+
+    def waits(self) -> bool:
+        """Say whether the transaction is still undecided: its rollback throws the hook away unrun."""
+        return any(entry[1] is self._hook for entry in self._connection.run_on_commit)
+
+    def broke(self) -> bool:
+        """Say whether the session has ended since, so that the transaction may have ended with it, by its COMMIT."""
+        return self._connection.connection is not self._session
+
+
+def claim_of(row: models.Model) -> Claim | None:
+    """Return the claim that *row* carries, standing or ended; None for a row that never carried one."""
+    claim: Claim | None = row.__dict__.get(ATTRIBUTE)
+    return claim
+
+
+def carried_claim(row: Any) -> Claim:
+    """Return the claim of an instance that must carry one, ended or not."""
+    claim = claim_of(row)
+    assert claim is not None, "only rows that were claimed get here"
+    return claim
+
+
+def standing_claim(row: models.Model) -> Claim | None:
+    """Return the claim that *row* carries unless one of our own verbs has ended it."""
+    claim = claim_of(row)
+    return None if claim is None or claim.ended else claim
+
+
+def attach(row: models.Model, claim: Claim) -> None:
+    """Let *row* carry *claim*."""
+    row.__dict__[ATTRIBUTE] = claim
+
+
+def detach(row: models.Model) -> None:
+    """Let *row* carry no claim: it denotes another row now."""
+    row.__dict__.pop(ATTRIBUTE, None)

@@ -1,0 +1,188 @@
+"""One worker process: its main thread waits for signals and for its supervisor, and asks the database for nothing."""
+
+import contextlib
+import select
+import threading
+from multiprocessing.connection import Connection
+from typing import Any, NoReturn
+
+from django_taskclaim.tokens import clock
+from django_taskclaim.worker.health import HealthFile, goes_on
+from django_taskclaim.worker.stop_signals import SignalPipe, leave
+
+#: How long running rows may go on once the supervisor is gone.
+ORPHAN_GRACE = 5.0
+
+#: How long giving everything back may take after "now".
+NOW = 1.0
+
+#: Seconds between two signs of life.
+SIGN_EVERY = 1.0
+
+#: Seconds between two looks at the threads: while a stop is under way, while rows are held or an end is near, and else.
+STOPPING, BUSY, QUIET = 0.02, 0.2, 1.0
+
+
+def run_child(options: Any, link: Connection) -> None:
+    """Be a child of a supervisor: says ``ready``, hears ``stop`` and ``now``, and takes an end of file for its death.
+
+    The process comes with the stop signals blocked, so it cannot die of one while it imports; it ends by
+    ``os._exit``, because a handler that sleeps would never be joined.
+    """
+    signals = SignalPipe()
+    import django
+
+    django.setup()
+    from django_taskclaim.worker.crew import Crew
+    from django_taskclaim.worker.records import log_to_console
+
+    log_to_console(options.verbosity)
+    said = Link(link)
+    if signals.stop_asked() or link.poll():
+        # Told to stop, or orphaned, while it imported.
+        said.goodbye(0)
+    crew = Crew(options)
+    if options.once or options.max_rows is not None:
+        crew.claimer.on_claimed = said.claimed
+    # Before the first claim: a row that kills this process at once is no reason to give it up.
+    said.ready()
+    crew.start()
+    said.goodbye(Watch(crew, options, signals, said).until_the_end())
+
+
+def run_in_process(options: Any) -> int:
+    """Be the whole worker, without supervisor or child, and return the exit code; Django is set up already."""
+    from django_taskclaim.worker.crew import Crew
+
+    health = HealthFile(options.health_file)
+    with SignalPipe() as signals:
+        crew = Crew(options)
+        if signals.stop_asked():
+            return 0
+        crew.start()
+        try:
+            return Watch(crew, options, signals, None, health).until_the_end()
+        finally:
+            health.remove()
+
+
+class Link:
+    """What a child says to its supervisor, from any thread, and hears from it; it never waits for a frozen one."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+
+    def fileno(self) -> int:
+        return self._connection.fileno()
+
+    def ready(self) -> None:
+        """Say that the process works now."""
+        self._say(b"ready")
+
+    def alive(self) -> None:
+        """Say that the threads go on."""
+        self._say(b"alive")
+
+    def claimed(self, rows: int) -> None:
+        """Say how many rows the process has claimed so far."""
+        self._say(b"claimed %d" % rows)
+
+    def goodbye(self, code: int) -> NoReturn:
+        """End the process in good order: a code without this word came from a handler that ended the process."""
+        self._say(b"goodbye")
+        leave(code)
+
+    def heard(self) -> bytes:
+        """Return the next order; EOFError or OSError once the supervisor is dead."""
+        return self._connection.recv_bytes()
+
+    def _say(self, word: bytes) -> None:
+        with self._lock, contextlib.suppress(OSError):
+            if select.select([], [self._connection], [], 0)[1]:
+                self._connection.send_bytes(word)
+
+
+class Watch:
+    """The main thread's loop."""
+
+    def __init__(
+        self,
+        crew: Any,
+        options: Any,
+        signals: SignalPipe,
+        link: Link | None,
+        health: HealthFile | None = None,
+    ) -> None:
+        self.crew = crew
+        self.signals = signals
+        self.link = link
+        self.health = health
+        self._grace: float = options.grace.total_seconds()
+        self._deadline: float | None = None
+        self._recycling = False
+        self._sign_due = 0.0
+        limits = (options.max_rows, options.ends_at)
+        self._ends_by_itself = (
+            options.drain or options.once or any(one is not None for one in limits)
+        )
+
+    def until_the_end(self) -> int:
+        """Wait until the work is done or a stop is over, and return the exit code."""
+        while True:
+            self._listen()
+            self.crew.service.fence()
+            self._show_life()
+            if self.crew.must_be_replaced() and self._deadline is None:
+                self._recycling = True
+                self._stop(self._grace)
+            if self.crew.service.told_to_stop.is_set() and self._deadline is None:
+                self._stop(self._grace)
+            if self._deadline is None:
+                if self.crew.has_ended():
+                    return int(self.crew.finish())
+            elif self.crew.is_idle() or clock() >= self._deadline:
+                return int(self.crew.finish(recycle=self._recycling))
+
+    def _listen(self) -> None:
+        sources: list[Any] = [self.signals, *([self.link] if self.link is not None else [])]
+        ready, _, _ = select.select(sources, [], [], self._pause())
+        if self.signals in ready and self.signals.stop_asked():
+            # Without a supervisor to count them, a second signal means now.
+            again = self.link is None and self._deadline is not None
+            self._stop(NOW if again else self._grace)
+        if self.link is not None and self.link in ready:
+            self._obey(self.link)
+
+    def _pause(self) -> float:
+        """Return how long the next look may wait; what is heard ends the wait."""
+        if self._deadline is not None:
+            return STOPPING
+        return BUSY if self._ends_by_itself or self.crew.inflight.held() else QUIET
+
+    def _obey(self, link: Link) -> None:
+        try:
+            order = link.heard()
+        except (EOFError, OSError):
+            # The supervisor is dead; so are we, soon.
+            self.link = None
+            self._stop(min(self._grace, ORPHAN_GRACE))
+            return
+        {b"stop": lambda: self._stop(self._grace), b"now": lambda: self._stop(NOW)}[order]()
+
+    def _show_life(self) -> None:
+        """Tell the supervisor, or the health file where there is none, that the threads go on."""
+        if clock() < self._sign_due:
+            return
+        self._sign_due = clock() + SIGN_EVERY
+        if not goes_on(self.crew):
+            return
+        if self.link is not None:
+            self.link.alive()
+        elif self.health is not None:
+            self.health.touch()
+
+    def _stop(self, grace: float) -> None:
+        end = clock() + grace
+        self._deadline = end if self._deadline is None else min(end, self._deadline)
+        self.crew.stop()

@@ -1,0 +1,419 @@
+"""The claimer: one thread a process that feeds the executors, takes no more than they can use, and writes results."""
+
+import random
+import threading
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+from django.db import connections
+from django.db.models import Model, Q
+
+from django_taskclaim.columns import claim_columns
+from django_taskclaim.completion import Clear
+from django_taskclaim.dialects import dialect_for
+from django_taskclaim.exceptions import TaskClaimError
+from django_taskclaim.handlers import Handler
+from django_taskclaim.querysets.claiming import Request, new_holder
+from django_taskclaim.querysets.limits import limits_over
+from django_taskclaim.querysets.ranges import end_of_source, is_unplanned, open_more
+from django_taskclaim.states import Status
+from django_taskclaim.tokens import clock
+from django_taskclaim.worker.connections import (
+    TROUBLE,
+    close_all,
+    drop_broken,
+    ensure_usable,
+    guard_connections,
+    is_contention,
+    tidy_up,
+    use_own_connection,
+)
+from django_taskclaim.worker.inflight import InFlight, Unit, units_of
+from django_taskclaim.worker.options import WorkerOptions
+from django_taskclaim.worker.records import Limited, broken, changed, watch
+from django_taskclaim.worker.service import Service
+from django_taskclaim.worker.writer import Writer
+
+#: The longest wait, in seconds, between two tries to claim from a database that is away.
+LONGEST_WAIT = 5.0
+
+#: For so many seconds after a claim its connection is taken to be there still, and not asked.
+USED_LATELY = 5.0
+
+#: When a model is looked at again that was to be looked at once.
+NEVER = float("inf")
+
+
+class Claimer(threading.Thread):
+    """One for each process: it claims what the executors have room for, and writes what came of it."""
+
+    def __init__(
+        self, options: WorkerOptions, handlers: list[Handler], inflight: InFlight, service: Service
+    ) -> None:
+        super().__init__(name="taskclaim-claimer", daemon=True)
+        self.options = options
+        self.handlers = handlers
+        self.inflight = inflight
+        self.service = service
+        self.writer = Writer(options.using, inflight, service.vitals)
+        self.leaving = threading.Event()
+        #: Set when there is nothing more to take: drained, or the limits of rows or time are reached.
+        self.finished = threading.Event()
+        #: Why a drain ended before the work did; empty otherwise.
+        self.left_over = ""
+        #: By ``clock()``, when this thread last came round.
+        self.last_turn = clock()
+        self.claimed = 0
+        #: Told how many rows have been claimed so far, after each claim.
+        self.on_claimed: Callable[[int], None] = lambda rows: None
+        self._look_at_connection = 0.0
+        self._next_look = dict.fromkeys((handler.model for handler in handlers), 0.0)
+        #: What a drain has to do of models whose rows open again when they are done.
+        self._this_round: dict[Any, Q] = {}
+        self._ends_of_sources: dict[Any, str | None] = {}
+        self._limited_models = [one.model for one in handlers if limits_over(one.model)]
+        self._limited = Limited()
+
+    def leave(self) -> None:
+        """Claim nothing more; end once all results are written."""
+        self.leaving.set()
+        self.inflight.wake()
+
+    def run(self) -> None:
+        use_own_connection(self.options.using)
+        guard_connections(self.service.longest_lease, ours_alone=True)
+        failures = 0
+        try:
+            while not self._is_over():
+                self.last_turn = clock()
+                try:
+                    self._turn()
+                    tidy_up()
+                    failures = 0
+                except TROUBLE as error:
+                    failures += 1
+                    self._limited.warn(f"{self.options.name}: claiming and writing", error)
+                    drop_broken(self.options.using)
+                    self._rest(failures)
+                except Exception as error:
+                    broken(f"{self.options.name}: claiming and writing failed", error)
+                    drop_broken(self.options.using)
+                    self._rest(3)
+        finally:
+            close_all()
+
+    def _is_over(self) -> bool:
+        settled = self.inflight.runs_dry() and not self.inflight.unwritten_count()
+        return self.leaving.is_set() and settled
+
+    def _rest(self, failures: int) -> None:
+        end = clock() + random.uniform(0.5, 1.0) * min(LONGEST_WAIT, 0.1 * 2 ** min(failures, 10))
+        was_leaving = self.leaving.is_set()
+        self.inflight.wait_for(
+            lambda: clock() >= end or self.leaving.is_set() != was_leaving, end - clock()
+        )
+
+    def _turn(self) -> None:
+        """Wait until there is something to do, and do it."""
+        self.inflight.wait_for(self._has_to_act, self._longest_wait())
+        guard_connections(self.service.longest_lease, ours_alone=True)
+        self._write_due()
+        looked = False
+        for handler in self.handlers:
+            if self._may_claim() and not self._has_reached_a_limit() and self._wants(handler):
+                self._look(handler)
+                looked = True
+        if self._may_claim() and (self._has_reached_a_limit() or (looked and self._has_drained())):
+            self.finished.set()
+
+    def _write_due(self) -> None:
+        if self.writer.wait() == 0.0:
+            ensure_usable(self.options.using)
+            self.writer.write()
+            for model in self._limited_models:
+                # A row that has ended makes room for the next one of its key.
+                if self._next_look[model] != NEVER:
+                    self._next_look[model] = 0.0
+
+    def _may_claim(self) -> bool:
+        return not self.leaving.is_set() and not self.finished.is_set()
+
+    def _has_to_act(self) -> bool:
+        if self.writer.wait() == 0.0 or self._is_over():
+            return True
+        if self._may_claim() and self.service.told_to_drain.is_set():
+            return True
+        return self._may_claim() and any(self._wants(handler) for handler in self.handlers)
+
+    def _longest_wait(self) -> float:
+        moments = [clock() + LONGEST_WAIT]
+        if self._may_claim():
+            moments += [
+                self._look_at(handler) for handler in self.handlers if self._has_room(handler)
+            ]
+            moments += [] if self.options.ends_at is None else [self.options.ends_at]
+        until_written = self.writer.wait()
+        wait = max(0.0, min(moments) - clock())
+        return wait if until_written is None else min(wait, until_written)
+
+    def _wants(self, handler: Handler) -> bool:
+        return clock() >= self._look_at(handler) and self._has_room(handler)
+
+    def _look_at(self, handler: Handler) -> float:
+        """Return when, by ``clock()``, to look for rows of this model again."""
+        return max(self._next_look[handler.model], self.service.limits.next_at(handler.model))
+
+    def _has_room(self, handler: Handler) -> bool:
+        """Say whether the executors are about to run dry of this model's rows, and may have more."""
+        if handler.has_ranges:
+            # Long work: what waits here could be done elsewhere.
+            under_way = self.inflight.running_of(handler.model)
+            enough = self.options.threads - under_way
+        elif handler.batch:
+            enough = 1
+        elif handler.is_async:
+            enough = handler.concurrency
+        else:
+            enough = self.options.threads
+        if self.inflight.waiting(handler.model) >= enough:
+            return False
+        return not self.service.limits.is_full(handler.model, self.inflight.held_of)
+
+    def _look(self, handler: Handler) -> None:
+        """Claim once for a model; a full batch looks again as soon as there is room, else after the poll pause."""
+        pause = self._poll_pause(handler.model)
+        full: bool | None = False
+        try:
+            full = self._claim(handler)
+            if self.options.once and full is not None:
+                pause, full = NEVER, False
+        except TROUBLE:
+            raise
+        except Exception as error:
+            # Of this model alone: a column that is missing, a queryset that is wrong. The others go on.
+            broken(f"{self.options.name}: claiming from {handler.name} failed", error)
+            drop_broken(self.options.using)
+            pause = max(pause, LONGEST_WAIT)
+        self._next_look[handler.model] = 0.0 if full else clock() + pause
+
+    def _poll_pause(self, model: Any) -> float:
+        """Return how long to wait after a look in vain, in seconds.
+
+        What the service asked in the meantime stands for a look, so that an idle worker costs its database one
+        question a poll interval, whoever asks it.
+        """
+        poll = self.options.poll.total_seconds()
+        pause = poll * random.uniform(0.75, 1.25)
+        left_out = min(2, self.service.idle_questions[model])
+        self.service.idle_questions[model] -= left_out
+        return pause + left_out * min(poll, 1.0)
+
+    def _claim(self, handler: Handler) -> bool | None:
+        """Claim a batch and say whether it was a full one; None where nobody could look yet."""
+        if not self.service.healthy(handler.policy.lease):
+            # A lease that cannot be renewed is not worth taking.
+            return None
+        if self.service.throttles.reason_for(handler.model):
+            return False
+        most = self.service.limits.room(handler, self.inflight.held_of)
+        size = self._size(handler, most)
+        if size == 0:
+            # Health checks, or whoever sets limits, have not answered yet.
+            return None
+        if clock() >= self._look_at_connection:
+            ensure_usable(self.options.using)
+        if self.leaving.is_set():
+            return None
+        rows = self._rows(handler, size)
+        if not rows:
+            return self._open_more(handler)
+        units = units_of(handler, rows)
+        if units[0].suspect:
+            self._run_alone(handler, units)
+            return True
+        if not self.inflight.add(units):
+            # The signal to stop came while the statement was under way.
+            self._give_back(units)
+        return len(rows) == most
+
+    def _open_more(self, handler: Handler) -> bool:
+        """Where no range is open, see to one, and say whether that could be done."""
+        if not handler.has_ranges or self.options.once:
+            return False
+        return open_more(
+            handler.model,
+            self.options.using,
+            plans=self._plans(handler),
+            until=self._end_of_source(handler),
+        )
+
+    def _plans(self, handler: Handler) -> bool:
+        """Say whether this worker takes every range, so that it may plan some: others it would never see done."""
+        return handler.has_ranges and not handler.rows(self.options.using).query.where
+
+    def _end_of_source(self, handler: Handler) -> str | None:
+        """Return the key beyond which a drain plans no ranges: a source may grow faster than it is drained."""
+        model, using = handler.model, self.options.using
+        if self.options.drain and self._ends_of_sources.get(model) is None:
+            self._ends_of_sources[model] = end_of_source(model, using)
+        return self._ends_of_sources.get(model)
+
+    def _rows(self, handler: Handler, size: int, only: Any = None) -> list[Any]:
+        """Claim so many rows, or the one with the key *only*."""
+        began = clock()
+        request = Request(
+            size,
+            new_holder(self.options.name),
+            handler.policy.lease,
+            include_held=False,
+            durable=True,
+            tells_beginning=True,
+        )
+        queryset = self._to_do(handler)
+        if only is not None:
+            queryset = queryset.filter(pk=only)
+        try:
+            with self.service.throttles.working_on(handler.model):
+                rows: list[Any] = queryset._claim(request)
+        except TROUBLE as error:
+            if not is_contention(error):
+                self.service.unheard.note(handler, request)
+            raise
+        self._look_at_connection = clock() + USED_LATELY
+        self.service.throttles.claimed(handler.model, len(rows))
+        self.service.limits.took(handler.model, len(rows))
+        if rows:
+            self.service.idle_questions[handler.model] = 0
+            watch(rows)
+            changed("claimed", rows, clock() - began)
+            self.claimed += len(rows)
+            self.on_claimed(self.claimed)
+            self._prepare(handler, rows)
+        return rows
+
+    def _to_do(self, handler: Handler) -> Any:
+        """Return what claims start from; of rows that open again when they are done, a drain takes each once."""
+        rows = handler.rows(self.options.using)
+        if not self.options.drain or not isinstance(handler.policy.completion, Clear):
+            return rows
+        if handler.model not in self._this_round:
+            now = dialect_for(connections[self.options.using]).current_time()
+            self._this_round[handler.model] = _not_done_since(now, handler.model)
+        return rows.filter(self._this_round[handler.model])
+
+    def _prepare(self, handler: Handler, rows: list[Any]) -> None:
+        """Load what the handler needs beside the rows; they go back uncounted where that cannot be had."""
+        try:
+            handler.prepare(rows)
+        except Exception:
+            self._give_back(units_of(handler, rows))
+            # The connection to another database may have broken.
+            tidy_up()
+            raise
+
+    def _size(self, handler: Handler, most: int) -> int:
+        """Return how many rows the next claim asks for, *most* at most."""
+        room = self.service.throttles.room(handler.model)
+        left = None if self.options.max_rows is None else self.options.max_rows - self.claimed
+        return min(bound for bound in (most, room, left) if bound is not None)
+
+    def _give_back(self, units: list[Unit]) -> None:
+        self.service.give_back(task for unit in units for task in unit.tasks)
+
+    def _run_alone(self, handler: Handler, units: list[Unit]) -> None:
+        """Run a row that may kill the process while nothing else is held, so that nobody is charged for another.
+
+        While others still run it is not held, for their crash would be taken for its own.
+        """
+        if not self.inflight.is_empty():
+            (task,) = units[0].tasks
+            self._give_back(units)
+            self.claimed -= 1
+            if not self._write_until_empty():
+                return
+            units = units_of(handler, self._rows(handler, 1, only=task.claim.pk))
+        if not self.inflight.add(units):
+            self._give_back(units)
+            return
+        self._write_until_empty()
+
+    def _write_until_empty(self) -> bool:
+        """Write what comes until this process holds no row; False when told to leave before."""
+        while not self.inflight.is_empty():
+            if self.leaving.is_set():
+                return False
+            self.last_turn = clock()
+            self.inflight.wait_for(
+                lambda: self.writer.wait() == 0.0 or self.inflight.is_empty(), 0.5
+            )
+            try:
+                self._write_due()
+            except TROUBLE as error:
+                self._limited.warn(f"{self.options.name}: writing", error)
+                drop_broken(self.options.using)
+                self._rest(3)
+        return True
+
+    # Ending by itself
+
+    def _has_reached_a_limit(self) -> bool:
+        if all(moment == NEVER for moment in self._next_look.values()):
+            return True
+        if self.service.told_to_drain.is_set():
+            return True
+        if self.options.max_rows is not None and self.claimed >= self.options.max_rows:
+            return True
+        return self.options.ends_at is not None and clock() >= self.options.ends_at
+
+    def _has_drained(self) -> bool:
+        in_vain = all(moment > 0.0 for moment in self._next_look.values())
+        return self.options.drain and in_vain and self._is_drained()
+
+    def _is_drained(self) -> bool:
+        """Say whether a drain is over: nothing that matches is open or processing by anyone, or all is stopped."""
+        try:
+            unfinished = [handler for handler in self.handlers if self._has_work(handler)]
+            if not unfinished:
+                return True
+            self.service.read_switch()
+        except (*TROUBLE, TaskClaimError) as error:
+            self._limited.warn(f"{self.options.name}: looking for work left", error)
+            drop_broken(self.options.using)
+            return False
+        stops = [stop for handler in unfinished if (stop := self._stop_of(handler))]
+        if len(stops) < len(unfinished):
+            return False
+        self.left_over = f"{'; '.join(stops)}, so the drain ends with work left"
+        return True
+
+    def _stop_of(self, handler: Handler) -> str:
+        """Say what keeps a model's rows from being claimed; empty where nothing does, or may not for long."""
+        label = handler.model._meta.label
+        if handler.model in self.service.paused:
+            return f"{label} is paused"
+        reason = self.service.throttles.reason_for(handler.model)
+        # What still runs may be what the circuit breaker waits for.
+        return f"{label} is throttled ({reason})" if reason and self.inflight.is_empty() else ""
+
+    def _has_work(self, handler: Handler) -> bool:
+        status = claim_columns(handler.model).status.name
+        unfinished = Q(**{f"{status}__in": [Status.OPEN, Status.PROCESSING]})
+        # In this order: what somebody plans in between is open then.
+        if self._plans(handler) and is_unplanned(
+            handler.model, self.options.using, self._end_of_source(handler)
+        ):
+            return True
+        return bool(self._to_do(handler).filter(unfinished).exists())
+
+
+def _not_done_since(began: datetime, model: type[Model]) -> Q:
+    """Match rows that no completion has opened again since *began*: those due then, new ones, and those that failed.
+
+    Without ``not_before`` nothing tells them apart, and all match.
+    """
+    columns = claim_columns(model)
+    if columns.not_before is None:
+        return Q()
+    due = Q(**{f"{columns.not_before.name}__lte": began})
+    return due if columns.attempts is None else due | Q(**{f"{columns.attempts.name}__gt": 0})

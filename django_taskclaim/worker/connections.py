@@ -1,0 +1,68 @@
+"""What a worker's threads do with their connections between rows; the connections themselves are ``connecting``'s."""
+
+import contextlib
+from typing import Any
+
+from django.db import connections, reset_queries
+
+from django_taskclaim.connecting import (
+    TROUBLE,
+    close_all,
+    drop_broken,
+    end_session_of,
+    ensure_all_usable,
+    ensure_usable,
+    guard_connections,
+    is_contention,
+    limit_idle_session,
+    use_own_connection,
+)
+
+__all__ = [
+    "TROUBLE",
+    "close_all",
+    "drop_broken",
+    "end_session_of",
+    "ensure_all_usable",
+    "ensure_usable",
+    "guard_connections",
+    "is_contention",
+    "left_open",
+    "limit_idle_session",
+    "tidy_up",
+    "use_own_connection",
+]
+
+
+def left_open() -> list[str]:
+    """Return the aliases on which the thread's last row left a transaction open, and forget those connections."""
+    unclean = [
+        connection
+        for connection in connections.all(initialized_only=True)
+        if connection.in_atomic_block or _commits_nothing(connection)
+    ]
+    for connection in unclean:
+        # Their hooks will not run; a claim that waits for one would seem to have ended.
+        connection.run_on_commit = []
+        with contextlib.suppress(Exception):
+            connection.close()
+        # Inside a block that nobody will leave the wrapper would stay closed for ever.
+        del connections[connection.alias]
+    return [connection.alias for connection in unclean]
+
+
+def _commits_nothing(connection: Any) -> bool:
+    usual = bool(connection.settings_dict["AUTOCOMMIT"])
+    return connection.connection is not None and connection.autocommit != usual
+
+
+def tidy_up(*, idle: bool = False) -> None:
+    """Leave the thread's connections fit for the next row: healthy, not too old, no query log growing.
+
+    Django's default CONN_MAX_AGE of 0 means the end of each request; for a thread that is done when it is *idle*, lest
+    every row pay for a connection of its own.
+    """
+    reset_queries()
+    for connection in connections.all(initialized_only=True):
+        if idle or connection.errors_occurred or connection.settings_dict["CONN_MAX_AGE"]:
+            connection.close_if_unusable_or_obsolete()

@@ -1,0 +1,105 @@
+"""The threads of one process, started together and stopped in order."""
+
+from django_taskclaim.handlers import Handler
+from django_taskclaim.wording import counted
+from django_taskclaim.worker.claimer import Claimer
+from django_taskclaim.worker.executors import Executor, HandlerThread, LoopThread
+from django_taskclaim.worker.inflight import InFlight
+from django_taskclaim.worker.options import ExitCode, WorkerOptions
+from django_taskclaim.worker.records import logger, named, summary
+from django_taskclaim.worker.service import Service
+
+#: How long a process may take to give rows back once nothing runs any more.
+GIVE_BACK = 2.0
+#: How long for each of the other threads, which have nothing left to do but to close their connections.
+LAST_WORDS = 0.5
+
+
+class Crew:
+    """Claimer, service and handler threads around the rows they hold."""
+
+    def __init__(self, options: WorkerOptions) -> None:
+        self.options = options
+        handlers = options.handlers()
+        self.inflight = InFlight()
+        self.service = Service(options, handlers, self.inflight)
+        self.claimer = Claimer(options, handlers, self.inflight, self.service)
+        self.executors = self._executors(handlers)
+        self._stopping = False
+
+    def _executors(self, handlers: list[Handler]) -> list[Executor]:
+        crew: list[Executor] = []
+        if not all(handler.is_async for handler in handlers):
+            crew += [
+                HandlerThread(self.options, self.inflight, self.service, f"handler-{number}")
+                for number in range(1, self.options.threads + 1)
+            ]
+        if any(handler.is_async for handler in handlers):
+            crew.append(LoopThread(self.options, self.inflight, self.service, "loop"))
+        return crew
+
+    def start(self) -> None:
+        for thread in (self.service, *self.executors, self.claimer):
+            thread.start()
+
+    def has_ended(self) -> bool:
+        """Say whether the work came to its own end: the claimer is done and every row it took is settled."""
+        return self.claimer.finished.is_set() and self.inflight.is_empty()
+
+    def must_be_replaced(self) -> bool:
+        """Say whether a handler has overrun, so that its thread can only be got rid of with the process."""
+        if self._stopping:
+            return self.service.overrun.is_set()
+        threads = (self.service, self.claimer, *self.executors)
+        died = [thread for thread in threads if not thread.is_alive()]
+        for thread in died:
+            logger.error("%s: the thread %s has died", self.options.name, thread.name)
+        return bool(died) or self.service.overrun.is_set()
+
+    def stop(self) -> None:
+        """Claim nothing more and give back what has not started; running rows go on."""
+        if self._stopping:
+            return
+        self._stopping = True
+        self.claimer.leave()
+        waiting = self.inflight.close()
+        logger.info(
+            "%s stops: %s given back, %d running",
+            self.options.name,
+            counted(len(waiting), "row"),
+            len(self.inflight.running()),
+            extra={"event": "stopping"},
+        )
+        self.service.give_back(waiting)
+
+    def is_idle(self) -> bool:
+        """Say whether no row runs that anybody waits for, and nothing is left to write or to give back."""
+        if any(unit.awaited for unit in self.inflight.running()):
+            return False
+        return not self.service.has_to_give_back() and not self.claimer.is_alive()
+
+    def finish(self, *, recycle: bool = False) -> ExitCode:
+        """Give back what still runs, sign off, and return how the process ends."""
+        cut_short = [unit for unit in self.inflight.running() if unit.awaited]
+        for unit in cut_short:
+            logger.warning("%s was cut short; it is given back", named(unit.called[0].row))
+        self.claimer.leave()
+        for executor in self.executors:
+            executor.leave()
+        self.service.cut_short(cut_short)
+        self.service.leave()
+        self.service.join(GIVE_BACK)
+        if not cut_short:
+            # A thread that closes its connection while the interpreter goes down may hold that up.
+            for thread in (self.claimer, *self.executors):
+                thread.join(LAST_WORDS)
+        # What was cut short has just been given back.
+        summary(self.options.name, self.service.vitals, 0)
+        if recycle:
+            return ExitCode.RECYCLE
+        if cut_short:
+            return ExitCode.CUT_SHORT
+        if self.claimer.left_over:
+            logger.warning("%s", self.claimer.left_over)
+            return ExitCode.WORK_LEFT
+        return ExitCode.ENDED

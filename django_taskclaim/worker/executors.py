@@ -1,0 +1,168 @@
+"""Executors: take a unit, run its handler, hand on what came of it. One row's failure stops no other row."""
+
+import asyncio
+import threading
+from datetime import timedelta
+
+from asgiref.sync import sync_to_async
+
+from django_taskclaim.exceptions import Permanent
+from django_taskclaim.handlers import Handler
+from django_taskclaim.worker.connections import (
+    close_all,
+    drop_broken,
+    guard_connections,
+    tidy_up,
+)
+from django_taskclaim.worker.inflight import InFlight, Result, Unit
+from django_taskclaim.worker.options import WorkerOptions
+from django_taskclaim.worker.outcomes import Done, Failed, Settled
+from django_taskclaim.worker.records import Limited, broken, logger, named
+from django_taskclaim.worker.running import Running
+from django_taskclaim.worker.service import Service
+
+#: Seconds between two looks whether the worker is leaving.
+LOOK = 5.0
+
+
+class Executor(threading.Thread):
+    """Runs handlers until told to leave."""
+
+    def __init__(
+        self, options: WorkerOptions, inflight: InFlight, service: Service, name: str
+    ) -> None:
+        super().__init__(name=f"taskclaim-{name}", daemon=True)
+        self.options = options
+        self.inflight = inflight
+        self.service = service
+        self.throttles = service.throttles
+        self.running = Running(options.using, inflight, service, self._idle())
+        self.leaving = threading.Event()
+        self._limited = Limited()
+
+    def leave(self) -> None:
+        """Take nothing more."""
+        self.leaving.set()
+        self.inflight.wake()
+
+    def _settle(self, unit: Unit, results: list[Result]) -> None:
+        late = [result for result in results if result.task.abandoned]
+        for result in late:
+            logger.warning(
+                "%s came back after its time was over; its result is not written",
+                named(result.task.row),
+            )
+        in_time = [result for result in results if result not in late]
+        self._tell_breaker(unit, in_time)
+        self.inflight.settle(unit, in_time)
+
+    def _tell_breaker(self, unit: Unit, results: list[Result]) -> None:
+        """Count what says something of the surroundings: a bad row, and one put back, say nothing."""
+        good = [r for r in results if isinstance(r.outcome, (Done, Settled))]
+        bad = [
+            r
+            for r in results
+            if isinstance(r.outcome, Failed) and not isinstance(r.outcome.error, Permanent)
+        ]
+        model = unit.handler.model
+        self.throttles.heard(model, good=len(good), bad=len(bad))
+        if bad and self.throttles.gives_back(model):
+            # At once: by the service's next round the rest of a quick handler's batch would have failed, too.
+            self.service.withdraw(model)
+
+    def _idle(self, lease: timedelta = timedelta()) -> timedelta:
+        """Return how long a transaction may be idle in which rows are worked on that were claimed for *lease*.
+
+        Twice the lease is what a frozen process may block others for; a handler's own transaction has that long.
+        """
+        return 2 * max(lease, self.service.longest_lease)
+
+    def _prepare_connections(self, idle: timedelta) -> None:
+        self.running.idle = idle
+        guard_connections(idle, ours_alone=False)
+
+    def _tidy_up(self, *, idle: bool = False) -> None:
+        try:
+            tidy_up(idle=idle)
+        except Exception as error:
+            self._limited.warn(f"{self.options.name}: tidying up", error)
+            drop_broken(self.options.using)
+
+
+class HandlerThread(Executor):
+    """One thread for plain functions, with a database connection of its own if they ask for one."""
+
+    def run(self) -> None:
+        self._prepare_connections(self._idle())
+        try:
+            while not self.leaving.is_set():
+                unit = self.inflight.take(LOOK, _is_plain, self.leaving)
+                if unit is None:
+                    self._tidy_up(idle=True)
+                else:
+                    self._work(unit)
+        finally:
+            close_all()
+
+    def _work(self, unit: Unit) -> None:
+        results: list[Result] = []
+        try:
+            # Leases may have changed, and rows that were claimed before keep theirs.
+            self._prepare_connections(self._idle(max(task.claim.lease for task in unit.tasks)))
+            with self.throttles.working_on(unit.handler.model):
+                results = self.running.run(unit)
+        except BaseException as error:
+            # The thread goes on; without a result the rows are left to their leases.
+            broken(f"{named(unit.tasks[0].row)} could not be run", error)
+            drop_broken(self.options.using)
+        finally:
+            self._settle(unit, results)
+            self._tidy_up()
+
+
+class LoopThread(Executor):
+    """One event loop for coroutine functions. Their use of Django's ORM shares one more thread and connection."""
+
+    #: What transactions that stay open on that connection are bounded by.
+    _guarded_by = timedelta()
+
+    def run(self) -> None:
+        asyncio.run(self._run())
+
+    async def _run(self) -> None:
+        await self._follow_leases()
+        working: set[asyncio.Task[None]] = set()
+        while not self.leaving.is_set():
+            unit = await asyncio.to_thread(self.inflight.take, LOOK, _has_room, self.leaving)
+            if unit is None:
+                await sync_to_async(self._tidy_up)(idle=True)
+                continue
+            unit.thread = threading.get_ident()
+            working.add(task := asyncio.create_task(self._work(unit)))
+            task.add_done_callback(working.discard)
+        await sync_to_async(close_all)()
+
+    async def _follow_leases(self) -> None:
+        if self._guarded_by != (idle := self._idle()):
+            self._guarded_by = idle
+            await sync_to_async(self._prepare_connections)(idle)
+
+    async def _work(self, unit: Unit) -> None:
+        results: list[Result] = []
+        try:
+            await self._follow_leases()
+            with self.throttles.working_on(unit.handler.model):
+                results = await self.running.arun(unit)
+        except BaseException as error:
+            broken(f"{named(unit.tasks[0].row)} could not be run", error)
+        finally:
+            self._settle(unit, results)
+            await sync_to_async(self._tidy_up)()
+
+
+def _is_plain(handler: Handler, running: int) -> bool:
+    return not handler.is_async
+
+
+def _has_room(handler: Handler, running: int) -> bool:
+    return handler.is_async and running < handler.concurrency

@@ -1,0 +1,297 @@
+"""The rows that one process holds: waiting for a handler, running in one, or waiting to be written.
+
+The claimer puts units in at one end, executors run them, and the writer takes the results out at the other.
+A row is held, and its lease renewed, until its result has been written.
+"""
+
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from django_taskclaim.handlers import Handler
+from django_taskclaim.policy import SELF_FENCE
+from django_taskclaim.tokens import Claim, claim_of, clock
+from django_taskclaim.worker.outcomes import Outcome
+
+
+@dataclass(eq=False, slots=True)
+class Batch:
+    """The rows of one claim, until the last of them is written."""
+
+    left: int
+    #: By ``clock()``, when they were claimed.
+    began: float = field(default_factory=clock)
+
+
+@dataclass(eq=False, slots=True)
+class Task:
+    """One held row."""
+
+    row: Any
+    handler: Handler
+    batch: Batch | None = None
+    #: Its result is being written: what a renewal under way says of it no longer counts.
+    ending: bool = False
+    #: Its lease could not be renewed in time; it may still stand, and is renewed if it does.
+    fenced: bool = False
+    #: Somebody else decides about the row now (its time is over); what its handler makes of it is not written.
+    abandoned: bool = False
+
+    @property
+    def claim(self) -> Claim:
+        claim = claim_of(self.row)
+        assert claim is not None, "a task is made of a claimed row"
+        return claim
+
+    def is_overdue(self) -> bool:
+        """Say whether the lease has so little left, by this process's own clock, that it counts as lost."""
+        remaining = self.claim.remaining()
+        return remaining is not None and remaining < self.claim.lease * (1 - SELF_FENCE)
+
+
+@dataclass(eq=False, slots=True)
+class Unit:
+    """What one call of a handler is about: one row, or for a batch handler the rows of one claim."""
+
+    handler: Handler
+    tasks: list[Task]
+    #: By ``clock()``, when the call under way began; None until an executor has taken the unit.
+    started: float | None = None
+    thread: int | None = None
+    #: The rows of the call under way: fewer than the unit's while a batch is run in halves.
+    called: list[Task] = field(default_factory=list)
+
+    def begin(self, tasks: list[Task]) -> None:
+        """Note that a call with these rows begins."""
+        self.called, self.started = tasks, clock()
+
+    def ask_back(self, why: str, *, too_long: bool = False) -> None:
+        """Have a handler that comes to resting places, as one that walks a range does, stop at the next one."""
+        for task in self.tasks:
+            task.claim.asked_back = task.claim.asked_back or why
+            task.claim.too_long = task.claim.too_long or too_long
+
+    @property
+    def suspect(self) -> bool:
+        """Whether it may kill the process that runs it; such a row is alone in its unit, and in its claim."""
+        return any(task.claim.suspect for task in self.tasks)
+
+    @property
+    def awaited(self) -> bool:
+        """Whether anybody still waits for what becomes of it."""
+        return not all(task.abandoned for task in self.tasks)
+
+
+@dataclass(eq=False, slots=True)
+class Result:
+    """What a handler made of a row, until it is written."""
+
+    task: Task
+    outcome: Outcome
+    #: Seconds that the handler took; of a call with several rows this one's share.
+    ran: float
+    #: By ``clock()``, when it came, or when a row that somebody has locked is tried again.
+    came: float = field(default_factory=clock)
+    #: Somebody had the row locked at the last try.
+    locked: bool = False
+
+
+def units_of(handler: Handler, rows: Iterable[Any]) -> list[Unit]:
+    """Return the rows of one claim as the units that *handler* is called with."""
+    held = list(rows)
+    batch = Batch(len(held))
+    tasks = [Task(row, handler, batch) for row in held]
+    if handler.batch:
+        return [Unit(handler, tasks)] if tasks else []
+    return [Unit(handler, [task]) for task in tasks]
+
+
+@dataclass(slots=True)
+class InFlight:
+    """Thread-safe; units of one model are run in the order of their claim, several models take turns."""
+
+    _waiting: dict[Any, deque[Unit]] = field(default_factory=dict)
+    _running: list[Unit] = field(default_factory=list)
+    _unwritten: dict[int, Result] = field(default_factory=dict)
+    #: Results whose rows somebody has locked.
+    _postponed: list[Result] = field(default_factory=list)
+    #: How many rows there are of each model, wherever they are: asked at every change, so never counted anew.
+    _held: Counter[Any] = field(default_factory=Counter)
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+    closed: bool = False
+
+    # In at one end
+
+    def add(self, units: Iterable[Unit]) -> bool:
+        """Queue *units*; False, and nothing queued, once the worker is stopping."""
+        with self._changed:
+            if self.closed:
+                return False
+            for unit in units:
+                self._waiting.setdefault(unit.handler.model, deque()).append(unit)
+                self._held[unit.handler.model] += len(unit.tasks)
+            self._changed.notify_all()
+            return True
+
+    def take(
+        self, timeout: float, wants: Callable[[Handler, int], bool], leaving: threading.Event
+    ) -> Unit | None:
+        """Start the next unit that is wanted; None after *timeout* seconds or when *leaving* is set.
+
+        *wants* is asked with the unit's handler and how many of its units run.
+        """
+        with self._changed:
+            self._changed.wait_for(
+                lambda: leaving.is_set() or self._next(wants) is not None, timeout
+            )
+            model = None if leaving.is_set() else self._next(wants)
+            if model is None:
+                return None
+            units = self._waiting.pop(model)
+            unit = units.popleft()
+            if units:
+                # Last in line now, so that the other models get their turn.
+                self._waiting[model] = units
+            unit.thread = threading.get_ident()
+            unit.begin(unit.tasks)
+            self._running.append(unit)
+            self._changed.notify_all()
+            return unit
+
+    def _next(self, wants: Callable[[Handler, int], bool]) -> Any:
+        for model, units in self._waiting.items():
+            handler = units[0].handler
+            if wants(handler, sum(unit.handler is handler for unit in self._running)):
+                return model
+        return None
+
+    def withdraw(self, which: Callable[[Task], bool] = lambda task: True) -> list[Task]:
+        """Take back those waiting rows that *which* accepts, so that no handler is called with them."""
+        with self._changed:
+            taken = []
+            for units in self._waiting.values():
+                for unit in units:
+                    taken += [task for task in unit.tasks if which(task)]
+                    unit.tasks = [task for task in unit.tasks if not which(task)]
+            kept = {
+                model: deque(u for u in units if u.tasks) for model, units in self._waiting.items()
+            }
+            self._waiting = {model: units for model, units in kept.items() if units}
+            self._held.subtract(task.handler.model for task in taken)
+            self._changed.notify_all()
+            return taken
+
+    def close(self) -> list[Task]:
+        """Let nothing more in, take back every waiting row, and ask for those that run."""
+        with self._changed:
+            self.closed = True
+            for unit in self._running:
+                unit.ask_back("the worker stops")
+        return self.withdraw()
+
+    # Out at the other
+
+    def settle(self, unit: Unit, results: Iterable[Result]) -> None:
+        """Note that the unit is no longer run, and what is to be written of it."""
+        with self._changed:
+            if unit in self._running:
+                self._running.remove(unit)
+                self._held[unit.handler.model] -= len(unit.tasks)
+            for result in results:
+                self._unwritten[id(result)] = result
+                self._held[result.task.handler.model] += 1
+            self._changed.notify_all()
+
+    def unwritten(self) -> list[Result]:
+        """Return what may be written now, the oldest first."""
+        with self._changed:
+            now = clock()
+            again = [result for result in self._postponed if result.came <= now]
+            return [*again, *self._unwritten.values()]
+
+    def written(self, results: Iterable[Result]) -> None:
+        """Let go of these rows."""
+        with self._changed:
+            for result in results:
+                if self._forget(result):
+                    self._held[result.task.handler.model] -= 1
+            self._changed.notify_all()
+
+    def _forget(self, result: Result) -> bool:
+        if self._unwritten.pop(id(result), None) is not None:
+            return True
+        if result not in self._postponed:
+            return False
+        self._postponed.remove(result)
+        return True
+
+    def postpone(self, results: Iterable[Result], seconds: float) -> None:
+        """Let these results wait, and nobody wait for them."""
+        with self._changed:
+            for result in results:
+                result.came, result.locked = clock() + seconds, True
+                if self._unwritten.pop(id(result), None) is not None:
+                    self._postponed.append(result)
+
+    def oldest_unwritten(self) -> float | None:
+        """Return when the oldest result came that nobody has yet tried to write; None where there is none."""
+        with self._changed:
+            first = next(iter(self._unwritten.values()), None)
+            return None if first is None else first.came
+
+    def first_postponed(self) -> float | None:
+        """Return when the first locked row is to be tried again; None where there is none."""
+        with self._changed:
+            return min((result.came for result in self._postponed), default=None)
+
+    def unwritten_count(self) -> int:
+        return len(self._unwritten) + len(self._postponed)
+
+    # Looking
+
+    def held(self) -> list[Task]:
+        """Return all rows: those that run, those that wait, and those whose result is not yet written."""
+        with self._changed:
+            running = [task for unit in self._running for task in unit.tasks]
+            waiting = [task for units in self._waiting.values() for u in units for task in u.tasks]
+            results = [*self._unwritten.values(), *self._postponed]
+            return [*running, *waiting, *(result.task for result in results)]
+
+    def held_of(self, model: Any) -> int:
+        """Return how many rows of *model* there are, as ``held`` has them."""
+        return self._held[model]
+
+    def running(self) -> list[Unit]:
+        """Return the units that executors have taken."""
+        with self._changed:
+            return list(self._running)
+
+    def running_of(self, model: Any) -> int:
+        """Return how many units of *model* executors have taken."""
+        return sum(unit.handler.model is model for unit in self.running())
+
+    def waiting(self, model: Any) -> int:
+        """Return how many units of *model* no executor has taken yet."""
+        return len(self._waiting.get(model, ()))
+
+    def is_empty(self) -> bool:
+        """Say whether the process holds nothing."""
+        with self._changed:
+            return self.runs_dry() and not self.unwritten_count()
+
+    def runs_dry(self) -> bool:
+        """Say whether nothing waits and nothing runs that anybody waits for: no more results are to come."""
+        with self._changed:
+            return not self._waiting and not any(unit.awaited for unit in self._running)
+
+    def wait_for(self, condition: Callable[[], bool], timeout: float) -> bool:
+        """Wait until *condition*, looked at after each change, holds; for *timeout* seconds at most."""
+        with self._changed:
+            return self._changed.wait_for(condition, timeout)
+
+    def wake(self) -> None:
+        """Let those who wait look again."""
+        with self._changed:
+            self._changed.notify_all()

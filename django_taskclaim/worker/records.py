@@ -1,0 +1,198 @@
+"""What a worker writes to the log: one record per change of state, the facts in ``extra``."""
+
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from django_taskclaim.exceptions import ClaimLost
+from django_taskclaim.failures import described, log, one_line, told
+from django_taskclaim.tokens import claim_of, clock
+from django_taskclaim.wording import counted
+
+logger = logging.getLogger("django_taskclaim.worker")
+
+
+def changed(
+    event: str,
+    rows: Sequence[Any],
+    seconds: float,
+    *,
+    level: int = logging.INFO,
+    why: str = "",
+    raised: BaseException | None = None,
+    ran: float | None = None,
+    **facts: Any,
+) -> None:
+    """Record that *rows* of one model were claimed, completed, failed, released or lost, by a statement of *seconds*.
+
+    *ran* says how many seconds handlers had taken. *why* is logged as it is, so what an error says goes through
+    ``told`` or ``described`` first. *raised* brings its traceback, redacted where there is a hook.
+    """
+    first = rows[0]
+    claim = claim_of(first)
+    what = named(first) if len(rows) == 1 else f"{counted(len(rows), 'row')} of {first._meta.label}"
+    log(
+        logger,
+        level,
+        "%s %s%s%s",
+        event.capitalize(),
+        what,
+        _timing(seconds, ran),
+        f": {why}" if why else "",
+        raised=raised,
+        extra={
+            "event": event,
+            "model": first._meta.label,
+            "rows": len(rows),
+            "seconds": seconds,
+            "keys": [_key(row) for row in rows],
+            "holder": claim.token.holder if claim is not None else None,
+            **({"reason": why} if why else {}),
+            **({} if ran is None else {"ran": ran}),
+            **facts,
+        },
+    )
+
+
+def _timing(seconds: float, ran: float | None) -> str:
+    """Return ``in 0.4 ms`` of a statement alone, else ``, 1.20 s in the handler, written in 0.4 ms``."""
+    statement = f"in {seconds * 1000:.1f} ms" if seconds else ""
+    if ran is None:
+        return f" {statement}" if statement else ""
+    worked = f"{ran:,.2f} s" if ran >= 1 else f"{ran * 1000:.1f} ms"
+    return f", {worked} in the handler" + (f", written {statement}" if statement else "")
+
+
+def failed(
+    row: Any,
+    seconds: float,
+    error: str,
+    text: str,
+    *,
+    ran: float,
+    final: bool,
+    raised: BaseException | None = None,
+) -> None:
+    """Record that a row failed after its handler ran so many seconds, and whether it is tried again.
+
+    Class and text are those that ``described`` returns.
+    """
+    changed(
+        "failed",
+        [row],
+        seconds,
+        level=logging.ERROR if final else logging.WARNING,
+        why=f"{one_line(error, text).rstrip('.')}; {'no try is left' if final else 'it is put back and tried again'}",
+        raised=raised,
+        ran=ran,
+        error=error,
+        told=text[:200],
+        final=final,
+    )
+
+
+def watch(rows: Iterable[Any]) -> None:
+    """Leave it to this worker to log the loss of these claims: the verb that notices one knows less of it."""
+    for row in rows:
+        if (claim := claim_of(row)) is not None:
+            claim.watched = True
+
+
+def lost(row: Any, why: str, *, error: BaseException | None = None) -> None:
+    """Record once that a row belongs to somebody else now, with what its handler raised, if it did.
+
+    What it raises after the loss was recorded is recorded by itself, as ``raised``.
+    """
+    claim = claim_of(row)
+    again = claim is not None and claim.told
+    if again and (error is None or isinstance(error, ClaimLost)):
+        return
+    if claim is not None:
+        claim.told = True
+    facts: dict[str, Any] = {}
+    if error is not None:
+        name, text = described(error)
+        why = f"{why}; its handler raised {one_line(name, text)}"
+        facts = {"error": name, "told": text[:200]}
+    event = "raised" if again else "lost"
+    changed(event, [row], 0.0, level=logging.WARNING, why=why, raised=error, **facts)
+
+
+def broken(what: str, error: BaseException | str, **facts: Any) -> None:
+    """Log that something went wrong that no row records, with its traceback."""
+    raised = error if isinstance(error, BaseException) else None
+    said = what if raised else f"{what}: {told(error)}"
+    log(logger, logging.ERROR, "%s", said, raised=raised, extra=facts)
+
+
+def summary(name: str, vitals: Any, held: int) -> None:
+    """Record how far one process has got."""
+    logger.info(
+        "%s: %s done, %s failed, %s held",
+        name,
+        counted(vitals.done, "row"),
+        f"{vitals.failed:,}",
+        f"{held:,}",
+        extra={"event": "summary", "done": vitals.done, "failed": vitals.failed, "held": held},
+    )
+
+
+def named(row: Any) -> str:
+    """Name a row by model and key; a ``__str__`` of the user's might ask the database, or raise."""
+    return f"{row._meta.label} {_key(row)}"
+
+
+def _key(row: Any) -> str:
+    claim = claim_of(row)
+    return str(row.pk if claim is None else claim.pk)
+
+
+class Limited:
+    """Says the same thing at most once every *seconds*, with the number of times it was not said."""
+
+    def __init__(self, seconds: float = 10.0) -> None:
+        self._seconds = seconds
+        self._last: dict[str, float] = {}
+        self._held_back: dict[str, int] = {}
+
+    def warn(self, what: str, error: BaseException) -> None:
+        """Log that *what* failed with *error*, unless that was said just now."""
+        now = clock()
+        if now - self._last.get(what, float("-inf")) < self._seconds:
+            self._held_back[what] = self._held_back.get(what, 0) + 1
+            return
+        self._last[what] = now
+        before = self._held_back.pop(what, 0)
+        again = f" ({before} more times since the last such line)" if before else ""
+        logger.warning("%s: %s%s", what, told(error), again, extra={"event": "trouble"})
+
+
+#: Events of which a busy worker has many a second.
+_FREQUENT = frozenset({"claimed", "completed", "released"})
+#: Events that bring the traceback of a handler.
+_OF_ONE_ROW = frozenset({"failed", "lost", "raised"})
+
+
+def _is_rare(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.WARNING or getattr(record, "event", None) not in _FREQUENT
+
+
+def _without_traceback(record: logging.LogRecord) -> bool:
+    """Leave a failed row's traceback to ``-v 2``; those of our own errors are always shown."""
+    if getattr(record, "event", None) in _OF_ONE_ROW:
+        record.exc_info = record.exc_text = None
+    return True
+
+
+def log_to_console(verbosity: int) -> None:
+    """Show what happens on standard error where the project's LOGGING says nothing of this package."""
+    ours = logging.getLogger("django_taskclaim")
+    if ours.hasHandlers():
+        return
+    console = logging.StreamHandler()
+    console.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S"))
+    if verbosity < 2:
+        console.addFilter(_is_rare)
+        console.addFilter(_without_traceback)
+    ours.addHandler(console)
+    ours.setLevel(logging.INFO if verbosity > 0 else logging.WARNING)

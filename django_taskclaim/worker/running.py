@@ -1,0 +1,299 @@
+"""How a unit is run: one call for a row, for a batch one call and, where that raises, halves of it.
+
+What to call next, and what the answers mean, is decided here once; the drivers below only make the calls.
+"""
+
+import asyncio
+from collections.abc import Generator
+from dataclasses import dataclass, replace
+from datetime import timedelta
+
+from asgiref.sync import sync_to_async
+from django.db import InterfaceError, OperationalError
+
+from django_taskclaim.columns import claim_columns
+from django_taskclaim.contention import contention_code
+from django_taskclaim.exceptions import ClaimLost, SourceGone, TaskClaimError
+from django_taskclaim.failures import told
+from django_taskclaim.handlers import Handler
+from django_taskclaim.querysets import ClaimQuerySet
+from django_taskclaim.tokens import clock, standing_claim
+from django_taskclaim.worker.atomic import call_atomically
+from django_taskclaim.worker.connections import (
+    drop_broken,
+    ensure_all_usable,
+    ensure_usable,
+    left_open,
+    limit_idle_session,
+)
+from django_taskclaim.worker.inflight import InFlight, Result, Task, Unit
+from django_taskclaim.worker.outcomes import (
+    Answer,
+    Done,
+    Outcome,
+    PutBack,
+    Settled,
+    Undecided,
+    judged,
+    of_answer,
+    outlived,
+)
+from django_taskclaim.worker.records import broken, logger, lost, named
+from django_taskclaim.worker.service import Service
+
+#: Yields the rows of the next call, is sent the answer, and returns the results of all of them.
+Calls = Generator[list[Task], Answer, list[Result]]
+
+
+#: An outage charges no row.
+AWAY = PutBack("the database was away", timedelta(seconds=1))
+
+
+#: Seconds for which the service's connection must live on before a broken session is the row's own fault.
+SETTLING = 0.5
+
+
+class Running:
+    """Runs units and says what became of their rows; all but an atomic handler's completion is written later."""
+
+    def __init__(self, using: str, inflight: InFlight, service: Service, idle: timedelta) -> None:
+        self.using = using
+        self.inflight = inflight
+        self.service = service
+        #: How long an atomic handler's transaction may be idle.
+        self.idle = idle
+        self._looked = clock()
+
+    def run(self, unit: Unit) -> list[Result]:
+        """Run *unit* in this thread."""
+        if unit.suspect and (held_up := self._held_up(unit)) is not None:
+            return held_up
+        calls = self._calls(unit)
+        step = _advance(calls, None)
+        while not isinstance(step, _End):
+            step = _advance(calls, self._call(unit, step))
+        return step.results
+
+    async def arun(self, unit: Unit) -> list[Result]:
+        """Run *unit* on the event loop of this thread."""
+        if unit.suspect and (held_up := await sync_to_async(self._held_up)(unit)) is not None:
+            return held_up
+        calls = self._calls(unit)
+        step = _advance(calls, None)
+        while not isinstance(step, _End):
+            answer = await self._acall(unit.handler, step)
+            # In another thread, because the judgement may have to wait for news of the database.
+            step = await sync_to_async(_advance, thread_sensitive=False)(calls, answer)
+        return step.results
+
+    def _held_up(self, unit: Unit) -> list[Result] | None:
+        """Write down that a row which may kill its worker begins, right before it does; None if it may.
+
+        If its worker ends from here on, the row has failed. Otherwise it was not begun, and has killed nobody.
+        """
+        (task,) = unit.tasks
+        try:
+            ensure_usable(self.using)
+            ClaimQuerySet(task.handler.model, using=self.using)._begin(task.row)
+        except ClaimLost:
+            lost(task.row, "before it could begin")
+            return []
+        except Exception as error:
+            drop_broken(self.using)
+            return [Result(task, PutBack(f"it could not be begun: {told(error)}"), 0.0)]
+        return None
+
+    # What to call with
+
+    def _calls(self, unit: Unit) -> Calls:
+        results: list[Result] = []
+        todo = [unit.tasks]
+        while todo:
+            given = todo.pop()
+            # Between two halves: the handler may have ended some claims itself.
+            ended = [task for task in given if standing_claim(task.row) is None]
+            results += [Result(task, Settled(), 0.0) for task in ended]
+            tasks = self._startable([task for task in given if task not in ended])
+            gone = [task for task in tasks if task.handler.lacks_source(task.row)]
+            results += [Result(task, _without_source(task), 0.0) for task in gone]
+            tasks = [task for task in tasks if task not in gone]
+            if not tasks:
+                continue
+            if self.inflight.closed and results:
+                # Told to stop between two halves: the rest has not been started.
+                results += [Result(task, PutBack("not started"), 0.0) for task in tasks]
+                continue
+            unit.begin(tasks)
+            answer = yield tasks
+            # Each row's share, so that they add up to what the call took.
+            ran = (clock() - (unit.started or clock())) / len(tasks)
+            outcomes = self._outcomes(tasks, answer, since=unit.started or 0.0)
+            if outcomes is None:
+                half = (len(tasks) + 1) // 2
+                todo += [tasks[half:], tasks[:half]]
+            else:
+                results += [
+                    Result(task, outcome, ran)
+                    for task, outcome in zip(tasks, outcomes, strict=True)
+                ]
+        return results
+
+    def _startable(self, tasks: list[Task]) -> list[Task]:
+        """Return the rows that are still ours; of the others the service has told, and gives back what stands."""
+        late = [task for task in tasks if task.claim.lost or task.is_overdue()]
+        self.service.give_back(late)
+        return [task for task in tasks if task not in late and not task.abandoned]
+
+    # What the answers mean
+
+    def _outcomes(self, tasks: list[Task], answer: Answer, since: float) -> list[Outcome] | None:
+        """Return the outcome of each row; None where the batch must be run in halves to find the row that raises."""
+        if answer.committed:
+            return [Settled(completed=True) for _ in tasks]
+        if answer.error is not None and answer.at_commit:
+            return self._after_commit(tasks, answer.error, since)
+        said, error = _read(tasks, answer)
+        together = len(tasks) > 1 and (error is not None or tasks[0].handler.atomic)
+        if together and not (error and self._says_nothing_of_the_rows(tasks, error, since)):
+            why = type(error).__name__ if error else "an outcome that is not done"
+            logger.warning(
+                "%d rows of %s came to %s together; they are run in halves",
+                len(tasks),
+                tasks[0].handler.model._meta.label,
+                why,
+                extra={"event": "halved", "rows": len(tasks)},
+            )
+            return None
+        return [self._outcome(task, one, since) for task, one in zip(tasks, said, strict=True)]
+
+    def _after_commit(self, tasks: list[Task], error: BaseException, since: float) -> list[Outcome]:
+        """Judge an error that came from the COMMIT, or from a hook that ran after it."""
+        if all(task.claim.ended for task in tasks):
+            broken(f"{named(tasks[0].row)}: a hook raised after its COMMIT", error)
+            return [Settled(completed=True) for _ in tasks]
+        otherwise: PutBack | None = None
+        if self._was_an_outage(error, since):
+            otherwise = AWAY
+        elif len(tasks) > 1 and claim_columns(tasks[0].handler.model).not_before is not None:
+            otherwise = PutBack("the COMMIT of its batch failed", apart=True)
+        return [Undecided(error, otherwise or judged(task.row, error)) for task in tasks]
+
+    def _says_nothing_of_the_rows(
+        self, tasks: list[Task], error: BaseException, since: float
+    ) -> bool:
+        return isinstance(judged(tasks[0].row, error), PutBack) or self._was_an_outage(error, since)
+
+    def _outcome(self, task: Task, error: BaseException | str | None, since: float) -> Outcome:
+        if standing_claim(task.row) is None:
+            # The handler called a verb itself, or deleted the row.
+            if error is not None:
+                broken(f"{named(task.row)}: its handler ended the claim and then raised", error)
+            return Settled()
+        if error is None:
+            return Done()
+        if task.fenced:
+            return PutBack("its claim could not be renewed in time")
+        if isinstance(error, BaseException) and self._was_an_outage(error, since):
+            return AWAY
+        return judged(task.row, error)
+
+    def _was_an_outage(self, error: BaseException, since: float) -> bool:
+        """Say whether the handler's session broke because the database was away, which is not the row's fault.
+
+        If the service's connection has lived on since the call began, the server has cut off this one session, and
+        a row that brings that about each time must end in ``failed``.
+        """
+        broken = (
+            isinstance(error, (OperationalError, InterfaceError)) and contention_code(error) is None
+        )
+        if not broken:
+            return False
+        # A server that goes down ends its sessions one after the other.
+        self.service.settled_since(clock() + SETTLING, timeout=10)
+        return self.service.troubled_since(since)
+
+    # The calls
+
+    def _replace_broken_connections(self) -> None:
+        """Look at this thread's connections if the database was away since the last look; the row is not to blame."""
+        if self.service.troubled_since(self._looked):
+            self._looked = clock()
+            ensure_all_usable()
+
+    def _call(self, unit: Unit, tasks: list[Task]) -> Answer:
+        handler = unit.handler
+        if handler.atomic:
+            answer = call_atomically(unit, tasks, self.using, self.idle)
+            return _unless_left_open(answer, self.using)
+        try:
+            self._replace_broken_connections()
+            limit_idle_session(self.using, None)
+            answer = Answer(handler.call([task.row for task in tasks]))
+        except BaseException as error:
+            # SystemExit and KeyboardInterrupt included: one row's end is not the worker's.
+            answer = Answer(error=error)
+        return _unless_left_open(answer)
+
+    async def _acall(self, handler: Handler, tasks: list[Task]) -> Answer:
+        timeout = None if handler.timeout is None else handler.timeout.total_seconds()
+        limit = asyncio.timeout(timeout)
+        try:
+            await sync_to_async(self._replace_broken_connections)()
+            async with limit:
+                answer = Answer(await handler.call([task.row for task in tasks]))
+        except BaseException as error:
+            late = limit.expired() and isinstance(error, TimeoutError)
+            answer = Answer(error=TaskClaimError(outlived(handler)) if late else error)
+        # Where Django's own async methods have their connections.
+        return await sync_to_async(_unless_left_open)(answer)
+
+
+def _without_source(task: Task) -> Outcome:
+    """Say what becomes of a companion whose source is gone: its handler cannot be called."""
+    if task.handler.missing_source == "complete":
+        return Done()
+    return judged(task.row, SourceGone([task.row]))
+
+
+def _read(
+    tasks: list[Task], answer: Answer
+) -> tuple[list[BaseException | str | None], BaseException | None]:
+    """Return what the answer says of each row, and the error that is one of all rows together."""
+    error = answer.error
+    if answer.said is not None:
+        return answer.said, None
+    if error is None and tasks[0].handler.batch:
+        try:
+            return of_answer([task.row for task in tasks], answer.value), None
+        except Exception as refused:
+            error = refused
+    return [error] * len(tasks), error
+
+
+def _unless_left_open(answer: Answer, using: str | None = None) -> Answer:
+    """A handler that leaves a transaction open has failed, for nothing it wrote there would be committed.
+
+    What an atomic handler has committed on the rows' own database, *using*, stays committed all the same.
+    """
+    if not (unclean := left_open()):
+        return answer
+    error = TaskClaimError(f"The handler left a transaction open on {', '.join(unclean)}.")
+    if answer.committed and using not in unclean:
+        broken("An atomic handler has committed", error)
+        return answer
+    return replace(answer, committed=False, error=answer.error or error)
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """What a generator returned; StopIteration cannot travel through a coroutine."""
+
+    results: list[Result]
+
+
+def _advance(calls: Calls, answer: Answer | None) -> list[Task] | _End:
+    """Send the answer to the last call, and return the rows of the next one, or the end."""
+    try:
+        return next(calls) if answer is None else calls.send(answer)
+    except StopIteration as end:
+        return _End(end.value)

@@ -1,0 +1,450 @@
+"""The service thread: gives back, renews, reads the switch and reaps, on a connection of its own.
+
+It never waits for a row that somebody has locked, so one stuck handler cannot cost the others their leases.
+"""
+
+import random
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+from django.db import connections
+
+from django_taskclaim.conf import setting
+from django_taskclaim.dialects import dialect_for
+from django_taskclaim.handlers import Handler
+from django_taskclaim.policy import RENEWALS_PER_LEASE, SELF_FENCE
+from django_taskclaim.querysets import ClaimQuerySet
+from django_taskclaim.querysets.fencing import lock_free, renew
+from django_taskclaim.switch import paused_by
+from django_taskclaim.throttling.throttles import Throttles
+from django_taskclaim.tokens import clock
+from django_taskclaim.worker import heartbeat
+from django_taskclaim.worker.attachments import attachments_of
+from django_taskclaim.worker.connections import (
+    TROUBLE,
+    close_all,
+    drop_broken,
+    end_session_of,
+    guard_connections,
+    is_contention,
+    use_own_connection,
+)
+from django_taskclaim.worker.inflight import InFlight, Task, Unit
+from django_taskclaim.worker.limits import Limits
+from django_taskclaim.worker.options import WorkerOptions, longest_lease
+from django_taskclaim.worker.overruns import Overrun, abandon, overran, will_overrun
+from django_taskclaim.worker.records import (
+    Limited,
+    broken,
+    changed,
+    logger,
+    lost,
+    summary,
+)
+from django_taskclaim.worker.unheard import UnheardClaims
+
+SWITCH_EVERY = 1.0
+THROTTLES_EVERY = 1.0
+SUMMARY_EVERY = 10.0
+#: How many looks in a row the claimer leaves out at most.
+MOST_LOOKS_LEFT_OUT = 6
+PRUNE_EVERY = 3600.0
+TICK = 0.25
+#: Seconds until a renewal that failed, or passed over locked rows, is tried again.
+RENEW_AGAIN = 1.0
+#: How long, in seconds, the last rows are tried to be given back.
+LAST_TRIES = 1.5
+
+
+@dataclass(slots=True)
+class Return:
+    """Rows to be released, and the thread, if any, whose session must be ended first."""
+
+    tasks: list[Task]
+    reason: str
+    thread: int | None = None
+
+
+class Service(threading.Thread):
+    """One for each process."""
+
+    def __init__(self, options: WorkerOptions, handlers: list[Handler], inflight: InFlight) -> None:
+        super().__init__(name="taskclaim-service", daemon=True)
+        self.options = options
+        self.handlers = handlers
+        self.inflight = inflight
+        #: Models whose claims a person has stopped, by what the last look said.
+        self.paused: dict[Any, str] = {}
+        #: A handler has overrun: the process must be replaced, because a thread cannot be killed.
+        self.overrun = threading.Event()
+        self.vitals = heartbeat.Vitals()
+        #: What stops claims by itself: health checks, asked here, and failures, heard from the executors.
+        self.throttles = Throttles(
+            heartbeat.process_name(options),
+            options.using,
+            {handler.model: handler.health_checks for handler in handlers},
+        )
+        #: What the claimer keeps to beside the options of handlers and command line.
+        self.limits = Limits()
+        #: Set by whoever may give orders: claim nothing more and leave once all is done, or stop as by a signal.
+        self.told_to_drain, self.told_to_stop = threading.Event(), threading.Event()
+        #: What transactions that stay open are measured by, in every thread.
+        self.longest_lease = longest_lease(handlers)
+        #: Questions asked while idle, by model: the claimer leaves out a look for each.
+        self.idle_questions: Counter[Any] = Counter()
+        #: By ``clock()``, when this thread last came to one of its duties.
+        self.last_turn = clock()
+        #: By ``clock()``, when leases were last renewed, and when that must be tried again at the latest.
+        self._renewed, self._renew_by = float("-inf"), float("inf")
+        self._last_good = clock()
+        self._last_trouble = float("-inf")
+        #: Claims of which nobody knows whether they were made; the claimer notes them.
+        self.unheard = UnheardClaims(options.using)
+        self._returned: deque[Return] = deque()
+        self._overruns: list[Overrun] = []
+        self._wake = threading.Event()
+        self._leave = threading.Event()
+        self._due: dict[str, float] = {}
+        self._limited = Limited()
+        self._attachments = attachments_of(self)
+
+    # What the other threads ask of it
+
+    def give_back(self, tasks: Iterable[Task]) -> None:
+        """Release rows that were claimed but not started, uncounted; at once, in this thread."""
+        self._take_back(Return(list(tasks), "not started"))
+
+    def withdraw(self, model: Any) -> None:
+        """Give back the rows of *model* that have not started, and ask for those that run."""
+        for unit in self.inflight.running():
+            if unit.handler.model is model:
+                unit.ask_back("claims of its model are stopped")
+        self.give_back(self.inflight.withdraw(lambda task: task.handler.model is model))
+
+    def cut_short(self, units: Iterable[Unit]) -> None:
+        """End the database sessions of units that still run, and release their rows, uncounted."""
+        for unit in units:
+            rows = [task for task in unit.tasks if not task.abandoned]
+            for task in rows:
+                task.abandoned = True
+            self._take_back(Return(rows, "cut short", unit.thread))
+
+    def _take_back(self, given: "Return") -> None:
+        if given.tasks:
+            self._returned.append(given)
+            self._wake.set()
+
+    def healthy(self, lease: timedelta) -> bool:
+        """Say whether leases of this length can be kept: no claim is taken that could not be renewed."""
+        return clock() - self._last_good < lease.total_seconds() * SELF_FENCE
+
+    def troubled_since(self, moment: float) -> bool:
+        """Say whether the database was away, as this thread saw it, at any time since *moment*."""
+        return self._last_trouble >= moment
+
+    def settled_since(self, moment: float, timeout: float) -> bool:
+        """Wait until this thread has had an answer, good or bad, from the database after *moment*."""
+        end = clock() + timeout
+        while clock() < end:
+            if max(self._last_good, self._last_trouble) > moment:
+                return True
+            self._wake.set()
+            self._leave.wait(0.05)
+        return False
+
+    def leases_changed(self) -> None:
+        """Measure open transactions by the leases that are claimed under from now on."""
+        self.longest_lease = longest_lease(self.handlers)
+
+    def has_to_give_back(self) -> bool:
+        return bool(self._returned or self._overruns)
+
+    def leave(self) -> None:
+        """End after one last round."""
+        self._leave.set()
+        self._wake.set()
+
+    # The thread
+
+    def run(self) -> None:
+        use_own_connection(self.options.using)
+        guard_connections(self.longest_lease, ours_alone=True)
+        self.throttles.listen()
+        try:
+            while not self._leave.is_set():
+                self._round()
+                self._wake.wait(TICK)
+                self._wake.clear()
+            self._guarded(
+                "looking for claims never heard of", partial(self._find_unheard, now=True)
+            )
+            self._guarded("giving rows back", self._release_the_last)
+            for one in self._attachments:
+                self._guarded(f"ending {type(one).__name__}", one.leave)
+            self._guarded("signing off", lambda: heartbeat.sign_off(self.options))
+            self._guarded("signing off", self.throttles.sign_off)
+        finally:
+            self.throttles.close()
+            close_all()
+
+    def _round(self) -> None:
+        guard_connections(self.longest_lease, ours_alone=True)
+        self._guarded("looking for claims never heard of", self._find_unheard)
+        self._guarded("giving rows back", self._release_returned)
+        self._guarded("renewing leases", self._renew_when_due)
+        self.fence()
+        self._guarded("reading the switch", self._read_switch_when_due)
+        self._guarded("asking health checks", self._throttle_when_due)
+        self._guarded("ending overrun rows", self._end_overrun)
+        self._guarded("looking for expired claims", self._reap_when_due)
+        self._guarded("reporting", self._report_when_due)
+        for one in self._attachments:
+            busy = bool(self.inflight.held())
+            self._guarded(f"taking a turn of {type(one).__name__}", partial(one.turn, busy=busy))
+        self._guarded("forgetting what is old", self._prune_when_due)
+
+    def _guarded(self, what: str, job: Callable[[], bool | None]) -> None:
+        """Run one duty; trouble with the database spoils no other duty and is remembered."""
+        self.last_turn = clock()
+        try:
+            if job():
+                self._last_good = clock()
+        except TROUBLE as error:
+            if not is_contention(error):
+                self._last_trouble = clock()
+            self._limited.warn(f"{self.options.name}: {what}", error)
+            drop_broken(self.options.using)
+        except Exception as error:
+            # Whatever it is, the leases of this process depend on this thread going on.
+            broken(f"{self.options.name}: {what} failed", error)
+            drop_broken(self.options.using)
+
+    def _is_due(self, duty: str, every: float) -> bool:
+        now = clock()
+        if now < self._due.get(duty, 0.0):
+            return False
+        self._due[duty] = now + every * random.uniform(0.75, 1.0)
+        return True
+
+    # Giving back
+
+    def _release_returned(self) -> bool:
+        done = False
+        for _ in range(len(self._returned)):
+            given = self._returned.popleft()
+            try:
+                self._release(given)
+            except BaseException:
+                self._returned.append(given)
+                raise
+            done = True
+        return done
+
+    def _find_unheard(self, *, now: bool = False) -> bool:
+        """Have the rows of such claims given back before an expiry charges them a try that nobody made."""
+        found = self.unheard.find(now=now)
+        self._take_back(Return(found, "the claim's COMMIT was not answered"))
+        return bool(found)
+
+    def _release_the_last(self) -> None:
+        """Write all that is left; what a session that is being ended has locked, as soon as it lets go."""
+        end = clock() + LAST_TRIES
+        while self.has_to_give_back():
+            self._release_returned()
+            self._write_overruns()
+            if clock() >= end:
+                return
+            time.sleep(TICK / 5)
+
+    def _release(self, given: "Return") -> None:
+        """Release what nobody has locked; a locked row comes round again, and keeps no other waiting."""
+        if given.thread is not None and end_session_of(given.thread, self.options.using):
+            given.thread = None
+        by_model: dict[Any, list[Task]] = {}
+        for task in given.tasks:
+            by_model.setdefault(type(task.row), []).append(task)
+        for model, same in by_model.items():
+            began = clock()
+            with dialect_for(connections[self.options.using]).own_transaction():
+                free, busy = lock_free([task.row for task in same])
+                if free:
+                    ClaimQuerySet(model).release(free)
+            if free:
+                changed("released", free, clock() - began, why=given.reason)
+            if busy:
+                locked = {id(row) for row in busy}
+                rest = [task for task in same if id(task.row) in locked]
+                self._returned.append(Return(rest, given.reason))
+
+    # Renewing
+
+    def _renew_when_due(self) -> bool:
+        held = self.inflight.held()
+        if not held:
+            # An idle worker asks too, unless another duty just did, so that it knows that it could renew.
+            if clock() - self._last_good < self._shortest_renewal():
+                return False
+            self.read_switch()
+            return True
+        if clock() < self._next_renewal(held):
+            return False
+        renewable = {id(task.row): task for task in held if _is_renewable(task)}
+        self._renewed = began = clock()
+        # Unless all goes well, again soon: an outage that is over must not cost the rest of a long lease.
+        self._renew_by = began + RENEW_AGAIN
+        outcome = renew([task.row for task in renewable.values()], None)
+        self._renew_by = began + RENEW_AGAIN if outcome.skipped else float("inf")
+        for row in outcome.skipped:
+            # Locked, perhaps by its own handler, and seen to stand: no loss until the next look, a second away.
+            task = renewable[id(row)]
+            task.claim.extend(began, task.claim.lease * (1 - SELF_FENCE) + timedelta(seconds=2))
+        gone = [task for row in outcome.lost if not (task := renewable[id(row)]).ending]
+        self.inflight.withdraw(lambda task: task in gone)
+        for task in gone:
+            lost(task.row, "the renewal found another token")
+        return True
+
+    def _next_renewal(self, held: list[Task]) -> float:
+        """Return when to renew: by the shortest lease held now, whatever was held at the last renewal."""
+        shortest = min(task.claim.lease for task in held).total_seconds()
+        pause = random.uniform(0.75, 1.0) * shortest / RENEWALS_PER_LEASE
+        return min(self._renewed + pause, self._renew_by)
+
+    def fence(self) -> None:
+        """Take claims for lost before they expire when they could not be renewed in time; asks no database.
+
+        The main thread calls it too: this one may hang in a statement.
+        """
+        for task in self.inflight.held():
+            if task.is_overdue() and not task.claim.lost:
+                # A running one is renewed again as soon as that works, for the second run would be beside the first.
+                task.claim.lost = task.fenced = True
+                lost(task.row, "could not be renewed in time")
+        self.give_back(self.inflight.withdraw(lambda task: task.claim.lost))
+
+    # The switch
+
+    def _read_switch_when_due(self) -> bool:
+        if not self._is_due("switch", SWITCH_EVERY) or not (self.inflight.held() or self.paused):
+            return False
+        self.read_switch()
+        return True
+
+    def read_switch(self) -> None:
+        """Look which models are paused, and give back what has not started of those that are."""
+        for handler in self.handlers:
+            self.count_questions(handler.model)
+            pause = paused_by(handler.model, using=self.options.using)
+            if pause is None:
+                self.paused.pop(handler.model, None)
+                continue
+            if handler.model not in self.paused:
+                logger.info(
+                    "%s is paused: %s", handler.model._meta.label, pause.reason or "no reason given"
+                )
+            self.paused[handler.model] = pause.reason
+            self.withdraw(handler.model)
+
+    # Overrun handlers
+
+    def _end_overrun(self) -> bool:
+        for unit in self.inflight.running():
+            if will_overrun(unit):
+                unit.ask_back("its timeout is near", too_long=True)
+        late = [unit for unit in self.inflight.running() if unit.awaited and overran(unit)]
+        for unit in late:
+            self.overrun.set()
+            self._overruns += abandon(unit)
+            self.throttles.heard(unit.handler.model, bad=len(unit.called))
+            self.give_back(task for task in unit.tasks if task not in unit.called)
+        self._write_overruns()
+        return bool(late)
+
+    def _write_overruns(self) -> None:
+        """Try each once: what could not be written comes round again, and leases are renewed in between."""
+        for one in list(self._overruns):
+            if one.write(self.options.using, self.vitals):
+                self._overruns.remove(one)
+
+    # The reaper
+
+    def _reap_when_due(self) -> bool:
+        if not self._is_due("reap", self.options.reaper_interval().total_seconds()):
+            return False
+        if self.troubled_since(clock() - self._longest_renewal()):
+            # The living renew first.
+            return False
+        for handler in self.handlers:
+            # Each by itself: a table that cannot be read keeps no other model's rows from coming back.
+            what = f"looking for expired claims of {handler.model._meta.label}"
+            self._guarded(what, partial(self._reap, handler))
+        return False
+
+    def count_questions(self, model: Any, number: int = 1) -> None:
+        """Have the claimer leave out a look for each question asked while there was nothing to do."""
+        if not self.inflight.held() and model not in self.paused:
+            asked = self.idle_questions[model] + number
+            self.idle_questions[model] = min(asked, MOST_LOOKS_LEFT_OUT)
+
+    def _reap(self, handler: Handler) -> bool:
+        chunk = int(setting("CHUNK_SIZE"))
+        rows: ClaimQuerySet[Any] = ClaimQuerySet(handler.model, using=self.options.using)
+        self.count_questions(handler.model)
+        if rows.release_expired(chunk) == chunk:
+            self._due["reap"] = 0.0
+        return True
+
+    def _longest_renewal(self) -> float:
+        return self.longest_lease.total_seconds() / RENEWALS_PER_LEASE
+
+    def _shortest_renewal(self) -> float:
+        return (
+            min(handler.policy.lease for handler in self.handlers).total_seconds()
+            / RENEWALS_PER_LEASE
+        )
+
+    # Throttles
+
+    def _throttle_when_due(self) -> bool:
+        for handler in self.handlers:
+            if self.throttles.gives_back(handler.model):
+                self.withdraw(handler.model)
+        if self._is_due("throttles", THROTTLES_EVERY):
+            self.throttles.update()
+        # It may have asked nothing, so it is no sign that the database is there.
+        return False
+
+    # Reporting
+
+    def _report_when_due(self) -> bool:
+        held = len(self.inflight.held())
+        if not self._is_due("report", heartbeat.EVERY if held else heartbeat.EVERY_IDLE):
+            return False
+        if not held:
+            # Nobody else has looked, and what is paused is to be told as such.
+            self.read_switch()
+        self.count_questions(self.handlers[0].model)
+        heartbeat.report(self.options, self.vitals, held=held, paused=bool(self.paused))
+        if self._is_due("summary", SUMMARY_EVERY):
+            summary(self.options.name, self.vitals, held)
+        return True
+
+    def _prune_when_due(self) -> bool:
+        if not self._is_due("prune", PRUNE_EVERY):
+            return False
+        done = [heartbeat.prune(self.options.using), *(one.prune() for one in self._attachments)]
+        if not all(done):
+            # A piece each round, for leases are renewed in between.
+            self._due["prune"] = 0.0
+        return True
+
+
+def _is_renewable(task: Task) -> bool:
+    gone = task.claim.lost and not task.fenced
+    return not (task.abandoned or gone or task.claim.ended)

@@ -1,0 +1,106 @@
+"""SIGTERM and SIGINT: held, waited for, and kept from killing a process that is about to end as asked."""
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, NoReturn, TypeVar
+
+from django_taskclaim.tokens import clock
+
+T = TypeVar("T")
+
+#: Signals that ask a worker to stop. Those that reach a child itself are never counted: a process group gets them all.
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+def leave(code: int) -> NoReturn:
+    """End the process at once, whatever its threads do, with everything said that was to be said."""
+    logging.shutdown()
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
+
+
+def hold_stop_signals() -> None:
+    """Keep stop signals waiting until somebody asks for them, where the platform can."""
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+
+
+def answer_unless_stopped(question: Callable[[], T], patience: float) -> T | None:
+    """Return the answer, None if it takes longer than *patience* seconds; a stop signal ends the process with 0.
+
+    The database may be silent, and its driver deaf to signals: so another thread asks.
+    """
+    answer: Future[T] = Future()
+
+    def ask() -> None:
+        try:
+            answer.set_result(question())
+        except BaseException as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=ask, name="taskclaim-question", daemon=True).start()
+    if not hasattr(signal, "sigtimedwait"):
+        return answer.result()
+    end = clock() + patience
+    while not answer.done() and clock() < end:
+        if signal.sigtimedwait(STOP_SIGNALS, 0.02) is not None:
+            leave(0)
+    return answer.result() if answer.done() else None
+
+
+class SignalPipe:
+    """Turns stop signals into something that ``select`` can wait for."""
+
+    def __init__(self) -> None:
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
+        signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=_forget_signals)
+        self._before: dict[int, Any] = {one: signal.signal(one, _noted) for one in STOP_SIGNALS}
+        self._blocked: set[Any] = set()
+        if hasattr(signal, "pthread_sigmask"):
+            # Before any thread starts: a thread left with them blocked would pass that on to every subprocess.
+            released = {*STOP_SIGNALS, signal.SIGCHLD}
+            self._blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, released)
+
+    def __enter__(self) -> "SignalPipe":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        signal.set_wakeup_fd(-1)
+        for one, handler in self._before.items():
+            # Held before, they belong to a process that is about to end, and whose threads do not hold them.
+            signal.signal(one, signal.SIG_IGN if one in self._blocked else handler)
+        if self._blocked:
+            signal.pthread_sigmask(signal.SIG_SETMASK, self._blocked)
+
+    def fileno(self) -> int:
+        return self._reader.fileno()
+
+    def stop_asked(self) -> bool:
+        """Read what has come and say whether one of it asks to stop."""
+        with contextlib.suppress(BlockingIOError):
+            return any(number in STOP_SIGNALS for number in self._reader.recv(4096))
+        return False
+
+
+def _forget_signals() -> None:
+    """Let a process that a handler forks die of signals as usual, and keep its own from the worker's pipe."""
+    signal.set_wakeup_fd(-1)
+    for one in STOP_SIGNALS:
+        signal.signal(one, signal.SIG_DFL)
+
+
+def _noted(number: int, frame: Any) -> None:
+    """Do nothing: the wake-up pipe has the signal's number."""

@@ -1,0 +1,272 @@
+"""The writer: takes what handlers made of their rows and writes it, many rows in a statement.
+
+It runs in the claimer's thread, on a connection where no code of the user's runs: so the server may end a session
+that is frozen in the middle of a completion, on MySQL too, and nobody waits for a row that somebody has locked.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from django.db import connections
+
+from django_taskclaim.columns import claim_columns
+from django_taskclaim.completion import Clear, Mark
+from django_taskclaim.dialects import dialect_for
+from django_taskclaim.exceptions import ClaimLost
+from django_taskclaim.failures import described
+from django_taskclaim.policy import policy_for
+from django_taskclaim.querysets import ClaimQuerySet
+from django_taskclaim.querysets.completing import CallRaised
+from django_taskclaim.querysets.fencing import lock_free
+from django_taskclaim.querysets.lost_commits import judge_after_lost_commit
+from django_taskclaim.states import Status
+from django_taskclaim.tokens import clock
+from django_taskclaim.worker.connections import TROUBLE, is_contention
+from django_taskclaim.worker.heartbeat import Vitals
+from django_taskclaim.worker.inflight import InFlight, Result
+from django_taskclaim.worker.outcomes import Done, Failed, PutBack, Settled, Undecided, judged
+from django_taskclaim.worker.records import broken, changed, failed, lost, named
+
+#: Seconds that a result waits for others to be written with, while more are to come.
+LINGER = 0.02
+#: Results that are enough not to wait for more.
+ENOUGH = 200
+#: Seconds until a row that somebody has locked is tried again.
+LOCKED = 1.0
+
+
+class Writer:
+    """Writes results until the database answers; whether they still count, the fence decides."""
+
+    def __init__(self, using: str, inflight: InFlight, vitals: Vitals) -> None:
+        self.using = using
+        self.inflight = inflight
+        self.vitals = vitals
+
+    def wait(self) -> float | None:
+        """Return for how many seconds nothing need be written yet: 0 for at once, None where nothing is to be."""
+        oldest, locked = self.inflight.oldest_unwritten(), self.inflight.first_postponed()
+        if oldest is not None and self._is_worth_it():
+            return 0.0
+        moments = [
+            *([] if oldest is None else [oldest + LINGER]),
+            *([] if locked is None else [locked]),
+        ]
+        return max(0.0, min(moments) - clock()) if moments else None
+
+    def _is_worth_it(self) -> bool:
+        return self.inflight.unwritten_count() >= ENOUGH or self.inflight.runs_dry()
+
+    def write(self) -> None:
+        """Write all results that are due; those that could not be written stay, and trouble is raised."""
+        groups: dict[Any, list[Result]] = {}
+        for result in self.inflight.unwritten():
+            groups.setdefault(_kind(result), []).append(result)
+        for results in groups.values():
+            # What was locked a moment ago would hold up all the others again.
+            self._write(results, passing_over_locked=results[0].locked)
+
+    def _write(self, results: list[Result], *, passing_over_locked: bool = False) -> None:
+        for result in results:
+            result.task.ending = True
+        verb = self._verbs[type(results[0].outcome)]
+        try:
+            if passing_over_locked:
+                results = self._write_unlocked(results, verb)
+            else:
+                verb(self, results)
+        except ClaimLost as error:
+            self._tell_lost(_those_of(results, error.lost))
+        except TROUBLE as error:
+            if not is_contention(error):
+                raise
+            if not passing_over_locked:
+                self._write(results, passing_over_locked=True)
+            elif self._reaches_further(results[0]):
+                self._put_off(results)
+            else:
+                raise
+            return
+        except Exception as refused:
+            self._refused(results, refused)
+            return
+        self._let_go(results)
+
+    def _let_go(self, results: list[Result]) -> None:
+        """Hold these rows no longer; a batch of which nothing is left has come to its end."""
+        self.inflight.written(results)
+        for result in results:
+            if (batch := result.task.batch) is not None:
+                batch.left -= 1
+                if not batch.left:
+                    model = result.task.handler.model
+                    self.vitals.tally.count_batch(model, clock() - batch.began)
+
+    def _write_unlocked(self, results: list[Result], verb: "Verb") -> list[Result]:
+        """Write the rows that nobody has locked, and return all but the locked ones, which come round again."""
+        with dialect_for(connections[self.using]).own_transaction():
+            free, busy = lock_free([result.task.row for result in results])
+            if isinstance(results[0].outcome, Done):
+                held_up = results[0].task.handler.held_up(free)
+                free, busy = [row for row in free if row not in held_up], [*busy, *held_up]
+            unlocked, locked = _those_of(results, free), _those_of(results, busy)
+            if unlocked:
+                verb(self, unlocked)
+        for result in locked:
+            result.task.ending = False
+        self.inflight.postpone(locked, LOCKED)
+        decided = [result for result in results if result not in locked]
+        self._tell_lost(result for result in decided if result not in unlocked)
+        return decided
+
+    def _reaches_further(self, result: Result) -> bool:
+        """Say whether writing it may meet locks on other rows than its own: dependent ones, or a function's."""
+        if (
+            not isinstance(result.outcome, Done)
+            or dialect_for(connections[self.using]).has_one_writer
+        ):
+            return False
+        completion = policy_for(type(result.task.row)).completion
+        return not isinstance(completion, (Mark, Clear))
+
+    def _put_off(self, results: list[Result]) -> None:
+        """Find the rows that cannot be written for a lock elsewhere, and let them come round again alone."""
+        if len(results) == 1:
+            results[0].task.ending = False
+            self.inflight.postpone(results, LOCKED)
+            return
+        for result in results:
+            self._write([result], passing_over_locked=True)
+
+    def _refused(self, results: list[Result], error: Exception) -> None:
+        """Find the row whose result the database, or the policy's function, refuses: that is its own fault."""
+        if len(results) > 1:
+            for result in results:
+                self._write([result])
+        elif isinstance(results[0].outcome, Done):
+            raised = error.error if isinstance(error, CallRaised) else error
+            results[0].outcome = judged(results[0].task.row, raised)
+            self._write(results)
+        else:
+            broken(f"{named(results[0].task.row)}: what became of it could not be recorded", error)
+            self._let_go(results)
+
+    def _tell_lost(self, results: Iterable[Result]) -> None:
+        for result in results:
+            raised = getattr(result.outcome, "error", None)
+            error = raised if isinstance(raised, BaseException) else None
+            if result.task.claim.undecided:
+                _tell_undecided(result, error or "the answer to its COMMIT was lost")
+            else:
+                lost(result.task.row, "noticed when its result was written", error=error)
+
+    # The verbs
+
+    def _complete(self, results: list[Result]) -> None:
+        began = clock()
+        rows = [result.task.row for result in results]
+        try:
+            results[0].task.handler.complete(rows)
+        except ClaimLost as error:
+            self._completed(_those_of(results, error.written), clock() - began)
+            raise
+        self._completed(results, clock() - began)
+
+    def _completed(self, results: list[Result], seconds: float) -> None:
+        if results:
+            self.vitals.count_done(results[0].task.handler.model, len(results))
+            ran = sum(result.ran for result in results)
+            changed("completed", [result.task.row for result in results], seconds, ran=ran)
+
+    def _release(self, results: list[Result]) -> None:
+        began = clock()
+        rows = [result.task.row for result in results]
+        outcome: Any = results[0].outcome
+        try:
+            if outcome.apart:
+                self._rows(results)._set_apart(rows)
+            else:
+                self._rows(results).release(rows, delay=outcome.delay)
+        except ClaimLost as error:
+            self._released(error.written, clock() - began, outcome.reason)
+            raise
+        self._released(rows, clock() - began, outcome.reason)
+
+    def _released(self, rows: list[Any], seconds: float, why: str) -> None:
+        if rows:
+            changed("released", rows, seconds, why=why)
+
+    def _fail(self, results: list[Result]) -> None:
+        for result in results:
+            began, row = clock(), result.task.row
+            error: Any = result.outcome.error  # type: ignore[union-attr]
+            self._rows([result]).fail([row], error)
+            note_failure(self.vitals, row, error, clock() - began, ran=result.ran)
+
+    def _decide(self, results: list[Result]) -> None:
+        """Find out, by the token, whether a transaction was committed whose COMMIT was not answered."""
+        began = clock()
+        (result,) = results
+        undecided = result.outcome
+        assert isinstance(undecided, Undecided)
+        found = judge_after_lost_commit([result.task.row], patience=0)
+        if found.still_held:
+            result.outcome = undecided.otherwise
+            self._verbs[type(result.outcome)](self, results)
+        elif found.ours_complete:
+            self._completed(results, clock() - began)
+        else:
+            _tell_undecided(result, undecided.error)
+
+    def _nothing(self, results: list[Result]) -> None:
+        """Count what an atomic handler has completed itself."""
+        if isinstance(results[0].outcome, Settled) and results[0].outcome.completed:
+            self._completed(results, 0.0)
+
+    _verbs: "dict[type, Verb]" = {
+        Done: _complete,
+        PutBack: _release,
+        Failed: _fail,
+        Undecided: _decide,
+        Settled: _nothing,
+    }
+
+    def _rows(self, results: list[Result]) -> ClaimQuerySet[Any]:
+        return ClaimQuerySet(type(results[0].task.row))
+
+
+Verb = Callable[[Writer, list[Result]], None]
+
+
+def _tell_undecided(result: Result, error: BaseException | str) -> None:
+    broken(
+        f"{named(result.task.row)}: whether its transaction was committed cannot be told any more, so this run is not"
+        " repeated",
+        error,
+        event="undecided",
+        keys=[str(result.task.claim.pk)],
+    )
+
+
+def note_failure(
+    vitals: Vitals, row: Any, error: BaseException | str, seconds: float, *, ran: float
+) -> None:
+    """Count and log a failure that has just been written, by a statement of *seconds*."""
+    name, text = described(error)
+    final = row.__dict__.get(claim_columns(type(row)).status.attname) == Status.FAILED
+    vitals.count_error(type(row), f"{name}: {text}" if name else text, final=final)
+    raised = error if isinstance(error, BaseException) else None
+    failed(row, seconds, name, text, ran=ran, final=final, raised=raised)
+
+
+def _kind(result: Result) -> Any:
+    """Return what results have in common that one statement can write."""
+    outcome = result.outcome
+    if isinstance(outcome, (Done, PutBack, Settled)):
+        return type(result.task.row), outcome, result.locked
+    return id(result)
+
+
+def _those_of(results: list[Result], rows: Iterable[Any]) -> list[Result]:
+    wanted = {id(row) for row in rows}
+    return [result for result in results if id(result.task.row) in wanted]
