@@ -1,0 +1,138 @@
+"""What the control room records and tells of an act that gets only part of the way, or goes to several databases."""
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import InterfaceError, OperationalError, router
+from django.test import Client, override_settings
+from django.utils import timezone
+
+from django_taskclaim.admin.control_room import acts, asking, views
+from django_taskclaim.control.models import OperatorAct, WorkerOrder
+from django_taskclaim.querysets import ClaimQuerySet
+from django_taskclaim.switch import SwitchError
+from tests.admin.test_control_room_rights import OPERATE, failed, group, order_url, url, worker
+from tests.testapp.models import Photo
+
+pytestmark = pytest.mark.django_db(databases=["default", "other"])
+
+
+@pytest.fixture(autouse=True)
+def _nothing_known() -> Iterator[None]:
+    asking.forget()
+    yield
+    asking.forget()
+
+
+@pytest.mark.parametrize("kind", [OperationalError, InterfaceError])
+@override_settings(TASKCLAIM={"CHUNK_SIZE": 2})
+def test_a_retry_that_breaks_off_is_recorded_as_far_as_it_got(
+    login: Any, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+) -> None:
+    failed(Photo, 4)
+    real, calls = ClaimQuerySet.reset, []
+
+    def reset(self: Any, **options: Any) -> int:
+        calls.append(1)
+        if len(calls) == 2:
+            raise kind("the server went away")
+        return real(self, **options)
+
+    monkeypatch.setattr(ClaimQuerySet, "reset", reset)
+    client = login(*OPERATE)
+    answer = client.post(url("retry", group=group(Photo)), {"reason": "mended"}, follow=True)
+    assert "2 failed rows are open again. Then the database refused: the server" in (
+        answer.content.decode()
+    )
+    recorded = OperatorAct.objects.get()
+    assert (recorded.act, recorded.rows, recorded.reason) == ("reset", 2, "mended")
+
+
+@override_settings(TASKCLAIM={"CHUNK_SIZE": 2})
+def test_a_retry_without_patience_goes_on_where_it_stopped(
+    login: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed(Photo, 6, "another cause")
+    failed(Photo, 1)
+    monkeypatch.setattr(acts, "PATIENCE", -1)
+    client, address = login(*OPERATE), url("retry", group=group(Photo))
+    for _ in range(4):
+        answer = client.post(address, {"reason": ""})
+        address = answer.url
+        assert client.get(address).status_code == 200
+    assert Photo.objects.open().count() == 1
+
+
+def test_a_retry_does_not_go_on_from_what_others_made_up(login: Any) -> None:
+    failed(Photo, 3)
+    login(*OPERATE).post(url("retry", group=group(Photo)) + "?after=2:x", {"reason": ""})
+    assert Photo.objects.open().count() == 3
+
+
+def test_a_pause_is_recorded_on_every_database_that_it_was_done_on(login: Any) -> None:
+    login(*OPERATE).post(url("switch"), {"turn": "off", "reason": "deploy"})
+    for alias in ("default", "other"):
+        assert OperatorAct.objects.using(alias).get().act == "pause"
+
+
+@pytest.mark.parametrize("done", [["other"], []])
+def test_a_pause_that_reaches_one_database_of_two_is_recorded_there(
+    login: Any, monkeypatch: pytest.MonkeyPatch, done: list[str]
+) -> None:
+    def pause(model: Any, **options: Any) -> None:
+        raise SwitchError({"default": OperationalError("away")}, done)
+
+    monkeypatch.setattr(acts, "pause", pause)
+    answer = login(*OPERATE).post(url("switch"), {"turn": "off", "reason": ""}, follow=True)
+    assert "but not on default: away" in answer.content.decode()
+    assert not OperatorAct.objects.exists()
+    assert OperatorAct.objects.using("other").count() == len(done)
+
+
+@pytest.mark.parametrize("change", [{"batch_size": "7"}, {}])
+def test_where_routers_keep_the_tables_away_the_page_says_so(
+    boss: Client, monkeypatch: pytest.MonkeyPatch, change: dict[str, str]
+) -> None:
+    monkeypatch.setattr(router, "allow_migrate", lambda *args, **hints: False)
+    answer = boss.post(url("settings"), change)
+    assert answer.status_code == 200
+    assert "Orders and live settings need the tables of django_taskclaim.control" in (
+        answer.content.decode()
+    )
+
+
+def test_settings_that_the_database_refuses_are_shown_again(
+    boss: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: Any, **options: Any) -> None:
+        raise OperationalError("the disk is full")
+
+    monkeypatch.setattr(views, "change_settings", refuse)
+    text = boss.post(url("settings"), {"batch_size": "7"}).content.decode()
+    assert "he disk is full" in text
+    assert 'value="7"' in text
+
+
+def test_an_order_that_was_not_done_to_the_end_says_how_far_it_got(
+    boss: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = worker(seen_at=timezone.now() - timedelta(minutes=5))
+
+    def refuse(*args: Any, **options: Any) -> int:
+        raise OperationalError("the disk is full")
+
+    monkeypatch.setattr(ClaimQuerySet, "take_back", refuse)
+    answer = boss.post(order_url("release", known.name), {"reason": ""}, follow=True)
+    assert (
+        f"Of the silent worker process {known.name}, 0 rows were put back, and then refused: testapp.Photo:"
+        " the disk is full"
+    ) in answer.content.decode()
+    assert WorkerOrder.objects.get().done_at is not None
+
+
+@pytest.mark.parametrize("start", ["", "x;", "x\t", "x\n", "x\r"])
+@pytest.mark.parametrize("sign", ["=", "+", "-", "@", "\uff1d"])
+def test_no_part_of_a_cell_is_a_formula(start: str, sign: str) -> None:
+    assert acts._harmless(f"{start}{sign}1") == f"{start}'{sign}1"

@@ -1,0 +1,213 @@
+"""More models of the test app, for what no shape has: columns of every kind, joins that repeat rows, deep families.
+
+They live here because only these tests need them; being imported while tests are collected, they are
+known before the test databases are made.
+"""
+
+import uuid
+from typing import Any
+
+from django.core.files.storage import InMemoryStorage
+from django.db import models
+
+from django_taskclaim.models import TaskMixin
+from tests.testapp.models import Author, Child, Payload
+
+
+class ShoutedField(models.CharField):
+    """A field that prepares its own value, as fields of third parties do."""
+
+    def pre_save(self, model_instance: models.Model, add: bool) -> Any:
+        value = getattr(model_instance, self.attname).upper()
+        setattr(model_instance, self.attname, value)
+        return value
+
+
+class EveryField(TaskMixin):
+    """Columns whose values the databases want prepared in different ways."""
+
+    amount = models.DecimalField(max_digits=10, decimal_places=3, null=True)
+    reference = models.UUIDField(default=uuid.uuid4, null=True)
+    facts = models.JSONField(null=True)
+    blob = models.BinaryField(null=True)
+    moment = models.DateTimeField(null=True)
+    day = models.DateField(null=True)
+    span = models.DurationField(null=True)
+    ratio = models.FloatField(null=True)
+    flag = models.BooleanField(null=True)
+    big = models.BigIntegerField(null=True)
+    text = models.TextField(null=True)
+    shouted = ShoutedField(max_length=50, default="")
+    changed = models.DateTimeField(auto_now=True)
+    document = models.FileField(storage=InMemoryStorage(), max_length=100)
+    author = models.ForeignKey(Author, on_delete=models.CASCADE, null=True)
+
+    class Meta:
+        app_label = "testapp"
+
+
+class Label(models.Model):
+    name = models.CharField(max_length=20)
+
+    class Meta:
+        app_label = "testapp"
+
+
+class Labelled(TaskMixin, Payload):
+    """A join over its labels shows a row once for each of them."""
+
+    labels = models.ManyToManyField(Label)
+
+    class Meta:
+        app_label = "testapp"
+
+
+class OneToOneKey(TaskMixin, Payload):
+    """Its key is another table's."""
+
+    author = models.OneToOneField(Author, on_delete=models.CASCADE, primary_key=True)
+
+    class Meta:
+        app_label = "testapp"
+
+
+class OrderedParent(Payload):
+    class Meta:
+        app_label = "testapp"
+        ordering = ["-note"]
+
+
+class ChildOfOrdered(OrderedParent, TaskMixin):
+    """Ordering by the link to its parent would order by the parent's own ordering."""
+
+    class Meta:
+        app_label = "testapp"
+
+
+class GrandChild(Child):
+    """Two tables away from its claim columns."""
+
+    more = models.TextField(blank=True, default="")
+
+    class Meta:
+        app_label = "testapp"
+
+
+class GrandChildProxy(GrandChild):
+    class Meta:
+        app_label = "testapp"
+        proxy = True
+
+
+class Labour(TaskMixin, Payload):
+    """Keeps ``complete`` for itself."""
+
+    complete = models.BooleanField(default=False)
+
+    class Meta:
+        app_label = "testapp"
+
+
+class Parcel(TaskMixin, Payload):
+    """Other rows look at it, so that deleting it concerns them."""
+
+    weight = models.DecimalField(max_digits=6, decimal_places=2, default=1)
+    facts = models.JSONField(null=True)
+
+    class Meta:
+        app_label = "testapp"
+
+
+class Stamp(models.Model):
+    """Goes with its parcel."""
+
+    parcel = models.ForeignKey(Parcel, on_delete=models.CASCADE)
+
+    class Meta:
+        app_label = "testapp"
+
+
+class Complaint(models.Model):
+    """Outlives its parcel."""
+
+    parcel = models.ForeignKey(Parcel, on_delete=models.SET_NULL, null=True)
+
+    class Meta:
+        app_label = "testapp"
+
+
+class Receipt(models.Model):
+    """Keeps its parcel from being deleted."""
+
+    parcel = models.ForeignKey(Parcel, on_delete=models.PROTECT)
+
+    class Meta:
+        app_label = "testapp"
+
+
+class Front(models.Model):
+    front_key = models.AutoField(primary_key=True)
+
+    class Meta:
+        app_label = "testapp"
+
+
+class Back(models.Model):
+    back_key = models.AutoField(primary_key=True)
+
+    class Meta:
+        app_label = "testapp"
+
+
+class Sheet(Front, Back, TaskMixin, Payload):
+    """Has two parents, so two keys that differ."""
+
+    class Meta:
+        app_label = "testapp"
+
+
+class Archived(models.Model):
+    """What archives of several shapes have in common."""
+
+    note = models.TextField()
+    counter = models.IntegerField()
+    status = models.CharField(max_length=20)
+    claimed_by = models.CharField(max_length=200)
+    completed_at = models.DateTimeField()
+    archived_at = models.DateTimeField(auto_now_add=True)
+    reason = models.CharField(max_length=20, default="done")
+    seen = models.BooleanField(null=True)
+    kind = models.CharField(max_length=20, db_default="plain")
+
+    class Meta:
+        abstract = True
+        app_label = "testapp"
+
+
+class ParcelArchive(Archived):
+    weight = models.DecimalField(max_digits=6, decimal_places=2)
+    facts = models.JSONField(null=True)
+
+    class Meta:
+        app_label = "testapp"
+
+
+class CompositeArchive(Archived):
+    """Has a key of its own, and the parts of the other as plain columns."""
+
+    number_kept = models.BigAutoField(primary_key=True)
+    tenant = models.IntegerField()
+    number = models.IntegerField()
+
+    class Meta:
+        app_label = "testapp"
+
+
+class ChildArchive(Archived):
+    """One table for what was in two."""
+
+    id = models.BigIntegerField(primary_key=True)
+    extra = models.TextField()
+
+    class Meta:
+        app_label = "testapp"

@@ -1,0 +1,254 @@
+"""What the tests of behaviour ask of a database beside the verbs: rows as stored, other sessions, threads."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+from django.db import connection, connections, models
+
+#: A little more than any healthy statement needs on a busy machine; no test waits that long when all is well.
+DEADLINE = 20
+
+ROW_LOCKS = connection.features.has_select_for_update
+
+
+# Rows as they are stored
+
+
+def names(model: Any) -> dict[str, str]:
+    """Return the claim columns that *model* has: role to field name."""
+    present = {field.name for field in model._meta.concrete_fields}
+    return {role: name for role, name in model.claim_fields.items() if name in present}
+
+
+def has(model: Any, *roles: str) -> bool:
+    return set(roles) <= set(names(model))
+
+
+def fresh(row: Any) -> Any:
+    """Read the row anew, whatever its manager hides; it carries no claim."""
+    return type(row)._base_manager.using(row._state.db).get(pk=row.pk)
+
+
+def facts(row: Any) -> SimpleNamespace:
+    """Return the stored claim columns of a row by their roles."""
+    again = fresh(row)
+    return SimpleNamespace(
+        **{role: getattr(again, name) for role, name in names(type(row)).items()}
+    )
+
+
+def stored(row: Any, key: Any = None) -> dict[str, Any]:
+    """Return every column of the row, on every table that it has one on, as the driver gives it.
+
+    An empty dictionary for a row that is gone. The values are what "byte for byte" compares.
+    """
+    using = row._state.db or "default"
+    columns: dict[str, Any] = {}
+    for model in tables_of(type(row)):
+        fields = list(model._meta.pk_fields)
+        values = key or row.pk
+        values = values if len(fields) > 1 else (values,)
+        where = " AND ".join(f"{quoted(field.column, using)} = %s" for field in fields)
+        bound = [
+            field.get_db_prep_value(value, connections[using])
+            for field, value in zip(fields, values, strict=True)
+        ]
+        with connections[using].cursor() as cursor:
+            cursor.execute(f"SELECT * FROM {table_of(model, using)} WHERE {where}", bound)
+            found = cursor.fetchall()
+            for one in found:
+                for description, value in zip(cursor.description, one, strict=True):
+                    plain = bytes(value) if isinstance(value, memoryview) else value
+                    columns[f"{model.__name__}.{description[0]}"] = plain
+    return columns
+
+
+def tables_of(model: Any) -> list[Any]:
+    concrete = model._meta.concrete_model
+    return [concrete, *concrete._meta.all_parents]
+
+
+def owner_of(model: Any) -> Any:
+    """Return the model on whose table the claim columns are."""
+    return model._meta.get_field(names(model)["status"]).model
+
+
+def quoted(name: str, using: str = "default") -> str:
+    return connections[using].ops.quote_name(name)
+
+
+def table_of(model: Any, using: str = "default") -> str:
+    return quoted(model._meta.db_table, using)
+
+
+def execute(statement: str, params: Any = (), using: str = "default") -> int:
+    """Send a statement as any client of the database may; names keep their doubled percent signs."""
+    with connections[using].cursor() as cursor:
+        cursor.execute(statement, tuple(params))
+        return int(cursor.rowcount)
+
+
+def set_raw(row: Any, role: str, expression: str, params: Any = ()) -> None:
+    """Write one claim column behind the back of everything."""
+    using = row._state.db or "default"
+    owner = owner_of(type(row))
+    column = quoted(owner._meta.get_field(names(type(row))[role]).column, using)
+    fields = list(owner._meta.pk_fields)
+    key = row.pk if len(fields) > 1 else (row.pk,)
+    where = " AND ".join(f"{quoted(field.column, using)} = %s" for field in fields)
+    bound = [
+        field.get_db_prep_value(value, connections[using])
+        for field, value in zip(fields, key, strict=True)
+    ]
+    written = execute(
+        f"UPDATE {table_of(owner, using)} SET {column} = {expression} WHERE {where}",
+        [*params, *bound],
+        using,
+    )
+    assert written == 1
+
+
+def clock(offset: str, using: str = "default") -> str:
+    """Return the database's clock moved by *offset* ("+5 MINUTE"), in the form that moments are stored in."""
+    sign, number, unit = offset[0], *offset[1:].split()
+    return {
+        "postgresql": f"(STATEMENT_TIMESTAMP() {sign} INTERVAL '{number} {unit}')",
+        "mysql": f"(UTC_TIMESTAMP(6) {sign} INTERVAL {number} {unit})",
+        "sqlite": f"STRFTIME('%%Y-%%m-%%d %%H:%%M:%%f', 'now', '{sign}{number} {unit}')",
+    }[connections[using].vendor]
+
+
+# Others
+
+
+def lose(row: Any, to: str = "user:next") -> Any:
+    """Let the lease lapse, the reaper act and another holder claim the row; return it as that one has it."""
+    model = type(row)
+    set_raw(row, "expires_at", clock("-1 HOUR"))
+    assert model.objects.release_expired() == 1
+    (taken,) = model.objects.claim_batch(1, claimed_by=to)
+    assert taken.pk == row.pk
+    return taken
+
+
+class Rival:
+    """Another session on the same database, for what only a second connection can do."""
+
+    def __init__(self) -> None:
+        self.connection = connections.create_connection("default")
+
+    def execute(self, statement: str, params: Any = ()) -> int:
+        with self.connection.cursor() as cursor:
+            cursor.execute(statement, tuple(params))
+            return int(cursor.rowcount)
+
+    def lock(self, *rows: Any) -> None:
+        """Lock the rows' claim table until ``let_go``."""
+        if self.connection.get_autocommit():
+            self.connection.set_autocommit(
+                False, force_begin_transaction_with_broken_autocommit=True
+            )
+        for row in rows:
+            owner = owner_of(type(row))
+            field = owner._meta.pk
+            self.execute(
+                f"SELECT 1 FROM {table_of(owner)} WHERE {quoted(field.column)} = %s FOR UPDATE",
+                [field.get_db_prep_value(row.pk, self.connection)],
+            )
+
+    def let_go(self) -> None:
+        if not self.connection.get_autocommit():
+            self.connection.rollback()
+            self.connection.set_autocommit(True)
+
+    def close(self) -> None:
+        self.connection.close()
+
+
+def wait_for(state: Callable[[], Any], every: float = 0.01) -> Any:
+    """Return what *state* says as soon as that is true; fail after the deadline."""
+    end = time.monotonic() + DEADLINE
+    while not (answer := state()):
+        assert time.monotonic() < end, "the state awaited did not come"
+        time.sleep(every)
+    return answer
+
+
+def elsewhere(function: Callable[..., Any], *args: Any) -> "Future[Any]":
+    """Run *function* in a thread, so on connections of its own that are closed in the end."""
+    future: Future[Any] = Future()
+
+    def run() -> None:
+        # Closed before anybody hears of the end: what comes next must not meet this session.
+        try:
+            try:
+                result = function(*args)
+            finally:
+                connections.close_all()
+        except BaseException as error:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
+
+
+def at_once(*functions: Callable[[], Any], seconds: float = DEADLINE * 3) -> list[Any]:
+    """Run all *functions* in threads that start together and return their results in order, after *seconds* at most."""
+    gate = threading.Barrier(len(functions))
+
+    def started(function: Callable[[], Any]) -> Any:
+        connections["default"].ensure_connection()
+        gate.wait(DEADLINE)
+        return function()
+
+    futures = [elsewhere(started, function) for function in functions]
+    return [future.result(seconds) for future in futures]
+
+
+@contextmanager
+def held_open(function: Callable[[], Any]) -> Iterator[Any]:
+    """Run *function* in a transaction of another session that stays open for the length of the block."""
+    from django.db import transaction
+
+    done: Future[Any] = Future()
+    leave = threading.Event()
+
+    def run() -> None:
+        try:
+            with transaction.atomic():
+                done.set_result(function())
+                leave.wait(DEADLINE * 3)
+                transaction.set_rollback(True)
+        except BaseException as error:
+            if not done.done():
+                done.set_exception(error)
+
+    session = elsewhere(run)
+    try:
+        yield done.result(DEADLINE)
+    finally:
+        leave.set()
+        session.result(DEADLINE)
+
+
+def claimable_rows(model: type[models.Model], n: int, **values: Any) -> None:
+    """Insert many rows quickly, as a migration or another program would: past our manager.
+
+    Only for models whose keys the database gives.
+    """
+    first = min(n, 250)
+    models.QuerySet(model).bulk_create([model(**values) for _ in range(first)])
+    fields = [field for field in model._meta.concrete_fields if not field.primary_key]
+    columns = ", ".join(quoted(field.column) for field in fields)
+    while first < n:
+        more = min(first, n - first)
+        table = table_of(model)
+        execute(f"INSERT INTO {table} ({columns}) SELECT {columns} FROM {table} LIMIT {more}")
+        first += more

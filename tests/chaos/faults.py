@@ -1,0 +1,294 @@
+"""What is done to the workers. Each fault is a function of the run; some end by themselves after a while."""
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from django.db import Error, connection, connections, transaction
+
+from django_taskclaim.switch import pause, resume
+from tests.chaos.app.models import Work
+from tests.chaos.crew import Worker, is_running, is_stopped
+from tests.chaos.records import act, leave, orphans
+from tests.sessions import end_session, other_sessions
+from tests.worker.test_stampede import write_lock_is_free
+
+if TYPE_CHECKING:
+    from tests.chaos.run import Run
+
+Fault = Callable[["Run"], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A fault, how often it comes beside the others, and what it needs."""
+
+    fault: Fault
+    weight: int
+    needs: str = ""
+
+
+KINDS: dict[str, Kind] = {}
+
+
+def fault(weight: int, needs: str = "") -> Callable[[Fault], Fault]:
+    """Register a fault: *needs* names what some surroundings lack (sessions, row_locks, proxy, server)."""
+
+    def register(function: Fault) -> Fault:
+        KINDS[function.__name__] = Kind(function, weight, needs)
+        return function
+
+    return register
+
+
+def victim(
+    run: "Run", *, in_process: bool | None = None, proxied: bool | None = None, idle: bool = False
+) -> Worker:
+    """Choose a worker that holds rows, or with *idle* any, even while it starts; LookupError where none is fit."""
+    working = set() if idle else holders()
+    fit = [
+        worker
+        for worker in run.crew.victims()
+        if in_process in (None, worker.seat.in_process)
+        and proxied in (None, worker.seat.proxied)
+        and (idle or worker.name in working)
+    ]
+    if not fit:
+        raise LookupError("everybody is dead, frozen or leaving")
+    return run.rng.choice(fit)
+
+
+def holders() -> set[str]:
+    """Return the names of the workers that hold rows now."""
+    held = Work.objects.filter(status="processing").values_list("claimed_by", flat=True)
+    return {holder.partition(".")[0] + "." for holder in held.distinct()}
+
+
+def claiming_pid(worker: Worker) -> int:
+    pid = worker.claiming_pid()
+    if pid is None:
+        raise LookupError("its child has not started yet")
+    return pid
+
+
+# Deaths
+
+
+def _kill(run: "Run", worker: Worker) -> None:
+    os.kill(claiming_pid(worker), signal.SIGKILL)
+    orphans("kill", worker.name, run.bounds.kill)
+
+
+@fault(weight=6)
+def kill_child(run: "Run") -> None:
+    _kill(run, victim(run, in_process=False))
+
+
+@fault(weight=3)
+def kill_in_process(run: "Run") -> None:
+    _kill(run, victim(run, in_process=True))
+
+
+@fault(weight=3)
+def kill_supervisor(run: "Run") -> None:
+    """Its child claims nothing after 3 seconds, which the oracle sees, and is gone after 8, which is seen here."""
+    worker = victim(run, in_process=False)
+    child = claiming_pid(worker)
+    stood_still = run.stalls.total
+    with act("kill_supervisor", worker.name):
+        os.kill(worker.process.pid, signal.SIGKILL)
+
+    def look(allowed: float = 0.0) -> None:
+        if (more := run.stalls.total - stood_still - allowed) > 0:
+            run.after(more, lambda: look(allowed + more), ends=False)
+        elif is_running(child):
+            run.complaints.append(f"a child of {worker} outlived its supervisor by 8 seconds")
+            worker.tell_where_it_is()
+
+    run.after(8.0, look, ends=False)
+
+
+@fault(weight=4)
+def sigterm(run: "Run") -> None:
+    worker = victim(run, idle=run.rng.random() < 0.3)
+    worker.busy = True
+    worker.process.terminate()
+
+    def look() -> None:
+        if worker.alive:
+            run.complaints.append(f"{worker} was still there {run.bounds.stop} s after SIGTERM")
+            worker.tell_where_it_is()
+
+    run.after(run.bounds.stop, look, ends=False)
+
+
+@fault(weight=4)
+def freeze(run: "Run") -> None:
+    """SIGSTOP, from a moment to past the time in which others must have got the rows, then SIGCONT."""
+    worker = victim(run)
+    pid = claiming_pid(worker)
+    long = run.rng.random() < 0.3
+    seconds = run.bounds.freeze + 1 if long else run.rng.uniform(0.2, 2.0) * run.plan.lease
+    _stop(pid)
+    worker.busy = True
+    if long and connection.vendor != "sqlite":
+        orphans("freeze", worker.name, run.bounds.freeze)
+
+    def thaw() -> None:
+        worker.busy = False
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+    run.after(seconds, thaw)
+
+
+def _stop(pid: int) -> None:
+    """Freeze the process; on SQLite not while it holds the one write lock, which nobody could then take from it."""
+    while True:
+        os.kill(pid, signal.SIGSTOP)
+        # A thread that is in the kernel may still get the lock before it stops.
+        while not is_stopped(pid):
+            time.sleep(0.01)
+        if connection.vendor != "sqlite" or write_lock_is_free():
+            return
+        os.kill(pid, signal.SIGCONT)
+        time.sleep(0.05)
+
+
+# The database
+
+
+@fault(weight=4, needs="sessions")
+def cut_sessions(run: "Run") -> None:
+    """End some sessions of workers, whatever they are doing."""
+    sessions = other_sessions()
+    for number in run.rng.sample(sessions, min(len(sessions), run.rng.randint(1, 3))):
+        end_session(number)
+
+
+@fault(weight=3, needs="row_locks")
+def deadlock(run: "Run") -> None:
+    """Lock rows that are being worked on from the highest key down, as none of our statements does."""
+    keys = list(
+        Work.objects.filter(status="processing").order_by("-pk").values_list("pk", flat=True)[:20]
+    )
+
+    def lock() -> None:
+        with contextlib.suppress(Error), transaction.atomic():
+            for key in keys:
+                list(Work.objects.select_for_update().filter(pk=key))
+                time.sleep(0.01)
+        connections.close_all()
+
+    threading.Thread(target=lock, daemon=True).start()
+
+
+@fault(weight=1, needs="server")
+def crash_server(run: "Run") -> None:
+    """Kill the server itself; what the workers held is judged by the time of its return."""
+    assert run.server is not None
+    down = time.monotonic()
+    run.server.crash()
+    connection.close()
+    time.sleep(run.rng.uniform(0.5, 2 * run.plan.lease))
+    run.server.restart()
+    run.connect_again()
+    leave(time.monotonic() - down + 10)
+    run.calm_down(10)
+
+
+# The network
+
+
+def _network(run: "Run", word: str, seconds: float) -> None:
+    assert run.proxy is not None
+    run.proxy.tell(word)
+    for worker in run.crew.workers:
+        worker.busy = worker.busy or worker.seat.proxied
+    run.after(seconds, lambda: _restore(run))
+
+
+def _restore(run: "Run") -> None:
+    assert run.proxy is not None
+    run.proxy.tell("pass")
+    for worker in run.crew.workers:
+        worker.busy = worker.busy and not worker.seat.proxied
+
+
+@fault(weight=3, needs="proxy")
+def network_hangs(run: "Run") -> None:
+    victim(run, proxied=True)
+    _network(run, "hang", run.rng.uniform(0.3, 3.0) * run.plan.lease)
+
+
+@fault(weight=2, needs="proxy")
+def network_refuses(run: "Run") -> None:
+    victim(run, proxied=True)
+    _network(run, "refuse", run.rng.uniform(0.3, 3.0) * run.plan.lease)
+
+
+@fault(weight=2, needs="proxy")
+def network_delays(run: "Run") -> None:
+    victim(run, proxied=True)
+    _network(run, "delay", run.rng.uniform(0.3, 2.0) * run.plan.lease)
+
+
+@fault(weight=3, needs="proxy")
+def network_resets(run: "Run") -> None:
+    victim(run, proxied=True)
+    assert run.proxy is not None
+    run.proxy.tell("reset")
+
+
+@fault(weight=5, needs="proxy")
+def commit_answer_lost(run: "Run") -> None:
+    """The next COMMIT of a proxied worker succeeds, and its worker never hears of it."""
+    victim(run, proxied=True)
+    assert run.proxy is not None
+    run.proxy.tell("swallow")
+
+
+# People
+
+
+@fault(weight=3)
+def pause_and_resume(run: "Run") -> None:
+    if run.paused is not None:
+        raise LookupError("paused already")
+    pause(Work, by="chaos", using="default")
+    run.paused = act("pause")
+    run.paused.__enter__()
+    run.after(run.rng.uniform(0.5, 2.0), lambda: unpause(run))
+
+
+def unpause(run: "Run") -> None:
+    if run.paused is not None:
+        run.paused.__exit__(None, None, None)
+        run.paused = None
+        resume(Work, using="default")
+
+
+@fault(weight=2)
+def pause_rows(run: "Run") -> None:
+    some = list(Work.objects.open().filter(wanted=True).values_list("pk", flat=True)[:50])
+    Work.objects.filter(pk__in=some).pause_rows()
+    run.after(1.0, lambda: Work.objects.filter(pk__in=some).resume_rows())
+
+
+@fault(weight=3)
+def reset_rows(run: "Run") -> None:
+    """An operator puts rows back whatever they are doing, complete ones and running ones too."""
+    with act("reset"):
+        keys = [*_some("complete", 30), *_some("processing", 10), *_some("failed", 5)]
+        Work.objects.filter(pk__in=keys, wanted=True).exclude(act="die").reset(
+            complete=True, running=True
+        )
+
+
+def _some(status: str, n: int) -> Iterator[int]:
+    return iter(Work.objects.filter(status=status).values_list("pk", flat=True)[:n])

@@ -1,0 +1,329 @@
+"""One run: a database of its own, workers, faults by a plan that the seed decides, a drain, and the oracle's word."""
+
+import heapq
+import itertools
+import os
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from django.db import Error, connection, connections
+
+from tests import servers
+from tests.chaos import ledger, sql
+from tests.chaos.app.models import Act, Effect, History, Orphan, Resource, Work
+from tests.chaos.crew import FAKETIME, Crew, Seat
+from tests.chaos.faults import KINDS, unpause
+from tests.chaos.oracle import Offences, Rules, offences
+from tests.chaos.proxy import ProxyProcess
+from tests.chaos.records import leave
+from tests.chaos.servers import Server
+from tests.chaos.stalls import Stalls
+
+#: What rows ask for, and how often in a thousand; the others just work.
+ACTS = {
+    "save": 50.0,
+    "fail:1": 2.0,
+    "fail": 0.5,
+    "later:2": 2.0,
+    "permanent": 0.5,
+    "deadlock": 1.0,
+    "swallow": 1.0,
+    "sleep:0.5": 0.5,
+}
+#: Rows that kill their worker, a minute.
+POISON_A_MINUTE = 2
+#: Rows kept waiting for the workers, in batches, and rows added at a time.
+BACKLOG, FEED = 60, 20
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What was asked for."""
+
+    seconds: float
+    seed: int
+    mode: str = "plain"
+    #: Add no more rows than this, and end when they are done; None for as many as the time allows.
+    rows: int | None = None
+    batch_size: int = 50
+    lease: float = 2.5
+    reaper: float = 0.5
+    grace: float = 3.0
+    #: Mean pause between two faults.
+    every: float = 0.8
+    drain: float = 300.0
+    #: The kinds of faults, all that the surroundings allow where it is empty.
+    only: tuple[str, ...] = ()
+    #: How often a row's handler does something odd, against the usual share of them.
+    oddity: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """How long things may take, in seconds (DESIGN §5, promise 7)."""
+
+    kill: float
+    freeze: float
+    stop: float
+
+    @classmethod
+    def of(cls, plan: Plan) -> "Bounds":
+        return cls(
+            kill=plan.lease + plan.reaper + 2,
+            # Servers count idle time in whole seconds, and look only now and then.
+            freeze=2 * plan.lease + plan.reaper + 4,
+            stop=plan.grace + 10,
+        )
+
+
+@dataclass(slots=True)
+class Run:
+    """The workers and what is done to them."""
+
+    plan: Plan
+    crew: Crew
+    rng: random.Random
+    proxy: ProxyProcess | None
+    server: Server | None
+    faults: "Counter[str]" = field(default_factory=Counter)
+    complaints: list[str] = field(default_factory=list)
+    paused: AbstractContextManager[None] | None = None
+    stalls: Stalls = field(default_factory=Stalls)
+    #: Actions to come, by the moment they are due; those that end a fault may be done before.
+    _due: list[tuple[float, int, bool, Callable[[], object]]] = field(default_factory=list)
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
+    _next_fault: float = 0.0
+    _added: int = 0
+
+    @property
+    def bounds(self) -> Bounds:
+        return Bounds.of(self.plan)
+
+    # What faults ask of it
+
+    def after(self, seconds: float, action: Callable[[], object], *, ends: bool = True) -> None:
+        """Do *action* so many seconds from now; if it *ends* something, when the run drains at the latest."""
+        moment = time.monotonic() + seconds
+        heapq.heappush(self._due, (moment, next(self._numbers), ends, action))
+
+    def calm_down(self, seconds: float) -> None:
+        """Let the workers recover before the next fault."""
+        self._next_fault = time.monotonic() + seconds
+
+    def connect_again(self) -> None:
+        """Return when the database answers again."""
+        end = time.monotonic() + 60
+        while True:
+            try:
+                return sql.execute(connection, "SELECT 1") and None
+            except Error:
+                connection.close()
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.1)
+
+    # The run
+
+    def go(self) -> None:
+        """Let things go wrong for as long as the plan says, and then let everything that is left be done."""
+        began = time.monotonic()
+        poison = [
+            self.plan.seconds * self.rng.random() / 2
+            for _ in range(round(self.plan.seconds / 60 * POISON_A_MINUTE))
+        ]
+        for moment in poison:
+            self.after(moment, lambda: Work.objects.bulk_create([Work(act="die")]))
+        self.calm_down(3)
+        fed = 0.0
+        while time.monotonic() - began < self.plan.seconds and not self._is_done():
+            self.crew.fill()
+            self._act_when_due()
+            if time.monotonic() > fed:
+                self._feed()
+                fed = time.monotonic() + 0.3
+            if self._kinds and time.monotonic() > self._next_fault:
+                self._fault()
+            self._allow_for_stalls()
+            time.sleep(0.02)
+        self._drain()
+
+    def _allow_for_stalls(self) -> None:
+        """Give the claims of the lately dead as much more time as the machine has kept from the living."""
+        if stood_still := self.stalls.since_last_asked():
+            self._due_now(lambda: leave(stood_still))
+
+    def _is_done(self) -> bool:
+        return self.plan.rows is not None and self._added >= self.plan.rows and not waiting()
+
+    def _act_when_due(self) -> None:
+        while self._due and self._due[0][0] <= time.monotonic():
+            self._due_now(heapq.heappop(self._due)[-1])
+
+    def _end_faults(self) -> None:
+        """Do now whatever ends a fault."""
+        endings = [action for _, _, ends, action in sorted(self._due) if ends]
+        self._due = [entry for entry in sorted(self._due) if not entry[2]]
+        for action in endings:
+            self._due_now(action)
+
+    def _due_now(self, action: Callable[[], object]) -> None:
+        try:
+            action()
+        except Error:
+            # The server is away, or a fault has met our own session: again when it answers.
+            self.connect_again()
+            action()
+
+    def _feed(self) -> None:
+        left = FEED * self.plan.batch_size
+        if self.plan.rows is not None:
+            left = min(left, self.plan.rows - self._added)
+        if left <= 0 or waiting() > BACKLOG * self.plan.batch_size:
+            return
+        odd = [weight * self.plan.oddity for weight in ACTS.values()]
+        acts = self.rng.choices([*ACTS, "work"], [*odd, 1000 - sum(odd)], k=left)
+        rows = [Work(act=act, priority=self.rng.choice([0, 0, 0, 1])) for act in acts]
+        # Not ours to do.
+        rows.append(Work(wanted=False))
+        Work.objects.bulk_create(rows)
+        self._added += left
+
+    def _fault(self) -> None:
+        name = self.rng.choices(self._kinds, [KINDS[kind].weight for kind in self._kinds])[0]
+        self.calm_down(self.rng.expovariate(1 / self.plan.every))
+        try:
+            KINDS[name].fault(self)
+        except (LookupError, ProcessLookupError):
+            # Nobody it could be done to; the next one comes soon.
+            self.calm_down(0.05)
+        else:
+            self.faults[name] += 1
+
+    @property
+    def _kinds(self) -> list[str]:
+        wanted = self.plan.only or tuple(KINDS)
+        return [name for name in wanted if KINDS[name].needs not in self.lacks]
+
+    @property
+    def lacks(self) -> set[str]:
+        """Return what these surroundings cannot do, so that the summary can say what was left out."""
+        missing = {
+            "sessions": connection.vendor == "sqlite",
+            "row_locks": not connection.features.has_select_for_update,
+            "proxy": self.proxy is None,
+            "server": self.server is None,
+        }
+        return {name for name, lacking in missing.items() if lacking}
+
+    def _drain(self) -> None:
+        """End every fault, let the workers do what is left, and stop them."""
+        self._end_faults()
+        for worker in self.crew.workers:
+            worker.signal_group(signal.SIGCONT)
+        unpause(self)
+        Work.objects.filter(wanted=True).resume_rows()
+        end = time.monotonic() + self.plan.drain
+        while time.monotonic() < end and (self._due or waiting()):
+            self._act_when_due()
+            self.crew.fill()
+            self._allow_for_stalls()
+            time.sleep(0.1)
+        self.crew.stop()
+        self._allow_for_stalls()
+
+
+def waiting() -> int:
+    """Return how many rows are still to be done."""
+    return Work.objects.filter(wanted=True, status__in=["open", "processing"]).count()
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a run ended with."""
+
+    run: Run
+    rules: Rules
+    offences: Offences
+    seconds: float
+
+
+def carry_out(plan: Plan, server: Server | None, log: Path) -> Outcome:
+    """Do the run on the database that Django is set up with."""
+    began = time.monotonic()
+    with ExitStack() as stack:
+        stack.enter_context(prepared())
+        proxy = stack.enter_context(_proxy()) if connection.vendor != "sqlite" else None
+        rng = random.Random(plan.seed)
+        crew = _crew(plan, rng, proxy, log)
+        stack.callback(crew.end)
+        run = Run(plan, crew, rng, proxy, server)
+        stack.enter_context(run.stalls)
+        run.go()
+        rules = Rules(
+            plan.lease,
+            plan.reaper,
+            plan.batch_size,
+            atomic=plan.mode.startswith("atomic"),
+            batch=plan.mode.endswith("batch"),
+        )
+        return Outcome(run, rules, offences(rules), time.monotonic() - began)
+
+
+@contextmanager
+def prepared() -> Iterator[None]:
+    """Empty the tables and put the triggers on for the length of the block."""
+    sql.uninstall()
+    for model in (Work, History, Effect, Act, Orphan, Resource):
+        model._base_manager.all()._raw_delete("default")
+    Resource.objects.bulk_create([Resource(pk=1), Resource(pk=2)])
+    ledger.prepare()
+    sql.install()
+    try:
+        yield
+    finally:
+        sql.uninstall()
+        ledger.drop()
+
+
+def _proxy() -> ProxyProcess:
+    settings = connections["default"].settings_dict
+    default = {"postgresql": 5432, "mysql": 3306}[connection.vendor]
+    return ProxyProcess(settings["HOST"] or "127.0.0.1", int(settings["PORT"] or default))
+
+
+def _crew(plan: Plan, rng: random.Random, proxy: ProxyProcess | None, log: Path) -> Crew:
+    settings = dict(connections["default"].settings_dict)
+    url = servers.url_of(settings)
+    proxied = None
+    if proxy is not None:
+        # Encrypted, no answer could be told from another.
+        plain = "?sslmode=disable" if connection.vendor == "postgresql" else ""
+        through = settings | {"HOST": "127.0.0.1", "PORT": str(proxy.port)}
+        proxied = servers.url_of(through) + plain
+    env = {
+        **os.environ,
+        "DJANGO_SETTINGS_MODULE": "tests.settings",
+        "DATABASE_URL": url,
+        "OTHER_DATABASE_URL": url,
+        "TASKCLAIM_TEST_REAPER_INTERVAL": str(plan.reaper),
+        "TASKCLAIM_CHAOS_MODE": plan.mode,
+        "TASKCLAIM_CHAOS_TIMEOUT": str(plan.lease / 4 if connection.vendor == "sqlite" else 60),
+    }
+    options = ["--lease", str(plan.lease), "--grace", str(plan.grace), "--poll", "0.2"]
+    options += ["--batch-size", str(plan.batch_size)]
+    seats = [
+        Seat(calm=True),
+        Seat(),
+        Seat(threads=3),
+        Seat(in_process=True),
+        *([Seat(proxied=True), Seat(proxied=True, in_process=True)] if proxy is not None else []),
+    ]
+    # The clock of SQLite is that of its process, so there only Python's may be wrong.
+    fake = FAKETIME is not None and connection.vendor != "sqlite"
+    return Crew(seats, env, proxied, options, rng, log, may_fake_time=fake)

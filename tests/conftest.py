@@ -1,0 +1,91 @@
+"""What every test may count on: a database that answers, and processes that find the same one."""
+
+import os
+import zlib
+
+import pytest
+from django.db import connections
+
+from tests import servers
+
+server_key = pytest.StashKey[str]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Stop the run at once where ``DATABASE_URL`` names a server that does not answer."""
+    if hasattr(config, "workerinput"):
+        return  # the controlling process has looked already
+    try:
+        config.stash[server_key] = server_version()
+    except connections["default"].Database.Error as error:
+        raise pytest.UsageError(
+            f"DATABASE_URL names {servers.public_url()}, and no database answers there: {error}"
+        ) from error
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    import django_taskclaim
+
+    version = config.stash.get(server_key, "")
+    return [f"database: {version}", f"django_taskclaim: {django_taskclaim.__path__[0]}"]
+
+
+#: How many lines of tests that start processes pytest-xdist may run side by side: they wait more than they compute.
+LINES = 3
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests that start processes, and let them stand in line, also where pytest-xdist runs others beside them."""
+    for item in items:
+        starts = "process_env" in getattr(item, "fixturenames", ())
+        if starts or item.get_closest_marker("processes"):
+            item.add_marker(pytest.mark.processes)
+            number = zlib.crc32(item.name.encode()) % LINES
+            item.add_marker(pytest.mark.xdist_group(f"processes-{number}"))
+            if item.get_closest_marker("timeout") is None:
+                # An interpreter that starts takes its time where others are beside it, and some tests start several.
+                item.add_marker(pytest.mark.timeout(300))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    from tests.factories import start_over
+
+    start_over()
+
+
+def server_version(alias: str = "default") -> str:
+    """Return what the database of *alias* says of itself, over a connection of its own.
+
+    It connects to the server rather than to the database that the URL names: the test database is
+    created beside that one, which need not exist.
+    """
+    wrapper = connections.create_connection(alias)
+    query = "SELECT version()"
+    if wrapper.vendor == "sqlite":
+        query = "SELECT 'SQLite ' || sqlite_version()"
+    else:
+        wrapper.settings_dict = {**wrapper.settings_dict, "NAME": None}
+    connection = wrapper.get_new_connection(wrapper.get_connection_params())
+    try:
+        cursor = connection.cursor()
+        cursor.execute(query)
+        version = str(cursor.fetchone()[0])
+    finally:
+        connection.close()
+    if wrapper.vendor == "mysql" and "MariaDB" not in version:
+        return f"MySQL {version}"
+    return version
+
+
+@pytest.fixture
+def process_env(transactional_db: None) -> dict[str, str]:
+    """Environment of a real process that shall work on the test databases.
+
+    ``subprocess.Popen([sys.executable, "-m", "django", "claimworker", …], env=process_env)``
+    """
+    env = dict(os.environ)
+    env["DJANGO_SETTINGS_MODULE"] = "tests.settings"
+    env["DATABASE_URL"] = servers.url_of(connections["default"].settings_dict)
+    env["OTHER_DATABASE_URL"] = servers.url_of(connections["other"].settings_dict)
+    env["PYTHONUNBUFFERED"] = "1"
+    return env

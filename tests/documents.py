@@ -1,0 +1,48 @@
+"""Code in documents runs, and gives what it says: a line that ends in ``# → value`` is compared with that value."""
+
+import ast
+import re
+from typing import Any
+
+import pytest
+
+
+def blocks(text: str, language: str, name: str = "line") -> list[Any]:
+    """Return the fenced blocks of one language, each named by its line in the document."""
+    found = re.finditer(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return [
+        pytest.param(match[1], id=f"{name} {text[: match.start()].count(chr(10)) + 2}")
+        for match in found
+    ]
+
+
+class Expecting(ast.NodeTransformer):
+    """Turn each expression that stands beside ``# → value`` into a comparison."""
+
+    def __init__(self, source: str) -> None:
+        self.lines = source.splitlines()
+        self.found = 0
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST:
+        comment = re.search(r"# → (.*)$", self.lines[(node.end_lineno or node.lineno) - 1])
+        if comment is None:
+            return node
+        self.found += 1
+        wanted = ast.parse(comment[1], mode="eval").body
+        call = ast.Call(ast.Name("expect", ast.Load()), [node.value, wanted], [])
+        return ast.fix_missing_locations(ast.copy_location(ast.Expr(call), node))
+
+
+def expect(found: Any, wanted: Any) -> None:
+    assert found == wanted, f"{found!r}, not {wanted!r}"
+
+
+def run(source: str, names: dict[str, Any], document: str) -> None:
+    """Run a block of *document* with *names* at hand, which gain those that the block makes."""
+    expecting = Expecting(source)
+    tree = expecting.visit(ast.parse(source))
+    assert expecting.found == source.count("# →"), (
+        "an arrow stands beside something that is no expression"
+    )
+    names["expect"] = expect
+    exec(compile(tree, document, "exec"), names)

@@ -1,0 +1,86 @@
+"""Rows of every shape, made with what the shape needs and nothing of ours."""
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+from django.db import models
+
+from tests.testapp.models import (
+    AModelWhoseNameIsLongerThanAnyDatabaseAcceptsForATableOrAnIndexName,
+    Author,
+    Child,
+    ChildOwnsClaim,
+    ClaimOnly,
+    CompositeKey,
+    HiddenRows,
+    OrderedByForeignKey,
+    Parent,
+    PercentNames,
+    Photo,
+    PhotoProxy,
+    PrefixedOwnStatus,
+    ReservedWords,
+    TextKey,
+    UuidKey,
+)
+
+#: Every shape of a claimable model; a behaviour that holds for one holds for all.
+SHAPES: list[type[models.Model]] = [
+    Photo,
+    PhotoProxy,
+    ClaimOnly,
+    UuidKey,
+    TextKey,
+    CompositeKey,
+    Parent,
+    Child,
+    ChildOwnsClaim,
+    HiddenRows,
+    ReservedWords,
+    PercentNames,
+    AModelWhoseNameIsLongerThanAnyDatabaseAcceptsForATableOrAnIndexName,
+    OrderedByForeignKey,
+    PrefixedOwnStatus,
+]
+
+#: Goes up within a test, so its keys are unique and their order is the order of making.
+_numbers = itertools.count(1)
+
+
+def start_over() -> None:
+    """Number from 1 again, so that a test makes the same rows whatever ran before it."""
+    global _numbers
+    _numbers = itertools.count(1)
+
+
+def make(model: type[models.Model], n: int = 1, **values: Any) -> list[Any]:
+    """Create *n* open rows of *model* and return them in the order of their keys, as far as keys have one.
+
+    *values* are given to every row; a callable is called with 0 … n-1 for each row's own value. Like
+    the rows of a user, they come back as they were made: without a claim.
+    """
+    manager = model._base_manager
+    rows = []
+    for i in range(n):
+        own = {name: value(i) if callable(value) else value for name, value in values.items()}
+        rows.append(manager.create(**(_needs(model) | own)))
+    return rows
+
+
+def _needs(model: type[models.Model]) -> dict[str, Any]:
+    """Return values for the fields that *model* cannot do without."""
+    needs = _NEEDS.get(model)
+    return needs(next(_numbers)) if needs else {}
+
+
+_NEEDS: dict[type[models.Model], Callable[[int], dict[str, Any]]] = {
+    Photo: lambda number: {"url": f"https://photos.example/{number}.jpeg"},
+    PhotoProxy: lambda number: {"url": f"https://photos.example/{number}.jpeg"},
+    TextKey: lambda number: {"key": f"{number:08d} 50% of 'Zoë' \"and\" \\ 🎈"},
+    CompositeKey: lambda number: {"tenant": number // 3, "number": number},
+    # Every third row has no author, so that an inner join would lose it.
+    OrderedByForeignKey: lambda number: {
+        "author": Author.objects.create(name=f"author {-number}") if number % 3 else None
+    },
+}

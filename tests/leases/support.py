@@ -1,0 +1,65 @@
+"""What the tests of named leases look at: the stored row, and holders in other threads."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from django_taskclaim.exceptions import ClaimLost
+from django_taskclaim.leases import HeldLease, LeaseRows, named_lease
+from django_taskclaim.models import NamedLease
+from tests.behaviour.support import DEADLINE, clock, elsewhere, execute
+
+TABLE = NamedLease._meta.db_table
+
+
+def stored(name: str, using: str = "default") -> Any:
+    """Return the row of a lease as it is stored."""
+    return NamedLease.objects.using(using).get(name=name)
+
+
+def is_held(name: str, using: str = "default") -> bool:
+    """Ask the database, by its own clock, whether anybody holds the lease."""
+    rows = LeaseRows.on(using)
+    return rows.filter(name=name).exists() and not rows.free().filter(name=name).exists()
+
+
+def set_expiry(name: str, offset: str, using: str = "default") -> None:
+    """Move the expiry of a lease to a while from the database's own now, behind the back of everything."""
+    moment = clock(offset, using)
+    assert execute(f"UPDATE {TABLE} SET expires_at = {moment} WHERE name = %s", [name], using) == 1
+
+
+@contextmanager
+def held_by_another_thread(name: str, **options: Any) -> Iterator[threading.Event]:
+    """Hold a lease in another thread; it is given back when the event is set, or the block ends."""
+    taken, leave = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with named_lease(name, **options):
+            taken.set()
+            leave.wait(DEADLINE * 2)
+
+    session = elsewhere(hold)
+    if not taken.wait(DEADLINE):
+        session.result(0)
+    try:
+        yield leave
+    finally:
+        leave.set()
+        session.result(DEADLINE)
+
+
+@contextmanager
+def ends_lost(name: str, **options: Any) -> Iterator[HeldLease]:
+    """Run a block that must learn at its end that its lease was lost."""
+    block = named_lease(name, **options)
+    yield block.__enter__()
+    with pytest.raises(ClaimLost):
+        block.__exit__(None, None, None)
+
+
+def renewer_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "taskclaim-leases"]

@@ -1,0 +1,171 @@
+"""A TCP proxy between a client and its database server, for what only a network does: answers that never arrive."""
+
+import contextlib
+import re
+import select
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, Self
+
+import pytest
+from django.db import OperationalError, connection, connections
+
+HAS_A_SERVER = connection.vendor != "sqlite"
+
+#: Not "SET autocommit", not "read committed".
+COMMIT = re.compile(rb"(?i)(?<!auto)commit\b")
+
+#: Given the bytes that hold a COMMIT and both ends, deals with it and leaves the ends closed, or open for later.
+Fate = Callable[[bytes, socket.socket, socket.socket], None]
+
+
+def swallowed(sent: bytes, client: socket.socket, server: socket.socket) -> None:
+    """Let the server commit, and cut the client off before it hears of it."""
+    server.sendall(sent)
+    server.recv(65536)
+    cut(client, server)
+
+
+def withheld(sent: bytes, client: socket.socket, server: socket.socket) -> None:
+    """Cut off both before the COMMIT arrives."""
+    cut(client, server)
+
+
+class Belated:
+    """Cuts off the client at once, and lets the server hear the COMMIT only when ``deliver`` is called."""
+
+    def __init__(self) -> None:
+        self.parked = threading.Event()
+
+    def __call__(self, sent: bytes, client: socket.socket, server: socket.socket) -> None:
+        self._sent, self._server = sent, server
+        cut(client)
+        self.parked.set()
+
+    def deliver(self) -> None:
+        self._server.sendall(self._sent)
+        self._server.recv(65536)
+        cut(self._server)
+
+
+def cut(*ends: socket.socket) -> None:
+    for end in ends:
+        with contextlib.suppress(OSError):
+            end.shutdown(socket.SHUT_RDWR)
+        end.close()
+
+
+class CommitProxy:
+    """Passes everything on, but for the one COMMIT that ``arm`` was told the fate of."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._server = (host, port)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._fate: Fate | None = None
+        self._passed_over = 0
+        self._ends: list[socket.socket] = []
+        self._heard = b""
+        #: Set once the COMMIT has met its fate.
+        self.sprung = threading.Event()
+        #: Connections are cut as soon as they are made while this is set.
+        self.refusing = threading.Event()
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        cut(self._listener, *self._ends)
+
+    def arm(self, fate: Fate, *, after: int = 0, heard: bytes = b"") -> None:
+        """Deal with the next COMMIT so, or with the one that comes *after* that many others.
+
+        With *heard*, only on a connection over which the server has sent these bytes since.
+        """
+        self.sprung.clear()
+        self._fate, self._passed_over, self._heard = fate, after, heard
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                if self.refusing.is_set():
+                    cut(client)
+                    continue
+                server = socket.create_connection(self._server)
+                self._ends += [client, server]
+                threading.Thread(target=self._carry, args=(client, server), daemon=True).start()
+
+    def _carry(self, client: socket.socket, server: socket.socket) -> None:
+        """Carry both ways by one thread, so that whoever deals with a COMMIT is alone with both ends."""
+        # A socket that __exit__ has closed is no file any more.
+        heard = False
+        with contextlib.suppress(OSError, ValueError):
+            while True:
+                readable, _, _ = select.select([client, server], [], [])
+                for source in readable:
+                    data = source.recv(65536)
+                    heard = heard or (source is server and self._heard in data)
+                    fate = self._fate_of(data) if source is client and heard else None
+                    if fate is not None:
+                        fate(data, client, server)
+                        self.sprung.set()
+                        return
+                    if not data:
+                        cut(client, server)
+                        return
+                    (server if source is client else client).sendall(data)
+
+    def _fate_of(self, data: bytes) -> Fate | None:
+        if self._fate is None or not COMMIT.search(data):
+            return None
+        if self._passed_over:
+            self._passed_over -= 1
+            return None
+        fate, self._fate = self._fate, None
+        return fate
+
+
+class LocalCommit:
+    """What the proxy is to a server: deals with a COMMIT that never leaves the process."""
+
+    def __init__(self, wrapper: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._fate: Fate | None = None
+        self._passed_over = 0
+        self._usual = wrapper._commit
+        self.sprung = threading.Event()
+        monkeypatch.setattr(wrapper, "_commit", self._commit)
+
+    def arm(self, fate: Fate, *, after: int = 0) -> None:
+        self._fate, self._passed_over = fate, after
+
+    def _commit(self) -> None:
+        if self._fate is None or self._passed_over:
+            self._passed_over -= self._fate is not None
+            return self._usual()
+        fate, self._fate = self._fate, None
+        if fate is swallowed:
+            self._usual()
+        self.sprung.set()
+        raise OperationalError("disk I/O error")
+
+
+@pytest.fixture
+def commits(
+    transactional_db: None, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[CommitProxy | LocalCommit]:
+    """Arm it with the fate of a COMMIT on the default connection."""
+    if not HAS_A_SERVER:
+        yield LocalCommit(connections["default"], monkeypatch)
+        return
+    usual = connections["default"]
+    settings = usual.settings_dict
+    with CommitProxy(settings["HOST"], int(settings["PORT"])) as proxy:
+        wrapper = connections.create_connection("default")
+        wrapper.settings_dict = settings | {"HOST": "127.0.0.1", "PORT": str(proxy.port)}
+        connections["default"] = wrapper
+        yield proxy
+        wrapper.close()
+        connections["default"] = usual

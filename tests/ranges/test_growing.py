@@ -1,0 +1,330 @@
+"""Ranges of a source that grows: no row is passed over, however late it is committed, and none is done twice."""
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from io import StringIO
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+from django.db import connection, connections, transaction
+
+from django_taskclaim.checks.ranges import problems_of
+from django_taskclaim.dialects import dialect_for
+from django_taskclaim.doctor.movement import why_nothing_moves
+from django_taskclaim.querysets.ranges import end_of_source, is_unplanned, open_more
+from tests.behaviour.support import DEADLINE, elsewhere, execute, held_open, wait_for
+from tests.ranges.conftest import work
+from tests.testapp.models import (
+    IntRange,
+    IntSource,
+    LogRange,
+    LogSource,
+    TextSource,
+    UuidSource,
+)
+from tests.worker.conftest import Worker, start_worker, wait_until  # noqa: F401
+
+Start = Callable[..., Worker]
+
+postgresql = pytest.mark.skipif(connection.vendor != "postgresql", reason="it names transactions")
+one_writer = pytest.mark.skipif(
+    connection.vendor == "sqlite", reason="nobody commits late where there is one writer"
+)
+
+
+@contextmanager
+def late(first: Callable[[], Any], then: Callable[[], Any] = lambda: None) -> Iterator[None]:
+    """Do *first* in a transaction of another session that stays open, and *then* before it commits after the block."""
+    begun, end = threading.Event(), threading.Event()
+
+    def run() -> None:
+        with transaction.atomic():
+            first()
+            begun.set()
+            assert end.wait(DEADLINE)
+            then()
+
+    session = elsewhere(run)
+    assert begun.wait(DEADLINE) or session.result(0)
+    try:
+        yield
+    finally:
+        end.set()
+        session.result(DEADLINE)
+
+
+def log(*keys: int) -> None:
+    for key in keys:
+        LogSource.objects.create(pk=key)
+
+
+def work_off() -> int:
+    """Plan, claim and do what is due, and return how many ranges that were."""
+    LogRange.objects.plan()
+    done = 0
+    while claims := LogRange.objects.claim_batch(1):
+        for rows in claims[0].rows():
+            work(rows)
+        claims[0].complete()
+        done += 1
+    return done
+
+
+def all_done() -> bool:
+    work_off()
+    return set(LogSource.objects.values_list("counter", flat=True)) == {1}
+
+
+@one_writer
+@pytest.mark.django_db(transaction=True)
+def test_a_row_committed_late_is_not_passed_over() -> None:
+    """The range that it lies in is planned by then, and waits for it."""
+    with late(lambda: log(3)):
+        log(1, 5)
+        assert work_off() == 0
+        assert LogRange.objects.get().status == "open"
+        if connection.vendor == "postgresql":
+            # Elsewhere it is due at a moment that can be told.
+            call_command("claimstatus", "testapp.LogRange", stdout=(said := StringIO()))
+            assert (
+                "1 range not due before transactions end that may still add rows" in said.getvalue()
+            )
+            told = [finding.message for finding in why_nothing_moves(LogRange, "default")]
+            assert any("1 range not due yet" in message for message in told)
+    wait_for(all_done, every=0.1)
+    assert sorted(LogSource.objects.values_list("pk", flat=True)) == [1, 3, 5]
+    assert set(LogRange.objects.values_list("attempts", "iteration")) == {(0, 0)}
+
+
+@postgresql
+@pytest.mark.django_db(transaction=True)
+def test_a_key_that_was_only_taken_from_the_sequence_is_waited_for() -> None:
+    """A transaction has no id of its own before it writes, and its key already."""
+    taken: list[int] = []
+
+    def take() -> None:
+        with connection.cursor() as cursor:
+            cursor.execute(
+                f"SELECT nextval(pg_get_serial_sequence('{LogSource._meta.db_table}', 'id'))"
+            )
+            taken.append(cursor.fetchone()[0])
+
+    take()  # The first one of a sequence is written down, and so are 32 more.
+    with late(take, lambda: log(taken[1])):
+        log(taken[1] + 1)
+        assert work_off() == 0
+    assert work_off() == 1
+    assert set(LogSource.objects.values_list("pk", "counter")) == {
+        (taken[1], 1),
+        (taken[1] + 1, 1),
+    }
+
+
+@postgresql
+@pytest.mark.django_db(transaction=True)
+def test_a_transaction_between_the_two_phases_of_its_commit_is_waited_for() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SHOW max_prepared_transactions")
+        if cursor.fetchone()[0] == "0":
+            pytest.skip("the server prepares no transactions")
+    name = f"'{connection.settings_dict['NAME']}'"
+    with late(lambda: log(3), lambda: execute(f"PREPARE TRANSACTION {name}")):
+        log(1, 5)
+        early = work_off()
+    # It has ended, and nobody can see its row yet.
+    early += work_off()
+    execute(f"COMMIT PREPARED {name}")
+    assert early == 0
+    assert work_off() == 1
+    assert list(LogSource.objects.values_list("counter", flat=True)) == [1, 1, 1]
+
+
+@postgresql
+@pytest.mark.django_db(transaction=True, databases="__all__")
+def test_what_cannot_add_rows_holds_up_nothing() -> None:
+    """Transactions of other databases, and those that began after the keys were read."""
+    with transaction.atomic(using="other"):
+        with connections["other"].cursor() as cursor:
+            cursor.execute("SELECT 1")
+        with late(lambda: LogSource.objects.count()):
+            log(1)
+            LogRange.objects.plan()
+            assert LogRange.objects.claim_batch(1) == []
+        with held_open(lambda: LogSource.objects.count()):
+            LogRange.objects.plan()
+            (claimed,) = LogRange.objects.claim_batch(1)
+            assert claimed.upper_key == 1
+
+
+@pytest.mark.django_db
+def test_a_model_says_how_long_its_writers_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the clock of the database, which alone decides when the range is due."""
+    monkeypatch.setattr(LogRange, "settle_after", 1.5)
+    log(1)
+    before = time.monotonic()
+    assert work_off() == 0
+    wait_for(work_off, every=0.05)
+    assert time.monotonic() - before > 1.4
+
+
+@pytest.mark.django_db
+def test_ranges_are_planned_as_they_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So many at a time, none while others are due, and none beyond the end that a drain has seen."""
+    monkeypatch.setattr(LogRange, "growing", False)
+    log(*range(1, 201))
+    end = end_of_source(LogRange, "default")
+    log(*range(201, 206))
+    assert is_unplanned(LogRange, "default", end)
+    assert open_more(LogRange, "default", until=end)
+    assert LogRange.objects.count() == 16
+    assert not open_more(LogRange, "default", until=end)
+    for range_ in LogRange.objects.claim_batch(16):
+        range_.claim.release(delay=3600)
+    # Put off for an hour, ranges keep nobody from the next ones.
+    assert open_more(LogRange, "default", until=end)
+    assert LogRange.objects.order_by("position").last().upper_key == 200
+    assert not is_unplanned(LogRange, "default", end)
+    LogRange.objects.pause_rows()
+    assert not open_more(LogRange, "default", until=end)
+    assert not open_more(LogRange, "default", plans=False)
+    assert open_more(LogRange, "default")
+    assert LogRange.objects.order_by("position").last().upper_key == 205
+
+
+@pytest.mark.django_db
+def test_while_ranges_wait_whole_ones_are_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a backlog is planned through, and what trickles in makes no range a second."""
+    monkeypatch.setattr(LogRange, "settle_after", 3600)
+    log(*range(1, 26))
+    assert open_more(LogRange, "default")
+    log(*range(26, 34))
+    assert not open_more(LogRange, "default")
+    log(*range(34, 38))
+    assert open_more(LogRange, "default")
+    sizes = LogRange.objects.order_by("position").values_list("rows_planned", flat=True)
+    assert list(sizes) == [10, 10, 5, 10]
+    assert work_off() == 0
+
+
+@pytest.mark.django_db
+def test_no_act_of_an_operator_makes_a_range_due_that_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(LogRange, "settle_after", 3600)
+    log(1)
+    LogRange.objects.plan()
+    LogRange.objects.fail_rows("not yet")
+    assert LogRange.objects.reset() == 1
+    LogRange.objects.pause_rows()
+    assert LogRange.objects.resume_rows() == 1
+    assert LogRange.objects.claim_batch(1) == []
+
+
+@pytest.mark.skipif(
+    connection.vendor == "sqlite", reason="one writer sees what others have committed, or fails"
+)
+@pytest.mark.django_db(transaction=True)
+def test_a_transaction_that_does_not_see_commits_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It would plan once more what others have planned, and pass over rows that they have committed."""
+    log(1)
+    IntSource.objects.create(pk=1)
+    IntRange.objects.plan()
+    (range_,) = IntRange.objects.claim_batch(1)
+    with transaction.atomic():
+        if connection.vendor == "postgresql":
+            execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        else:
+            monkeypatch.setattr(connection, "isolation_level", "repeatable read")
+        for what in (LogRange.objects.plan, lambda: next(range_.rows()), lambda: range_.advance(1)):
+            with pytest.raises(RuntimeError, match="does not see what they commit"):
+                what()
+    assert not LogRange.objects.exists()
+
+
+@pytest.mark.django_db
+def test_what_nothing_settles_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A database that names no transactions needs to be told how long one may last."""
+    monkeypatch.setattr(LogRange, "settle_after", None)
+    monkeypatch.setattr(type(dialect_for(connection)), "names_open_transactions", False)
+    with pytest.raises(TypeError, match="say with settle_after how long one may last"):
+        LogRange.objects.plan()
+    assert [one.id for one in problems_of(LogRange)] == ["taskclaim.E074"]
+    for wrong in (0, "soon", -1):
+        monkeypatch.setattr(LogRange, "settle_after", wrong)
+        assert [one.id for one in problems_of(LogRange)] == ["taskclaim.E074"]
+    monkeypatch.undo()
+    assert list(problems_of(LogRange)) == []
+    for random_or_given in (UuidSource, TextSource):
+        monkeypatch.setattr(LogRange, "source", random_or_given)
+        monkeypatch.setattr(LogRange, "settle_after", None)
+        assert [one.id for one in problems_of(LogRange)] == ["taskclaim.E074"]
+    monkeypatch.undo()
+    for wrong in (0, True, "10"):
+        monkeypatch.setattr(IntRange, "plan_ahead", wrong)
+        assert [one.id for one in problems_of(IntRange)] == ["taskclaim.E075"]
+
+
+def test_workers_follow_writers_who_commit_out_of_order(start_worker: Start) -> None:  # noqa: F811
+    """Three of them, each row committed a moment after its key was given; every row is done exactly once."""
+    worker = start_worker("--processes", "2", model="testapp.LogRange", TASKCLAIM_TEST_CHUNK="0")
+    stop = threading.Event()
+
+    def write(seed: int) -> int:
+        dice, written = random.Random(seed), 0
+        while not stop.is_set():
+            with transaction.atomic():
+                for _ in range(dice.randint(1, 5)):
+                    LogSource.objects.create()
+                    written += 1
+                if connection.features.has_select_for_update:
+                    time.sleep(dice.uniform(0, 0.3))
+            time.sleep(0.02)
+        return written
+
+    writers = [elsewhere(write, seed) for seed in range(3)]
+    try:
+        wait_until(lambda: LogSource.objects.filter(counter=1).count() > 60)
+        wait_until(lambda: LogRange.objects.filter(status="complete").count() > 3)
+    finally:
+        stop.set()
+    written = sum(writer.result(DEADLINE) for writer in writers)
+    wait_until(lambda: not LogSource.objects.filter(counter=0).exists())
+    worker.process.terminate()
+    assert worker.wait() == 0
+    assert LogSource.objects.count() == written
+    assert set(LogSource.objects.values_list("counter", flat=True)) == {1}
+
+
+def test_a_drain_needs_no_plan_and_ends_although_the_source_grows(start_worker: Start) -> None:  # noqa: F811
+    LogSource.objects.bulk_create([LogSource() for _ in range(100)])
+    stop = threading.Event()
+
+    def write() -> None:
+        while not stop.wait(0.05):
+            LogSource.objects.create()
+
+    writer = elsewhere(write)
+    try:
+        worker = start_worker("--drain", model="testapp.LogRange", TASKCLAIM_TEST_CHUNK="0")
+        assert worker.wait() == 0
+    finally:
+        stop.set()
+        writer.result(DEADLINE)
+    assert LogSource.objects.filter(counter=1).count() >= 100
+    assert not LogSource.objects.filter(counter__gt=1).exists()
+
+
+def test_a_drain_of_a_part_of_the_ranges_plans_none_and_ends(start_worker: Start) -> None:  # noqa: F811
+    """It would wait for ever for what it does not take."""
+    log(1)
+    worker = start_worker(
+        "--in-process", "--drain", "--filter", "rows_planned=5", model="testapp.LogRange"
+    )
+    assert worker.wait() == 0
+    assert not LogRange.objects.exists()

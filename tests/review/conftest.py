@@ -1,0 +1,73 @@
+"""Two editors, articles, and how a browser without JavaScript would use the pages."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from articles.models import Article
+from articles.staff import make_editors
+from django.contrib.auth.models import User
+from django.test import Client
+
+from django_taskclaim.people import holder_of
+
+
+class Editor:
+    """Somebody at a browser."""
+
+    def __init__(self, name: str) -> None:
+        self.user = User.objects.get(username=name)
+        self.client = Client(enforce_csrf_checks=True)
+        self.client.force_login(self.user)
+        self.who = holder_of(self.user)
+
+    def look(self, path: str = "/articles/") -> Any:
+        self.page = self.client.get(path)
+        return self.page
+
+    def send(self, path: str = "/articles/", **fields: Any) -> Any:
+        """Send a form of the page last looked at."""
+        csrf = re.search(r'name="csrfmiddlewaretoken" value="([^"]+)"', self.page.content.decode())
+        assert csrf is not None
+        answer = self.client.post(path, {**fields, "csrfmiddlewaretoken": csrf[1]})
+        if answer.status_code != 302:
+            return answer
+        return self.look(answer.headers["Location"])
+
+    def mine(self) -> list[int]:
+        """Return the keys of what the list shows as held."""
+        self.look()
+        return [one["row"].pk for one in self.page.context["rows"]]
+
+    def open(self, pk: int) -> dict[str, Any]:
+        """Open an article, and return what its form would send."""
+        form = self.look(f"/articles/{pk}/").context["form"]
+        fields = {name: form[name].value() or "" for name in form.fields}
+        return fields | {"taskclaim_token": self.page.context["token"]}
+
+
+@pytest.fixture
+def articles(db: None) -> list[Article]:
+    """Eight articles."""
+    rows = [Article(source=str(n), title=f"Article {n}", text=f"Text {n}.") for n in range(8)]
+    Article.objects.bulk_create(rows)
+    return list(Article.objects.order_by("pk"))
+
+
+@pytest.fixture
+def editor(articles: Any) -> Callable[[str], Editor]:
+    make_editors()
+    return Editor
+
+
+@pytest.fixture
+def ada(editor: Any) -> Editor:
+    found: Editor = editor("ada")
+    return found
+
+
+@pytest.fixture
+def ben(editor: Any) -> Editor:
+    found: Editor = editor("ben")
+    return found

@@ -1,0 +1,122 @@
+"""Companions whose source is gone are found, and removed unless somebody works on them."""
+
+import io
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+from django.core.management.base import CommandError
+
+from django_taskclaim.doctor.movement import why_nothing_moves
+from tests.sources.app.models import FarPage, FarTask, Line, LineTask, Page, PageTask
+
+pytestmark = pytest.mark.django_db(databases=["default", "other"])
+
+
+@pytest.fixture(params=[PageTask, LineTask, FarTask], ids=lambda model: model.__name__)
+def companion(request: pytest.FixtureRequest) -> Any:
+    """A companion with 20 rows, of which 8 have no source."""
+    model = request.param
+    if model is PageTask:
+        Page.objects.bulk_create([Page(slug=f"{i:02d}") for i in range(20)])
+    elif model is LineTask:
+        Line.objects.bulk_create([Line(page_id=f"{i % 3}", number=i) for i in range(20)])
+    else:
+        FarPage.objects.using("other").bulk_create([FarPage() for _ in range(20)])
+    sources = model._meta.get_field("source").related_model.objects
+    model.objects.populate(sources.all())
+    for row in sources.using("other" if model is FarTask else "default").order_by("pk")[:8]:
+        row.delete()
+    return model
+
+
+def test_orphans_are_a_queryset(companion: Any) -> None:
+    assert companion.objects.orphans().count() == 8
+    assert (
+        companion.objects.filter(pk=companion.objects.orphans().first().pk).orphans().count() == 1
+    )
+    assert companion.objects.open().orphans().pause_rows() == 8
+
+
+def test_no_orphan_that_is_processing_is_removed(companion: Any) -> None:
+    (running,) = companion.objects.orphans().claim_batch(1)
+    assert companion.objects.remove_orphans() == 7
+    assert companion.objects.count() == 13
+    assert running.claim.check()
+    running.complete()
+    assert companion.objects.remove_orphans() == 1
+    assert companion.objects.remove_orphans() == 0
+
+
+def test_the_doctor_tells_of_them() -> None:
+    Page.objects.create(slug="there")
+    PageTask.objects.populate(Page.objects.all())
+    assert "without a source" not in told(PageTask)
+    Page.objects.all().delete()
+    assert "1 row without a source. manage.py claimpopulate sources.PageTask" in told(PageTask)
+
+
+def told(model: Any) -> str:
+    return "\n".join(f"{one.message} {one.advice}" for one in why_nothing_moves(model, "default"))
+
+
+def run(*words: str) -> str:
+    out = io.StringIO()
+    call_command("claimpopulate", *words, stdout=out)
+    return out.getvalue()
+
+
+def test_the_command_populates_tells_of_orphans_and_removes_them() -> None:
+    Page.objects.bulk_create([Page(slug=f"{i:02d}", visits=i) for i in range(25)])
+    assert run("sources.PageTask", "--filter", "visits__gte=20", "--paused") == (
+        "Added 5 rows to sources.PageTask.\n"
+    )
+    assert run("sources.PageTask", "--chunk", "7") == "Added 20 rows to sources.PageTask.\n"
+    assert PageTask.objects.progress().paused == 5
+    Page.objects.filter(visits__lt=2).delete()
+    assert "2 rows without a source: remove them with --remove-orphans." in run("sources.PageTask")
+    assert "Removed 2 rows without a source." in run("sources.PageTask", "--remove-orphans")
+    assert PageTask.objects.count() == 23
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["testapp.Photo"], "The model testapp.Photo has no source"),
+        (["sources.PageTask", "--filter", "vists=1"], "did you mean visits?"),
+        (["sources.PageTask", "--chunk", "0"], "'0' is no whole number"),
+    ],
+)
+def test_wrong_usage_is_one_sentence(words: list[str], sentence: str) -> None:
+    with pytest.raises(CommandError, match=r"^[^\n]*$") as caught:
+        run(*words)
+    assert sentence in str(caught.value)
+    assert caught.value.returncode == 2
+
+
+def test_a_stopped_command_says_what_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C between two chunks; the next call adds the rest."""
+    from django_taskclaim.management.commands.claimpopulate import Report
+
+    Page.objects.bulk_create([Page(slug=f"{i:02d}") for i in range(10)])
+
+    def interrupt(self: Report, seen: int, added: int) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Report, "advance", interrupt)
+        with pytest.raises(CommandError, match=r"Stopped\. 4 rows added") as caught:
+            run("sources.PageTask", "--chunk", "4")
+    assert caught.value.returncode == 130
+    assert run("sources.PageTask", "--chunk", "4") == "Added 6 rows to sources.PageTask.\n"
+
+
+def test_a_terminal_sees_a_bar(capsys: Any) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    Page.objects.bulk_create([Page(slug=f"{i:02d}") for i in range(10)])
+    out = Terminal()
+    call_command("claimpopulate", "sources.PageTask", chunk=4, stdout=out)
+    assert "\r[##############################] 100.0%  10 of 10 seen, 10 added" in out.getvalue()

@@ -1,0 +1,334 @@
+"""The public API as users call it. Nothing here runs: mypy (strict) and pyright must both accept it."""
+
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from typing import Any, assert_type
+
+from django_taskclaim import Retry, handler, named_lease, synchronized, take
+from django_taskclaim.completion import Archive, Clear, Delete
+from django_taskclaim.contention import Retriable, retry_on_contention
+from django_taskclaim.contrib.review.desk import MyWorkView
+from django_taskclaim.contrib.review.editing import HeldRowView
+from django_taskclaim.contrib.review.pace import ObservedLease
+from django_taskclaim.exceptions import (
+    ClaimLost,
+    CommitUndecided,
+    LeaseUnavailable,
+    Permanent,
+    RetriesExhausted,
+    RetryLater,
+    TaskClaimError,
+)
+from django_taskclaim.leases import HeldLease
+from django_taskclaim.people import holder_of, name_of, user_of
+from django_taskclaim.policy import Policy, Verdict
+from django_taskclaim.querysets import ClaimQuerySet
+from django_taskclaim.signals import (
+    claim_lost,
+    rows_claimed,
+    rows_completed,
+    rows_expired,
+    rows_failed,
+    rows_released,
+)
+from django_taskclaim.sources import companion_of
+from django_taskclaim.states import Status, Token
+from django_taskclaim.switch import pause, pause_all, resume, resume_all
+from tests.sources.app.models import LineTask, Page, PageTask
+from tests.testapp.models import Effect, HiddenRows, Photo, PhotoRange
+
+
+def claiming_returns_rows_of_the_model() -> None:
+    assert_type(Photo.objects.claim_batch(10), list[Photo])
+    assert_type(Photo.objects.filter(country="NZ").order_by("url").claim_batch(10), list[Photo])
+    assert_type(
+        Photo.objects.claim_batch(
+            5,
+            claimed_by="user:17",
+            lease=timedelta(minutes=20),
+            include_held=True,
+            durable=False,
+        ),
+        list[Photo],
+    )
+    Photo.objects.claim_batch(5, lease=30)
+    Photo.objects.claim_batch(5, lease=2.5)
+
+
+def verbs_over_rows(rows: list[Photo]) -> None:
+    assert_type(Photo.objects.complete(rows, update_fields=["width", "height"]), int)
+    assert_type(Photo.objects.fail(rows, ValueError("no such picture")), int)
+    assert_type(Photo.objects.fail(rows, "no such picture", retry=False), int)
+    assert_type(Photo.objects.release(rows, delay=timedelta(minutes=5)), int)
+    assert_type(Photo.objects.release(rows, delay=5), int)
+    assert_type(Photo.objects.renew(rows), int)
+    assert_type(Photo.objects.renew(rows, lease=60), int)
+
+
+def verbs_over_a_queryset() -> None:
+    assert_type(Photo.objects.release_expired(), int)
+    assert_type(Photo.objects.release_expired(limit=100), int)
+    assert_type(Photo.objects.filter(country="NZ").reset(), int)
+    assert_type(Photo.objects.reset(complete=True, running=True), int)
+    assert_type(Photo.objects.filter(country="NZ").take_back(), int)
+    assert_type(Photo.objects.pause_rows(), int)
+    assert_type(Photo.objects.resume_rows(), int)
+    assert_type(Photo.objects.fail_rows("no", running=True), int)
+    assert_type(Photo.objects.take_back(), int)
+
+
+def people_hold_rows(photo: Photo, rows: list[Photo]) -> None:
+    assert_type(Photo.objects.holdings("user:17", lease=timedelta(hours=1)), list[Photo])
+    assert_type(Photo.objects.hand_over(rows, to="user:18", lease=60), int)
+    assert_type(Photo.objects.hand_over(photo, to="user:18"), int)
+    assert_type(Photo.objects.filter(pk=1).take_over(by="user:18", reason="17 is ill"), int)
+    why = Photo.objects.why_empty("user:17")
+    assert_type(why.held, int)
+    assert_type(why.next_free, datetime | None)
+    assert_type(str(why), str)
+    photo.claim.hand_over("user:18", lease=timedelta(hours=1))
+    assert_type(name_of(holder_of(user_of("user:17"))), str)
+
+
+class MyPhotos(MyWorkView):
+    model = Photo
+    batch_size = 3
+    lease = ObservedLease(at_most=timedelta(hours=2))
+    row_url_name = "photo"
+
+
+class EditPhoto(HeldRowView):
+    model = Photo
+    fields = ["url"]
+    success_url = "/photos/"
+
+    def may_take_over(self, row: Photo) -> bool:
+        return self.request.user.is_authenticated and row.width is None
+
+
+def filters_chain() -> None:
+    chain = Photo.objects.open().due().filter(country="NZ")
+    assert_type(chain.claim_batch(1), list[Photo])
+    assert_type(Photo.objects.held_by("user:17").count(), int)
+    assert_type(Photo.objects.expired().first(), Photo | None)
+    assert_type(Photo.objects.failed().exists(), bool)
+    Photo.objects.progress()
+
+
+def a_token_travels_in_a_form(photo: Photo, posted: str) -> None:
+    token = photo.claim.token
+    assert_type(token, Token)
+    assert_type(str(token), str)
+    assert_type(Photo.objects.with_token(photo.pk, token), Photo)
+    assert_type(Photo.objects.with_token(photo.pk, posted), Photo)
+
+
+def ranges_of_keys(ranges: PhotoRange) -> None:
+    assert_type(PhotoRange.objects.plan(chunk_size=1_000_000, limit=3), int)
+    assert_type(PhotoRange.objects.split(at_least=5_000), bool)
+    assert_type(PhotoRange.objects.claim_batch(1), list[PhotoRange])
+    assert_type(PhotoRange.objects.open().plan(progress=print), int)
+    for rows in ranges.rows(target=timedelta(seconds=2), largest=500):
+        rows.update(note="")
+    for rows in ranges.rows(1000):
+        rows.delete()
+    assert_type(ranges.advance(ranges.upper_key, rows=3), None)
+
+
+def verbs_on_a_row(photo: Photo) -> None:
+    photo.claim.complete(update_fields=["width"])
+    photo.claim.fail(ValueError("no such picture"))
+    photo.claim.fail("no such picture", retry=False)
+    photo.claim.release(delay=5)
+    assert_type(photo.claim.renew(lease=60), bool)
+    assert_type(photo.claim.remaining(), timedelta | None)
+    assert_type(photo.claim.lost, bool)
+    photo.complete(update_fields=["width"])
+    photo.fail("no such picture")
+
+
+async def async_twins(rows: list[Photo]) -> None:
+    assert_type(await Photo.objects.aclaim_batch(10), list[Photo])
+    assert_type(await Photo.objects.acomplete(rows), int)
+    assert_type(await Photo.objects.afail(rows, "no such picture"), int)
+    assert_type(await Photo.objects.arelease(rows), int)
+    assert_type(await Photo.objects.arenew(rows), int)
+    assert_type(await Photo.objects.arelease_expired(), int)
+    assert_type(await Photo.objects.ahand_over(rows, to="user:18"), int)
+    assert_type(await Photo.objects.aholdings("user:18"), list[Photo])
+
+
+def a_manager_of_the_users_own() -> None:
+    HiddenRows.objects.claim_batch(10)
+    HiddenRows.everything.claim_batch(10)
+
+
+def a_queryset_of_the_users_own(queryset: ClaimQuerySet[Photo]) -> None:
+    assert_type(queryset.claim_batch(10), list[Photo])
+
+
+@handler(Photo, update_fields=["width", "height"])
+def measure(photo: Photo) -> None:
+    photo.width, photo.height = 640, 480
+
+
+@handler(PageTask, update_fields=["words"], missing_source="complete")
+def count_words(page: Page) -> None:
+    page.words = len(page.title.split())
+    assert_type(companion_of(page).claim.token, Any)
+
+
+def companions() -> None:
+    assert_type(PageTask.objects.populate(Page.objects.all(), paused=True, chunk_size=100), int)
+    assert_type(PageTask.objects.claim_batch(5), list[PageTask])
+    assert_type(PageTask.objects.filter(priority=1).orphans().remove_orphans(), int)
+    assert_type(LineTask.objects.progress().open, int)
+
+
+@handler(
+    Photo,
+    batch_size=50,
+    lease=60,
+    timeout=900,
+    max_attempts=5,
+    backoff=lambda failures: timedelta(seconds=failures),
+    limit_per={"url": 3},
+)
+def measure_with_options(photo: Photo) -> None:
+    if not photo.url:
+        raise Permanent("a photo without a URL")
+    if photo.width is None:
+        raise RetryLater(timedelta(minutes=5))
+
+
+def announce(photos: list[Photo]) -> None:
+    """Belongs to the completion."""
+
+
+@handler(Photo, completion="delete")
+def vanish(photo: Photo) -> None: ...
+
+
+@handler(Photo, completion=Delete(cascade=True))
+def vanish_with_all(photo: Photo) -> None: ...
+
+
+@handler(Photo, completion=Archive(Photo, leave_out=["url"]))
+def move(photo: Photo) -> None: ...
+
+
+@handler(Photo, completion=Archive("photos.PhotoArchive", cascade=True))
+def move_by_name(photo: Photo) -> None: ...
+
+
+@handler(Photo, completion=Clear(every=timedelta(hours=1)))
+def look_again(photo: Photo) -> None: ...
+
+
+@handler(Photo, completion=Clear(3600))
+def look_every_hour(photo: Photo) -> None: ...
+
+
+@handler(Photo, completion=announce)
+def tell(photo: Photo) -> None: ...
+
+
+def what_errors_mean(error: Exception) -> None:
+    policy = Policy(
+        own_errors={
+            LookupError: Permanent,
+            OSError: Retry(max_attempts=20, backoff=lambda failures: 30),
+            TimeoutError: RetryLater(60),
+            ValueError: Retry(),
+        }
+    )
+    verdict = policy.judge(error, 1)
+    assert_type(verdict, Verdict)
+    assert_type(verdict.final, bool)
+    assert_type(verdict.counted, bool)
+    assert_type(verdict.wait(), timedelta)
+
+
+@retry_on_contention()
+def add(one: int, other: int) -> int:
+    return one + other
+
+
+def contention(gateway: list[int]) -> None:
+    assert_type(add(1, other=2), int)
+    Retriable(gateway, retries=2).append(1)
+
+
+def switches() -> None:
+    pause(Photo, reason="the supplier is down", by="operator", until=None)
+    resume(Photo)
+    pause_all(reason="a deployment")
+    resume_all()
+
+
+def leases_on_a_name() -> None:
+    with named_lease("nightly-report", lease=60) as held:
+        assert_type(held, HeldLease)
+        assert_type(held.lost, bool)
+        assert_type(held.check(), bool)
+        assert_type(held.renew(), bool)
+        assert_type(held.remaining(), timedelta)
+        assert_type(held.token, Token)
+    with named_lease("x", lease=timedelta(minutes=1), wait=30, using="other"):
+        pass
+
+
+async def leases_in_async_code() -> None:
+    async with named_lease("nightly-report", wait=timedelta(seconds=30)) as held:
+        assert_type(held, HeldLease)
+        assert_type(await held.acheck(), bool)
+        assert_type(await held.arenew(), bool)
+    assert_type(await double(2), int)
+
+
+def rows_without_claim_columns() -> None:
+    with take(Effect.objects.order_by("id"), 10) as effects:
+        assert_type(effects, list[Effect])
+    with take(Effect.objects, 10, cascade=True, idle=timedelta(seconds=30)) as effects:
+        assert_type(effects, list[Effect])
+    with take(Effect.objects.filter(key=""), 10, update={"key": "done"}, idle=30):
+        pass
+
+
+@synchronized("nightly-report", lease=60, wait=None)
+def triple(number: int, *, loudly: bool = False) -> int:
+    return number * 3
+
+
+@synchronized(lambda number: f"number:{number}")
+async def double(number: int) -> int:
+    return number * 2
+
+
+def synchronized_functions_keep_their_types() -> None:
+    assert_type(triple(2, loudly=True), int)
+
+
+def errors(photo: Photo) -> Iterable[object]:
+    try:
+        photo.claim.complete()
+    except ClaimLost as error:
+        yield from error.lost
+        yield from error.written
+        if isinstance(error, CommitUndecided):
+            yield from error.undecided
+    except RetriesExhausted as error:
+        yield error.attempts + 1
+        yield error.elapsed + 1.0
+    except LeaseUnavailable as error:
+        yield error.holder
+        yield error.name.upper()
+        assert_type(error.expires_at, datetime | None)
+    except TaskClaimError:
+        yield Status.OPEN
+
+
+def signals() -> None:
+    for signal in (rows_claimed, rows_completed, rows_failed, rows_released, claim_lost):
+        signal.connect(errors)
+    rows_expired.connect(errors)

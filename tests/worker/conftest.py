@@ -1,0 +1,171 @@
+"""Real workers in real processes on the test database."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import jsonlog
+from tests.testapp.models import Job
+
+#: One look takes no longer, but where the machine stands still.
+LONGEST_LOOK = 0.3
+
+
+def looked_for(condition: Callable[[], Any], seconds: float, every: float = 0.05) -> Any:
+    """Return what *condition* gives once it is true, or what it gave when *seconds* were over.
+
+    What the machine kept from this process it kept from the workers, too: that time does not count.
+    """
+    while True:
+        began = time.monotonic()
+        if (found := condition()) or seconds <= 0:
+            return found
+        time.sleep(every)
+        seconds -= min(time.monotonic() - began, LONGEST_LOOK + every)
+
+
+def wait_until(
+    condition: Callable[[], Any], seconds: float = 120.0, what: str = "", every: float = 0.05
+) -> Any:
+    """Return what *condition* gives once it is true; fail after *seconds*."""
+    if found := looked_for(condition, seconds, every):
+        return found
+    pytest.fail(f"not within {seconds} s: {what or condition}")
+
+
+class Worker:
+    """One ``claimworker`` process."""
+
+    def __init__(self, process: "subprocess.Popen[str]", log: Path) -> None:
+        self.process = process
+        self.log = log
+        self.began = time.time()
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def wait(self, seconds: float = 120.0) -> int:
+        """Return the exit code; fail if the process is still there after *seconds*."""
+        if looked_for(lambda: self.process.poll() is not None, seconds):
+            return int(self.process.returncode)
+        pytest.fail(f"the worker was still there after {seconds} s; its log: {self.events()[-5:]}")
+
+    def children(self) -> list[int]:
+        """Return the pids of living worker processes below this one."""
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
+                words = (folder / "cmdline").read_bytes()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if int(parent) == self.pid and b"spawn_main" in words:
+                found.append(int(folder.name))
+        return found
+
+    def session(self) -> list[int]:
+        """Return the pids of every living process that this one has started, or that those have."""
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if int(fields[3]) == self.pid and fields[0] != "Z":
+                found.append(int(folder.name))
+        return found
+
+    def events(self, *names: str) -> list[dict[str, Any]]:
+        """Return the log records with one of these events, or all of them."""
+        return [
+            record
+            for record in jsonlog.read(str(self.log))
+            if not names or record.get("event") in names
+        ]
+
+
+#: Run first, it makes the file TASKCLAIM_TEST_BEGUN once the command has begun, and holds stop signals. The masks in
+#: /proc would not tell: the kernel lifts them while ``sigtimedwait`` waits.
+NOTE_THE_BEGIN = """
+import os
+from django_taskclaim.worker import stop_signals
+
+def hold_and_note(hold=stop_signals.hold_stop_signals):
+    hold()
+    open(os.environ["TASKCLAIM_TEST_BEGUN"], "w").close()
+
+stop_signals.hold_stop_signals = hold_and_note
+"""
+
+MAIN = """
+import sys
+from django.core.management import execute_from_command_line
+execute_from_command_line(["manage.py", *sys.argv[2:]])
+"""
+
+
+@pytest.fixture
+def start_worker(process_env: dict[str, str], tmp_path: Path) -> Iterator[Callable[..., Worker]]:
+    """Start ``claimworker testapp.Job`` with more options; what still runs at the end of the test is killed."""
+    log = tmp_path / "log.jsonl"
+    env = process_env | {"TASKCLAIM_TEST_LOG": str(log), "TASKCLAIM_TEST_REAPER_INTERVAL": "0.5"}
+    started: list[Worker] = []
+
+    def start(*options: str, model: str = "testapp.Job", first: str = "", **more: str) -> Worker:
+        """*first* is Python that the supervisor's process, not its children's, runs before anything else."""
+        program = ["-m", "django"]
+        if first:
+            program = ["-c", f"{first}\n{MAIN}", "--"]
+        words = [sys.executable, *program, "claimworker", *model.split(), "--poll", "0.2"]
+        process = subprocess.Popen(
+            [*words, *options],
+            env=env | more,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        worker = Worker(process, log)
+        started.append(worker)
+        return worker
+
+    yield start
+    for worker in started:
+        # The whole session: children of a supervisor that was killed, too.
+        for number in (signal.SIGCONT, signal.SIGKILL):
+            try:
+                os.killpg(worker.pid, number)
+            except ProcessLookupError:
+                break
+        worker.process.wait(60)
+        if worker.process.stderr is not None:
+            sys.stderr.write(worker.process.stderr.read())
+            worker.process.stderr.close()
+
+
+def jobs(n: int, act: str = "work", **values: Any) -> list[int]:
+    """Make *n* open jobs and return their keys."""
+    before = set(Job.objects.values_list("pk", flat=True))
+    Job.objects.bulk_create([Job(act=act, **values) for _ in range(n)])
+    return sorted(set(Job.objects.values_list("pk", flat=True)) - before)
+
+
+def states() -> dict[str, int]:
+    """Return how many jobs are in each state that occurs."""
+    progress = Job.objects.progress()
+    counts = {
+        name: getattr(progress, name)
+        for name in ("open", "processing", "complete", "failed", "paused")
+    }
+    return {name: count for name, count in counts.items() if count}

@@ -1,0 +1,203 @@
+"""The health file: touched while all is well, left to age when something hangs, gone at the end."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import connection, connections
+
+from django_taskclaim.worker import health
+from django_taskclaim.worker.health import HealthFile, goes_on
+from tests import servers
+from tests.chaos.proxy import ProxyProcess
+from tests.testapp.models import Ledger
+from tests.worker.conftest import Worker, jobs, wait_until
+
+Start = Callable[..., Worker]
+
+pytestmark = pytest.mark.long
+
+real = pytest.mark.django_db(transaction=True, databases="__all__")
+
+#: Run in the supervisor, so that a test need not wait half a minute.
+IMPATIENT = """
+from django_taskclaim.worker import supervisor
+supervisor.SIGN_WITHIN = 3.0
+"""
+
+
+def touched(path: Path) -> float:
+    """Return when the file was last touched; 0 where it is absent."""
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def is_touched_again(path: Path) -> bool:
+    """Say whether the file is touched once more within the 5 s that are promised."""
+    before, end = touched(path), time.monotonic() + 5 + 1
+    while time.monotonic() < end:
+        if touched(path) > before:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def grows_old(path: Path, seconds: float) -> bool:
+    """Say whether the file has not been touched for so long."""
+    return time.time() - touched(path) > seconds
+
+
+@real
+@pytest.mark.parametrize("mode", [[], ["--in-process"]], ids=["supervised", "in-process"])
+def test_it_is_touched_while_the_worker_lives(
+    start_worker: Start, tmp_path: Path, mode: list[str]
+) -> None:
+    """It appears once the worker works, is touched every few seconds, and goes when the worker ends."""
+    path = tmp_path / "alive"
+    path.touch()
+    os.utime(path, (0, 0))
+    worker = start_worker("--health-file", str(path), *mode)
+    wait_until(lambda: touched(path) > 1, 30, "the dead worker's file is replaced")
+    assert worker.session()
+    assert is_touched_again(path)
+    worker.signal(signal.SIGTERM)
+    assert worker.wait() == 0
+    assert not path.exists()
+
+
+@real
+def test_a_frozen_child_lets_it_age(start_worker: Start, tmp_path: Path) -> None:
+    """One child of two that gives no sign is enough; once it goes on, all is well again."""
+    path = tmp_path / "alive"
+    worker = start_worker("--health-file", str(path), "--processes", "2", first=IMPATIENT)
+    wait_until(lambda: touched(path), 40)
+    child = worker.children()[0]
+    os.kill(child, signal.SIGSTOP)
+    wait_until(lambda: grows_old(path, 7), 15, "nobody touches it")
+    os.kill(child, signal.SIGCONT)
+    wait_until(lambda: not grows_old(path, 5), 10, "it is touched again")
+
+
+@real
+def test_children_that_cannot_start_leave_none(start_worker: Start, tmp_path: Path) -> None:
+    path = tmp_path / "alive"
+    worker = start_worker("--health-file", str(path), TASKCLAIM_TEST_STILLBORN="7")
+    wait_until(lambda: len([e for e in worker.events() if e["level"] == "ERROR"]) >= 2, 40)
+    assert not path.exists()
+
+
+@real
+@pytest.mark.parametrize("thread", ["claimer", "service"])
+def test_a_thread_that_hangs_lets_it_age(start_worker: Start, tmp_path: Path, thread: str) -> None:
+    """The process lives, its main thread too, and yet no work is done: that is not well."""
+    path = tmp_path / "alive"
+    worker = start_worker("--health-file", str(path), "--in-process")
+    wait_until(lambda: touched(path), 30)
+    jobs(1, f"hang:{thread}")
+    wait_until(Ledger.objects.exists)
+    wait_until(lambda: grows_old(path, 7), 20, "nobody touches it")
+    assert worker.process.poll() is None
+
+
+@real
+@pytest.mark.skipif(connection.vendor == "sqlite", reason="needs a server that can be away")
+def test_a_database_that_is_away_is_no_illness(start_worker: Start, tmp_path: Path) -> None:
+    """A restart of the worker would mend nothing: the file is touched as long as the outage lasts, and after it."""
+    path = tmp_path / "alive"
+    settings = connections["default"].settings_dict
+    with ProxyProcess(settings["HOST"], int(settings["PORT"])) as proxy:
+        there = settings | {"HOST": "127.0.0.1", "PORT": proxy.port}
+        worker = start_worker(
+            "--health-file", str(path), "--in-process", DATABASE_URL=servers.url_of(there)
+        )
+        # From this row on a thread counts as hung after 6 s.
+        jobs(1, "hang:nobody")
+        wait_until(lambda: worker.events("completed"), 30)
+        proxy.tell("refuse")
+        wait_until(lambda: worker.events("trouble"), 20)
+        end = time.monotonic() + 15
+        while time.monotonic() < end:
+            assert is_touched_again(path)
+        proxy.tell("pass")
+        jobs(1)
+        wait_until(lambda: len(worker.events("completed")) == 2, 15, f"{worker.events()[-12:]}")
+        assert is_touched_again(path)
+
+
+# Without processes
+
+
+class Thread:
+    """What is asked of claimer and service."""
+
+    def __init__(self) -> None:
+        self.alive, self.trouble, self.last_turn = True, False, 0.0
+        self.leaving = threading.Event()
+
+    def is_alive(self) -> bool:
+        return self.alive
+
+    def troubled_since(self, moment: float) -> bool:
+        return self.trouble
+
+
+class Crew:
+    def __init__(self) -> None:
+        self.claimer, self.service = Thread(), Thread()
+
+
+def test_who_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A silent thread hangs, unless it is about to end as asked, or the database is away."""
+    now = health.HUNG_AFTER
+    monkeypatch.setattr(health, "clock", lambda: now)
+    crew: Any = Crew()
+    assert goes_on(crew)
+    now += 1
+    crew.service.last_turn = now
+    assert not goes_on(crew)
+    crew.service.trouble = True
+    assert goes_on(crew)
+    crew.claimer.alive = False
+    assert not goes_on(crew)
+    crew.claimer.leaving.set()
+    assert goes_on(crew)
+    crew.service.last_turn = 0.0
+    assert not goes_on(crew)
+    crew.service.last_turn = now
+    crew.service.alive = False
+    assert not goes_on(crew)
+
+
+def test_a_file_that_is_somebodys_is_refused(tmp_path: Path) -> None:
+    """What is not empty, or no file, is left as it is."""
+    precious = tmp_path / "manage.py"
+    precious.write_text("precious")
+    for path in (precious, tmp_path, Path("/dev/null")):
+        with pytest.raises(FileExistsError):
+            HealthFile(str(path)).prepare()
+    assert precious.read_text() == "precious"
+    with pytest.raises(OSError, match="No such file"):
+        HealthFile(str(tmp_path / "missing" / "file")).prepare()
+    free = tmp_path / "alive"
+    HealthFile(str(free)).prepare()
+    assert not free.exists()
+
+
+def test_a_file_that_can_no_longer_be_touched_stops_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    file = HealthFile(str(folder / "alive"))
+    file.prepare()
+    folder.rmdir()
+    file.touch()
+    file.remove()
+    assert "touching the health file" in caplog.text

@@ -1,0 +1,52 @@
+"""What a process says of itself is whole, for others reckon with it."""
+
+from datetime import timedelta
+
+import pytest
+from django.db.models import F
+
+from django_taskclaim.control.models import LiveSettings
+from django_taskclaim.control.orders import change_settings
+from django_taskclaim.control.terms import Terms
+from django_taskclaim.handlers import Handler
+from django_taskclaim.models import WorkerProcess
+from django_taskclaim.overview import workers
+from django_taskclaim.worker import heartbeat
+from django_taskclaim.worker.inflight import InFlight
+from django_taskclaim.worker.options import WorkerOptions
+from django_taskclaim.worker.service import Service
+from tests.testapp.models import Job
+
+#: More than any column of bounded length would take.
+MANY = (*(f"another_application.ModelNumber{number}" for number in range(300)), "testapp.Job")
+
+
+@pytest.mark.django_db(databases="__all__")
+def test_a_model_named_last_is_served_like_the_first() -> None:
+    """It is shown as served, and a rate is shared by all processes that serve it."""
+    for name in ("one", "two"):
+        options = WorkerOptions(MANY, name, "default")
+        heartbeat.report(options, heartbeat.Vitals(), held=0, paused=False)
+    assert [worker.serves(Job) for worker in workers("default")] == [True, True]
+    change_settings(Job, {"rate_limit": 10}, by="ada", using="default")
+    service = Service(options, [Handler(Job, print)], InFlight())
+    terms = Terms(service)
+    terms.change(LiveSettings.objects.all())
+    terms.count_living("default")
+    assert terms._limit(Job).rate == 5
+
+
+@pytest.mark.django_db
+def test_a_process_of_a_name_used_before_started_when_it_did() -> None:
+    """In a container every process may be called like the one before it."""
+    options = WorkerOptions(("testapp.Photo",), "one", "default")
+    heartbeat.report(options, heartbeat.Vitals(), held=0, paused=False)
+    WorkerProcess.objects.update(started_at=F("started_at") - timedelta(hours=1))
+    (before,) = workers("default")
+    again, vitals = WorkerOptions(("testapp.Job",), "one", "default"), heartbeat.Vitals()
+    heartbeat.report(again, vitals, held=0, paused=False)
+    (second,) = workers("default")
+    heartbeat.report(again, vitals, held=0, paused=False)
+    (third,) = workers("default")
+    assert before.started_at < second.started_at == third.started_at
+    assert third.labels == ("testapp.Job",)

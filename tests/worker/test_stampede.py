@@ -1,0 +1,90 @@
+"""Eight processes at once, a quarter of them killed or frozen: nothing is lost, nothing doubled, all is explained."""
+
+import random
+import signal
+import sqlite3
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.db import connection
+
+from tests.testapp.models import Job, Ledger
+from tests.worker.conftest import Worker, jobs, states, wait_until
+
+Start = Callable[..., Worker]
+
+ROWS = 5_000
+LEASE = 3
+#: What the log may say about a run that was not the last one of its row.
+EXPLANATIONS = ("expired", "lost", "released", "failed")
+
+
+@pytest.mark.timeout(900)
+def test_stampede_with_kills_and_freezes(start_worker: Start) -> None:
+    """Every row is complete, written once, and each extra run has a logged reason."""
+    jobs(ROWS)
+    workers = [
+        start_worker(
+            "--in-process",
+            "--drain",
+            "--batch-size",
+            str(random.randint(1, 60)),
+            "--lease",
+            str(LEASE),
+        )
+        for _ in range(8)
+    ]
+    killed, frozen = workers[:2]
+    wait_until(lambda: Ledger.objects.count() > ROWS // 10, 200, "the work is under way")
+    freeze(frozen)
+    wait_until(lambda: Ledger.objects.count() > ROWS // 4, 200)
+    killed.signal(signal.SIGKILL)
+    wait_until(
+        lambda: states().get("complete", 0) >= ROWS - 60, 300, "the others do nearly all of it"
+    )
+    frozen.signal(signal.SIGCONT)
+    for worker in workers[1:]:
+        assert worker.wait() == 0
+    assert states() == {"complete": ROWS}
+    assert set(Job.objects.values_list("counter", flat=True)) == {1}
+    assert_every_extra_run_is_explained(workers[0].events())
+    # Frozen between a COMMIT and its answer, a worker may come back too late to learn what became of it.
+    errors = [e for e in workers[0].events() if e["level"] in ("ERROR", "CRITICAL")]
+    unexpected = [e for e in errors if e["event"] != "undecided"]
+    assert unexpected == []
+
+
+def freeze(worker: Worker) -> None:
+    """Stop the process; on SQLite not while it holds the one write lock, which nobody could then take from it."""
+    while True:
+        worker.signal(signal.SIGSTOP)
+        if connection.vendor != "sqlite" or write_lock_is_free():
+            return
+        worker.signal(signal.SIGCONT)
+
+
+def write_lock_is_free() -> bool:
+    """Say whether nobody keeps the write lock for a second, as a frozen process would."""
+    other = sqlite3.connect(connection.settings_dict["NAME"], timeout=1, isolation_level=None)
+    try:
+        other.execute("BEGIN IMMEDIATE")
+        other.execute("ROLLBACK")
+    except sqlite3.OperationalError:
+        return False
+    finally:
+        other.close()
+    return True
+
+
+def assert_every_extra_run_is_explained(events: list[dict[str, Any]], rows: int = ROWS) -> None:
+    """Compare the ledger with the log: a row that ran n times was put back, or lost, at least n - 1 times."""
+    explained: Counter[str] = Counter()
+    for event in events:
+        if event.get("event") in EXPLANATIONS:
+            explained.update(event.get("keys", ()))
+    runs = Counter(Ledger.objects.values_list("key", flat=True))
+    assert len(runs) == rows
+    unexplained = {key: (n, explained[key]) for key, n in runs.items() if n - 1 > explained[key]}
+    assert unexplained == {}
