@@ -282,9 +282,13 @@ def orphans_claim_nothing(rules: Rules) -> str:
 
 
 def nothing_is_claimed_while_paused(rules: Rules) -> str:
-    """9: between the commit of a pause and its resume no row is claimed."""
+    """9: no statement that began after the commit of a pause has claimed a row before its resume.
+
+    Where the pause ends, the order of the entries decides and not their moments: a statement that began before the
+    resume, and looked at the switch after it, may claim.
+    """
     return (
-        "SELECT h.* FROM chaos_act a JOIN chaos_history h ON h.at >= a.began_at AND h.at <= a.ended_at"
+        "SELECT h.* FROM chaos_act a JOIN chaos_history h ON h.at >= a.began_at AND h.seq <= a.ended_after"
         f" WHERE a.kind = 'pause' AND {CLAIM} LIMIT 100"
     )
 

@@ -8,9 +8,8 @@ from collections.abc import Callable
 import pytest
 from django.db import connection
 
-from django_taskclaim.dialects import DatabaseNow
 from tests.behaviour.support import clock, wait_for
-from tests.chaos import ledger, sql
+from tests.chaos import ledger, records, sql
 from tests.chaos.app.models import Act, History, Work
 from tests.chaos.oracle import CHECKS, Rules, crash_mark, offences
 
@@ -55,8 +54,8 @@ def cheat(row: Work, assignments: str) -> None:
 def act(kind: str, worker: str = "", began: str = "-1 MINUTE", ended: str = "+1 MINUTE") -> None:
     sql.execute(
         connection,
-        "INSERT INTO chaos_act (kind, worker, began_at, ended_at)"
-        f" VALUES (%s, %s, {clock(began)}, {clock(ended)})",
+        "INSERT INTO chaos_act (kind, worker, began_at, ended_at, ended_after)"
+        f" VALUES (%s, %s, {clock(began)}, {clock(ended)}, 1000000)",
         [kind, worker],
     )
 
@@ -326,6 +325,16 @@ def test_an_honest_run_is_no_offence() -> None:
     assert offences(RULES) == {}
 
 
+def test_a_claim_that_began_while_paused_may_wait_for_the_resume() -> None:
+    """Its statement had arrived, and looked at the switch when that was on again."""
+    Work.objects.create()
+    with records.act("pause"):
+        began_at = Act.objects.get().began_at
+    assert Work.objects.filter(wanted=True).claim_batch(1)
+    assert History.objects.filter(new_status="processing").update(at=began_at) == 1
+    assert "nothing_is_claimed_while_paused" not in offences(RULES)
+
+
 def due_rows(n: int) -> list[Work]:
     return wait_for(lambda: Work.objects.filter(wanted=True).claim_batch(n, lease=0.1))
 
@@ -339,6 +348,5 @@ def expire(rows: list[Work]) -> None:
 
 def with_reset(verb: Callable[[], int]) -> None:
     """Write down when an operator resets rows, as the runner does."""
-    noted = Act.objects.create(kind="reset", began_at=DatabaseNow())
-    assert verb()
-    Act.objects.filter(pk=noted.pk).update(ended_at=DatabaseNow())
+    with records.act("reset"):
+        assert verb()

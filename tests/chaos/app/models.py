@@ -83,6 +83,8 @@ class Act(models.Model):
     worker = HolderField(default="")
     began_at = MomentField(null=True)
     ended_at = MomentField(null=True)
+    #: The last entry of the history when it ended. A statement that began before may write later ones.
+    ended_after = models.BigIntegerField(null=True)
 
 
 class Orphan(models.Model):
