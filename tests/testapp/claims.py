@@ -15,6 +15,7 @@ from django.db.models import F
 from django_taskclaim import Retry, handler
 from django_taskclaim.completion import Clear
 from django_taskclaim.exceptions import Permanent, RetryLater
+from tests.factories import SHAPES
 from tests.testapp.models import (
     AsyncJob,
     AtomicBatchJob,
@@ -155,11 +156,24 @@ def do_nothing(job: QuickJob) -> None:
     """Cost nothing, so that what a worker costs shows."""
 
 
-@handler(TextKey, lease=8)
 def read(row: TextKey) -> None:
     """The other model of a worker that has two, under a much shorter lease; some rows outlast it."""
     if row.key.startswith("slow"):
         time.sleep(9)
+
+
+def do_any(row: Any) -> None:
+    """Leave an effect beside the row and a result on it, whatever its shape."""
+    Effect.objects.create(key=f"{row._meta.concrete_model._meta.label} {row.pk}")
+    time.sleep(0.02)
+    row.counter += 1
+
+
+if os.environ.get("TASKCLAIM_TEST_EVERY_SHAPE"):
+    for shape in SHAPES:
+        handler(shape, atomic=True, lease=8, timeout=2, update_fields=["counter"])(do_any)
+else:
+    handler(TextKey, lease=8)(read)
 
 
 @handler(AsyncJob, completion=completion_of("AsyncJob"), concurrency=20, **OPTIONS)
