@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import models
+from django.db.models.expressions import Combinable
 
 from django_taskclaim import conf
 from django_taskclaim.columns import claim_columns, has_ranges
@@ -18,6 +19,7 @@ from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.limits import refuse_uncountable
 from django_taskclaim.querysets.ranges import end_walks, refuse_unfinished
 from django_taskclaim.querysets.results import with_locked_source
+from django_taskclaim.querysets.scope import refuse_unknown_order
 from django_taskclaim.sources import hand_out, lacks_source, load_sources
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -151,6 +153,7 @@ def handler(
     concurrency: int | None = None,
     health_checks: Sequence[Any] = (),
     queryset: "models.QuerySet[Any] | None" = None,
+    order_by: "Sequence[str | Combinable]" = (),
     limit_per: Mapping[str, int] | None = None,
     missing_source: str = "fail",
 ) -> Callable[[F], F]:
@@ -163,7 +166,8 @@ def handler(
     renewed while they run. *timeout* bounds one call; only a written None lifts it. *backoff* gets the number of
     failures and returns seconds or a timedelta. *errors* says for classes of exceptions what they mean: ``Permanent``,
     a ``RetryLater``, or a ``Retry`` with tries and back-off of its own. *completion* says what becomes of a row that is
-    done, see ``django_taskclaim.completion``. *queryset* narrows what is claimed, and its order is the order of claims.
+    done, see ``django_taskclaim.completion``. *queryset* narrows what is claimed. *order_by* is the order of all claims
+    of the model, in the words of ``QuerySet.order_by()``; that of a queryset goes before it.
     *limit_per* maps columns of the model to how many rows with one value of each may be processing at once, whoever
     claims them and wherever.
 
@@ -205,6 +209,8 @@ def handler(
         raise ValueError(
             f"missing_source must be {' or '.join(MISSING_SOURCE)}, not {missing_source!r}."
         )
+    if isinstance(order_by, str):
+        raise TypeError(f"order_by is a list of names, not the text {order_by!r}.")
     policy = Policy(
         own_lease=None if lease is None else conf.positive_duration(lease, "lease"),
         own_max_attempts=max_attempts,
@@ -212,7 +218,9 @@ def handler(
         own_errors=errors or {},
         completion=as_completion(completion),
         own_limit_per={} if limit_per is None else limit_per,
+        own_order=tuple(order_by),
     )
+    refuse_unknown_order(model, policy.own_order)
     refuse_uncountable(model, policy.own_limit_per)
     given = (
         None if timeout is _UNSET or timeout is None else conf.positive_duration(timeout, "timeout")

@@ -6,13 +6,14 @@
 import logging
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from typing import Any, TypeAlias
 
 from django.db import models
+from django.db.models.expressions import Combinable
 
 from django_taskclaim import conf
 from django_taskclaim.completion import Completion, Mark
@@ -93,6 +94,8 @@ class Policy:
     completion: Completion = field(default_factory=Mark)
     #: How many rows with one value of these columns are processing at once, at most.
     own_limit_per: Mapping[str, int] = field(default_factory=dict, hash=False)
+    #: In which order claims take rows whose queryset names none, as for ``QuerySet.order_by()``.
+    own_order: Sequence[str | Combinable] = field(default=(), hash=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "own_limit_per", _checked_limits(self.own_limit_per))

@@ -210,9 +210,14 @@ def test_with_many_rows_the_plans_tell_a_right_index_from_none() -> None:
 
 
 @changes_tables
-def test_an_order_of_the_handlers_own_needs_an_index_of_its_own() -> None:
+@pytest.mark.parametrize(
+    "options",
+    [{"queryset": Photo.objects.order_by("url")}, {"order_by": ["url"]}],
+    ids=["queryset", "order_by"],
+)
+def test_an_order_of_the_handlers_own_needs_an_index_of_its_own(options: Any) -> None:
     many(Photo)
-    with handling(Photo, queryset=Photo.objects.order_by("url")):
+    with handling(Photo, **options):
         (found,) = problems(judged_plans(Photo, "default"))
         assert "sorts rows" in found.message
         assert "order of its own" in found.advice

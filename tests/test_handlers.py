@@ -55,8 +55,11 @@ def test_a_function_that_cannot_serve_is_refused(
     assert handler_for(Photo) is None
 
 
-@pytest.mark.parametrize("options", [{"concurrency": 0}, {"batch_size": 0}, {"max_attempts": 0}])
-def test_a_number_that_makes_no_sense_is_refused(options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [{"concurrency": 0}, {"batch_size": 0}, {"max_attempts": 0}, {"order_by": ["no_such_column"]}],
+)
+def test_a_value_that_makes_no_sense_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):
         handler(Photo, **options)
 

@@ -230,6 +230,7 @@ def test_the_options_of_handlers_are_all_there_with_their_defaults() -> None:
         "concurrency": plain.concurrency,
         "health_checks": plain.health_checks,
         "queryset": plain.queryset,
+        "order_by": plain.policy.own_order,
         "limit_per": plain.policy.own_limit_per or None,
         "missing_source": plain.missing_source,
     }

@@ -13,7 +13,7 @@ from django_taskclaim.fields import AnyField
 from django_taskclaim.handlers import handler_for
 from django_taskclaim.indexes import ClaimIndex
 from django_taskclaim.querysets.limits import limits_over
-from django_taskclaim.querysets.scope import Desk
+from django_taskclaim.querysets.scope import Desk, in_policy_order
 from django_taskclaim.wording import listed
 
 
@@ -53,7 +53,8 @@ def index_for(model: type[models.Model], desk: Desk, key: AnyField | None = None
     None where no index of the claim table alone gives that order.
     """
     handler = handler_for(model)
-    query = (handler.rows() if handler is not None else model._default_manager.all()).query
+    rows = handler.rows() if handler is not None else model._default_manager.all()
+    query = in_policy_order(rows).query
     owner = desk.columns.owner
     own = {
         each: field.name

@@ -25,6 +25,7 @@ from django_taskclaim.querysets.scope import (
     Desk,
     Rows,
     in_claim_order,
+    in_policy_order,
     on_claim_table,
     refuse_unclaimable,
     without_conditions,
@@ -112,6 +113,7 @@ def claim(queryset: Rows, request: Request) -> list[Any]:
     desk = Desk.of(queryset.model, queryset.db)
     if queryset.query.is_empty():
         return []
+    queryset = in_policy_order(queryset)
     started = clock()
     # A name that a caller gave may have claimed the same rows by another call, so such rows tell nothing.
     return durably(

@@ -21,7 +21,12 @@ from django_taskclaim.querysets.assignments import Assignments, pass_on
 from django_taskclaim.querysets.claiming import checked_name
 from django_taskclaim.querysets.losses import raise_unless_all
 from django_taskclaim.querysets.operators import OperatorVerbs
-from django_taskclaim.querysets.scope import Desk, on_claim_table, refuse_unclaimable
+from django_taskclaim.querysets.scope import (
+    Desk,
+    in_policy_order,
+    on_claim_table,
+    refuse_unclaimable,
+)
 from django_taskclaim.querysets.telling import tell
 from django_taskclaim.signals import rows_handed_over
 from django_taskclaim.states import Status
@@ -77,9 +82,9 @@ class PeopleVerbs(OperatorVerbs[M]):
 
         With *lease* they are renewed as ``renew`` does, and rows lost in that moment are left out.
         """
-        ordered: Any = (
-            self if self.query.order_by else self.order_by(*claim_columns(self.model).order)
-        )
+        ordered: Any = in_policy_order(self)
+        if not ordered.query.order_by:
+            ordered = ordered.order_by(*claim_columns(self.model).order)
         rows: list[M] = ordered._claimed_by([who])
         if lease is None or not rows:
             return rows

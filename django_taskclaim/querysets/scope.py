@@ -1,14 +1,17 @@
 """From the user's queryset to the rows of the claim table: which rows, on which connection, in which order."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from django.core.exceptions import FieldError
 from django.db import connections, models
 from django.db.models.sql.where import WhereNode
 
 from django_taskclaim.columns import ClaimColumns, KeyColumns, claim_columns, key_columns
 from django_taskclaim.dialects import Dialect, dialect_for
 from django_taskclaim.dialects.statements import KeyTable, Table
+from django_taskclaim.policy import policy_for
 
 Rows = models.QuerySet[Any]
 
@@ -101,6 +104,20 @@ def _looks_at_one_table(queryset: Rows, desk: Place) -> bool:
         and not query.extra_tables
         and used in ([], [desk.columns.owner._meta.db_table])
     )
+
+
+def in_policy_order(queryset: Rows) -> Rows:
+    """Return *queryset* as it is ordered, else in the order that its model's policy names, if it names one."""
+    order = policy_for(queryset.model).own_order
+    return queryset.order_by(*order) if order and not queryset.query.order_by else queryset
+
+
+def refuse_unknown_order(model: type[models.Model], order: Sequence[Any]) -> None:
+    """Raise ValueError in one sentence for an *order* that rows of *model* cannot be sorted by."""
+    try:
+        str(models.QuerySet(model).order_by(*order).query)
+    except (FieldError, TypeError) as error:
+        raise ValueError(f"order_by cannot sort {model.__name__}: {error}") from error
 
 
 def in_claim_order(rows: Rows, queryset: Rows, desk: Place) -> Rows:

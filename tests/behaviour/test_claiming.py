@@ -12,7 +12,9 @@ from django.db.models.functions import Concat, Lower, RowNumber
 from django.test import override_settings
 from django.utils import timezone
 
+from django_taskclaim import policy
 from django_taskclaim.exceptions import ClaimLost
+from django_taskclaim.policy import Policy
 from tests.behaviour.models import Label, Labelled
 from tests.behaviour.support import facts, fresh, names
 from tests.factories import make
@@ -155,6 +157,22 @@ def test_a_reversed_order_is_reversed(kind_of_table: Any) -> None:
     rows = make(kind_of_table, 4, note=lambda i: "cdba"[i])
     claimed = kind_of_table.objects.order_by("note").reverse().claim_batch(3)
     assert [keys(rows).index(row.pk) for row in claimed] == [1, 0, 2]
+
+
+@pytest.mark.parametrize("order", [["-note"], [F("note").desc(), "pk"], ["-counter", "-note"]])
+def test_the_order_of_the_policy_is_that_of_every_claim(
+    kind_of_table: Any, order: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless the queryset names one; a person's rows come back in it, too."""
+    monkeypatch.setitem(policy._policies, kind_of_table, Policy(own_order=order))
+    rows = make(kind_of_table, 6, note=lambda i: "bcafde"[i])
+    taken = lambda claimed: [keys(rows).index(row.pk) for row in claimed]  # noqa: E731
+    objects = kind_of_table.objects
+    assert taken(objects.claim_batch(2, claimed_by="ada")) == [3, 5]
+    assert taken(objects.claim_batch(3, claimed_by="ada", include_held=True)) == [3, 5, 4]
+    assert taken(objects.all().holdings("ada")) == [3, 5, 4]
+    assert taken(objects.order_by("note").claim_batch(1)) == [2]
+    assert taken(objects.all().claim_batch(1)) == [1]
 
 
 @pytest.mark.usefixtures("strategy")

@@ -4,6 +4,8 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Any, assert_type
 
+from django.db.models import F
+
 from django_taskclaim import Retry, handler, named_lease, synchronized, take
 from django_taskclaim.completion import Archive, Clear, Delete
 from django_taskclaim.contention import Retriable, retry_on_contention
@@ -192,6 +194,7 @@ def companions() -> None:
     timeout=900,
     max_attempts=5,
     backoff=lambda failures: timedelta(seconds=failures),
+    order_by=["country", F("url").desc()],
     limit_per={"url": 3},
 )
 def measure_with_options(photo: Photo) -> None:
