@@ -18,7 +18,7 @@ def act(kind: str, worker: str = "") -> Iterator[None]:
     noted = Act.objects.create(kind=kind, worker=worker, began_at=DatabaseNow())
     yield
     # Asked for by itself: as part of the UPDATE it would lock the end of the history on MySQL.
-    last = History.objects.aggregate(last=Max("seq", default=0))["last"]
+    last = History.objects.aggregate(last=Max("seq"))["last"] or 0
     Act.objects.filter(pk=noted.pk).update(ended_at=DatabaseNow(), ended_after=last)
 
 
