@@ -71,6 +71,8 @@ class Dialect(KeyedTables):
     walks_small_tables: ClassVar[bool] = False
     #: Whether ``(a, b) > (1, 2)`` is found by an index over a and b.
     seeks_row_values: ClassVar[bool] = True
+    #: Whether an index keeps what is out of date for a while, and reads past it.
+    leaves_dead_entries: ClassVar[bool] = True
 
     #: Whether the database names the transactions that are open, to everybody.
     names_open_transactions: ClassVar[bool] = False

@@ -44,6 +44,7 @@ class SQLite(Dialect):
     greatest = "MAX"
     locks_in_key_order = False
     has_one_writer = True
+    leaves_dead_entries = False
     names_open_transactions = True
 
     def table(self, columns: ClaimColumns) -> Table:

@@ -6,7 +6,7 @@ has. Django's ``execute_wrapper`` hears each statement and puts a harmless quest
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
@@ -19,6 +19,8 @@ from django_taskclaim.handlers import handler_for
 from django_taskclaim.policy import policy_for
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.assignments import complete_assignments
+from django_taskclaim.querysets.claiming import checked_request
+from django_taskclaim.querysets.lower_bound import LowerBound
 from django_taskclaim.querysets.scope import Desk
 from django_taskclaim.states import WORKER_MARK, Token
 
@@ -73,16 +75,20 @@ def listening(desk: Desk, *, locks_find: bool = False) -> Iterator[list[SQL]]:
 
 
 def claim_statements(model: type[models.Model], alias: str) -> list[SQL]:
-    """Return what a worker of *model* sends to claim a batch."""
+    """Return what a worker of *model* sends to claim a batch, at first and behind a bound."""
     desk = Desk.of(model, alias)
     handler = handler_for(model)
-    rows = handler.rows(alias) if handler is not None else model._default_manager.using(alias)
+    rows: Any = handler.rows(alias) if handler else model._default_manager.using(alias)
     if not hasattr(rows, "claim_batch"):
         rows = ClaimQuerySet(model, using=alias)
     limit = handler.batch_size if handler is not None else int(setting("BATCH_SIZE"))
+    last = desk.rows.order_by().first()
     # Where the settings ask for REPEATABLE READ, a limit per key refuses this transaction, though no worker's own.
     with listening(desk, locks_find=True) as heard, suppress(RuntimeError):
         rows.claim_batch(limit, durable=False)
+        if last is not None:
+            request = checked_request(model, limit, None, None, False, False)
+            rows._claim(replace(request, bound=LowerBound.behind(last, desk)))
     return heard
 
 

@@ -21,6 +21,7 @@ from django_taskclaim.fields import CRASHED, CRASHED_UNBEGUN, AnyField, as_utc
 from django_taskclaim.policy import policy_for
 from django_taskclaim.querysets.limits import limits_over, take_within
 from django_taskclaim.querysets.lost_commits import PATIENCE, judge_after_lost_commit
+from django_taskclaim.querysets.lower_bound import LowerBound
 from django_taskclaim.querysets.scope import (
     Desk,
     Rows,
@@ -50,6 +51,8 @@ class Request:
     durable: bool
     #: Whether the holder tells the database when it begins a row that may kill it; see ``ClaimQuerySet._begin``.
     tells_beginning: bool = False
+    #: Where the holder's claims before this one have come to.
+    bound: LowerBound | None = None
 
 
 def new_holder(worker: str | None = None) -> str:
@@ -184,6 +187,8 @@ def _take(queryset: Rows, desk: Desk, request: Request, limit: int) -> list[Take
     )
     if limits:
         raw = take_within(limits, order, due, desk, partial(_undo, desk, request.holder))
+    elif request.bound is not None and not queryset.query.order_by:
+        raw = request.bound.claim(order, desk)
     else:
         raw = desk.dialect.claim(order, desk.columns)
     raw = _keep_apart_what_crashed(raw, desk, request, fields)

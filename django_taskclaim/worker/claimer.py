@@ -16,6 +16,7 @@ from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.handlers import Handler
 from django_taskclaim.querysets.claiming import Request, new_holder
 from django_taskclaim.querysets.limits import limits_over
+from django_taskclaim.querysets.lower_bound import LowerBound
 from django_taskclaim.querysets.ranges import end_of_source, is_unplanned, open_more
 from django_taskclaim.states import Status
 from django_taskclaim.tokens import clock
@@ -68,6 +69,7 @@ class Claimer(threading.Thread):
         #: Told how many rows have been claimed so far, after each claim.
         self.on_claimed: Callable[[int], None] = lambda rows: None
         self._look_at_connection = 0.0
+        self._bounds = {handler.model: LowerBound() for handler in handlers}
         self._next_look = dict.fromkeys((handler.model for handler in handlers), 0.0)
         #: What a drain has to do of models whose rows open again when they are done.
         self._this_round: dict[Any, Q] = {}
@@ -269,6 +271,7 @@ class Claimer(threading.Thread):
             include_held=False,
             durable=True,
             tells_beginning=True,
+            bound=self._bounds[handler.model] if only is None else None,
         )
         queryset = self._to_do(handler)
         if only is not None:
