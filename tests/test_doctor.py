@@ -235,6 +235,18 @@ def test_an_order_of_the_handlers_own_needs_an_index_of_its_own(options: Any) ->
     assert problems(judged_plans(Photo, "default")) == []
 
 
+@pytest.mark.skipif(connection.vendor != "sqlite", reason="it alone plans without statistics")
+@pytest.mark.parametrize("model", SHAPES)
+def test_what_is_written_is_found_by_its_key(model: type[models.Model]) -> None:
+    """Not by its state: with a million open rows each claim would read all of them."""
+    make(model, 30)
+    desk = Desk.of(model, "default")
+    for statement in [*claim_statements(model, "default"), *fenced_statements(model, "default")]:
+        if statement.text.startswith("UPDATE"):
+            (first, *_) = desk.dialect.explain(statement, desk.table, may_sort=True).lines
+            assert "PRIMARY KEY" in first or "sqlite_autoindex" in first, first
+
+
 @changes_tables
 @pytest.mark.parametrize("rows", [0, 60])
 def test_a_limit_per_key_gets_an_index_recommended(rows: int) -> None:

@@ -175,16 +175,12 @@ class Table(KeyTable):
 
     def __init__(self, columns: ClaimColumns, connection: BaseDatabaseWrapper) -> None:
         super().__init__(columns, connection)
-        self.status = self.column(columns.status)
+        self.status = f"{self.name}.{self.column(columns.status)}"
 
     def in_state(self, *states: Status) -> SQL:
         """Match rows in one of *states*; literals, so that a partial index is found to fit."""
         names = ", ".join(f"'{state.value}'" for state in states)
-        return SQL(
-            f"{self.name}.{self.status} IN ({names})"
-            if len(states) > 1
-            else f"{self.name}.{self.status} = {names}"
-        )
+        return SQL(f"{self.status} IN ({names})" if len(states) > 1 else f"{self.status} = {names}")
 
     def standing(self, token: Token) -> SQL:
         """Match rows whose claim is still the one that *token* names: the fence."""
@@ -197,7 +193,7 @@ class Table(KeyTable):
     def _under(self, token: Token, status: Status) -> SQL:
         columns = self.columns
         return SQL(
-            f"{self.name}.{self.status} = '{status.value}'"
+            f"{self.status} = '{status.value}'"
             f" AND {self.qualified(columns.claimed_by)} = %s AND {self.qualified(columns.iteration)} = %s",
             (token.holder, token.iteration),
         )
