@@ -2,6 +2,7 @@
 
 from django.apps import AppConfig
 from django.utils.module_loading import autodiscover_modules
+from django.utils.translation import gettext_lazy as _
 
 
 class TaskClaimConfig(AppConfig):
@@ -9,7 +10,7 @@ class TaskClaimConfig(AppConfig):
 
     name = "django_taskclaim"
     label = "taskclaim"
-    verbose_name = "Task claims"
+    verbose_name = _("Task claims")
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:

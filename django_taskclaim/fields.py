@@ -42,11 +42,20 @@ CRASHED_UNBEGUN = CRASHED + timedelta(seconds=1)
 UNSETTLED = datetime(9000, 1, 1, tzinfo=UTC)
 
 
+def without_name(deconstructed: Any) -> Any:
+    """Leave the column's name for people out of what migrations keep: a better word is no change of the table."""
+    name, path, args, kwargs = deconstructed
+    return name, path, args, {key: value for key, value in kwargs.items() if key != "verbose_name"}
+
+
 class ClaimColumn(AnyField):
     """Marks a column that the verbs alone write; ``priority`` is the one that stays the user's."""
 
     # A pre_save of its own would make update_or_create() write the column; see Django's `update_or_create`.
     pre_save = models.Field.pre_save
+
+    def deconstruct(self) -> Any:
+        return without_name(super().deconstruct())
 
 
 class StatusField(ClaimColumn, _CharField):
@@ -98,6 +107,9 @@ class CounterField(ClaimColumn, _IntegerField):
 
 class PriorityField(_IntegerField):
     """The user's own order of claims; higher comes first."""
+
+    def deconstruct(self) -> Any:
+        return without_name(super().deconstruct())
 
 
 class RangeColumn(ClaimColumn):

@@ -3,16 +3,17 @@
 from typing import NamedTuple, Self
 
 from django.db import models
+from django.utils.translation import gettext_lazy as _
 
 
 class Status(models.TextChoices):
     """What a row is doing; the values are stored as written and frozen."""
 
-    OPEN = "open", "open"
-    PROCESSING = "processing", "processing"
-    COMPLETE = "complete", "complete"
-    FAILED = "failed", "failed"
-    PAUSED = "paused", "paused"
+    OPEN = "open", _("open")
+    PROCESSING = "processing", _("processing")
+    COMPLETE = "complete", _("complete")
+    FAILED = "failed", _("failed")
+    PAUSED = "paused", _("paused")
 
 
 #: A row may be born in any state but ``processing``: only a claim leads there.
@@ -37,7 +38,7 @@ class Token(NamedTuple):
         holder: object
         iteration: object
         if isinstance(value, str):
-            iteration, _, holder = value.partition(":")
+            iteration, _colon, holder = value.partition(":")
         elif isinstance(value, (tuple, list)) and len(value) == 2:
             holder, iteration = value
         else:

@@ -10,6 +10,7 @@ from typing import Any
 
 from django.apps import apps
 from django.db import Error, connections, models, router
+from django.utils.translation import gettext as _
 
 from django_taskclaim import conf
 from django_taskclaim.columns import claim_columns, has_claim_columns
@@ -31,9 +32,9 @@ class SwitchError(TaskClaimError):
 
     def __str__(self) -> str:
         failed = "; ".join(f"{alias}: {error}" for alias, error in self.errors.items())
-        return (
-            f"The switch was turned on {', '.join(self.done) or 'no database'}, but not on {failed}"
-        )
+        done = ", ".join(self.done) or _("no database")
+        told = _("The switch was turned on %(done)s, but not on %(failed)s")
+        return told % {"done": done, "failed": failed}
 
 
 def pause(

@@ -1,7 +1,10 @@
-"""How commands and messages put durations, moments and counts into words."""
+"""How commands, logs and errors put durations, moments and counts into words: in English, for whoever reads them.
+
+Pages say the same by ``localized``.
+"""
 
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 from typing import Any
 
 from django.utils import timezone
@@ -11,29 +14,43 @@ _UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
 
 def lasting(duration: timedelta) -> str:
     """Return a duration in its two largest units: ``41 s``, ``4 min 10 s``, ``2 d 3 h``."""
+    return " ".join(f"{count} {unit}" for count, unit in in_units(duration))
+
+
+def in_units(duration: timedelta) -> list[tuple[int, str]]:
+    """Return a duration's largest unit with any, and the next one where there is some of it."""
     seconds = round(abs(duration).total_seconds())
-    parts: list[str] = []
+    parts: list[tuple[int, str]] = []
     for unit, size in _UNITS:
         count, seconds = divmod(seconds, size)
         if count or parts:
-            parts.append(f"{count} {unit}" if count else "")
-    return " ".join(part for part in parts[:2] if part) or "0 s"
+            parts.append((count, unit))
+    return [(count, unit) for count, unit in parts[:2] if count] or [(0, "s")]
 
 
 def moment(value: datetime) -> str:
     """Return a moment in the project's time zone, with the zone's name; the date only where it is not today."""
-    local = timezone.localtime(value) if timezone.is_aware(value) else value
-    today = timezone.localdate() if timezone.is_aware(value) else datetime.now().date()
-    zone = local.strftime("%Z") or timezone.get_current_timezone_name()
+    local, today = here(value)
     shape = "%H:%M:%S" if local.date() == today else "%Y-%m-%d %H:%M:%S"
-    return f"{local.strftime(shape)} {zone}"
+    return f"{local.strftime(shape)} {zone_of(local)}"
 
 
 def clock_time(value: datetime) -> str:
     """Return a moment as people tell each other, ``14:20``; with the date where it is not today."""
-    local = timezone.localtime(value) if timezone.is_aware(value) else value
-    today = timezone.localdate() if timezone.is_aware(value) else datetime.now().date()
+    local, today = here(value)
     return local.strftime("%H:%M" if local.date() == today else "%Y-%m-%d %H:%M")
+
+
+def here(value: datetime) -> tuple[datetime, date]:
+    """Return the moment in the present time zone, and which day is today there; naive ones stay as they are."""
+    if timezone.is_aware(value):
+        return timezone.localtime(value), timezone.localdate()
+    return value, datetime.now().date()
+
+
+def zone_of(local: datetime) -> str:
+    """Return the name of the time zone that a moment is told in."""
+    return local.strftime("%Z") or timezone.get_current_timezone_name()
 
 
 def counted(number: int, singular: str, plural: str = "") -> str:

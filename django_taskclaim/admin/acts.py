@@ -28,8 +28,8 @@ class Act:
     told: Callable[[int], str]
 
 
-def _told(singular: str, plural: str, number: int) -> str:
-    return ngettext(singular, plural, number) % {"number": phrases.amount(number)}
+def _shown(number: int) -> dict[str, str]:
+    return {"number": phrases.amount(number)}
 
 
 def reset(*, running: bool = False, complete: bool = False) -> Act:
@@ -39,7 +39,10 @@ def reset(*, running: bool = False, complete: bool = False) -> Act:
         "reset",
         lambda rows: rows.reset(running=running, complete=complete),
         frozenset({Status.FAILED.value, *(state for state, is_named in named.items() if is_named)}),
-        lambda number: _told("%(number)s row was reset.", "%(number)s rows were reset.", number),
+        lambda number: (
+            ngettext("%(number)s row was reset.", "%(number)s rows were reset.", number)
+            % _shown(number)
+        ),
     )
 
 
@@ -56,7 +59,10 @@ def fail(reason: str, *, running: bool = False, complete: bool = False) -> Act:
                 *(state for state, is_named in named.items() if is_named),
             }
         ),
-        lambda number: _told("%(number)s row was failed.", "%(number)s rows were failed.", number),
+        lambda number: (
+            ngettext("%(number)s row was failed.", "%(number)s rows were failed.", number)
+            % _shown(number)
+        ),
     )
 
 
@@ -66,8 +72,9 @@ def take_back() -> Act:
         "release",
         lambda rows: rows.take_back(),
         frozenset({Status.PROCESSING.value}),
-        lambda number: _told(
-            "%(number)s row was taken back.", "%(number)s rows were taken back.", number
+        lambda number: (
+            ngettext("%(number)s row was taken back.", "%(number)s rows were taken back.", number)
+            % _shown(number)
         ),
     )
 
@@ -78,10 +85,13 @@ def release_expired() -> Act:
         "release expired",
         lambda rows: rows.release_expired(),
         frozenset({EXPIRED}),
-        lambda number: _told(
-            "%(number)s row with an expired lease was put back.",
-            "%(number)s rows with expired leases were put back.",
-            number,
+        lambda number: (
+            ngettext(
+                "%(number)s row with an expired lease was put back.",
+                "%(number)s rows with expired leases were put back.",
+                number,
+            )
+            % _shown(number)
         ),
     )
 
@@ -92,7 +102,10 @@ def pause_rows() -> Act:
         "pause rows",
         lambda rows: rows.pause_rows(),
         frozenset({Status.OPEN.value}),
-        lambda number: _told("%(number)s row was paused.", "%(number)s rows were paused.", number),
+        lambda number: (
+            ngettext("%(number)s row was paused.", "%(number)s rows were paused.", number)
+            % _shown(number)
+        ),
     )
 
 
@@ -102,7 +115,8 @@ def resume_rows() -> Act:
         "resume rows",
         lambda rows: rows.resume_rows(),
         frozenset({Status.PAUSED.value}),
-        lambda number: _told(
-            "%(number)s row was resumed.", "%(number)s rows were resumed.", number
+        lambda number: (
+            ngettext("%(number)s row was resumed.", "%(number)s rows were resumed.", number)
+            % _shown(number)
         ),
     )

@@ -9,6 +9,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from django_taskclaim.admin.rows import EXPIRED, WAITING
+from django_taskclaim.localized import clock_format
 from django_taskclaim.states import WORKER_MARK, Status
 
 #: The words on the pills.
@@ -81,9 +82,10 @@ def moment(value: datetime) -> str:
     """Return a moment in the reader's time zone; the date only where it is not today."""
     local = timezone.localtime(value)
     today = timezone.localtime(datetime.now(UTC)).date()
+    time = formats.time_format(local, clock_format(seconds=True))
     if local.date() == today:
-        return formats.time_format(local, "H:i:s")
-    return f"{formats.date_format(local, 'DATE_FORMAT')}, {formats.time_format(local, 'H:i:s')}"
+        return time
+    return f"{formats.date_format(local, 'DATE_FORMAT')}, {time}"
 
 
 def listed(parts: Sequence[str]) -> str:

@@ -19,6 +19,7 @@ from django_taskclaim.admin.buttons import (
     url_name,
 )
 from django_taskclaim.admin.confirming import Crumb, confirm, in_no_transaction
+from django_taskclaim.admin.control_room.acts import reason_of_pause
 from django_taskclaim.admin.control_room.crew import somebody_works
 from django_taskclaim.admin.counting import counted_up_to
 from django_taskclaim.admin.forms import PauseForm, ReasonForm
@@ -35,7 +36,6 @@ from django_taskclaim.querysets.scope import Desk
 from django_taskclaim.states import Status
 from django_taskclaim.switch import SwitchError, holds, pause, resume
 from django_taskclaim.switch_reading import EVERY_MODEL, scope_of, scopes_over
-from django_taskclaim.wording import lasting
 
 Answer = Any
 
@@ -124,8 +124,8 @@ def pause_view(admin: Any, request: HttpRequest) -> HttpResponseBase:
                 "Paused: no worker claims %(rows)s for %(time)s, unless somebody resumes before."
             )
         done %= {**names, "time": phrases.lasting(answer["lasts"] or timedelta())}
-        for_long = f" for {lasting(answer['lasts'])}" if answer["lasts"] else ""
-        return _turned(admin, request, turn, "pause", f"{reason}{for_long}".strip(), done)
+        recorded = reason_of_pause(reason, answer["lasts"])
+        return _turned(admin, request, turn, "pause", recorded, done)
 
     return _ask(
         admin,

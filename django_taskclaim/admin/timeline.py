@@ -13,7 +13,7 @@ from django.utils.translation import gettext_lazy
 
 from django_taskclaim.admin import phrases
 from django_taskclaim.admin.rows import EXPIRED, WAITING, RowFacts
-from django_taskclaim.control.reading import history
+from django_taskclaim.control.reading import HANDED_TO, history
 from django_taskclaim.fields import as_utc
 from django_taskclaim.states import Status
 
@@ -87,9 +87,18 @@ def _from_history(events: list[Any]) -> Iterator[Step]:
         if event.times > 1:
             parts.append(_("%(times)s×") % {"times": phrases.amount(event.times)})
         if event.detail:
-            parts.append(str(event.detail))
+            parts.append(_detail(event.event, str(event.detail)))
         what, kind = EVENTS.get(event.event, (event.event, Status.OPEN.value))
         yield Step(at, str(what), phrases.listed(parts), kind)
+
+
+def _detail(event: str, detail: str) -> str:
+    """Return what is stored of an event as it is shown: what is not a person's or an error's has translations."""
+    if event == "expired":
+        return _(detail)
+    if event == "handed over":
+        return _("to %(holder)s") % {"holder": phrases.holder_of(detail.removeprefix(HANDED_TO))}
+    return detail
 
 
 def _after(duration: timedelta) -> str:

@@ -6,12 +6,31 @@ from typing import Any
 
 from django.apps import apps
 from django.db import Error, connections, models, router, transaction
+from django.utils.text import capfirst
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext, pgettext_lazy
 
 from django_taskclaim.control.installed import is_on
 from django_taskclaim.dialects import DatabaseNow
+from django_taskclaim.localized import number
 from django_taskclaim.models import Switch
 from django_taskclaim.switch_reading import EVERY_MODEL, scope_of
 from django_taskclaim.wording import counted
+
+#: How the admin's list of recent acts calls them, in the language of who acted. Logs have the names themselves.
+_NAMES = {
+    "pause": pgettext_lazy("name of an act", "pause"),
+    "resume": pgettext_lazy("name of an act", "resume"),
+    "settings": pgettext_lazy("name of an act", "settings"),
+    "worker order": pgettext_lazy("name of an act", "worker order"),
+    "pause rows": pgettext_lazy("name of an act", "pause rows"),
+    "resume rows": pgettext_lazy("name of an act", "resume rows"),
+    "reset": pgettext_lazy("name of an act", "reset"),
+    "fail": pgettext_lazy("name of an act", "fail"),
+    "release": pgettext_lazy("name of an act", "release"),
+    "release expired": pgettext_lazy("name of an act", "release expired"),
+    "take over": pgettext_lazy("name of an act", "take over"),
+}
 
 logger = logging.getLogger("django_taskclaim.control")
 
@@ -78,19 +97,29 @@ def _object(
     model: type[models.Model] | None, act: str, rows: int | None, key: str, worker: str
 ) -> str:
     """Return what the admin's list of recent acts shows, which has room for nothing else."""
+    said = name_of_act(act)
     if model is None:
-        return f"all models: {act}"
+        return _("all models: %(act)s") % {"act": said}
     meta = model._meta
     if key:
-        return f"{meta.verbose_name} {key}: {act}"
+        return f"{meta.verbose_name} {key}: {said}"
     if rows is not None and not worker:
-        return f"{counted(rows, str(meta.verbose_name), str(meta.verbose_name_plural))}: {act}"
-    return f"{worker or meta.verbose_name_plural}: {act}"
+        name = meta.verbose_name if rows == 1 else meta.verbose_name_plural
+        return f"{number(rows)} {name}: {said}"
+    return f"{worker or meta.verbose_name_plural}: {said}"
 
 
 def _message(act: str, rows: int | None, reason: str) -> str:
-    of = "" if rows is None else f", {counted(rows, 'row')}"
-    return f"{act.capitalize()}{of}" + (f": {reason}" if reason else "")
+    said = capfirst(name_of_act(act))
+    if rows is not None:
+        told = ngettext("%(act)s, %(number)s row", "%(act)s, %(number)s rows", rows)
+        said = told % {"act": said, "number": number(rows)}
+    return f"{said}: {reason}" if reason else said
+
+
+def name_of_act(act: str) -> str:
+    """Return how an act is called; one of the project's own by its own name."""
+    return str(_NAMES.get(act, act))
 
 
 def _aliases(model: type[models.Model] | None, using: str | Iterable[str] | None) -> list[str]:

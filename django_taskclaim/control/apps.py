@@ -3,6 +3,7 @@
 from typing import Any
 
 from django.apps import AppConfig
+from django.utils.translation import gettext_lazy as _
 
 
 class ControlConfig(AppConfig):
@@ -10,7 +11,7 @@ class ControlConfig(AppConfig):
 
     name = "django_taskclaim.control"
     label = "taskclaim_control"
-    verbose_name = "Control of task claims"
+    verbose_name = _("Control of task claims")
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:

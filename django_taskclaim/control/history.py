@@ -8,24 +8,26 @@ from typing import Any
 
 from django.db.models import F
 from django.dispatch import Signal
+from django.utils.translation import gettext_noop
 
 from django_taskclaim import conf, signals
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.control.acts import storable
 from django_taskclaim.control.installed import is_on
 from django_taskclaim.control.models import ClaimEvent
+from django_taskclaim.control.reading import HANDED_TO
 from django_taskclaim.dialects import DatabaseNow
 from django_taskclaim.failures import described, one_line
 from django_taskclaim.states import Status
 from django_taskclaim.switch_reading import scope_of
 from django_taskclaim.tokens import claim_of
 
-#: What an expired lease made of its row.
+#: What an expired lease made of its row; stored as it stands here, and translated where it is shown.
 FATES = {
-    "charged": "put back, one try used up",
-    "uncharged": "put back",
-    "crashed": "put back, to be claimed alone",
-    "failed": "failed: no try was left",
+    "charged": gettext_noop("put back, one try used up"),
+    "uncharged": gettext_noop("put back"),
+    "crashed": gettext_noop("put back, to be claimed alone"),
+    "failed": gettext_noop("failed: no try was left"),
 }
 
 
@@ -129,7 +131,7 @@ def _expired(
 
 def _handed_over(sender: Any, rows: Sequence[Any], to: str, using: str, **kwargs: Any) -> None:
     if is_kept(sender, using):
-        _note(sender, using, "handed over", rows, [f"to {to}"] * len(rows))
+        _note(sender, using, "handed over", rows, [f"{HANDED_TO}{to}"] * len(rows))
 
 
 def _acted_on(

@@ -6,6 +6,7 @@ Each table has an age at which workers prune it.
 
 from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import models
+from django.utils.translation import gettext_lazy as _
 
 from django_taskclaim.checks.handlers import LONGEST_LEASE, SHORTEST_LEASE
 from django_taskclaim.conf import MAX_BATCH_SIZE
@@ -27,8 +28,8 @@ class OperatorAct(models.Model):
     class Meta:
         db_table = "taskclaim_operatoract"
         default_permissions = ("view",)
-        verbose_name = "operator's act"
-        verbose_name_plural = "operators' acts"
+        verbose_name = _("operator's act")
+        verbose_name_plural = _("operators' acts")
         indexes = [models.Index(fields=["model", "id"], name="taskclaim_act_of_model")]
 
     def __str__(self) -> str:
@@ -62,8 +63,8 @@ class ThroughputMinute(models.Model):
     class Meta:
         db_table = "taskclaim_throughput"
         default_permissions = ()
-        verbose_name = "minute of throughput"
-        verbose_name_plural = "minutes of throughput"
+        verbose_name = _("minute of throughput")
+        verbose_name_plural = _("minutes of throughput")
         constraints = [
             models.UniqueConstraint(
                 fields=["model", "at", "process", "run"], name="taskclaim_throughput_once"
@@ -116,8 +117,8 @@ class LiveSettings(models.Model):
             ("operate", "Can pause, resume, reset and release, and give orders to workers"),
             ("configure", "Can change live settings"),
         ]
-        verbose_name = "live settings"
-        verbose_name_plural = "live settings"
+        verbose_name = _("live settings")
+        verbose_name_plural = _("live settings")
 
     def __str__(self) -> str:
         return f"live settings of {self.model}"
@@ -150,8 +151,8 @@ class WorkerOrder(models.Model):
     class Meta:
         db_table = "taskclaim_workerorder"
         default_permissions = ()
-        verbose_name = "order to a worker"
-        verbose_name_plural = "orders to workers"
+        verbose_name = _("order to a worker")
+        verbose_name_plural = _("orders to workers")
         indexes = [models.Index(fields=["worker", "done_at"], name="taskclaim_order_open")]
 
     def __str__(self) -> str:
@@ -175,8 +176,8 @@ class ClaimEvent(models.Model):
     class Meta:
         db_table = "taskclaim_claimevent"
         default_permissions = ()
-        verbose_name = "event in a row's history"
-        verbose_name_plural = "events in rows' histories"
+        verbose_name = _("event in a row's history")
+        verbose_name_plural = _("events in rows' histories")
         indexes = [models.Index(fields=["model", "key", "id"], name="taskclaim_event_of_row")]
 
     def __str__(self) -> str:

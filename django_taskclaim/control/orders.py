@@ -9,6 +9,8 @@ from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured, ValidationError
 from django.db import Error, IntegrityError, connections, models
 from django.db.models import F
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, ngettext, pgettext, pgettext_lazy
 
 from django_taskclaim.checks.handlers import shortest_lease
 from django_taskclaim.columns import claim_columns
@@ -17,19 +19,35 @@ from django_taskclaim.control.installed import NAME, is_on
 from django_taskclaim.dialects import DatabaseNow, dialect_for
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.handlers import handler_for
+from django_taskclaim.localized import number
 from django_taskclaim.models import WorkerProcess
 from django_taskclaim.overview import Worker, workers
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.operating import written_before
 from django_taskclaim.states import WORKER_MARK
 from django_taskclaim.switch_reading import scope_of
-from django_taskclaim.wording import counted, first_line
+from django_taskclaim.wording import first_line
 
 if TYPE_CHECKING:
     from django_taskclaim.control.models import LiveSettings, WorkerOrder
 
 #: What ``change_settings`` takes.
 FIELDS = ("batch_size", "concurrency", "rate_limit", "lease", "window_from", "window_to")
+
+#: How the record calls them, and the orders: in the language of whoever gave them, as is the reason beside it.
+_SETTINGS = {
+    "batch_size": gettext_lazy("batch size"),
+    "concurrency": gettext_lazy("concurrency"),
+    "rate_limit": gettext_lazy("rate limit"),
+    "lease": gettext_lazy("lease"),
+    "window_from": gettext_lazy("window from"),
+    "window_to": gettext_lazy("window to"),
+}
+_ORDERS = {
+    "drain": pgettext_lazy("order", "drain"),
+    "stop": pgettext_lazy("order", "stop"),
+    "release": pgettext_lazy("order", "release"),
+}
 
 
 class OrderError(TaskClaimError):
@@ -44,8 +62,12 @@ class OrderError(TaskClaimError):
 
     def __str__(self) -> str:
         refused = "; ".join(f"{label}: {first_line(error)}" for label, error in self.errors.items())
-        back = counted(self.put_back, "row was", "rows were")
-        return f"Of the silent worker process {self.worker}, {back} put back, and then refused: {refused}"
+        told = ngettext(
+            "Of the silent worker process %(worker)s, %(n)s row was put back, and then refused: %(errors)s",
+            "Of the silent worker process %(worker)s, %(n)s rows were put back, and then refused: %(errors)s",
+            self.put_back,
+        )
+        return told % {"worker": self.worker, "n": number(self.put_back), "errors": refused}
 
 
 def order(
@@ -63,11 +85,17 @@ def order(
 
     if what not in WorkerOrder.Order.values:
         known = ", ".join(WorkerOrder.Order.values)
-        raise ValidationError(f"A worker cannot be told to {what!r}; it knows {known}.")
+        orders = {"order": repr(what), "orders": known}
+        raise ValidationError(
+            _("A worker cannot be told to %(order)s; it knows %(orders)s.") % orders
+        )
     worker = _worker(worker_name, using)
     if not worker.alive and what != WorkerOrder.Order.RELEASE:
         raise ValidationError(
-            f"{worker.name} has said nothing for a while, so it would not hear that; release its rows instead."
+            _(
+                "%(worker)s has said nothing for a while, so it would not hear that; release its rows instead."
+            )
+            % {"worker": worker.name}
         )
     given = WorkerOrder.objects.using(using).create(
         worker=worker.name,
@@ -76,7 +104,8 @@ def order(
         by=storable(by, 200),
         at=DatabaseNow(),
     )
-    told = f"{what}: {reason}" if reason else what
+    said = str(_ORDERS[what])
+    told = f"{said}: {reason}" if reason else said
     facts: dict[str, Any] = {"by": by, "reason": told, "user": user, "using": using}
     if worker.alive:
         for model in _tables_of(worker):
@@ -90,7 +119,9 @@ def order(
 def _worker(name: str, using: str) -> Worker:
     found = next((worker for worker in workers(using) if worker.name == name), None)
     if found is None:
-        raise WorkerProcess.DoesNotExist(f"No worker is listed as {name!r}.")
+        raise WorkerProcess.DoesNotExist(
+            _("No worker is listed as %(name)s.") % {"name": repr(name)}
+        )
     return found
 
 
@@ -190,7 +221,12 @@ def _change(
         if names:
             after = _store(after, names, storable(by, 200), using)
     return after, [
-        f"{name.replace('_', ' ')} {_said(getattr(after, name))} (was {_said(getattr(before, name))})"
+        _("%(setting)s %(now)s (was %(before)s)")
+        % {
+            "setting": _SETTINGS[name],
+            "now": _said(getattr(after, name)),
+            "before": _said(getattr(before, name)),
+        }
         for name in names
     ]
 
@@ -207,8 +243,9 @@ def _changed(
     errors: dict[str, list[str]] = {}
     for name, value in values.items():
         if name not in FIELDS:
+            told = {"name": repr(name), "names": ", ".join(FIELDS)}
             raise ValidationError(
-                f"There is no live setting {name!r}; there are {', '.join(FIELDS)}."
+                _("There is no live setting %(name)s; there are %(names)s.") % told
             )
         try:
             setattr(after, name, _clean(after, name, value))
@@ -216,9 +253,9 @@ def _changed(
             errors[name] = error.messages
     if not errors and (after.window_from is None) != (after.window_to is None):
         name = "window_to" if after.window_to is None else "window_from"
-        errors[name] = ["A window has two ends."]
+        errors[name] = [_("A window has two ends.")]
     if not errors and after.window_from is not None and after.window_from == after.window_to:
-        errors["window_to"] = ["A window that ends where it begins is none; leave both empty."]
+        errors["window_to"] = [_("A window that ends where it begins is none; leave both empty.")]
     if not errors and after.lease is not None and after.lease != before.lease:
         errors |= _refused_lease(model, timedelta(seconds=after.lease), using)
     if errors:
@@ -231,8 +268,11 @@ def _refused_lease(model: type[models.Model], lease: timedelta, using: str) -> d
     same = [one for one in apps.get_models() if scope_of(one) == scope_of(model)]
     handlers = [handler for one in same if (handler := handler_for(one)) is not None]
     refused = [
-        f"{handler.name} is atomic, and while a row runs nobody can renew on this database: it needs a lease of"
-        f" {least.total_seconds():g} s at least."
+        _(
+            "%(handler)s is atomic, and while a row runs nobody can renew on this database: it needs a lease of"
+            " %(seconds)s s at least."
+        )
+        % {"handler": handler.name, "seconds": f"{least.total_seconds():g}"}
         for handler in handlers
         if lease < (least := shortest_lease(handler, using))
     ]
@@ -245,17 +285,17 @@ def _clean(settings: "LiveSettings", name: str, value: Any) -> Any:
     if isinstance(value, timedelta):
         value = value.total_seconds()
     if isinstance(value, bool) or (isinstance(value, float) and not math.isfinite(value)):
-        raise ValidationError("Enter a number.")
+        raise ValidationError(_("Enter a number."))
     field: Any = settings._meta.get_field(name)
     clean = field.clean(value, settings)
     if isinstance(clean, float) and not math.isfinite(clean):
-        raise ValidationError("Enter a number.")
+        raise ValidationError(_("Enter a number."))
     return clean
 
 
 def _said(value: Any) -> str:
     if value is None:
-        return "none"
+        return pgettext("setting", "none")
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

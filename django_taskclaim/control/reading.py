@@ -7,9 +7,11 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from django.db import models
+from django.utils.translation import gettext as _
 
 from django_taskclaim.control.installed import is_on
 from django_taskclaim.fields import as_utc
+from django_taskclaim.localized import number
 from django_taskclaim.overview import database_time
 from django_taskclaim.switch import paused_by
 from django_taskclaim.switch_reading import EVERY_MODEL, scope_of
@@ -30,6 +32,9 @@ AGE_OF_MINUTES = timedelta(hours=1)
 
 #: So many failed tries in a slot, and such a share of all, are worth a mark.
 BURST, BURST_SHARE = 10, 0.5
+
+#: What the detail of a row that was handed over begins with; its new holder follows.
+HANDED_TO = "to "
 
 #: Acts that a chart of the throughput marks.
 SWITCH_ACTS = ("pause", "resume")
@@ -136,8 +141,7 @@ def _switch_marks(model: type[models.Model], using: str, since: datetime) -> Ite
     turned = _acts(model, using).filter(act__in=SWITCH_ACTS, at__gte=since).order_by("id")
     latest = None
     for act in turned:
-        why = f": {act.reason}" if act.reason else ""
-        yield Mark(as_utc(act.at), act.act, f"{act.act.capitalize()}d by {act.by}{why}")
+        yield Mark(as_utc(act.at), act.act, _turned(act.act, act.by, act.reason))
         latest = as_utc(act.at)
     pause = paused_by(model, using=using)
     if pause is None or pause.paused_at is None:
@@ -145,8 +149,14 @@ def _switch_marks(model: type[models.Model], using: str, since: datetime) -> Ite
     # From code, which leaves no act behind, the pause is known as long as it stands.
     paused_at = as_utc(pause.paused_at)
     if paused_at >= since and (latest is None or paused_at - latest > timedelta(seconds=2)):
-        why = f": {pause.reason}" if pause.reason else ""
-        yield Mark(paused_at, "pause", f"Paused by {pause.by or 'somebody'}{why}")
+        yield Mark(paused_at, "pause", _turned("pause", pause.by, pause.reason))
+
+
+def _turned(act: str, by: str, reason: str) -> str:
+    """Say who turned the switch, and why."""
+    told = _("Paused by %(who)s") if act == "pause" else _("Resumed by %(who)s")
+    told %= {"who": by or _("somebody")}
+    return f"{told}: {reason}" if reason else told
 
 
 def _throttle_marks(model: type[models.Model], using: str, since: datetime) -> Iterator[Mark]:
@@ -155,14 +165,17 @@ def _throttle_marks(model: type[models.Model], using: str, since: datetime) -> I
         seen = as_utc(row.at), row.stopped
         if seen not in told:
             told.add(seen)
-            yield Mark(as_utc(row.at), "throttle", f"Throttled: {row.stopped}")
+            yield Mark(
+                as_utc(row.at), "throttle", _("Throttled: %(reason)s") % {"reason": row.stopped}
+            )
 
 
 def _failure_marks(slots: list[Slot]) -> Iterator[Mark]:
     for slot in slots:
         tries = slot.done + slot.errors
         if slot.errors >= BURST and slot.errors >= BURST_SHARE * tries:
-            yield Mark(slot.at, "failures", f"{slot.errors:,} of {tries:,} tries failed")
+            counts = {"failed": number(slot.errors), "tries": number(tries)}
+            yield Mark(slot.at, "failures", _("%(failed)s of %(tries)s tries failed") % counts)
 
 
 def acts(model: type[models.Model], *, using: str, limit: int = 20) -> "list[OperatorAct]":

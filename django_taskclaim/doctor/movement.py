@@ -1,21 +1,24 @@
-"""Why nothing is moving, in sentences."""
+"""Why nothing is moving, in sentences: those of the control room, in the language that is active as they are made."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
 from django.db import models
 from django.db.models import Count
+from django.utils.text import capfirst
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 
 from django_taskclaim import conf
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.doctor.findings import Finding
 from django_taskclaim.handlers import handler_for
 from django_taskclaim.links import is_companion, source_link
+from django_taskclaim.localized import lasting, listed, moment, number
 from django_taskclaim.overview import Overview, overview, throttles_by_source, workers
 from django_taskclaim.querysets import ClaimQuerySet, CompanionQuerySet
 from django_taskclaim.states import Status
-from django_taskclaim.wording import counted, lasting, listed, moment
 
 
 def why_nothing_moves(model: type[models.Model], alias: str) -> Iterator[Finding]:
@@ -31,7 +34,10 @@ def _orphaned(model: type[models.Model], alias: str) -> Iterator[Finding]:
     orphans = CompanionQuerySet(model, using=alias).orphans().count()
     if orphans:
         yield Finding.note(
-            f"{counted(orphans, 'row')} without a source.",
+            ngettext(
+                "%(number)s row without a source.", "%(number)s rows without a source.", orphans
+            )
+            % {"number": number(orphans)},
             f"manage.py claimpopulate {model._meta.label} --remove-orphans",
         )
 
@@ -51,41 +57,68 @@ def reasons(seen: Overview) -> Iterator[Finding]:
         *_nothing_to_do(seen),
     ]
     if not found:
-        due = _rows(seen, seen.due, Status.OPEN)
-        found = [Finding.fine(f"{due} due, and workers are alive.")]
+        due = _("%(rows)s due, and workers are alive.") % {
+            "rows": _rows(seen, seen.due, Status.OPEN)
+        }
+        found = [Finding.fine(capfirst(due))]
     yield from found
 
 
-def _rows(seen: Overview, number: int, state: Status, what: str = "row") -> str:
-    """Return ``1,204 rows``, or ``About 1,200,000 rows`` where that is an estimate."""
+def _told_rows(count: int) -> str:
+    return ngettext("%(number)s row", "%(number)s rows", count) % {"number": number(count)}
+
+
+def _told_open_rows(count: int) -> str:
+    told = ngettext("%(number)s open row", "%(number)s open rows", count)
+    return told % {"number": number(count)}
+
+
+def _rows(
+    seen: Overview, count: int, state: Status, told: Callable[[int], str] = _told_rows
+) -> str:
+    """Return ``1,204 rows``, or ``about 1,200,000 rows`` where that is an estimate."""
     if state not in seen.estimated:
-        return counted(number, what)
-    digits = max(0, len(str(number)) - 2)
-    return f"About {counted(round(number, -digits), what)}"
+        return told(count)
+    return _("about %(rows)s") % {"rows": told(round(count, -max(0, len(str(count)) - 2)))}
 
 
 def _paused(seen: Overview) -> Iterator[Finding]:
     pause = seen.pause
     if pause is None:
         return
-    everything = pause.scope == "*"
-    since = "" if pause.paused_at is None else f" since {moment(pause.paused_at)}"
-    end = f", until {moment(pause.until)}" if pause.until is not None else ""
-    reason = f": {pause.reason}" if pause.reason else ""
-    what = "All models are" if everything else f"{seen.model._meta.label} is"
+    everything, label = pause.scope == "*", seen.model._meta.label
+    who = {"model": label, "who": pause.by or _("somebody")}
+    told = (
+        _("All models are paused by %(who)s") if everything else _("%(model)s is paused by %(who)s")
+    )
+    told %= who
+    if pause.paused_at is not None:
+        told = " ".join([told, _("since %(moment)s") % {"moment": moment(pause.paused_at)}])
+    if pause.until is not None:
+        told = _("%(pause)s, until %(moment)s") % {"pause": told, "moment": moment(pause.until)}
+    if pause.reason:
+        told = f"{told}: {pause.reason}"
     yield Finding.note(
-        f"{what} paused by {pause.by or 'somebody'}{since}{end}{reason}. Nothing is claimed meanwhile.",
-        f"manage.py claimresume {'--all' if everything else seen.model._meta.label}",
+        _("%(pause)s. Nothing is claimed meanwhile.") % {"pause": told},
+        f"manage.py claimresume {'--all' if everything else label}",
     )
 
 
 def _throttled(seen: Overview) -> Iterator[Finding]:
-    label = seen.model._meta.label
     for source, same in throttles_by_source(seen).items():
-        who = listed([throttle.process for throttle in same], 3)
+        throttle = {
+            "model": seen.model._meta.label,
+            "processes": listed([throttle.process for throttle in same], 3),
+            "source": source,
+            "reason": same[0].reason,
+            "moment": moment(same[0].until),
+        }
         yield Finding.note(
-            f"{label} is throttled on {who} by {source}: {same[0].reason}, until {moment(same[0].until)}.",
-            "It ends by itself, when its cause does.",
+            _(
+                "%(model)s is throttled on %(processes)s by %(source)s: %(reason)s, until %(moment)s."
+            )
+            % throttle,
+            _("It ends by itself, when its cause does."),
         )
 
 
@@ -93,45 +126,63 @@ def _expired(seen: Overview) -> Iterator[Finding]:
     if not seen.expired:
         return
     late = timedelta(0) if seen.expired_since is None else seen.now - seen.expired_since
-    ago = "at an unknown time" if seen.expired_since is None else f"{lasting(late)} ago"
-    overdue = seen.expired_since is None or late > 3 * conf.duration("REAPER_INTERVAL")
-    text = f"The leases of {counted(seen.expired, 'row')} have ended, the first {ago}, and nobody has put them back"
-    if overdue:
+    ago = _("%(time)s ago") % {"time": lasting(late)}
+    if seen.expired_since is None:
+        ago = _("at an unknown time")
+    leases = {"rows": _told_rows(seen.expired), "ago": ago}
+    if seen.expired_since is None or late > 3 * conf.duration("REAPER_INTERVAL"):
         yield Finding.problem(
-            f"{text}: no reaper runs.",
-            f"manage.py release_expired {seen.model._meta.label}, or start a worker.",
+            _(
+                "The leases of %(rows)s have ended, the first %(ago)s, and nobody has put them back: no reaper runs."
+            )
+            % leases,
+            _("manage.py release_expired %(model)s, or start a worker.")
+            % {"model": seen.model._meta.label},
         )
     else:
-        yield Finding.note(f"{text} yet.")
+        yield Finding.note(
+            _(
+                "The leases of %(rows)s have ended, the first %(ago)s, and nobody has put them back yet."
+            )
+            % leases
+        )
 
 
 def _waiting(seen: Overview) -> Iterator[Finding]:
     if seen.progress.open and not seen.due and seen.next_due is not None:
-        yield Finding.note(
-            f"All {_rows(seen, seen.progress.open, Status.OPEN, 'open row').lower()} wait; the first is due in"
-            f" {lasting(seen.next_due - seen.now)} (at {moment(seen.next_due)})."
-            if seen.progress.open > 1
-            else f"The one open row waits until {moment(seen.next_due)}, {lasting(seen.next_due - seen.now)} from now."
+        wait = {
+            "rows": _rows(seen, seen.progress.open, Status.OPEN, _told_open_rows),
+            "time": lasting(seen.next_due - seen.now),
+            "moment": moment(seen.next_due),
+        }
+        told = _("The one open row waits until %(moment)s, %(time)s from now.")
+        if seen.progress.open > 1:
+            told = _("All %(rows)s wait; the first is due in %(time)s (at %(moment)s).")
+        yield Finding.note(told % wait)
+    if seen.unsettled:
+        told = ngettext(
+            "%(number)s range not due yet: transactions that were open when the keys were read may still add rows"
+            " there. Workers and claimplan look whether they have ended.",
+            "%(number)s ranges not due yet: transactions that were open when the keys were read may still add rows"
+            " there. Workers and claimplan look whether they have ended.",
+            seen.unsettled,
         )
-    if seen.unsettled and not seen.due:
-        yield Finding.note(
-            f"{counted(seen.unsettled, 'range')} not due yet: transactions that were open when the keys were read may"
-            " still add rows there. Workers and claimplan look whether they have ended."
-        )
+        if not seen.due:
+            yield Finding.note(told % {"number": number(seen.unsettled)})
 
 
 def _held(seen: Overview) -> Iterator[Finding]:
     running = seen.progress.processing - seen.expired
     if seen.progress.open or running <= 0:
         return
-    names = [f"{holder.name} ({holder.rows:,})" for holder in seen.holders]
+    names = listed([f"{holder.name} ({number(holder.rows)})" for holder in seen.holders])
+    told = _("All rows left are held, by %(holders)s.")
     free = seen.next_free
-    when = (
-        f"; the next lease ends in {lasting(free - seen.now)}"
-        if free is not None and free > seen.now
-        else ""
+    if free is not None and free > seen.now:
+        told = _("All rows left are held, by %(holders)s; the next lease ends in %(time)s.")
+    yield Finding.note(
+        told % {"holders": names, "time": "" if free is None else lasting(free - seen.now)}
     )
-    yield Finding.note(f"All rows left are held, by {listed(names)}{when}.")
 
 
 def _nobody_works(seen: Overview) -> Iterator[Finding]:
@@ -139,21 +190,28 @@ def _nobody_works(seen: Overview) -> Iterator[Finding]:
     if handler_for(seen.model) is None:
         if seen.due:
             yield Finding.note(
-                f"{label} has no handler, so no worker can serve it.",
-                f"Write one with @handler({seen.model.__name__}) in the claims.py of an installed app, unless people"
-                " or your own code claim the rows.",
+                _("%(model)s has no handler, so no worker can serve it.") % {"model": label},
+                _(
+                    "Write one with %(code)s in the claims.py of an installed app, unless people or your own code claim"
+                    " the rows."
+                )
+                % {"code": f"@handler({seen.model.__name__})"},
             )
         return
     known = workers(seen.alias)
     if seen.due and not any(worker.alive and worker.serves(seen.model) for worker in known):
         gone = [worker for worker in known if worker.serves(seen.model)]
         last = max((worker.seen_at for worker in gone), default=None)
-        heard = (
-            f"; the last was heard of {lasting(seen.now - last)} ago" if last is not None else ""
-        )
-        are = "is due" if seen.due == 1 else "are due"
-        idle = f"{_rows(seen, seen.due, Status.OPEN)} {are}, and no worker for {label} is alive"
-        yield Finding.note(f"{idle}{heard}.", f"manage.py claimworker {label}", headline=idle)
+        idle = ngettext(
+            "%(rows)s is due, and no worker for %(model)s is alive",
+            "%(rows)s are due, and no worker for %(model)s is alive",
+            seen.due,
+        ) % {"rows": _rows(seen, seen.due, Status.OPEN), "model": label}
+        idle = told = capfirst(idle)
+        if last is not None:
+            heard = {"finding": idle, "time": lasting(seen.now - last)}
+            told = _("%(finding)s; the last was heard of %(time)s ago") % heard
+        yield Finding.note(f"{told}.", f"manage.py claimworker {label}", headline=idle)
 
 
 def _hidden(seen: Overview) -> Iterator[Finding]:
@@ -169,24 +227,41 @@ def _hidden(seen: Overview) -> Iterator[Finding]:
         return
     hidden = seen.due - rows.due().count()
     if hidden > 0:
-        them = "it" if hidden == 1 else "them"
-        whose = (
-            "handler's queryset"
-            if found is not None and found.queryset is not None
-            else "default manager"
-        )
+        counts = {"hidden": number(hidden), "due": number(seen.due)}
+        has_own = found is not None and found.queryset is not None
         yield Finding.note(
-            f"The {whose} hides {counted(hidden, 'due row')} of {seen.due:,}, so no worker claims {them}.",
-            "Intended? Else give the handler queryset=… with a manager that shows them.",
+            (_hidden_by_handler if has_own else _hidden_by_manager)(hidden) % counts,
+            _("Intended? Else give the handler %(code)s with a manager that shows them.")
+            % {"code": "queryset=…"},
         )
+
+
+def _hidden_by_handler(hidden: int) -> str:
+    return ngettext(
+        "The handler's queryset hides %(hidden)s due row of %(due)s, so no worker claims it.",
+        "The handler's queryset hides %(hidden)s due rows of %(due)s, so no worker claims them.",
+        hidden,
+    )
+
+
+def _hidden_by_manager(hidden: int) -> str:
+    return ngettext(
+        "The default manager hides %(hidden)s due row of %(due)s, so no worker claims it.",
+        "The default manager hides %(hidden)s due rows of %(due)s, so no worker claims them.",
+        hidden,
+    )
 
 
 def _set_aside(seen: Overview) -> Iterator[Finding]:
-    if seen.progress.paused:
+    paused = seen.progress.paused
+    if paused:
+        told = ngettext(
+            "%(rows)s is set aside (status paused).",
+            "%(rows)s are set aside one by one (status paused).",
+            paused,
+        )
         yield Finding.note(
-            f"{_rows(seen, seen.progress.paused, Status.PAUSED)} are set aside one by one (status paused)."
-            if seen.progress.paused > 1
-            else "1 row is set aside (status paused).",
+            capfirst(told % {"rows": _rows(seen, paused, Status.PAUSED)}),
             f"{seen.model.__name__}.objects.resume_rows()",
         )
 
@@ -195,10 +270,14 @@ def _failed(seen: Overview) -> Iterator[Finding]:
     count = seen.progress.failed
     if not count:
         return
-    verb = "has failed and waits" if count == 1 else "have failed and wait"
-    told = _most_frequent_errors(seen)
+    told = ngettext(
+        "%(rows)s has failed and waits for a reset",
+        "%(rows)s have failed and wait for a reset",
+        count,
+    ) % {"rows": _rows(seen, count, Status.FAILED)}
+    errors = _most_frequent_errors(seen)
     yield Finding.note(
-        f"{_rows(seen, count, Status.FAILED)} {verb} for a reset{told}.",
+        capfirst(f"{told}: {errors}." if errors else f"{told}."),
         f"{seen.model.__name__}.objects.failed().reset()",
     )
 
@@ -209,18 +288,21 @@ def _most_frequent_errors(seen: Overview) -> str:
         return ""
     rows: Any = ClaimQuerySet(seen.model, using=seen.alias).failed().order_by()
     counts = rows.values_list(field.name).annotate(n=Count("*")).order_by("-n")[:3]
-    return ": " + listed([f"{n:,} × {name or 'no class'}" for name, n in counts])
+    return listed([f"{number(n)} × {name or _('no class')}" for name, n in counts])
 
 
 def _nothing_to_do(seen: Overview) -> Iterator[Finding]:
     progress = seen.progress
     if progress.open or progress.processing:
         return
-    if progress.total:
-        yield Finding.fine(
-            f"There is nothing to do: {counted(progress.finished, 'row')} of {progress.total:,} finished."
-            if not seen.estimated
-            else f"There is nothing to do: {_rows(seen, progress.finished, Status.COMPLETE).lower()} finished."
-        )
-    else:
-        yield Finding.fine("There is nothing to do: the table is empty.")
+    if not progress.total:
+        yield Finding.fine(_("There is nothing to do: the table is empty."))
+        return
+    told = _("There is nothing to do: %(rows)s of %(total)s finished.")
+    if seen.estimated:
+        told = _("There is nothing to do: %(rows)s finished.")
+    rows = {
+        "rows": _rows(seen, progress.finished, Status.COMPLETE),
+        "total": number(progress.total),
+    }
+    yield Finding.fine(told % rows)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from django.db import models
 from django.db.models import Value
+from django.utils.translation import gettext_lazy as _
 
 from django_taskclaim.columns import PLAIN_NAMES, PREFIXED_NAMES
 from django_taskclaim.fields import (
@@ -25,20 +26,22 @@ from django_taskclaim.querysets import ClaimManager
 from django_taskclaim.states import Status
 
 
-def _status() -> StatusField:
-    return StatusField(default=Status.OPEN.value, db_default=Status.OPEN.value, editable=False)
+def _status(name: Any) -> StatusField:
+    return StatusField(
+        name, default=Status.OPEN.value, db_default=Status.OPEN.value, editable=False
+    )
 
 
-def _holder() -> HolderField:
-    return HolderField(null=True, default=None, editable=False)
+def _holder(name: Any) -> HolderField:
+    return HolderField(name, null=True, default=None, editable=False)
 
 
-def _moment() -> MomentField:
-    return MomentField(null=True, default=None, editable=False)
+def _moment(name: Any) -> MomentField:
+    return MomentField(name, null=True, default=None, editable=False)
 
 
-def _counter() -> CounterField:
-    return CounterField(default=0, db_default=0, editable=False)
+def _counter(name: Any) -> CounterField:
+    return CounterField(name, default=0, db_default=0, editable=False)
 
 
 class ClaimBase(FencedModel):
@@ -71,11 +74,11 @@ class ClaimBase(FencedModel):
 class ClaimMixin(ClaimBase):
     """The least that a claim needs. Without ``RetryMixin`` the iteration stands in for the count of tries."""
 
-    status = _status()
-    claimed_by = _holder()
-    claimed_at = _moment()
-    expires_at = _moment()
-    iteration = _counter()
+    status = _status(_("status"))
+    claimed_by = _holder(_("claimed by"))
+    claimed_at = _moment(_("claimed at"))
+    expires_at = _moment(_("expires at"))
+    iteration = _counter(_("iteration"))
 
     class Meta:
         abstract = True
@@ -84,7 +87,7 @@ class ClaimMixin(ClaimBase):
 class CompletedAtMixin(models.Model):
     """When a row was finished well."""
 
-    completed_at = _moment()
+    completed_at = _moment(_("completed at"))
 
     class Meta:
         abstract = True
@@ -93,10 +96,16 @@ class CompletedAtMixin(models.Model):
 class RetryMixin(models.Model):
     """How often a row failed, with what, and how long it waits."""
 
-    attempts = _counter()
-    not_before = MomentField(default=NEVER_WAITED, db_default=Value(NEVER_WAITED), editable=False)
-    last_error = ErrorTextField(default="", db_default="", blank=True, editable=False)
-    error_class = ErrorClassField(default="", db_default="", blank=True, editable=False)
+    attempts = _counter(_("attempts"))
+    not_before = MomentField(
+        _("not before"), default=NEVER_WAITED, db_default=Value(NEVER_WAITED), editable=False
+    )
+    last_error = ErrorTextField(
+        _("last error"), default="", db_default="", blank=True, editable=False
+    )
+    error_class = ErrorClassField(
+        _("error class"), default="", db_default="", blank=True, editable=False
+    )
 
     class Meta:
         abstract = True
@@ -105,7 +114,7 @@ class RetryMixin(models.Model):
 class PriorityMixin(models.Model):
     """The user's own order: higher comes first. This column is the user's to write."""
 
-    priority = PriorityField(default=0, db_default=0)
+    priority = PriorityField(_("priority"), default=0, db_default=0)
 
     class Meta:
         abstract = True
@@ -123,11 +132,11 @@ class PrefixedClaimMixin(ClaimBase):
 
     claim_fields = PREFIXED_NAMES
 
-    claim_status = _status()
-    claimed_by = _holder()
-    claimed_at = _moment()
-    claim_expires_at = _moment()
-    claim_iteration = _counter()
+    claim_status = _status(_("claim status"))
+    claimed_by = _holder(_("claimed by"))
+    claimed_at = _moment(_("claimed at"))
+    claim_expires_at = _moment(_("claim expires at"))
+    claim_iteration = _counter(_("claim iteration"))
 
     class Meta:
         abstract = True
@@ -136,14 +145,18 @@ class PrefixedClaimMixin(ClaimBase):
 class PrefixedTaskMixin(PrefixedClaimMixin):
     """``TaskMixin`` under names that leave ``status``, ``priority`` and the rest to the table."""
 
-    claim_completed_at = _moment()
-    claim_attempts = _counter()
+    claim_completed_at = _moment(_("claim completed at"))
+    claim_attempts = _counter(_("claim attempts"))
     claim_not_before = MomentField(
-        default=NEVER_WAITED, db_default=Value(NEVER_WAITED), editable=False
+        _("claim not before"), default=NEVER_WAITED, db_default=Value(NEVER_WAITED), editable=False
     )
-    claim_last_error = ErrorTextField(default="", db_default="", blank=True, editable=False)
-    claim_error_class = ErrorClassField(default="", db_default="", blank=True, editable=False)
-    claim_priority = PriorityField(default=0, db_default=0)
+    claim_last_error = ErrorTextField(
+        _("claim last error"), default="", db_default="", blank=True, editable=False
+    )
+    claim_error_class = ErrorClassField(
+        _("claim error class"), default="", db_default="", blank=True, editable=False
+    )
+    claim_priority = PriorityField(_("claim priority"), default=0, db_default=0)
 
     class Meta:
         abstract = True

@@ -1,6 +1,7 @@
 """The tables of this app. They live on every database that holds a claimable model."""
 
 from django.db import models
+from django.utils.translation import gettext_lazy as _
 
 from django_taskclaim.fields import CounterField, ErrorClassField, HolderField, MomentField
 from django_taskclaim.switch_reading import TABLE as SWITCH_TABLE
@@ -20,8 +21,8 @@ class Switch(models.Model):
 
     class Meta:
         db_table = SWITCH_TABLE
-        verbose_name = "switch"
-        verbose_name_plural = "switches"
+        verbose_name = _("switch")
+        verbose_name_plural = _("switches")
 
     def __str__(self) -> str:
         return f"{self.scope}: {'paused' if self.paused_at else 'running'}"
@@ -33,8 +34,8 @@ class Control(Switch):
     class Meta:
         proxy = True
         default_permissions = ()
-        verbose_name = "control room"
-        verbose_name_plural = "control room"
+        verbose_name = _("control room")
+        verbose_name_plural = _("control room")
 
 
 class WorkerProcess(models.Model):
@@ -56,7 +57,7 @@ class WorkerProcess(models.Model):
 
     class Meta:
         db_table = "taskclaim_workerprocess"
-        verbose_name_plural = "worker processes"
+        verbose_name_plural = _("worker processes")
 
     def __str__(self) -> str:
         return str(self.name)

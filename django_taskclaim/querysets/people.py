@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from asgiref.sync import sync_to_async
 from django.db import models
 from django.db.models import Count, Min, Q
+from django.utils.translation import gettext as _
 
 from django_taskclaim import conf
 from django_taskclaim.columns import claim_columns
@@ -15,6 +16,7 @@ from django_taskclaim.dialects.statements import SQL, sql
 from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.fields import UNSETTLED
 from django_taskclaim.guard import show
+from django_taskclaim.localized import clock_time, number
 from django_taskclaim.policy import policy_for
 from django_taskclaim.querysets import fencing, operating
 from django_taskclaim.querysets.assignments import Assignments, pass_on
@@ -31,7 +33,6 @@ from django_taskclaim.querysets.telling import tell
 from django_taskclaim.signals import rows_handed_over
 from django_taskclaim.states import Status
 from django_taskclaim.switch_reading import scopes_over
-from django_taskclaim.wording import clock_time
 
 M = TypeVar("M", bound=models.Model)
 
@@ -39,7 +40,7 @@ Lease = float | timedelta | None
 
 
 class WhyEmpty(NamedTuple):
-    """Why somebody who asks for rows gets none; its ``str()`` says so in a sentence."""
+    """Why somebody who asks for rows gets none; its ``str()`` says so in a sentence, in the active language."""
 
     #: The switch is off. Nothing was counted then.
     paused: bool = False
@@ -54,19 +55,30 @@ class WhyEmpty(NamedTuple):
 
     def __str__(self) -> str:
         if self.paused:
-            return "paused"
+            return _("paused")
         parts = [
-            f"{self.ready:,} just freed, ask again" if self.ready else "",
-            _until(f"{self.held:,} held by others", "next free", self.next_free),
-            _until(f"{self.waiting:,} waiting", "next due", self.next_due),
+            _("%(number)s just freed, ask again") % {"number": number(self.ready)},
+            self._held(),
+            self._waiting(),
         ]
         counts = (self.ready, self.held, self.waiting)
         told = [part for part, count in zip(parts, counts, strict=True) if count]
-        return "; ".join(told) or "nothing is left"
+        return "; ".join(told) or _("nothing is left")
 
+    def _held(self) -> str:
+        told = _("%(number)s held by others") % {"number": number(self.held)}
+        if self.next_free is None:
+            return told
+        return _("%(rows)s, next free %(time)s") % {
+            "rows": told,
+            "time": clock_time(self.next_free),
+        }
 
-def _until(what: str, then: str, moment: datetime | None) -> str:
-    return what if moment is None else f"{what}, {then} {clock_time(moment)}"
+    def _waiting(self) -> str:
+        told = _("%(number)s waiting") % {"number": number(self.waiting)}
+        if self.next_due is None:
+            return told
+        return _("%(rows)s, next due %(time)s") % {"rows": told, "time": clock_time(self.next_due)}
 
 
 class PeopleVerbs(OperatorVerbs[M]):

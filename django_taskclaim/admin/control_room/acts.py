@@ -18,6 +18,7 @@ from django_taskclaim.admin.control_room.failures import Failure, failed_rows
 from django_taskclaim.admin.sweeping import Sieve
 from django_taskclaim.control.acts import record_act
 from django_taskclaim.dialects import dialect_for
+from django_taskclaim.localized import lasting
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.operating import written_before
 from django_taskclaim.switch import (
@@ -30,7 +31,6 @@ from django_taskclaim.switch import (
     resume_all,
 )
 from django_taskclaim.tokens import clock
-from django_taskclaim.wording import lasting
 
 Rows = models.QuerySet[Any]
 
@@ -66,11 +66,17 @@ def turn(
         done, failed = error.done, error
     if done:
         facts: dict[str, Any] = {"by": who(request), "user": request.user, "using": done}
-        for_long = f" for {lasting(timedelta(seconds=until))}" if until else ""
-        facts["reason"] = f"{reason}{for_long}".strip()
+        facts["reason"] = reason_of_pause(reason, timedelta(seconds=until) if until else None)
         record_act(model, "pause" if off else "resume", **facts)
     if failed is not None:
         raise failed
+
+
+def reason_of_pause(reason: str, lasts: timedelta | None) -> str:
+    """Return what is recorded of a pause, in the language of whoever made it: the reason, and for how long."""
+    if not lasts:
+        return reason
+    return f"{reason} {_('for %(time)s') % {'time': lasting(lasts)}}".strip()
 
 
 def _turn(
@@ -160,16 +166,22 @@ class Echo:
 
 
 def exported(rows: Rows, group: str = "") -> Iterator[str]:
-    """Yield the failed ones of *rows* as lines of CSV, those of one group or all of them."""
+    """Return the failed ones of *rows* as lines of CSV, those of one group or all of them."""
+    # Said now: a server may send the lines once the language of the request is no longer that of its thread.
+    head = [_("key"), _("error"), _("message"), _("last tried at (UTC)")]
+    return _lines(rows, group, head, [_("Not complete: the database did not answer in time.")])
+
+
+def _lines(rows: Rows, group: str, head: list[str], broken_off: list[str]) -> Iterator[str]:
     writer: Any = csv.writer(Echo())
     # Spreadsheets take a file without this mark for one in the system's own encoding.
-    yield "\ufeff" + writer.writerow(["key", "error", "message", "last tried at (UTC)"])
+    yield "\ufeff" + writer.writerow(head)
     try:
         for part in _limited(rows):
             wanted = [failure for failure in part if not group or failure.group == group]
             yield "".join(writer.writerow(_cells(failure)) for failure in wanted)
     except Error:
-        yield writer.writerow([_("Not complete: the database did not answer in time.")])
+        yield writer.writerow(broken_off)
 
 
 def _limited(rows: Rows) -> Iterator[list[Failure]]:

@@ -6,7 +6,6 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.utils.translation import gettext as _
-from django.utils.translation import pgettext
 
 from django_taskclaim.admin.control_room import words
 from django_taskclaim.fields import as_utc
@@ -182,7 +181,7 @@ def _tick(mark: Any, begins: datetime, span: timedelta) -> Tick:
         kind=mark.kind,
         sign=SIGNS.get(mark.kind, "•"),
         at=words.clock(as_utc(mark.at)),
-        text=mark.text or pgettext("mark", mark.kind),
+        text=mark.text or mark.kind,
     )
 
 

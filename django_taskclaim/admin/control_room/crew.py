@@ -12,9 +12,9 @@ from django.utils.translation import pgettext_lazy
 from django_taskclaim import conf
 from django_taskclaim.admin.control_room import words
 from django_taskclaim.admin.control_room.asking import Asking
+from django_taskclaim.localized import lasting
 from django_taskclaim.overview import Holder, Overview, Worker, workers
 from django_taskclaim.policy import policy_for
-from django_taskclaim.wording import lasting
 from django_taskclaim.worker import heartbeat
 
 #: So many processes are listed, the living first.

@@ -7,6 +7,7 @@ from typing import Any
 from django.core.exceptions import EmptyResultSet
 from django.db import models, router
 from django.utils import timezone
+from django.utils.translation import get_language
 
 from django_taskclaim.admin.control_room import failures
 from django_taskclaim.admin.control_room.asking import Answer, Asking
@@ -78,7 +79,9 @@ def look_at(
     serving = asking.ask("workers", lambda: _serving(model, alias)).value
     findings: list[Finding] = []
     if seen is not None:
-        findings = asking.ask("reasons", lambda: list(reasons(seen))).value or []
+        # In words, so that who reads another language is not told those of an earlier reader.
+        name = f"reasons in {get_language()}"
+        findings = asking.ask(name, lambda: list(reasons(seen))).value or []
     ranges = None
     if has_ranges(model):
         ranges = asking.ask("ranges", lambda: strip(model, alias, most=MOST_RANGES)).value
@@ -123,6 +126,8 @@ def _recorded(
     """Ask what the control app has written down."""
     from django_taskclaim.control import reading
 
+    marks = f"marks in {get_language()}"
+
     def answer(name: str, question: Any) -> Any:
         told: Answer[Any] = asking.ask(name, question)
         return told.value
@@ -133,7 +138,7 @@ def _recorded(
         "rates": answer("rates", lambda: _rates(model, alias, serving)),
         "hour": answer("hour", lambda: reading.throughput(model, using=alias, span=HOUR)),
         "day": answer("day", lambda: reading.throughput(model, using=alias, span=DAY)),
-        "marks": answer("marks", lambda: reading.marks(model, using=alias, span=DAY)) or [],
+        "marks": answer(marks, lambda: reading.marks(model, using=alias, span=DAY)) or [],
         "acts": answer("acts", lambda: reading.acts(model, using=alias, limit=12)),
     }
 

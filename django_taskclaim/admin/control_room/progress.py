@@ -10,11 +10,11 @@ from django.utils.translation import gettext_lazy, pgettext
 
 from django_taskclaim.admin.control_room import words
 from django_taskclaim.completion import Archive, Clear, Completion, Delete
+from django_taskclaim.localized import lasting
 from django_taskclaim.overview import Overview
 from django_taskclaim.policy import policy_for
 from django_taskclaim.querysets import Progress
 from django_taskclaim.states import Status
-from django_taskclaim.wording import lasting
 
 #: Units of the bar's whole width; a state with any rows gets at least LEAST of them.
 WIDTH, LEAST = 1000.0, 4.0

@@ -154,6 +154,7 @@ _DID = {
     "fail": pgettext_lazy("act", "failed"),
     "release": pgettext_lazy("act", "took back"),
     "release expired": pgettext_lazy("act", "put back"),
+    "take over": pgettext_lazy("act", "took over"),
 }
 
 

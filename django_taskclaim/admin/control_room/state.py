@@ -9,10 +9,10 @@ from django.utils.translation import ngettext
 
 from django_taskclaim.admin.control_room import words
 from django_taskclaim.fields import as_utc
+from django_taskclaim.localized import listed
 from django_taskclaim.models import Switch
 from django_taskclaim.overview import Overview, Worker
 from django_taskclaim.switch_reading import EVERY_MODEL
-from django_taskclaim.wording import listed
 
 _LAMPS = {"running": "▶", "ready": "▷", "held": "◔", "unknown": "?"}
 

@@ -4,11 +4,15 @@ from datetime import datetime, timedelta
 
 from django.utils import formats, timezone
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
+from django.utils.translation import gettext_lazy, ngettext
 
-from django_taskclaim.wording import lasting
+from django_taskclaim.localized import clock_format, lasting
 
-_UNITS = ((10**9, "G"), (10**6, "M"), (10**3, "k"))
+_UNITS = (
+    (10**9, gettext_lazy("%(number)s G")),
+    (10**6, gettext_lazy("%(number)s M")),
+    (10**3, gettext_lazy("%(number)s k")),
+)
 
 
 def number(value: float) -> str:
@@ -25,7 +29,7 @@ def short(value: float) -> str:
     places = 2 if scaled < 9.995 else 1 if scaled < 99.95 else 0
     text = formats.number_format(f"{scaled:.{places}f}", places, use_l10n=True)
     whole = text.rstrip("0").rstrip(".,٫") if places else text
-    return f"{whole} {unit}"
+    return str(unit) % {"number": whole}
 
 
 def rate(per_second: float) -> str:
@@ -48,9 +52,10 @@ def percent(share: float) -> str:
 def seconds(value: float) -> str:
     """Return a duration of work: ``12 ms``, ``1.4 s``, ``3 min 20 s``."""
     if value < 0.9995:
-        return f"{number(value * 1000)} ms"
+        return _("%(number)s ms") % {"number": number(value * 1000)}
     if value < 60:
-        return formats.number_format(f"{value:.1f}", 1, use_l10n=True) + " s"
+        shown = formats.number_format(f"{value:.1f}", 1, use_l10n=True)
+        return _("%(number)s s") % {"number": shown}
     return lasting(timedelta(seconds=value))
 
 
@@ -62,14 +67,15 @@ def local(moment: datetime) -> datetime:
 def clock(moment: datetime) -> str:
     """Return ``14:02``, with the day where that is not today."""
     here = local(moment)
+    time = formats.time_format(here, clock_format())
     if here.date() == local(timezone.now()).date():
-        return here.strftime("%H:%M")
-    return formats.date_format(here, "DATE_FORMAT") + here.strftime(" %H:%M")
+        return time
+    return f"{formats.date_format(here, 'DATE_FORMAT')} {time}"
 
 
 def clock_to_the_second(moment: datetime) -> str:
     """Return ``14:02:05``."""
-    return local(moment).strftime("%H:%M:%S")
+    return formats.time_format(local(moment), clock_format(seconds=True))
 
 
 def rows(count: int) -> str:

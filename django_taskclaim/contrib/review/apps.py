@@ -1,6 +1,7 @@
 """The Django app of the pages for people."""
 
 from django.apps import AppConfig
+from django.utils.translation import gettext_lazy as _
 
 
 class ReviewConfig(AppConfig):
@@ -8,4 +9,4 @@ class ReviewConfig(AppConfig):
 
     name = "django_taskclaim.contrib.review"
     label = "taskclaim_review"
-    verbose_name = "Review"
+    verbose_name = _("Review")

@@ -8,9 +8,9 @@ from django.db import models
 from django.utils.translation import gettext as _
 
 from django_taskclaim.columns import claim_columns
+from django_taskclaim.localized import clock_time
 from django_taskclaim.people import name_of
 from django_taskclaim.states import Status
-from django_taskclaim.wording import clock_time
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,7 +89,7 @@ class HolderMixin(LoginRequiredMixin, Base):
     def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
         name = self.acts.get(request.POST.get("act", ""))
         if name is None:
-            return HttpResponseBadRequest("There is no such act.")
+            return HttpResponseBadRequest(_("There is no such act."))
         answer: HttpResponseBase = getattr(self, name)()
         return answer
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from django.core.management.base import CommandError
 from django.db import connections
+from django.utils import translation
 
 from django_taskclaim.doctor import Finding, Kind, examine
 from django_taskclaim.doctor.surroundings import configuration_findings, project_findings
@@ -43,6 +44,8 @@ exit codes:
         add_models(parser, "the models to examine (default: every claimable model)")
         add_database(parser, "where the router writes each model")
 
+    # The doctor's sentences have translations, for the control room; what commands print is English.
+    @translation.override("en")
     def handle(self, *, models: list[Any], database: str | None, **options: Any) -> None:
         where = places(models, database)
         if not where:

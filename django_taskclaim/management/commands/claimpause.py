@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 from django.core.management.base import CommandError
+from django.utils import translation
 
 from django_taskclaim.control.acts import account_of, record_act
 from django_taskclaim.exceptions import TaskClaimError
@@ -56,6 +57,7 @@ exit codes:
         )
         add_database(parser, "every database that holds the model")
 
+    @translation.override("en")
     def handle(
         self,
         *,

@@ -4,6 +4,7 @@ from argparse import ArgumentParser
 from typing import Any
 
 from django.core.management.base import CommandError
+from django.utils import translation
 
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.handlers import handler_for
@@ -40,6 +41,7 @@ exit codes:
         parser.add_argument("--by", metavar="NAME", help="who resumes (default: user@host)")
         add_database(parser, "every database that holds the model")
 
+    @translation.override("en")
     def handle(self, *, models: list[Any], database: str | None, **options: Any) -> None:
         refuse_unless_one(models, options["all"])
         try:

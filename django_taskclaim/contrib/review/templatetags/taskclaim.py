@@ -12,9 +12,9 @@ from django.utils.translation import gettext as _
 
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.fields import as_utc
+from django_taskclaim.localized import clock_time, lasting
 from django_taskclaim.overview import database_time
 from django_taskclaim.people import holder_of, name_of
-from django_taskclaim.wording import clock_time, lasting
 
 register = template.Library()
 
