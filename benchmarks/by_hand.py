@@ -1,0 +1,157 @@
+"""The loop that one would write by hand, with the best SQL known for each database: what workers are compared with.
+
+    python -m benchmarks.by_hand 100 batch
+
+It claims so many rows at a time, moves a lower bound along as workers do, and completes them together (``batch``) or
+each by a transaction of its own (``row``), until no row is left. No renewal, no reaper, no switch, no retries.
+"""
+
+import secrets
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+WAITED_NEVER = "1970-01-01 00:00:00"
+
+CANDIDATES = (
+    "SELECT id FROM bench_work {hint} WHERE status = 'open' AND priority = 0 AND not_before = %s AND id > %s"
+    " ORDER BY priority DESC, not_before, id LIMIT %s"
+)
+CLAIM = "status = 'processing', claimed_by = %s, claimed_at = {now}, expires_at = {later}"
+COMPLETE = (
+    "UPDATE bench_work SET status = 'complete', completed_at = {now}, expires_at = NULL"
+    " WHERE id IN ({keys}) AND claimed_by = %s AND iteration = 0 AND status = 'processing'"
+)
+
+
+class Loop:
+    """How one database claims and completes; each method is one transaction."""
+
+    now = later = hint = ""
+
+    def __init__(self, connection: Any) -> None:
+        self.connection = connection
+        self.cursor = connection.cursor()
+
+    def claim(self, after: int, holder: str, limit: int) -> list[int]:
+        raise NotImplementedError
+
+    def complete(self, keys: Sequence[int], holder: str) -> None:
+        marks = ", ".join(["%s"] * len(keys))
+        self.cursor.execute(COMPLETE.format(now=self.now, keys=marks), [*keys, holder])
+        assert self.cursor.rowcount == len(keys)
+
+    def _candidates(self, after: int, limit: int, lock: str = "") -> list[int]:
+        statement = f"{CANDIDATES.format(hint=self.hint)} {lock}"
+        self.cursor.execute(statement, [WAITED_NEVER, after, limit])
+        return [key for (key,) in self.cursor.fetchall()]
+
+
+class PostgreSQL(Loop):
+    """One statement a claim."""
+
+    now = "STATEMENT_TIMESTAMP()"
+    later = "STATEMENT_TIMESTAMP() + INTERVAL '60 seconds'"
+
+    def claim(self, after: int, holder: str, limit: int) -> list[int]:
+        self.cursor.execute(
+            f"WITH c AS MATERIALIZED ({CANDIDATES.format(hint='')} FOR NO KEY UPDATE SKIP LOCKED)"
+            f" UPDATE bench_work t SET {CLAIM.format(now=self.now, later=self.later)}"
+            " FROM c WHERE t.id = c.id RETURNING t.id, t.payload, t.iteration",
+            [f"{WAITED_NEVER}+00", after, limit, holder],
+        )
+        return [row[0] for row in self.cursor.fetchall()]
+
+
+class MySQL(Loop):
+    """Candidates are locked as they are found, along the index."""
+
+    now, later = "UTC_TIMESTAMP(6)", "UTC_TIMESTAMP(6) + INTERVAL 60 SECOND"
+
+    def claim(self, after: int, holder: str, limit: int) -> list[int]:
+        from django.db import transaction
+
+        with transaction.atomic():
+            keys = self.lock(after, limit)
+            if keys:
+                marks = ", ".join(["%s"] * len(keys))
+                setting = CLAIM.format(now=self.now, later=self.later)
+                self.cursor.execute(
+                    f"UPDATE bench_work SET {setting} WHERE id IN ({marks})", [holder, *keys]
+                )
+        if keys:
+            self.cursor.execute(
+                f"SELECT id, payload, iteration FROM bench_work WHERE id IN ({marks})", keys
+            )
+            self.cursor.fetchall()
+        return keys
+
+    def lock(self, after: int, limit: int) -> list[int]:
+        return self._candidates(after, limit, "FOR UPDATE SKIP LOCKED")
+
+
+class MariaDB(MySQL):
+    """Candidates are read without locks, four times as many as are wanted, and then locked by key."""
+
+    def lock(self, after: int, limit: int) -> list[int]:
+        locked: list[int] = []
+        found = self._candidates(after, 4 * limit)
+        for start in range(0, len(found), limit):
+            part = found[start : start + limit - len(locked)]
+            marks = ", ".join(["%s"] * len(part))
+            self.cursor.execute(
+                f"SELECT id FROM bench_work WHERE id IN ({marks}) AND status = 'open' FOR UPDATE SKIP LOCKED",
+                part,
+            )
+            locked += [key for (key,) in self.cursor.fetchall()]
+            if len(locked) == limit:
+                break
+        return locked
+
+
+class SQLite(Loop):
+    """One statement a claim, one writer at a time."""
+
+    now = "STRFTIME('%%Y-%%m-%%d %%H:%%M:%%f', 'now')"
+    later = "STRFTIME('%%Y-%%m-%%d %%H:%%M:%%f', 'now', '+60 seconds')"
+
+    def claim(self, after: int, holder: str, limit: int) -> list[int]:
+        self.cursor.execute(
+            f"UPDATE bench_work SET {CLAIM.format(now=self.now, later=self.later)}"
+            f" WHERE id IN ({CANDIDATES.format(hint='')}) RETURNING id, payload, iteration",
+            [holder, f"{WAITED_NEVER}.000", after, limit],
+        )
+        return [row[0] for row in self.cursor.fetchall()]
+
+
+def main(limit: int, way: str) -> None:
+    import django
+
+    django.setup()
+    from django.db import connection
+
+    kinds = {"postgresql": PostgreSQL, "mysql": MySQL, "sqlite": SQLite}
+    kind = kinds[connection.vendor]
+    if getattr(connection, "mysql_is_mariadb", False):
+        kind = MariaDB
+    connection.ensure_connection()
+    loop = kind(connection)
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    sys.stdin.readline()
+    last = 0
+    while True:
+        holder = f"hand@host#{secrets.token_hex(8)}"
+        keys = loop.claim(last, holder, limit)
+        if keys:
+            for part in [keys] if way == "batch" else [[key] for key in keys]:
+                loop.complete(part, holder)
+            last = max(keys)
+        elif last:
+            last = 0
+        else:
+            break
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])
