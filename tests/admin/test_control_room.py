@@ -442,7 +442,12 @@ def test_ten_of_a_group_are_retried_first_and_then_all(login: Any) -> None:
     assert Job.objects.open().count() == 12
     assert set(Job.objects.failed().values_list("last_error", flat=True)) == {"the disk is full"}
     latest = OperatorAct.objects.latest("pk")
-    assert (latest.act, latest.rows, latest.by, latest.reason) == ("reset", 2, "u0", "mended")
+    assert (latest.act, latest.rows, latest.by, latest.reason) == (
+        "reset",
+        2,
+        "u0",
+        "job # has no width – mended",
+    )
 
 
 def test_rows_of_a_composite_key_are_retried_too() -> None:
