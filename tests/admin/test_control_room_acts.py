@@ -1,12 +1,13 @@
 """What the control room records and tells of an act that gets only part of the way, or goes to several databases."""
 
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.contrib.admin.models import LogEntry
-from django.db import InterfaceError, OperationalError, router
+from django.db import InterfaceError, OperationalError, connection, router
 from django.test import Client, override_settings
 from django.utils import timezone
 
@@ -125,6 +126,36 @@ def test_a_retry_that_found_nothing_says_so_as_a_warning(login: Any) -> None:
     (message,) = answer.context["messages"]
     assert (message.level_tag, str(message)) == ("warning", "0 failed rows are open again.")
     assert OperatorAct.objects.get().reason == f"group {name}"
+
+
+#: Hundreds of millions of rows to look at, on any database.
+SLOW = (
+    "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 900)"
+    " SELECT COUNT(*) FROM n a, n b, n c WHERE a.i * b.i + c.i = 0"
+)
+
+
+@pytest.mark.parametrize("page", ["first", "retry"])
+@override_settings(TASKCLAIM={"CHUNK_SIZE": 2})
+def test_a_retry_of_rows_that_are_slow_to_read_ends_in_a_sentence(
+    login: Any, monkeypatch: pytest.MonkeyPatch, page: str
+) -> None:
+    failed(Photo, 4)
+    real = acts.failed_rows
+
+    def slow_to_go_on(*args: Any) -> Iterator[Any]:
+        yield next(real(*args))
+        with connection.cursor() as cursor:
+            cursor.execute(SLOW)
+
+    monkeypatch.setattr(acts, "failed_rows", slow_to_go_on)
+    monkeypatch.setattr(acts, "READING_LIMIT", timedelta(seconds=0.3))
+    began = time.monotonic()
+    answer = login(*OPERATE).post(url(page, group=group(Photo)), {"reason": ""}, follow=True)
+    assert time.monotonic() - began < 5
+    assert answer.status_code == 200
+    assert "2 failed rows are open again. Then the database refused: " in answer.content.decode()
+    assert OperatorAct.objects.get().rows == Photo.objects.open().count() == 2
 
 
 def test_a_retry_does_not_go_on_from_what_others_made_up(login: Any) -> None:

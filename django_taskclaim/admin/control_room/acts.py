@@ -37,8 +37,8 @@ Rows = models.QuerySet[Any]
 #: Seconds after which "retry all" says how far it got, before a proxy would give the request up.
 PATIENCE = 20.0
 
-#: Each statement of an export may take so long.
-EXPORT_LIMIT = timedelta(seconds=20)
+#: To be read, each part of an export or of a retry may take so long.
+READING_LIMIT = timedelta(seconds=20)
 
 
 def who(request: HttpRequest) -> str:
@@ -112,11 +112,12 @@ def retry(
 ) -> None:
     """Go on resetting the failed ones of *rows* that belong to the group, up to *most* of them, or for PATIENCE.
 
-    What *sieve* keeps back is left alone. Each chunk is counted in *so_far* once it is done.
+    What *sieve* keeps back is left alone. Each chunk is counted in *so_far* once it is done. What takes too long to be
+    read is an OperationalError; nothing that another request could not go on with is lost.
     """
     ends, tally = clock() + PATIENCE, so_far.tally
     rest = rows if so_far.after is None else rows.filter(pk__gt=so_far.after)
-    for part in failed_rows(rest, int(conf.setting("CHUNK_SIZE"))):
+    for part in _limited(rest):
         alike = [failure for failure in part if failure.group == group]
         so_far.kind = so_far.kind or next((failure.kind for failure in alike), "")
         keys = _allowed([failure.key for failure in alike], tally, sieve)
@@ -195,7 +196,7 @@ def exported(rows: Rows, group: str = "") -> Iterator[str]:
 def _limited(rows: Rows) -> Iterator[list[Failure]]:
     parts = failed_rows(rows, int(conf.setting("CHUNK_SIZE")))
     while True:
-        with dialect_for(connections[rows.db]).time_limit(EXPORT_LIMIT):
+        with dialect_for(connections[rows.db]).time_limit(READING_LIMIT):
             part = next(parts, None)
         if part is None:
             return
