@@ -154,6 +154,13 @@ def test_a_throttle_on_every_worker_is_told_as_held(login: Any) -> None:
     assert "RUNNING" in text_of(login(*VIEW).get(url()))
 
 
+def test_a_page_reads_the_hour_and_the_day_once_each(login: Any) -> None:
+    client = login(*VIEW)
+    with CaptureQueriesContext(connection) as sent:
+        assert client.get(url()).status_code == 200
+    assert len([one for one in sent if "durations" in one["sql"]]) == 2
+
+
 def test_held_is_told_until_the_first_process_may_claim_again(login: Any) -> None:
     """Each is held until the last of its own throttles ends; those of the dead hold nobody."""
     from django_taskclaim.models import Throttle
