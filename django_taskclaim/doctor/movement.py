@@ -95,7 +95,9 @@ def _expired(seen: Overview) -> Iterator[Finding]:
     late = timedelta(0) if seen.expired_since is None else seen.now - seen.expired_since
     ago = "at an unknown time" if seen.expired_since is None else f"{lasting(late)} ago"
     overdue = seen.expired_since is None or late > 3 * conf.duration("REAPER_INTERVAL")
-    text = f"The leases of {counted(seen.expired, 'row')} have ended, the first {ago}, and nobody has put them back"
+    least = "at least " if Status.PROCESSING in seen.estimated else ""
+    rows = f"{least}{counted(seen.expired, 'row')}"
+    text = f"The leases of {rows} have ended, the first {ago}, and nobody has put them back"
     if overdue:
         yield Finding.problem(
             f"{text}: no reaper runs.",
@@ -124,7 +126,8 @@ def _held(seen: Overview) -> Iterator[Finding]:
     running = seen.progress.processing - seen.expired
     if seen.progress.open or running <= 0:
         return
-    names = [f"{holder.name} ({holder.rows:,})" for holder in seen.holders]
+    more = "+" if Status.PROCESSING in seen.estimated else ""
+    names = [f"{holder.name} ({holder.rows:,}{more})" for holder in seen.holders]
     free = seen.next_free
     when = (
         f"; the next lease ends in {lasting(free - seen.now)}"
