@@ -1,12 +1,15 @@
 """What a project needs for the admin, and what it is told where it has not."""
 
 import importlib
+import re
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 from django.conf import settings
 from django.contrib import admin
+from django.contrib.staticfiles import finders
 from django.core.checks import run_checks
 from django.core.exceptions import ImproperlyConfigured
 from django.test import Client, override_settings
@@ -150,3 +153,16 @@ def test_every_base_in_any_order_makes_an_admin() -> None:
 
     for kind in (First, Last):
         assert kind(Photo, admin.AdminSite()).check() == []
+
+
+@pytest.mark.parametrize("sheet", ["claims", "control_room"])
+def test_a_theme_without_djangos_colours_leaves_no_part_of_a_page_unseen(sheet: str) -> None:
+    """An unknown variable makes a border or a field invisible; Django's own values win where they are."""
+    path = finders.find(f"taskclaim/{sheet}.css")
+    text, known = Path(path).read_text(), Path(finders.find("taskclaim/theme.css")).read_text()
+    assert '@import "theme.css";' in text
+    used = set(re.findall(r"var\((--[\w-]+)\)", text))
+    ours = set(re.findall(r"(--[\w-]+):", text))
+    assert used - ours
+    assert used - ours <= set(re.findall(r"(--[\w-]+):", known))
+    assert "@layer taskclaim {" in known
