@@ -58,7 +58,8 @@ class Overview:
     holders: list[Holder] = field(default_factory=list)
     #: The automatic stops in force, each of one process, the one that holds longest first.
     throttles: list[Throttle] = field(default_factory=list)
-    #: The states whose numbers are estimates, ``open`` meaning what is due as well.
+    #: The states whose numbers are estimates, ``open`` meaning what is due as well. Where ``processing`` is among them,
+    #: ``expired`` and the holders' rows are those of the first MOST running rows: there are so many at least.
     estimated: frozenset[str] = frozenset()
     #: Ranges of keys among which rows may still be committed.
     unsettled: int = 0
@@ -109,8 +110,8 @@ def overview(model: type[models.Model], alias: str, *, exact: bool = True) -> Ov
     bounded = Status.OPEN in counts.estimated
     dueness = _dueness(_next(rows, columns) if bounded else rows.open(), columns, now)
     beyond = max(0, counts.progress.open - MOST) if bounded else 0
-    expired = rows.filter(expired_condition(Desk.of(model, alias)))
-    late = expired.aggregate(rows=Count("*"), since=Min(columns.expires_at.name))
+    crowded = Status.PROCESSING in counts.estimated
+    running = _first_running(rows, columns, now) if crowded else _running(rows, columns)
     return Overview(
         model=model,
         alias=alias,
@@ -121,9 +122,9 @@ def overview(model: type[models.Model], alias: str, *, exact: bool = True) -> Ov
         due_since=dueness.since,
         next_due=dueness.next,
         unsettled=dueness.unsettled,
-        expired=late["rows"],
-        expired_since=_utc(late["since"]),
-        holders=_holders(rows, columns),
+        expired=running.expired,
+        expired_since=running.since,
+        holders=running.holders,
         throttles=in_force(model, alias),
         estimated=counts.estimated,
     )
@@ -196,23 +197,41 @@ def _dueness(opened: Any, columns: ClaimColumns, now: datetime) -> _Dueness:
     return _Dueness(facts["due"], _utc(facts["since"]), _utc(facts["next"]), unsettled)
 
 
-def _holders(rows: Any, columns: ClaimColumns) -> list[Holder]:
-    """Return who holds rows, most rows first."""
+class _Running(NamedTuple):
+    expired: int
+    since: datetime | None
+    holders: list[Holder]
+
+
+def _running(rows: Any, columns: ClaimColumns) -> _Running:
+    """Return what is known of all running rows."""
     who, expiry = columns.claimed_by.name, columns.expires_at.name
+    expired = rows.filter(expired_condition(Desk.of(rows.model, rows.db)))
+    late = expired.aggregate(rows=Count("*"), since=Min(expiry))
     running = rows.filter(**{columns.status.name: Status.PROCESSING})
     batches = running.order_by().values_list(who).annotate(rows=Count("*"), first=Min(expiry))
-    return sorted(_together(batches), key=lambda holder: (-holder.rows, holder.name))
+    return _Running(late["rows"], _utc(late["since"]), _together(batches))
 
 
-def _together(batches: Iterable[tuple[str | None, int, datetime | None]]) -> Iterable[Holder]:
-    """Take the batches of each worker process together."""
+def _first_running(rows: Any, columns: ClaimColumns, now: datetime) -> _Running:
+    """Return the same of the first MOST along the claim index, where there are more."""
+    running = rows.filter(**{columns.status.name: Status.PROCESSING}).order_by(*columns.order)
+    found = running.values_list(columns.claimed_by.name, columns.expires_at.name)[:MOST]
+    held = [(holder, _utc(end)) for holder, end in found]
+    expired = [end for _, end in held if end is None or end <= now]
+    since = min((end for end in expired if end is not None), default=None)
+    return _Running(len(expired), since, _together((holder, 1, end) for holder, end in held))
+
+
+def _together(batches: Iterable[tuple[str | None, int, datetime | None]]) -> list[Holder]:
+    """Take the batches of each worker process together, and return who holds most first."""
     by_name: dict[str, Holder] = {}
     for holder, count, first in batches:
         name = (holder or "nobody").partition(WORKER_MARK)[0]
         known = by_name.get(name, Holder(name, 0, None))
         ends = [end for end in (known.next_expiry, _utc(first)) if end is not None]
         by_name[name] = Holder(name, known.rows + count, min(ends, default=None))
-    return by_name.values()
+    return sorted(by_name.values(), key=lambda holder: (-holder.rows, holder.name))
 
 
 def _utc(value: datetime | None) -> datetime | None:

@@ -1,17 +1,22 @@
 """A large table is told of without reading it, and a question that takes too long is cut off."""
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.db import OperationalError, connection, transaction
+from django.test.utils import CaptureQueriesContext
 
 from django_taskclaim import census as module
+from django_taskclaim import overview as overviews
+from django_taskclaim.admin.control_room.crew import lines
 from django_taskclaim.census import census
 from django_taskclaim.dialects import dialect_for
 from django_taskclaim.doctor.movement import reasons
-from django_taskclaim.overview import overview
+from django_taskclaim.overview import Worker, overview
 from django_taskclaim.querysets.scope import Desk
+from tests.behaviour.support import clock, set_raw
 from tests.factories import make
 from tests.testapp.models import Child, CompositeKey, Job, TextKey
 
@@ -103,6 +108,54 @@ def test_an_estimate_is_told_as_one(analysed: Any, monkeypatch: pytest.MonkeyPat
     text = " ".join(finding.message for finding in reasons(seen))
     assert seen.due == pytest.approx(3000, rel=0.25)
     assert "About " in text
+
+
+def test_of_many_running_rows_no_more_are_read_than_the_first(
+    analysed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SMALL", 100)
+    for reader in (module, overviews):
+        monkeypatch.setattr(reader, "MOST", 50)
+    jobs(400, 2600, 0)
+    rows = Job.objects.claim_batch(400, claimed_by="a@web-1:1")
+    for row in rows[:2]:
+        set_raw(row, "expires_at", clock("-1 HOUR"))
+    analysed()
+    name = connection.ops.quote_name("testapp_job") + "." + connection.ops.quote_name("expires_at")
+    with CaptureQueriesContext(connection) as sent:
+        seen = overview(Job, "default", exact=False)
+    leases = [one["sql"] for one in sent if name in one["sql"]]
+    assert leases
+    assert all("LIMIT 50" in one for one in leases)
+    assert seen.expired == 2
+    assert seen.expired_since is not None
+    assert [(holder.name, holder.rows) for holder in seen.holders] == [("a@web-1:1", 50)]
+    text = " ".join(finding.message for finding in reasons(seen))
+    assert "The leases of at least 2 rows have ended, the first 1 h ago" in text
+    assert "a@web-1:1 (50+)" in text
+
+
+def test_each_process_holds_what_it_has_reported_where_not_all_running_rows_were_read(
+    db: None,
+) -> None:
+    make(Job, 3)
+    (row, *_others) = Job.objects.claim_batch(3, durable=False)
+    name = row.claim.token.holder.partition("#")[0]
+    seen = overview(Job, "default")
+    facts: dict[str, Any] = {"labels": ("testapp.Job",), "state": "running", "held": 7_000}
+    facts |= {"started_at": seen.now, "seen_at": seen.now, "done": 0, "failed": 0, "last_error": ""}
+    process = Worker(name=name, alive=True, **facts)
+
+    def held(estimated: frozenset[str], *labels: str) -> str:
+        one = replace(process, labels=("testapp.Job", *labels))
+        told = replace(seen, estimated=estimated)
+        (line,) = lines(Job, [one], told, {}, None, now=seen.now, sees_all=True)
+        return line.held
+
+    assert held(frozenset()) == "3"
+    assert held(frozenset({"processing"})) in {"7000", "7,000"}
+    # What it reported is of all its models.
+    assert held(frozenset({"processing"}), "testapp.Photo") == "3"
 
 
 def test_rows_that_inherit_their_claim_columns_are_counted(

@@ -88,6 +88,10 @@ WRONG = [
         "--interval: '-1' is no time longer than zero; write seconds,",
     ),
     (
+        ("release_expired", "--loop", "--reason", "because"),
+        "A --loop is nobody's act: leave out --by and --reason.",
+    ),
+    (
         ("claimpause", "testapp.Photo", "--until", "soon"),
         "--until: 'soon' is no time longer than zero; write seconds,",
     ),
@@ -233,7 +237,7 @@ def test_what_was_put_back_before_the_database_refused_is_told_and_recorded(
     monkeypatch.setattr(operating, "_write_expired", write)
     out = io.StringIO()
     with pytest.raises(CommandError, match="'default': the disk is full"):
-        call_command("release_expired", "testapp.Photo", stdout=out)
+        call_command("release_expired", "testapp.Photo", by="ada", stdout=out)
     assert out.getvalue() == "testapp.Photo: put back 2 expired rows.\n"
     assert [(act.act, act.rows) for act in acts(Photo, using="default")] == [("release expired", 2)]
 

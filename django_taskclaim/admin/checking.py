@@ -1,14 +1,22 @@
-"""What a project must have for the buttons to be seen."""
+"""What a project must have for the buttons to be seen, and what a ModelAdmin with claims cannot have."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from django.apps import apps
 from django.core.checks import CheckMessage
 
+from django_taskclaim.admin.columns_shown import raw_names
 from django_taskclaim.checks.messages import message
+from django_taskclaim.wording import listed
 
 
 def problems(admin: Any) -> list[CheckMessage]:
+    """Return what keeps a ModelAdmin with ``ClaimAdminMixin`` from working."""
+    return [*_unseen_buttons(admin), *_edited_claims(admin)]
+
+
+def _unseen_buttons(admin: Any) -> Iterator[CheckMessage]:
     """E021 and W021: the buttons are drawn by templates of ``admin_actions``, found before those of Django's admin."""
     names = [config.name for config in apps.get_app_configs()]
     hint = "Add 'admin_actions' to INSTALLED_APPS, before 'django.contrib.admin'."
@@ -16,12 +24,27 @@ def problems(admin: Any) -> list[CheckMessage]:
         text = (
             "ClaimAdminMixin draws its buttons by the app 'admin_actions', which is not installed."
         )
-        return [message("E021", text, hint, admin.__class__)]
-    if "django.contrib.admin" in names and names.index("admin_actions") > names.index(
+        yield message("E021", text, hint, admin.__class__)
+    elif "django.contrib.admin" in names and names.index("admin_actions") > names.index(
         "django.contrib.admin"
     ):
         text = (
             "The app 'admin_actions' comes after 'django.contrib.admin', so buttons are not seen."
         )
-        return [message("W021", text, hint, admin.__class__)]
-    return []
+        yield message("W021", text, hint, admin.__class__)
+
+
+def _edited_claims(admin: Any) -> Iterator[CheckMessage]:
+    """E022: verbs alone write the claim columns, so a list that edits one could be neither shown nor saved."""
+    # What is no list of names is told by Django's own check.
+    edited = admin.list_editable if isinstance(admin.list_editable, (list, tuple)) else ()
+    raw = raw_names(admin.model)
+    ours = [name for name in edited if name in raw]
+    if ours:
+        rest = [name for name in edited if name not in raw]
+        yield message(
+            "E022",
+            f"{type(admin).__name__}.list_editable = {list(edited)!r} names {listed(ours)}, which verbs alone write.",
+            f"list_editable = {rest!r}; the actions and buttons of ClaimAdminMixin change the state of rows.",
+            admin.__class__,
+        )

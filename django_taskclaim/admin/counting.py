@@ -1,8 +1,8 @@
-"""How many rows a list has, at a price that does not grow with the table."""
+"""How many rows a list has, at a price that does not grow with the table, and its pages far from the first."""
 
 from typing import Any
 
-from django.core.paginator import Paginator
+from django.core.paginator import Page, Paginator
 from django.db import models
 from django.utils.functional import cached_property
 
@@ -35,10 +35,31 @@ class BoundedPaginator(Paginator):  # type: ignore[type-arg]
         exact = counted_up_to(rows, MOST)
         if exact is not None:
             return exact
-        believed = _believed(rows, self.known_state)
-        if believed is not None:
-            return max(believed, MOST + 1)
+        if self._believed is not None:
+            return max(self._believed, MOST + 1)
         return counted_up_to(rows, MOST_MATCHES) or MOST_MATCHES
+
+    @cached_property
+    def _believed(self) -> int | None:
+        return _believed(self.object_list, self.known_state)  # type: ignore[arg-type]
+
+    def page(self, number: int | str) -> Page:  # type: ignore[type-arg]
+        """Return a page as Django does; one far from the first costs keys alone, from the end that is nearer."""
+        number = self.validate_number(number)
+        bottom = (number - 1) * self.per_page
+        rows: Any = self.object_list
+        if bottom < MOST or not isinstance(rows, models.QuerySet) or rows.query.distinct:
+            return super().page(number)
+        return Page(rows.filter(pk__in=self._keys(rows, bottom)), number, self)
+
+    def _keys(self, rows: models.QuerySet[Any], bottom: int) -> list[Any]:
+        keys = rows.values_list("pk", flat=True)
+        top = min(bottom + self.per_page, self.count)
+        behind = self.count - top
+        # Where only the first MOST_MATCHES were counted, nobody knows how far the end is.
+        if self._believed is not None and behind < bottom:
+            return list(keys.reverse()[behind : self.count - bottom])
+        return list(keys[bottom:top])
 
 
 def _believed(rows: models.QuerySet[Any], state: str) -> int | None:

@@ -25,7 +25,7 @@ from django_taskclaim.admin.buttons import row_buttons, row_urls, standard_addre
 from django_taskclaim.admin.checking import problems
 from django_taskclaim.admin.confirming import Crumb
 from django_taskclaim.admin.counting import BoundedPaginator
-from django_taskclaim.admin.filters import FILTERS, StateFilter, filters_for
+from django_taskclaim.admin.filters import StateFilter, filters_for, order_of
 from django_taskclaim.admin.my_work import my_work_button, my_work_urls
 from django_taskclaim.admin.permissions import may_operate
 from django_taskclaim.admin.rows import Look, facts_of, look_at, look_of
@@ -33,7 +33,6 @@ from django_taskclaim.admin.running import run_act
 from django_taskclaim.admin.sweeping import alias_of
 from django_taskclaim.admin.switching import list_urls, model_buttons, switches_over, told
 from django_taskclaim.admin.timeline import timeline
-from django_taskclaim.columns import claim_columns
 
 if TYPE_CHECKING:
 
@@ -144,14 +143,12 @@ class ClaimAdminMixin(ClaimActions, ActionsModelAdmin, _Tuples):
         return [*own, *(one for one in filters_for(self.model) if one not in own)]
 
     def get_ordering(self, request: HttpRequest) -> Any:
-        """Where the list is filtered by state, and nobody asks for an order, take that of the claim index.
+        """Where the list is filtered by state, and nobody asks for an order, take one that an index has.
 
         Else a database that walks along the keys may read all of a large table to find the first hundred.
         """
         asked = super().get_ordering(request) or self.opts.ordering
-        if asked or not any(one.parameter_name in request.GET for one in FILTERS):
-            return asked
-        return claim_columns(self.model).order
+        return asked or order_of(self.model, request.GET, self.model._default_manager.db)
 
     def get_paginator(self, request: HttpRequest, queryset: Any, *args: Any, **kwargs: Any) -> Any:
         if self.paginator is not Paginator:

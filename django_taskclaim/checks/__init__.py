@@ -15,6 +15,7 @@ E009      ``update_fields`` of a handler names no column of the model, or a clai
 E010      the queryset of a handler cannot be claimed from
 E013      the hook ``TASKCLAIM["REDACT"]`` cannot be imported or called, or returns no text
 E021      the buttons of ``ClaimAdminMixin`` need ``admin_actions`` in INSTALLED_APPS
+E022      ``list_editable`` of a ModelAdmin with ``ClaimAdminMixin`` names a claim column, which verbs alone write
 E031      an entry of ``TASKCLAIM["HEALTH_CHECKS"]`` leads to nothing, or to what is no check
 E032      a health check asks what the database cannot answer
 E041      ``TASKCLAIM["HISTORY"]`` names what is no claimable model

@@ -1,7 +1,7 @@
 """What the control page and the admin read; without the control app everything here is empty, and nothing is asked."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -124,15 +124,26 @@ def _slot(at: datetime, rows: "list[ThroughputMinute]", width: timedelta, now: d
     )
 
 
-def marks(model: type[models.Model], *, using: str, span: timedelta) -> list[Mark]:
-    """Return what explains the throughput of the last *span*, oldest first."""
+def marks(
+    model: type[models.Model],
+    *,
+    using: str,
+    span: timedelta,
+    slots: Sequence[Slot] | None = None,
+) -> list[Mark]:
+    """Return what explains the throughput of the last *span*, oldest first.
+
+    *slots* is that throughput, where it is known already; else it is read.
+    """
     if not is_on(using):
         return []
     since = database_time(using) - span
+    if slots is None:
+        slots = throughput(model, using=using, span=span)
     found = [
         *_switch_marks(model, using, since),
         *_throttle_marks(model, using, since),
-        *_failure_marks(throughput(model, using=using, span=span)),
+        *_failure_marks(slots),
     ]
     return sorted(found, key=lambda mark: mark.at)
 
@@ -161,16 +172,15 @@ def _turned(act: str, by: str, reason: str) -> str:
 
 def _throttle_marks(model: type[models.Model], using: str, since: datetime) -> Iterator[Mark]:
     told: set[tuple[datetime, str]] = set()
-    for row in _minutes(model, using, since).exclude(stopped=""):
-        seen = as_utc(row.at), row.stopped
+    stops = _minutes(model, using, since).exclude(stopped="").values_list("at", "stopped")
+    for at, stopped in stops:
+        seen = as_utc(at), stopped
         if seen not in told:
             told.add(seen)
-            yield Mark(
-                as_utc(row.at), "throttle", _("Throttled: %(reason)s") % {"reason": row.stopped}
-            )
+            yield Mark(as_utc(at), "throttle", _("Throttled: %(reason)s") % {"reason": stopped})
 
 
-def _failure_marks(slots: list[Slot]) -> Iterator[Mark]:
+def _failure_marks(slots: Sequence[Slot]) -> Iterator[Mark]:
     for slot in slots:
         tries = slot.done + slot.errors
         if slot.errors >= BURST and slot.errors >= BURST_SHARE * tries:

@@ -78,6 +78,8 @@ class Dialect(KeyedTables):
     names_open_transactions: ClassVar[bool] = False
     #: Whether a transaction that writes keeps everybody else from writing anything.
     has_one_writer: ClassVar[bool] = False
+    #: Whether the claim index leaves out rows that are complete; see ``indexes``.
+    leaves_out_complete: ClassVar[bool] = False
     #: What to add to the advice to create an index.
     on_a_busy_table: ClassVar[str] = ""
 

@@ -35,6 +35,7 @@ class PostgreSQL(Dialect):
     lock_clause = "FOR NO KEY UPDATE"
     passes_over_duplicates = True
     names_open_transactions = True
+    leaves_out_complete = True
     on_a_busy_table = " (while the table is in use: CREATE INDEX CONCURRENTLY)"
 
     def later(self, wait: timedelta) -> SQL:

@@ -129,7 +129,10 @@ def _expired(seen: Overview) -> Iterator[Finding]:
     ago = _("%(time)s ago") % {"time": lasting(late)}
     if seen.expired_since is None:
         ago = _("at an unknown time")
-    leases = {"rows": _told_rows(seen.expired), "ago": ago}
+    rows = _told_rows(seen.expired)
+    if Status.PROCESSING in seen.estimated:
+        rows = _("at least %(rows)s") % {"rows": rows}
+    leases = {"rows": rows, "ago": ago}
     if seen.expired_since is None or late > 3 * conf.duration("REAPER_INTERVAL"):
         yield Finding.problem(
             _(
@@ -175,7 +178,8 @@ def _held(seen: Overview) -> Iterator[Finding]:
     running = seen.progress.processing - seen.expired
     if seen.progress.open or running <= 0:
         return
-    names = listed([f"{holder.name} ({number(holder.rows)})" for holder in seen.holders])
+    more = "+" if Status.PROCESSING in seen.estimated else ""
+    names = listed([f"{holder.name} ({number(holder.rows)}{more})" for holder in seen.holders])
     told = _("All rows left are held, by %(holders)s.")
     free = seen.next_free
     if free is not None and free > seen.now:

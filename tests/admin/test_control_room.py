@@ -13,7 +13,7 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone, translation
 
-from django_taskclaim.admin.control_room import asking
+from django_taskclaim.admin.control_room import asking, words
 from django_taskclaim.admin.control_room.figures import _open_orders
 from django_taskclaim.control.models import LiveSettings, OperatorAct, WorkerOrder
 from django_taskclaim.control.orders import change_settings
@@ -152,6 +152,41 @@ def test_a_throttle_on_every_worker_is_told_as_held(login: Any) -> None:
     assert re.search(rf"HELD until {CLOCK} .*replica lag 31 s", text)
     worker("worker@web-2:42")
     assert "RUNNING" in text_of(login(*VIEW).get(url()))
+
+
+def test_a_page_reads_the_hour_and_the_day_once_each(login: Any) -> None:
+    client = login(*VIEW)
+    with CaptureQueriesContext(connection) as sent:
+        assert client.get(url()).status_code == 200
+    assert len([one for one in sent if "durations" in one["sql"]]) == 2
+
+
+def test_held_is_told_until_the_first_process_may_claim_again(login: Any) -> None:
+    """Each is held until the last of its own throttles ends; those of the dead hold nobody."""
+    from django_taskclaim.models import Throttle
+
+    now = timezone.now()
+    names = {"a": worker("worker@web-1:1").name, "b": worker("worker@web-2:2").name}
+    names["dead"] = worker("worker@web-3:3", seen_at=now - timedelta(hours=1)).name
+    ends = {}
+    for process, source, minutes in (
+        ("a", "ReplicaLag", 60),
+        ("a", "circuit breaker", 120),
+        ("b", "ReplicaLag", 180),
+        ("b", "circuit breaker", 60),
+        ("dead", "LongTransactions", 10),
+        ("dead", "ReplicaLag", 600),
+    ):
+        until = ends[process, source] = now + timedelta(minutes=minutes)
+        facts = {"label": "testapp.job", "since_at": now, "source": source, "reason": "so"}
+        Throttle.objects.create(process=names[process], until=until, **facts)
+    text = text_of(login(*VIEW).get(url()))
+    earliest = words.clock(ends["a", "circuit breaker"])
+    assert f"HELD until {earliest} " in text
+    assert f"by ReplicaLag on all processes: so, until {words.clock(ends['b', 'ReplicaLag'])}" in (
+        text
+    )
+    assert "LongTransactions on" not in text.partition("Why is nothing")[0]
 
 
 def test_a_silent_worker_is_greyed_and_says_when_its_rows_return(login: Any) -> None:
@@ -442,7 +477,12 @@ def test_ten_of_a_group_are_retried_first_and_then_all(login: Any) -> None:
     assert Job.objects.open().count() == 12
     assert set(Job.objects.failed().values_list("last_error", flat=True)) == {"the disk is full"}
     latest = OperatorAct.objects.latest("pk")
-    assert (latest.act, latest.rows, latest.by, latest.reason) == ("reset", 2, "u0", "mended")
+    assert (latest.act, latest.rows, latest.by, latest.reason) == (
+        "reset",
+        2,
+        "u0",
+        "job # has no width – mended",
+    )
 
 
 def test_rows_of_a_composite_key_are_retried_too() -> None:

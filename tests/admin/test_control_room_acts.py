@@ -1,19 +1,31 @@
 """What the control room records and tells of an act that gets only part of the way, or goes to several databases."""
 
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import InterfaceError, OperationalError, router
+from django.contrib.admin.models import LogEntry
+from django.db import InterfaceError, OperationalError, connection, router
 from django.test import Client, override_settings
 from django.utils import timezone
 
 from django_taskclaim.admin.control_room import acts, asking, views
+from django_taskclaim.admin.control_room.failures import group_id
 from django_taskclaim.control.models import OperatorAct, WorkerOrder
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.switch import SwitchError
-from tests.admin.test_control_room_rights import OPERATE, failed, group, order_url, url, worker
+from tests.admin.test_control_room_rights import (
+    OPERATE,
+    admin_of,
+    failed,
+    group,
+    order_url,
+    url,
+    worker,
+)
+from tests.factories import make
 from tests.testapp.models import Photo
 
 pytestmark = pytest.mark.django_db(databases=["default", "other"])
@@ -47,7 +59,7 @@ def test_a_retry_that_breaks_off_is_recorded_as_far_as_it_got(
         answer.content.decode()
     )
     recorded = OperatorAct.objects.get()
-    assert (recorded.act, recorded.rows, recorded.reason) == ("reset", 2, "mended")
+    assert (recorded.act, recorded.rows, recorded.reason) == ("reset", 2, "no width – mended")
 
 
 @override_settings(TASKCLAIM={"CHUNK_SIZE": 2})
@@ -63,6 +75,87 @@ def test_a_retry_without_patience_goes_on_where_it_stopped(
         address = answer.url
         assert client.get(address).status_code == 200
     assert Photo.objects.open().count() == 1
+
+
+@pytest.mark.parametrize("page", ["first", "retry"])
+def test_the_record_of_a_retry_names_what_failed_and_the_reason(login: Any, page: str) -> None:
+    (row,) = failed(Photo, 1, "another cause")
+    for one in (*make(Photo, 2), row):
+        Photo.objects.filter(pk=one.pk).reset()
+        (taken,) = Photo.objects.filter(pk=one.pk).claim_batch(1, durable=False)
+        taken.claim.fail(ValueError(f"{one.pk * 1000} is too wide"), retry=False)
+    group_ = group_id("ValueError", "# is too wide")
+    login(*OPERATE).post(url(page, group=group_), {"reason": "mended"})
+    said = "ValueError: # is too wide" + (" – mended" if page == "retry" else "")
+    assert (OperatorAct.objects.get().rows, OperatorAct.objects.get().reason) == (3, said)
+    assert LogEntry.objects.get().change_message == f"Reset, 3 rows: {said}"
+
+
+def test_a_long_error_leaves_room_for_the_reason(login: Any) -> None:
+    failed(Photo, 1, "x" * 900)
+    login(*OPERATE).post(url("retry", group=group(Photo, "x" * 900)), {"reason": "y" * 290})
+    recorded = OperatorAct.objects.get().reason
+    assert (recorded[:2], recorded[-2:], len(recorded)) == ("xx", "yy", 493)
+
+
+@pytest.mark.parametrize("page", ["first", "retry"])
+def test_a_retry_tells_what_it_left_alone_and_why(
+    login: Any, monkeypatch: pytest.MonkeyPatch, page: str
+) -> None:
+    kept, quick, *_others = failed(Photo, 5)
+    may = lambda self, request, obj=None: obj is None or obj.pk != kept.pk  # noqa: E731
+    monkeypatch.setattr(admin_of(Photo), "has_operate_permission", may)
+    real = acts.failed_rows
+
+    def somebody_is_quicker(*args: Any) -> Iterator[Any]:
+        for part in real(*args):
+            Photo.objects.filter(pk=quick.pk).reset()
+            yield part
+
+    monkeypatch.setattr(acts, "failed_rows", somebody_is_quicker)
+    answer = login(*OPERATE).post(url(page, group=group(Photo)), {"reason": ""}, follow=True)
+    assert (
+        "3 failed rows are open again. Left alone: 1 that you may not change, 1 that somebody else has locked or"
+        " changed meanwhile."
+    ) in answer.content.decode()
+
+
+def test_a_retry_that_found_nothing_says_so_as_a_warning(login: Any) -> None:
+    name = "0" * 16
+    answer = login(*OPERATE).post(url("first", group=name), follow=True)
+    (message,) = answer.context["messages"]
+    assert (message.level_tag, str(message)) == ("warning", "0 failed rows are open again.")
+    assert OperatorAct.objects.get().reason == f"group {name}"
+
+
+#: Hundreds of millions of rows to look at, on any database.
+SLOW = (
+    "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 900)"
+    " SELECT COUNT(*) FROM n a, n b, n c WHERE a.i * b.i + c.i = 0"
+)
+
+
+@pytest.mark.parametrize("page", ["first", "retry"])
+@override_settings(TASKCLAIM={"CHUNK_SIZE": 2})
+def test_a_retry_of_rows_that_are_slow_to_read_ends_in_a_sentence(
+    login: Any, monkeypatch: pytest.MonkeyPatch, page: str
+) -> None:
+    failed(Photo, 4)
+    real = acts.failed_rows
+
+    def slow_to_go_on(*args: Any) -> Iterator[Any]:
+        yield next(real(*args))
+        with connection.cursor() as cursor:
+            cursor.execute(SLOW)
+
+    monkeypatch.setattr(acts, "failed_rows", slow_to_go_on)
+    monkeypatch.setattr(acts, "READING_LIMIT", timedelta(seconds=0.3))
+    began = time.monotonic()
+    answer = login(*OPERATE).post(url(page, group=group(Photo)), {"reason": ""}, follow=True)
+    assert time.monotonic() - began < 5
+    assert answer.status_code == 200
+    assert "2 failed rows are open again. Then the database refused: " in answer.content.decode()
+    assert OperatorAct.objects.get().rows == Photo.objects.open().count() == 2
 
 
 def test_a_retry_does_not_go_on_from_what_others_made_up(login: Any) -> None:

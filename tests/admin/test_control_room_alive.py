@@ -12,12 +12,13 @@ from django.utils import timezone
 
 from django_taskclaim.admin.control_room import asking, failures, figures
 from django_taskclaim.control.models import ThroughputMinute
+from django_taskclaim.querysets.scope import Desk
 from django_taskclaim.switch import pause
 from tests.admin.test_acts import act_on, said
 from tests.admin.test_control_room import OPERATE, VIEW, failed_jobs, overview, text_of, url, worker
 from tests.behaviour.support import clock, set_raw
 from tests.factories import make
-from tests.testapp.models import Job, Photo
+from tests.testapp.models import ClaimOnly, CompositeKey, Job, Photo, PrefixedOwnStatus
 
 pytestmark = pytest.mark.django_db(databases=["default", "other"])
 
@@ -179,16 +180,60 @@ def test_workers_are_shown_although_nothing_else_is_known(
     assert "None. Start one" not in text
 
 
-def test_of_more_failures_than_are_looked_at_no_number_is_the_last_word(
+def failure_cells(client: Client) -> list[tuple[str, ...]]:
+    """Return error, hour, day and all of every group on the page."""
+    page = client.get(url()).content.decode()
+    name = r'class="tc-message">([^<]*).*?'
+    cells = r'data-th="{}" class="tc-n">(?:<strong>)?([^<]*).*?'
+    return re.findall(
+        name + "".join(cells.format(span) for span in ("Hour", "Day", "All")), page, re.DOTALL
+    )
+
+
+def failed_at(text: str, *hours_ago: int) -> None:
+    for row, ago in zip(failed_jobs(len(hours_ago), text), hours_ago, strict=True):
+        set_raw(row, "claimed_at", clock(f"-{ago} hour"))
+
+
+@pytest.mark.parametrize(
+    ("candidates", "cells"),
+    [
+        (5, [("late", "2", "2", "2+"), ("middle", "0", "1", "1+")]),
+        # The one that failed early in the index might as well be the latest.
+        (4, [("late", "2+", "2+", "2+"), ("middle", "0+", "1+", "1+")]),
+    ],
+)
+def test_of_more_failures_than_are_looked_at_the_latest_count(
+    login: Any, monkeypatch: pytest.MonkeyPatch, candidates: int, cells: list[tuple[str, ...]]
+) -> None:
+    monkeypatch.setattr(failures, "MOST", 3)
+    monkeypatch.setattr(failures, "CANDIDATES", candidates)
+    failed_at("early", 50)
+    failed_at("late", 0, 0)
+    failed_at("middle", 2, 30)
+    client = login(*VIEW)
+    assert failure_cells(client) == cells
+    assert "Among the latest 3 failed rows; there are more." in text_of(client.get(url()))
+
+
+def test_all_failures_of_a_day_or_an_hour_are_told_as_such_only_where_none_was_left_out(
     login: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(failures, "MOST", 3)
-    failed_jobs(5)
-    for row in Job.objects.failed():
-        set_raw(row, "claimed_at", clock("-50 hour"))
-    page = login(*VIEW).get(url()).content.decode()
-    cells = re.findall(r'<td data-th="(Hour|Day|All)" class="tc-n">(?:<strong>)?([^<]*)', page)
-    assert cells == [("Hour", "0+"), ("Day", "0+"), ("All", "3+")]
+    failed_at("late", 0, 0, 2, 2)
+    assert failure_cells(login(*VIEW)) == [("late", "2", "3+", "3+")]
+
+
+@pytest.mark.parametrize("model", [Job, ClaimOnly, PrefixedOwnStatus, CompositeKey])
+def test_the_latest_failures_are_found_along_the_claim_index(model: Any) -> None:
+    make(model, 3)
+    desk = Desk.of(model, "default")
+    found = failures.latest_in_index(desk.rows)
+    fields = [*desk.columns.key, desk.columns.claimed_at]
+    plan = desk.dialect.explain(desk.dialect.compiled(found, 2, fields), desk.table, may_sort=False)
+    assert plan is not None
+    assert not plan.sorts, plan.lines
+    assert not plan.scans, plan.lines
 
 
 def test_what_was_never_known_is_not_told_as_none(login: Any) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from django.contrib.admin.utils import quote
+from django.core.paginator import Paginator
 from django.db import connection
 from django.test import Client, override_settings
 from django.test.utils import CaptureQueriesContext
@@ -15,6 +16,7 @@ from django_taskclaim import policy
 from django_taskclaim.admin import counting
 from django_taskclaim.completion import Clear
 from django_taskclaim.control.models import ClaimEvent
+from django_taskclaim.querysets.scope import Desk
 from django_taskclaim.switch import pause
 from tests.behaviour.support import facts, names, set_raw, stored
 from tests.factories import make
@@ -253,6 +255,23 @@ def test_a_list_filtered_by_state_has_the_order_of_the_claim_index_unless_one_is
     assert shown("claim_state=paused&o=1") == keys
 
 
+@pytest.mark.parametrize("state", ["open", "processing", "complete", "failed", "paused"])
+@pytest.mark.parametrize("model", [Photo, PrefixedOwnStatus])
+def test_a_list_filtered_by_state_is_found_by_an_index_that_has_its_order(
+    boss: Client, model: Any, state: str
+) -> None:
+    """PostgreSQL's claim index leaves complete rows out, so there one walks along the keys."""
+    make(model, 3)
+    changes = boss.get(address(model), {"claim_state": state}).context["cl"]
+    desk = Desk.of(model, "default")
+    statement = desk.dialect.compiled(changes.queryset, 100, model._meta.concrete_fields)
+    plan = desk.dialect.explain(statement, desk.table, may_sort=False)
+    assert plan is not None
+    assert not plan.sorts, plan.lines
+    by_key = state == "complete" and desk.dialect.leaves_out_complete
+    assert by_key or not plan.scans, plan.lines
+
+
 @pytest.mark.parametrize("query", ["", "claim_state=open", "claim_state=waiting", "q=photos"])
 def test_a_large_table_is_not_counted(
     boss: Client, monkeypatch: pytest.MonkeyPatch, query: str
@@ -270,6 +289,68 @@ def test_a_large_table_is_not_counted(
     assert counts
     assert all("LIMIT" in one for one in counts)
     assert count == 0 if query == "claim_state=waiting" else count > 10
+
+
+def far_pages(monkeypatch: pytest.MonkeyPatch, believed: int | None, per_page: int = 7) -> Any:
+    """Return a paginator of 45 rows in an order of their own, of which so many are believed to be."""
+    monkeypatch.setattr(counting, "MOST", 10)
+    monkeypatch.setattr(counting, "MOST_MATCHES", 30)
+    monkeypatch.setattr(counting, "_believed", lambda rows, state: believed)
+    make(Photo, 45, priority=lambda i: i % 3)
+    return counting.BoundedPaginator(Photo.objects.order_by("-priority", "pk"), per_page)
+
+
+@pytest.mark.parametrize("per_page", [5, 7, 45])
+def test_pages_far_from_the_first_are_the_same_rows_in_the_same_order(
+    monkeypatch: pytest.MonkeyPatch, per_page: int
+) -> None:
+    pages = far_pages(monkeypatch, 45, per_page)
+    usual = Paginator(pages.object_list, per_page)
+    assert pages.num_pages == usual.num_pages
+    for number in pages.page_range:
+        assert list(pages.page(number)) == list(usual.page(number)), number
+        assert pages.page(number).number == number
+
+
+def test_the_last_pages_are_reached_from_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    pages = far_pages(monkeypatch, 45)
+    with CaptureQueriesContext(connection) as sent:
+        for number in pages.page_range:
+            list(pages.page(number))
+    passed_over = [
+        int(found[1]) for one in sent if (found := re.search(r"OFFSET (\d+)", one["sql"]))
+    ]
+    assert max(passed_over) < 45 / 2
+
+
+@pytest.mark.parametrize("believed", [38, 52])
+def test_the_last_page_has_the_last_rows_though_their_number_is_an_estimate(
+    monkeypatch: pytest.MonkeyPatch, believed: int
+) -> None:
+    pages = far_pages(monkeypatch, believed)
+    last = list(pages.page(pages.num_pages))
+    assert last
+    assert last == list(pages.object_list)[-len(last) :]
+
+
+def test_where_rows_are_counted_up_to_a_bound_pages_are_reached_from_the_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pages = far_pages(monkeypatch, None)
+    assert pages.count == 30
+    assert list(pages.page(5)) == list(pages.object_list)[28:30]
+
+
+def test_a_far_page_of_a_list_that_is_edited_in_place_is_shown(
+    boss: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(counting, "MOST", 10)
+    monkeypatch.setattr(counting, "_believed", lambda rows, state: 130)
+    make(UuidKey, 130)
+    answer = boss.get(address(UuidKey), {"p": 2})
+    assert answer.status_code == 200
+    assert len(answer.context["cl"].result_list) == 30
+    assert 'name="form-29-note"' in answer.content.decode()
 
 
 def test_raw_columns_that_the_user_lists_are_told_in_words_where_they_stand(boss: Client) -> None:

@@ -1,7 +1,10 @@
 """The audit from the commands: who turned a switch or put rows back from a shell is on the control page, too."""
 
 import getpass
+import io
 import socket
+import sys
+from typing import Any
 
 import pytest
 from django.contrib.admin.models import LogEntry
@@ -55,7 +58,8 @@ def test_a_refused_command_is_no_act() -> None:
     assert told() == []
 
 
-def test_expired_rows_put_back_by_hand_are_recorded() -> None:
+def test_expired_rows_put_back_in_a_terminal_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     lapsed(Photo, 3)
     lapsed(UuidKey, 1)
     run("release_expired", "testapp.Photo", "testapp.UuidKey")
@@ -63,5 +67,35 @@ def test_expired_rows_put_back_by_hand_are_recorded() -> None:
         ("testapp.photo", "release expired", 3, ""),
         ("testapp.uuidkey", "release expired", 1, ""),
     ]
+    assert acts(Photo, using="default")[0].by == f"{getpass.getuser()}@{socket.gethostname()}"
     run("release_expired", "testapp.Photo", "testapp.UuidKey")
     assert len(told()) == 2
+
+
+@pytest.mark.parametrize("stdin", ["no terminal", None])
+def test_cron_leaves_no_record_of_what_it_puts_back(
+    monkeypatch: pytest.MonkeyPatch, stdin: Any
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO() if stdin else None)
+    lapsed(Photo)
+    assert "put back 1 expired row" in run("release_expired", "testapp.Photo")
+    assert told() == []
+
+
+def test_who_puts_expired_rows_back_by_name_has_it_among_the_admins_recent_acts() -> None:
+    ada = User.objects.create_user("ada")
+    lapsed(Photo, 2)
+    run("release_expired", "testapp.Photo", "--by", "ada", "--reason", "web-3 is gone")
+    assert told() == [("testapp.photo", "release expired", 2, "web-3 is gone")]
+    (entry,) = LogEntry.objects.all()
+    assert (entry.user_id, entry.change_message) == (
+        ada.pk,
+        "Release expired, 2 rows: web-3 is gone",
+    )
+
+
+def test_a_reason_alone_makes_it_somebodys_act() -> None:
+    lapsed(Photo)
+    run("release_expired", "testapp.Photo", "--reason", "web-3 is gone")
+    (act,) = acts(Photo, using="default")
+    assert (act.by.endswith(f"@{socket.gethostname()}"), act.reason) == (True, "web-3 is gone")

@@ -4,6 +4,8 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 
 from django_taskclaim.control.acts import record_act
 from django_taskclaim.control.models import ThroughputMinute
@@ -78,6 +80,16 @@ def test_marks_explain_bends(now: datetime) -> None:
         ("pause", "Paused by ada: deploy"),
         ("resume", "Resumed by bob"),
     ]
+
+
+def test_marks_of_a_throughput_that_is_known_are_read_without_it(now: datetime) -> None:
+    minute(now, 7, done=3, errors=30)
+    minute(now, 4, stopped="replica lag 31 s")
+    slots = throughput(Photo, using="default", span=HOUR)
+    with CaptureQueriesContext(connection) as sent:
+        found = marks(Photo, using="default", span=HOUR, slots=slots)
+    assert found == marks(Photo, using="default", span=HOUR)
+    assert not [one["sql"] for one in sent if "durations" in one["sql"]]
 
 
 def test_a_pause_by_code_is_marked_while_it_stands() -> None:

@@ -4,7 +4,7 @@ import csv
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -15,7 +15,7 @@ from django.utils.translation import gettext as _
 
 from django_taskclaim import conf
 from django_taskclaim.admin.control_room.failures import Failure, failed_rows
-from django_taskclaim.admin.sweeping import Sieve
+from django_taskclaim.admin.sweeping import FORBIDDEN, MEANWHILE, Sieve, Tally
 from django_taskclaim.control.acts import record_act
 from django_taskclaim.dialects import dialect_for
 from django_taskclaim.localized import lasting
@@ -37,8 +37,8 @@ Rows = models.QuerySet[Any]
 #: Seconds after which "retry all" says how far it got, before a proxy would give the request up.
 PATIENCE = 20.0
 
-#: Each statement of an export may take so long.
-EXPORT_LIMIT = timedelta(seconds=20)
+#: To be read, each part of an export or of a retry may take so long.
+READING_LIMIT = timedelta(seconds=20)
 
 
 def who(request: HttpRequest) -> str:
@@ -96,10 +96,16 @@ def _turn(
 class Retrying:
     """How far a retry of a group has got; ``after`` is the key of the last row looked at."""
 
-    rows: int = 0
+    tally: Tally = field(default_factory=Tally)
     after: Any = None
+    #: What failed rows of the group say, as soon as one was met.
+    kind: str = ""
     #: Whether the whole group was gone through, or as much of it as was asked for.
     through: bool = False
+
+    def reason(self, group: str, why: str) -> str:
+        """Return what goes into the record: which group, then what the operator said; the column takes 500 signs."""
+        return " – ".join(part for part in (self.kind[:200] or f"group {group}", why) if part)
 
 
 def retry(
@@ -112,28 +118,43 @@ def retry(
 ) -> None:
     """Go on resetting the failed ones of *rows* that belong to the group, up to *most* of them, or for PATIENCE.
 
-    What *sieve* keeps back is left alone. Each chunk is counted in *so_far* once it is done.
+    What *sieve* keeps back is left alone. Each chunk is counted in *so_far* once it is done. What takes too long to be
+    read is an OperationalError; nothing that another request could not go on with is lost.
     """
-    ends = clock() + PATIENCE
+    ends, tally = clock() + PATIENCE, so_far.tally
     rest = rows if so_far.after is None else rows.filter(pk__gt=so_far.after)
-    for part in failed_rows(rest, int(conf.setting("CHUNK_SIZE"))):
-        keys = [failure.key for failure in part if failure.group == group]
-        if sieve is not None and keys:
-            allowed = sieve(keys)
-            keys = [key for key in keys if key in allowed]
-        keys = keys if most is None else keys[: most - so_far.rows]
-        verbs: ClaimQuerySet[Any] = ClaimQuerySet(rows.model, using=rows.db)
-        try:
-            so_far.rows += verbs.filter(pk__in=keys).reset() if keys else 0
-        except Exception as error:
-            so_far.rows += written_before(error)
-            raise
+    for part in _limited(rest):
+        alike = [failure for failure in part if failure.group == group]
+        so_far.kind = so_far.kind or next((failure.kind for failure in alike), "")
+        keys = _allowed([failure.key for failure in alike], tally, sieve)
+        _reset(rows, keys if most is None else keys[: most - tally.changed], tally)
         so_far.after = part[-1].key
-        if most is not None and so_far.rows >= most:
+        if most is not None and tally.changed >= most:
             break
         if clock() > ends:
             return
     so_far.through = True
+
+
+def _allowed(keys: list[Any], tally: Tally, sieve: Sieve | None) -> list[Any]:
+    if sieve is None or not keys:
+        return keys
+    allowed = sieve(keys)
+    tally.left[FORBIDDEN] += sum(key not in allowed for key in keys)
+    return [key for key in keys if key in allowed]
+
+
+def _reset(rows: Rows, keys: list[Any], tally: Tally) -> None:
+    if not keys:
+        return
+    verbs: ClaimQuerySet[Any] = ClaimQuerySet(rows.model, using=rows.db)
+    try:
+        done = verbs.filter(pk__in=keys).reset()
+    except Exception as error:
+        tally.changed += written_before(error)
+        raise
+    tally.changed += done
+    tally.left[MEANWHILE] += len(keys) - done
 
 
 _SALT = "django_taskclaim.admin.control_room.retry"
@@ -187,7 +208,7 @@ def _lines(rows: Rows, group: str, head: list[str], broken_off: list[str]) -> It
 def _limited(rows: Rows) -> Iterator[list[Failure]]:
     parts = failed_rows(rows, int(conf.setting("CHUNK_SIZE")))
     while True:
-        with dialect_for(connections[rows.db]).time_limit(EXPORT_LIMIT):
+        with dialect_for(connections[rows.db]).time_limit(READING_LIMIT):
             part = next(parts, None)
         if part is None:
             return

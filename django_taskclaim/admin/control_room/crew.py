@@ -15,6 +15,7 @@ from django_taskclaim.admin.control_room.asking import Asking
 from django_taskclaim.localized import lasting
 from django_taskclaim.overview import Holder, Overview, Worker, workers
 from django_taskclaim.policy import policy_for
+from django_taskclaim.states import Status
 from django_taskclaim.worker import heartbeat
 
 #: So many processes are listed, the living first.
@@ -90,6 +91,13 @@ def lines(
     found = [_line(model, worker, held.get(worker.name), now, rates) for worker in serving[:LISTED]]
     if not sees_all:
         found = [replace(line, last_error=_class_of(line.last_error)) for line in found]
+    if seen is not None and Status.PROCESSING in seen.estimated:
+        # Of so many running rows not all were looked at; each process has reported its own.
+        reported = {worker.name: worker.held for worker in serving if len(worker.labels) == 1}
+        found = [
+            replace(line, held=words.number(reported[line.name])) if line.name in reported else line
+            for line in found
+        ]
     if not any(worker.alive for worker in serving):
         found = [
             replace(line, returns_in=None, is_stranded=line.returns_in is not None)

@@ -4,7 +4,7 @@ import hashlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.db import models
@@ -17,8 +17,8 @@ from django_taskclaim.states import Status
 
 Rows = models.QuerySet[Any]
 
-#: So many failed rows are looked at for the page.
-MOST = 2_000
+#: So many failed rows are looked at for the page, the latest of so many.
+MOST, CANDIDATES = 2_000, 5_000
 
 #: Of each message so much is compared.
 LENGTH = 300
@@ -82,8 +82,17 @@ class Sample:
 
     groups: list[Group]
     looked_at: int
-    #: Whether there are more failed rows than were looked at.
-    capped: bool
+    #: For how long back no failed row was left out, as far as that is known; None where none was at all.
+    whole: timedelta | None = None
+
+    @property
+    def capped(self) -> bool:
+        """Whether there are more failed rows than were looked at."""
+        return self.whole is not None
+
+    def covers(self, span: timedelta) -> bool:
+        """Say whether every row that failed within the last *span* was looked at."""
+        return self.whole is None or span <= self.whole
 
 
 def normalised(text: str) -> str:
@@ -100,15 +109,42 @@ def group_id(error: str, message: str) -> str:
 
 
 def sample(rows: Rows) -> Sample:
-    """Group the first MOST failed rows that the claim index finds; no order is asked for, lest all are read."""
+    """Group the MOST failed rows whose last try began latest, chosen from among CANDIDATES.
+
+    No index knows when rows failed. The end of the claim index has those that have waited last, and of those that never
+    waited the last keys; up to CANDIDATES rows that is all of them.
+    """
     now = database_time(rows.db)
+    dated = _dated(rows)
+    chosen, rest = dated[:MOST], dated[MOST:]
+    told = _failed(rows).filter(pk__in=[key for key, _at in chosen]) if rest else _failed(rows)
     groups: dict[str, Group] = {}
-    looked_at = 0
-    for looked_at, row in enumerate(_failed(rows)[: MOST + 1], 1):
-        if looked_at <= MOST:
-            _count(groups, row, now)
+    for row in told[:MOST]:
+        _count(groups, row, now)
     largest = sorted(groups.values(), key=lambda group: -group.all)
-    return Sample(largest, min(looked_at, MOST), looked_at > MOST)
+    whole = None
+    if rest:
+        # Of more candidates, those that were not even dated may be later.
+        known = len(dated) <= CANDIDATES
+        whole = now - (rest[0][1] or _LONG_AGO) if known else timedelta(0)
+    return Sample(largest, len(chosen), whole)
+
+
+_LONG_AGO = datetime.min.replace(tzinfo=UTC)
+
+
+def _dated(rows: Rows) -> list[tuple[Any, datetime | None]]:
+    """Return keys of failed rows, and when their last try began, the latest first; one more than CANDIDATES at most."""
+    found = latest_in_index(rows)[: CANDIDATES + 1]
+    dated = [(key, None if at is None else as_utc(at)) for key, at in found]
+    return sorted(dated, key=lambda one: one[1] or _LONG_AGO, reverse=True)
+
+
+def latest_in_index(rows: Rows) -> Any:
+    """Return key and last try of the failed ones of *rows*, from the end of the claim index."""
+    columns = claim_columns(rows.model)
+    backwards = [name[1:] if name[0] == "-" else f"-{name}" for name in columns.order]
+    return _failed(rows).order_by(*backwards).values_list("pk", columns.claimed_at.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +159,11 @@ class Failure:
     @property
     def group(self) -> str:
         return group_id(self.error, normalised(self.text))
+
+    @property
+    def kind(self) -> str:
+        """The group as people read it: ``ValueError: # is too much``."""
+        return ": ".join(part for part in (self.error, normalised(self.text)) if part)
 
 
 def failed_rows(rows: Rows, size: int) -> Iterator[list[Failure]]:

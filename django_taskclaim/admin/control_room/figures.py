@@ -126,21 +126,23 @@ def _recorded(
     """Ask what the control app has written down."""
     from django_taskclaim.control import reading
 
-    marks = f"marks in {get_language()}"
+    marked = f"marks in {get_language()}"
 
     def answer(name: str, question: Any) -> Any:
         told: Answer[Any] = asking.ask(name, question)
         return told.value
 
-    return {
+    told: dict[str, Any] = {
         "settings": answer("settings", lambda: reading.live_settings(model, using=alias)),
         "orders": answer("orders", lambda: _open_orders(alias)) or {},
         "rates": answer("rates", lambda: _rates(model, alias, serving)),
         "hour": answer("hour", lambda: reading.throughput(model, using=alias, span=HOUR)),
         "day": answer("day", lambda: reading.throughput(model, using=alias, span=DAY)),
-        "marks": answer(marks, lambda: reading.marks(model, using=alias, span=DAY)) or [],
-        "acts": answer("acts", lambda: reading.acts(model, using=alias, limit=12)),
     }
+    day = told["day"]
+    marks = answer(marked, lambda: reading.marks(model, using=alias, span=DAY, slots=day))
+    acts = answer("acts", lambda: reading.acts(model, using=alias, limit=12))
+    return {**told, "marks": marks or [], "acts": acts}
 
 
 def _rates(model: type[models.Model], alias: str, serving: list[Worker]) -> dict[str, float]:

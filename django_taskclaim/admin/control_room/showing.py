@@ -12,7 +12,7 @@ from django_taskclaim.admin.control_room import words
 from django_taskclaim.admin.control_room.chart import charts
 from django_taskclaim.admin.control_room.crew import lines
 from django_taskclaim.admin.control_room.failures import GROUPS, Group, Sample, has_texts
-from django_taskclaim.admin.control_room.figures import Figures, look_at
+from django_taskclaim.admin.control_room.figures import DAY, HOUR, Figures, look_at
 from django_taskclaim.admin.control_room.forms import PauseForm, SettingsForm
 from django_taskclaim.admin.control_room.pages import overview_url
 from django_taskclaim.admin.control_room.progress import bar_of
@@ -99,24 +99,23 @@ def shown(
 
 def _failures(room: Room, failed: Sample | None) -> list[FailureLine]:
     groups = failed.groups[:GROUPS] if failed is not None else []
-    return [_failure(room, group, capped=bool(failed and failed.capped)) for group in groups]
+    return [_failure(room, group, failed) for group in groups if failed is not None]
 
 
-def _failure(room: Room, group: Group, *, capped: bool) -> FailureLine:
-    more = "+" if capped else ""
+def _failure(room: Room, group: Group, failed: Sample) -> FailureLine:
     return FailureLine(
         id=group.id,
         error=group.error.rpartition(".")[2],
         message=group.message,
         example=group.example,
-        hour=words.number(group.hour) + more,
-        day=words.number(group.day) + more,
-        all=words.number(group.all) + more,
+        hour=words.number(group.hour) + ("" if failed.covers(HOUR) else "+"),
+        day=words.number(group.day) + ("" if failed.covers(DAY) else "+"),
+        all=words.number(group.all) + ("+" if failed.capped else ""),
         samples=[(str(key), room.row_url(key)) for key in group.samples],
         retry_url=room.url("retry", group=group.id),
         first_url=room.url("first", group=group.id),
         export_url=room.url("export", group=group.id),
-        has_more_than_first=capped or group.all > FIRST,
+        has_more_than_first=failed.capped or group.all > FIRST,
     )
 
 

@@ -10,7 +10,7 @@ from django.utils.translation import ngettext
 from django_taskclaim.admin.control_room import words
 from django_taskclaim.fields import as_utc
 from django_taskclaim.localized import listed
-from django_taskclaim.models import Switch
+from django_taskclaim.models import Switch, Throttle
 from django_taskclaim.overview import Overview, Worker
 from django_taskclaim.switch_reading import EVERY_MODEL
 
@@ -50,15 +50,26 @@ def state_of(seen: Overview | None, workers: Sequence[Worker] | None) -> State:
         return _paused(seen, seen.pause)
     if workers is None:
         return State("unknown", _("UNKNOWN"), _("The switch is on; who works is not known yet."))
-    holding = {throttle.process for throttle in seen.throttles}
     living = [worker for worker in workers if worker.alive]
     if not living:
         return State("ready", _("READY"), _("The switch is on, and no worker is alive."))
-    lines = _held(seen, len(living))
-    if holding and all(worker.name in holding for worker in living):
-        until = words.clock(as_utc(seen.throttles[0].until))
+    ends = _held_until(seen.throttles, living)
+    lines = _held([one for one in seen.throttles if one.process in ends], len(living))
+    if len(ends) == len(living):
+        until = words.clock(min(ends.values()))
         return State("held", _("HELD until %(time)s") % {"time": until}, lines[0], tuple(lines[1:]))
     return State("running", _("RUNNING"), _at_work(living), tuple(lines))
+
+
+def _held_until(throttles: Sequence[Throttle], living: Sequence[Worker]) -> dict[str, datetime]:
+    """Return when each of the living that is throttled may claim again: once the last of its throttles has ended."""
+    names = {worker.name for worker in living}
+    ends: dict[str, datetime] = {}
+    for throttle in throttles:
+        if throttle.process in names:
+            until = as_utc(throttle.until)
+            ends[throttle.process] = max(until, ends.get(throttle.process, until))
+    return ends
 
 
 def _at_work(living: Sequence[Worker]) -> str:
@@ -100,11 +111,11 @@ def _since(moment: datetime | None) -> str:
     return "" if moment is None else _("since %(time)s") % {"time": words.clock(moment)}
 
 
-def _held(seen: Overview, living: int) -> list[str]:
-    """Return a line for each cause of an automatic stop."""
+def _held(throttles: Sequence[Throttle], living: int) -> list[str]:
+    """Return a line for each cause of an automatic stop, with the end of the one that lasts longest."""
     by_source: dict[str, list[str]] = {}
     reasons: dict[str, str] = {}
-    for throttle in seen.throttles:
+    for throttle in throttles:
         by_source.setdefault(throttle.source, []).append(throttle.process)
         until = words.clock(as_utc(throttle.until))
         reasons.setdefault(

@@ -36,6 +36,7 @@ from django_taskclaim.admin.control_room.pages import (
 )
 from django_taskclaim.admin.control_room.rooms import Room
 from django_taskclaim.admin.control_room.showing import FIRST, shown
+from django_taskclaim.admin.sweeping import left_alone
 from django_taskclaim.control.acts import record_act
 from django_taskclaim.control.installed import is_on
 from django_taskclaim.control.orders import change_settings, models_of, order
@@ -140,6 +141,19 @@ def _obeyed(worker: str, put_back: int | None) -> str:
         "Of the silent worker process %(worker)s, %(n)s rows were put back.",
         put_back,
     ) % {"worker": worker, "n": words.number(put_back)}
+
+
+def _tell_retried(request: HttpRequest, so_far: acts.Retrying, trouble: str) -> None:
+    """Say how many rows are open again, which were left alone and why, and what is to come."""
+    done = so_far.tally.changed
+    told = ngettext("%(n)s failed row is open again.", "%(n)s failed rows are open again.", done)
+    parts = [told % {"n": words.number(done)}, left_alone(so_far.tally)]
+    if trouble:
+        parts.append(_("Then the database refused: %(error)s") % {"error": trouble})
+    elif not so_far.through:
+        parts.append(_("There are more; press again for the rest."))
+    level = messages.ERROR if trouble else messages.SUCCESS if done else messages.WARNING
+    messages.add_message(request, level, " ".join(part for part in parts if part))
 
 
 class Acts:
@@ -320,17 +334,9 @@ class Acts:
             trouble = first_line(error)
         finally:
             facts: dict[str, Any] = {"by": acts.who(request), "user": request.user}
-            facts |= {"reason": why, "using": room.alias}
-            record_act(room.model, "reset", rows=so_far.rows, **facts)
-        done = ngettext(
-            "%(n)s failed row is open again.", "%(n)s failed rows are open again.", so_far.rows
-        ) % {"n": words.number(so_far.rows)}
-        if trouble:
-            refused = _("Then the database refused: %(error)s") % {"error": trouble}
-            messages.error(request, f"{done} {refused}")
-            return so_far
-        more = "" if so_far.through else _("There are more; press again for the rest.")
-        messages.success(request, f"{done} {more}".strip())
+            facts |= {"reason": so_far.reason(group, why), "using": room.alias}
+            record_act(room.model, "reset", rows=so_far.tally.changed, **facts)
+        _tell_retried(request, so_far, trouble)
         return so_far
 
     def export(self, request: HttpRequest, group: str = "") -> HttpResponseBase:

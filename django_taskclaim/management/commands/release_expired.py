@@ -1,6 +1,7 @@
 """``manage.py release_expired``: put back the rows of workers that died, for projects without a standing worker."""
 
 import signal
+import sys
 import time
 from argparse import ArgumentParser
 from datetime import timedelta
@@ -10,7 +11,7 @@ from django.core.management.base import CommandError
 from django.db import Error, connections
 
 from django_taskclaim import conf
-from django_taskclaim.control.acts import record_act
+from django_taskclaim.control.acts import account_of, record_act
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.management.arguments import (
     add_database,
@@ -19,7 +20,7 @@ from django_taskclaim.management.arguments import (
     places,
     whole_number,
 )
-from django_taskclaim.management.base import ClaimCommand
+from django_taskclaim.management.base import USAGE, ClaimCommand
 from django_taskclaim.management.commands.claimpause import whoami
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.operating import written_before
@@ -39,6 +40,9 @@ Rows that are locked at the moment are left for the next time. Safe to run anywh
     epilog = """examples:
   manage.py release_expired                         every claimable model, once (from cron)
   manage.py release_expired photos.Photo --loop     look every 10 seconds until SIGTERM or Ctrl-C
+  manage.py release_expired --by ada --reason "web-3 is gone"
+
+Who put rows back is recorded where a person did: typed in a terminal, or with --by or --reason. Cron's is no act.
 
 exit codes:
   0  done, or stopped while looping
@@ -61,6 +65,10 @@ exit codes:
             type=duration,
             help='pause between two looks of --loop; also 500ms, 5m, 1h (default: TASKCLAIM["REAPER_INTERVAL"])',
         )
+        parser.add_argument("--reason", metavar="TEXT", help="why, for the record")
+        parser.add_argument(
+            "--by", metavar="NAME", help="who puts back, for the record (default: user@host)"
+        )
 
     def handle(
         self,
@@ -70,22 +78,27 @@ exit codes:
         limit: int | None,
         loop: bool,
         interval: timedelta | None,
+        by: str | None,
+        reason: str | None,
         **options: Any,
     ) -> None:
         where = places(models, database)
+        if loop and (by or reason):
+            text = "A --loop is nobody's act: leave out --by and --reason."
+            raise CommandError(text, returncode=USAGE)
         if loop:
             self._loop(where, limit, interval or conf.duration("REAPER_INTERVAL"))
             return
-        total, refused = self._release(where, limit, by_hand=True)
+        total, refused = self._release(where, limit, _act(by, reason))
         if refused:
             raise CommandError("\n".join(refused))
         if not total and options["verbosity"]:
             self.stdout.write("No claim has expired.")
 
     def _release(
-        self, where: list[tuple[Any, str]], limit: int | None, *, by_hand: bool = False
+        self, where: list[tuple[Any, str]], limit: int | None, act: dict[str, Any] | None = None
     ) -> tuple[int, list[str]]:
-        """Put back what has expired, at most *limit* rows of each model; recorded as an act where it is done by hand.
+        """Put back what has expired, at most *limit* rows of each model; recorded where it is somebody's *act*.
 
         Returns how many rows that were, and what was said of models that could not be reached: one stops no other.
         """
@@ -97,8 +110,8 @@ exit codes:
                 rows = written_before(error)
                 refused.append(f"{model._meta.label} on {alias!r}: {first_line(error)}")
             self._tell(model, rows)
-            if rows and by_hand:
-                record_act(model, "release expired", rows=rows, by=whoami(), using=alias)
+            if rows and act is not None:
+                record_act(model, "release expired", rows=rows, using=alias, **act)
             total += rows
         return total, refused
 
@@ -119,6 +132,14 @@ exit codes:
                 connections[alias].close_if_unusable_or_obsolete()
             if _told_to_stop_within(interval.total_seconds()):
                 return
+
+
+def _act(by: str | None, reason: str | None) -> dict[str, Any] | None:
+    """Return who puts rows back and why; None for cron, which would leave a record a minute for nobody to read."""
+    if not (by or reason or (sys.stdin is not None and sys.stdin.isatty())):
+        return None
+    who = by or whoami()
+    return {"by": who, "reason": reason or "", "user": account_of(who)}
 
 
 def _told_to_stop_within(seconds: float) -> bool:
