@@ -209,8 +209,8 @@ def handler(
         raise ValueError(
             f"missing_source must be {' or '.join(MISSING_SOURCE)}, not {missing_source!r}."
         )
-    if isinstance(order_by, str):
-        raise TypeError(f"order_by is a list of names, not the text {order_by!r}.")
+    if not isinstance(order_by, (list, tuple)):
+        raise TypeError(f"order_by is a list of names and expressions, not {order_by!r}.")
     policy = Policy(
         own_lease=None if lease is None else conf.positive_duration(lease, "lease"),
         own_max_attempts=max_attempts,

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
+from django.db.models import F
 
 from django_taskclaim import handler
 from django_taskclaim.handlers import handler_for, unregister
@@ -53,6 +54,12 @@ def test_a_function_that_cannot_serve_is_refused(
     with pytest.raises(TypeError, match=said):
         handler(Photo, **options)(function)
     assert handler_for(Photo) is None
+
+
+@pytest.mark.parametrize("order", ["url", None, 5, F("url")])
+def test_an_order_must_be_a_list(order: Any) -> None:
+    with pytest.raises(TypeError, match="order_by is a list"):
+        handler(Photo, order_by=order)
 
 
 @pytest.mark.parametrize(

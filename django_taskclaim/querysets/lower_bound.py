@@ -31,72 +31,73 @@ class LowerBound:
     A claim that comes back short looks at everything in the same call, so rows that are few are never overlooked.
     """
 
-    #: Whether the last claim was a full one, so that there is more behind it; else everything is looked at.
-    _is_set: bool = False
-    #: Of the row that the bound stands at: its priority, where the model has one, and its key.
-    _priority: dict[str, Any] = field(default_factory=dict)
+    waited_first: float = WAITED_FIRST
+    #: Whether the last claim took all that it was to take, so that there may be more.
+    was_full: bool = False
+    #: Whether there is a row that the bound stands at …
+    _stands: bool = False
+    #: … and of that row what finds those of its priority, where the model has one, and the key.
+    _alike: dict[str, Any] = field(default_factory=dict)
     _key: Any = None
     _full_look_at: float = 0.0
-    _waited_first: float | None = None
 
     @classmethod
     def behind(cls, row: Any, desk: Desk) -> "LowerBound":
         """Return a bound at an instance, whose next claim looks everywhere in turn."""
+        bound = cls(waited_first=1.0, _full_look_at=clock() + FULL_LOOK_EVERY)
         priority = desk.columns.priority
-        return cls(
-            True,
-            {} if priority is None else {priority.name: getattr(row, priority.attname)},
-            desk.columns.key_of(row),
-            _full_look_at=clock() + FULL_LOOK_EVERY,
-            _waited_first=1.0,
+        bound._stand(
+            desk, desk.columns.key_of(row), priority and getattr(row, str(priority.attname))
         )
+        return bound
 
     def claim(self, order: ClaimOrder, desk: Desk) -> list[Row]:
         """Claim as the dialect does, beyond the bound first, and move the bound."""
+        self.was_full = False
         rows: dict[Any, Row] = {}
         for candidates in self._narrowed(order.candidates, desk):
             rows |= _look(order, candidates, rows, desk)
-        if len(rows) < order.limit:
+        everywhere = len(rows) < order.limit
+        if everywhere:
             began = clock()
             rows |= _look(order, order.candidates, rows, desk)
             pause = max(FULL_LOOK_EVERY, (clock() - began) / FULL_LOOK_SHARE)
             self._full_look_at = clock() + pause
-        self._move(order, list(rows.values()), desk)
+        self.was_full = len(rows) == order.limit
+        self._move(order, list(rows.values()), desk, everywhere=everywhere)
         return list(rows.values())
 
     def _narrowed(self, candidates: Rows, desk: Desk) -> Iterator[Rows]:
-        """Yield the candidates that need no look in full, if there is a bound and that look is not due."""
-        if not self._is_set or clock() >= self._full_look_at:
+        """Yield what is looked at before everything is, or instead."""
+        if not self._stands:
             return
-        alike = candidates.filter(**self._priority)
-        waiting = desk.columns.not_before
+        alike, waiting = candidates.filter(**self._alike), desk.columns.not_before
         if waiting is not None:
-            share = WAITED_FIRST if self._waited_first is None else self._waited_first
-            if random.random() < share:
+            if random.random() < self.waited_first:
                 yield alike.filter(**{f"{waiting.name}__gt": NEVER_WAITED})
             alike = alike.filter(**{waiting.name: NEVER_WAITED})
-        if _has_bounds(desk):
+        if clock() < self._full_look_at and _has_bounds(desk):
             yield alike.filter(**{f"{_key_name(desk)}__gt": self._key})
 
-    def _move(self, order: ClaimOrder, rows: list[Row], desk: Desk) -> None:
-        """Stand behind the last of *rows* that never waited; nowhere, where they are all there were."""
-        if len(rows) < order.limit:
-            self._is_set = False
-            return
+    def _move(self, order: ClaimOrder, rows: list[Row], desk: Desk, *, everywhere: bool) -> None:
+        """Stand at the last of *rows* that never waited; nowhere, where a look at everything found too few."""
         columns, places = desk.columns, {one: n for n, one in enumerate(order.returning)}
         if columns.not_before is not None:
             place = places[columns.not_before]
             rows = [row for row in rows if as_utc(row[place]) == NEVER_WAITED]
-        if not rows:
-            return
-        if columns.priority is None:
-            last = max(rows, key=desk.table.key_of)
-        else:
+        if everywhere and not (rows and self.was_full):
+            self._stands = False
+        elif rows and columns.priority is None:
+            self._stand(desk, max(map(desk.table.key_of, rows)))
+        elif rows:
             place = places[columns.priority]
-            last = max(rows, key=lambda row: (-row[place], desk.table.key_of(row)))
-            self._priority = {columns.priority.name: last[place]}
-        self._key = desk.table.key_of(last)
-        self._is_set = True
+            behind, key = max((-row[place], desk.table.key_of(row)) for row in rows)
+            self._stand(desk, key, -behind)
+
+    def _stand(self, desk: Desk, key: Any, priority: int | None = None) -> None:
+        self._stands, self._key = True, key
+        field = desk.columns.priority
+        self._alike = {} if field is None else {field.name: priority}
 
 
 def _look(order: ClaimOrder, candidates: Rows, rows: dict[Any, Row], desk: Desk) -> dict[Any, Row]:

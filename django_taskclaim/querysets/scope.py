@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from django.core.exceptions import FieldError
-from django.db import connections, models
+from django.db import connections, models, router
 from django.db.models.sql.where import WhereNode
 
 from django_taskclaim.columns import ClaimColumns, KeyColumns, claim_columns, key_columns
@@ -109,13 +109,21 @@ def _looks_at_one_table(queryset: Rows, desk: Place) -> bool:
 def in_policy_order(queryset: Rows) -> Rows:
     """Return *queryset* as it is ordered, else in the order that its model's policy names, if it names one."""
     order = policy_for(queryset.model).own_order
-    return queryset.order_by(*order) if order and not queryset.query.order_by else queryset
+    if not order or queryset.query.order_by:
+        return queryset
+    ordered = queryset.order_by(*order)
+    # Without an order of its own there was nothing that ``reverse()`` could turn round.
+    ordered.query.standard_ordering = True
+    return ordered
 
 
 def refuse_unknown_order(model: type[models.Model], order: Sequence[Any]) -> None:
     """Raise ValueError in one sentence for an *order* that rows of *model* cannot be sorted by."""
+    if not order:
+        return
     try:
-        str(models.QuerySet(model).order_by(*order).query)
+        query = models.QuerySet(model).order_by(*order).query
+        query.get_compiler(using=router.db_for_write(model)).as_sql()
     except (FieldError, TypeError) as error:
         raise ValueError(f"order_by cannot sort {model.__name__}: {error}") from error
 

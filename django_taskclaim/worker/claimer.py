@@ -237,7 +237,8 @@ class Claimer(threading.Thread):
         if not self.inflight.add(units):
             # The signal to stop came while the statement was under way.
             self._give_back(units)
-        return len(rows) == most
+        # Some may have been put back: those that may kill their worker run alone.
+        return len(rows) == most or (size == most and self._bounds[handler.model].was_full)
 
     def _open_more(self, handler: Handler) -> bool:
         """Where no range is open, see to one, and say whether that could be done."""

@@ -5,10 +5,13 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from datetime import datetime
 from types import SimpleNamespace
 from typing import Any
 
 from django.db import connection, connections, models
+
+from tests.testapp.models import Photo
 
 #: A little more than any healthy statement needs on a busy machine; no test waits that long when all is well.
 DEADLINE = 20
@@ -91,6 +94,11 @@ def execute(statement: str, params: Any = (), using: str = "default") -> int:
     with connections[using].cursor() as cursor:
         cursor.execute(statement, tuple(params))
         return int(cursor.rowcount)
+
+
+def stored_moment(moment: datetime) -> Any:
+    """Return a moment as the test database keeps it."""
+    return Photo._meta.get_field("not_before").get_db_prep_value(moment, connections["default"])
 
 
 def set_raw(row: Any, role: str, expression: str, params: Any = ()) -> None:

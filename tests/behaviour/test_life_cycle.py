@@ -13,7 +13,7 @@ from django.utils import timezone
 from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.fields import CRASHED, CRASHED_UNBEGUN, NEVER_WAITED
 from django_taskclaim.querysets.claiming import Request, new_holder
-from tests.behaviour.support import clock, facts, has, lose, names, set_raw
+from tests.behaviour.support import clock, facts, has, lose, names, set_raw, stored_moment
 from tests.factories import make
 from tests.testapp.models import ClaimOnly, Photo
 
@@ -359,12 +359,6 @@ def test_a_marked_row_is_claimed_alone(rule: Rule) -> None:
     assert sorted(len(batch) for batch in batches) == [1, 1, 4]
     assert all(len(batch) == 1 for batch in batches if batch & marked)
     assert set().union(*batches) == set(Photo.objects.values_list("pk", flat=True))
-
-
-def stored_moment(moment: Any) -> Any:
-    from django.db import connection
-
-    return Photo._meta.get_field("not_before").get_db_prep_value(moment, connection)
 
 
 def test_an_expired_row_of_a_person_is_never_charged(
