@@ -45,10 +45,9 @@ class LowerBound:
     def behind(cls, row: Any, desk: Desk) -> "LowerBound":
         """Return a bound at an instance, whose next claim looks everywhere in turn."""
         bound = cls(waited_first=1.0, _full_look_at=clock() + FULL_LOOK_EVERY)
-        priority = desk.columns.priority
-        bound._stand(
-            desk, desk.columns.key_of(row), priority and getattr(row, str(priority.attname))
-        )
+        field = desk.columns.priority
+        priority = None if field is None else getattr(row, field.attname)
+        bound._stand(desk, desk.columns.key_of(row), priority)
         return bound
 
     def claim(self, order: ClaimOrder, desk: Desk) -> list[Row]:
@@ -87,8 +86,9 @@ class LowerBound:
             rows = [row for row in rows if as_utc(row[place]) == NEVER_WAITED]
         if everywhere and not (rows and self.was_full):
             self._stands = False
-        elif rows and columns.priority is None:
-            self._stand(desk, max(map(desk.table.key_of, rows)))
+        elif columns.priority is None:
+            if rows:
+                self._stand(desk, max(map(desk.table.key_of, rows)))
         elif rows:
             place = places[columns.priority]
             behind, key = max((-row[place], desk.table.key_of(row)) for row in rows)
