@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 from django.db import models
 
+from django_taskclaim import policy
 from django_taskclaim.dialects import DatabaseLater, DatabaseNow
 from django_taskclaim.doctor import examine
 from django_taskclaim.models import WorkerProcess
+from django_taskclaim.policy import Policy
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.switch import pause, pause_all
 from tests.factories import make
@@ -80,6 +82,25 @@ def test_all_rows_are_held() -> None:
     text = told(Job)
     assert "All rows left are held, by user:17 (2) and user:18 (1); the next lease ends in " in text
     assert "29 min" in text or "30 min" in text
+
+
+@pytest.mark.django_db(transaction=True)
+def test_rows_that_a_limit_per_key_keeps_back_are_told_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By the doctor and to whoever asks for rows and gets none."""
+    monkeypatch.setitem(policy._policies, Job, Policy(own_limit_per={"note": 1}))
+    make(Job, 3, note="acme")
+    make(Job, 1, note="other")
+    assert Job.objects.why_empty().ready == 4
+    Job.objects.claim_batch(4, claimed_by="user:17")
+    assert (
+        "2 due rows are kept back by a limit per key (note): others of their keys are running."
+        in told(Job)
+    )
+    why = Job.objects.why_empty("user:18")
+    assert (why.ready, why.limited) == (0, 2)
+    assert "2 kept back by a limit per key" in str(why)
 
 
 def test_expired_rows_are_a_problem_once_every_reaper_should_have_come(settings: Any) -> None:

@@ -18,6 +18,8 @@ from django_taskclaim.links import is_companion, source_link
 from django_taskclaim.localized import lasting, listed, moment, number
 from django_taskclaim.overview import Overview, overview, throttles_by_source, workers
 from django_taskclaim.querysets import ClaimQuerySet, CompanionQuerySet
+from django_taskclaim.querysets.limits import limits_over, without_room
+from django_taskclaim.querysets.scope import Desk
 from django_taskclaim.states import Status
 
 
@@ -52,6 +54,7 @@ def reasons(seen: Overview) -> Iterator[Finding]:
         *_held(seen),
         *_nobody_works(seen),
         *_hidden(seen),
+        *_limited(seen),
         *_set_aside(seen),
         *_failed(seen),
         *_nothing_to_do(seen),
@@ -238,6 +241,33 @@ def _hidden(seen: Overview) -> Iterator[Finding]:
             _("Intended? Else give the handler %(code)s with a manager that shows them.")
             % {"code": "queryset=…"},
         )
+
+
+def _limited(seen: Overview) -> Iterator[Finding]:
+    """Rows of a key that has used up its limit wait for those that run."""
+    if not seen.due or {Status.OPEN, Status.PROCESSING} & seen.estimated:
+        return
+    full = without_room(Desk.of(seen.model, seen.alias))
+    rows: Any = ClaimQuerySet(seen.model, using=seen.alias)
+    kept_back = rows.due().filter(full).count() if full else 0
+    if kept_back:
+        names = [limit.field.name for limit in limits_over(seen.model)]
+        yield Finding.note(
+            ngettext(
+                "%(rows)s is kept back by a limit per key (%(names)s): others of its key are running.",
+                "%(rows)s are kept back by a limit per key (%(names)s): others of their keys are running.",
+                kept_back,
+            )
+            % {"rows": _told_due_rows(kept_back), "names": listed(names)},
+            _(
+                "They follow as those end; the rows of a worker that was killed end with their lease."
+            ),
+        )
+
+
+def _told_due_rows(count: int) -> str:
+    told = ngettext("%(number)s due row", "%(number)s due rows", count)
+    return told % {"number": number(count)}
 
 
 def _hidden_by_handler(hidden: int) -> str:

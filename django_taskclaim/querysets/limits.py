@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from django.db import models
+from django.db.models import Q
 from django.db.models.sql.where import AND
 
 from django_taskclaim.columns import claim_columns
@@ -33,6 +34,9 @@ LOOKS = 5
 #: Such a look reads the column of so many rows at a time, goes on behind the last of them at most so often, and takes
 #: rows from so many keys.
 STEP, STEPS, HEADS = 200, 20, 50
+
+#: Of so many keys without room people are told.
+FULL_KEYS = 500
 
 #: For so many seconds what is known of a table's indexes is not asked again.
 INDEXES_KNOWN = 60.0
@@ -90,6 +94,19 @@ def _counted(model: type[models.Model], name: str) -> AnyField:
         what = "a claim column" if field in columns.guarded else f"a {type(field).__name__}"
         raise ValueError(f"limit_per cannot count by {name!r}, which is {what}.")
     return field
+
+
+def without_room(desk: Desk) -> Q:
+    """Match rows of the claim table whose key has as many rows processing as it may; empty where none has."""
+    found, status = Q(), desk.columns.status.name
+    for limit in limits_over(desk.model):
+        running = desk.rows.order_by().filter(
+            **{status: Status.PROCESSING, f"{limit.name}__isnull": False}
+        )
+        counts = running.values_list(limit.name).annotate(n=models.Count("*"))
+        if keys := [key for key, _ in counts.filter(n__gte=limit.most)[:FULL_KEYS]]:
+            found |= Q(**{f"{limit.name}__in": keys})
+    return found
 
 
 def take_within(

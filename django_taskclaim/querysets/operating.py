@@ -10,7 +10,7 @@ from django.db import DatabaseError, models
 from django.db.models import Q
 
 from django_taskclaim import conf
-from django_taskclaim.columns import claim_columns, has_ranges
+from django_taskclaim.columns import claim_columns, has_ranges, range_columns
 from django_taskclaim.dialects import DatabaseNow
 from django_taskclaim.dialects.statements import SQL, sql, value
 from django_taskclaim.failures import in_ascii
@@ -134,7 +134,23 @@ def reset_assignments(desk: Desk) -> list[SQL]:
         for field in plain
         if field is not None
     ]
-    return [*_due_again(desk), *cleared, *open_again(desk)]
+    return [*_from_the_start(desk), *_due_again(desk), *cleared, *open_again(desk)]
+
+
+def _from_the_start(desk: Desk) -> list[SQL]:
+    """Return what lets a complete range begin again; any other goes on behind what was done and committed."""
+    table, fresh = desk.table, {"checkpoint": "NULL", "rows_done": "0"}
+    complete = table.in_state(Status.COMPLETE)
+    return [
+        table.assign(
+            field,
+            sql(
+                "CASE WHEN {} THEN {} ELSE {} END", complete, fresh[field.name], table.column(field)
+            ),
+        )
+        for field in range_columns(desk.columns.owner)
+        if field.name in fresh
+    ]
 
 
 def _due_again(desk: Desk) -> list[SQL]:

@@ -21,6 +21,7 @@ from django_taskclaim.policy import policy_for
 from django_taskclaim.querysets import fencing, operating
 from django_taskclaim.querysets.assignments import Assignments, pass_on
 from django_taskclaim.querysets.claiming import checked_name
+from django_taskclaim.querysets.limits import without_room
 from django_taskclaim.querysets.losses import raise_unless_all
 from django_taskclaim.querysets.operators import OperatorVerbs
 from django_taskclaim.querysets.scope import (
@@ -52,6 +53,8 @@ class WhyEmpty(NamedTuple):
     next_due: datetime | None = None
     #: How many are open and due: freed since, or locked at that moment.
     ready: int = 0
+    #: How many more of those would be, but for a limit per key that others have used up.
+    limited: int = 0
 
     def __str__(self) -> str:
         if self.paused:
@@ -60,8 +63,9 @@ class WhyEmpty(NamedTuple):
             _("%(number)s just freed, ask again") % {"number": number(self.ready)},
             self._held(),
             self._waiting(),
+            _("%(number)s kept back by a limit per key") % {"number": number(self.limited)},
         ]
-        counts = (self.ready, self.held, self.waiting)
+        counts = (self.ready, self.held, self.waiting, self.limited)
         told = [part for part, count in zip(parts, counts, strict=True) if count]
         return "; ".join(told) or _("nothing is left")
 
@@ -153,7 +157,7 @@ class PeopleVerbs(OperatorVerbs[M]):
         columns = desk.columns
         states = Q(**{f"{columns.status.name}__in": [Status.OPEN, Status.PROCESSING]})
         rows = on_claim_table(self, desk).filter(states)
-        return WhyEmpty(**rows.aggregate(**_counts(desk, who)))
+        return WhyEmpty(**rows.aggregate(**_counts(desk, who, without_room(desk))))
 
     # Async twins
 
@@ -197,7 +201,7 @@ def _is_paused(desk: Desk) -> bool:
     return not on
 
 
-def _counts(desk: Desk, who: str) -> dict[str, Any]:
+def _counts(desk: Desk, who: str, limited: Q) -> dict[str, Any]:
     """Return what ``WhyEmpty`` holds, as aggregates over open and running rows."""
     columns = desk.columns
     status = columns.status.name
@@ -207,14 +211,18 @@ def _counts(desk: Desk, who: str) -> dict[str, Any]:
         "held": Count(status, filter=held),
         "next_free": Min(columns.expires_at.name, filter=held),
     }
+    due = is_open
+    if columns.not_before is not None:
+        due &= Q(**{f"{columns.not_before.name}__lte": DatabaseNow()})
+    counts["ready"] = Count(status, filter=due & ~limited if limited else due)
+    if limited:
+        counts["limited"] = Count(status, filter=due & limited)
     if columns.not_before is None:
-        return counts | {"ready": Count(status, filter=is_open)}
+        return counts
     later = is_open & Q(**{f"{columns.not_before.name}__gt": DatabaseNow()})
-    due = is_open & Q(**{f"{columns.not_before.name}__lte": DatabaseNow()})
     return counts | {
         "waiting": Count(status, filter=later),
         "next_due": Min(
             columns.not_before.name, filter=later & ~Q(**{columns.not_before.name: UNSETTLED})
         ),
-        "ready": Count(status, filter=due),
     }

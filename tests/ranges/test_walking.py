@@ -52,6 +52,27 @@ def test_the_next_holder_goes_on_at_the_checkpoint(ranges: Any, let_lease_lapse:
     assert ranges.objects.get().rows_done == 20
 
 
+def test_a_reset_begins_again_where_a_range_was_complete_and_goes_on_where_it_failed(
+    ranges: Any,
+) -> None:
+    fill(ranges, 8)
+    ranges.objects.plan(chunk_size=4)
+    done, half = claimed(ranges), claimed(ranges)
+    assert sum(work(rows) for rows in done.rows()) == 4
+    done.claim.complete()
+    with pytest.raises(ZeroDivisionError):
+        stumble(half, size=2)
+    half.claim.fail("stumbled", retry=False)
+    assert ranges.objects.reset(complete=True) == 2
+    while left := ranges.objects.claim_batch(1):
+        for rows in left[0].rows():
+            work(rows)
+        left[0].claim.complete()
+    source = ranges.source_rows().order_by("pk")
+    assert list(source.values_list("counter", flat=True)) == [2, 2, 2, 2, 1, 1, 1, 1]
+    assert set(ranges.objects.values_list("rows_done", flat=True)) == {4}
+
+
 def test_a_chunk_that_raises_is_rolled_back(ranges: Any) -> None:
     """Neither its rows nor its checkpoint are kept; those before are."""
     fill(ranges, 12)
@@ -65,8 +86,8 @@ def test_a_chunk_that_raises_is_rolled_back(ranges: Any) -> None:
     assert counters(ranges) == {1}
 
 
-def stumble(range_: Any) -> None:
-    for number, rows in enumerate(range_.rows(4)):
+def stumble(range_: Any, size: int = 4) -> None:
+    for number, rows in enumerate(range_.rows(size)):
         work(rows)
         assert 1 / (1 - number)
 
