@@ -90,7 +90,13 @@ class Worker:
     @property
     def ended_badly(self) -> bool:
         """Whether it ended by itself, or not with exit code 0 when it was asked to."""
-        return not self.killed and self.process.poll() not in (None, 0)
+        return not self.killed and self.process.poll() not in (None, 0) and not self._had_not_begun
+
+    @property
+    def _had_not_begun(self) -> bool:
+        """Whether the signal to stop met it before its first line, and so ended it as signals do."""
+        met = self.stopping and self.process.poll() == -signal.SIGTERM
+        return met and not self.records.stat().st_size
 
     @property
     def cause_of_death(self) -> str:
