@@ -3,10 +3,45 @@
 from collections.abc import Sequence
 from typing import Any
 
-from django_taskclaim.links import COMPANION, LINK, SourceLink, companion_of, source_link
+from django.apps import apps
+from django.db import models
+
+from django_taskclaim.links import (
+    COMPANION,
+    LINK,
+    SourceLink,
+    companion_of,
+    is_companion,
+    source_link,
+)
 from django_taskclaim.querysets.orphans import COMPARED
 
-__all__ = ["companion_of", "hand_out", "lacks_source", "load_sources"]
+__all__ = [
+    "companion_of",
+    "companions_of",
+    "hand_out",
+    "lacks_source",
+    "load_sources",
+    "or_its_companion",
+]
+
+
+def companions_of(source: Any) -> list[type[models.Model]]:
+    """Return the installed models that are companions of the model *source*, by name."""
+    found = [model for model in apps.get_models() if is_companion(model) and not model._meta.proxy]
+    beside = [model for model in found if _leads_to(model, source)]
+    return sorted(beside, key=lambda model: model._meta.label)
+
+
+def or_its_companion(source: Any) -> str:
+    """Return the end of a sentence that says what *source* lacks, where a companion of it may be meant."""
+    names = [model._meta.label for model in companions_of(source)]
+    return f", or work on its companion {' or '.join(names)}" if names else ""
+
+
+def _leads_to(model: type[models.Model], source: Any) -> bool:
+    # A companion without a usable link is for ``manage.py check`` to tell.
+    return any(field.name == LINK and field.related_model is source for field in model._meta.fields)
 
 
 def load_sources(rows: Sequence[Any]) -> list[Any]:

@@ -7,7 +7,8 @@ from django.db import models
 from django.urls import reverse
 from django.utils.translation import gettext_lazy as _
 
-from django_taskclaim.columns import claim_columns
+from django_taskclaim.admin.tables_beside import fixed_link
+from django_taskclaim.columns import claim_columns, has_ranges
 
 #: What tells of each column in the list; the first that is named brings the words.
 IN_LIST: Mapping[str, str] = {
@@ -32,6 +33,9 @@ PAGE_FIELDS = (
     "claim_error_in_full",
     "claim_timeline",
 )
+
+#: What a page tells of a range of keys.
+RANGE_FIELDS = ("range_begins", "range_ends", "range_done_to", "range_rows")
 
 Names = Sequence[Any]
 
@@ -75,22 +79,36 @@ def _in_words(raw: Mapping[str, str], name: Any) -> Any:
 
 def read_only(model: type[models.Model], admin: Any, *, on_page: bool) -> list[str]:
     """Return what no form may write: every claim column that verbs alone write, and what tells of them."""
-    return [*raw_names(model), *(applicable(model, PAGE_FIELDS) if on_page else ())]
+    if not on_page:
+        return list(raw_names(model))
+    ranges = RANGE_FIELDS if has_ranges(model) else ()
+    return [*raw_names(model), *fixed_link(model), *ranges, *applicable(model, PAGE_FIELDS)]
 
 
 def without_ours(model: type[models.Model], fields: Iterable[Any]) -> list[Any]:
     """Leave out of the fields that Django found by itself what the claim's own part of the page tells."""
-    ours = {*raw_names(model), *PAGE_FIELDS}
+    ours = {*raw_names(model), *RANGE_FIELDS, *PAGE_FIELDS}
     return [name for name in fields if isinstance(name, (list, tuple)) or name not in ours]
 
 
 def with_claim(model: type[models.Model], sets: list[Any], *, has_error: bool) -> list[Any]:
-    """Add the claim's own part to the page, without what the user has put elsewhere, or what there is nothing of."""
+    """Add the claim's own part to the page, without what the user has put elsewhere, or what there is nothing of.
+
+    That of a range goes before it.
+    """
     left_out = {*_names_in(sets), *(() if has_error else ("claim_error_in_full",))}
-    rest = [name for name in applicable(model, PAGE_FIELDS) if name not in left_out]
-    if not rest:
-        return sets
-    return [*sets, (_("Claim"), {"fields": tuple(rest), "classes": ("taskclaim-claim",)})]
+    ranges = RANGE_FIELDS if has_ranges(model) else ()
+    parts = [
+        (_("Range of keys"), ranges, {}),
+        (_("Claim"), applicable(model, PAGE_FIELDS), {"classes": ("taskclaim-claim",)}),
+    ]
+    return [*sets, *_without(left_out, parts)]
+
+
+def _without(left_out: set[str], parts: Iterable[Any]) -> Iterator[Any]:
+    for title, names, options in parts:
+        if rest := tuple(name for name in names if name not in left_out):
+            yield title, {"fields": rest, **options}
 
 
 def _names_in(sets: Iterable[Any]) -> Iterator[str]:

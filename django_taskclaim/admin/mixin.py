@@ -19,7 +19,7 @@ from django.utils.safestring import SafeString
 from django.utils.text import capfirst
 from django.utils.translation import gettext_lazy as _
 
-from django_taskclaim.admin import columns_shown, control_room, showing
+from django_taskclaim.admin import columns_shown, control_room, showing, tables_beside
 from django_taskclaim.admin.actions import ACTIONS, ClaimActions
 from django_taskclaim.admin.buttons import row_buttons, row_urls, standard_address
 from django_taskclaim.admin.checking import problems
@@ -89,6 +89,8 @@ class ClaimAdminMixin(ClaimActions, ActionsModelAdmin, _Tuples):
         if self.actions is not None:
             own = list(self.actions)
             self.actions = [*(name for name in ACTIONS if name not in own), *own]
+        typed = tables_beside.link_to_type(self)
+        self.raw_id_fields = (*self.raw_id_fields, *typed)  # type: ignore[misc]
 
     def check(self, **kwargs: Any) -> Any:
         return [*super().check(**kwargs), *problems(self)]
@@ -98,6 +100,10 @@ class ClaimAdminMixin(ClaimActions, ActionsModelAdmin, _Tuples):
     def has_operate_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Say whether the user may act on claims of the model, or of *obj*; asked for each button, page and act."""
         return may_operate(request, self.model, model_admin=self, obj=obj)
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        """Say whether the user may make a row by a form; nobody may where only ``plan()`` or ``populate()`` can."""
+        return tables_beside.made_by_hand(self.model) and super().has_add_permission(request)
 
     # The columns, as people read them
 
@@ -129,6 +135,22 @@ class ClaimAdminMixin(ClaimActions, ActionsModelAdmin, _Tuples):
     @admin.display(description=_("timeline"))
     def claim_timeline(self, obj: Any) -> str:
         return timeline(obj, facts_of(obj), look_of(obj).alias) or self.get_empty_value_display()
+
+    @admin.display(description=_("begins"))
+    def range_begins(self, obj: Any) -> str:
+        return tables_beside.beginning(obj)
+
+    @admin.display(description=_("ends with"))
+    def range_ends(self, obj: Any) -> str:
+        return tables_beside.end(obj)
+
+    @admin.display(description=_("done up to"))
+    def range_done_to(self, obj: Any) -> str:
+        return tables_beside.done_to(obj) or self.get_empty_value_display()
+
+    @admin.display(description=_("rows done"))
+    def range_rows(self, obj: Any) -> str:
+        return tables_beside.rows_done(obj)
 
     # The list
 

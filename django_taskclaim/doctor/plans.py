@@ -164,6 +164,11 @@ def _complaint(
         fitting = index_for(model, desk)
         if fitting is not None and not _is_there(fitting, desk):
             details = create_statements(fitting, desk)
+            advice = (
+                f"The handler has an order of its own, which the claim index{name} does not have. Create the index in"
+                f" the last line{desk.dialect.on_a_busy_table}, and name it in Meta.indexes; if claims still sort then,"
+                f" refresh the statistics ({_analyze(desk)})."
+            )
     else:
         advice = f"Refresh the statistics: {_analyze(desk)}"
     yield Finding.problem(f"The {what} {faults}.", advice, details=(*bad.lines, *details))

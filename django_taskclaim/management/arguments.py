@@ -12,6 +12,7 @@ from django.db import connections, router
 
 from django_taskclaim import conf
 from django_taskclaim.columns import claim_columns, is_claimable
+from django_taskclaim.sources import or_its_companion
 from django_taskclaim.switch import claimable_models
 
 _DURATION = re.compile(r"(?P<number>\d+(?:\.\d+)?)(?P<unit>ms|s|m|h|d)?")
@@ -29,6 +30,7 @@ def claimable_model(text: str) -> Any:
     except TypeError as error:
         raise ArgumentTypeError(
             f"the model {model._meta.label} cannot be claimed: {error}".rstrip(".")
+            + or_its_companion(model)
         ) from error
     return model
 

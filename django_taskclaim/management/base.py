@@ -10,9 +10,17 @@ from django.core.management.base import (
     CommandParser,
     DjangoHelpFormatter,
 )
+from django.db import models
+
+from django_taskclaim.doctor.surroundings import missing_tables
 
 #: Exit code of a command line that makes no sense.
 USAGE = 2
+
+
+def lacking_tables(model: type[models.Model], alias: str) -> list[str]:
+    """Return what tables and columns the database lacks for *model*, in sentences that name the command to run."""
+    return [f"{found.message} Run: {found.advice}" for found in missing_tables(model, alias)]
 
 
 class HelpFormatter(DjangoHelpFormatter, argparse.RawDescriptionHelpFormatter):

@@ -10,6 +10,7 @@ from django.apps import apps
 from django_taskclaim import conf
 from django_taskclaim.handlers import Handler, handler_for
 from django_taskclaim.policy import policy_for, set_policy
+from django_taskclaim.sources import or_its_companion
 from django_taskclaim.worker.selection import narrowed
 
 
@@ -81,7 +82,7 @@ class WorkerOptions:
         if found is None:
             raise LookupError(
                 f"{model._meta.label} has no handler: write one with @handler({model.__name__}) in the claims.py of an"
-                f" installed app, or give the model a process() method."
+                f" installed app, or give the model a process() method{or_its_companion(model)}."
             )
         if self.lease is not None:
             set_policy(model, replace(policy_for(model), own_lease=self.lease))

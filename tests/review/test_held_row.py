@@ -6,6 +6,11 @@ import pytest
 from articles.models import Article
 from articles.views import EditArticle
 from django import forms
+from django.contrib.auth.mixins import PermissionRequiredMixin
+from django.contrib.auth.models import AnonymousUser, Permission, User
+from django.core.exceptions import PermissionDenied
+from django.db import transaction
+from django.test import RequestFactory
 
 from django_taskclaim.contrib.review.conflicts import compared, written
 from django_taskclaim.control.models import OperatorAct
@@ -235,3 +240,52 @@ def test_long_texts_are_compared_by_words_and_what_is_equal_is_left_out() -> Non
     assert "<del>old</del><ins>new</ins>" in shown
     assert len(shown) < 500
     assert str(compared("<b>", "<i>" * 20_000)).startswith("&lt;i&gt;")
+
+
+def test_what_an_override_writes_stands_with_the_claim_or_not_at_all(
+    ada: Editor, ben: Editor, held: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As docs/people.md tells to write it."""
+    others = Article.objects.exclude(pk=held)
+    plain = EditArticle.write
+    asked = []
+
+    def write(self: EditArticle, form: Any, then: Any) -> Any:
+        asked.append(then)
+        if form.cleaned_data["remark"] == "too late":
+            lose(Article.objects.get(pk=held), ben.who)
+        with transaction.atomic():
+            others.update(remark="seen")
+            return plain(self, form, then)
+
+    monkeypatch.setattr(EditArticle, "write", write)
+    fields = ada.open(held) | {"verdict": "keep"}
+    answer = ada.send(address(held), **fields | {"remark": "too late"}, act="finish")
+    assert answer.status_code == 409
+    assert not others.filter(remark="seen").exists()
+    other = ada.mine()[0]
+    ada.send(address(other), **ada.open(other), act="save")
+    assert others.filter(remark="seen").exists()
+    finish, save = asked
+    assert callable(finish)
+    assert save is None
+
+
+def test_a_permission_can_be_asked_for_by_djangos_own_mixin(
+    ada: Editor, ben: Editor, held: int, rf: RequestFactory
+) -> None:
+    class Guarded(PermissionRequiredMixin, EditArticle):
+        permission_required = "articles.change_article"
+
+    ada.user.user_permissions.add(Permission.objects.get(codename="change_article"))
+    ben.user.user_permissions.clear()
+    ben.user.groups.clear()
+    request = rf.get(address(held))
+    for user, allowed in ((ada.user, True), (ben.user, False), (AnonymousUser(), None)):
+        request.user = User.objects.get(pk=user.pk) if user.pk else user
+        if allowed is False:
+            with pytest.raises(PermissionDenied):
+                Guarded.as_view()(request, pk=held)
+            continue
+        answer = Guarded.as_view()(request, pk=held)
+        assert answer.status_code == (200 if allowed else 302)

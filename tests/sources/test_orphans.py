@@ -94,6 +94,36 @@ def test_wrong_usage_is_one_sentence(words: list[str], sentence: str) -> None:
     assert caught.value.returncode == 2
 
 
+def test_a_missing_table_is_told_with_the_command_that_makes_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(PageTask._meta, "db_table", "not_made_yet")
+    with pytest.raises(CommandError) as caught:
+        run("sources.PageTask")
+    assert "has no table not_made_yet for sources.PageTask" in str(caught.value)
+    assert "Run: manage.py migrate sources --database default" in str(caught.value)
+    assert caught.value.returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("sources.Page", "cannot be claimed: Page has no claim columns"),
+        ("sources.Task", "has no handler"),
+    ],
+)
+def test_a_worker_asked_for_a_source_is_pointed_to_its_companions(source: str, reason: str) -> None:
+    with pytest.raises(CommandError) as caught:
+        call_command("claimworker", source)
+    assert reason in str(caught.value)
+    found = {
+        "sources.Page": "or work on its companion sources.PageCheck or sources.PageTask.",
+        "sources.Task": "or work on its companion sources.TaskAudit.",
+    }
+    assert str(caught.value).endswith(found[source])
+    assert caught.value.returncode == 2
+
+
 def test_a_stopped_command_says_what_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C between two chunks; the next call adds the rest."""
     from django_taskclaim.management.commands.claimpopulate import Report

@@ -12,7 +12,7 @@ from django.db import Error, models, router
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.links import is_companion, source_link
 from django_taskclaim.management.arguments import add_database, claimable_model, whole_number
-from django_taskclaim.management.base import USAGE, ClaimCommand
+from django_taskclaim.management.base import USAGE, ClaimCommand, lacking_tables
 from django_taskclaim.querysets import CompanionQuerySet
 from django_taskclaim.wording import counted, first_line, lasting
 from django_taskclaim.worker.selection import Selection, SelectionError
@@ -48,7 +48,7 @@ time: what has been added stays, and the same command goes on from there. Safe t
 exit codes:
   0    done
   1    a database refused; the message says why
-  2    wrong usage
+  2    wrong usage, or a table that is not there
   130  stopped by Ctrl-C"""
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -92,6 +92,8 @@ exit codes:
         alias = database or router.db_for_write(model)
         rows: CompanionQuerySet[Any] = CompanionQuerySet(model, using=alias)
         try:
+            if lacking := lacking_tables(model, alias):
+                raise CommandError("\n".join(lacking), returncode=USAGE)
             self._populate(rows, _sources(model, alias, filters), chunk, paused)
             if remove_orphans:
                 removed = rows.remove_orphans()

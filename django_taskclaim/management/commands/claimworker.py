@@ -13,7 +13,6 @@ from django.db import Error, connections, router
 
 from django_taskclaim import conf
 from django_taskclaim.checks.handlers import problems_of
-from django_taskclaim.doctor.surroundings import missing_tables
 from django_taskclaim.handlers import Handler
 from django_taskclaim.management.arguments import (
     claimable_model,
@@ -21,7 +20,7 @@ from django_taskclaim.management.arguments import (
     duration,
     whole_number,
 )
-from django_taskclaim.management.base import ClaimCommand
+from django_taskclaim.management.base import ClaimCommand, lacking_tables
 from django_taskclaim.throttling.configured import refused
 from django_taskclaim.tokens import clock
 from django_taskclaim.wording import counted, listed
@@ -228,8 +227,7 @@ def missing_in(worker: WorkerOptions) -> list[str]:
     try:
         for handler in worker.handlers():
             with contextlib.suppress(Error):
-                absent = missing_tables(handler.model, worker.using)
-                sentences += [f"{found.message} Run: {found.advice}" for found in absent]
+                sentences += lacking_tables(handler.model, worker.using)
                 sentences += _refused_checks(handler, worker.using)
     finally:
         connections.close_all()

@@ -1,0 +1,158 @@
+"""The admin of companions and of ranges, whose rows point at rows of another table."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.contrib.admin import AdminSite, ModelAdmin
+from django.contrib.admin.utils import quote
+from django.test import Client, override_settings
+from django.urls import path, reverse
+
+from django_taskclaim.admin import ClaimAdminMixin
+from tests.behaviour.support import execute, table_of
+from tests.ranges.conftest import fill
+from tests.sources.app.models import FarPage, FarTask, Page, PageCheck, PageTask, Task, TaskAudit
+from tests.testapp.models import CompositeRange, IntRange, TextRange
+from tests.urls import urlpatterns as project
+
+pytestmark = pytest.mark.django_db(databases=["default", "other"])
+
+site = AdminSite("beside")
+
+
+class PlainAdmin(ClaimAdminMixin, ModelAdmin):  # type: ignore[type-arg]
+    """As the README shows it, without a word of its own."""
+
+
+class PageAdmin(ModelAdmin):  # type: ignore[type-arg]
+    search_fields = ["slug"]
+
+
+class SearchingAdmin(PlainAdmin):
+    """Has a way of its own to choose the source."""
+
+    autocomplete_fields = ["source"]
+
+
+site.register([PageTask, FarTask, TaskAudit, IntRange, TextRange, CompositeRange], PlainAdmin)
+site.register(PageCheck, SearchingAdmin)
+site.register(Page, PageAdmin)
+urlpatterns = [*project, path("beside/", site.urls)]
+
+
+@pytest.fixture(autouse=True)
+def _routes() -> Iterator[None]:
+    with override_settings(ROOT_URLCONF=__name__):
+        yield
+
+
+def address(model: Any, page: str, *args: Any) -> str:
+    meta = model._meta
+    return reverse(f"beside:{meta.app_label}_{meta.model_name}_{page}", args=args)
+
+
+def read(client: Client, url: str) -> str:
+    answer = client.get(url)
+    assert answer.status_code == 200, answer
+    return answer.content.decode()
+
+
+def two_pages() -> tuple[Page, Page]:
+    return Page.objects.create(slug="first"), Page.objects.create(slug="second")
+
+
+def test_admins_of_companions_and_ranges_pass_the_checks() -> None:
+    found = [problem for one in site._registry.values() for problem in one.check()]
+    assert [problem for problem in found if problem.id != "taskclaim.W021"] == []
+
+
+def test_the_source_of_a_new_companion_is_named_by_its_key_and_not_chosen_among_all(
+    boss: Client,
+) -> None:
+    two_pages()
+    url = address(PageTask, "add")
+    assert "<option" not in read(boss, url)
+    assert boss.post(url, {"source": "second", "priority": 0}).status_code == 302
+    assert PageTask.objects.get().source_id == "second"
+
+
+def test_a_way_of_the_users_own_to_choose_the_source_stays(boss: Client) -> None:
+    assert "admin-autocomplete" in read(boss, address(PageCheck, "add"))
+
+
+def test_a_companion_keeps_its_source(boss: Client) -> None:
+    two_pages()
+    PageTask.objects.populate(Page.objects.filter(pk="first"))
+    (task,) = PageTask.objects.claim_batch(1)
+    task.claim.complete()
+    url = address(PageTask, "change", task.pk)
+    page = read(boss, url)
+    assert 'name="source"' not in page
+    assert address(Page, "change", "first") in page
+    assert boss.post(url, {"source": "second", "priority": 7}).status_code == 302
+    stored = PageTask.objects.get()
+    assert (stored.source_id, stored.priority) == ("first", 7)
+
+
+def test_a_companion_whose_source_is_gone_can_be_looked_at(boss: Client) -> None:
+    first, _second = two_pages()
+    PageTask.objects.populate(Page.objects.all())
+    task = PageTask.objects.get(source_id="first")
+    Page.objects.filter(pk=first.pk).delete()
+    assert "Source:" in read(boss, address(PageTask, "change", task.pk))
+
+
+def test_a_companion_linked_by_a_copied_key_shows_its_source_and_is_made_by_populate_alone(
+    boss: Client,
+) -> None:
+    far = FarPage.objects.using("other").create(title="far away")
+    FarTask.objects.populate(FarPage.objects.all())
+    page = read(boss, address(FarTask, "change", FarTask.objects.get().pk))
+    assert str(far) in page
+    assert boss.get(address(FarTask, "add")).status_code == 403
+
+
+@pytest.mark.parametrize("model", [IntRange, TextRange, CompositeRange])
+def test_ranges_are_made_by_their_plan_alone(boss: Client, model: Any) -> None:
+    assert boss.get(address(model, "add")).status_code == 403
+    assert address(model, "add") not in read(boss, address(model, "changelist"))
+
+
+def test_a_range_is_told_as_people_speak(boss: Client) -> None:
+    fill(IntRange, 100)
+    IntRange.objects.plan(chunk_size=60)
+    first, second = IntRange.objects.order_by("position")
+    page = read(boss, address(IntRange, "change", first.pk))
+    assert "Range of keys" in page
+    assert "with the first row" in page
+    assert str(first.upper_key) in page
+    assert "0 of about 60" in page
+    execute(
+        f"UPDATE {table_of(IntRange)} SET checkpoint = '{first.upper_key + 5}', rows_done = 1234"
+        f" WHERE id = {second.pk}"
+    )
+    page = read(boss, address(IntRange, "change", second.pk))
+    assert f"{first.upper_key + 5}" in page
+    assert "1,234 of about 40" in page
+    for name in ("lower", "upper", "checkpoint", "rows_done", "position"):
+        assert f'name="{name}"' not in page
+
+
+def test_the_keys_of_a_range_are_text_whatever_they_are(boss: Client) -> None:
+    for model in (TextRange, CompositeRange):
+        fill(model, 20)
+        model.objects.plan(chunk_size=10)
+        last = model.objects.order_by("position").last()
+        assert "about 10" in read(boss, address(model, "change", quote(last.pk)))
+    assert ", ".join(map(str, last.upper_key)) in read(
+        boss, address(CompositeRange, "change", last.pk)
+    )
+
+
+def test_a_companion_of_a_claimable_model_keeps_its_source_too(boss: Client) -> None:
+    source = Task.objects.create(note="x")
+    TaskAudit.objects.populate(Task.objects.all())
+    page = read(boss, address(TaskAudit, "change", TaskAudit.objects.get().pk))
+    assert 'name="source"' not in page
+    assert str(source) in page
