@@ -26,6 +26,10 @@ def test_demo_adds_up_after_a_kill(process_env: dict[str, str], tmp_path: Path) 
     assert "/admin/photos/photo/control/" in done.stdout
 
 
+def heed_ctrl_c() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_demo_that_stays_serves_its_control_room_until_it_is_told_to_go(
@@ -33,7 +37,8 @@ def test_a_demo_that_stays_serves_its_control_room_until_it_is_told_to_go(
 ) -> None:
     command = demo(process_env, tmp_path, "--rows", "40", "--workers", "2", "--stay")
     pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    with subprocess.Popen(**command, **pipes) as staying:
+    # Whatever has started the tests may have had Ctrl-C ignored, which processes inherit.
+    with subprocess.Popen(**command, **pipes, preexec_fn=heed_ctrl_c) as staying:
         try:
             room = address_told_by(staying)
             with urlopen(room, timeout=30) as answer:
