@@ -247,7 +247,13 @@ def _limited(seen: Overview) -> Iterator[Finding]:
     """Rows of a key that has used up its limit wait for those that run."""
     if not seen.due or {Status.OPEN, Status.PROCESSING} & seen.estimated:
         return
-    full = without_room(Desk.of(seen.model, seen.alias))
+    try:
+        full = without_room(Desk.of(seen.model, seen.alias))
+    except ValueError as error:
+        yield Finding.problem(
+            str(error), _("Until the handler names a column, nothing is claimed.")
+        )
+        return
     rows: Any = ClaimQuerySet(seen.model, using=seen.alias)
     kept_back = rows.due().filter(full).count() if full else 0
     if kept_back:

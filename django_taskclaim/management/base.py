@@ -1,6 +1,7 @@
 """What the commands share: help that reads well, and one sentence for what is wrong."""
 
 import argparse
+import contextlib
 import sys
 from typing import Any, ClassVar, NoReturn
 
@@ -11,6 +12,7 @@ from django.core.management.base import (
     DjangoHelpFormatter,
 )
 from django.db import models
+from django.utils import translation
 
 from django_taskclaim.doctor.surroundings import missing_tables
 
@@ -34,6 +36,12 @@ class ClaimCommand(BaseCommand):
     epilog: ClassVar[str] = ""
     # An operator must be able to look, pause and put back also while something else of the project is wrong.
     requires_system_checks = []
+    #: Whether it prints sentences that pages show in their readers' languages; what commands print is English.
+    in_english: ClassVar[bool] = False
+
+    def execute(self, *args: Any, **options: Any) -> str | None:
+        with translation.override("en") if self.in_english else contextlib.nullcontext():
+            return super().execute(*args, **options)
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
         kwargs.setdefault("formatter_class", HelpFormatter)

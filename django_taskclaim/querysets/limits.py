@@ -35,9 +35,6 @@ LOOKS = 5
 #: rows from so many keys.
 STEP, STEPS, HEADS = 200, 20, 50
 
-#: Of so many keys without room people are told.
-FULL_KEYS = 500
-
 #: For so many seconds what is known of a table's indexes is not asked again.
 INDEXES_KNOWN = 60.0
 
@@ -97,15 +94,15 @@ def _counted(model: type[models.Model], name: str) -> AnyField:
 
 
 def without_room(desk: Desk) -> Q:
-    """Match rows of the claim table whose key has as many rows processing as it may; empty where none has."""
+    """Match rows of the claim table whose key has as many rows processing as it may; empty without limits."""
     found, status = Q(), desk.columns.status.name
     for limit in limits_over(desk.model):
         running = desk.rows.order_by().filter(
             **{status: Status.PROCESSING, f"{limit.name}__isnull": False}
         )
-        counts = running.values_list(limit.name).annotate(n=models.Count("*"))
-        if keys := [key for key, _ in counts.filter(n__gte=limit.most)[:FULL_KEYS]]:
-            found |= Q(**{f"{limit.name}__in": keys})
+        counts = running.values(limit.name).annotate(n=models.Count("*"))
+        full = counts.filter(n__gte=limit.most).values(limit.name)
+        found |= Q(**{f"{limit.name}__in": full})
     return found
 
 

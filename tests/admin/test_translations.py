@@ -42,6 +42,8 @@ THEIRS = [
     r"(builtins\.)?(ConnectionRefused|Value|Lookup)Error",
     r"no such picture|try again|job # has no width|URL refused # tries|connection to \S+ refused",
     r"https://\S+",
+    # The id of a group of failures.
+    r"\b[0-9a-f]{16}\b",
     r"deploy \d\.\d|mended|deploy|fire|lag \d+ s|ReplicaLag",
     r"\b[Tt]estapp\b(?!\.)|\bother\b|\bShout\b",
     r"\b(CSV|UTC|p50|p95|FailedByOperator)\b",

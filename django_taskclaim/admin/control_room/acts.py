@@ -98,14 +98,17 @@ class Retrying:
 
     tally: Tally = field(default_factory=Tally)
     after: Any = None
-    #: What failed rows of the group say, as soon as one was met.
+    #: The class of the group's errors, as soon as one was met. Not their text, which may be of rows that whoever reads
+    #: the record may not see.
     kind: str = ""
     #: Whether the whole group was gone through, or as much of it as was asked for.
     through: bool = False
 
     def reason(self, group: str, why: str) -> str:
         """Return what goes into the record: which group, then what the operator said; the column takes 500 signs."""
-        return " – ".join(part for part in (self.kind[:200] or f"group {group}", why) if part)
+        which = _("%(error)s, group %(group)s") if self.kind else _("group %(group)s")
+        which %= {"error": self.kind, "group": group}
+        return " – ".join(part for part in (which[: max(0, 497 - len(why))], why) if part)
 
 
 def retry(
@@ -125,7 +128,7 @@ def retry(
     rest = rows if so_far.after is None else rows.filter(pk__gt=so_far.after)
     for part in _limited(rest):
         alike = [failure for failure in part if failure.group == group]
-        so_far.kind = so_far.kind or next((failure.kind for failure in alike), "")
+        so_far.kind = so_far.kind or next((failure.error for failure in alike), "")
         keys = _allowed([failure.key for failure in alike], tally, sieve)
         _reset(rows, keys if most is None else keys[: most - tally.changed], tally)
         so_far.after = part[-1].key

@@ -6,7 +6,6 @@ from typing import Any
 
 from django.core.management.base import CommandError
 from django.db import connections
-from django.utils import translation
 
 from django_taskclaim.doctor import Finding, Kind, examine
 from django_taskclaim.doctor.surroundings import configuration_findings, project_findings
@@ -25,6 +24,7 @@ class Command(ClaimCommand):
 Every statement that claims, completes, renews and reaps is explained (EXPLAIN) on the live table exactly as it would
 be sent, and none is run: nothing is changed, no row is locked. A sort or a sequential scan is a problem; so is a
 missing index, which is reported with the statement that creates it."""
+    in_english = True
     epilog = """examples:
   manage.py claimdoctor                     every claimable model
   manage.py claimdoctor photos.Photo        one model
@@ -44,8 +44,6 @@ exit codes:
         add_models(parser, "the models to examine (default: every claimable model)")
         add_database(parser, "where the router writes each model")
 
-    # The doctor's sentences have translations, for the control room; what commands print is English.
-    @translation.override("en")
     def handle(self, *, models: list[Any], database: str | None, **options: Any) -> None:
         where = places(models, database)
         if not where:

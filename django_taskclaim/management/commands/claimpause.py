@@ -9,7 +9,6 @@ from datetime import timedelta
 from typing import Any
 
 from django.core.management.base import CommandError
-from django.utils import translation
 
 from django_taskclaim.control.acts import account_of, record_act
 from django_taskclaim.exceptions import TaskClaimError
@@ -31,6 +30,7 @@ class Command(ClaimCommand):
     help = """Turn the switch of models off: once this returns, no claim that starts takes a row of theirs, on any host.
 
 Rows that run finish. A pause outlives every restart and stands until manage.py claimresume, or until --until."""
+    in_english = True
     epilog = """examples:
   manage.py claimpause photos.Photo --reason "the image server is down"
   manage.py claimpause --all --until 30m --reason deployment
@@ -57,7 +57,6 @@ exit codes:
         )
         add_database(parser, "every database that holds the model")
 
-    @translation.override("en")
     def handle(
         self,
         *,

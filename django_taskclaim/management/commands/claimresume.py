@@ -4,7 +4,6 @@ from argparse import ArgumentParser
 from typing import Any
 
 from django.core.management.base import CommandError
-from django.utils import translation
 
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.handlers import handler_for
@@ -26,6 +25,7 @@ class Command(ClaimCommand):
     help = """Turn the switch of models on again; workers notice within seconds.
 
 --all takes back the pause of everything; models that were paused by name stay paused, and are named here."""
+    in_english = True
     epilog = """examples:
   manage.py claimresume photos.Photo
   manage.py claimresume --all
@@ -41,7 +41,6 @@ exit codes:
         parser.add_argument("--by", metavar="NAME", help="who resumes (default: user@host)")
         add_database(parser, "every database that holds the model")
 
-    @translation.override("en")
     def handle(self, *, models: list[Any], database: str | None, **options: Any) -> None:
         refuse_unless_one(models, options["all"])
         try:
