@@ -481,7 +481,7 @@ def test_ten_of_a_group_are_retried_first_and_then_all(login: Any) -> None:
         "reset",
         2,
         "u0",
-        "job # has no width – mended",
+        f"group {group} – mended",
     )
 
 
