@@ -1,6 +1,6 @@
 """Where a model keeps its claim columns: the one mapping that every statement goes through."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
@@ -145,8 +145,18 @@ def range_columns(model: type[models.Model]) -> list[AnyField]:
 
 def has_ranges(model: type[models.Model]) -> bool:
     """Say whether the rows of *model* are ranges of another model's keys."""
+    return _has_ranges(model)
+
+
+@cache
+def _has_ranges(model: Any) -> bool:
     concrete = model._meta.concrete_model
     return concrete is not None and bool(range_columns(concrete))
+
+
+def unit_of(models_at_work: Iterable[type[models.Model]]) -> str:
+    """Return what the rows of these models are called: ``range`` where all are ranges of keys, else ``row``."""
+    return "range" if all(has_ranges(model) for model in models_at_work) else "row"
 
 
 def is_claimable(model: Any) -> bool:

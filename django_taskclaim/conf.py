@@ -57,6 +57,11 @@ def setting(name: str) -> Any:
     return getattr(settings, SETTING, {}).get(name, default)
 
 
+def given(name: str) -> Any:
+    """Return what the project has set for one key of ``TASKCLAIM``; None where it leaves that to us."""
+    return getattr(settings, SETTING, {}).get(name)
+
+
 def duration(name: str) -> timedelta:
     """Return a setting that is a duration."""
     return as_duration(setting(name))

@@ -2,8 +2,9 @@
 
 import copy
 import threading
+import weakref
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeAlias
 
 from django.db import InterfaceError, InternalError, OperationalError, connections
 from django.db.backends.signals import connection_created
@@ -63,16 +64,52 @@ def guard_connections(idle: timedelta, *, ours_alone: bool) -> None:
     """
     if getattr(_duty, "idle", None) == idle:
         return
+    _opened_by_this_thread()
     _duty.idle, _duty.ours_alone = idle, ours_alone
     for connection in connections.all(initialized_only=True):
         if not connection.in_atomic_block:
             drop_broken(connection.alias)
 
 
+#: The connections that each guarded thread has opened, by alias: what it never opened needs no looking after.
+_Opened: TypeAlias = "dict[str, weakref.ref[Any]]"
+_opened: dict[int, _Opened] = {}
+
+
+def _opened_by_this_thread() -> _Opened:
+    if not hasattr(_duty, "opened"):
+        _duty.opened = {}
+    # A thread of the past may have had the same number.
+    opened: _Opened = _duty.opened
+    _opened[threading.get_ident()] = opened
+    return opened
+
+
+def opened_here() -> list[Any]:
+    """Return the connections of the calling thread that it has opened and still uses, open or closed by now."""
+    mine: _Opened | None = getattr(_duty, "opened", None)
+    if mine is None:
+        return list(connections.all(initialized_only=True))
+    if not mine:
+        return []
+    known = [(alias, opened()) for alias, opened in mine.items()]
+    return [
+        one
+        for alias, one in known
+        if one is not None and alias in connections and connections[alias] is one
+    ]
+
+
+def has_opened(thread: int) -> bool:
+    """Say whether a guarded thread has opened connections since it last closed all of them."""
+    return bool(_opened.get(thread))
+
+
 def _guard(connection: Any, **kwargs: Any) -> None:
     idle = getattr(_duty, "idle", None)
     if idle is None:
         return
+    _opened_by_this_thread()[connection.alias] = weakref.ref(connection)
     dialect = dialect_for(connection)
     _sessions[threading.get_ident(), connection.alias] = dialect.session_id()
     dialect.end_idle_transactions(idle, ours_alone=_duty.ours_alone)
@@ -130,3 +167,5 @@ def drop_broken(using: str) -> None:
 def close_all() -> None:
     """Close the thread's connections; a thread that ends leaves them open otherwise."""
     connections.close_all()
+    if opened := _opened.pop(threading.get_ident(), None):
+        opened.clear()

@@ -134,11 +134,19 @@ class RetryLater(TaskClaimError):
     """Raise it in a handler to put the row back for *delay* (seconds or timedelta) without counting a try.
 
     A moment that has passed is no delay, and none is longer than a hundred years; ValueError for what is no duration.
+    With *everyone* nobody claims rows of the model for so long, on any host: for a service that asks all of you to
+    wait. *message* is the reason that people are told.
     """
 
-    def __init__(self, delay: float | timedelta = 0, message: str = "") -> None:
+    #: A subclass may never have set it.
+    everyone = False
+
+    def __init__(
+        self, delay: float | timedelta = 0, message: str = "", *, everyone: bool = False
+    ) -> None:
         self.delay = conf.waiting_time(delay)
         self.message = message
+        self.everyone = everyone
         super().__init__(delay, message)
 
     def __str__(self) -> str:
@@ -155,3 +163,33 @@ class RangeUnfinished(TaskClaimError):
 
 class RangeSplit(RangeInterrupted):
     """The range ends before the key that a checkpoint was to be set at: others do the rest of it."""
+
+
+class WouldRewrite(TaskClaimError):
+    """The database cannot add the columns to ``table`` without writing each of its rows, for the ``reason`` told."""
+
+    def __init__(self, table: str, reason: str) -> None:
+        self.table, self.reason = table, reason
+        super().__init__(table, reason)
+
+    def __str__(self) -> str:
+        return (
+            f"The table {self.table} would be rewritten: {self.reason}. Nothing was changed. If it may be, set"
+            " allow_rewrite=True on the operation of the migration (manage.py claimadopt --allow-rewrite); else make a"
+            " companion of the model."
+        )
+
+
+class TableInUse(TaskClaimError):
+    """The lock on ``table`` could not be had in the time ``waited``; ``users`` says who has it, in words."""
+
+    def __init__(self, table: str, waited: timedelta, users: list[str]) -> None:
+        self.table, self.waited, self.users = table, waited, users
+        super().__init__(table, waited, users)
+
+    def __str__(self) -> str:
+        by = f" by {', '.join(self.users)}" if self.users else ""
+        return (
+            f"The table {self.table} was in use{by} for {round(self.waited.total_seconds())} s, so nothing was changed."
+            " The same migration may be run again."
+        )

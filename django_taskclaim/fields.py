@@ -157,6 +157,11 @@ class MomentField(ClaimColumn, _DateTimeField):
             return value
         return _stored_form(as_utc(value), connection.vendor)
 
+    def get_db_converters(self, connection: BaseDatabaseWrapper) -> list[Any]:
+        # Its driver makes aware moments already.
+        is_ready = connection.vendor == "postgresql" and settings.USE_TZ
+        return [] if is_ready else super().get_db_converters(connection)
+
     def from_db_value(
         self, value: Any, expression: Any, connection: BaseDatabaseWrapper
     ) -> datetime | None:

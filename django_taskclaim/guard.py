@@ -4,7 +4,8 @@ On a row that exists, a column of ours that was assigned is an error before any 
 it was constructed with one of the states it may be born in.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from django.core.exceptions import ValidationError
@@ -33,9 +34,25 @@ _VERB_FOR: dict[Any, str] = {
 
 def loaded_values(row: models.Model) -> dict[str, Any] | None:
     """Return the values that the row was last loaded or written with, by attname; None for one never stored."""
-    known = row.__dict__.get(LOADED)
+    return _as_dict(row.__dict__.get(LOADED))
+
+
+@dataclass(slots=True)
+class _Since:
+    """What is known of a row once a verb has written it: put together only if somebody asks."""
+
+    before: Any
+    #: The same objects for all the rows that the verb has written alike.
+    shown: dict[str, Any]
+    unknown: Sequence[str]
+
+
+def _as_dict(known: Any) -> dict[str, Any] | None:
     if known is None or isinstance(known, dict):
         return known
+    if isinstance(known, _Since):
+        values = {**(_as_dict(known.before) or {}), **known.shown}
+        return {name: one for name, one in values.items() if name not in known.unknown}
     names, values = known
     return dict(zip(names, values, strict=False))
 
@@ -56,18 +73,21 @@ def remember(row: models.Model, attnames: Iterable[str]) -> None:
     row.__dict__[LOADED] = known
 
 
-def show(row: models.Model, values: dict[AnyField | None, Any]) -> None:
-    """Let the instance show what a verb has written; ``DEFERRED`` values are read again when asked for."""
-    names = []
-    for field, value in values.items():
-        if field is None:
-            continue
-        names.append(field.attname)
-        if value is models.DEFERRED:
-            row.__dict__.pop(field.attname, None)
-        else:
-            row.__dict__[field.attname] = value
-    remember(row, names)
+def show(rows: Iterable[models.Model], values: dict[AnyField | None, Any]) -> None:
+    """Let instances show what a verb has written to all of them; ``DEFERRED`` values are read again when asked for."""
+    told = {field.attname: value for field, value in values.items() if field is not None}
+    unknown = [name for name, value in told.items() if value is models.DEFERRED]
+    shown = {name: value for name, value in told.items() if value is not models.DEFERRED}
+    for row in rows:
+        own = row.__dict__
+        own.update(shown)
+        for name in unknown:
+            own.pop(name, None)
+        before = own.get(LOADED)
+        if type(before) is _Since:
+            # A range is written again and again.
+            before = _as_dict(before)
+        own[LOADED] = _Since(before, shown, unknown)
 
 
 def refuse_names(model: type[models.Model], names: Iterable[str] | None, where: str) -> None:

@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import cache
 from typing import Any, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
@@ -20,6 +21,7 @@ from django_taskclaim.querysets.limits import refuse_uncountable
 from django_taskclaim.querysets.ranges import end_walks, refuse_unfinished
 from django_taskclaim.querysets.results import with_locked_source
 from django_taskclaim.querysets.scope import refuse_unknown_order
+from django_taskclaim.querysets.waking import called_for
 from django_taskclaim.sources import hand_out, lacks_source, load_sources
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -47,6 +49,8 @@ class Handler:
     gets_sources: bool = False
     #: What becomes of a companion whose source is gone: ``fail`` or ``complete``.
     missing_source: str = "fail"
+    #: Whoever adds rows calls the workers that are idle, where the database can do that.
+    wake_up: bool = False
 
     def call(self, rows: Sequence[Any]) -> Any:
         """Call the function with its row, or as a batch handler with all of *rows*; a coroutine where it is async."""
@@ -66,12 +70,17 @@ class Handler:
 
     def prepare(self, rows: Sequence[Any]) -> None:
         """Load what the function needs beside the claimed *rows*: the sources of companions, all in one query."""
-        if is_companion(self.model):
+        if self.needs_source:
             load_sources(rows)
+
+    @property
+    def needs_source(self) -> bool:
+        """Whether the rows are companions, which are nothing without their sources."""
+        return is_companion(self.model)
 
     def lacks_source(self, row: Any) -> bool:
         """Say whether the function cannot be called with *row*, for it is a companion whose source is gone."""
-        return is_companion(self.model) and lacks_source(row)
+        return self.needs_source and lacks_source(row)
 
     def complete(self, rows: Sequence[Any]) -> int:
         """Complete *rows* with what the function set on them, or on their sources; ClaimLost as from the verb."""
@@ -81,7 +90,7 @@ class Handler:
 
     def held_up(self, rows: Sequence[Any]) -> list[Any]:
         """Return those of *rows* that ``complete`` would have to wait for, because somebody has locked their source."""
-        return with_locked_source(rows, self.update_fields) if is_companion(self.model) else []
+        return with_locked_source(rows, self.update_fields) if self.needs_source else []
 
     @property
     def has_ranges(self) -> bool:
@@ -90,7 +99,11 @@ class Handler:
 
     @property
     def is_async(self) -> bool:
-        return inspect.iscoroutinefunction(self.function)
+        try:
+            return _is_coroutine_function(self.function)
+        except TypeError:
+            # A callable object that compares by value has no hash.
+            return inspect.iscoroutinefunction(self.function)
 
     @property
     def concurrency(self) -> int:
@@ -104,9 +117,19 @@ class Handler:
         return f"{self.function.__module__}.{self.function.__qualname__}"
 
     @property
-    def batch_size(self) -> int:
-        if self.own_batch_size is not None:
+    def given_batch_size(self) -> int | None:
+        """How many rows the options or the settings have claimed at a time at most; None where they do not say."""
+        if self.own_batch_size is not None or self.has_ranges:
             return self.own_batch_size
+        size: int | None = conf.given("BATCH_SIZE")
+        return size
+
+    @property
+    def batch_size(self) -> int:
+        """How many rows are claimed at a time, as long as nobody knows how long they take."""
+        given = self.given_batch_size
+        if given is not None:
+            return given
         return 1 if self.has_ranges else int(conf.setting("BATCH_SIZE"))
 
     @property
@@ -129,6 +152,12 @@ class Handler:
             self.queryset if self.queryset is not None else self.model._default_manager.all()
         )
         return rows.using(using) if using else rows.all()
+
+
+@cache
+def _is_coroutine_function(function: Any) -> bool:
+    # Asked for each row, and the answer takes longer than many a handler.
+    return inspect.iscoroutinefunction(function)
 
 
 _UNSET: Any = object()
@@ -155,21 +184,33 @@ def handler(
     queryset: "models.QuerySet[Any] | None" = None,
     order_by: "Sequence[str | Combinable]" = (),
     limit_per: Mapping[str, int] | None = None,
+    rate: str | None = None,
+    max_running: int | None = None,
+    hours: str | None = None,
+    serial_by: str | None = None,
+    failed_blocks: bool = True,
     missing_source: str = "fail",
+    wake_up: bool = False,
 ) -> Callable[[F], F]:
     """Register the decorated function as what workers do with each row of *model*.
 
     The function, plain or ``async def``, gets one row. When it returns, the row is completed, and the columns named
     in *update_fields* are written from the instance in the same fenced statement: no ``save()`` is needed. When it
     raises, the row is put back (see *max_attempts*, *backoff*) or failed: ``Permanent`` fails it at once,
-    ``RetryLater`` puts it back uncounted. *batch_size* rows are claimed at a time, for *lease* (seconds or timedelta),
-    renewed while they run. *timeout* bounds one call; only a written None lifts it. *backoff* gets the number of
-    failures and returns seconds or a timedelta. *errors* says for classes of exceptions what they mean: ``Permanent``,
-    a ``RetryLater``, or a ``Retry`` with tries and back-off of its own. *completion* says what becomes of a row that is
-    done, see ``django_taskclaim.completion``. *queryset* narrows what is claimed. *order_by* is the order of all claims
-    of the model, in the words of ``QuerySet.order_by()``; that of a queryset goes before it.
+    ``RetryLater`` puts it back uncounted. *batch_size* rows at most are claimed at a time, without it as many as take
+    about a second, for *lease* (seconds or timedelta), renewed while they run. *timeout* bounds one call; only a
+    written None lifts it. *backoff* gets the number of failures and returns seconds or a timedelta. *errors* says for
+    classes of exceptions what they mean: ``Permanent``, a ``RetryLater``, or a ``Retry`` with tries and back-off of its
+    own. *completion* says what becomes of a row that is done, see ``django_taskclaim.completion``. *queryset* narrows
+    what is claimed. *order_by* is the order of all claims of the model, in the words of ``QuerySet.order_by()``; that
+    of a queryset goes before it.
     *limit_per* maps columns of the model to how many rows with one value of each may be processing at once, whoever
     claims them and wherever.
+    *rate* (``100/m``; s, m, h or d) is how many rows all who claim may claim in a time, *max_running* how many may be
+    processing at once, *hours* (``22:00-06:00``, in ``TIME_ZONE``) when rows are claimed at all; what
+    ``django_taskclaim.limits.set_limits`` or ``manage.py claimlimit`` has stored for the model goes before these.
+    *serial_by* names a column whose rows of one value are claimed one at a time and in order: one that waits for its
+    retry keeps those behind it back, and so does one that failed, unless *failed_blocks* is False.
 
     With *batch* the function gets the list of rows of one claim. It returns None when all are done, or says what became
     of each: a mapping from rows (or keys) to None for done or to an exception, or an iterable of done rows and of
@@ -179,7 +220,8 @@ def handler(
     With *atomic* the function and the completion are one transaction on the row's database, so what it writes there
     happens exactly once; an atomic batch is all or nothing. A coroutine function cannot be atomic. *concurrency* is
     how many calls of a coroutine function may be under way at a time in one process. *health_checks* stop the claims
-    of this model while one of them says so, beside those of the settings.
+    of this model while one of them says so, beside those of the settings. With *wake_up* new rows are taken within
+    milliseconds instead of at the next poll, on PostgreSQL; elsewhere it changes nothing.
 
     The function of a companion (``SourceMixin``) gets the source instead of the row, and *update_fields* may name
     columns of either. A row whose source is gone fails, or is completed with ``missing_source="complete"``, and the
@@ -219,9 +261,14 @@ def handler(
         completion=as_completion(completion),
         own_limit_per={} if limit_per is None else limit_per,
         own_order=tuple(order_by),
+        own_rate=rate,
+        own_max_running=max_running,
+        own_hours=hours,
+        own_serial_by=serial_by,
+        own_failed_blocks=failed_blocks,
     )
     refuse_unknown_order(model, policy.own_order)
-    refuse_uncountable(model, policy.own_limit_per)
+    refuse_uncountable(model, policy)
     given = (
         None if timeout is _UNSET or timeout is None else conf.positive_duration(timeout, "timeout")
     )
@@ -245,6 +292,7 @@ def handler(
                 queryset=queryset,
                 gets_sources=is_companion(model),
                 missing_source=missing_source,
+                wake_up=wake_up,
             )
         )
         set_policy(model, policy)
@@ -301,6 +349,13 @@ def _register(new: Handler) -> None:
             f"{new.model._meta.label} has the handler {old.name}; {new.name} is a second one."
         )
     _handlers[new.model] = new
+    _note_who_is_called()
+
+
+def _note_who_is_called() -> None:
+    """Tell whoever adds rows for which tables workers want to be called."""
+    called_for.clear()
+    called_for.update(claim_columns(one.model).owner for one in _handlers.values() if one.wake_up)
 
 
 def handler_for(model: type[models.Model]) -> Handler | None:
@@ -316,4 +371,5 @@ def unregister(model: type[models.Model]) -> None:
     from django_taskclaim.policy import forget_policy
 
     _handlers.pop(model, None)
+    _note_who_is_called()
     forget_policy(model)

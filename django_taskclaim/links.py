@@ -86,6 +86,22 @@ def _link_of(model: Any) -> SourceLink:
     return SourceLink(model, field.related_model, field, own, theirs)
 
 
+def source_told(row: models.Model) -> str:
+    """Return the key of the companion *row*'s source as people read it; empty for any other row.
+
+    Asks no database: empty as well where the row was loaded without that key.
+    """
+    if not is_companion(type(row)):
+        return ""
+    return told_key(row.__dict__.get(field.attname) for field in source_link(type(row)).own)
+
+
+def told_key(values: Iterable[Any]) -> str:
+    """Return the columns of a key as people read it, ``4711`` or ``acme, 3``; empty where one is missing."""
+    parts = list(values)
+    return "" if None in parts else ", ".join(str(part) for part in parts)
+
+
 def companion_of(row: models.Model) -> Any:
     """Return the companion whose claim a handler's source *row* runs under; None for any other row."""
     return row.__dict__.get(COMPANION)

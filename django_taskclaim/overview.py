@@ -16,13 +16,18 @@ from django_taskclaim.census import MOST, Census, census
 from django_taskclaim.columns import ClaimColumns, claim_columns, has_ranges
 from django_taskclaim.dialects import dialect_for
 from django_taskclaim.fields import CRASHED_UNBEGUN, UNSETTLED, as_utc
+from django_taskclaim.limits import FleetLimits, limits_of
+from django_taskclaim.links import source_link, told_key
 from django_taskclaim.models import Switch, Throttle, WorkerProcess
 from django_taskclaim.querysets import ClaimQuerySet, Progress
+from django_taskclaim.querysets.everyone import everyones_stop
 from django_taskclaim.querysets.operating import expired_condition
 from django_taskclaim.querysets.scope import Desk
 from django_taskclaim.states import WORKER_MARK, Status
 from django_taskclaim.switch import paused_by
-from django_taskclaim.throttling.records import in_force
+from django_taskclaim.switch_reading import scope_of
+from django_taskclaim.throttling.records import EVERYONE, in_force
+from django_taskclaim.wording import with_source
 
 #: Workers report every 5 s, idle ones every 10; one that missed two reports or more counts as gone.
 ALIVE_WITHIN = timedelta(seconds=20)
@@ -61,6 +66,10 @@ class Overview:
     #: The states whose numbers are estimates, ``open`` meaning what is due as well. Where ``processing`` is among them,
     #: ``expired`` and the holders' rows are those of the first MOST running rows: there are so many at least.
     estimated: frozenset[str] = frozenset()
+    #: What all who claim keep to together.
+    limits: list[FleetLimits] = field(default_factory=list)
+    #: Of the expired rows, those whose lease has no end: no verb leaves such a row.
+    endless: int = 0
     #: Ranges of keys among which rows may still be committed.
     unsettled: int = 0
 
@@ -124,10 +133,22 @@ def overview(model: type[models.Model], alias: str, *, exact: bool = True) -> Ov
         unsettled=dueness.unsettled,
         expired=running.expired,
         expired_since=running.since,
+        endless=running.endless,
         holders=running.holders,
-        throttles=in_force(model, alias),
+        throttles=throttles_of(model, alias),
+        limits=limits_of(model, using=alias),
         estimated=counts.estimated,
     )
+
+
+def throttles_of(model: type[models.Model], alias: str) -> list[Throttle]:
+    """Return the automatic stops in force, that of everyone among them whether a worker is alive or not."""
+    found, stop = in_force(model, alias), everyones_stop(model, alias)
+    if stop is None or any(one.source == EVERYONE for one in found):
+        return found
+    facts = {"label": scope_of(model), "source": stop.by or EVERYONE, "reason": stop.reason}
+    told = Throttle(process=EVERYONE, since_at=stop.paused_at, until=stop.until, **facts)
+    return sorted([told, *found], key=lambda one: as_utc(one.until), reverse=True)
 
 
 def throttles_by_source(seen: Overview) -> dict[str, list[Throttle]]:
@@ -136,6 +157,14 @@ def throttles_by_source(seen: Overview) -> dict[str, list[Throttle]]:
     for throttle in seen.throttles:
         found.setdefault(throttle.source, []).append(throttle)
     return found
+
+
+def first_failed(model: type[models.Model], alias: str, most: int) -> list[str]:
+    """Return the keys of the first *most* failed companions, each with its source's key, in no particular order."""
+    link = source_link(model)
+    rows: Any = ClaimQuerySet(model, using=alias)
+    found = rows.failed().order_by().values_list("pk", *(field.attname for field in link.own))
+    return [with_source(str(pk), told_key(source)) for pk, *source in found[:most]]
 
 
 def database_time(alias: str) -> datetime:
@@ -199,6 +228,7 @@ def _dueness(opened: Any, columns: ClaimColumns, now: datetime) -> _Dueness:
 
 class _Running(NamedTuple):
     expired: int
+    endless: int
     since: datetime | None
     holders: list[Holder]
 
@@ -207,10 +237,11 @@ def _running(rows: Any, columns: ClaimColumns) -> _Running:
     """Return what is known of all running rows."""
     who, expiry = columns.claimed_by.name, columns.expires_at.name
     expired = rows.filter(expired_condition(Desk.of(rows.model, rows.db)))
-    late = expired.aggregate(rows=Count("*"), since=Min(expiry))
+    late = expired.aggregate(rows=Count("*"), ended=Count(expiry), since=Min(expiry))
     running = rows.filter(**{columns.status.name: Status.PROCESSING})
     batches = running.order_by().values_list(who).annotate(rows=Count("*"), first=Min(expiry))
-    return _Running(late["rows"], _utc(late["since"]), _together(batches))
+    endless = late["rows"] - late["ended"]
+    return _Running(late["rows"], endless, _utc(late["since"]), _together(batches))
 
 
 def _first_running(rows: Any, columns: ClaimColumns, now: datetime) -> _Running:
@@ -219,8 +250,9 @@ def _first_running(rows: Any, columns: ClaimColumns, now: datetime) -> _Running:
     found = running.values_list(columns.claimed_by.name, columns.expires_at.name)[:MOST]
     held = [(holder, _utc(end)) for holder, end in found]
     expired = [end for _, end in held if end is None or end <= now]
-    since = min((end for end in expired if end is not None), default=None)
-    return _Running(len(expired), since, _together((holder, 1, end) for holder, end in held))
+    ended = [end for end in expired if end is not None]
+    together = _together((holder, 1, end) for holder, end in held)
+    return _Running(len(expired), len(expired) - len(ended), min(ended, default=None), together)
 
 
 def _together(batches: Iterable[tuple[str | None, int, datetime | None]]) -> list[Holder]:

@@ -16,7 +16,8 @@ from django.db import models
 from django.db.models.expressions import Combinable
 
 from django_taskclaim import conf
-from django_taskclaim.completion import Completion, Mark
+from django_taskclaim.allowances import Hours, Rate
+from django_taskclaim.completion import Clear, Completion, Mark
 from django_taskclaim.exceptions import Permanent, RetryLater
 from django_taskclaim.failures import told
 
@@ -74,6 +75,8 @@ class Verdict:
     final: bool
     #: Whether a try is charged. If not, the row is put back as by ``release(delay=…)``.
     counted: bool
+    #: Whether nobody is to claim rows of the model while this one waits.
+    everyone: bool = False
     _wait: Callable[[], timedelta] = timedelta
 
     def wait(self) -> timedelta:
@@ -96,10 +99,23 @@ class Policy:
     own_limit_per: Mapping[str, int] = field(default_factory=dict, hash=False)
     #: In which order claims take rows whose queryset names none, as for ``QuerySet.order_by()``.
     own_order: Sequence[str | Combinable] = field(default=(), hash=False)
+    #: How many rows all who claim may claim in a time, how many may be processing at once, and at which hours of the
+    #: day rows are claimed; what is stored for the model goes before these.
+    own_rate: Rate | str | None = None
+    own_max_running: int | None = None
+    own_hours: Hours | str | None = None
+    #: The column whose rows of one value are claimed one at a time and in order.
+    own_serial_by: str | None = None
+    #: Whether a row that failed keeps those behind it back until it is reset.
+    own_failed_blocks: bool = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "own_limit_per", _checked_limits(self.own_limit_per))
         object.__setattr__(self, "own_errors", _checked_errors(self.own_errors))
+        object.__setattr__(self, "own_rate", _parsed(Rate, self.own_rate))
+        object.__setattr__(self, "own_hours", _parsed(Hours, self.own_hours))
+        refuse_no_number(self.own_max_running)
+        _refuse_no_series(self)
 
     @property
     def lease(self) -> timedelta:
@@ -122,7 +138,8 @@ class Policy:
         if not retry or rule is Permanent:
             return Verdict(final=True, counted=True)
         if isinstance(rule, RetryLater):
-            return Verdict(final=False, counted=False, _wait=partial(self._delay, rule))
+            wait = partial(self._delay, rule)
+            return Verdict(final=False, counted=False, everyone=rule.everyone, _wait=wait)
         own = rule if isinstance(rule, Retry) else Retry()
         if failures >= (own.max_attempts or self.max_attempts):
             return Verdict(final=True, counted=True)
@@ -208,6 +225,33 @@ def _checked_limits(limits: Any) -> dict[str, int]:
     return dict(limits)
 
 
+def _parsed(kind: type[Rate] | type[Hours], given: Any) -> Any:
+    return given if given is None or isinstance(given, kind) else kind.parse(given)
+
+
+def refuse_no_number(most: Any) -> None:
+    """Raise ValueError in one sentence for a ``max_running`` that is none."""
+    if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
+        raise ValueError(f"max_running must be a whole number from 1, not {most!r:.100}.")
+
+
+def _refuse_no_series(policy: Policy) -> None:
+    name = policy.own_serial_by
+    if name is None:
+        if not policy.own_failed_blocks:
+            raise ValueError("failed_blocks=False says something of serial_by, which is not given.")
+        return
+    if not isinstance(name, str) or not name:
+        raise TypeError(f"serial_by is the name of one column, not {name!r:.200}.")
+    if isinstance(policy.completion, Clear):
+        raise ValueError(
+            f"serial_by={name!r} cannot go with the completion 'clear': the first row of a key would be open again and"
+            " again, and the others would never have their turn."
+        )
+    if "?" in policy.own_order:
+        raise ValueError(f"serial_by={name!r} needs an order that stays the same, and '?' is none.")
+
+
 _DEFAULT = Policy()
 _policies: dict[type[models.Model], Policy] = {}
 
@@ -233,3 +277,8 @@ def policy_for(model: type[Any]) -> Policy:
 def policies_over(model: type[Any]) -> list[Policy]:
     """Return every policy set for *model* or for a class it inherits from, the nearest first."""
     return [_policies[cls] for cls in model.__mro__ if cls in _policies]
+
+
+def policies_by_class(model: type[Any]) -> list[tuple[type[models.Model], Policy]]:
+    """Return the policies of ``policies_over``, each with the class that it was set for."""
+    return [(cls, _policies[cls]) for cls in model.__mro__ if cls in _policies]

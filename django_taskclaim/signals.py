@@ -26,7 +26,8 @@ claim_lost = Signal()
 #: be claimed alone) or "failed". Also ``holders``, who had claimed them, in the order of the keys.
 rows_expired = Signal()
 #: From the verbs of operators, which load no instances: ``keys``, and the ``act``, which is "reset", "paused",
-#: "resumed", "taken back", "failed" or "taken over"; the last also with ``by``, who holds them now, and ``reason``.
+#: "resumed", "taken back", "failed", "repaired", "pruned" (they are gone) or "taken over"; the last also with ``by``,
+#: who holds them now, and ``reason``.
 rows_acted_on = Signal()
 
 

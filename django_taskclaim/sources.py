@@ -6,6 +6,7 @@ from typing import Any
 from django.apps import apps
 from django.db import models
 
+from django_taskclaim.columns import has_ranges
 from django_taskclaim.links import (
     COMPANION,
     LINK,
@@ -15,6 +16,7 @@ from django_taskclaim.links import (
     source_link,
 )
 from django_taskclaim.querysets.orphans import COMPARED
+from django_taskclaim.querysets.ranges.place import source_of
 
 __all__ = [
     "companion_of",
@@ -22,7 +24,8 @@ __all__ = [
     "hand_out",
     "lacks_source",
     "load_sources",
-    "or_its_companion",
+    "or_what_works_on_it",
+    "ranges_of",
 ]
 
 
@@ -33,15 +36,35 @@ def companions_of(source: Any) -> list[type[models.Model]]:
     return sorted(beside, key=lambda model: model._meta.label)
 
 
-def or_its_companion(source: Any) -> str:
-    """Return the end of a sentence that says what *source* lacks, where a companion of it may be meant."""
-    names = [model._meta.label for model in companions_of(source)]
-    return f", or work on its companion {' or '.join(names)}" if names else ""
+def ranges_of(source: Any) -> list[type[models.Model]]:
+    """Return the installed models whose rows are ranges of the model *source*, by name."""
+    found = [model for model in apps.get_models() if has_ranges(model) and not model._meta.proxy]
+    over = [model for model in found if _is_range_of(model, source)]
+    return sorted(over, key=lambda model: model._meta.label)
+
+
+def or_what_works_on_it(source: Any) -> str:
+    """Return the end of a sentence that says what *source* lacks, where a table beside it may be meant."""
+    kinds = {"companion": companions_of(source), "ranges": ranges_of(source)}
+    named = [
+        f"its {kind} {' or '.join(model._meta.label for model in models)}"
+        for kind, models in kinds.items()
+        if models
+    ]
+    return f", or work on {' or '.join(named)}" if named else ""
 
 
 def _leads_to(model: type[models.Model], source: Any) -> bool:
     # A companion without a usable link is for ``manage.py check`` to tell.
     return any(field.name == LINK and field.related_model is source for field in model._meta.fields)
+
+
+def _is_range_of(model: type[models.Model], source: Any) -> bool:
+    try:
+        return source_of(model) is source
+    except TypeError:
+        # As above.
+        return False
 
 
 def load_sources(rows: Sequence[Any]) -> list[Any]:

@@ -4,9 +4,9 @@ A pause is read inside the claim statement itself. Once ``pause`` has returned, 
 a row of the model; rows that run finish. It outlives every restart.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.apps import apps
 from django.db import Error, connections, models, router
@@ -17,13 +17,22 @@ from django_taskclaim.columns import claim_columns, has_claim_columns
 from django_taskclaim.contention import retry_on_contention
 from django_taskclaim.dialects import DatabaseLater, DatabaseNow
 from django_taskclaim.exceptions import TaskClaimError
+from django_taskclaim.fields import as_utc
 from django_taskclaim.models import Switch
-from django_taskclaim.switch_reading import EVERY_MODEL, scope_of, scopes_over
+from django_taskclaim.querysets.fleet import know_stored
+from django_taskclaim.switch_reading import (
+    EVERY_MODEL,
+    limits_scope,
+    own_scopes,
+    scope_of,
+    scopes_over,
+    throttle_scope,
+)
 
 Until = datetime | timedelta | float | None
 
 
-class SwitchError(TaskClaimError):
+class NotEverywhere(TaskClaimError):
     """Some databases could not be reached; ``errors`` holds what each alias said, ``done`` the others."""
 
     def __init__(self, errors: dict[str, Exception], done: list[str]) -> None:
@@ -33,8 +42,17 @@ class SwitchError(TaskClaimError):
     def __str__(self) -> str:
         failed = "; ".join(f"{alias}: {error}" for alias, error in self.errors.items())
         done = ", ".join(self.done) or _("no database")
-        told = _("The switch was turned on %(done)s, but not on %(failed)s")
-        return told % {"done": done, "failed": failed}
+        return self._told() % {"done": done, "failed": failed}
+
+    def _told(self) -> str:
+        raise NotImplementedError
+
+
+class SwitchError(NotEverywhere):
+    """The switch was not turned on every database."""
+
+    def _told(self) -> str:
+        return _("The switch was turned on %(done)s, but not on %(failed)s")
 
 
 def pause(
@@ -82,6 +100,49 @@ def paused_by(model: type[models.Model], *, using: str | None = None) -> Switch 
     return min(rows, key=lambda switch: scopes.index(switch.scope), default=None)
 
 
+def paused_model(pause: Switch) -> str | None:
+    """Return the label of the model that was paused, as people write it; None for all models."""
+    if pause.scope == EVERY_MODEL:
+        return None
+    try:
+        return str(apps.get_model(pause.scope)._meta.label)
+    except LookupError:
+        return pause.scope
+
+
+class Stops(NamedTuple):
+    """What stops claims of one model at the moment *now* of the database's clock."""
+
+    now: datetime | None = None
+    #: The widest pause.
+    pause: Switch | None = None
+    #: The stop that ends by itself and holds for everyone.
+    throttle: Switch | None = None
+
+
+def stops_of(model: type[models.Model], *, using: str) -> Stops:
+    """Return what is stored that stops claims of *model* now, in one question; who asks learns of its limits, too."""
+    over, own = scopes_over(model), own_scopes(model)
+    throttled = [throttle_scope(scope) for scope in own]
+    marked = {limits_scope(scope): scope for scope in own}
+    in_force = models.Q(until=None) | models.Q(until__gt=DatabaseNow())
+    asked = Switch.objects.using(using).filter(in_force, scope__in=[*over, *throttled, *marked])
+    found = {
+        row.scope: row for row in asked.filter(paused_at__isnull=False).annotate(now=DatabaseNow())
+    }
+    for mark, scope in marked.items():
+        know_stored(using, scope, there=mark in found)
+    return Stops(
+        next((as_utc(row.now) for row in found.values()), None),
+        next((found[scope] for scope in over if scope in found), None),
+        max(
+            (found[scope] for scope in throttled if scope in found),
+            key=lambda row: as_utc(row.until),
+            default=None,
+        ),
+    )
+
+
 def claimable_models() -> list[type[models.Model]]:
     """Return every installed model that carries the claim columns, proxies left out."""
     return [
@@ -111,16 +172,31 @@ def holds(alias: str, model: type[models.Model]) -> bool:
 
 
 def _turn(scope: str, aliases: list[str], values: dict[str, Any] | None) -> None:
+    on_each(aliases, lambda alias: _store(scope, alias, values), SwitchError)
+
+
+def on_each(
+    aliases: list[str],
+    write: Callable[[str], None],
+    error_class: type[NotEverywhere],
+    *,
+    atomic: bool = True,
+) -> None:
+    """Call *write* for each database, retrying contention; one that fails keeps no other from being written.
+
+    With ``atomic=False`` it opens its own transaction. Raises *error_class* if there are any that failed.
+    """
     errors: dict[str, Exception] = {}
     for alias in aliases:
+        retry = retry_on_contention(
+            using=alias, retries=int(conf.setting("RETRIES")), atomic=atomic
+        )
         try:
-            retry_on_contention(using=alias, retries=int(conf.setting("RETRIES"))).call(
-                _store, scope, alias, values
-            )
+            retry.call(write, alias)
         except (Error, TaskClaimError) as error:
             errors[alias] = error
     if errors:
-        raise SwitchError(errors, [alias for alias in aliases if alias not in errors])
+        raise error_class(errors, [alias for alias in aliases if alias not in errors])
 
 
 def _store(scope: str, alias: str, values: dict[str, Any] | None) -> None:

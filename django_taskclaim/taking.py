@@ -154,7 +154,7 @@ def _taken(order: Order) -> Iterator[list[Any]]:
             if outermost:
                 # The first hook of all: one that raises afterwards says nothing about the COMMIT.
                 transaction.on_commit(lambda: committed.append(True), using=place.alias)
-            with whole(place.alias, _complaint(order)):
+            with whole(place.alias, _complaint(order), asking=True):
                 rows = _lock(order, place)
                 keys = [place.columns.key_of(row) for row in rows]
                 yield rows

@@ -5,8 +5,9 @@ holder's, and a late worker would then pass the fence.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from django.db import connections, models, transaction
@@ -19,32 +20,41 @@ ATTRIBUTE = "_taskclaim"
 
 def clock() -> float:
     """Return seconds of a clock that no administrator sets and that runs on while the machine sleeps."""
-    if hasattr(time, "CLOCK_BOOTTIME"):
-        return time.clock_gettime(time.CLOCK_BOOTTIME)
-    return time.monotonic()
+    return _clock()
+
+
+_clock: Callable[[], float] = (
+    partial(time.clock_gettime, time.CLOCK_BOOTTIME)
+    if hasattr(time, "CLOCK_BOOTTIME")
+    else time.monotonic
+)
 
 
 class Claim:
     """One claim of one row, as far as this process knows; whether it stands is decided by the database alone."""
 
-    __slots__ = (
-        "_ending",
-        "_over",
-        "alias",
-        "asked_back",
-        "attempts",
-        "lease",
-        "local_deadline",
-        "lost",
-        "pk",
-        "suspect",
-        "token",
-        "told",
-        "too_long",
-        "unanswered",
-        "undecided",
-        "watched",
-    )
+    # What most claims never come to know differently stands on the class: a worker makes one of these for every row.
+
+    #: Claimed alone, because the row may have killed the worker that had it on its last try.
+    suspect = False
+    #: When the lease ends by the clock of this process, None where it was never known.
+    local_deadline: float | None = None
+    #: Set once this process has learned that the claim is gone.
+    lost = False
+    #: Set once the log says that the claim was lost: that is said once.
+    told = False
+    #: Set by a worker that will log a loss itself, with what it knows beside.
+    watched = False
+    #: Set where a transaction that was to end the claim broke off: its COMMIT may have arrived all the same.
+    unanswered = False
+    #: Set where the row had moved on by then, so that nobody can tell whether that COMMIT arrived.
+    undecided = False
+    #: Why its worker would have the row back as soon as its handler comes to a resting place; empty if not at all.
+    asked_back = ""
+    #: … and whether what is left of the row is too much for one claim.
+    too_long = False
+    _over = False
+    _ending: "_Ending | None" = None
 
     def __init__(
         self, token: Token, alias: str, pk: Any, *, lease: timedelta, attempts: int = 0
@@ -56,26 +66,6 @@ class Claim:
         self.lease = lease
         #: How often the row had failed when it was claimed; as long as the token stands that is the number stored.
         self.attempts = attempts
-        #: Claimed alone, because the row may have killed the worker that had it on its last try.
-        self.suspect = False
-        #: When the lease ends by the clock of this process, None where it was never known.
-        self.local_deadline: float | None = None
-        #: Set once this process has learned that the claim is gone.
-        self.lost = False
-        #: Set once the log says that the claim was lost: that is said once.
-        self.told = False
-        #: Set by a worker that will log a loss itself, with what it knows beside.
-        self.watched = False
-        #: Set where a transaction that was to end the claim broke off: its COMMIT may have arrived all the same.
-        self.unanswered = False
-        #: Set where the row had moved on by then, so that nobody can tell whether that COMMIT arrived.
-        self.undecided = False
-        #: Why its worker would have the row back as soon as its handler comes to a resting place; empty if not at all.
-        self.asked_back = ""
-        #: … and whether what is left of the row is too much for one claim.
-        self.too_long = False
-        self._over = False
-        self._ending: _Ending | None = None
 
     @property
     def ended(self) -> bool:
@@ -92,12 +82,7 @@ class Claim:
 
     def end(self) -> None:
         """Note that a verb has ended the claim; undone if the caller's transaction is rolled back."""
-        connection = connections[self.alias]
-        if connection.in_atomic_block:
-            self._ending = _Ending(connection)
-        elif connection.get_autocommit():
-            self._over = True
-        # Else nothing tells what becomes of the caller's transaction: the fence, which stays, goes by the row.
+        end_claims([self])
 
     def extend(self, started: float, lease: timedelta | None = None) -> None:
         """Note that the lease runs from *started* (by ``clock()``, read before the statement was sent)."""
@@ -140,6 +125,21 @@ class Claim:
         self.unanswered, self.undecided = state["unanswered"], state["undecided"]
 
 
+def end_claims(claims: Sequence[Claim]) -> None:
+    """Note that a verb has ended these claims; undone if the caller's transaction is rolled back."""
+    for alias in {claim.alias for claim in claims}:
+        same = [claim for claim in claims if claim.alias == alias]
+        connection = connections[alias]
+        if connection.in_atomic_block:
+            ending = _Ending(connection)
+            for claim in same:
+                claim._ending = ending
+        elif connection.get_autocommit():
+            for claim in same:
+                claim._over = True
+        # Else nothing tells what becomes of the caller's transaction: the fence, which stays, goes by the row.
+
+
 class _Ending:
     """Waits for the transaction in which a verb ended a claim."""
 
@@ -173,21 +173,31 @@ def claim_of(row: models.Model) -> Claim | None:
 
 
 def carried_claim(row: Any) -> Claim:
-    """Return the claim of an instance that must carry one, ended or not."""
-    claim = claim_of(row)
-    assert claim is not None, "only rows that were claimed get here"
+    """Return the claim of an instance that must carry one, ended or not; KeyError for any other."""
+    claim: Claim = row.__dict__[ATTRIBUTE]
     return claim
+
+
+def carried_claims(rows: Iterable[Any]) -> list[Claim]:
+    """Return the claims of instances that must carry one, in their order; KeyError for any other."""
+    return [row.__dict__[ATTRIBUTE] for row in rows]
 
 
 def standing_claim(row: models.Model) -> Claim | None:
     """Return the claim that *row* carries unless one of our own verbs has ended it."""
-    claim = claim_of(row)
-    return None if claim is None or claim.ended else claim
+    claim: Claim | None = row.__dict__.get(ATTRIBUTE)
+    return None if claim is None or claim._over or claim.ended else claim
 
 
 def attach(row: models.Model, claim: Claim) -> None:
     """Let *row* carry *claim*."""
     row.__dict__[ATTRIBUTE] = claim
+
+
+def attach_all(rows: Iterable[Any], claims: Iterable[Claim]) -> None:
+    """Let each of *rows* carry the claim at its place."""
+    for row, claim in zip(rows, claims, strict=True):
+        row.__dict__[ATTRIBUTE] = claim
 
 
 def detach(row: models.Model) -> None:

@@ -63,6 +63,11 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
+def with_source(key: str, source: str) -> str:
+    """Return the key of a row and, of a companion, that of its source: ``7 (source front-page)``."""
+    return f"{key} (source {source})" if source and source != key else key
+
+
 def listed(items: Sequence[Any], most: int = 5) -> str:
     """Return ``a, b and c``, or the first *most* and how many more there are."""
     words = [str(item) for item in items[:most]]

@@ -2,10 +2,13 @@
 
 import itertools
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 from django.db import models
 
+from django_taskclaim.states import Token
+from django_taskclaim.tokens import Claim, attach
 from tests.testapp.models import (
     AModelWhoseNameIsLongerThanAnyDatabaseAcceptsForATableOrAnIndexName,
     Author,
@@ -84,3 +87,9 @@ _NEEDS: dict[type[models.Model], Callable[[int], dict[str, Any]]] = {
         "author": Author.objects.create(name=f"author {-number}") if number % 3 else None
     },
 }
+
+
+def claimed(row: Any) -> Any:
+    """Let an instance that is in no database carry a claim, as one that ``claim_batch`` returned does."""
+    attach(row, Claim(Token("worker#1", 0), "default", row.pk, lease=timedelta(seconds=60)))
+    return row

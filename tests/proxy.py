@@ -16,6 +16,12 @@ HAS_A_SERVER = connection.vendor != "sqlite"
 #: Not "SET autocommit", not "read committed".
 COMMIT = re.compile(rb"(?i)(?<!auto)commit\b")
 
+#: What opens a transaction, ends one, and commits by itself outside of one. A length stands in front of a statement,
+#: and one of its bytes may look like a letter.
+BEGIN = re.compile(rb"(?i)begin\b|autocommit ?= ?0")
+END = re.compile(rb"(?i)commit\b|rollback\b(?! to)")
+WRITE = re.compile(rb"(?<!FOR )(?<!KEY )(UPDATE|DELETE|INSERT)\b")
+
 #: Given the bytes that hold a COMMIT and both ends, deals with it and leaves the ends closed, or open for later.
 Fate = Callable[[bytes, socket.socket, socket.socket], None]
 
@@ -57,7 +63,10 @@ def cut(*ends: socket.socket) -> None:
 
 
 class CommitProxy:
-    """Passes everything on, but for the one COMMIT that ``arm`` was told the fate of."""
+    """Passes everything on, but for the one COMMIT that ``arm`` was told the fate of.
+
+    A statement outside of any transaction that writes is a COMMIT, too.
+    """
 
     def __init__(self, host: str, port: int) -> None:
         self._server = (host, port)
@@ -101,14 +110,17 @@ class CommitProxy:
     def _carry(self, client: socket.socket, server: socket.socket) -> None:
         """Carry both ways by one thread, so that whoever deals with a COMMIT is alone with both ends."""
         # A socket that __exit__ has closed is no file any more.
-        heard = False
+        heard = within = False
         with contextlib.suppress(OSError, ValueError):
             while True:
                 readable, _, _ = select.select([client, server], [], [])
                 for source in readable:
                     data = source.recv(65536)
                     heard = heard or (source is server and self._heard in data)
-                    fate = self._fate_of(data) if source is client and heard else None
+                    commits = source is client and _commits(data, within=within)
+                    if source is client:
+                        within = bool(BEGIN.search(data)) or (within and not END.search(data))
+                    fate = self._fate_of_one() if commits and heard else None
                     if fate is not None:
                         fate(data, client, server)
                         self.sprung.set()
@@ -118,14 +130,20 @@ class CommitProxy:
                         return
                     (server if source is client else client).sendall(data)
 
-    def _fate_of(self, data: bytes) -> Fate | None:
-        if self._fate is None or not COMMIT.search(data):
+    def _fate_of_one(self) -> Fate | None:
+        if self._fate is None:
             return None
         if self._passed_over:
             self._passed_over -= 1
             return None
         fate, self._fate = self._fate, None
         return fate
+
+
+def _commits(data: bytes, *, within: bool) -> bool:
+    """Say whether a client's message commits something; *within* a transaction only its COMMIT does."""
+    alone = not within and not BEGIN.search(data) and WRITE.search(data)
+    return bool(COMMIT.search(data) or alone)
 
 
 class LocalCommit:

@@ -95,8 +95,8 @@ REMOVALS = [
         {
             "querysets/losses.py": [
                 (
-                    "    if lost:\n        raise_lost(",
-                    "    if False:\n        raise_lost(",
+                    "    if lost:\n        undecided",
+                    "    if False:\n        undecided",
                 )
             ]
         },
@@ -113,8 +113,8 @@ REMOVALS = [
         {
             "querysets/transactions.py": [
                 (
-                    "        with transaction.atomic(using=using):\n            yield\n            returned = True",
-                    "        yield\n        returned = True",
+                    "        with guard:\n            yield\n            returned = True\n",
+                    "        if True:\n            yield\n            returned = True\n",
                 )
             ]
         },

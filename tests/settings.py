@@ -6,6 +6,7 @@ tests start: they must see the same databases, and sometimes another clock.
 
 import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -104,6 +105,15 @@ INSTALLED_APPS = [
     "django_taskclaim.contrib.review",
     "tests.sources.app",
 ]
+
+if "postgres" in DATABASE_URL:
+    # Partitions, and an audit by row triggers; see tests.surroundings.
+    if find_spec("pghistory"):
+        INSTALLED_APPS += ["pgtrigger", "pghistory"]
+        # For apps without migrations; nothing of Django's own is changed for it.
+        PGTRIGGER_INSTALL_ON_MIGRATE = True
+        PGTRIGGER_MIGRATIONS = PGTRIGGER_SCHEMA_EDITOR = False
+    INSTALLED_APPS += ["tests.surroundings.app"]
 
 LOGIN_URL = "login"
 # What makes passwords safe takes most of the time of a test that makes users.

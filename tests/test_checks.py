@@ -23,7 +23,15 @@ from django_taskclaim.dialects import dialect_for
 from django_taskclaim.handlers import handler, handler_for, unregister
 from django_taskclaim.models import ClaimMixin, PrefixedTaskMixin, Switch, TaskMixin
 from django_taskclaim.querysets import ClaimManager, ClaimQuerySet
-from tests.testapp.models import Child, ClaimOnly, Ledger, Photo
+from tests.testapp.models import (
+    Child,
+    ChildOwnsClaim,
+    ClaimOnly,
+    CompositeKey,
+    Ledger,
+    Photo,
+    UuidKey,
+)
 
 #: The label of the throwaway models, which must not meet the real ones.
 APP = "testapp"
@@ -282,6 +290,26 @@ def test_a_handlers_options(options: dict[str, Any], expected: list[str], word: 
         assert [m.msg for m in run_checks(tags=[checks.TAG])] == [m.msg for m in messages]
     finally:
         unregister(Photo)
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "expected"),
+    [
+        (Photo, {}, []),
+        (UuidKey, {}, ["W010"]),
+        (UuidKey, {"order_by": ["counter"]}, []),
+        (ChildOwnsClaim, {"serial_by": "extra"}, []),
+        (CompositeKey, {}, []),
+    ],
+)
+def test_a_series_needs_an_order(model: Any, options: dict[str, Any], expected: list[str]) -> None:
+    handler(model, **{"serial_by": "counter"} | options)(work)
+    try:
+        found = handler_for(model)
+        assert found is not None
+        assert ids(list(handler_problems(found))) == expected
+    finally:
+        unregister(model)
 
 
 # Databases

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
+from django.utils import timezone
 
 from django_taskclaim import policy
 from django_taskclaim.completion import Archive, as_completion
 from django_taskclaim.dialects import DatabaseLater
 from django_taskclaim.models import Switch, WorkerProcess
 from django_taskclaim.switch import pause, pause_all
+from tests.behaviour.models import Notice
 from tests.factories import make
 from tests.test_commands import lapsed, no_savepoint, run, shell, table_away
 from tests.testapp.models import Job, Photo, PhotoProxy, UuidKey
@@ -94,8 +96,14 @@ def test_waiting_expired_and_due_rows_are_shown() -> None:
     lapsed(Photo, 1)
     text = run("claimstatus", "testapp.Photo")
     assert "1 open row not due yet, the first in " in text
-    assert "of the due rows that had been put off, the first has been due for " in text
+    assert re.search(r"longest due of the rows that were put off: \S+ m?s \(oldest_due\)", text)
     assert re.search(r"1 lease expired, the first \d+ s ago; manage.py release_expired", text)
+
+
+def test_where_a_column_tells_since_when_rows_are_due_all_of_them_count() -> None:
+    make(Notice, 2)
+    Notice.objects.update(made_at=timezone.now() - timedelta(hours=3))
+    assert re.search(r"  longest due: 3 h.* \(oldest_due\)", run("claimstatus", "testapp.Notice"))
 
 
 def test_of_rows_that_never_waited_nobody_says_for_how_long_they_have_been_due() -> None:

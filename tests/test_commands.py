@@ -29,7 +29,10 @@ pytestmark = pytest.mark.django_db(databases="__all__")
 #: For tests that change tables or lose connections, which no savepoint takes back.
 no_savepoint = pytest.mark.django_db(transaction=True, databases="__all__")
 
-COMMANDS = ("release_expired", "claimstatus", "claimpause", "claimresume", "claimdoctor")
+COMMANDS = (
+    *("release_expired", "claimstatus", "claimpause", "claimresume", "claimdoctor"),
+    "claimlimit",
+)
 
 
 def run(command: str, *words: str, **options: Any) -> str:
@@ -349,11 +352,11 @@ def test_what_stays_paused_is_told() -> None:
     pause(Parent)
     said = run("claimresume", "--all")
     assert (
-        "testapp.Photo stays paused: testapp.photo is paused by bob; manage.py claimresume testapp.photo"
+        "testapp.Photo stays paused: testapp.Photo is paused by bob; manage.py claimresume testapp.Photo"
         in said
     )
     assert (
-        "testapp.Child stays paused: testapp.parent is paused; manage.py claimresume testapp.parent"
+        "testapp.Child stays paused: testapp.Parent is paused; manage.py claimresume testapp.Parent"
         in said
     )
     assert "testapp.UuidKey" not in said

@@ -9,14 +9,17 @@ from django.db import models
 from django_taskclaim import policy
 from django_taskclaim.dialects import DatabaseLater, DatabaseNow
 from django_taskclaim.doctor import examine
+from django_taskclaim.doctor.movement import reasons
 from django_taskclaim.models import WorkerProcess
+from django_taskclaim.overview import overview
 from django_taskclaim.policy import Policy
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.switch import pause, pause_all
+from tests.behaviour.support import set_raw
 from tests.factories import make
 from tests.test_commands import lapsed
 from tests.test_doctor import doctor, handling, problems, told
-from tests.testapp.models import HiddenRows, Job, Parent, Photo
+from tests.testapp.models import Child, HiddenRows, Job, Parent, Photo
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 
@@ -67,6 +70,13 @@ def test_a_pause_of_everything() -> None:
     assert "manage.py claimresume --all" in told(Job)
 
 
+def test_a_pause_of_the_parent_is_taken_back_there() -> None:
+    make(Child, 1)
+    pause(Parent, by="bob")
+    assert "testapp.Parent is paused by bob" in told(Child)
+    assert "→ manage.py claimresume testapp.Parent" in told(Child)
+
+
 def test_all_rows_wait() -> None:
     make(Job, 2)
     Job.objects.release(Job.objects.claim_batch(2), delay=3600)
@@ -103,6 +113,26 @@ def test_rows_that_a_limit_per_key_keeps_back_are_told_of(
     assert "2 kept back by a limit per key" in str(why)
 
 
+@pytest.mark.django_db(transaction=True)
+def test_rows_that_wait_for_their_turn_are_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(policy._policies, Job, Policy(own_serial_by="note"))
+    make(Job, 3, note="acme")
+    (head,) = Job.objects.claim_batch(4)
+    Job.objects.fail(head, "broken", retry=False)
+    assert "2 due rows may have to wait for their turn (note)" in told(Job)
+    Job.objects.reset()
+    assert "for their turn" not in told(Job)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_full_fleet_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(policy._policies, Job, Policy(own_max_running=2))
+    make(Job, 3)
+    assert "may at once" not in told(Job)
+    Job.objects.claim_batch(4)
+    assert "2 rows are running, and no more than 2 may at once." in told(Job)
+
+
 def test_expired_rows_are_a_problem_once_every_reaper_should_have_come(settings: Any) -> None:
     lapsed(Job, 2)
     assert "nobody has put them back yet" in told(Job)
@@ -112,6 +142,25 @@ def test_expired_rows_are_a_problem_once_every_reaper_should_have_come(settings:
     assert problem.advice.startswith("manage.py release_expired testapp.Job")
     ClaimQuerySet(Job).release_expired()
     assert problems(examine(Job, "default")) == []
+
+
+def test_rows_without_an_end_of_the_lease_are_told_of_once(settings: Any) -> None:
+    """By the doctor as a contradiction; the control room, which looks for none, tells of them as well."""
+    make(Job, 2)
+    for row in Job.objects.claim_batch(2):
+        set_raw(row, "expires_at", "NULL")
+    advice = "manage.py claimdoctor testapp.Job --repair"
+    (problem,) = problems(examine(Job, "default"))
+    assert "2 rows of testapp.Job are processing without an end of the lease" in problem.message
+    assert problem.advice == advice
+    (shown,) = reasons(overview(Job, "default"))
+    assert shown.message.startswith("2 rows are processing without an end of the lease")
+    assert shown.advice == advice
+    lapsed(Job, 1)
+    settings.TASKCLAIM = {"REAPER_INTERVAL": 0.0001}
+    once, late = problems(examine(Job, "default"))
+    assert once == problem
+    assert "The leases of 1 row have ended" in late.message
 
 
 def test_no_worker_is_alive() -> None:
@@ -166,5 +215,6 @@ def test_failed_and_paused_rows_are_named_with_what_brings_them_back() -> None:
     Job.objects.pause_rows()
     text = told(Job)
     assert "3 rows have failed and wait for a reset: 2 × ValueError and 1 × KeyError." in text
-    assert "Job.objects.failed().reset()" in text
-    assert "1 row is set aside (status paused). → Job.objects.resume_rows()" in text
+    assert "→ manage.py claimreset testapp.Job" in text
+    aside = "1 row is set aside (status paused). → manage.py claimresume testapp.Job --rows"
+    assert aside in text

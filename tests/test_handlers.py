@@ -8,9 +8,10 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db.models import F
 
 from django_taskclaim import handler
-from django_taskclaim.handlers import handler_for, unregister
+from django_taskclaim.handlers import Handler, handler_for, unregister
 from django_taskclaim.worker.inflight import units_of
 from django_taskclaim.worker.outcomes import of_answer
+from tests.factories import claimed
 from tests.testapp.models import Photo
 
 
@@ -90,7 +91,7 @@ def test_a_batch_is_one_unit_and_rows_are_one_each() -> None:
     handler(Photo, batch=True)(generator)
     found = handler_for(Photo)
     assert found is not None
-    rows = [Photo(pk=1), Photo(pk=2)]
+    rows = [claimed(Photo(pk=1)), claimed(Photo(pk=2))]
     assert [len(unit.tasks) for unit in units_of(found, rows)] == [2]
     assert units_of(found, []) == []
 
@@ -111,3 +112,16 @@ def test_an_outcome_may_be_named_by_row_key_or_instance() -> None:
 def test_an_answer_that_is_none_is_a_type_error(answer: Any) -> None:
     with pytest.raises(TypeError, match="returns None, a mapping or an iterable"):
         of_answer([Photo(pk=1)], answer)
+
+
+def test_a_callable_that_compares_by_value_is_a_handler_like_any_other() -> None:
+    class Measure:
+        def __eq__(self, other: object) -> bool:
+            return isinstance(other, Measure)
+
+        __hash__ = None  # type: ignore[assignment]
+
+        def __call__(self, row: Any) -> None:
+            """Nothing."""
+
+    assert not Handler(Photo, Measure()).is_async

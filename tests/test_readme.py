@@ -47,6 +47,7 @@ ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 #: Its code is run like the README's.
 COMPLETION = (ROOT / "docs" / "completion.md").read_text(encoding="utf-8")
+ADOPTING = (ROOT / "docs" / "adopting.md").read_text(encoding="utf-8")
 
 #: The smallest PNG that there is, so that the first steps need no network.
 DOT = (
@@ -64,6 +65,7 @@ SNIPPETS = [
     block for block in documents.blocks(README, "python") if block.values[0] not in FILES.values()
 ]
 SNIPPETS += documents.blocks(COMPLETION, "python", "completion.md")
+SNIPPETS += documents.blocks(ADOPTING, "python", "adopting.md")
 
 
 def run(source: str) -> dict[str, Any]:
@@ -217,7 +219,7 @@ def test_the_options_of_handlers_are_all_there_with_their_defaults() -> None:
     assert list(options) == parameters
     plain = handlers.Handler(Photo, len)
     in_force = {
-        "batch_size": plain.batch_size,
+        "batch_size": plain.given_batch_size,
         "lease": plain.policy.lease,
         "timeout": plain.timeout,
         "max_attempts": plain.policy.max_attempts,
@@ -232,7 +234,13 @@ def test_the_options_of_handlers_are_all_there_with_their_defaults() -> None:
         "queryset": plain.queryset,
         "order_by": plain.policy.own_order,
         "limit_per": plain.policy.own_limit_per or None,
+        "rate": plain.policy.own_rate,
+        "max_running": plain.policy.own_max_running,
+        "hours": plain.policy.own_hours,
+        "serial_by": plain.policy.own_serial_by,
+        "failed_blocks": plain.policy.own_failed_blocks,
         "missing_source": plain.missing_source,
+        "wake_up": plain.wake_up,
     }
     told = {name: shown(cell) for name, cell in options.items()}
     told |= {name: timedelta(seconds=told[name]) for name in ("lease", "timeout")}
@@ -271,19 +279,16 @@ def told_default(cell: str) -> Any:
 def test_commands_named_in_the_readme_exist() -> None:
     folder = Path(apps.get_app_config("taskclaim").path) / "management" / "commands"
     ours = {path.stem for path in folder.glob("[!_]*.py")}
-    named = set(
-        re.findall(
-            r"\b(?:claim(?:worker|status|pause|resume|doctor|populate|plan)|release_expired)\b",
-            README,
-        )
-    )
+    named = {name for name in ours if re.search(rf"\b{name}\b", README)}
+    typed = set(re.findall(r"manage\.py (claim\w+)", README))
     assert named == ours
+    assert typed <= ours
 
 
 def test_files_that_the_readme_links_to_exist() -> None:
     links = re.findall(r"\]\((?!#|https?:)([^)]+)\)", README)
     assert len(links) >= 8
-    assert [link for link in links if not (ROOT / link).exists()] == []
+    assert [link for link in links if not (ROOT / link.partition("#")[0]).exists()] == []
 
 
 def test_headings_that_the_readme_links_to_exist() -> None:

@@ -9,6 +9,7 @@ from django.utils.translation import gettext_lazy as _
 
 from django_taskclaim.admin.tables_beside import fixed_link
 from django_taskclaim.columns import claim_columns, has_ranges
+from django_taskclaim.links import LINK, is_companion
 
 #: What tells of each column in the list; the first that is named brings the words.
 IN_LIST: Mapping[str, str] = {
@@ -37,6 +38,9 @@ PAGE_FIELDS = (
 #: What a page tells of a range of keys.
 RANGE_FIELDS = ("range_begins", "range_ends", "range_done_to", "range_rows")
 
+#: What tells which source a companion is about, in a list, and on the page of one whose source is gone.
+SOURCE, LOST_SOURCE = "claim_source", "claim_lost_source"
+
 Names = Sequence[Any]
 
 
@@ -60,14 +64,19 @@ def applicable(model: type[models.Model], names: Iterable[str]) -> list[str]:
 def in_list(model: type[models.Model], shown: Iterable[Any]) -> tuple[Any, ...]:
     """Return the columns of a list with the raw claim columns in words.
 
-    Where the user names none of ours, one column that tells all stands beside the first, to be seen on a phone too.
-    The column of buttons is left out; it comes last, for whoever may press them.
+    Where the user names none of ours, one column that tells all stands beside the first, to be seen on a phone too; a
+    companion's comes after the key of its source. The column of buttons is left out; it comes last, for whoever may
+    press them.
     """
     raw = raw_names(model)
     told = [_in_words(raw, name) for name in shown if name != "actions_holder"]
+    first = 1
+    if is_companion(model) and not {LINK, SOURCE} & {n for n in told if isinstance(n, str)}:
+        told.insert(first, SOURCE)
+        first += 1
     named = {name for name in told if isinstance(name, str)}
     if IN_ONE not in named and named.isdisjoint(APART):
-        return (*told[:1], IN_ONE, *told[1:])
+        return (*told[:first], IN_ONE, *told[first:])
     apart = applicable(model, APART) if IN_ONE not in named else []
     return tuple(dict.fromkeys([*told, *apart]))
 
@@ -82,12 +91,14 @@ def read_only(model: type[models.Model], admin: Any, *, on_page: bool) -> list[s
     if not on_page:
         return list(raw_names(model))
     ranges = RANGE_FIELDS if has_ranges(model) else ()
-    return [*raw_names(model), *fixed_link(model), *ranges, *applicable(model, PAGE_FIELDS)]
+    link = fixed_link(model)
+    lost = (LOST_SOURCE,) if link else ()
+    return [*raw_names(model), *link, *lost, *ranges, *applicable(model, PAGE_FIELDS)]
 
 
 def without_ours(model: type[models.Model], fields: Iterable[Any]) -> list[Any]:
     """Leave out of the fields that Django found by itself what the claim's own part of the page tells."""
-    ours = {*raw_names(model), *RANGE_FIELDS, *PAGE_FIELDS}
+    ours = {*raw_names(model), LOST_SOURCE, *RANGE_FIELDS, *PAGE_FIELDS}
     return [name for name in fields if isinstance(name, (list, tuple)) or name not in ours]
 
 
@@ -103,6 +114,20 @@ def with_claim(model: type[models.Model], sets: list[Any], *, has_error: bool) -
         (_("Claim"), applicable(model, PAGE_FIELDS), {"classes": ("taskclaim-claim",)}),
     ]
     return [*sets, *_without(left_out, parts)]
+
+
+def telling_of_loss(sets: Iterable[Any]) -> list[Any]:
+    """Return the parts of a companion's page with the key of its source in place of the source, which is gone."""
+    return [
+        (title, {**options, "fields": tuple(_instead(one) for one in options["fields"])})
+        for title, options in sets
+    ]
+
+
+def _instead(line: Any) -> Any:
+    if isinstance(line, (list, tuple)):
+        return tuple(_instead(name) for name in line)
+    return LOST_SOURCE if line == LINK else line
 
 
 def _without(left_out: set[str], parts: Iterable[Any]) -> Iterator[Any]:

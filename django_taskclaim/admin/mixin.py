@@ -33,6 +33,7 @@ from django_taskclaim.admin.running import run_act
 from django_taskclaim.admin.sweeping import alias_of
 from django_taskclaim.admin.switching import list_urls, model_buttons, switches_over, told
 from django_taskclaim.admin.timeline import timeline
+from django_taskclaim.links import source_told
 
 if TYPE_CHECKING:
 
@@ -136,6 +137,15 @@ class ClaimAdminMixin(ClaimActions, ActionsModelAdmin, _Tuples):
     def claim_timeline(self, obj: Any) -> str:
         return timeline(obj, facts_of(obj), look_of(obj).alias) or self.get_empty_value_display()
 
+    @admin.display(description=_("source"))
+    def claim_source(self, obj: Any) -> str:
+        """Return the key of a companion's source, in a list; nothing is asked for it."""
+        return source_told(obj) or self.get_empty_value_display()
+
+    @admin.display(description=_("source"))
+    def claim_lost_source(self, obj: Any) -> str:
+        return tables_beside.lost_source(obj)
+
     @admin.display(description=_("begins"))
     def range_begins(self, obj: Any) -> str:
         return tables_beside.beginning(obj)
@@ -235,6 +245,8 @@ class ClaimAdminMixin(ClaimActions, ActionsModelAdmin, _Tuples):
         sets = list(super().get_fieldsets(request, obj))
         if obj is None:
             return sets
+        if tables_beside.without_source(obj):
+            sets = columns_shown.telling_of_loss(sets)
         facts = facts_of(obj)
         has_error = bool(facts.error_class or facts.last_error)
         return columns_shown.with_claim(self.model, sets, has_error=has_error)

@@ -2,11 +2,12 @@
 
 from typing import Any
 
+from django.core.exceptions import ObjectDoesNotExist
 from django.db import models
 from django.utils.translation import gettext as _
 
 from django_taskclaim.columns import has_ranges
-from django_taskclaim.links import LINK, is_companion
+from django_taskclaim.links import LINK, is_companion, source_told
 from django_taskclaim.localized import number
 
 
@@ -30,6 +31,25 @@ def _has_form_field(model: type[models.Model]) -> bool:
     # A wrong link is for ``manage.py check`` to tell.
     links = [field for field in model._meta.fields if is_companion(model) and field.name == LINK]
     return any(isinstance(link, models.ForeignKey) and link.editable for link in links)
+
+
+# A companion's source
+
+
+def without_source(row: models.Model) -> bool:
+    """Say whether the row is a companion whose source is gone."""
+    if not is_companion(type(row)):
+        return False
+    try:
+        getattr(row, LINK)
+    except ObjectDoesNotExist:
+        return True
+    return False
+
+
+def lost_source(row: models.Model) -> str:
+    """Return the key of a source that is gone, and that it is."""
+    return _("%(key)s, whose row is gone") % {"key": source_told(row)}
 
 
 # A range, as people read it

@@ -38,6 +38,7 @@ W002      OPTIONS ask for an isolation level under which handlers' transactions 
 W003      a lease is so short that renewals cannot keep up, or so long that a dead worker's rows stay stuck
 W004      a handler's timeout is shorter than a second
 W009      an atomic handler may hold up all other writers for longer than a quarter of its lease
+W010      rows of one ``serial_by`` have no order that means anything: the key is not counted up
 W021      ``admin_actions`` comes after ``django.contrib.admin``, whose templates it must replace
 W051      rows are deleted past Django, which would follow relations or call receivers
 W052      rows are to be open again on a model without ``RetryMixin``

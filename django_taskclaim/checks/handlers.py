@@ -26,7 +26,7 @@ WAITS_PER_LEASE = 4
 
 @register(TAG)
 def check_handlers(**kwargs: Any) -> list[CheckMessage]:
-    """E009, E010, W003, W004 and W009 for every model that has a handler."""
+    """E009, E010, W003, W004, W009 and W010 for every model that has a handler."""
     handlers = [handler_for(model) for model in apps.get_models() if is_claimable(model)]
     return [found for handler in handlers if handler is not None for found in problems_of(handler)]
 
@@ -37,6 +37,7 @@ def problems_of(handler: Handler) -> Iterator[CheckMessage]:
     yield from _queryset(handler)
     yield from _times(handler)
     yield from _one_writer(handler)
+    yield from _series(handler)
 
 
 def _update_fields(handler: Handler) -> Iterator[CheckMessage]:
@@ -122,6 +123,28 @@ def _times(handler: Handler) -> Iterator[CheckMessage]:
             f"@handler({handler.model.__name__}, timeout=900)",
             handler.function,
         )
+
+
+def _series(handler: Handler) -> Iterator[CheckMessage]:
+    """Look at the order in which rows of one key are done."""
+    column, order = handler.policy.own_serial_by, handler.policy.own_order
+    last = claim_columns(handler.model).key[-1]
+    if column is None or order or _counts_up(last):
+        return
+    yield message(
+        "W010",
+        f"Rows of one {column} are done in the order of their key, and {last.name} is a {type(last).__name__}, which"
+        " does not tell which row came first.",
+        f'@handler({handler.model.__name__}, serial_by="{column}", order_by=["created_at"])  # or another column of'
+        " yours that does",
+        handler.function,
+    )
+
+
+def _counts_up(field: Any) -> bool:
+    """Say whether values of a key, or of the key that it points to, are counted up."""
+    target = field.target_field if field.is_relation else field
+    return any(kind in target.get_internal_type() for kind in ("Auto", "Integer"))
 
 
 def keeps_others_out(handler: Handler, alias: str) -> bool:

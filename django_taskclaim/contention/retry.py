@@ -114,7 +114,13 @@ class ContentionRetry:
             with self._try():
                 return function(*args, **kwargs)
 
-        return self._machine()(once)
+        started = time.monotonic()
+        try:
+            return once()
+        except _Contended as contended:
+            first = contended
+        # Most calls meet none, and setting up the machine costs as much as a small statement.
+        return self._machine(first_began=started)(_raising_first(first, once))
 
     async def acall(
         self, function: Callable[P, Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs
@@ -142,9 +148,17 @@ class ContentionRetry:
                     "A loop over retry_on_contention() must enter its attempt: with attempt: ..."
                 )
 
-    def _machine(self) -> tenacity.Retrying:
+    def _machine(self, first_began: float | None = None) -> tenacity.Retrying:
+        """Return what repeats; *first_began* says when a first try was made without it."""
+
+        def before(state: tenacity.RetryCallState) -> None:
+            if first_began is not None:
+                state.start_time = first_began
+
         tell = functools.partial(_tell, self.using)
-        return tenacity.Retrying(**self._rules(), sleep=self.sleep or time.sleep, before_sleep=tell)
+        return tenacity.Retrying(
+            **self._rules(), sleep=self.sleep or time.sleep, before=before, before_sleep=tell
+        )
 
     def _rules(self) -> dict[str, Any]:
         first, longest = _seconds(self.wait), _seconds(self.max_wait)
@@ -340,6 +354,18 @@ def retry_on_contention(
 def is_generator_function(function: Callable[..., Any]) -> bool:
     """Tell whether calling ``function`` only prepares the work, so that no retry could cover it."""
     return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+
+
+def _raising_first(first: _Contended, again: Callable[[], R]) -> Callable[[], R]:
+    """Return a function whose first call ends as a try that was made before has ended."""
+    pending = [first]
+
+    def once() -> R:
+        if pending:
+            raise pending.pop()
+        return again()
+
+    return once
 
 
 def _seconds(duration: float | timedelta) -> float:

@@ -22,6 +22,7 @@ _NAMES = {
     "pause": pgettext_lazy("name of an act", "pause"),
     "resume": pgettext_lazy("name of an act", "resume"),
     "settings": pgettext_lazy("name of an act", "settings"),
+    "limits": pgettext_lazy("name of an act", "limits"),
     "worker order": pgettext_lazy("name of an act", "worker order"),
     "pause rows": pgettext_lazy("name of an act", "pause rows"),
     "resume rows": pgettext_lazy("name of an act", "resume rows"),
@@ -30,6 +31,8 @@ _NAMES = {
     "release": pgettext_lazy("name of an act", "release"),
     "release expired": pgettext_lazy("name of an act", "release expired"),
     "take over": pgettext_lazy("name of an act", "take over"),
+    "prune": pgettext_lazy("name of an act", "prune"),
+    "repair": pgettext_lazy("name of an act", "repair"),
 }
 
 logger = logging.getLogger("django_taskclaim.control")

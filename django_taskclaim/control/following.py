@@ -57,7 +57,9 @@ class Follower:
             asked = True
         if self._known_time is not None:
             self.terms.keep_hours(self._now())
-            self.service.limits.known = True
+            if not self.service.limits.known:
+                self.service.limits.known = True
+                self.service.let_claim(self.terms.models)
         if self._known_time is not None and clock() >= self._write_at:
             self._write_at = clock() + random.uniform(0.8, 1.0) * WRITE_EVERY
             asked |= self._write(busy=busy)

@@ -6,6 +6,8 @@ One INSERT a batch, on the connection of whoever changed the rows; an error is l
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from django.conf import settings
+from django.core.signals import setting_changed
 from django.db.models import F
 from django.dispatch import Signal
 from django.utils.translation import gettext_noop
@@ -184,7 +186,18 @@ _RECEIVERS: dict[Signal, Callable[..., None]] = {
 }
 
 
-def listen() -> None:
-    """Hear of every change from now on."""
+def listen(**changed: Any) -> None:
+    """Hear of every change from now on, if the history of any model is switched on: else nobody pays for it."""
+    if changed and changed["setting"] != conf.SETTING:
+        return
+    # What is no dictionary is for the system check to tell.
+    named = isinstance(getattr(settings, conf.SETTING, {}), dict) and conf.setting("HISTORY")
     for signal, receiver in _RECEIVERS.items():
-        signal.connect(receiver, dispatch_uid=__name__)
+        if named:
+            signal.connect(receiver, dispatch_uid=__name__)
+        else:
+            signal.disconnect(dispatch_uid=__name__)
+
+
+# As tests do.
+setting_changed.connect(listen, dispatch_uid=__name__)

@@ -12,8 +12,10 @@ from django.db.models import F
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext, pgettext, pgettext_lazy
 
+from django_taskclaim import conf
 from django_taskclaim.checks.handlers import shortest_lease
 from django_taskclaim.columns import claim_columns
+from django_taskclaim.contention import retry_on_contention
 from django_taskclaim.control.acts import record_act, storable
 from django_taskclaim.control.installed import NAME, is_on
 from django_taskclaim.dialects import DatabaseNow, dialect_for
@@ -200,11 +202,12 @@ def change_settings(
     """
     _require(using)
     claim_columns(model)
+    retry = retry_on_contention(using=using, retries=int(conf.setting("RETRIES")), atomic=False)
     try:
-        after, changes = _change(model, values, by, using)
+        after, changes = retry.call(_change, model, values, by, using)
     except IntegrityError:
         # Somebody else was the first to set anything, at the same moment.
-        after, changes = _change(model, values, by, using)
+        after, changes = retry.call(_change, model, values, by, using)
     if changes:
         told = ", ".join(changes) + (f": {reason}" if reason else "")
         record_act(model, "settings", by=by, reason=told, user=user, using=using)
@@ -306,6 +309,24 @@ def _store(after: "LiveSettings", names: list[str], by: str, using: str) -> "Liv
     if not rows.filter(model=after.model).update(version=F("version") + 1, **facts):
         rows.create(model=after.model, **facts)
     return rows.get(model=after.model)
+
+
+def in_words(settings: "LiveSettings") -> list[str]:
+    """Return what live settings say that handlers and command lines do not: ``batch size 10``, ``lease 30``."""
+    given = {name: getattr(settings, name) for name in FIELDS}
+    return [
+        f"{_SETTINGS[name]} {_said(value)}" for name, value in given.items() if value is not None
+    ]
+
+
+def open_orders(worker_name: str, *, using: str) -> "list[WorkerOrder]":
+    """Return what a worker process was told to do and has not done yet, oldest first."""
+    if not is_on(using):
+        return []
+    from django_taskclaim.control.models import WorkerOrder
+
+    orders = WorkerOrder.objects.using(using).filter(worker=worker_name, done_at=None)
+    return list(orders.order_by("id"))
 
 
 def _require(using: str) -> None:

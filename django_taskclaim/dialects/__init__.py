@@ -2,12 +2,14 @@
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from django_taskclaim.dialects.base import ClaimOrder, Dialect, Renewal
+from django_taskclaim.dialects.base import Dialect
 from django_taskclaim.dialects.expressions import DatabaseLater, DatabaseNow, KeyIn, SwitchIsOn
 from django_taskclaim.dialects.generic import Generic
 from django_taskclaim.dialects.mysql import MySQL
+from django_taskclaim.dialects.orders import ClaimOrder, Renewal, Spellings
 from django_taskclaim.dialects.postgresql import PostgreSQL
 from django_taskclaim.dialects.sqlite import SQLite
+from django_taskclaim.dialects.watching import savepoint_around
 
 __all__ = [
     "ClaimOrder",
@@ -16,8 +18,10 @@ __all__ = [
     "Dialect",
     "KeyIn",
     "Renewal",
+    "Spellings",
     "SwitchIsOn",
     "dialect_for",
+    "savepoint_around",
 ]
 
 _DIALECTS: dict[str, type[Dialect]] = {"postgresql": PostgreSQL, "mysql": MySQL, "sqlite": SQLite}

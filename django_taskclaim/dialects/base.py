@@ -1,23 +1,25 @@
 """What every database must be able to do for a claim, and how it is done where nothing special is known.
 
 A dialect sends statements and reports which rows they touched. What a row's next state is, the querysets decide.
+Here stands all that claims, fences and renews; what people ask is in ``inspection``, what a session may take in
+``sessions``, and what knows rows by key alone in ``keyed``.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from django.core.exceptions import EmptyResultSet
 from django.db import DataError, NotSupportedError, models, transaction
 
 from django_taskclaim import conf
 from django_taskclaim.columns import ClaimColumns, KeyColumns
-from django_taskclaim.dialects.inspection import Belief, Fault, Plan, real_name
-from django_taskclaim.dialects.keyed import KeyedTables
+from django_taskclaim.dialects.inspection import Inspection
+from django_taskclaim.dialects.orders import ClaimOrder, Renewal
+from django_taskclaim.dialects.sessions import Sessions
 from django_taskclaim.dialects.statements import SQL, Key, KeyTable, Table, sql, value
-from django_taskclaim.dialects.time_limits import TimeBudget
+from django_taskclaim.dialects.watching import savepoint_around
 from django_taskclaim.fields import AnyField, MomentField, as_utc
 from django_taskclaim.states import Status, Token
 from django_taskclaim.switch_reading import TABLE as SWITCH_TABLE
@@ -26,34 +28,7 @@ from django_taskclaim.switch_reading import TABLE as SWITCH_TABLE
 NAMED_LEASES = "taskclaim_namedlease"
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimOrder:
-    """What one ``claim_batch`` asks of the database.
-
-    ``candidates`` are the open, due rows of the claim table while the switch is on, in the order of the claim; only
-    its ordering may join other tables. ``returning`` names the columns wanted back.
-    """
-
-    candidates: "models.QuerySet[Any]"
-    #: Whether the candidates follow the model's own order and look at no other table.
-    simple: bool
-    limit: int
-    holder: str
-    lease: timedelta
-    scopes: Sequence[str]
-    returning: Sequence[AnyField]
-
-
-class Renewal(NamedTuple):
-    """What became of each claim of one renewal, by key."""
-
-    renewed: list[Key]
-    #: Locked by another transaction: neither renewed nor lost.
-    skipped: list[Key]
-    lost: list[Key]
-
-
-class Dialect(KeyedTables):
+class Dialect(Inspection, Sessions):
     """How one connection claims, ends and renews; one subclass for each database."""
 
     #: The clock of the database, in UTC, in the stored form of a moment.
@@ -73,6 +48,8 @@ class Dialect(KeyedTables):
     seeks_row_values: ClassVar[bool] = True
     #: Whether an index keeps what is out of date for a while, and reads past it.
     leaves_dead_entries: ClassVar[bool] = True
+    #: Whether an UPDATE returns the keys of the rows that it wrote.
+    returns_updated: ClassVar[bool] = True
 
     #: Whether the database names the transactions that are open, to everybody.
     names_open_transactions: ClassVar[bool] = False
@@ -80,8 +57,16 @@ class Dialect(KeyedTables):
     has_one_writer: ClassVar[bool] = False
     #: Whether the claim index leaves out rows that are complete; see ``indexes``.
     leaves_out_complete: ClassVar[bool] = False
-    #: What to add to the advice to create an index.
-    on_a_busy_table: ClassVar[str] = ""
+
+    @property
+    def claims_in_one_statement(self) -> bool:
+        """Whether one statement claims, so that a claim needs no transaction around it."""
+        return False
+
+    @property
+    def commits_alone(self) -> bool:
+        """Whether a statement outside of a transaction is one that sees each other commit at once, as ours must."""
+        return False
 
     # The clock
 
@@ -113,7 +98,7 @@ class Dialect(KeyedTables):
 
     def table(self, columns: ClaimColumns) -> Table:
         """Return the claim table as this connection spells it."""
-        return Table(columns, self.connection)
+        return Table.on(self.connection, columns)
 
     def key_table(self, columns: KeyColumns) -> KeyTable:
         """Return a table without claim columns as this connection spells it.
@@ -142,38 +127,11 @@ class Dialect(KeyedTables):
     def begin_transaction(self) -> None:
         """Set up the transaction that has just begun."""
 
-    def limit_lock_wait(self, seconds: int) -> None:
-        """Let the current transaction wait at most *seconds* for a row, where the database can be told so."""
-
     @contextmanager
-    def time_limit(self, limit: timedelta) -> Iterator[None]:
-        """Let the statements of the block take so long together, give or take a tenth of a second.
-
-        For questions only. One that is cut off, or would begin later, is an OperationalError. Where the database cannot
-        be told, the last one takes the time it takes.
-        """
-        with self.keeping_limits():
-            self.limit_statements(limit)
-            with self.connection.execute_wrapper(TimeBudget(limit, self.limit_statements)):
-                yield
-
-    @contextmanager
-    def keeping_limits(self) -> Iterator[None]:
-        """Put back, after the block, what ``limit_statements`` sets in it."""
-        yield
-
-    def limit_statements(self, limit: timedelta) -> None:
-        """Let each statement from now on run for so long at most, where the database can be told so."""
-
-    def end_idle_transactions(self, idle: timedelta, *, ours_alone: bool) -> None:
-        """Let the server end this session once a transaction of it has been idle for so long.
-
-        A process that is frozen in the middle of one would keep its row locks otherwise. *ours_alone* says that no
-        code of the user's runs on the connection, so a session that is idle outside a transaction may end as well.
-        """
-
-    def limit_idle_session(self, idle: timedelta | None) -> None:
-        """Let the server end this session once it has been idle for so long, where it knows no idle transactions."""
+    def kept_whole(self) -> Iterator[None]:
+        """Raise a DatabaseError at the end of the block if what it wrote in the open transaction is gone."""
+        with savepoint_around(self.connection):
+            yield
 
     @contextmanager
     def guarded_transaction(self, idle: timedelta) -> Iterator[None]:
@@ -183,17 +141,6 @@ class Dialect(KeyedTables):
         """
         with self.own_transaction(durable=True):
             yield
-
-    def session_id(self) -> int | None:
-        """Return the number by which ``end_session`` can end this connection's session; None where nothing can."""
-        return None
-
-    def end_session(self, number: int) -> None:
-        """End another session of ours on the same server: its transaction is rolled back, its locks are freed."""
-
-    def service_options(self) -> dict[str, Any]:
-        """Return OPTIONS of a connection that must notice soon when its server is gone."""
-        return {}
 
     # Claiming
 
@@ -284,19 +231,12 @@ class Dialect(KeyedTables):
             tuple(scopes),
         )
 
-    # Reading and locking
+    def candidate_keys(self, order: ClaimOrder, table: Table, limit: int) -> SQL | None:
+        """Return the SELECT of the keys of the first *limit* candidates, None where there can be none."""
+        key = table.columns.key
+        return order.spelt(("keys", limit), lambda: self.compiled(order.candidates, limit, key))
 
-    def read(
-        self, table: KeyTable, keys: Sequence[Key], fields: Sequence[AnyField]
-    ) -> list[list[Any]]:
-        """Return *fields* of the rows with these keys."""
-        rows: list[list[Any]] = []
-        for part in self.chunks(keys, table):
-            statement = sql(
-                "SELECT {} FROM {} WHERE {}", table.list_of(fields), table.name, table.keyed(part)
-            )
-            rows += table.python_rows(fields, self.fetch(statement))
-        return rows
+    # Reading and locking
 
     def first(
         self,
@@ -311,32 +251,39 @@ class Dialect(KeyedTables):
 
     def first_of_each(
         self,
-        queryset: "models.QuerySet[Any]",
+        querysets: "Sequence[models.QuerySet[Any]]",
         table: Table,
         field: AnyField,
         values: Sequence[Any],
         most: int,
-    ) -> list[Key]:
-        """Return the keys of the first *most* rows of *queryset* with each of *values* in *field*, in one statement."""
-        # Compiled once: the second value only shows where the first one stands.
-        one, other = (
-            self.compiled(queryset.filter(**{field.attname: each}), most, table.columns.key)
-            for each in (values[0], values[-1])
-        )
-        if one is None or other is None:
-            return []
-        places = {
-            n for n, (a, b) in enumerate(zip(one.params, other.params, strict=True)) if a != b
-        }
+    ) -> list[list[Key]]:
+        """Return, for each of *querysets*, the keys of its first *most* rows with each of *values* in *field*.
+
+        All of them in one statement, so as they are at one moment.
+        """
         prepared = [field.get_db_prep_value(each, self.connection) for each in values]
-        parts = [
-            SQL(
-                f"SELECT taskclaim_{n}.* FROM ({one.text}) taskclaim_{n}",
-                tuple(each if place in places else param for place, param in enumerate(one.params)),
+        parts: list[SQL] = []
+        for number, queryset in enumerate(querysets):
+            # Compiled once: the second value only shows where the first one stands.
+            one, other = (
+                self.compiled(queryset.filter(**{field.attname: each}), most, table.columns.key)
+                for each in (values[0], values[-1])
             )
-            for n, each in enumerate(prepared)
-        ]
-        return table.python_keys(self.fetch(SQL.join(" UNION ALL ", parts)))
+            if one is None or other is None:
+                continue
+            pairs = enumerate(zip(one.params, other.params, strict=True))
+            places = {n for n, (a, b) in pairs if a != b}
+            for each in prepared:
+                params = (each if n in places else param for n, param in enumerate(one.params))
+                name = f"taskclaim_{len(parts)}"
+                text = f"SELECT {name}.*, {number} FROM ({one.text}) {name}"
+                parts.append(SQL(text, tuple(params)))
+        found: list[list[Key]] = [[] for _ in querysets]
+        rows = self.fetch(SQL.join(" UNION ALL ", parts)) if parts else []
+        keys = table.python_keys([row[:-1] for row in rows])
+        for key, row in zip(keys, rows, strict=True):
+            found[row[-1]].append(key)
+        return found
 
     def lock_first(
         self, queryset: "models.QuerySet[Any]", table: Table, limit: int, fields: Sequence[AnyField]
@@ -424,17 +371,6 @@ class Dialect(KeyedTables):
         )
         return table.python_keys(self.fetch(statement))
 
-    def chunks(
-        self, keys: Sequence[Any], table: KeyTable, per_key: int = 0
-    ) -> Iterator[Sequence[Any]]:
-        """Cut *keys* so that no statement exceeds CHUNK_SIZE rows or the parameters that the database takes."""
-        size: int = conf.setting("CHUNK_SIZE")
-        most = self.connection.features.max_query_params
-        if most:
-            size = max(1, min(size, (most - 40) // (len(table.key) + per_key)))
-        for start in range(0, len(keys), size):
-            yield keys[start : start + size]
-
     # Writing
 
     def update_held(
@@ -450,6 +386,15 @@ class Dialect(KeyedTables):
             table.list_of(table.columns.key),
         )
         return table.python_keys(self.fetch(statement))
+
+    def update_held_alone(
+        self, table: Table, token: Token, keys: Sequence[Key], assignments: Sequence[SQL]
+    ) -> list[Key] | None:
+        """Do the same by a statement that commits by itself; None where that tells too little.
+
+        Of several rows only where ``returns_updated``.
+        """
+        return self.update_held(table, token, keys, assignments)
 
     def update_where(
         self, table: Table, keys: Sequence[Key], condition: SQL, assignments: Sequence[SQL]
@@ -521,46 +466,3 @@ class Dialect(KeyedTables):
         all that are half committed.
         """
         raise NotImplementedError
-
-    # What people ask about the database
-
-    def explain(self, statement: SQL, table: Table, *, may_sort: bool) -> Plan | None:
-        """Return how the statement would run on the table as it is now; None where the database cannot tell.
-
-        With *may_sort* the rows it sorts are few: only reading the whole table counts against it.
-        """
-        return None
-
-    def believed(self, table: Table) -> Belief | None:
-        """Return about how many rows are in each state, by the server's statistics; None where it keeps none."""
-        return None
-
-    def indexes(self, table: Table) -> list[list[tuple[str, str]]]:
-        """Return the columns of each index that statements can use, each with ``ASC`` or ``DESC``."""
-        name = real_name(table.columns.owner._meta.db_table)
-        with self.connection.cursor() as cursor:
-            found = self.connection.introspection.get_constraints(cursor, name)
-            ignored = self.ignored_indexes(name)
-        usable = [one for key, one in found.items() if one["index"] and key not in ignored]
-        return [
-            list(
-                zip(one["columns"], one.get("orders") or ["ASC"] * len(one["columns"]), strict=True)
-            )
-            for one in usable
-        ]
-
-    def ignored_indexes(self, table_name: str) -> set[str]:
-        """Return the names of indexes that exist but that no statement uses."""
-        return set()
-
-    def refresh_statistics(self, table: Table) -> str:
-        """Return the statement that lets the optimiser look at the table again."""
-        return f"ANALYZE {real_name(table.name)}"
-
-    def configured_faults(self) -> Iterator[Fault]:
-        """Yield what the settings of this database break; nothing is asked of the server."""
-        return iter(())
-
-    def server_faults(self, tables: Sequence[Table]) -> Iterator[Fault]:
-        """Yield what the server, its settings or these tables break."""
-        return iter(())

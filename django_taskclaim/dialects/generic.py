@@ -11,7 +11,8 @@ from typing import Any
 from django.db import IntegrityError, models, transaction
 from django.db.models.functions import Now
 
-from django_taskclaim.dialects.base import NAMED_LEASES, ClaimOrder, Dialect
+from django_taskclaim.dialects.base import NAMED_LEASES, Dialect
+from django_taskclaim.dialects.orders import ClaimOrder
 from django_taskclaim.dialects.statements import SQL, Key, KeyTable, Table, sql, value
 from django_taskclaim.fields import AnyField
 from django_taskclaim.states import Token

@@ -1,10 +1,11 @@
 """What is sent to tables of the user's that need have no claim columns: the sources of companions, and their rows."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from django_taskclaim import conf
 from django_taskclaim.columns import KeyColumns
 from django_taskclaim.dialects.statements import SQL, Key, KeyTable, sql
 from django_taskclaim.fields import AnyField
@@ -35,6 +36,29 @@ class KeyedTables:
     def keyed_table(self, columns: KeyColumns) -> KeyTable:
         """Return any table of a model as this connection spells it, its rows told apart by those columns."""
         return KeyTable(columns, self.connection)
+
+    def read(
+        self, table: KeyTable, keys: Sequence[Key], fields: Sequence[AnyField]
+    ) -> list[list[Any]]:
+        """Return *fields* of the rows with these keys."""
+        rows: list[list[Any]] = []
+        for part in self.chunks(keys, table):
+            statement = sql(
+                "SELECT {} FROM {} WHERE {}", table.list_of(fields), table.name, table.keyed(part)
+            )
+            rows += table.python_rows(fields, self.fetch(statement))
+        return rows
+
+    def chunks(
+        self, keys: Sequence[Any], table: KeyTable, per_key: int = 0
+    ) -> Iterator[Sequence[Any]]:
+        """Cut *keys* so that no statement exceeds CHUNK_SIZE rows or the parameters that the database takes."""
+        size: int = conf.setting("CHUNK_SIZE")
+        most = self.connection.features.max_query_params
+        if most:
+            size = max(1, min(size, (most - 40) // (len(table.key) + per_key)))
+        for start in range(0, len(keys), size):
+            yield keys[start : start + size]
 
     def present(self, table: KeyTable, keys: Sequence[Key]) -> set[Key]:
         """Return those of *keys* that the table has."""

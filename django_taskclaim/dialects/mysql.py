@@ -1,20 +1,34 @@
-"""MySQL 8.0+ and MariaDB 10.6+: candidates are read without locks, then locked by key, then updated by key."""
+"""MySQL 8.0+ and MariaDB 10.6+: candidates are read without locks, then locked by key, then updated by key.
+
+What people ask about the database stands beside, in ``mysql_inspection``.
+"""
 
 import hashlib
 import math
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
+from itertools import pairwise
 from typing import Any
 
 from django.db import Error, NotSupportedError, OperationalError, models
 
 from django_taskclaim.columns import KeyColumns
-from django_taskclaim.dialects.base import NAMED_LEASES, ClaimOrder, Dialect
-from django_taskclaim.dialects.inspection import LARGE, Belief, Fault, Plan, option_hint, real_name
-from django_taskclaim.dialects.statements import SQL, Key, KeyTable, Table, sql, value
+from django_taskclaim.dialects.base import NAMED_LEASES, Dialect
+from django_taskclaim.dialects.inspection import real_name
+from django_taskclaim.dialects.mysql_inspection import MySQLInspection
+from django_taskclaim.dialects.orders import ClaimOrder
+from django_taskclaim.dialects.statements import (
+    PLAIN_INTEGERS,
+    SQL,
+    Key,
+    KeyTable,
+    Table,
+    sql,
+    value,
+)
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.fields import AnyField
 from django_taskclaim.states import WORKER_MARK, Status, Token
@@ -26,7 +40,33 @@ NO_SUCH_THREAD = 1094
 TEXT_REFUSED = frozenset({1366, 1267, 3854})
 
 
-class MySQL(Dialect):
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """What rows are locked among: how the first keys are read, and what must still be true of one that is locked."""
+
+    first: Callable[[int], SQL | None]
+    condition: Callable[[], SQL | None]
+    #: Whether a statement given more keys than rows are wanted stops at those; one with a subquery may sort, and so
+    #: lock them all.
+    stops: bool = False
+
+    @classmethod
+    def of(cls, queryset: "models.QuerySet[Any]", table: KeyTable, dialect: Dialect) -> "_Chosen":
+        return cls(
+            lambda most: dialect.compiled(queryset, most, table.columns.key),
+            lambda: table.where_of(queryset),
+        )
+
+    @classmethod
+    def by(cls, order: ClaimOrder, table: Table, dialect: Dialect) -> "_Chosen":
+        return cls(
+            lambda most: dialect.candidate_keys(order, table, most),
+            lambda: order.spelt("condition", lambda: table.where_of(order.candidates)),
+            stops=order.simple,
+        )
+
+
+class MySQL(MySQLInspection, Dialect):
     """A claim that sorts locks every row it sorts, so nothing here locks in any order but the key's.
 
     All row locks are taken through the primary key: claims that lock index entry then row, beside completions that
@@ -38,12 +78,18 @@ class MySQL(Dialect):
     unix_time = "UNIX_TIMESTAMP()"
     strategies = ("auto", "update_limit", "compare_and_swap")
     updates_from_itself = False
+    returns_updated = False
     walks_small_tables = True
     # A comparison of rows is an index range for equality only.
     seeks_row_values = False
 
     #: Candidates read for each row still wanted; those that other claims have just locked are passed over.
     LOOK_AHEAD = 4
+    #: Statements of a claim after which rows are locked in the order of keys among those read ahead: beside many others
+    #: nearly all are taken, and statements for the one row that is still wanted would be without end.
+    IN_ORDER = 32
+    #: The most keys in one of them: MariaDB makes a table of a thousand, and may then walk ours from its first row.
+    MOST_KEYS = 500
 
     def refuses_text(self, error: Exception) -> bool:
         number = error.args[0] if isinstance(error, OperationalError) and error.args else None
@@ -54,9 +100,13 @@ class MySQL(Dialect):
             f"({self.now} + INTERVAL %s MICROSECOND)", (int(wait / timedelta(microseconds=1)),)
         )
 
+    @property
+    def commits_alone(self) -> bool:
+        return getattr(self.connection, "isolation_level", None) == "read committed"
+
     def before_transaction(self) -> None:
         # REPEATABLE READ would bring gap locks and stale reads; this counts for the next transaction only.
-        if getattr(self.connection, "isolation_level", None) != "read committed":
+        if not self.commits_alone:
             self.run(SQL("SET TRANSACTION ISOLATION LEVEL READ COMMITTED"))
 
     def limit_lock_wait(self, seconds: int) -> None:
@@ -174,7 +224,11 @@ class MySQL(Dialect):
     def _lock_candidates(self, order: ClaimOrder, table: Table) -> list[Key]:
         """Return the keys of up to ``limit`` rows that are now ours to claim."""
         rows = self._lock_in_order(
-            order.candidates, table, order.limit, table.columns.key, order.limit * self.LOOK_AHEAD
+            _Chosen.by(order, table, self),
+            table,
+            order.limit,
+            table.columns.key,
+            order.limit * self.LOOK_AHEAD,
         )
         return [table.key_of(row) for row in rows]
 
@@ -184,7 +238,8 @@ class MySQL(Dialect):
         if not self.connection.features.has_select_for_update_skip_locked:
             return super().lock_in_order(queryset, table, limit, deleting=deleting)
         key = table.columns.key
-        rows = self._lock_in_order(queryset, table, limit, key, look=limit * self.LOOK_AHEAD)
+        chosen = _Chosen.of(queryset, table, self)
+        rows = self._lock_in_order(chosen, table, limit, key, look=limit * self.LOOK_AHEAD)
         return [table.key_of(row) for row in rows]
 
     def delete_locked(self, table: KeyTable, keys: Sequence[Key]) -> int:
@@ -197,51 +252,64 @@ class MySQL(Dialect):
 
     def _lock_in_order(
         self,
-        queryset: "models.QuerySet[Any]",
+        chosen: "_Chosen",
         table: KeyTable,
         limit: int,
         fields: Sequence[AnyField],
         look: int,
     ) -> list[list[Any]]:
-        """Lock up to *limit* rows, the first of *queryset* that nobody else has, and return *fields* of each.
+        """Lock up to *limit* rows, the first of those *chosen* that nobody else has, and return *fields* of each.
 
-        *look* keys are read at first, and more as long as others have too many of them.
+        *look* keys are read at first, and more as long as others have too many of them. Where ``IN_ORDER`` statements
+        were not enough, those with the lowest of the keys read ahead go first.
         """
         locked: list[list[Any]] = []
         tried: set[Key] = set()
+        statements = 0
         while True:
-            keys = [
-                table.key_of(row) for row in self.first(queryset, table, look, table.columns.key)
-            ]
+            first = chosen.first(look)
+            keys = [] if first is None else table.python_keys(self.fetch(first))
             # A join in the order may show a key more than once.
             fresh = [key for key in dict.fromkeys(keys) if key not in tried]
             while fresh and len(locked) < limit:
-                part = fresh[: limit - len(locked)]
-                fresh = fresh[len(part) :]
+                wanted = limit - len(locked)
+                many = wanted
+                if chosen.stops and statements >= self.IN_ORDER:
+                    many = max(wanted, look // self.LOOK_AHEAD)
+                elif chosen.stops and statements:
+                    many = max(wanted, _ascending(fresh[: self.MOST_KEYS], table))
+                many = min(many, self.MOST_KEYS)
+                part, fresh = fresh[:many], fresh[many:]
                 tried.update(part)
-                locked += self._lock_keys(queryset, table, part, fields)
+                statements += 1
+                locked += self._lock_keys(chosen, table, part, fields, wanted)
             if len(locked) == limit or len(keys) < look:
                 return locked
             look *= self.LOOK_AHEAD
 
     def _lock_keys(
         self,
-        queryset: "models.QuerySet[Any]",
+        chosen: "_Chosen",
         table: KeyTable,
         keys: Sequence[Key],
         fields: Sequence[AnyField],
+        wanted: int,
     ) -> list[list[Any]]:
-        """Lock those of *keys* that nobody else has locked and that still belong to *queryset*."""
-        where = table.where_of(queryset)
+        """Lock those of *keys* that nobody else has locked and that are still among those *chosen*.
+
+        Of more than are *wanted* those with the lowest keys: reading stops there, so that no other is locked.
+        """
+        where = chosen.condition()
         if where is None or not keys:
             return []
         statement = sql(
-            "SELECT {} FROM {} WHERE {} AND {} ORDER BY {} {} SKIP LOCKED",
+            "SELECT {} FROM {} WHERE {} AND {} ORDER BY {}{} {} SKIP LOCKED",
             table.list_of(fields),
             self.locking_source(table),
             table.keyed(keys),
             where,
             table.list_of(table.columns.key),
+            f" LIMIT {wanted}" if len(keys) > wanted else "",
             self.lock_clause,
         )
         return table.python_rows(fields, self.fetch(statement))
@@ -253,7 +321,8 @@ class MySQL(Dialect):
         limit: int,
         fields: Sequence[AnyField],
     ) -> list[list[Any]]:
-        return self._lock_in_order(queryset, table, limit, fields, look=limit)
+        chosen = _Chosen.of(queryset, table, self)
+        return self._lock_in_order(chosen, table, limit, fields, look=limit)
 
     def claim_update_limit(self, order: ClaimOrder, table: Table) -> list[list[Any]]:
         """Claim as servers without SKIP LOCKED can: mark the first rows in order, then find them by the mark."""
@@ -323,6 +392,13 @@ class MySQL(Dialect):
             self.update_where(table, held, table.standing(token), assignments)
         return held
 
+    def update_held_alone(
+        self, table: Table, token: Token, keys: Sequence[Key], assignments: Sequence[SQL]
+    ) -> list[Key] | None:
+        # A count of none may mean that nothing was changed.
+        found = self.update_where(table, keys, table.standing(token), assignments)
+        return list(keys) if found else None
+
     def delete_held(self, table: Table, token: Token, keys: Sequence[Key]) -> list[Key]:
         """Delete the rows that *token* still holds, locked first like those of ``update_held``."""
         standing = table.standing(token)
@@ -358,171 +434,11 @@ class MySQL(Dialect):
     def sees_new_commits(self) -> bool:
         return getattr(self.connection, "isolation_level", None) == "read committed"
 
-    # What people ask about the database
 
-    @property
-    def _is_mariadb(self) -> bool:
-        return bool(getattr(self.connection, "mysql_is_mariadb", False))
-
-    def explain(self, statement: SQL, table: Table, *, may_sort: bool) -> Plan:
-        """Judge what locks at any size, and the rest from a size on at which an optimiser should know better.
-
-        A sort locks too much where a LIMIT follows it: every row that was sorted, not the first ones only.
-        """
-        how = "EXPLAIN {}" if self._is_mariadb else "EXPLAIN FORMAT=TRADITIONAL {}"
-        steps = self._told_steps(sql(how, statement))
-        name = real_name(table.columns.owner._meta.db_table)
-        writes = statement.text.startswith(("UPDATE", "DELETE"))
-        locks = writes or self.lock_clause in statement.text
-        ours = [step for step in steps if step["table"] == name]
-        large = [step for step in ours if int(step["rows"] or 0) >= LARGE]
-        sorted_steps = any("filesort" in (step["extra"] or "") for step in steps)
-        return Plan(
-            tuple(_told(step) for step in steps),
-            sorts=sorted_steps
-            and not may_sort
-            and (bool(large) or (locks and " LIMIT " in statement.text)),
-            scans=any(step["type"] in {"ALL", "index"} for step in (ours if locks else large)),
-        )
-
-    def believed(self, table: Table) -> Belief:
-        """Ask the optimiser, which dives into the index: information_schema may be a day old."""
-        told = {
-            state.value: self._believed_rows(sql("WHERE {}", table.in_state(state)), table)
-            for state in Status
-        }
-        return Belief(self._believed_rows(SQL(""), table), told)
-
-    def _believed_rows(self, where: SQL, table: Table) -> float:
-        how = "EXPLAIN {}" if self._is_mariadb else "EXPLAIN FORMAT=TRADITIONAL {}"
-        counting = sql("SELECT COUNT(*) FROM {} {}", table.name, where)
-        return float(sum(int(step["rows"] or 0) for step in self._told_steps(sql(how, counting))))
-
-    def _told_steps(self, statement: SQL) -> list[dict[str, Any]]:
-        with self.connection.cursor() as cursor:
-            cursor.execute(statement.text, statement.params)
-            names = [column[0].lower() for column in cursor.description]
-            return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
-
-    def ignored_indexes(self, table_name: str) -> set[str]:
-        visible, shown = ("IGNORED", "NO") if self._is_mariadb else ("IS_VISIBLE", "YES")
-        hidden = sql(
-            f"SELECT INDEX_NAME FROM information_schema.STATISTICS WHERE TABLE_SCHEMA = DATABASE()"
-            f" AND TABLE_NAME = {{}} AND {visible} <> '{shown}'",
-            value(table_name),
-        )
-        return {row[0] for row in self.fetch(hidden)}
-
-    def refresh_statistics(self, table: Table) -> str:
-        return f"ANALYZE TABLE {real_name(table.name)}"
-
-    def configured_faults(self) -> Iterator[Fault]:
-        alias, options = self.connection.alias, self.connection.settings_dict["OPTIONS"]
-        flags = options.get("client_flag")
-        if flags is not None and not flags & FOUND_ROWS:
-            yield Fault(
-                "E007",
-                f"client_flag of the database {alias!r} is {flags!r}, without FOUND_ROWS: an UPDATE that finds a row"
-                " as it should be counts 0 rows, and a claim that stands looks lost.",
-                option_hint(alias, "client_flag", f"{flags} | MySQLdb.constants.CLIENT.FOUND_ROWS"),
-            )
-        asked = options.get("isolation_level", "read committed")
-        if str(asked).lower() != "read committed":
-            level = "the server's own level" if asked is None else str(asked).upper()
-            yield Fault(
-                "W002",
-                f"The database {alias!r} runs transactions at {level}: claims set READ COMMITTED for"
-                " themselves, but a handler's own transactions take gap locks, read stale rows and deadlock more.",
-                option_hint(alias, "isolation_level", '"read committed"'),
-            )
-
-    def server_faults(self, tables: Sequence[Table]) -> Iterator[Fault]:
-        if not self.connection.features.has_select_for_update_skip_locked:
-            yield Fault(
-                "E101",
-                f"{self.connection.display_name} {_version(self.connection)} has no SKIP LOCKED, which every"
-                " renewal and the reaper need.",
-                "Use MySQL 8.0.1 or newer, or MariaDB 10.6 or newer.",
-            )
-        yield from self._replication_faults()
-        for table in tables:
-            yield from self._engine_faults(table)
-            yield from self._collation_faults(table)
-
-    def _replication_faults(self) -> Iterator[Fault]:
-        said = dict(
-            self.fetch(SQL(f"SHOW SESSION VARIABLES WHERE Variable_name IN ({', '.join(_TOLD)})"))
-        )
-        if said.get("log_bin") == "ON" and said.get("binlog_format") == "STATEMENT":
-            yield Fault(
-                "E103",
-                f"The database {self.connection.alias!r} writes its binary log as statements, and so refuses or"
-                " replicates wrongly what SKIP LOCKED and LIMIT chose.",
-                "SET PERSIST binlog_format = 'ROW'  -- or binlog_format = ROW in the server's configuration",
-            )
-        if said.get("wsrep_on") == "ON":
-            yield Fault(
-                "W108",
-                f"The database {self.connection.alias!r} is a Galera cluster: row locks hold on one node only, so"
-                " claims sent to several nodes end in certification failures.",
-                "Send all workers to one node.",
-            )
-
-    def _engine_faults(self, table: Table) -> Iterator[Fault]:
-        name = real_name(table.columns.owner._meta.db_table)
-        engine = self.fetch(
-            sql(
-                "SELECT ENGINE FROM information_schema.TABLES WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME = {}",
-                value(name),
-            )
-        )
-        if engine and engine[0][0] and engine[0][0].upper() not in {"INNODB", "NDBCLUSTER"}:
-            yield Fault(
-                "E102",
-                f"The table {name} is kept by {engine[0][0]}, which has neither transactions nor row locks.",
-                f"ALTER TABLE {table.name} ENGINE = InnoDB;".replace("%%", "%"),
-            )
-
-    def _collation_faults(self, table: Table) -> Iterator[Fault]:
-        field = table.columns.claimed_by
-        meant = field.db_parameters(self.connection)
-        found = self.fetch(
-            sql(
-                "SELECT COLLATION_NAME FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = DATABASE()"
-                " AND TABLE_NAME = {} AND COLUMN_NAME = {}",
-                value(real_name(table.columns.owner._meta.db_table)),
-                value(real_name(field.column)),
-            )
-        )
-        collation = found[0][0] if found else None
-        if collation and not collation.endswith(EXACT):
-            column = table.column(field).replace("%%", "%")
-            yield Fault(
-                "E104",
-                f"Holders in {field.model._meta.db_table}.{field.column} are compared by {collation}, which takes"
-                " different names for the same (user:Bob for user:bob, or one with a space at its end).",
-                f"ALTER TABLE {table.name.replace('%%', '%')} MODIFY {column} {meant['type']} CHARACTER SET utf8mb4"
-                f" COLLATE {meant['collation']} NULL;",
-            )
-
-
-#: CLIENT_FOUND_ROWS of the client library: an UPDATE counts the rows it found, changed or not.
-FOUND_ROWS = 2
-
-#: Collations that compare byte for byte, the space at the end included.
-EXACT = ("_nopad_bin", "_0900_bin", "binary")
-
-_TOLD = ("'log_bin'", "'binlog_format'", "'wsrep_on'")
-
-
-def _told(step: dict[str, Any]) -> str:
-    facts = {
-        name: step[name]
-        for name in ("table", "type", "key", "rows", "extra")
-        if step[name] is not None
-    }
-    return ", ".join(f"{name}: {fact}" for name, fact in facts.items())
-
-
-def _version(connection: Any) -> str:
-    return ".".join(str(part) for part in connection.mysql_version)
+def _ascending(keys: Sequence[Key], table: KeyTable) -> int:
+    """Return how many of *keys*, from the first on, stand in an order that the database, too, is sure to have."""
+    (field, *more) = table.columns.key
+    # A table made elsewhere may have a NULL there.
+    if more or type(field) not in PLAIN_INTEGERS or set(map(type, keys)) != {int}:
+        return 1
+    return next((n for n, (one, other) in enumerate(pairwise(keys), 1) if one >= other), len(keys))

@@ -1,23 +1,34 @@
 """PostgreSQL: one statement claims a batch."""
 
 import json
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from django.db import models, transaction
+from django.db import InternalError, models, transaction
 
-from django_taskclaim.dialects.base import ClaimOrder, Dialect
+from django_taskclaim import conf
+from django_taskclaim.dialects.base import Dialect
 from django_taskclaim.dialects.inspection import LARGE, Belief, Fault, Plan, option_hint, real_name
+from django_taskclaim.dialects.orders import ClaimOrder
 from django_taskclaim.dialects.statements import PREPARED, SQL, Key, KeyTable, Table, sql, value
+from django_taskclaim.dialects.watching import Standing
+from django_taskclaim.fields import AnyField, MomentField
 from django_taskclaim.states import Status
+from django_taskclaim.switch_reading import TABLE as SWITCH_TABLE
 
 CANDIDATES = "taskclaim_candidates"
 
-#: Rows up to which no plan says anything.
+#: What libpq calls a transaction that is open and well.
+IN_TRANSACTION = 2
+
+#: Rows up to which it says nothing that a plan sorts them …
 TINY = 2
+#: … and up to which nothing that it reads all of them, or sorts what it has joined: the planner takes any index of theirs.
+SMALL = 1000
 
 #: Assumed for a table that was never analysed.
 ROWS_A_PAGE = 40
@@ -47,6 +58,7 @@ class PostgreSQL(Dialect):
 
         OPTIONS may say so, or the server's configuration, a role's or a database's; asked once a connection.
         """
+        self.connection.ensure_connection()
         session = self.connection.connection
         if session not in _levels:
             ((level,),) = self.fetch(SQL("SHOW default_transaction_isolation"))
@@ -59,10 +71,31 @@ class PostgreSQL(Dialect):
         asked = self.connection.settings_dict["OPTIONS"].get("isolation_level")
         return "" if asked is None else str(getattr(asked, "name", asked)).replace("_", " ").lower()
 
+    @property
+    def claims_in_one_statement(self) -> bool:
+        return bool(conf.setting("CLAIM_STRATEGY") == "auto")
+
+    @property
+    def commits_alone(self) -> bool:
+        return not self._isolates_too_much
+
     def begin_transaction(self) -> None:
         # Two claims that meet under REPEATABLE READ are an error.
         if self._isolates_too_much:
             self.run(SQL("SET TRANSACTION ISOLATION LEVEL READ COMMITTED"))
+
+    @contextmanager
+    def kept_whole(self) -> Iterator[None]:
+        # Its driver knows how the transaction stands: no need to ask the server twice, by a savepoint.
+        standing = Standing(self._transaction_stands)
+        with self.connection.execute_wrapper(standing):
+            yield
+        if standing.is_over:
+            raise InternalError("the transaction is over, or was aborted by an error")
+
+    def _transaction_stands(self) -> bool:
+        session: Any = self.connection.connection
+        return session is not None and session.info.transaction_status == IN_TRANSACTION
 
     def limit_lock_wait(self, seconds: int) -> None:
         self.run(SQL(f"SET LOCAL lock_timeout = '{seconds}s'"))
@@ -137,17 +170,33 @@ class PostgreSQL(Dialect):
         MATERIALIZED matters: a nested loop runs a plain sub-select again and again, and each run locks another
         LIMIT rows (200 rows for 5 asked were seen).
         """
-        candidates = self.compiled(order.candidates, order.limit, table.columns.key)
+        candidates = self.candidate_keys(order, table, order.limit)
         if candidates is None:
             return []
+        kind = (len(order.scopes), *map(id, order.returning))
+        if kind not in table.spellings:
+            table.spellings[kind] = self._around_candidates(order, table)
+        before, behind = table.spellings[kind]
+        values = (order.lease.total_seconds(), order.holder, *order.scopes)
+        statement = SQL(f"{before}{candidates.text}{behind}", (*candidates.params, *values))
+        moments = self._moments(order.returning)
+        return table.python_rows(order.returning, self.fetch(statement), texts=moments)
+
+    def _around_candidates(self, order: ClaimOrder, table: Table) -> tuple[str, str]:
+        """Return the text of a claim before and behind its candidates, which is the same for all that return the same.
+
+        In it are bound the lease, the holder and the scopes.
+        """
         same_key = " AND ".join(
             f"{table.name}.{column} = {CANDIDATES}.{column}" for column in table.key
         )
+        # No name holds it.
+        here = "\0"
         statement = sql(
             "WITH {} AS MATERIALIZED ({} {} OF {} SKIP LOCKED)"
             " UPDATE {} SET {} FROM {} WHERE {} AND {} AND {} RETURNING {}",
             CANDIDATES,
-            candidates,
+            here,
             self.lock_clause,
             table.name,
             table.name,
@@ -156,9 +205,34 @@ class PostgreSQL(Dialect):
             same_key,
             table.in_state(Status.OPEN),
             self.switch_is_on(order.scopes),
-            table.list_of(order.returning),
+            self._returned(order.returning, table),
         )
-        return table.python_rows(order.returning, self.fetch(statement))
+        assert statement.params == (order.lease.total_seconds(), order.holder, *order.scopes)
+        before, behind = statement.text.split(here)
+        return before, behind
+
+    def _returned(self, fields: Sequence[AnyField], table: Table) -> str:
+        """Name the columns to return; moments as text, for nearly all are the same and can be read together.
+
+        Django has the driver read each by itself, in Python.
+        """
+        moments = self._moments(fields)
+        return ", ".join(
+            f"{table.qualified(field)}::text" if place in moments else table.qualified(field)
+            for place, field in enumerate(fields)
+        )
+
+    def _moments(self, fields: Sequence[AnyField]) -> dict[int, Callable[[str | None], Any]]:
+        return {
+            place: self._read_moment
+            for place, field in enumerate(fields)
+            if isinstance(field, MomentField)
+        }
+
+    def _read_moment(self, text: str | None) -> datetime | None:
+        if text is None:
+            return None
+        return datetime.fromisoformat(text).astimezone(self.connection.timezone or UTC)
 
     def lock_in_order(
         self, queryset: "models.QuerySet[Any]", table: KeyTable, limit: int, *, deleting: bool
@@ -225,14 +299,15 @@ class PostgreSQL(Dialect):
             best = self._plan(statement)
             # Takes the settings back.
             transaction.set_rollback(True, using=self.connection.alias)
-        faults = _faulty(best, ours, may_sort, 0)
-        return Plan(_told(best), *((False, False) if self._is_tiny(table) else faults))
+        sorts, scans = _faulty(best, ours, may_sort, 0)
+        read = {node["Relation Name"] for node in _nodes(best) if "Relation Name" in node}
+        # Every claim reads the switch.
+        few = SMALL if read - ours - {SWITCH_TABLE} else TINY
+        known = self._counted(table)
+        return Plan(_told(best), sorts and known > few, scans and known > SMALL)
 
-    def _is_tiny(self, table: Table) -> bool:
-        """Say whether the planner knows of a row or two at most: every way to read them is as good as every other.
-
-        Of a table that was never analysed it assumes more.
-        """
+    def _counted(self, table: Table) -> float:
+        """Return how many rows the planner knows of; of a table that was never analysed it assumes many."""
         name = value(real_name(table.name))
         ((analysed,),) = self.fetch(
             sql(
@@ -242,7 +317,7 @@ class PostgreSQL(Dialect):
                 name,
             )
         )
-        return bool(analysed) and self.believed(table).rows <= TINY
+        return self.believed(table).rows if analysed else math.inf
 
     def _plan(self, statement: SQL) -> Any:
         (row,) = self.fetch(sql("EXPLAIN (FORMAT JSON) {}", statement))

@@ -6,12 +6,13 @@ from datetime import timedelta
 from time import monotonic
 from typing import Any
 
-from django.db import models, transaction
+from django.db import OperationalError, models, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_taskclaim.columns import ClaimColumns, KeyColumns
-from django_taskclaim.dialects.base import NAMED_LEASES, ClaimOrder, Dialect, Renewal
+from django_taskclaim.dialects.base import NAMED_LEASES, Dialect
 from django_taskclaim.dialects.inspection import LARGE, Fault, Plan, option_hint, real_name
+from django_taskclaim.dialects.orders import ClaimOrder, Renewal
 from django_taskclaim.dialects.statements import SQL, Key, KeyTable, Table, sql, value
 from django_taskclaim.fields import AnyField
 from django_taskclaim.states import Token
@@ -90,6 +91,13 @@ class SQLite(Dialect):
             block.__exit__(None, None, None)
 
     @contextmanager
+    def kept_whole(self) -> Iterator[None]:
+        yield
+        session: Any = self.connection.connection
+        if session is None or not session.in_transaction:
+            raise OperationalError("the transaction is over")
+
+    @contextmanager
     def _immediate(self) -> Iterator[None]:
         connection: Any = self.connection
         connection.ensure_connection()
@@ -116,7 +124,7 @@ class SQLite(Dialect):
         return {"timeout": 5}
 
     def claim_best(self, order: ClaimOrder, table: Table) -> list[list[Any]]:
-        candidates = self.compiled(order.candidates, order.limit, table.columns.key)
+        candidates = self.candidate_keys(order, table, order.limit)
         if candidates is None:
             return []
         statement = sql(

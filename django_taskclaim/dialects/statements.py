@@ -4,9 +4,12 @@ Names are quoted as Django quotes them and every statement is sent with paramete
 it means in Django's own statements.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from functools import partial
 from typing import Any, NamedTuple
 
+from django.conf import settings
 from django.core.exceptions import EmptyResultSet, FullResultSet
 from django.db import models
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -21,6 +24,23 @@ Key = Any
 
 #: Stands for the transactions that wait for the second phase of their commit; which is which cannot be told.
 PREPARED = "prepared"
+
+
+#: Columns whose whole numbers are sent as they are.
+PLAIN_INTEGERS = {
+    models.AutoField,
+    models.BigAutoField,
+    models.SmallAutoField,
+    models.IntegerField,
+    models.BigIntegerField,
+    models.SmallIntegerField,
+}
+
+
+#: Where a connection keeps its claim tables, by owner: they refer to it, so a map of ours would keep both for ever.
+TABLES = "_taskclaim_tables"
+#: … and, for the same reason, what the values of columns are passed through, by table and columns.
+CONVERTERS = "_taskclaim_converters"
 
 
 class SQL(NamedTuple):
@@ -65,6 +85,7 @@ class KeyTable:
     ) -> None:
         self.columns = columns
         self.connection = connection
+        self._names: dict[str | None, str] = {}
         self.name = self._quote(columns.owner._meta.db_table)
         self.key = [self.column(field) for field in columns.key]
         self.key_index = key_index
@@ -74,7 +95,10 @@ class KeyTable:
 
     def column(self, field: AnyField) -> str:
         """Return the quoted name of the field's column."""
-        return self._quote(str(field.column))
+        name = field.column
+        if name not in self._names:
+            self._names[name] = self._quote(str(name))
+        return self._names[name]
 
     def qualified(self, field: AnyField) -> str:
         """Return the column's name with the table in front of it."""
@@ -86,12 +110,25 @@ class KeyTable:
 
     def keyed(self, keys: Sequence[Key]) -> SQL:
         """Match the rows with these keys."""
-        params = tuple(part for key in keys for part in self.prepared_key(key))
         if len(self.key) == 1:
-            marks = ", ".join(["%s"] * len(keys))
-            return SQL(f"{self.name}.{self.key[0]} IN ({marks})", params)
+            return self._by_one_column(keys)
+        params = tuple(part for key in keys for part in self.prepared_key(key))
         each = " AND ".join(f"{self.name}.{column} = %s" for column in self.key)
         return SQL("(" + " OR ".join([f"({each})"] * len(keys)) + ")", params)
+
+    def _by_one_column(self, keys: Sequence[Key]) -> SQL:
+        (field,) = self.columns.key
+        found_in = f"{self.name}.{self.key[0]} IN"
+        prepared = keys
+        if type(field) not in PLAIN_INTEGERS or set(map(type, keys)) != {int}:
+            prepared = [
+                field.get_db_prep_value(key, self.connection, prepared=False) for key in keys
+            ]
+        if len(prepared) > 1 and all(type(one) is int for one in prepared):
+            # As they are: many values bound cost the driver more than the statement costs the server. With a single one
+            # the text is the same for all rows, which the driver then takes apart only once.
+            return SQL(f"{found_in} ({', '.join(map(str, prepared))})")
+        return SQL(f"{found_in} ({', '.join(['%s'] * len(prepared))})", tuple(prepared))
 
     def prepared_key(self, key: Key) -> tuple[Any, ...]:
         """Return the key's values as the driver wants them."""
@@ -147,20 +184,47 @@ class KeyTable:
             return SQL("1 = 1")
         return SQL(text or "1 = 1", tuple(params))
 
-    def python_rows(self, fields: Sequence[AnyField], raw: Iterable[Any]) -> list[list[Any]]:
-        """Turn what the driver returned for *fields* into what Django would show."""
-        compiler = models.sql.Query(self.columns.owner).get_compiler(connection=self.connection)
-        converters = compiler.get_converters([Col(self.name, field) for field in fields])
+    def python_rows(
+        self,
+        fields: Sequence[AnyField],
+        raw: Iterable[Any],
+        *,
+        texts: Mapping[int, Callable[[str | None], Any]] | None = None,
+    ) -> list[list[Any]]:
+        """Turn what the driver returned for *fields* into what Django would show.
+
+        *texts* says how the columns at these places are read, which were asked for as text.
+        """
         rows = [list(row) for row in raw]
-        return (
-            [list(row) for row in compiler.apply_converters(rows, converters)]
-            if converters
-            else rows
-        )
+        for place, read in (texts or {}).items() if rows else ():
+            _convert(rows, place, read)
+        if rows:
+            for place, (functions, column) in self._converters(fields).items():
+                _convert(rows, place, partial(_through, functions, column, self.connection))
+        return rows
+
+    def _converters(self, fields: Sequence[AnyField]) -> dict[int, tuple[Any, Col]]:
+        """Return what Django passes the values of *fields* through, by place; most need nothing."""
+        known: dict[Any, tuple[Any, dict[int, tuple[Any, Col]]]]
+        known = vars(self.connection).setdefault(CONVERTERS, {})
+        # What converts moments follows the setting. To hash a field takes longer than to find its address, and
+        # those that are known live on.
+        kind = (self.name, *map(id, fields), settings.USE_TZ)
+        if kind not in known:
+            compiler = models.sql.Query(self.columns.owner).get_compiler(connection=self.connection)
+            columns = [Col(self.name, field) for field in fields]
+            known[kind] = (tuple(fields), compiler.get_converters(columns))
+        return known[kind][1]
 
     def python_keys(self, raw: Iterable[Any]) -> list[Key]:
         """Turn returned key columns into keys: plain values, tuples for composite keys."""
-        return [self.key_of(row) for row in self.python_rows(self.columns.key, raw)]
+        return self.keys_of(self.python_rows(self.columns.key, raw))
+
+    def keys_of(self, rows: Sequence[Sequence[Any]]) -> list[Key]:
+        """Return the keys of rows whose first columns are the key's."""
+        return (
+            [row[0] for row in rows] if len(self.key) == 1 else [self.key_of(row) for row in rows]
+        )
 
     def key_of(self, row: Sequence[Any]) -> Key:
         """Return the key of a row whose first columns are the key's."""
@@ -175,7 +239,19 @@ class Table(KeyTable):
 
     def __init__(self, columns: ClaimColumns, connection: BaseDatabaseWrapper) -> None:
         super().__init__(columns, connection)
+        self.model_table = columns.owner._meta.db_table
+        #: How a dialect spells what it says of the table again and again.
+        self.spellings: dict[Any, Any] = {}
         self.status = f"{self.name}.{self.column(columns.status)}"
+
+    @classmethod
+    def on(cls, connection: BaseDatabaseWrapper, columns: ClaimColumns) -> "Table":
+        """Return the table as the connection spells it, which is made once for each."""
+        known: dict[Any, Table] = vars(connection).setdefault(TABLES, {})
+        table = known.get(columns.owner)
+        if table is None or table.model_table != columns.owner._meta.db_table:
+            table = known[columns.owner] = cls(columns, connection)
+        return table
 
     def in_state(self, *states: Status) -> SQL:
         """Match rows in one of *states*; literals, so that a partial index is found to fit."""
@@ -197,6 +273,28 @@ class Table(KeyTable):
             f" AND {self.qualified(columns.claimed_by)} = %s AND {self.qualified(columns.iteration)} = %s",
             (token.holder, token.iteration),
         )
+
+
+def _through(
+    functions: Iterable[Any], column: Col, connection: BaseDatabaseWrapper, given: Any
+) -> Any:
+    """Pass a value through Django's converters for its column."""
+    for function in functions:
+        given = function(given, column, connection)
+    return given
+
+
+def _convert(rows: list[list[Any]], place: int, convert: Callable[[Any], Any]) -> None:
+    """Convert one column; a moment that is the same in row after row, as those of one claim are, only once."""
+    given: Any = None
+    converted: Any = None
+    may_be_shared = False
+    for row in rows:
+        one = row[place]
+        if not may_be_shared or one != given:
+            given, converted = one, convert(one)
+            may_be_shared = converted is None or type(converted) is datetime
+        row[place] = converted
 
 
 def _placeholder(

@@ -7,10 +7,13 @@ from collections.abc import Iterator
 
 from django.db import Error, models
 
+from django_taskclaim.doctor.contradictions import contradictions
 from django_taskclaim.doctor.findings import Finding, Kind
+from django_taskclaim.doctor.hangers import hanging_on
 from django_taskclaim.doctor.movement import why_nothing_moves
 from django_taskclaim.doctor.plans import judged_plans, missing_indexes, missing_key_indexes
-from django_taskclaim.doctor.surroundings import missing_tables, refused
+from django_taskclaim.doctor.surroundings import missing_source, missing_tables, refused
+from django_taskclaim.doctor.upkeep import worn_tables
 
 __all__ = ["Finding", "Kind", "examine"]
 
@@ -27,11 +30,14 @@ def examine(model: type[models.Model], alias: str) -> Iterator[Finding]:
 
 
 def _examine(model: type[models.Model], alias: str) -> Iterator[Finding]:
-    absent = list(missing_tables(model, alias))
+    absent = [*missing_tables(model, alias), *missing_source(model, alias)]
     if absent:
         yield from absent
         return
     yield from missing_indexes(model, alias)
     yield from judged_plans(model, alias)
     yield from missing_key_indexes(model, alias)
+    yield from worn_tables(model, alias)
+    yield from hanging_on(model, alias)
+    yield from contradictions(model, alias)
     yield from why_nothing_moves(model, alias)

@@ -1,7 +1,6 @@
 """Why nothing is moving, in sentences: those of the control room, in the language that is active as they are made."""
 
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from typing import Any
 
 from django.db import models
@@ -20,12 +19,17 @@ from django_taskclaim.overview import Overview, overview, throttles_by_source, w
 from django_taskclaim.querysets import ClaimQuerySet, CompanionQuerySet
 from django_taskclaim.querysets.limits import limits_over, without_room
 from django_taskclaim.querysets.scope import Desk
+from django_taskclaim.querysets.serial import InTurn
 from django_taskclaim.states import Status
+from django_taskclaim.switch import paused_model
 
 
 def why_nothing_moves(model: type[models.Model], alias: str) -> Iterator[Finding]:
     """Yield every reason for which rows of *model* stay where they are, or that work goes on."""
-    yield from reasons(overview(model, alias))
+    seen = overview(model, alias)
+    # The doctor has told of them as a contradiction.
+    told_already = list(_endless(seen))
+    yield from (finding for finding in reasons(seen) if finding not in told_already)
     yield from _orphaned(model, alias)
 
 
@@ -50,11 +54,13 @@ def reasons(seen: Overview) -> Iterator[Finding]:
         *_paused(seen),
         *_throttled(seen),
         *_expired(seen),
+        *_endless(seen),
         *_waiting(seen),
         *_held(seen),
         *_nobody_works(seen),
         *_hidden(seen),
         *_limited(seen),
+        *_full(seen),
         *_set_aside(seen),
         *_failed(seen),
         *_nothing_to_do(seen),
@@ -89,11 +95,9 @@ def _paused(seen: Overview) -> Iterator[Finding]:
     pause = seen.pause
     if pause is None:
         return
-    everything, label = pause.scope == "*", seen.model._meta.label
+    label = paused_model(pause)
     who = {"model": label, "who": pause.by or _("somebody")}
-    told = (
-        _("All models are paused by %(who)s") if everything else _("%(model)s is paused by %(who)s")
-    )
+    told = _("%(model)s is paused by %(who)s") if label else _("All models are paused by %(who)s")
     told %= who
     if pause.paused_at is not None:
         told = " ".join([told, _("since %(moment)s") % {"moment": moment(pause.paused_at)}])
@@ -103,7 +107,7 @@ def _paused(seen: Overview) -> Iterator[Finding]:
         told = f"{told}: {pause.reason}"
     yield Finding.note(
         _("%(pause)s. Nothing is claimed meanwhile.") % {"pause": told},
-        f"manage.py claimresume {'--all' if everything else label}",
+        f"manage.py claimresume {label or '--all'}",
     )
 
 
@@ -126,17 +130,14 @@ def _throttled(seen: Overview) -> Iterator[Finding]:
 
 
 def _expired(seen: Overview) -> Iterator[Finding]:
-    if not seen.expired:
-        return
-    late = timedelta(0) if seen.expired_since is None else seen.now - seen.expired_since
-    ago = _("%(time)s ago") % {"time": lasting(late)}
     if seen.expired_since is None:
-        ago = _("at an unknown time")
-    rows = _told_rows(seen.expired)
-    if Status.PROCESSING in seen.estimated:
-        rows = _("at least %(rows)s") % {"rows": rows}
-    leases = {"rows": rows, "ago": ago}
-    if seen.expired_since is None or late > 3 * conf.duration("REAPER_INTERVAL"):
+        return
+    late = seen.now - seen.expired_since
+    leases = {
+        "rows": _at_least(seen, seen.expired - seen.endless),
+        "ago": _("%(time)s ago") % {"time": lasting(late)},
+    }
+    if late > 3 * conf.duration("REAPER_INTERVAL"):
         yield Finding.problem(
             _(
                 "The leases of %(rows)s have ended, the first %(ago)s, and nobody has put them back: no reaper runs."
@@ -152,6 +153,28 @@ def _expired(seen: Overview) -> Iterator[Finding]:
             )
             % leases
         )
+
+
+def _endless(seen: Overview) -> Iterator[Finding]:
+    """Tell of rows that nothing but a reaper or a repair takes out of their state."""
+    if seen.endless:
+        told = ngettext(
+            "%(rows)s is processing without an end of the lease: something that is no verb of ours wrote there.",
+            "%(rows)s are processing without an end of the lease: something that is no verb of ours wrote there.",
+            seen.endless,
+        )
+        yield Finding.problem(
+            capfirst(told % {"rows": _at_least(seen, seen.endless)}),
+            f"manage.py claimdoctor {seen.model._meta.label} --repair",
+        )
+
+
+def _at_least(seen: Overview, count: int) -> str:
+    """Return ``3 rows``, or ``at least 3 rows`` where only the first running ones were looked at."""
+    rows = _told_rows(count)
+    if Status.PROCESSING in seen.estimated:
+        return _("at least %(rows)s") % {"rows": rows}
+    return rows
 
 
 def _waiting(seen: Overview) -> Iterator[Finding]:
@@ -256,8 +279,21 @@ def _limited(seen: Overview) -> Iterator[Finding]:
         return
     rows: Any = ClaimQuerySet(seen.model, using=seen.alias)
     kept_back = rows.due().filter(full).count() if full else 0
-    if kept_back:
-        names = [limit.field.name for limit in limits_over(seen.model)]
+    limits = limits_over(seen.model)
+    names = [limit.field.name for limit in limits]
+    if kept_back and any(isinstance(limit, InTurn) for limit in limits):
+        yield Finding.note(
+            ngettext(
+                "%(rows)s may have to wait for its turn (%(names)s): one of its key is running, waits, is paused or"
+                " has failed.",
+                "%(rows)s may have to wait for their turn (%(names)s): one of their key is running, waits, is paused"
+                " or has failed.",
+                kept_back,
+            )
+            % {"rows": _told_due_rows(kept_back), "names": listed(names)},
+            _("They follow once that one is done; one that has failed needs a reset."),
+        )
+    elif kept_back:
         yield Finding.note(
             ngettext(
                 "%(rows)s is kept back by a limit per key (%(names)s): others of its key are running.",
@@ -268,6 +304,18 @@ def _limited(seen: Overview) -> Iterator[Finding]:
             _(
                 "They follow as those end; the rows of a worker that was killed end with their lease."
             ),
+        )
+
+
+def _full(seen: Overview) -> Iterator[Finding]:
+    """As many rows run as may run at once, over all workers."""
+    most = [limits.max_running for limits in seen.limits if limits.max_running is not None]
+    if seen.due and most and seen.progress.processing >= min(most):
+        running = {"rows": number(seen.progress.processing), "most": number(min(most))}
+        yield Finding.note(
+            _("%(rows)s rows are running, and no more than %(most)s may at once.") % running,
+            _("Others follow as those end; manage.py claimlimit %(model)s --max-running lets more.")
+            % {"model": seen.model._meta.label},
         )
 
 
@@ -302,7 +350,7 @@ def _set_aside(seen: Overview) -> Iterator[Finding]:
         )
         yield Finding.note(
             capfirst(told % {"rows": _rows(seen, paused, Status.PAUSED)}),
-            f"{seen.model.__name__}.objects.resume_rows()",
+            f"manage.py claimresume {seen.model._meta.label} --rows",
         )
 
 
@@ -318,7 +366,7 @@ def _failed(seen: Overview) -> Iterator[Finding]:
     errors = _most_frequent_errors(seen)
     yield Finding.note(
         capfirst(f"{told}: {errors}." if errors else f"{told}."),
-        f"{seen.model.__name__}.objects.failed().reset()",
+        f"manage.py claimreset {seen.model._meta.label}",
     )
 
 

@@ -1,6 +1,6 @@
 """Whether the statements of a model find an index that fits them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from django.db import connections, models, transaction
@@ -14,6 +14,7 @@ from django_taskclaim.handlers import handler_for
 from django_taskclaim.indexes import ClaimIndex
 from django_taskclaim.querysets.limits import limits_over
 from django_taskclaim.querysets.scope import Desk, in_policy_order
+from django_taskclaim.querysets.serial import InTurn
 from django_taskclaim.wording import listed
 
 
@@ -35,26 +36,33 @@ def missing_key_indexes(model: type[models.Model], alias: str) -> Iterator[Findi
     """Yield an index for each limit per key whose full keys no index lets a claim step over."""
     desk = Desk.of(model, alias)
     for limit in limits_over(model):
-        index = index_for(model, desk, limit.field)
+        order = limit.order if isinstance(limit, InTurn) else ()
+        index = index_for(model, desk, limit.field, order)
         if index is None or _is_there(index, desk, 2):
             continue
         yield Finding.note(
             f"The table {_table_name(desk)} has no index that begins with"
-            f" {listed([name for name, _ in _wanted(index, desk)][:2])}: where rows of a {limit.name} that is at its"
-            " limit stand in front, each claim reads past all of them.",
+            f" {listed([name for name, _ in _wanted(index, desk)][:2])}: where rows of one {limit.name}"
+            f" {'whose turn it is not' if order else 'that is at its limit'} stand in front, each claim reads past"
+            " all of them.",
             f"Create it{desk.dialect.on_a_busy_table}, and name it in Meta.indexes:",
             details=tuple(create_statements(index, desk)),
         )
 
 
-def index_for(model: type[models.Model], desk: Desk, key: AnyField | None = None) -> Any:
-    """Return the index for claims of the handler's rows in their order, of one *key* if given.
+def index_for(
+    model: type[models.Model],
+    desk: Desk,
+    key: AnyField | None = None,
+    order: Sequence[Any] = (),
+) -> Any:
+    """Return the index for claims of the handler's rows in their order, or *order*, of one *key* if given.
 
     None where no index of the claim table alone gives that order.
     """
     handler = handler_for(model)
     rows = handler.rows() if handler is not None else model._default_manager.all()
-    query = in_policy_order(rows).query
+    query = (rows.order_by(*order) if order else in_policy_order(rows)).query
     owner = desk.columns.owner
     own = {
         each: field.name

@@ -10,9 +10,13 @@ from django_taskclaim.checks.databases import check_routers, faults_of
 from django_taskclaim.checks.handlers import check_handlers
 from django_taskclaim.checks.models import check_models
 from django_taskclaim.checks.settings import check_settings
+from django_taskclaim.columns import has_ranges
 from django_taskclaim.dialects.inspection import real_name
 from django_taskclaim.doctor.findings import Finding
+from django_taskclaim.doctor.upkeep import clearing
+from django_taskclaim.links import is_companion, source_link
 from django_taskclaim.models import NamedLease, Switch, WorkerProcess
+from django_taskclaim.querysets.ranges.place import source_of
 from django_taskclaim.querysets.scope import Desk
 from django_taskclaim.wording import first_line, listed
 
@@ -36,6 +40,37 @@ def missing_tables(model: type[models.Model], alias: str) -> Iterator[Finding]:
         )
     else:
         yield from _missing_columns(desk)
+
+
+def missing_source(model: type[models.Model], alias: str) -> Iterator[Finding]:
+    """Tell where the table is gone, or not yet there, that a companion or ranges are of."""
+    try:
+        source, using = _source_of(model, alias)
+    except TypeError:
+        # A check tells of a source that does not exist.
+        return
+    if source is None:
+        return
+    table, connection = real_name(source._meta.db_table), connections[using]
+    if '"."' in table or "`.`" in table:
+        return
+    with connection.cursor() as cursor:
+        there = connection.introspection.table_names(cursor, include_views=True)
+    if table not in there:
+        yield Finding.problem(
+            f"The database {using!r} has no table {table} for {source._meta.label}, the source of {model._meta.label}.",
+            f"manage.py migrate {source._meta.app_label} --database {using}"
+            if source._meta.managed
+            else "Look at db_table and at DATABASES: migrations do not make this table (managed = False).",
+        )
+
+
+def _source_of(model: type[models.Model], alias: str) -> tuple[type[models.Model] | None, str]:
+    """Return what a companion or ranges are of, and on which database that is."""
+    if is_companion(model):
+        link = source_link(model)
+        return link.source, link.alias_beside(alias)
+    return (source_of(model) if has_ranges(model) else None), alias
 
 
 def _missing_of_ours(there: set[str], alias: str) -> Iterator[Finding]:
@@ -72,10 +107,11 @@ def _missing_columns(desk: Desk) -> Iterator[Finding]:
     wanted = [real_name(field.column) for field in ours]
     missing = [column for column in wanted if column not in known]
     if missing:
-        app = columns.owner._meta.app_label
+        meta = columns.owner._meta
         yield Finding.problem(
             f"The table {name} on {desk.alias!r} lacks the columns {listed(missing, most=20)}.",
-            f"manage.py makemigrations {app} && manage.py migrate {app} --database {desk.alias}",
+            f"manage.py migrate {meta.app_label} --database {desk.alias}; where no migration adds them yet, first"
+            f" manage.py claimadopt {meta.label}, lest rows that are there be done again.",
         )
 
 
@@ -86,6 +122,7 @@ def configuration_findings(alias: str, of: Iterable[type[models.Model]]) -> Iter
     """
     try:
         found = list(faults_of(alias, of))
+        leftovers = list(clearing(alias))
     except Error as error:
         yield refused(alias, error)
         return
@@ -94,6 +131,7 @@ def configuration_findings(alias: str, of: Iterable[type[models.Model]]) -> Iter
         yield make(f"{fault.message} ({fault.id})", fault.hint)
     if not found:
         yield Finding.fine("The server's version and settings are in order.")
+    yield from leftovers
 
 
 def refused(alias: str, error: Error) -> Finding:

@@ -12,7 +12,7 @@ from django.db import connections, router
 
 from django_taskclaim import conf
 from django_taskclaim.columns import claim_columns, is_claimable
-from django_taskclaim.sources import or_its_companion
+from django_taskclaim.sources import or_what_works_on_it
 from django_taskclaim.switch import claimable_models
 
 _DURATION = re.compile(r"(?P<number>\d+(?:\.\d+)?)(?P<unit>ms|s|m|h|d)?")
@@ -30,7 +30,7 @@ def claimable_model(text: str) -> Any:
     except TypeError as error:
         raise ArgumentTypeError(
             f"the model {model._meta.label} cannot be claimed: {error}".rstrip(".")
-            + or_its_companion(model)
+            + or_what_works_on_it(model)
         ) from error
     return model
 
@@ -84,6 +84,41 @@ def add_database(parser: ArgumentParser, default: str) -> None:
         metavar="ALIAS",
         type=database_alias,
         help=f"the database to work on (default: {default})",
+    )
+
+
+def add_filters(parser: ArgumentParser, which: str) -> None:
+    """Let the command take ``--filter``, any number of times; *which* says what it chooses among."""
+    parser.add_argument(
+        "--filter",
+        dest="filters",
+        metavar="LOOKUP=VALUE",
+        action="append",
+        default=[],
+        help=f"{which} that match, country=NZ for example; several must all match",
+    )
+
+
+def add_choice_of_rows(parser: ArgumentParser, when: str = "") -> None:
+    """Let the command choose rows and be asked before it acts: ``--filter``, ``--limit``, ``--dry-run``, ``--noinput``.
+
+    *when* stands before each help text.
+    """
+    add_filters(parser, f"{when}only rows")
+    parser.add_argument(
+        "--limit", metavar="N", type=whole_number, help=f"{when}at most N rows (default: all)"
+    )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help=f"{when}count, say what would be done, and do nothing",
+    )
+    parser.add_argument(
+        "--noinput",
+        "--no-input",
+        dest="interactive",
+        action="store_false",
+        help=f"{when}do not ask; off a terminal nobody is asked anyway",
     )
 
 

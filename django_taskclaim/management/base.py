@@ -2,6 +2,9 @@
 
 import argparse
 import contextlib
+import getpass
+import re
+import socket
 import sys
 from typing import Any, ClassVar, NoReturn
 
@@ -14,7 +17,8 @@ from django.core.management.base import (
 from django.db import models
 from django.utils import translation
 
-from django_taskclaim.doctor.surroundings import missing_tables
+from django_taskclaim.doctor import Finding
+from django_taskclaim.doctor.surroundings import missing_source, missing_tables
 
 #: Exit code of a command line that makes no sense.
 USAGE = 2
@@ -22,7 +26,27 @@ USAGE = 2
 
 def lacking_tables(model: type[models.Model], alias: str) -> list[str]:
     """Return what tables and columns the database lacks for *model*, in sentences that name the command to run."""
-    return [f"{found.message} Run: {found.advice}" for found in missing_tables(model, alias)]
+    return [_told(found) for found in missing_tables(model, alias)]
+
+
+def lacking_source(model: type[models.Model], alias: str) -> list[str]:
+    """Return, in a sentence, that what a companion or ranges are of is not there."""
+    return [_told(found) for found in missing_source(model, alias)]
+
+
+def _told(found: Finding) -> str:
+    command = found.advice.startswith("manage.py")
+    return f"{found.message} {'Run: ' if command else ''}{found.advice}"
+
+
+def whoami() -> str:
+    """Return who runs this command, as ``user@host``."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        # A container's user often has no name.
+        user = "somebody"
+    return f"{user}@{socket.gethostname()}"
 
 
 class HelpFormatter(DjangoHelpFormatter, argparse.RawDescriptionHelpFormatter):
@@ -52,7 +76,7 @@ class ClaimCommand(BaseCommand):
 
     def _refuse(self, message: str) -> NoReturn:
         """Say what is wrong in one sentence, without the whole usage before it."""
-        sentence = message.removeprefix("argument app.Model: ").removeprefix("argument ")
+        sentence = re.sub(r"^argument (app\.\w+: )?", "", message)
         sentence = f"{sentence[:1].upper()}{sentence[1:]}".rstrip(".")
         sentence += "" if sentence.endswith("?") else "."
         if not getattr(self, "_called_from_command_line", False):

@@ -17,12 +17,20 @@ from django_taskclaim.models.mixins import (
 )
 from django_taskclaim.models.ranges import RangeMixin
 from django_taskclaim.models.sources import SourceKey, SourceMixin
-from django_taskclaim.models.tables import Control, NamedLease, Switch, Throttle, WorkerProcess
+from django_taskclaim.models.tables import (
+    Control,
+    FleetLimit,
+    NamedLease,
+    Switch,
+    Throttle,
+    WorkerProcess,
+)
 
 __all__ = [
     "ClaimMixin",
     "CompletedAtMixin",
     "Control",
+    "FleetLimit",
     "NamedLease",
     "PrefixedClaimMixin",
     "PrefixedTaskMixin",

@@ -26,6 +26,7 @@ from django_taskclaim.guard import (
 )
 from django_taskclaim.querysets.fencing import lock_claim
 from django_taskclaim.querysets.losses import raise_lost
+from django_taskclaim.querysets.waking import call_workers
 from django_taskclaim.states import Status
 from django_taskclaim.tokens import Claim
 
@@ -174,7 +175,9 @@ class FencedModel(models.Model):
                 raise ClaimLost([self], reason=NEVER_INSERTED)
             prepare_birth(self)
         insert: Any = super()._do_insert  # type: ignore[misc]
-        return insert(manager, using, fields, returning_fields, raw)
+        inserted = insert(manager, using, fields, returning_fields, raw)
+        call_workers(manager.model, using)
+        return inserted
 
     def delete(
         self, using: str | None = None, keep_parents: bool = False

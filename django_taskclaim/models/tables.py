@@ -54,6 +54,8 @@ class WorkerProcess(models.Model):
     rows_done = models.BigIntegerField(default=0)
     rows_failed = models.BigIntegerField(default=0)
     last_error = ErrorClassField(max_length=500, default="", blank=True)
+    #: How many it may open to this database; 0 where it has not said.
+    connections = models.IntegerField(default=0, db_default=0)
 
     class Meta:
         db_table = "taskclaim_workerprocess"
@@ -81,6 +83,30 @@ class Throttle(models.Model):
 
     def __str__(self) -> str:
         return f"{self.label} by {self.process}: {self.reason}"
+
+
+class FleetLimit(models.Model):
+    """What all who claim rows of one model keep to together: what a person has set, and how much of a rate is left.
+
+    Of what is set, NULL follows the handler, and an empty text or 0 is no limit. Written through
+    ``django_taskclaim.limits``, and by the claims of models that have a rate.
+    """
+
+    scope = models.CharField(max_length=200, primary_key=True)
+    rate = models.CharField(max_length=40, null=True, default=None)
+    max_running = models.IntegerField(null=True, default=None)
+    hours = models.CharField(max_length=40, null=True, default=None)
+    set_at = MomentField(null=True, default=None)
+    set_by = HolderField(default="", blank=True)
+    #: Rows that the rate would have let be claimed at the moment ``filled_at``.
+    level = models.FloatField(default=0.0)
+    filled_at = MomentField(null=True, default=None)
+
+    class Meta:
+        db_table = "taskclaim_fleetlimit"
+
+    def __str__(self) -> str:
+        return str(self.scope)
 
 
 class NamedLease(models.Model):

@@ -152,6 +152,15 @@ def set_apart(desk: Desk, rows: Sequence[Any]) -> list[SQL]:
     return [*crash_mark(desk), *open_again(desk)]
 
 
+def begin_assignments(lease: timedelta) -> Assignments:
+    """Return what marks a row that may kill its worker as begun, with its whole *lease* from here."""
+
+    def assignments(desk: Desk, rows: Sequence[Any]) -> list[SQL]:
+        return [*crash_mark(desk), desk.dialect.extension(desk.table, lease)]
+
+    return assignments
+
+
 def crash_mark(desk: Desk) -> list[SQL]:
     """Return what marks a row to be claimed alone; nothing for a model without ``not_before``."""
     field = desk.columns.not_before

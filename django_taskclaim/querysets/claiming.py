@@ -4,12 +4,12 @@ import os
 import random
 import secrets
 import socket
-import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
-from functools import partial
-from typing import Any, NamedTuple
+from functools import cache, cached_property, partial
+from operator import itemgetter
+from typing import Any
 
 from django.db import OperationalError, models
 from django.db.models.query import ModelIterable
@@ -19,9 +19,18 @@ from django_taskclaim.dialects import ClaimOrder, DatabaseNow, SwitchIsOn
 from django_taskclaim.dialects.statements import SQL, sql, value
 from django_taskclaim.fields import CRASHED, CRASHED_UNBEGUN, AnyField, as_utc
 from django_taskclaim.policy import policy_for
+from django_taskclaim.querysets.counting import KeyLimit
+from django_taskclaim.querysets.fleet import (
+    Answer,
+    claim_scopes,
+    keeps_to_marks,
+    learns_of_limits,
+    take_as_limited,
+)
+from django_taskclaim.querysets.instances import build, read_again
 from django_taskclaim.querysets.limits import limits_over, take_within
 from django_taskclaim.querysets.lost_commits import PATIENCE, judge_after_lost_commit
-from django_taskclaim.querysets.lower_bound import LowerBound
+from django_taskclaim.querysets.lower_bound import Looks, LowerBound, Row
 from django_taskclaim.querysets.scope import (
     Desk,
     Rows,
@@ -29,12 +38,10 @@ from django_taskclaim.querysets.scope import (
     in_policy_order,
     on_claim_table,
     refuse_unclaimable,
-    without_conditions,
 )
-from django_taskclaim.querysets.transactions import durably
+from django_taskclaim.querysets.transactions import alone, durably, may_stand_alone
 from django_taskclaim.states import WORKER_MARK, Status, Token
-from django_taskclaim.switch_reading import scopes_over
-from django_taskclaim.tokens import Claim, attach, clock
+from django_taskclaim.tokens import Claim, attach_all, clock
 
 #: How often a row that may have killed its worker goes before the others it was claimed with.
 CRASHED_FIRST = 0.1
@@ -53,6 +60,8 @@ class Request:
     tells_beginning: bool = False
     #: Where the holder's claims before this one have come to.
     bound: LowerBound | None = None
+    #: Told why limits of the whole fleet let the claim take no more than it did.
+    answer: Answer | None = None
 
 
 def new_holder(worker: str | None = None) -> str:
@@ -116,13 +125,25 @@ def claim(queryset: Rows, request: Request) -> list[Any]:
     desk = Desk.of(queryset.model, queryset.db)
     if queryset.query.is_empty():
         return []
-    queryset = in_policy_order(queryset)
-    started = clock()
+    one = _Call(in_policy_order(queryset), desk, request)
+    rows = _claim(one)
+    # A worker hears of it when it reads the switch.
+    if not rows and request.answer is None and learns_of_limits(desk):
+        rows = _claim(replace(one))
+    return rows
+
+
+def _claim(one: "_Call") -> list[Any]:
+    started, request = clock(), one.request
+    begun = one.begin()
+    if len(begun) == request.limit:
+        return _carrying(one.instances(begun), request, started)
     # A name that a caller gave may have claimed the same rows by another call, so such rows tell nothing.
+    look_again = partial(_claimed_after_all, request) if WORKER_MARK in request.holder else None
     return durably(
-        desk,
-        lambda: _claim(queryset, desk, request, started),
-        partial(_claimed_after_all, request) if WORKER_MARK in request.holder else None,
+        one.desk,
+        lambda: _carrying(one.finish(begun), request, started),
+        look_again,
         durable=request.durable,
     )
 
@@ -137,62 +158,126 @@ def _claimed_after_all(request: Request, rows: list[Any]) -> list[Any]:
     return still
 
 
-def _claim(queryset: Rows, desk: Desk, request: Request, started: float) -> list[Any]:
-    held: list[Any] = []
-    if request.include_held:
-        # By the owner of the table: a proxy or a child reaches the same rows.
-        desk.dialect.queue(f"{desk.columns.owner._meta.label_lower}:{request.holder}")
-        held = _extend_held(queryset, desk, request)
-    wanted = request.limit - len(held)
-    rows = _take(queryset, desk, request, wanted) if wanted > 0 else []
-    for row, facts in [*held, *rows]:
-        key = desk.columns.key_of(row)
-        claimed = Claim(facts.token, desk.alias, key, lease=request.lease, attempts=facts.attempts)
-        claimed.suspect = facts.suspect
-        claimed.extend(started)
-        attach(row, claimed)
-    return [row for row, _ in [*held, *rows]]
+def _carrying(taken: "Taken", request: Request, started: float) -> list[Any]:
+    rows, claims = taken
+    ends = started + request.lease.total_seconds()
+    for claimed in claims:
+        claimed.local_deadline = ends
+    attach_all(rows, claims)
+    return rows
 
 
-class Facts(NamedTuple):
-    """What a claim keeps of a row beside the instance."""
-
-    token: Token
-    #: How often it failed before.
-    attempts: int
-    #: Whether it may have killed the worker that had it on its last try.
-    suspect: bool
+#: Rows, and what each is to remember of its claim.
+Taken = tuple[list[Any], list[Claim]]
 
 
-# Rows fresh from the table
+@dataclass
+class _Call:
+    """One claim, from the checked request to the rows fresh from the table."""
 
-Taken = tuple[Any, Facts]
+    queryset: Rows
+    desk: Desk
+    request: Request
+    #: What was asked for by what has begun, if it has.
+    order_begun: ClaimOrder | None = None
 
+    @cached_property
+    def limits(self) -> Sequence[KeyLimit]:
+        return limits_over(self.queryset.model)
 
-def _take(queryset: Rows, desk: Desk, request: Request, limit: int) -> list[Taken]:
-    limits = limits_over(queryset.model)
-    fields = _wanted_columns(queryset, desk)
-    fields = list(dict.fromkeys([*fields, *(one.field for one in limits)]))
-    due = _due(queryset, desk)
-    order = ClaimOrder(
-        candidates=due.filter(SwitchIsOn(scopes_over(queryset.model))),
-        simple=not queryset.query.where
-        and not queryset.query.order_by
-        and desk.columns.owned_by(queryset.model),
-        limit=limit,
-        holder=request.holder,
-        lease=request.lease,
-        scopes=scopes_over(queryset.model),
-        returning=fields,
-    )
-    if limits:
-        raw = take_within(limits, order, due, desk, partial(_undo, desk, request.holder))
-    elif request.bound is not None and not queryset.query.order_by:
-        raw = request.bound.claim(order, desk)
-    else:
-        raw = desk.dialect.claim(order, desk.columns)
-    raw = _keep_apart_what_crashed(raw, desk, request, fields)
-    return _instances(queryset, desk, request.holder, fields, raw)
+    @cached_property
+    def fields(self) -> list[AnyField]:
+        """The columns that the claim must give back."""
+        fields = _wanted_columns(self.queryset, self.desk)
+        if not self.limits:
+            return fields
+        return list(dict.fromkeys([*fields, *(one.field for one in self.limits)]))
+
+    @cached_property
+    def bound(self) -> LowerBound | None:
+        """Where the claims before have come to, if that is any help for one in this order."""
+        in_own_order = bool(self.queryset.query.order_by)
+        return None if self.limits or in_own_order else self.request.bound
+
+    @cached_property
+    def looks(self) -> Looks:
+        return Looks() if self.bound is None else self.bound.next_looks(self.desk)
+
+    def begin(self) -> list[Row]:
+        """Claim by one statement that commits by itself, where one may be enough; none of its rows has ever waited.
+
+        What it takes is the holder's from then on: a worker that gets an error, now or from the rest of the claim, has
+        them given back by that name.
+        """
+        desk, order = self.desk, self._order(self.request.limit)
+        if (
+            self.bound is None
+            or not keeps_to_marks(order, desk)
+            or not self.looks.beyond
+            or not desk.dialect.claims_in_one_statement
+            or not _is_plain(self.queryset, desk)
+            or not may_stand_alone(desk)
+        ):
+            return []
+        bound, looks = self.bound, self.looks
+        if (looks.urgent or looks.waited) and alone(
+            desk, lambda: bound.anything_beside(looks, order, desk)
+        ):
+            return []
+        self.looks, self.order_begun = Looks(), order
+        return alone(desk, lambda: bound.claim_beyond(order, desk))
+
+    def finish(self, begun: list[Row]) -> Taken:
+        """Claim, in the transaction that is open, what is still wanted beside the rows *begun*."""
+        held: Taken = ([], [])
+        request, desk = self.request, self.desk
+        if request.include_held:
+            # By the owner of the table: a proxy or a child reaches the same rows.
+            desk.dialect.queue(f"{desk.columns.owner._meta.label_lower}:{request.holder}")
+            held = _extend_held(self.queryset, desk, request)
+        rows, claims = held
+        wanted = request.limit - len(rows)
+        if wanted <= 0:
+            return held
+        more, their_claims = self._take(wanted, begun)
+        return [*rows, *more], [*claims, *their_claims]
+
+    def _take(self, limit: int, begun: list[Row]) -> Taken:
+        desk, bound = self.desk, self.bound
+
+        def take(order: ClaimOrder) -> list[Row]:
+            if self.limits:
+                due, undo = _due(self.queryset, desk), partial(_undo, desk, self.request.holder)
+                return take_within(self.limits, order, due, desk, undo)
+            if bound is not None:
+                return bound.claim(order, desk, self.looks, begun)
+            return desk.dialect.claim(order, desk.columns)
+
+        if begun and self.order_begun is not None:
+            raw = take(self.order_begun)
+        else:
+            raw = take_as_limited(self._order(limit), desk, take, self.request.answer)
+        raw = _keep_apart_what_crashed(raw, desk, self.request, self.fields)
+        return self.instances(raw)
+
+    def instances(self, raw: list[Row]) -> Taken:
+        """Return the rows claimed, each with what it is to remember of its claim."""
+        return _instances(self.queryset, self.desk, self.request, self.fields, raw)
+
+    def _order(self, limit: int) -> ClaimOrder:
+        queryset, desk = self.queryset, self.desk
+        scopes = claim_scopes(queryset.model, desk.alias)
+        return ClaimOrder(
+            rows=lambda: _due(queryset, desk).filter(SwitchIsOn(scopes)),
+            simple=not queryset.query.where
+            and not queryset.query.order_by
+            and desk.columns.owned_by(queryset.model),
+            limit=limit,
+            holder=self.request.holder,
+            lease=self.request.lease,
+            scopes=scopes,
+            returning=self.fields,
+        )
 
 
 def _due(queryset: Rows, desk: Desk) -> Rows:
@@ -221,11 +306,13 @@ def _is_plain(queryset: Rows, desk: Desk) -> bool:
 
 def _wanted_columns(queryset: Rows, desk: Desk) -> list[AnyField]:
     """Return the columns that the claim must give back: the key first, then what tokens and instances need."""
-    columns = desk.columns
-    key = columns.key
-    if _is_plain(queryset, desk):
-        return [*key, *(field for field in columns.owner._meta.concrete_fields if field not in key)]
-    return _facts(desk)
+    return _all_columns(desk.columns.owner) if _is_plain(queryset, desk) else _facts(desk)
+
+
+@cache
+def _all_columns(owner: Any) -> list[AnyField]:
+    key = owner._meta.pk_fields
+    return [*key, *(field for field in owner._meta.concrete_fields if field not in key)]
 
 
 def _facts(desk: Desk) -> list[AnyField]:
@@ -242,7 +329,7 @@ def _keep_apart_what_crashed(
     if desk.columns.not_before is None:
         return raw
     position = list(fields).index(desk.columns.not_before)
-    marked = [row for row in raw if is_crash_mark(row[position])]
+    marked = _marked(raw, position)
     if not marked:
         return raw
     others = [row for row in raw if not is_crash_mark(row[position])]
@@ -253,6 +340,19 @@ def _keep_apart_what_crashed(
     if alone:
         _mark(desk, request, desk.table.key_of(keep[0]))
     return keep
+
+
+def _marked(raw: list[list[Any]], place: int) -> list[list[Any]]:
+    """Return the rows that may have killed their worker; *place* is where their ``not_before`` stands."""
+    marked, last, is_mark = [], None, False
+    for row in raw:
+        # Most never waited, so the answer is that of the row before.
+        if row[place] != last:
+            last = row[place]
+            is_mark = is_crash_mark(last)
+        if is_mark:
+            marked.append(row)
+    return marked
 
 
 def is_crash_mark(moment: Any) -> bool:
@@ -298,116 +398,57 @@ def _just_claimed(desk: Desk, holder: str) -> SQL:
 
 
 def _instances(
-    queryset: Rows, desk: Desk, holder: str, fields: Sequence[AnyField], raw: list[list[Any]]
-) -> list[Taken]:
-    columns = desk.columns
+    queryset: Rows, desk: Desk, request: Request, fields: Sequence[AnyField], raw: list[list[Any]]
+) -> Taken:
     places = {field: place for place, field in enumerate(fields)}
-    tokens = _facts_of(desk, holder, places, raw)
+    raw = _sorted(raw, desk, places)
+    claims = _claims_of(desk, request, places, raw)
     if _is_plain(queryset, desk):
-        found = _build(queryset, fields, _sorted(raw, desk, places))
-        _set_fetch_mode(queryset, found)
+        found = build(queryset, fields, raw)
     else:
-        found = _read_again(
-            queryset, desk, [desk.table.key_of(row) for row in _sorted(raw, desk, places)]
-        )
+        found = read_again(queryset, desk, [claim.pk for claim in claims])
+        by_key = {claim.pk: claim for claim in claims}
+        claims = [by_key[desk.columns.key_of(row)] for row in found]
     prefetches = queryset._prefetch_related_lookups  # type: ignore[attr-defined]
     if prefetches:
         models.prefetch_related_objects(found, *prefetches)
-    return [(row, tokens[columns.key_of(row)]) for row in found]
+    return found, claims
 
 
-def _facts_of(
-    desk: Desk, holder: str, places: dict[AnyField, int], raw: list[list[Any]]
-) -> dict[Any, Facts]:
-    """Return what the claim keeps of each row, by key."""
+def _claims_of(
+    desk: Desk, request: Request, places: dict[AnyField, int], raw: list[list[Any]]
+) -> list[Claim]:
+    """Return what each row is to remember of its claim."""
     columns = desk.columns
     iteration = places[columns.iteration]
     failures = iteration if columns.attempts is None else places[columns.attempts]
-    waiting = None if columns.not_before is None else places[columns.not_before]
-    return {
-        desk.table.key_of(row): Facts(
-            Token(holder, row[iteration]),
-            row[failures],
-            waiting is not None and is_crash_mark(row[waiting]),
-        )
-        for row in raw
-    }
+    tokens = {n: Token(request.holder, n) for n in {row[iteration] for row in raw}}
+    alias, lease = desk.alias, request.lease
+    claims = [
+        Claim(tokens[row[iteration]], alias, key, lease=lease, attempts=row[failures])
+        for key, row in zip(desk.table.keys_of(raw), raw, strict=True)
+    ]
+    if columns.not_before is not None:
+        marked = _marked(raw, places[columns.not_before])
+        suspects = {id(row) for row in marked}
+        for row, claim in zip(raw, claims, strict=True) if marked else ():
+            claim.suspect = id(row) in suspects
+    return claims
 
 
 def _sorted(raw: list[list[Any]], desk: Desk, places: dict[Any, int]) -> list[list[Any]]:
     """Put returned rows into the model's claim order again; RETURNING has none."""
-    columns = desk.columns
-
-    def rank(row: list[Any]) -> tuple[Any, ...]:
-        priority = -row[places[columns.priority]] if columns.priority is not None else 0
-        moment = row[places[columns.not_before]] if columns.not_before is not None else None
-        return (priority, *([moment] if moment is not None else []), *row[: len(columns.key)])
-
-    return sorted(raw, key=rank)
-
-
-def _build(queryset: Rows, fields: Sequence[AnyField], raw: list[list[Any]]) -> list[Any]:
-    model = queryset.model
-    places = {field: place for place, field in enumerate(fields)}
-    concrete = model._meta.concrete_fields
-    names = [field.attname for field in concrete]
-    pick = [places[field] for field in concrete]
-    return [model.from_db(queryset.db, names, [row[place] for place in pick]) for row in raw]
-
-
-def _set_fetch_mode(queryset: Rows, rows: Sequence[Any]) -> None:
-    """Let the rows fetch what they lack as the queryset asks, which Django can be told since 6.1."""
-    mode = getattr(queryset, "_fetch_mode", None)
-    if mode is None:
-        return
-    peers = [weakref.ref(row) for row in rows] if mode.track_peers else ()
-    for row in rows:
-        row._state.fetch_mode = mode
-        row._state.peers = peers
-
-
-def _read_again(queryset: Rows, desk: Desk, keys: list[Any]) -> list[Any]:
-    """Read claimed rows with the joins, annotations and columns asked for, in the order asked for."""
-    if not keys:
-        return []
-    path = f"{desk.columns.key_path(queryset.model)}__in"
-    query = queryset.query
-    computed = query.annotations or query.extra
-    rows = without_conditions(queryset) if computed else _fresh_like(queryset)
-    rows = rows.using(desk.alias).prefetch_related(None).filter(**{path: keys})
-    ordered = (
-        rows.order_by(*queryset.query.order_by) if queryset.query.order_by else rows.order_by()
-    )
-    if not queryset.query.standard_ordering:
-        ordered = ordered.reverse()
-    by_key: dict[Any, Any] = {}
-    for row in ordered:
-        # A join of the user's may show a row more than once.
-        by_key.setdefault(desk.columns.key_of(row), row)
-    missing = [key for key in keys if key not in by_key]
-    if missing:
-        # … or not at all, if what it joins to has gone; the row is claimed all the same, and read without the joins.
-        for row in (
-            _fresh_like(queryset).select_related(None).using(desk.alias).filter(**{path: missing})
-        ):
-            by_key[desk.columns.key_of(row)] = row
-    return list(by_key.values()) if queryset.query.order_by else [by_key[key] for key in keys]
-
-
-def _fresh_like(queryset: Rows) -> Rows:
-    """Return an unfiltered queryset of the same class with the same columns and joins."""
-    fresh = type(queryset)(queryset.model, using=queryset.db).order_by()
-    fresh.query.select_related = queryset.query.select_related
-    fresh.query.deferred_loading = queryset.query.deferred_loading
-    if hasattr(queryset, "_fetch_mode"):
-        fresh._fetch_mode = queryset._fetch_mode  # type: ignore[attr-defined]
-    return fresh
+    # The least important column first: sorting leaves rows that are alike in the order that they have.
+    rows = list(raw)
+    for field, descending in reversed(desk.columns.ranking):
+        rows.sort(key=itemgetter(places[field]), reverse=descending)
+    return rows
 
 
 # Rows that the holder has already
 
 
-def _extend_held(queryset: Rows, desk: Desk, request: Request) -> list[Taken]:
+def _extend_held(queryset: Rows, desk: Desk, request: Request) -> Taken:
     """Return what the holder has among *queryset*, ``limit`` rows at most, each lease extended and none shortened.
 
     Rows are found without locks and waited for: a row passed over because it is locked would be handed out twice.
@@ -419,15 +460,17 @@ def _extend_held(queryset: Rows, desk: Desk, request: Request) -> list[Taken]:
     fields = _facts(desk)
     ordered = in_claim_order(rows, queryset, desk)
     places = {field: place for place, field in enumerate(fields)}
-    found = _sorted(desk.dialect.first(ordered, desk.table, request.limit, fields), desk, places)
-    tokens = _facts_of(desk, request.holder, places, found)
-    by_iteration: dict[Token, list[Any]] = {}
-    for key, facts in tokens.items():
-        by_iteration.setdefault(facts.token, []).append(key)
+    found = desk.dialect.first(ordered, desk.table, request.limit, fields)
+    claims = {
+        claim.pk: claim for claim in _claims_of(desk, request, places, _sorted(found, desk, places))
+    }
+    by_token: dict[Token, list[Any]] = {}
+    for claim in claims.values():
+        by_token.setdefault(claim.token, []).append(claim.pk)
     extension = [desk.dialect.extension(desk.table, request.lease)]
     still: set[Any] = set()
-    for token, keys in by_iteration.items():
+    for token, keys in by_token.items():
         for part in desk.dialect.chunks(sorted(keys), desk.table):
             still.update(desk.dialect.update_held(desk.table, token, part, extension))
-    again = _read_again(queryset, desk, [key for key in tokens if key in still])
-    return [(row, tokens[columns.key_of(row)]) for row in again]
+    again = read_again(queryset, desk, [key for key in claims if key in still])
+    return again, [claims[columns.key_of(row)] for row in again]

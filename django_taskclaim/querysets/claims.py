@@ -1,6 +1,6 @@
 """``ClaimQuerySet`` and ``ClaimManager``: the public face of every verb."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
@@ -11,7 +11,7 @@ from django_taskclaim import conf
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.dialects import DatabaseNow
 from django_taskclaim.exceptions import ClaimLost
-from django_taskclaim.failures import recorded
+from django_taskclaim.failures import recorded, told
 from django_taskclaim.guard import (
     NEVER_INSERTED,
     claim_on,
@@ -24,17 +24,19 @@ from django_taskclaim.policy import Verdict, policy_for
 from django_taskclaim.querysets import claiming, fencing, operating
 from django_taskclaim.querysets.assignments import (
     Assignments,
-    crash_mark,
+    begin_assignments,
     release_assignments,
     set_apart,
 )
 from django_taskclaim.querysets.completing import CallRaised, complete, show_state
+from django_taskclaim.querysets.everyone import stop_everyone
 from django_taskclaim.querysets.losses import raise_lost, raise_unless_all
 from django_taskclaim.querysets.people import PeopleVerbs
 from django_taskclaim.querysets.progress import Progress
 from django_taskclaim.querysets.results import checked_results, write_sources
 from django_taskclaim.querysets.scope import Desk
 from django_taskclaim.querysets.telling import tell
+from django_taskclaim.querysets.waking import call_workers
 from django_taskclaim.signals import (
     rows_claimed,
     rows_failed,
@@ -42,7 +44,7 @@ from django_taskclaim.signals import (
     send_after_commit,
 )
 from django_taskclaim.states import Status, Token
-from django_taskclaim.tokens import Claim, attach, standing_claim
+from django_taskclaim.tokens import Claim, attach, carried_claim, clock, standing_claim
 
 M = TypeVar("M", bound=models.Model)
 
@@ -135,6 +137,9 @@ class ClaimQuerySet(PeopleVerbs[M]):
             **{f"{columns.claimed_by.name}__in": holders}
         )
         fields = columns.claimed_by.attname, columns.iteration.attname
+        # Of the user's columns none: one that cannot be read may be why nobody has got the rows.
+        ours = {*fields, (columns.attempts or columns.iteration).attname}
+        rows = rows.only(*(field.attname for field in columns.key), *ours)
         return [self._carrying(row, Token(*(getattr(row, f) for f in fields))) for row in rows]
 
     def _carrying(self, row: M, token: Token) -> M:
@@ -160,19 +165,18 @@ class ClaimQuerySet(PeopleVerbs[M]):
         """
         raised: CallRaised
         try:
-            return self._complete(rows, update_fields)
+            return self._complete(fencing.as_rows(rows), update_fields)
         except CallRaised as caught:
             raised = caught
         raise raised.error
 
     def _complete(
-        self, rows: M | Iterable[M], update_fields: Collection[str], *, may_be_gone: bool = False
+        self, given: Sequence[M], update_fields: Collection[str], *, may_be_gone: bool = False
     ) -> int:
-        """``complete``, but what a function of the user's raised comes as CallRaised, told apart from all else.
+        """``complete`` of different instances; what a function of the user's raised comes as CallRaised, told apart.
 
         A source of a companion's that is to be written *may be gone*, or SourceGone is raised.
         """
-        given = fencing.as_rows(rows)
         names, of_source = checked_results(self.model, update_fields)
         sources = write_sources(of_source, may_be_gone=may_be_gone)
         written = complete(fencing.carrying(given)[0], names, also=sources)
@@ -185,7 +189,8 @@ class ClaimQuerySet(PeopleVerbs[M]):
         *error* is recorded where the model has the columns for it. With ``retry=False``, or once the policy's
         ``max_attempts`` is reached, the row becomes ``failed``. What the policy says of errors of this class goes
         before: ``Permanent`` fails the row at once, and ``RetryLater`` puts it back uncounted, as ``release`` does,
-        with nothing recorded. Raises ClaimLost as ``complete`` does.
+        with nothing recorded; one with *everyone* stops all claims of the model for so long. Raises ClaimLost as
+        ``complete`` does.
         """
         given = fencing.as_rows(rows)
         carrying, _ = fencing.carrying(given)
@@ -194,7 +199,10 @@ class ClaimQuerySet(PeopleVerbs[M]):
         uncounted: dict[timedelta, list[M]] = {}
         for row, verdict in verdicts:
             if not verdict.counted:
-                uncounted.setdefault(verdict.wait(), []).append(row)
+                wait = verdict.wait()
+                uncounted.setdefault(wait, []).append(row)
+                if verdict.everyone:
+                    stop_everyone(type(row), self.db, wait, told(error))
         for wait, same in uncounted.items():
             chosen = release_assignments(wait)
             written += self._open_again(same, chosen, ["iteration", "not_before"])
@@ -236,9 +244,12 @@ class ClaimQuerySet(PeopleVerbs[M]):
     def _begin(self, row: M) -> None:
         """Note that a row which may kill its worker begins: from now on its expiry tells that it did.
 
-        Raises ClaimLost where the claim stands no more.
+        It has its whole lease from here, for one that ended before the handler is called would tell the same. Raises
+        ClaimLost where the claim stands no more.
         """
-        raise_unless_all([row], fencing.write_held([row], lambda desk, rows: crash_mark(desk)))
+        started, claim = clock(), carried_claim(row)
+        raise_unless_all([row], fencing.write_held([row], begin_assignments(claim.lease)))
+        claim.extend(started)
 
     def _set_apart(self, rows: M | Iterable[M]) -> int:
         """Give rows back uncounted, each to be claimed alone: one of them held up, or broke, all the others."""
@@ -274,7 +285,7 @@ class ClaimQuerySet(PeopleVerbs[M]):
         duration = None if lease is None else conf.positive_duration(lease, "lease")
         outcome = fencing.renew(carrying, duration)
         for row in outcome.renewed:
-            show(row, {claim_columns(type(row)).expires_at: models.DEFERRED})
+            show([row], {claim_columns(type(row)).expires_at: models.DEFERRED})
         lost = [*outcome.lost, *without]
         if lost:
             raise_lost(lost, outcome.renewed)
@@ -292,10 +303,18 @@ class ClaimQuerySet(PeopleVerbs[M]):
         self._for_write = True
         return operating.release_expired(self, limit)
 
-    def reset(self, *, complete: bool = False, running: bool = False) -> int:
+    def reset(
+        self,
+        *,
+        complete: bool = False,
+        running: bool = False,
+        limit: int | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> int:
         """Make failed rows as good as new and return how many; complete and running ones only when named.
 
-        The holders of running rows lose them. ``iteration`` goes on counting, so no old token stands again.
+        The holders of running rows lose them. ``iteration`` goes on counting, so no old token stands again. *limit*
+        bounds how many are reset; *progress* is called with the number so far as each chunk is committed.
         """
         self._for_write = True
         states = [
@@ -303,7 +322,7 @@ class ClaimQuerySet(PeopleVerbs[M]):
             *([Status.COMPLETE] if complete else []),
             *([Status.PROCESSING] if running else []),
         ]
-        return self._change("reset", states, operating.reset_assignments)
+        return operating.change(self, "reset", states, operating.reset_assignments, limit, progress)
 
     def take_back(self) -> int:
         """Put running rows back, uncounted, whoever holds them, and return how many; their holders lose them.
@@ -313,18 +332,21 @@ class ClaimQuerySet(PeopleVerbs[M]):
         self._for_write = True
         return operating.take_back(self)
 
-    def pause_rows(self) -> int:
-        """Take open rows out of the queue and return how many; running ones finish."""
+    def pause_rows(
+        self, *, limit: int | None = None, progress: Callable[[int], None] | None = None
+    ) -> int:
+        """Take open rows out of the queue and return how many; running ones finish. Options as of ``reset``."""
         self._for_write = True
-        return self._change("paused", [Status.OPEN], operating.pause_assignments)
+        how = operating.pause_assignments
+        return operating.change(self, "paused", [Status.OPEN], how, limit, progress)
 
-    def resume_rows(self) -> int:
-        """Open paused rows again and return how many."""
+    def resume_rows(
+        self, *, limit: int | None = None, progress: Callable[[int], None] | None = None
+    ) -> int:
+        """Open paused rows again and return how many. Options as of ``reset``."""
         self._for_write = True
-        return self._change("resumed", [Status.PAUSED], operating.resume_assignments)
-
-    def _change(self, act: str, states: Sequence[Status], assignments: Any) -> int:
-        return operating.change(self, act, states, assignments)
+        how = operating.resume_assignments
+        return operating.change(self, "resumed", [Status.PAUSED], how, limit, progress)
 
     # Django's own writes, with our columns kept out
 
@@ -387,6 +409,7 @@ class ClaimQuerySet(PeopleVerbs[M]):
         guarded = [field.attname for field in claim_columns(self.model).guarded]
         for row in created:
             remember(row, guarded)
+        call_workers(claim_columns(self.model).owner, self.db)
         return created
 
     bulk_create.alters_data = True  # type: ignore[attr-defined]
@@ -425,21 +448,23 @@ class ClaimQuerySet(PeopleVerbs[M]):
         """``release_expired`` for async code."""
         return await sync_to_async(self.release_expired)(limit)
 
-    async def areset(self, *, complete: bool = False, running: bool = False) -> int:
+    async def areset(
+        self, *, complete: bool = False, running: bool = False, limit: int | None = None
+    ) -> int:
         """``reset`` for async code."""
-        return await sync_to_async(self.reset)(complete=complete, running=running)
+        return await sync_to_async(self.reset)(complete=complete, running=running, limit=limit)
 
     async def atake_back(self) -> int:
         """``take_back`` for async code."""
         return await sync_to_async(self.take_back)()
 
-    async def apause_rows(self) -> int:
+    async def apause_rows(self, *, limit: int | None = None) -> int:
         """``pause_rows`` for async code."""
-        return await sync_to_async(self.pause_rows)()
+        return await sync_to_async(self.pause_rows)(limit=limit)
 
-    async def aresume_rows(self) -> int:
+    async def aresume_rows(self, *, limit: int | None = None) -> int:
         """``resume_rows`` for async code."""
-        return await sync_to_async(self.resume_rows)()
+        return await sync_to_async(self.resume_rows)(limit=limit)
 
     async def aprogress(self) -> Progress:
         """``progress`` for async code."""

@@ -54,11 +54,8 @@ def complete(rows: Rows, names: Names, also: Also | None = None) -> list[Any]:
 
 def _by_completion(rows: Rows) -> Iterable[tuple[Completion, list[Any]]]:
     """Group rows by their policy and, but for those that are marked, by their class."""
-    by_class: dict[type[models.Model], list[Any]] = {}
-    for row in rows:
-        by_class.setdefault(type(row), []).append(row)
     groups: dict[Any, tuple[Completion, list[Any]]] = {}
-    for model, same in by_class.items():
+    for model, same in _by_class(rows).items():
         completion = policy_for(model).completion
         place = Mark if isinstance(completion, Mark) else model
         groups.setdefault(place, (completion, []))[1].extend(same)
@@ -167,12 +164,20 @@ def _both(first: Also | None, second: Also | None) -> Also | None:
     return do if steps else None
 
 
+def _by_class(rows: Rows) -> dict[type[models.Model], list[Any]]:
+    """Group rows by their class."""
+    classes = dict.fromkeys(map(type, rows))
+    if len(classes) == 1:
+        return {model: list(rows) for model in classes}
+    return {model: [row for row in rows if type(row) is model] for model in classes}
+
+
 def show_state(rows: Sequence[Any], status: Status, *unknown: str) -> None:
     """Let instances show their new state; columns whose new value only the database knows are read when asked."""
-    for row in rows:
-        columns = claim_columns(type(row))
+    for model, same in _by_class(rows).items():
+        columns = claim_columns(model)
         values: dict[Any, Any] = {columns.status: status.value, columns.expires_at: None}
         if status == Status.OPEN:
             values |= {columns.claimed_by: None, columns.claimed_at: None}
         values |= {getattr(columns, role): models.DEFERRED for role in unknown}
-        show(row, values)
+        show(same, values)

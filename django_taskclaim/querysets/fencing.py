@@ -1,7 +1,7 @@
 """Ending and extending claims: every write here carries the token in its WHERE and counts what it wrote."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -15,10 +15,23 @@ from django_taskclaim.querysets.assignments import Assignments, failure_assignme
 from django_taskclaim.querysets.lost_commits import judge_after_lost_commit
 from django_taskclaim.querysets.scope import Desk
 from django_taskclaim.querysets.telling import tell
-from django_taskclaim.querysets.transactions import no_transaction, transactionally
+from django_taskclaim.querysets.transactions import (
+    alone,
+    joins,
+    may_stand_alone,
+    no_transaction,
+    transactionally,
+)
 from django_taskclaim.signals import rows_renewed
 from django_taskclaim.states import Status, Token
-from django_taskclaim.tokens import Claim, carried_claim, clock, standing_claim
+from django_taskclaim.tokens import (
+    Claim,
+    carried_claim,
+    carried_claims,
+    clock,
+    end_claims,
+    standing_claim,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,17 +46,21 @@ class Group:
 def as_rows(rows: Any) -> list[Any]:
     """Return the rows given, one or many; TypeError for what is no instance of a claimable model."""
     found = [rows] if isinstance(rows, models.Model) else list(rows)
-    for row in found:
-        if not isinstance(row, models.Model):
-            raise TypeError(f"Expected rows of a model, not {row!r}.")
-        claim_columns(type(row))
+    for kind in set(map(type, found)):
+        if not issubclass(kind, models.Model):
+            wrong = next(row for row in found if type(row) is kind)
+            raise TypeError(f"Expected rows of a model, not {wrong!r}.")
+        claim_columns(kind)
     # An instance given twice is one row.
-    return list({id(row): row for row in found}.values())
+    once = {id(row): row for row in found}
+    return found if len(once) == len(found) else list(once.values())
 
 
 def carrying(rows: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     """Split *rows* into those that carry a claim of their own and those that carry none, or ended it."""
     standing = [row for row in rows if standing_claim(row) is not None]
+    if len(standing) == len(rows):
+        return standing, []
     return standing, [row for row in rows if standing_claim(row) is None]
 
 
@@ -53,18 +70,42 @@ def _alike(row: Any) -> bool:
 
 def grouped(rows: Iterable[Any], kind: Callable[[Any], Any] = _alike) -> list[Group]:
     """Group rows by database, table, token and *kind*; inside a group they are in key order, the order of row locks."""
+    given = list(rows)
+    alike: dict[Any, list[Any]] = {}
+    if kind is _alike and (place := _of_one_claim(given)) is not None:
+        alike[place] = given
+    else:
+        for row in given:
+            claim = carried_claim(row)
+            alike.setdefault((claim.alias, type(row), claim.token, kind(row)), []).append(row)
     groups: dict[Any, Group] = {}
-    for row in rows:
-        claim = carried_claim(row)
-        label = claim_columns(type(row)).owner._meta.label
-        place = (claim.alias, label, claim.token, kind(row))
-        if place not in groups:
-            groups[place] = Group(Desk.of(type(row), claim.alias), claim.token, [])
-        groups[place].rows.append(row)
+    for (alias, model, token, what), same in alike.items():
+        # A proxy's rows are those of the same table.
+        table = (alias, claim_columns(model).owner._meta.label, token, what)
+        if table not in groups:
+            groups[table] = Group(Desk.of(model, alias), token, [])
+        groups[table].rows.extend(same)
     for group in groups.values():
-        group.rows.sort(key=lambda row: carried_claim(row).pk)
+        keys = keys_of(group.rows)
+        if keys != sorted(keys):
+            group.rows.sort(key=_claimed_key)
     # Always in the same order, so that calls that meet take their row locks alike.
-    return [groups[place] for place in sorted(groups)]
+    return [groups[table] for table in sorted(groups)]
+
+
+def _of_one_claim(rows: list[Any]) -> tuple[Any, ...] | None:
+    """Return what rows have in common that came from one claim, as those that a worker writes did; else None."""
+    if not rows:
+        return None
+    claims, kind = carried_claims(rows), type(rows[0])
+    alias, token = claims[0].alias, claims[0].token
+    if any(claim.token is not token or claim.alias != alias for claim in claims):
+        return None
+    return (alias, kind, token, True) if all(type(row) is kind for row in rows) else None
+
+
+def _claimed_key(row: Any) -> Any:
+    return carried_claim(row).pk
 
 
 #: Given the rows of one statement, writes those that the token still holds and returns their keys.
@@ -88,12 +129,31 @@ def write_held(
     def update(desk: Desk, token: Token, rows: Sequence[Any]) -> list[Any]:
         return desk.dialect.update_held(desk.table, token, keys_of(rows), assignments(desk, rows))
 
-    return send_held(rows, update, per_row=per_row, also=also, kind=kind, finished=finished)
+    def update_all(desk: Desk, token: Token, rows: Sequence[Any]) -> list[Any]:
+        if desk.dialect.returns_updated:
+            return update(desk, token, rows)
+        keys, table, given = keys_of(rows), desk.table, assignments(desk, rows)
+        if desk.dialect.update_where(table, keys, table.standing(token), given) < len(keys):
+            raise _SomeAreLost
+        return keys
+
+    def update_alone(desk: Desk, token: Token, rows: Sequence[Any]) -> list[Any] | None:
+        given = assignments(desk, rows)
+        return desk.dialect.update_held_alone(desk.table, token, keys_of(rows), given)
+
+    write = _Write(
+        update, per_row, also, kind, finished, update_all, update_alone if also is None else None
+    )
+    return _write_held(rows, write)
+
+
+class _SomeAreLost(Exception):
+    """Fewer rows were written than were to be, and what was written must be rolled back: a count does not say which."""
 
 
 def keys_of(rows: Sequence[Any]) -> list[Any]:
     """Return the keys under which *rows* were claimed."""
-    return [carried_claim(row).pk for row in rows]
+    return [claim.pk for claim in carried_claims(rows)]
 
 
 def send_held(
@@ -126,6 +186,10 @@ class _Write:
     also: Also | None
     kind: Callable[[Any], Any]
     finished: Collection[Status]
+    #: Does the same at less cost where no claim was lost, else raises _SomeAreLost.
+    send_all: Send | None = None
+    #: Does the same by one statement that commits by itself, or nothing, and returns None.
+    send_alone: "Callable[[Desk, Token, Sequence[Any]], list[Any] | None] | None" = None
 
 
 def _write_held(rows: Sequence[Any], write: _Write) -> list[Any]:
@@ -134,14 +198,52 @@ def _write_held(rows: Sequence[Any], write: _Write) -> list[Any]:
     for group in grouped(held, write.kind):
         by_alias.setdefault(group.desk.alias, []).append(group)
     for groups in by_alias.values():
-        statements = partial(_write_groups, groups, write)
-        written += transactionally(groups[0].desk, statements, partial(_look_again, write))
+        written += _write_to_one(groups, write)
     return written
+
+
+def _write_to_one(groups: list[Group], write: _Write) -> list[Any]:
+    """Write the rows of one database."""
+    sent = _write_alone(groups, write)
+    if sent is not None:
+        return sent
+    desk, look_again = groups[0].desk, partial(_look_again, write)
+    if write.send_all is not None and write.also is None and not joins(desk):
+        quick = replace(write, send=write.send_all)
+        try:
+            return transactionally(desk, partial(_write_groups, groups, quick), look_again)
+        except _SomeAreLost:
+            pass
+    return transactionally(desk, partial(_write_groups, groups, write), look_again)
+
+
+def _write_alone(groups: list[Group], write: _Write) -> list[Any] | None:
+    """Write all rows by one statement that commits by itself; None where that is not all there is to do."""
+    group, send = groups[0], write.send_alone
+    if send is None or len(groups) > 1 or not _fits_alone(group, write):
+        return None
+
+    def statement() -> list[Any] | None:
+        keys = send(group.desk, group.token, group.rows)
+        return None if keys is None else _with_keys(group.rows, keys)
+
+    return alone(group.desk, statement, lambda: _look_again(write, group.rows))
+
+
+def _fits_alone(group: Group, write: _Write) -> bool:
+    """Say whether one statement outside of a transaction writes the group, and tells of each row whether it did."""
+    desk, most = group.desk, len(group.rows)
+    if most > 1 and not desk.dialect.returns_updated:
+        return False
+    (first, *more) = desk.dialect.chunks(group.rows, desk.table, write.per_row)
+    return len(first) == most and not more and may_stand_alone(desk)
 
 
 def _asked_again(rows: Sequence[Any], write: _Write) -> tuple[list[Any], list[Any]]:
     """Return the rows that are to be written, and those that an earlier try has written without knowing it."""
-    unsure = [row for row in rows if carried_claim(row).unanswered and _may_ask(carried_claim(row))]
+    if not any(claim.unanswered for claim in carried_claims(rows)):
+        return list(rows), []
+    unsure = [row for row in rows if (one := carried_claim(row)).unanswered and _may_ask(one)]
     if not unsure:
         return list(rows), []
     judged = judge_after_lost_commit(unsure, finished=write.finished)
@@ -158,7 +260,8 @@ def _look_again(write: _Write, sent: list[Any]) -> list[Any]:
     """Return those of the rows *sent* with a COMMIT that was not answered that are written after all, or now."""
     for row in sent:
         carried_claim(row).unanswered = True
-    return _write_held(sent, write)
+    # Not alone again: a statement that its session does not survive would be sent for ever.
+    return _write_held(sent, replace(write, send_alone=None))
 
 
 def _write_groups(groups: list[Group], write: _Write) -> list[Any]:
@@ -169,17 +272,22 @@ def _write_group(group: Group, write: _Write) -> list[Any]:
     desk = group.desk
     written: list[Any] = []
     for part in desk.dialect.chunks(group.rows, desk.table, write.per_row):
-        standing = set(write.send(desk, group.token, part))
-        written += [row for row in part if carried_claim(row).pk in standing]
+        written += _with_keys(part, write.send(desk, group.token, part))
     if write.also is not None and written:
         write.also(desk, written)
     return written
 
 
+def _with_keys(rows: Sequence[Any], keys: Iterable[Any]) -> list[Any]:
+    standing = set(keys)
+    if len(standing) == len(rows):
+        return list(rows)
+    return [row for row in rows if _claimed_key(row) in standing]
+
+
 def end(rows: Sequence[Any]) -> None:
     """Note on each instance that a verb has ended its claim."""
-    for row in rows:
-        carried_claim(row).end()
+    end_claims(carried_claims(rows))
 
 
 def write_failed(

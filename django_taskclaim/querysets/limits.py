@@ -5,9 +5,8 @@ read in claim order without locks; those whose keys have room are claimed by the
 A model without limits comes nowhere near this module's statements.
 """
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from django.db import models
@@ -19,8 +18,10 @@ from django_taskclaim.dialects import ClaimOrder, KeyIn
 from django_taskclaim.dialects.inspection import real_name
 from django_taskclaim.dialects.statements import Key
 from django_taskclaim.fields import AnyField
-from django_taskclaim.policy import policies_over
+from django_taskclaim.policy import Policy, policies_over
+from django_taskclaim.querysets.counting import KeyCount, KeyLimit
 from django_taskclaim.querysets.scope import Desk, Rows
+from django_taskclaim.querysets.serial import InTurn, kept_back, serial_order
 from django_taskclaim.querysets.transactions import refuse_old_snapshots
 from django_taskclaim.states import Status
 from django_taskclaim.tokens import clock
@@ -44,38 +45,30 @@ NO_KEYS = ("JSONField", "BinaryField")
 Undo: TypeAlias = Callable[[Sequence[Key]], Any]
 
 
-@dataclass(frozen=True, slots=True)
-class KeyLimit:
-    """At most ``most`` rows with one value of ``field`` are processing; rows where it is NULL are not limited."""
-
-    field: AnyField
-    most: int
-
-    @property
-    def name(self) -> str:
-        """The field as querysets call it, without a join."""
-        return self.field.attname
-
-
 def limits_over(model: type[models.Model]) -> list[KeyLimit]:
     """Return the limits that a claim through *model* obeys: its own, and those of the models it stands for.
 
     Raises ValueError in one sentence for a column that cannot be counted by.
     """
-    return [
-        KeyLimit(_counted(model, name), most)
-        for policy in policies_over(model)
-        for name, most in policy.own_limit_per.items()
-    ]
+    return [limit for policy in policies_over(model) for limit in _limits_of(policy, model)]
 
 
-def refuse_uncountable(model: type[models.Model], names: Iterable[str]) -> None:
+def _limits_of(policy: Policy, model: type[models.Model]) -> Iterator[KeyLimit]:
+    for name, most in policy.own_limit_per.items():
+        yield KeyLimit(_counted(model, name, "limit_per"), most)
+    if policy.own_serial_by is not None:
+        field = _counted(model, policy.own_serial_by, "serial_by")
+        order = serial_order(policy, claim_columns(model))
+        yield InTurn(field, 1, order, policy.own_failed_blocks)
+
+
+def refuse_uncountable(model: type[models.Model], policy: Policy) -> None:
     """Raise ValueError in one sentence for names of columns that no limit of *model* can count by."""
-    for name in names:
-        _counted(model, name)
+    for _ in _limits_of(policy, model):
+        pass
 
 
-def _counted(model: type[models.Model], name: str) -> AnyField:
+def _counted(model: type[models.Model], name: str, option: str) -> AnyField:
     columns = claim_columns(model)
     meta = columns.owner._meta
     own = {
@@ -84,26 +77,45 @@ def _counted(model: type[models.Model], name: str) -> AnyField:
     field = own.get(name)
     if field is None:
         raise ValueError(
-            f"limit_per counts by columns of {meta.label}, the table with the claim columns;"
+            f"{option} counts by columns of {meta.label}, the table with the claim columns;"
             f" {name!r} is none of them."
         )
     if field in columns.guarded or field.get_internal_type() in NO_KEYS:
         what = "a claim column" if field in columns.guarded else f"a {type(field).__name__}"
-        raise ValueError(f"limit_per cannot count by {name!r}, which is {what}.")
+        raise ValueError(f"{option} cannot count by {name!r}, which is {what}.")
     return field
 
 
 def without_room(desk: Desk) -> Q:
     """Match rows of the claim table whose key has as many rows processing as it may; empty without limits."""
-    found, status = Q(), desk.columns.status.name
+    found = Q()
     for limit in limits_over(desk.model):
-        running = desk.rows.order_by().filter(
-            **{status: Status.PROCESSING, f"{limit.name}__isnull": False}
-        )
-        counts = running.values(limit.name).annotate(n=models.Count("*"))
-        full = counts.filter(n__gte=limit.most).values(limit.name)
-        found |= Q(**{f"{limit.name}__in": full})
+        found |= kept_back(limit, desk) if isinstance(limit, InTurn) else _full(limit, desk)
     return found
+
+
+def _full(limit: KeyLimit, desk: Desk) -> Q:
+    running = desk.rows.order_by().filter(
+        **{desk.columns.status.name: Status.PROCESSING, f"{limit.name}__isnull": False}
+    )
+    counts = running.values(limit.name).annotate(n=models.Count("*"))
+    full = counts.filter(n__gte=limit.most).values(limit.name)
+    return Q(**{f"{limit.name}__in": full})
+
+
+def line_up(order: ClaimOrder, desk: Desk, options: str) -> bool:
+    """Let claims of the table that count wait for each other until they commit; False where there is nothing to take.
+
+    Raises RuntimeError inside a transaction of the caller's that does not see what others commit.
+    """
+    refuse_old_snapshots(desk, f"claim_batch() counts what others have claimed for {options}")
+    # Nothing to take is nothing to queue for; who is the only writer has queued already.
+    if not desk.dialect.has_one_writer and not desk.dialect.first(
+        order.candidates, desk.table, 1, desk.columns.key
+    ):
+        return False
+    desk.dialect.queue(f"limits:{desk.columns.owner._meta.label_lower}")
+    return True
 
 
 def take_within(
@@ -112,58 +124,16 @@ def take_within(
     """Claim up to ``order.limit`` rows so that no key exceeds its limit, and return the wanted columns of each.
 
     ``order.returning`` must name the columns of the limits; *due* are its candidates whatever the switch says. *undo*
-    opens rows again that were just claimed. Raises RuntimeError inside a transaction of the caller's that does not see
-    what others commit.
+    opens rows again that were just claimed. Raises what ``line_up`` raises.
     """
-    refuse_old_snapshots(desk, "claim_batch() counts what others have claimed for limit_per")
-    columns = desk.columns
-    # Nothing to take is nothing to queue for; who is the only writer has queued already.
-    if not desk.dialect.has_one_writer and not desk.dialect.first(
-        order.candidates, desk.table, 1, columns.key
-    ):
+    if not line_up(order, desk, _options(limits)):
         return []
-    desk.dialect.queue(f"limits:{columns.owner._meta.label_lower}")
-    return _Taking(order, due, desk, [KeyCount(one, desk) for one in limits], undo).run()
+    return _Taking(order, due, desk, [limit.count(desk) for limit in limits], undo).run()
 
 
-class KeyCount:
-    """How many more rows of each key may be claimed. The database is asked once for each key."""
-
-    def __init__(self, limit: KeyLimit, desk: Desk) -> None:
-        self.limit = limit
-        self._running: Counter[Any] = Counter()
-        self._processing = desk.rows.order_by().filter(
-            **{desk.columns.status.name: Status.PROCESSING}
-        )
-        self._desk = desk
-
-    def learn(self, keys: Iterable[Any]) -> None:
-        """Count what is processing of *keys*, whoever holds it, expired or not.
-
-        Counted by value here: what two values are equal is another question on each database.
-        """
-        new = [key for key in dict.fromkeys(keys) if key is not None and key not in self._running]
-        for part in self._desk.dialect.chunks(new, self._desk.table):
-            rows = self._processing.filter(**{f"{self.limit.name}__in": part})
-            found = Counter(rows.values_list(self.limit.name, flat=True))
-            for key in part:
-                self._running[key] = found[key]
-
-    def has_room(self, key: Any) -> bool:
-        return key is None or self._running[key] < self.limit.most
-
-    def left(self, key: Any) -> int:
-        """Return how many more rows of a key there may be."""
-        return max(0, self.limit.most - self._running[key])
-
-    def add(self, key: Any, number: int) -> None:
-        if key is not None:
-            self._running[key] += number
-
-    @property
-    def full(self) -> list[Any]:
-        """The keys known to have no room."""
-        return [key for key in self._running if not self.has_room(key)]
+def _options(limits: Sequence[KeyLimit]) -> str:
+    names = ["serial_by" if isinstance(limit, InTurn) else "limit_per" for limit in limits]
+    return " and ".join(dict.fromkeys(names))
 
 
 class _Taking:
@@ -194,6 +164,7 @@ class _Taking:
         front = max(FRONT, 4 * self.order.limit)
         rows = self._read(self.order.candidates, front)
         self._take(rows)
+        self._take_overlooked(rows)
         more, looks = len(rows) >= front, 0
         while self._wanted and more and looks < LOOKS:
             looks += 1
@@ -204,7 +175,16 @@ class _Taking:
                 rows = self._read(self._with_room(), front)
                 more = len(rows) >= front
             self._take(rows)
+            self._take_overlooked(rows)
         return self.taken
+
+    def _take_overlooked(self, seen: Sequence[Sequence[Any]]) -> None:
+        """Take what goes before rows that were *seen*, but stands elsewhere in claim order."""
+        keys = [self.desk.table.key_of(row) for row in seen]
+        for count in self.counts:
+            first = [key for key in count.overlooked(keys) if key not in self._tried]
+            if first and self._wanted:
+                self._take(self._read(self._only(self.order.candidates, first), len(first)))
 
     def _read(self, rows: Rows, most: int) -> list[list[Any]]:
         return self.desk.dialect.first(rows, self.desk.table, most, self._fields)
@@ -225,8 +205,9 @@ class _Taking:
         for row in rows:
             key = self.desk.table.key_of(row)
             values = [row[place] for place in self._seen_at]
-            room = all(one.has_room(value) for one, value in zip(self.counts, values, strict=True))
-            if room and key not in chosen and key not in self._tried:
+            if key in chosen or key in self._tried:
+                continue
+            if all(one.admits(value, key) for one, value in zip(self.counts, values, strict=True)):
                 chosen[key] = values
                 self._add(values, 1)
             if len(chosen) == self._wanted:
@@ -237,7 +218,7 @@ class _Taking:
     def _claim(self, chosen: dict[Key, list[Any]]) -> None:
         order = replace(
             self.order,
-            candidates=self._only(self.order.candidates.order_by(), list(chosen)),
+            rows=lambda: self._only(self.order.candidates.order_by(), list(chosen)),
             simple=False,
             limit=len(chosen),
         )
@@ -280,7 +261,7 @@ class _Taking:
     def _key_by_key(self, count: KeyCount) -> tuple[list[list[Any]], bool]:
         """Return the first rows of keys that have room, and whether there may be more such keys."""
         found, more = self._next_keys(count)
-        keys = self._first_of_each(count, found)
+        keys = count.first_of_each(self.due, found, self._wanted)
         if count.limit.field.null:
             without = self.due.filter(**{f"{count.limit.name}__isnull": True})
             keys += [self.desk.table.key_of(row) for row in self._read(without, self._wanted)]
@@ -319,15 +300,6 @@ class _Taking:
         given = {f"{name}__{how}": bound for how, bound in bounds.items() if bound is not None}
         rows = self.due.filter(**given).order_by(name)
         return [row[0] for row in self.desk.dialect.first(rows, self.desk.table, STEP, [field])]
-
-    def _first_of_each(self, count: KeyCount, keys: Sequence[Any]) -> list[Key]:
-        """Return the keys of rows that stand first among those with each of *keys*, as many as there is room for."""
-        if not keys:
-            return []
-        most = min(max(count.left(key) for key in keys), self._wanted)
-        return self.desk.dialect.first_of_each(
-            self.due, self.desk.table, count.limit.field, keys, most
-        )
 
 
 # What is known of a table

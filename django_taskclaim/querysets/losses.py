@@ -16,10 +16,12 @@ logger = logging.getLogger("django_taskclaim")
 
 def raise_unless_all(rows: Sequence[Any], written: Sequence[Any]) -> None:
     """Raise ClaimLost naming those of *rows* that were not written."""
+    if len(written) == len(rows):
+        return
     done = {id(row) for row in written}
     lost = [row for row in rows if id(row) not in done]
-    undecided = [row for row in lost if (claim := claim_of(row)) is not None and claim.undecided]
     if lost:
+        undecided = [row for row in lost if (one := claim_of(row)) is not None and one.undecided]
         raise_lost(lost, written, undecided)
 
 

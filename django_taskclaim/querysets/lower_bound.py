@@ -5,23 +5,40 @@ of them again. What is put back below the bound, or comes in there, is found by 
 """
 
 import random
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
-from django_taskclaim.dialects import ClaimOrder
+from django_taskclaim.dialects import ClaimOrder, Spellings
 from django_taskclaim.fields import NEVER_WAITED, as_utc
-from django_taskclaim.querysets.scope import Desk, Rows
+from django_taskclaim.querysets.scope import Desk
 from django_taskclaim.tokens import clock
 
 Row: TypeAlias = list[Any]
 
-#: Under backlog everything is looked at so often, in seconds …
+#: Under backlog everything is looked at so often, in seconds, and so are rows of a higher priority alone …
 FULL_LOOK_EVERY = 1.0
-#: … or more rarely, where that would take more than this part of the time.
-FULL_LOOK_SHARE = 0.1
+#: … or more rarely, where that would take more than this part of the time. While somebody holds a transaction open,
+#: nothing of what is done is cleared away, and a look in full takes as long as dozens of other claims.
+FULL_LOOK_SHARE = 0.01
+URGENT_LOOK_SHARE = 0.1
+#: … but at least so often, however long one look took.
+LONGEST_PAUSE = 10.0
 #: How many claims begin with rows that have waited, which stand behind all those that never did.
 WAITED_FIRST = 0.1
+
+#: Of how many priorities, batch sizes and so on the spelling of a statement is kept.
+MOST_SPELLINGS = 50
+
+
+class Looks(NamedTuple):
+    """Where a claim looks before it looks at everything, which it does where it still lacks rows."""
+
+    #: At rows of a higher priority than the bound's.
+    urgent: bool = False
+    #: At rows that have waited, wherever they stand.
+    waited: bool = False
+    beyond: bool = False
 
 
 @dataclass(slots=True)
@@ -40,6 +57,9 @@ class LowerBound:
     _alike: dict[str, Any] = field(default_factory=dict)
     _key: Any = None
     _full_look_at: float = 0.0
+    _urgent_look_at: float = 0.0
+    #: How the statements of each kind of look are spelt, by priority and connection.
+    _spellings: dict[Any, Spellings] = field(default_factory=dict)
 
     @classmethod
     def behind(cls, row: Any, desk: Desk) -> "LowerBound":
@@ -50,49 +70,122 @@ class LowerBound:
         bound._stand(desk, desk.columns.key_of(row), priority)
         return bound
 
-    def claim(self, order: ClaimOrder, desk: Desk) -> list[Row]:
-        """Claim as the dialect does, beyond the bound first, and move the bound."""
-        self.was_full = False
-        rows: dict[Any, Row] = {}
-        for candidates in self._narrowed(order.candidates, desk):
-            rows |= _look(order, candidates, rows, desk)
+    def next_looks(self, desk: Desk) -> Looks:
+        """Decide where the next claim looks first."""
+        if not self._stands:
+            return Looks()
+        now, columns = clock(), desk.columns
+        beyond = now < self._full_look_at and _has_bounds(desk)
+        return Looks(
+            urgent=beyond and columns.priority is not None and now >= self._urgent_look_at,
+            waited=columns.not_before is not None and random.random() < self.waited_first,
+            beyond=beyond,
+        )
+
+    def anything_beside(self, looks: Looks, order: ClaimOrder, desk: Desk) -> bool:
+        """Say whether a claim has to look beside the bound, at an urgent row or at one that has waited and is due.
+
+        Questions, which lock nothing.
+        """
+        if looks.urgent:
+            start = clock()
+            if _is_there(self._urgent(order, desk), desk):
+                return True
+            self._found_nothing_urgent(start)
+        return looks.waited and _is_there(self._waited(order, desk), desk)
+
+    def _found_nothing_urgent(self, start: float) -> None:
+        now = clock()
+        self._urgent_look_at = now + _pause(now - start, URGENT_LOOK_SHARE)
+
+    def claim_beyond(self, order: ClaimOrder, desk: Desk) -> list[Row]:
+        """Claim what there is beyond the bound, and move it; none of these rows has ever waited."""
+        rows = desk.dialect.claim(self._beyond(order, desk), desk.columns)
+        self.was_full = len(rows) == order.limit
+        self._pass(order, rows, desk)
+        return rows
+
+    def claim(
+        self, order: ClaimOrder, desk: Desk, looks: Looks, begun: Sequence[Row] = ()
+    ) -> list[Row]:
+        """Claim as the dialect does what is wanted beside what was *begun*, and move the bound; return all of it."""
+        rows: dict[Any, Row] = {desk.table.key_of(row): row for row in begun}
+        if looks.urgent:
+            start = clock()
+            rows |= _look(self._urgent(order, desk), rows, desk)
+            if len(rows) < order.limit:
+                self._found_nothing_urgent(start)
+        if looks.waited:
+            rows |= _look(self._waited(order, desk), rows, desk)
+        if looks.beyond:
+            rows |= _look(self._beyond(order, desk), rows, desk)
         everywhere = len(rows) < order.limit
         if everywhere:
-            began = clock()
-            rows |= _look(order, order.candidates, rows, desk)
-            pause = max(FULL_LOOK_EVERY, (clock() - began) / FULL_LOOK_SHARE)
-            self._full_look_at = clock() + pause
+            start = clock()
+            rows |= _look(self._spelt(order, desk, "full"), rows, desk)
+            self._full_look_at = clock() + _pause(clock() - start, FULL_LOOK_SHARE)
+            self._urgent_look_at = clock() + FULL_LOOK_EVERY
         self.was_full = len(rows) == order.limit
         self._move(order, list(rows.values()), desk, everywhere=everywhere)
         return list(rows.values())
 
-    def _narrowed(self, candidates: Rows, desk: Desk) -> Iterator[Rows]:
-        """Yield what is looked at before everything is, or instead."""
-        if not self._stands:
-            return
-        alike, waiting = candidates.filter(**self._alike), desk.columns.not_before
-        if waiting is not None:
-            if random.random() < self.waited_first:
-                yield alike.filter(**{f"{waiting.name}__gt": NEVER_WAITED})
-            alike = alike.filter(**{waiting.name: NEVER_WAITED})
-        if clock() < self._full_look_at and _has_bounds(desk):
-            yield alike.filter(**{f"{_key_name(desk)}__gt": self._key})
+    def _urgent(self, order: ClaimOrder, desk: Desk) -> ClaimOrder:
+        higher = {f"{name}__gt": priority for name, priority in self._alike.items()}
+        urgent = replace(order, rows=lambda: order.candidates.filter(**higher))
+        return self._spelt(urgent, desk, "urgent")
+
+    def _waited(self, order: ClaimOrder, desk: Desk) -> ClaimOrder:
+        waiting, alike = desk.columns.not_before, self._alike
+        assert waiting is not None, "else nothing waits"
+        later = {f"{waiting.name}__gt": NEVER_WAITED}
+        waited = replace(order, rows=lambda: order.candidates.filter(**alike, **later))
+        return self._spelt(waited, desk, "waited")
+
+    def _beyond(self, order: ClaimOrder, desk: Desk) -> ClaimOrder:
+        waiting, alike, key = desk.columns.not_before, self._alike, self._key
+        never = {} if waiting is None else {waiting.name: NEVER_WAITED}
+        further = {f"{_key_name(desk)}__gt": key}
+        beyond = replace(
+            order, rows=lambda: order.candidates.filter(**alike, **never).filter(**further)
+        )
+        if len(desk.columns.key) > 1:
+            return beyond
+        return self._spelt(beyond, desk, "beyond", bound=desk.table.prepared_key(key)[0])
+
+    def _spelt(self, order: ClaimOrder, desk: Desk, look: str, *, bound: Any = None) -> ClaimOrder:
+        """Have the statements of this look spelt as those before it were, where nothing but the *bound* can differ."""
+        if not order.simple:
+            return order
+        if len(self._spellings) > MOST_SPELLINGS:
+            self._spellings.clear()
+        alike = () if look == "full" else tuple(self._alike.values())
+        kind = (look, *alike, *order.scopes, id(desk.dialect.connection))
+        spellings = self._spellings.setdefault(kind, Spellings())
+        spellings.bound = bound
+        return replace(order, spellings=spellings)
 
     def _move(self, order: ClaimOrder, rows: list[Row], desk: Desk, *, everywhere: bool) -> None:
         """Stand at the last of *rows* that never waited; nowhere, where a look at everything found too few."""
-        columns, places = desk.columns, {one: n for n, one in enumerate(order.returning)}
-        if columns.not_before is not None:
-            place = places[columns.not_before]
+        waiting = desk.columns.not_before
+        if waiting is not None:
+            place = order.place_of(waiting)
             rows = [row for row in rows if as_utc(row[place]) == NEVER_WAITED]
         if everywhere and not (rows and self.was_full):
             self._stands = False
-        elif columns.priority is None:
-            if rows:
-                self._stand(desk, max(map(desk.table.key_of, rows)))
-        elif rows:
-            place = places[columns.priority]
-            behind, key = max((-row[place], desk.table.key_of(row)) for row in rows)
-            self._stand(desk, key, -behind)
+        else:
+            self._pass(order, rows, desk)
+
+    def _pass(self, order: ClaimOrder, rows: list[Row], desk: Desk) -> None:
+        """Stand at the last of *rows*, none of which has ever waited, if there are any."""
+        field, key_of = desk.columns.priority, desk.table.key_of
+        if not rows:
+            return
+        priority = None
+        if field is not None:
+            place = order.place_of(field)
+            priority = min(row[place] for row in rows)
+            rows = [row for row in rows if row[place] == priority]
+        self._stand(desk, max(map(key_of, rows)), priority)
 
     def _stand(self, desk: Desk, key: Any, priority: int | None = None) -> None:
         self._stands, self._key = True, key
@@ -100,14 +193,25 @@ class LowerBound:
         self._alike = {} if field is None else {field.name: priority}
 
 
-def _look(order: ClaimOrder, candidates: Rows, rows: dict[Any, Row], desk: Desk) -> dict[Any, Row]:
-    """Claim from *candidates* what is still wanted beside *rows*."""
+def _look(order: ClaimOrder, rows: dict[Any, Row], desk: Desk) -> dict[Any, Row]:
+    """Claim what is still wanted beside *rows*."""
     wanted = order.limit - len(rows)
     if not wanted:
         return {}
-    part = replace(order, candidates=candidates, limit=wanted)
+    part = order if wanted == order.limit else replace(order, limit=wanted)
     # By key: a strategy that finds its rows by their holder returns those of the look before, too.
     return {desk.table.key_of(row): row for row in desk.dialect.claim(part, desk.columns)}
+
+
+def _pause(took: float, share: float) -> float:
+    """Return how long to wait, in seconds, after a look that *took* so long, so that such looks take that *share*."""
+    return min(LONGEST_PAUSE, max(FULL_LOOK_EVERY, took / share))
+
+
+def _is_there(order: ClaimOrder, desk: Desk) -> bool:
+    """Say whether there is a row that a claim would lock."""
+    keys = desk.dialect.candidate_keys(order, desk.table, 1)
+    return keys is not None and bool(desk.dialect.fetch(keys))
 
 
 def _has_bounds(desk: Desk) -> bool:

@@ -10,7 +10,7 @@ from django.db import DatabaseError, models
 from django.db.models import Q
 
 from django_taskclaim import conf
-from django_taskclaim.columns import claim_columns, has_ranges, range_columns
+from django_taskclaim.columns import claim_columns, has_ranges, range_columns, unit_of
 from django_taskclaim.dialects import DatabaseNow
 from django_taskclaim.dialects.statements import SQL, sql, value
 from django_taskclaim.failures import in_ascii
@@ -19,6 +19,7 @@ from django_taskclaim.querysets.assignments import crash_mark, open_again, pass_
 from django_taskclaim.querysets.claiming import is_crash_mark, is_unbegun
 from django_taskclaim.querysets.scope import Desk, Rows, on_claim_table, refuse_unclaimable
 from django_taskclaim.querysets.transactions import transactionally
+from django_taskclaim.querysets.waking import call_workers
 from django_taskclaim.signals import rows_acted_on, rows_expired, send_after_commit
 from django_taskclaim.states import WORKER_MARK, Status
 from django_taskclaim.wording import counted
@@ -28,6 +29,9 @@ logger = logging.getLogger("django_taskclaim")
 #: The error class of a row that an operator failed by word alone.
 OPERATOR = "FailedByOperator"
 
+#: The acts after which there is something to do.
+OPENING = frozenset({"reset", "resumed"})
+
 #: What of a row decides what an expired claim makes of it.
 _JUDGED_BY = ("attempts", "claimed_by", "not_before", "iteration")
 
@@ -36,6 +40,9 @@ _WRITTEN = "_taskclaim_written"
 
 #: Given the locked rows (the columns asked for), writes them and returns how many.
 Write = Callable[[Desk, list[list[Any]]], int]
+
+#: Told after each chunk's commit how many rows have been written so far.
+Told = Callable[[int], None]
 
 
 def expired_condition(desk: Desk) -> Q:
@@ -53,11 +60,13 @@ def in_chunks(
     write: Write,
     fields: Sequence[str] = (),
     limit: int | None = None,
+    progress: Told | None = None,
 ) -> int:
     """Lock, write and commit chunk by chunk what matches, and return how many rows were written.
 
-    Rows that another transaction has locked are left alone. Inside a caller's transaction all chunks are part of it.
-    Of an error that ends it half-way ``written_before`` says how many rows were written.
+    *limit* bounds them, in the order of their keys but on SQLite; *progress* hears of each chunk. Rows that another
+    transaction has locked are left alone. Inside a caller's transaction all chunks are part of it. Of an error that
+    ends it half-way ``written_before`` says how many rows were written.
     """
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
         raise ValueError(f"limit must be a whole number from 1, not {limit!r}.")
@@ -77,10 +86,13 @@ def in_chunks(
         chunk = partial(_chunk, desk, rows.order_by(*key), size, write, fields)
         try:
             locked, written = transactionally(desk, chunk)
-        except Exception as error:
+        except BaseException as error:
+            # Ctrl-C among them: what was committed before it stays.
             setattr(error, _WRITTEN, total)
             raise
         total += written
+        if progress is not None:
+            progress(total)
         if len(locked) < size:
             break
         if desk.dialect.locks_in_key_order:
@@ -115,6 +127,8 @@ def state_write(act: str, *states: Status, assignments: Callable[[Desk], list[SQ
         )
         if written:
             send_after_commit(rows_acted_on, desk.model, desk.alias, keys=keys, act=act)
+            if act in OPENING:
+                call_workers(desk.columns.owner, desk.alias)
         return written
 
     return write
@@ -210,12 +224,18 @@ def fail_rows(queryset: Rows, states: Sequence[Status], told: tuple[str, str]) -
 
 
 def change(
-    queryset: Rows, act: str, states: Sequence[Status], assignments: Callable[[Desk], list[SQL]]
+    queryset: Rows,
+    act: str,
+    states: Sequence[Status],
+    assignments: Callable[[Desk], list[SQL]],
+    limit: int | None = None,
+    progress: Told | None = None,
 ) -> int:
     """Write *assignments* to the rows that are in one of *states*, chunk by chunk, and return how many."""
     status = claim_columns(queryset.model).status.name
     write = state_write(act, *states, assignments=assignments)
-    return in_chunks(queryset, lambda desk: Q(**{f"{status}__in": states}), write)
+    in_states = Q(**{f"{status}__in": states})
+    return in_chunks(queryset, lambda desk: in_states, write, limit=limit, progress=progress)
 
 
 def take_back(queryset: Rows) -> int:
@@ -335,7 +355,7 @@ def _write_fate(desk: Desk, fate: str, rows: list[list[Any]]) -> int:
     logger.log(
         level,
         "%s of %s expired: %s",
-        counted(written, "row"),
+        counted(written, unit_of([desk.model])),
         desk.model._meta.label,
         fate,
         extra={

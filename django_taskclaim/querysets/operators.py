@@ -1,12 +1,15 @@
 """What an operator does to rows that somebody else may hold; ``ClaimQuerySet`` inherits these verbs."""
 
+from collections.abc import Callable
+from datetime import timedelta
 from typing import TypeVar
 
 from asgiref.sync import sync_to_async
 from django.db import models
 
+from django_taskclaim import conf
 from django_taskclaim.failures import recorded
-from django_taskclaim.querysets import operating
+from django_taskclaim.querysets import operating, pruning, repairing
 from django_taskclaim.states import Status
 
 M = TypeVar("M", bound=models.Model)
@@ -38,3 +41,41 @@ class OperatorVerbs(models.QuerySet[M]):
     ) -> int:
         """``fail_rows`` for async code."""
         return await sync_to_async(self.fail_rows)(error, running=running, complete=complete)
+
+    def prune(
+        self,
+        *,
+        older_than: float | timedelta,
+        limit: int | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> tuple[int, dict[str, int]]:
+        """Delete rows that were completed longer ago than *older_than*, by the database's clock, chunk by chunk.
+
+        Returns how many, and how many rows of each model went, those that Django's cascades took among them; signals
+        are sent as ``delete()`` sends them. A row that was opened again meanwhile stays, and so does one that another
+        transaction has locked. *limit* bounds the rows, *progress* is called with their number as each chunk is
+        committed. Raises TypeError for a model without ``completed_at``, and what Django raises where a protected row
+        refers to one of these; the chunks before are gone then.
+        """
+        self._for_write = True
+        age = conf.positive_duration(older_than, "older_than")
+        return pruning.prune(self, age, limit, progress)
+
+    async def aprune(
+        self, *, older_than: float | timedelta, limit: int | None = None
+    ) -> tuple[int, dict[str, int]]:
+        """``prune`` for async code."""
+        return await sync_to_async(self.prune)(older_than=older_than, limit=limit)
+
+    def repair(self) -> dict[str, int]:
+        """Put right what contradicts itself, chunk by chunk, and return how many rows, by what they were.
+
+        Rows that are processing without an end of the lease go back as if it had ended; open and paused ones are held
+        by nobody afterwards, and complete and failed ones have no lease. Rows that are locked are left alone.
+        """
+        self._for_write = True
+        return repairing.repair(self)
+
+    async def arepair(self) -> dict[str, int]:
+        """``repair`` for async code."""
+        return await sync_to_async(self.repair)()

@@ -14,13 +14,15 @@ from django_taskclaim.columns import claim_columns
 from django_taskclaim.dialects import DatabaseNow
 from django_taskclaim.dialects.statements import SQL, sql
 from django_taskclaim.exceptions import ClaimLost
-from django_taskclaim.fields import UNSETTLED
+from django_taskclaim.fields import UNSETTLED, as_utc
 from django_taskclaim.guard import show
 from django_taskclaim.localized import clock_time, number
 from django_taskclaim.policy import policy_for
 from django_taskclaim.querysets import fencing, operating
 from django_taskclaim.querysets.assignments import Assignments, pass_on
 from django_taskclaim.querysets.claiming import checked_name
+from django_taskclaim.querysets.everyone import everyones_stop
+from django_taskclaim.querysets.fleet import Refusal, refused_now
 from django_taskclaim.querysets.limits import without_room
 from django_taskclaim.querysets.losses import raise_unless_all
 from django_taskclaim.querysets.operators import OperatorVerbs
@@ -55,19 +57,45 @@ class WhyEmpty(NamedTuple):
     ready: int = 0
     #: How many more of those would be, but for a limit per key that others have used up.
     limited: int = 0
+    #: Why nobody claims for a while, and until when. Nothing was counted then.
+    throttled: str = ""
+    throttled_until: datetime | None = None
+    #: The hours outside of which nobody claims, and when they begin. Nothing was counted then.
+    hours: str = ""
+    opens: datetime | None = None
+    #: How many more would be ready, but for what holds for all together, ``rate`` or ``max_running``; what that is, and
+    #: when it lets the next one be claimed, where that can be told.
+    kept_back: int = 0
+    kept_back_by: str = ""
+    limit: str = ""
+    next_allowed: datetime | None = None
 
     def __str__(self) -> str:
         if self.paused:
             return _("paused")
+        if self.throttled_until is not None:
+            facts = {"time": clock_time(self.throttled_until), "reason": self.throttled}
+            return _("throttled until %(time)s: %(reason)s") % facts
+        if self.opens is not None:
+            facts = {"time": clock_time(self.opens), "hours": self.hours}
+            return _("outside the hours %(hours)s, next %(time)s") % facts
         parts = [
+            self._kept_back(),
             _("%(number)s just freed, ask again") % {"number": number(self.ready)},
             self._held(),
             self._waiting(),
             _("%(number)s kept back by a limit per key") % {"number": number(self.limited)},
         ]
-        counts = (self.ready, self.held, self.waiting, self.limited)
+        counts = (self.kept_back, self.ready, self.held, self.waiting, self.limited)
         told = [part for part, count in zip(parts, counts, strict=True) if count]
         return "; ".join(told) or _("nothing is left")
+
+    def _kept_back(self) -> str:
+        facts = {"number": number(self.kept_back), "limit": self.limit}
+        if self.next_allowed is None:
+            return _("%(number)s kept back, for no more than %(limit)s may run at once") % facts
+        facts["time"] = clock_time(self.next_allowed)
+        return _("%(number)s kept back by the rate %(limit)s, next %(time)s") % facts
 
     def _held(self) -> str:
         told = _("%(number)s held by others") % {"number": number(self.held)}
@@ -154,10 +182,16 @@ class PeopleVerbs(OperatorVerbs[M]):
         desk = Desk.of(self.model, self.db)
         if _is_paused(desk):
             return WhyEmpty(paused=True)
+        if (stop := everyones_stop(self.model, desk.alias)) is not None:
+            return WhyEmpty(throttled=stop.reason, throttled_until=as_utc(stop.until))
+        refusal = refused_now(desk)
+        if refusal is not None and refusal.option == "hours":
+            return WhyEmpty(hours=str(refusal.terms.hours), opens=refusal.until)
         columns = desk.columns
         states = Q(**{f"{columns.status.name}__in": [Status.OPEN, Status.PROCESSING]})
         rows = on_claim_table(self, desk).filter(states)
-        return WhyEmpty(**rows.aggregate(**_counts(desk, who, without_room(desk))))
+        found = WhyEmpty(**rows.aggregate(**_counts(desk, who, without_room(desk))))
+        return found if refusal is None else _kept_back(found, refusal)
 
     # Async twins
 
@@ -178,6 +212,16 @@ class PeopleVerbs(OperatorVerbs[M]):
         return await sync_to_async(self.why_empty)(who)
 
 
+def _kept_back(found: WhyEmpty, refusal: Refusal) -> WhyEmpty:
+    return found._replace(
+        ready=0,
+        kept_back=found.ready,
+        kept_back_by=refusal.option,
+        limit=str(getattr(refusal.terms, refusal.option)),
+        next_allowed=refusal.until,
+    )
+
+
 def _duration(model: type[models.Model], lease: Lease) -> timedelta:
     return policy_for(model).lease if lease is None else conf.positive_duration(lease, "lease")
 
@@ -192,7 +236,7 @@ def _passed_to(holder: str, lease: timedelta | None) -> Assignments:
 def _show_passed(row: models.Model, holder: str) -> None:
     columns = claim_columns(type(row))
     unknown = (columns.claimed_at, columns.expires_at, columns.iteration)
-    show(row, {columns.claimed_by: holder, **dict.fromkeys(unknown, models.DEFERRED)})
+    show([row], {columns.claimed_by: holder, **dict.fromkeys(unknown, models.DEFERRED)})
 
 
 def _is_paused(desk: Desk) -> bool:

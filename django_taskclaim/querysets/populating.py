@@ -16,6 +16,7 @@ from django_taskclaim.guard import prepare_birth
 from django_taskclaim.links import SourceKeyValues, SourceLink, source_link
 from django_taskclaim.querysets.scope import Desk, Rows
 from django_taskclaim.querysets.transactions import transactionally
+from django_taskclaim.querysets.waking import call_workers
 from django_taskclaim.states import Status
 
 #: How many source rows a transaction is about where they are copied.
@@ -85,12 +86,15 @@ class Population:
         text, params = chosen.query.get_compiler(connection=self.desk.dialect.connection).as_sql()
         into = [*self.link.own, *constants]
         dialect = self.desk.dialect
-        return dialect.insert_selected(
+        inserted = dialect.insert_selected(
             self.table,
             into,
             SQL(text, tuple(params)),
             passing_over=again and dialect.passes_over_duplicates,
         )
+        if inserted:
+            call_workers(self.desk.columns.owner, self.desk.alias)
+        return inserted
 
     def _missing(self, sources: Rows, there: Rows) -> Rows:
         linked = {

@@ -1,14 +1,16 @@
 """How a verb's statements are sent: in a transaction of their own, tried again when the database is contended."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
-from django.db import DatabaseError, transaction
+from django.db import DatabaseError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_taskclaim import conf
 from django_taskclaim.contention import contention_code, retry_on_contention
+from django_taskclaim.dialects import dialect_for, savepoint_around
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.querysets.lost_commits import AWAY, give_up
 from django_taskclaim.querysets.scope import Desk
@@ -28,6 +30,31 @@ def transactionally(
     Where it was our own and its COMMIT was not answered, *look_again* finds out what came of it.
     """
     return _retried(desk, statements, look_again, durable=False)
+
+
+def alone(desk: Desk, statement: Callable[[], R], look_again: Callable[[], R] | None = None) -> R:
+    """Run the one *statement* outside of any transaction, so that it commits by itself.
+
+    Where it was not answered, *look_again* finds out what came of it. Only where ``may_stand_alone``.
+    """
+
+    def once() -> R:
+        try:
+            return statement()
+        except AWAY as error:
+            if contention_code(error) is not None:
+                raise
+            raise _Unanswered(None, error) from error
+
+    if look_again is None:
+        return _answered(desk, once, None)
+    look = look_again
+    return _answered(desk, once, lambda unknown: look())
+
+
+def may_stand_alone(desk: Desk) -> bool:
+    """Say whether a single statement needs no transaction of ours around it: a third of the round trips."""
+    return no_transaction(desk.dialect.connection) and desk.dialect.commits_alone
 
 
 def durably(
@@ -75,21 +102,52 @@ def no_transaction(connection: BaseDatabaseWrapper) -> bool:
 
 
 @contextmanager
-def whole(using: str, complaint: str) -> Iterator[None]:
+def whole(using: str, complaint: str, *, asking: bool = False) -> Iterator[None]:
     """Raise TaskClaimError with *complaint* if what the block wrote is gone although it ended well.
 
     A deadlock rolls back the whole transaction on MySQL and MariaDB, DDL commits it, and a block that catches the
-    error, or meets none, would be taken for done all the same. The savepoint taken first is then missing at the end.
+    error, or meets none, would be taken for done all the same. With *asking* the server is asked also where the driver
+    should know: so a session that it has ended meanwhile is told with the same complaint.
     """
+    connection = connections[using]
+    guard = savepoint_around(connection) if asking else dialect_for(connection).kept_whole()
     returned = False
     try:
-        with transaction.atomic(using=using):
+        with guard:
             yield
             returned = True
+            if connection.needs_rollback:
+                # Django would roll back what an error inside atomic(savepoint=False) has passed through, caught or not.
+                raise TaskClaimError(complaint)
     except DatabaseError as error:
         if not returned:
             raise
         raise TaskClaimError(f"{complaint}: {error}") from error
+
+
+def _transaction(desk: Desk, *, durable: bool) -> AbstractContextManager[None]:
+    if joins(desk):
+        return transaction.atomic(using=desk.alias, savepoint=False)
+    return desk.dialect.own_transaction(durable=durable)
+
+
+#: Whether the verbs of this thread join the transaction that is open as it is.
+_joined = ContextVar("taskclaim_joined", default=False)
+
+
+@contextmanager
+def joined() -> Iterator[None]:
+    """Let the verbs of the block do without savepoints of their own: whatever fails there ends the transaction."""
+    token = _joined.set(True)
+    try:
+        yield
+    finally:
+        _joined.reset(token)
+
+
+def joins(desk: Desk) -> bool:
+    """Say whether a verb would join the transaction that is open, so that nothing of it could be undone alone."""
+    return _joined.get() and desk.dialect.connection.in_atomic_block
 
 
 class _Unanswered(Exception):
@@ -109,7 +167,7 @@ def _retried(
         outermost = no_transaction(connection)
         committing = False
         try:
-            with desk.dialect.own_transaction(durable=durable):
+            with _transaction(desk, durable=durable):
                 result = statements()
                 committing = outermost
             return result
@@ -118,13 +176,18 @@ def _retried(
                 raise
             raise _Unanswered(result, error) from error
 
+    return _answered(desk, once, look_again)
+
+
+def _answered(desk: Desk, once: Callable[[], R], look_again: LookAgain[R] | None) -> R:
+    """Return what *once* returns, tried again on contention, or what *look_again* finds where it was not answered."""
     retry = retry_on_contention(
         retries=int(conf.setting("RETRIES")), using=desk.alias, atomic=False
     )
     try:
         return retry.call(once)
     except _Unanswered as lost:
-        give_up(connection)
+        give_up(desk.dialect.connection)
         if look_again is None:
             raise lost.error from None
         try:

@@ -13,6 +13,9 @@ from django_taskclaim.switch_reading import scope_of
 from django_taskclaim.throttling.holds import Hold
 from django_taskclaim.tokens import clock
 
+#: The sources of throttles that hold for the whole fleet, whoever found them.
+EVERYONE, HOURS = "everyone", "hours"
+
 
 class Stop(NamedTuple):
     """What is stopped by what."""

@@ -1,7 +1,7 @@
 """Everything that may throttle the claims of one process, behind one object that its threads share."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
@@ -26,6 +26,10 @@ BREAKER = "circuit breaker"
 
 #: The model that the current thread or coroutine works for.
 _working_on: ContextVar[type[Model] | None] = ContextVar("taskclaim_working_on", default=None)
+
+
+#: Where nobody counts, nothing need be noted.
+_NOTHING = nullcontext()
 
 
 class Throttles:
@@ -88,14 +92,21 @@ class Throttles:
         if breaker := self._breakers.get(model):
             breaker.claimed(rows)
 
+    def has_breaker(self, model: type[Model]) -> bool:
+        """Say whether anybody wants to hear how tries of *model* end."""
+        return model in self._breakers
+
     def heard(self, model: type[Model], *, good: int = 0, bad: int = 0) -> None:
         """Note how tries of *model* ended."""
         if breaker := self._breakers.get(model):
             breaker.heard(good=good, bad=bad)
 
-    @contextmanager
-    def working_on(self, model: type[Model]) -> Iterator[None]:
+    def working_on(self, model: type[Model]) -> AbstractContextManager[None]:
         """Let contention that is retried in the block, by this thread or coroutine, count for *model* alone."""
+        return self._working_on(model) if self._breakers else _NOTHING
+
+    @contextmanager
+    def _working_on(self, model: type[Model]) -> Iterator[None]:
         before = _working_on.set(model)
         try:
             yield

@@ -7,7 +7,7 @@ from django.db import connections
 
 from django_taskclaim.dialects import dialect_for
 from django_taskclaim.handlers import Handler
-from django_taskclaim.querysets.transactions import whole
+from django_taskclaim.querysets.transactions import joined, whole
 from django_taskclaim.tokens import standing_claim
 from django_taskclaim.worker.connections import ensure_usable, limit_idle_session
 from django_taskclaim.worker.inflight import Task, Unit
@@ -26,24 +26,28 @@ class _NotAllDone(Exception):
         self.said = said
 
 
-def call_atomically(unit: Unit, tasks: list[Task], using: str, idle: timedelta) -> Answer:
+def call_atomically(
+    unit: Unit, tasks: list[Task], using: str, idle: timedelta | None, *, used_lately: bool
+) -> Answer:
     """Call an atomic handler with *tasks*, all or some of the unit's, and complete them, or leave all as it was.
 
     The transaction may be *idle* for so long between two queries; then the server ends it, lest a frozen process block
-    others.
+    others. A connection that was *used lately* is taken to be there still.
     """
     handler = unit.handler
     at_commit = False
     try:
         limit_idle_session(using, idle)
-        ensure_usable(using)
+        if not used_lately:
+            ensure_usable(using)
         with dialect_for(connections[using]).own_transaction(durable=True):
             # From here on the handler's time runs: where there is one writer, that may have been a long wait.
             unit.begin(tasks)
             with whole(using, SWALLOWED):
                 value = handler.call([task.row for task in tasks])
             _refuse_what_is_not_done(handler, tasks, value)
-            _complete(handler, tasks)
+            with joined():
+                _complete(handler, tasks)
             at_commit = True
     except _NotAllDone as undone:
         return Answer(said=undone.said)

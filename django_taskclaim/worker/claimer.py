@@ -15,6 +15,7 @@ from django_taskclaim.dialects import dialect_for
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.handlers import Handler
 from django_taskclaim.querysets.claiming import Request, new_holder
+from django_taskclaim.querysets.fleet import Answer
 from django_taskclaim.querysets.limits import limits_over
 from django_taskclaim.querysets.lower_bound import LowerBound
 from django_taskclaim.querysets.ranges import end_of_source, is_unplanned, open_more
@@ -26,7 +27,6 @@ from django_taskclaim.worker.connections import (
     drop_broken,
     ensure_usable,
     guard_connections,
-    is_contention,
     tidy_up,
     use_own_connection,
 )
@@ -34,13 +34,17 @@ from django_taskclaim.worker.inflight import InFlight, Unit, units_of
 from django_taskclaim.worker.options import WorkerOptions
 from django_taskclaim.worker.records import Limited, broken, changed, watch
 from django_taskclaim.worker.service import Service
-from django_taskclaim.worker.writer import Writer
+from django_taskclaim.worker.sizing import BatchSize
+from django_taskclaim.worker.writer import ENOUGH, Writer
 
 #: The longest wait, in seconds, between two tries to claim from a database that is away.
 LONGEST_WAIT = 5.0
 
-#: For so many seconds after a claim its connection is taken to be there still, and not asked.
+#: For so many seconds after a statement its connection is taken to be there still, and not asked.
 USED_LATELY = 5.0
+
+#: How soon to try again where nobody could look yet; that asks the database nothing.
+NOT_YET = 0.25
 
 #: When a model is looked at again that was to be looked at once.
 NEVER = float("inf")
@@ -57,7 +61,10 @@ class Claimer(threading.Thread):
         self.handlers = handlers
         self.inflight = inflight
         self.service = service
-        self.writer = Writer(options.using, inflight, service.vitals)
+        self._sizes = {handler.model: BatchSize(handler, options.threads) for handler in handlers}
+        self.writer = Writer(options.using, inflight, service.vitals, self._sizes)
+        inflight.low = max((self._least(handler) for handler in handlers), default=1)
+        inflight.enough = ENOUGH
         self.leaving = threading.Event()
         #: Set when there is nothing more to take: drained, or the limits of rows or time are reached.
         self.finished = threading.Event()
@@ -74,7 +81,8 @@ class Claimer(threading.Thread):
         #: What a drain has to do of models whose rows open again when they are done.
         self._this_round: dict[Any, Q] = {}
         self._ends_of_sources: dict[Any, str | None] = {}
-        self._limited_models = [one.model for one in handlers if limits_over(one.model)]
+        #: What its last claim was told by limits of the whole fleet, by model.
+        self._answers = {handler.model: Answer() for handler in handlers}
         self._limited = Limited()
 
     def leave(self) -> None:
@@ -106,8 +114,11 @@ class Claimer(threading.Thread):
             close_all()
 
     def _is_over(self) -> bool:
-        settled = self.inflight.runs_dry() and not self.inflight.unwritten_count()
-        return self.leaving.is_set() and settled
+        return (
+            self.leaving.is_set()
+            and self.inflight.runs_dry()
+            and not self.inflight.unwritten_count()
+        )
 
     def _rest(self, failures: int) -> None:
         end = clock() + random.uniform(0.5, 1.0) * min(LONGEST_WAIT, 0.1 * 2 ** min(failures, 10))
@@ -118,7 +129,7 @@ class Claimer(threading.Thread):
 
     def _turn(self) -> None:
         """Wait until there is something to do, and do it."""
-        self.inflight.wait_for(self._has_to_act, self._longest_wait())
+        self.inflight.wait_until(self._has_to_act, self._longest_wait)
         guard_connections(self.service.longest_lease, ours_alone=True)
         self._write_due()
         looked = False
@@ -131,12 +142,28 @@ class Claimer(threading.Thread):
 
     def _write_due(self) -> None:
         if self.writer.wait() == 0.0:
+            self._ensure_usable()
+            if self.writer.write():
+                self._note_use()
+            for handler in self.handlers:
+                # A row that has ended makes room for the next one.
+                if self._next_look[handler.model] != NEVER and self._makes_room(handler.model):
+                    self._next_look[handler.model] = 0.0
+
+    def _ensure_usable(self) -> None:
+        if clock() >= self._look_at_connection:
             ensure_usable(self.options.using)
-            self.writer.write()
-            for model in self._limited_models:
-                # A row that has ended makes room for the next one of its key.
-                if self._next_look[model] != NEVER:
-                    self._next_look[model] = 0.0
+
+    def _note_use(self) -> None:
+        # A server that ends idle sessions ends this one after a lease.
+        lease = self.service.longest_lease.total_seconds()
+        self._look_at_connection = clock() + min(USED_LATELY, lease / 2)
+
+    def _makes_room(self, model: Any) -> bool:
+        refusal = self._answers[model].refusal
+        if refusal is not None:
+            return refusal.option == "max_running"
+        return bool(limits_over(model))
 
     def _may_claim(self) -> bool:
         return not self.leaving.is_set() and not self.finished.is_set()
@@ -144,9 +171,11 @@ class Claimer(threading.Thread):
     def _has_to_act(self) -> bool:
         if self.writer.wait() == 0.0 or self._is_over():
             return True
-        if self._may_claim() and self.service.told_to_drain.is_set():
+        if not self._may_claim():
+            return False
+        if self.service.told_to_drain.is_set():
             return True
-        return self._may_claim() and any(self._wants(handler) for handler in self.handlers)
+        return any(self._wants(handler) for handler in self.handlers)
 
     def _longest_wait(self) -> float:
         moments = [clock() + LONGEST_WAIT]
@@ -160,43 +189,61 @@ class Claimer(threading.Thread):
         return wait if until_written is None else min(wait, until_written)
 
     def _wants(self, handler: Handler) -> bool:
-        return clock() >= self._look_at(handler) and self._has_room(handler)
+        return self._has_room(handler) and clock() >= self._look_at(handler)
 
     def _look_at(self, handler: Handler) -> float:
         """Return when, by ``clock()``, to look for rows of this model again."""
-        return max(self._next_look[handler.model], self.service.limits.next_at(handler.model))
+        moment, calls = self._next_look[handler.model], self.service.calls
+        if moment != NEVER and (
+            handler.model in self.service.to_look_for or calls.has_called(handler.model)
+        ):
+            moment = 0.0
+        return max(moment, self.service.limits.next_at(handler.model))
 
     def _has_room(self, handler: Handler) -> bool:
         """Say whether the executors are about to run dry of this model's rows, and may have more."""
+        enough = self._least(handler)
         if handler.has_ranges:
             # Long work: what waits here could be done elsewhere.
-            under_way = self.inflight.running_of(handler.model)
-            enough = self.options.threads - under_way
-        elif handler.batch:
-            enough = 1
-        elif handler.is_async:
-            enough = handler.concurrency
-        else:
-            enough = self.options.threads
+            enough -= self.inflight.running_of(handler.model)
         if self.inflight.waiting(handler.model) >= enough:
             return False
         return not self.service.limits.is_full(handler.model, self.inflight.held_of)
 
+    def _least(self, handler: Handler) -> int:
+        """Return how many units may wait for the executors at least, so that these do not run dry."""
+        if handler.batch:
+            return 1
+        return handler.concurrency if handler.is_async else self.options.threads
+
     def _look(self, handler: Handler) -> None:
         """Claim once for a model; a full batch looks again as soon as there is room, else after the poll pause."""
         pause = self._poll_pause(handler.model)
+        self._answers[handler.model].refusal = None
+        self.service.to_look_for.discard(handler.model)
+        self.service.calls.answer(handler.model)
         full: bool | None = False
         try:
             full = self._claim(handler)
             if self.options.once and full is not None:
                 pause, full = NEVER, False
         except TROUBLE:
+            # Whatever made it look, it still has to.
+            self._next_look[handler.model] = 0.0
             raise
         except Exception as error:
             # Of this model alone: a column that is missing, a queryset that is wrong. The others go on.
             broken(f"{self.options.name}: claiming from {handler.name} failed", error)
             drop_broken(self.options.using)
             pause = max(pause, LONGEST_WAIT)
+        if full is None:
+            pause = min(pause, NOT_YET)
+        refusal = self._answers[handler.model].refusal
+        if refusal is not None:
+            full = False
+            if refusal.wait is not None and pause != NEVER:
+                # As soon as that is worth while, and not only after the usual pause.
+                pause = min(LONGEST_WAIT, refusal.wait * random.uniform(1.0, 1.1))
         self._next_look[handler.model] = 0.0 if full else clock() + pause
 
     def _poll_pause(self, model: Any) -> float:
@@ -216,15 +263,17 @@ class Claimer(threading.Thread):
         if not self.service.healthy(handler.policy.lease):
             # A lease that cannot be renewed is not worth taking.
             return None
-        if self.service.throttles.reason_for(handler.model):
+        if handler.model in self.service.paused or self.service.throttles.reason_for(handler.model):
+            # The service sees when that is over.
             return False
-        most = self.service.limits.room(handler, self.inflight.held_of)
+        most = self.service.limits.room(
+            handler.model, self._sizes[handler.model], self.inflight.held_of
+        )
         size = self._size(handler, most)
         if size == 0:
             # Health checks, or whoever sets limits, have not answered yet.
             return None
-        if clock() >= self._look_at_connection:
-            ensure_usable(self.options.using)
+        self._ensure_usable()
         if self.leaving.is_set():
             return None
         rows = self._rows(handler, size)
@@ -273,6 +322,7 @@ class Claimer(threading.Thread):
             durable=True,
             tells_beginning=True,
             bound=self._bounds[handler.model] if only is None else None,
+            answer=self._answers[handler.model],
         )
         queryset = self._to_do(handler)
         if only is not None:
@@ -280,11 +330,11 @@ class Claimer(threading.Thread):
         try:
             with self.service.throttles.working_on(handler.model):
                 rows: list[Any] = queryset._claim(request)
-        except TROUBLE as error:
-            if not is_contention(error):
-                self.service.unheard.note(handler, request)
+        except Exception:
+            # Whatever it is, some may have been claimed by then.
+            self.service.unheard.note(handler, request)
             raise
-        self._look_at_connection = clock() + USED_LATELY
+        self._note_use()
         self.service.throttles.claimed(handler.model, len(rows))
         self.service.limits.took(handler.model, len(rows))
         if rows:
@@ -381,6 +431,7 @@ class Claimer(threading.Thread):
             if not unfinished:
                 return True
             self.service.read_switch()
+            self.service.fleet.look()
         except (*TROUBLE, TaskClaimError) as error:
             self._limited.warn(f"{self.options.name}: looking for work left", error)
             drop_broken(self.options.using)

@@ -1,9 +1,10 @@
 """What a worker's threads do with their connections between rows; the connections themselves are ``connecting``'s."""
 
 import contextlib
+from collections.abc import Container
 from typing import Any
 
-from django.db import connections, reset_queries
+from django.db import connections
 
 from django_taskclaim.connecting import (
     TROUBLE,
@@ -13,8 +14,10 @@ from django_taskclaim.connecting import (
     ensure_all_usable,
     ensure_usable,
     guard_connections,
+    has_opened,
     is_contention,
     limit_idle_session,
+    opened_here,
     use_own_connection,
 )
 
@@ -26,6 +29,7 @@ __all__ = [
     "ensure_all_usable",
     "ensure_usable",
     "guard_connections",
+    "has_opened",
     "is_contention",
     "left_open",
     "limit_idle_session",
@@ -34,12 +38,16 @@ __all__ = [
 ]
 
 
-def left_open() -> list[str]:
-    """Return the aliases on which the thread's last row left a transaction open, and forget those connections."""
+def left_open(*, but_for: Container[str] = ()) -> list[str]:
+    """Return the aliases on which the thread's last row left a transaction open, and forget those connections.
+
+    Those in *but_for* are somebody else's affair.
+    """
     unclean = [
         connection
-        for connection in connections.all(initialized_only=True)
-        if connection.in_atomic_block or _commits_nothing(connection)
+        for connection in opened_here()
+        if connection.alias not in but_for
+        and (connection.in_atomic_block or _commits_nothing(connection))
     ]
     for connection in unclean:
         # Their hooks will not run; a claim that waits for one would seem to have ended.
@@ -62,7 +70,7 @@ def tidy_up(*, idle: bool = False) -> None:
     Django's default CONN_MAX_AGE of 0 means the end of each request; for a thread that is done when it is *idle*, lest
     every row pay for a connection of its own.
     """
-    reset_queries()
-    for connection in connections.all(initialized_only=True):
+    for connection in opened_here():
+        connection.queries_log.clear()
         if idle or connection.errors_occurred or connection.settings_dict["CONN_MAX_AGE"]:
             connection.close_if_unusable_or_obsolete()

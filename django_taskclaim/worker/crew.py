@@ -66,7 +66,7 @@ class Crew:
         logger.info(
             "%s stops: %s given back, %d running",
             self.options.name,
-            counted(len(waiting), "row"),
+            counted(len(waiting), self.service.unit),
             len(self.inflight.running()),
             extra={"event": "stopping"},
         )
@@ -94,7 +94,7 @@ class Crew:
             for thread in (self.claimer, *self.executors):
                 thread.join(LAST_WORDS)
         # What was cut short has just been given back.
-        summary(self.options.name, self.service.vitals, 0)
+        summary(self.options.name, self.service.vitals, 0, self.service.unit)
         if recycle:
             return ExitCode.RECYCLE
         if cut_short:

@@ -12,6 +12,7 @@ from django_taskclaim.worker.connections import (
     close_all,
     drop_broken,
     guard_connections,
+    has_opened,
     tidy_up,
 )
 from django_taskclaim.worker.inflight import InFlight, Result, Unit
@@ -39,6 +40,8 @@ class Executor(threading.Thread):
         self.running = Running(options.using, inflight, service, self._idle())
         self.leaving = threading.Event()
         self._limited = Limited()
+        #: Whether this thread's connections are guarded, for as long as ``running.idle`` says.
+        self._prepared = False
 
     def leave(self) -> None:
         """Take nothing more."""
@@ -46,14 +49,16 @@ class Executor(threading.Thread):
         self.inflight.wake()
 
     def _settle(self, unit: Unit, results: list[Result]) -> None:
-        late = [result for result in results if result.task.abandoned]
-        for result in late:
-            logger.warning(
-                "%s came back after its time was over; its result is not written",
-                named(result.task.row),
-            )
-        in_time = [result for result in results if result not in late]
-        self._tell_breaker(unit, in_time)
+        in_time = [result for result in results if not result.task.abandoned]
+        if len(in_time) < len(results):
+            for result in results:
+                if result.task.abandoned:
+                    logger.warning(
+                        "%s came back after its time was over; its result is not written",
+                        named(result.task.row),
+                    )
+        if self.throttles.has_breaker(unit.handler.model):
+            self._tell_breaker(unit, in_time)
         self.inflight.settle(unit, in_time)
 
     def _tell_breaker(self, unit: Unit, results: list[Result]) -> None:
@@ -78,8 +83,10 @@ class Executor(threading.Thread):
         return 2 * max(lease, self.service.longest_lease)
 
     def _prepare_connections(self, idle: timedelta) -> None:
-        self.running.idle = idle
-        guard_connections(idle, ours_alone=False)
+        if idle != self.running.idle or not self._prepared:
+            self.running.idle = idle
+            guard_connections(idle, ours_alone=False)
+            self._prepared = True
 
     def _tidy_up(self, *, idle: bool = False) -> None:
         try:
@@ -107,8 +114,8 @@ class HandlerThread(Executor):
     def _work(self, unit: Unit) -> None:
         results: list[Result] = []
         try:
-            # Leases may have changed, and rows that were claimed before keep theirs.
-            self._prepare_connections(self._idle(max(task.claim.lease for task in unit.tasks)))
+            # Leases may have changed, and rows that were claimed before keep theirs. Those of a unit are of one claim.
+            self._prepare_connections(self._idle(unit.tasks[0].claim.lease))
             with self.throttles.working_on(unit.handler.model):
                 results = self.running.run(unit)
         except BaseException as error:
@@ -131,9 +138,13 @@ class LoopThread(Executor):
 
     async def _run(self) -> None:
         await self._follow_leases()
+        self.running.orm_thread = await sync_to_async(threading.get_ident)()
         working: set[asyncio.Task[None]] = set()
         while not self.leaving.is_set():
-            unit = await asyncio.to_thread(self.inflight.take, LOOK, _has_room, self.leaving)
+            # What waits already needs no other thread to wait for it.
+            unit = self.inflight.take(0, _has_room, self.leaving) or await asyncio.to_thread(
+                self.inflight.take, LOOK, _has_room, self.leaving
+            )
             if unit is None:
                 await sync_to_async(self._tidy_up)(idle=True)
                 continue
@@ -157,12 +168,13 @@ class LoopThread(Executor):
             broken(f"{named(unit.tasks[0].row)} could not be run", error)
         finally:
             self._settle(unit, results)
-            await sync_to_async(self._tidy_up)()
+            if has_opened(self.running.orm_thread):
+                await sync_to_async(self._tidy_up)()
 
 
-def _is_plain(handler: Handler, running: int) -> bool:
+def _is_plain(handler: Handler, inflight: InFlight) -> bool:
     return not handler.is_async
 
 
-def _has_room(handler: Handler, running: int) -> bool:
-    return handler.is_async and running < handler.concurrency
+def _has_room(handler: Handler, inflight: InFlight) -> bool:
+    return handler.is_async and inflight.calls_of(handler) < handler.concurrency

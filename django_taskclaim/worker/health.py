@@ -18,9 +18,12 @@ def goes_on(crew: Any) -> bool:
     """Say whether claimer and service of a process make progress, or are about to end as asked.
 
     A database that is away hangs nobody: the service's connection gives up soon, and as long as the service is told
-    so, a claimer that waits for the same database is excused.
+    so, a claimer that waits for the same database is excused. A handler that has overrun is there until its process
+    is replaced.
     """
     service, claimer = crew.service, crew.claimer
+    if service.overrun.is_set():
+        return False
     if not service.is_alive() or _hangs(service):
         return False
     if claimer.leaving.is_set():

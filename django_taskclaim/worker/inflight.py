@@ -12,7 +12,7 @@ from typing import Any
 
 from django_taskclaim.handlers import Handler
 from django_taskclaim.policy import SELF_FENCE
-from django_taskclaim.tokens import Claim, claim_of, clock
+from django_taskclaim.tokens import Claim, carried_claim, clock, standing_claim
 from django_taskclaim.worker.outcomes import Outcome
 
 
@@ -38,17 +38,23 @@ class Task:
     fenced: bool = False
     #: Somebody else decides about the row now (its time is over); what its handler makes of it is not written.
     abandoned: bool = False
+    #: Kept here as well: an instance that its handler saves as a copy (``row.pk = None``) carries it no more.
+    claim: Claim = field(init=False)
 
-    @property
-    def claim(self) -> Claim:
-        claim = claim_of(self.row)
-        assert claim is not None, "a task is made of a claimed row"
-        return claim
+    def __post_init__(self) -> None:
+        self.claim = carried_claim(self.row)
 
     def is_overdue(self) -> bool:
         """Say whether the lease has so little left, by this process's own clock, that it counts as lost."""
-        remaining = self.claim.remaining()
-        return remaining is not None and remaining < self.claim.lease * (1 - SELF_FENCE)
+        claim = self.claim
+        if claim.local_deadline is None:
+            return False
+        return claim.local_deadline - clock() < claim.lease.total_seconds() * (1 - SELF_FENCE)
+
+    def may_start(self) -> bool:
+        """Say whether a handler may be called with the row: its claim stands, as far as is known here."""
+        claim = standing_claim(self.row)
+        return not (claim is None or self.abandoned or claim.lost or self.is_overdue())
 
 
 @dataclass(eq=False, slots=True)
@@ -76,7 +82,7 @@ class Unit:
     @property
     def suspect(self) -> bool:
         """Whether it may kill the process that runs it; such a row is alone in its unit, and in its claim."""
-        return any(task.claim.suspect for task in self.tasks)
+        return len(self.tasks) == 1 and self.tasks[0].claim.suspect
 
     @property
     def awaited(self) -> bool:
@@ -119,34 +125,49 @@ class InFlight:
     _postponed: list[Result] = field(default_factory=list)
     #: How many rows there are of each model, wherever they are: asked at every change, so never counted anew.
     _held: Counter[Any] = field(default_factory=Counter)
-    _changed: threading.Condition = field(default_factory=threading.Condition)
     closed: bool = False
+    #: A take that leaves fewer units of a model than this tells those who wait, for more may be claimed.
+    low: int = 1
+    #: So many results tell those who wait, for it is worth while to write them.
+    enough: int = 1
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+    #: For those who wait for units. Each row passes here twice, so nobody is woken who would find nothing to do.
+    _arrived: threading.Condition = field(init=False)
+    #: For those who wait for room, or for results.
+    _changed: threading.Condition = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._arrived = threading.Condition(self._lock)
+        self._changed = threading.Condition(self._lock)
 
     # In at one end
 
     def add(self, units: Iterable[Unit]) -> bool:
         """Queue *units*; False, and nothing queued, once the worker is stopping."""
-        with self._changed:
+        with self._lock:
             if self.closed:
                 return False
             for unit in units:
-                self._waiting.setdefault(unit.handler.model, deque()).append(unit)
-                self._held[unit.handler.model] += len(unit.tasks)
-            self._changed.notify_all()
+                model = unit.handler.model
+                self._waiting.setdefault(model, deque()).append(unit)
+                self._held[model] += len(unit.tasks)
+            self._arrived.notify_all()
             return True
 
     def take(
-        self, timeout: float, wants: Callable[[Handler, int], bool], leaving: threading.Event
+        self,
+        timeout: float,
+        wants: Callable[[Handler, "InFlight"], bool],
+        leaving: threading.Event,
     ) -> Unit | None:
-        """Start the next unit that is wanted; None after *timeout* seconds or when *leaving* is set.
-
-        *wants* is asked with the unit's handler and how many of its units run.
-        """
-        with self._changed:
-            self._changed.wait_for(
-                lambda: leaving.is_set() or self._next(wants) is not None, timeout
-            )
+        """Start the next unit whose handler is wanted; None after *timeout* seconds or when *leaving* is set."""
+        with self._lock:
             model = None if leaving.is_set() else self._next(wants)
+            if model is None and timeout:
+                self._arrived.wait_for(
+                    lambda: leaving.is_set() or self._next(wants) is not None, timeout
+                )
+                model = None if leaving.is_set() else self._next(wants)
             if model is None:
                 return None
             units = self._waiting.pop(model)
@@ -157,19 +178,23 @@ class InFlight:
             unit.thread = threading.get_ident()
             unit.begin(unit.tasks)
             self._running.append(unit)
-            self._changed.notify_all()
+            if len(units) < self.low:
+                self._changed.notify_all()
             return unit
 
-    def _next(self, wants: Callable[[Handler, int], bool]) -> Any:
+    def _next(self, wants: Callable[[Handler, "InFlight"], bool]) -> Any:
         for model, units in self._waiting.items():
-            handler = units[0].handler
-            if wants(handler, sum(unit.handler is handler for unit in self._running)):
+            if wants(units[0].handler, self):
                 return model
         return None
 
+    def calls_of(self, handler: Handler) -> int:
+        """Return how many units of *handler* executors have taken."""
+        return sum([unit.handler is handler for unit in self._running])
+
     def withdraw(self, which: Callable[[Task], bool] = lambda task: True) -> list[Task]:
         """Take back those waiting rows that *which* accepts, so that no handler is called with them."""
-        with self._changed:
+        with self._lock:
             taken = []
             for units in self._waiting.values():
                 for unit in units:
@@ -181,11 +206,12 @@ class InFlight:
             self._waiting = {model: units for model, units in kept.items() if units}
             self._held.subtract(task.handler.model for task in taken)
             self._changed.notify_all()
+            self._arrived.notify_all()
             return taken
 
     def close(self) -> list[Task]:
         """Let nothing more in, take back every waiting row, and ask for those that run."""
-        with self._changed:
+        with self._lock:
             self.closed = True
             for unit in self._running:
                 unit.ask_back("the worker stops")
@@ -195,28 +221,37 @@ class InFlight:
 
     def settle(self, unit: Unit, results: Iterable[Result]) -> None:
         """Note that the unit is no longer run, and what is to be written of it."""
-        with self._changed:
-            if unit in self._running:
-                self._running.remove(unit)
-                self._held[unit.handler.model] -= len(unit.tasks)
+        with self._lock:
+            model, before = unit.handler.model, len(self._unwritten)
             for result in results:
                 self._unwritten[id(result)] = result
-                self._held[result.task.handler.model] += 1
-            self._changed.notify_all()
+            now = len(self._unwritten)
+            held = now - before
+            if unit in self._running:
+                self._running.remove(unit)
+                held -= len(unit.tasks)
+            if held:
+                self._held[model] += held
+            if self._waiting:
+                # A coroutine that has ended makes room for another.
+                self._arrived.notify_all()
+            if not before or now >= self.enough or model not in self._waiting:
+                self._changed.notify_all()
 
     def unwritten(self) -> list[Result]:
         """Return what may be written now, the oldest first."""
-        with self._changed:
+        with self._lock:
             now = clock()
             again = [result for result in self._postponed if result.came <= now]
             return [*again, *self._unwritten.values()]
 
     def written(self, results: Iterable[Result]) -> None:
         """Let go of these rows."""
-        with self._changed:
-            for result in results:
-                if self._forget(result):
-                    self._held[result.task.handler.model] -= 1
+        with self._lock:
+            let_go = Counter(
+                result.task.handler.model for result in results if self._forget(result)
+            )
+            self._held.subtract(let_go)
             self._changed.notify_all()
 
     def _forget(self, result: Result) -> bool:
@@ -229,22 +264,28 @@ class InFlight:
 
     def postpone(self, results: Iterable[Result], seconds: float) -> None:
         """Let these results wait, and nobody wait for them."""
-        with self._changed:
+        with self._lock:
             for result in results:
                 result.came, result.locked = clock() + seconds, True
                 if self._unwritten.pop(id(result), None) is not None:
                     self._postponed.append(result)
 
-    def oldest_unwritten(self) -> float | None:
-        """Return when the oldest result came that nobody has yet tried to write; None where there is none."""
-        with self._changed:
-            first = next(iter(self._unwritten.values()), None)
-            return None if first is None else first.came
+    def write_at(self, linger: float) -> float | None:
+        """Return when, by ``clock()``, there is something to be written; None where there is nothing.
 
-    def first_postponed(self) -> float | None:
-        """Return when the first locked row is to be tried again; None where there is none."""
-        with self._changed:
-            return min((result.came for result in self._postponed), default=None)
+        At once where enough has come, or nothing more is to come; else when the oldest result has waited for *linger*
+        seconds, or a row that somebody had locked is to be tried again.
+        """
+        if not self._unwritten and not self._postponed:
+            return None
+        with self._lock:
+            if self._unwritten and (self.unwritten_count() >= self.enough or self.runs_dry()):
+                return 0.0
+            moments = [result.came for result in self._postponed]
+            for oldest in self._unwritten.values():
+                moments.append(oldest.came + linger)
+                break
+            return min(moments, default=None)
 
     def unwritten_count(self) -> int:
         return len(self._unwritten) + len(self._postponed)
@@ -253,7 +294,7 @@ class InFlight:
 
     def held(self) -> list[Task]:
         """Return all rows: those that run, those that wait, and those whose result is not yet written."""
-        with self._changed:
+        with self._lock:
             running = [task for unit in self._running for task in unit.tasks]
             waiting = [task for units in self._waiting.values() for u in units for task in u.tasks]
             results = [*self._unwritten.values(), *self._postponed]
@@ -265,7 +306,7 @@ class InFlight:
 
     def running(self) -> list[Unit]:
         """Return the units that executors have taken."""
-        with self._changed:
+        with self._lock:
             return list(self._running)
 
     def running_of(self, model: Any) -> int:
@@ -278,20 +319,29 @@ class InFlight:
 
     def is_empty(self) -> bool:
         """Say whether the process holds nothing."""
-        with self._changed:
+        with self._lock:
             return self.runs_dry() and not self.unwritten_count()
 
     def runs_dry(self) -> bool:
         """Say whether nothing waits and nothing runs that anybody waits for: no more results are to come."""
-        with self._changed:
-            return not self._waiting and not any(unit.awaited for unit in self._running)
+        with self._lock:
+            if self._waiting:
+                return False
+            return not self._running or not any(unit.awaited for unit in self._running)
 
     def wait_for(self, condition: Callable[[], bool], timeout: float) -> bool:
         """Wait until *condition*, looked at after each change, holds; for *timeout* seconds at most."""
-        with self._changed:
+        with self._lock:
             return self._changed.wait_for(condition, timeout)
+
+    def wait_until(self, condition: Callable[[], bool], longest: Callable[[], float]) -> None:
+        """Wait until *condition*, or until nothing is left of the *longest* wait; both are asked after each change."""
+        with self._lock:
+            while not condition() and (left := longest()) > 0:
+                self._changed.wait(left)
 
     def wake(self) -> None:
         """Let those who wait look again."""
-        with self._changed:
+        with self._lock:
             self._changed.notify_all()
+            self._arrived.notify_all()

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from django_taskclaim.handlers import Handler
 from django_taskclaim.tokens import clock
+from django_taskclaim.worker.sizing import BatchSize
 
 #: A rate is kept over so many seconds: a claim takes what has come together in this time at most.
 BURST = 1.0
@@ -83,15 +83,15 @@ class Limits:
             self._paces[model] = Pace(limit.rate)
         self._limits[model] = limit
 
-    def room(self, handler: Handler, held: Callable[[Any], int]) -> int:
+    def room(self, model: Any, size: BatchSize, held: Callable[[Any], int]) -> int:
         """Return how many rows the next claim may ask for; *held* counts those that the process has already."""
         if not self.known:
             return 0
-        limit = self._limits.get(handler.model, _NONE)
-        most = [handler.batch_size if limit.batch_size is None else limit.batch_size]
+        limit = self._limits.get(model, _NONE)
+        most = [size.most(limit.batch_size)]
         if limit.concurrency is not None:
-            most.append(max(0, limit.concurrency - held(handler.model)))
-        if pace := self._paces.get(handler.model):
+            most.append(max(0, limit.concurrency - held(model)))
+        if pace := self._paces.get(model):
             most.append(pace.room())
         return min(most)
 

@@ -10,7 +10,7 @@ from django.apps import apps
 from django_taskclaim import conf
 from django_taskclaim.handlers import Handler, handler_for
 from django_taskclaim.policy import policy_for, set_policy
-from django_taskclaim.sources import or_its_companion
+from django_taskclaim.sources import or_what_works_on_it
 from django_taskclaim.worker.selection import narrowed
 
 
@@ -58,6 +58,11 @@ class WorkerOptions:
     #: Touched while all is well.
     health_file: str | None = None
 
+    @property
+    def connections(self) -> int:
+        """How many connections one process may open to its database: each handler thread, the claimer, the service."""
+        return self.threads + 2
+
     def named(self, number: int) -> Self:
         """Return the options of the child with this number, from 1."""
         return self if self.processes == 1 else replace(self, name=f"{self.name}-{number}")
@@ -82,7 +87,7 @@ class WorkerOptions:
         if found is None:
             raise LookupError(
                 f"{model._meta.label} has no handler: write one with @handler({model.__name__}) in the claims.py of an"
-                f" installed app, or give the model a process() method{or_its_companion(model)}."
+                f" installed app, or give the model a process() method{or_what_works_on_it(model)}."
             )
         if self.lease is not None:
             set_policy(model, replace(policy_for(model), own_lease=self.lease))

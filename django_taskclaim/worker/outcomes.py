@@ -38,6 +38,10 @@ class Done:
     """The row is to be completed."""
 
 
+#: What nearly all rows come to.
+DONE = Done()
+
+
 @dataclass(frozen=True, slots=True)
 class Failed:
     """The row is to be failed, with this error."""
@@ -53,6 +57,8 @@ class PutBack:
     delay: timedelta | None = None
     #: To be claimed alone next time, because it may be the one that holds up its batch.
     apart: bool = False
+    #: Nobody is to claim rows of the model while this one waits.
+    everyone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +83,9 @@ Outcome: TypeAlias = Done | Failed | PutBack | Undecided | Settled
 def judged(row: Any, error: BaseException | str) -> Failed | PutBack:
     """Say what the policy makes of a claimed row that came to *error*."""
     verdict = policy_for(type(row)).judge(error, carried_claim(row).attempts + 1)
-    return Failed(error) if verdict.counted else PutBack(told(error), verdict.wait())
+    if verdict.counted:
+        return Failed(error)
+    return PutBack(told(error), verdict.wait(), everyone=verdict.everyone)
 
 
 def outlived(handler: Handler) -> str:

@@ -4,12 +4,26 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from django_taskclaim.columns import unit_of
 from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.failures import described, log, one_line, told
+from django_taskclaim.links import source_told
 from django_taskclaim.tokens import claim_of, clock
-from django_taskclaim.wording import counted
+from django_taskclaim.wording import counted, with_source
 
 logger = logging.getLogger("django_taskclaim.worker")
+
+#: Events of which a busy worker has many a second.
+_FREQUENT = frozenset({"claimed", "completed", "released"})
+
+
+class _Console:
+    """What is told where the project's LOGGING says nothing of this package."""
+
+    tells_all = True
+
+
+_console = _Console()
 
 
 def changed(
@@ -28,9 +42,14 @@ def changed(
     *ran* says how many seconds handlers had taken. *why* is logged as it is, so what an error says goes through
     ``told`` or ``described`` first. *raised* brings its traceback, redacted where there is a hook.
     """
+    if not logger.isEnabledFor(level) or (
+        event in _FREQUENT and level < logging.WARNING and not _console.tells_all
+    ):
+        return
     first = rows[0]
     claim = claim_of(first)
-    what = named(first) if len(rows) == 1 else f"{counted(len(rows), 'row')} of {first._meta.label}"
+    many = f"{counted(len(rows), unit_of([type(first)]))} of {first._meta.label}"
+    what = named(first) if len(rows) == 1 else many
     log(
         logger,
         level,
@@ -125,12 +144,12 @@ def broken(what: str, error: BaseException | str, **facts: Any) -> None:
     log(logger, logging.ERROR, "%s", said, raised=raised, extra=facts)
 
 
-def summary(name: str, vitals: Any, held: int) -> None:
-    """Record how far one process has got."""
+def summary(name: str, vitals: Any, held: int, unit: str = "row") -> None:
+    """Record how far one process has got; *unit* is what its rows are called."""
     logger.info(
         "%s: %s done, %s failed, %s held",
         name,
-        counted(vitals.done, "row"),
+        counted(vitals.done, unit),
         f"{vitals.failed:,}",
         f"{held:,}",
         extra={"event": "summary", "done": vitals.done, "failed": vitals.failed, "held": held},
@@ -138,8 +157,8 @@ def summary(name: str, vitals: Any, held: int) -> None:
 
 
 def named(row: Any) -> str:
-    """Name a row by model and key; a ``__str__`` of the user's might ask the database, or raise."""
-    return f"{row._meta.label} {_key(row)}"
+    """Name a row by model and key, a companion by its source's too; a ``__str__`` might ask the database, or raise."""
+    return f"{row._meta.label} {with_source(_key(row), source_told(row))}"
 
 
 def _key(row: Any) -> str:
@@ -167,14 +186,8 @@ class Limited:
         logger.warning("%s: %s%s", what, told(error), again, extra={"event": "trouble"})
 
 
-#: Events of which a busy worker has many a second.
-_FREQUENT = frozenset({"claimed", "completed", "released"})
 #: Events that bring the traceback of a handler.
 _OF_ONE_ROW = frozenset({"failed", "lost", "raised"})
-
-
-def _is_rare(record: logging.LogRecord) -> bool:
-    return record.levelno >= logging.WARNING or getattr(record, "event", None) not in _FREQUENT
 
 
 def _without_traceback(record: logging.LogRecord) -> bool:
@@ -192,7 +205,8 @@ def log_to_console(verbosity: int) -> None:
     console = logging.StreamHandler()
     console.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S"))
     if verbosity < 2:
-        console.addFilter(_is_rare)
+        # A busy worker would make them for nobody: no other handler is there.
+        _console.tells_all = False
         console.addFilter(_without_traceback)
     ours.addHandler(console)
     ours.setLevel(logging.INFO if verbosity > 0 else logging.WARNING)

@@ -4,9 +4,10 @@ What to call next, and what the answers mean, is decided here once; the drivers 
 """
 
 import asyncio
-from collections.abc import Generator
+from collections.abc import Callable, Coroutine, Generator
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from typing import Any, ParamSpec, TypeVar
 
 from asgiref.sync import sync_to_async
 from django.db import InterfaceError, OperationalError
@@ -23,11 +24,13 @@ from django_taskclaim.worker.connections import (
     drop_broken,
     ensure_all_usable,
     ensure_usable,
+    has_opened,
     left_open,
     limit_idle_session,
 )
 from django_taskclaim.worker.inflight import InFlight, Result, Task, Unit
 from django_taskclaim.worker.outcomes import (
+    DONE,
     Answer,
     Done,
     Outcome,
@@ -41,13 +44,22 @@ from django_taskclaim.worker.outcomes import (
 from django_taskclaim.worker.records import broken, logger, lost, named
 from django_taskclaim.worker.service import Service
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 #: Yields the rows of the next call, is sent the answer, and returns the results of all of them.
 Calls = Generator[list[Task], Answer, list[Result]]
 
 
+#: What nearly all calls come to.
+NOTHING_SAID = Answer()
+
 #: An outage charges no row.
 AWAY = PutBack("the database was away", timedelta(seconds=1))
 
+
+#: For so many seconds after a COMMIT a connection is taken to be there still, and not asked.
+USED_LATELY = 1.0
 
 #: Seconds for which the service's connection must live on before a broken session is the row's own fault.
 SETTLING = 0.5
@@ -56,35 +68,73 @@ SETTLING = 0.5
 class Running:
     """Runs units and says what became of their rows; all but an atomic handler's completion is written later."""
 
-    def __init__(self, using: str, inflight: InFlight, service: Service, idle: timedelta) -> None:
+    #: Whether a judgement may have to wait for news of the database, and so must not keep an event loop from turning.
+    judging_waits = True
+
+    def __init__(
+        self, using: str, inflight: InFlight, service: Service, idle: timedelta | None
+    ) -> None:
         self.using = using
         self.inflight = inflight
         self.service = service
-        #: How long an atomic handler's transaction may be idle.
+        #: How long an atomic handler's transaction may be idle; None for as long as the server has it.
         self.idle = idle
         self._looked = clock()
+        #: By ``clock()``, when an atomic handler was last committed.
+        self._used = 0.0
+        #: Whether the server ends this thread's session where it is idle, as it may for an atomic handler.
+        self._limits_idle = True
+        #: Where Django's own async methods have their connections, for coroutines.
+        self.orm_thread = 0
 
     def run(self, unit: Unit) -> list[Result]:
         """Run *unit* in this thread."""
         if unit.suspect and (held_up := self._held_up(unit)) is not None:
             return held_up
+        if len(unit.tasks) == 1:
+            return self._run_one(unit)
         calls = self._calls(unit)
         step = _advance(calls, None)
         while not isinstance(step, _End):
             step = _advance(calls, self._call(unit, step))
         return step.results
 
+    def _run_one(self, unit: Unit) -> list[Result]:
+        """Run a unit that cannot be halved: one call, if any."""
+        results: list[Result] = []
+        if tasks := self._callable(unit.tasks, results):
+            unit.begin(tasks)
+            answer = self._call(unit, tasks)
+            self._note(unit, tasks, answer, results)
+        return results
+
     async def arun(self, unit: Unit) -> list[Result]:
         """Run *unit* on the event loop of this thread."""
         if unit.suspect and (held_up := await sync_to_async(self._held_up)(unit)) is not None:
             return held_up
+        if len(unit.tasks) == 1:
+            return await self._arun_one(unit)
         calls = self._calls(unit)
         step = _advance(calls, None)
         while not isinstance(step, _End):
             answer = await self._acall(unit.handler, step)
-            # In another thread, because the judgement may have to wait for news of the database.
-            step = await sync_to_async(_advance, thread_sensitive=False)(calls, answer)
+            step = await self._in_another_thread(_advance)(calls, answer)
         return step.results
+
+    async def _arun_one(self, unit: Unit) -> list[Result]:
+        results: list[Result] = []
+        if tasks := self._callable(unit.tasks, results):
+            unit.begin(tasks)
+            answer = await self._acall(unit.handler, tasks)
+            if answer.error is None and not unit.handler.batch:
+                self._note(unit, tasks, answer, results)
+            else:
+                await self._in_another_thread(self._note)(unit, tasks, answer, results)
+        return results
+
+    def _in_another_thread(self, judge: Callable[P, R]) -> Callable[P, Coroutine[Any, Any, R]]:
+        """Return *judge* as a coroutine function, because it may have to wait for news of the database."""
+        return sync_to_async(judge, thread_sensitive=not self.judging_waits)
 
     def _held_up(self, unit: Unit) -> list[Result] | None:
         """Write down that a row which may kill its worker begins, right before it does; None if it may.
@@ -92,6 +142,9 @@ class Running:
         If its worker ends from here on, the row has failed. Otherwise it was not begun, and has killed nobody.
         """
         (task,) = unit.tasks
+        if task.claim.lost or task.abandoned or task.is_overdue():
+            # It will not be called, so it must not seem to have begun.
+            return None
         try:
             ensure_usable(self.using)
             ClaimQuerySet(task.handler.model, using=self.using)._begin(task.row)
@@ -109,14 +162,7 @@ class Running:
         results: list[Result] = []
         todo = [unit.tasks]
         while todo:
-            given = todo.pop()
-            # Between two halves: the handler may have ended some claims itself.
-            ended = [task for task in given if standing_claim(task.row) is None]
-            results += [Result(task, Settled(), 0.0) for task in ended]
-            tasks = self._startable([task for task in given if task not in ended])
-            gone = [task for task in tasks if task.handler.lacks_source(task.row)]
-            results += [Result(task, _without_source(task), 0.0) for task in gone]
-            tasks = [task for task in tasks if task not in gone]
+            tasks = self._callable(todo.pop(), results)
             if not tasks:
                 continue
             if self.inflight.closed and results:
@@ -125,18 +171,37 @@ class Running:
                 continue
             unit.begin(tasks)
             answer = yield tasks
-            # Each row's share, so that they add up to what the call took.
-            ran = (clock() - (unit.started or clock())) / len(tasks)
-            outcomes = self._outcomes(tasks, answer, since=unit.started or 0.0)
-            if outcomes is None:
+            if not self._note(unit, tasks, answer, results):
                 half = (len(tasks) + 1) // 2
                 todo += [tasks[half:], tasks[:half]]
-            else:
-                results += [
-                    Result(task, outcome, ran)
-                    for task, outcome in zip(tasks, outcomes, strict=True)
-                ]
         return results
+
+    def _note(self, unit: Unit, tasks: list[Task], answer: Answer, results: list[Result]) -> bool:
+        """Note what became of the rows of a call; False, and nothing noted, where it must be made with halves."""
+        # Each row's share, so that they add up to what the call took.
+        now = clock()
+        ran = (now - (unit.started or now)) / len(tasks)
+        outcomes = self._outcomes(tasks, answer, since=unit.started or 0.0)
+        if outcomes is None:
+            return False
+        results += [
+            Result(task, outcome, ran, now) for task, outcome in zip(tasks, outcomes, strict=True)
+        ]
+        return True
+
+    def _callable(self, given: list[Task], results: list[Result]) -> list[Task]:
+        """Return the rows that the handler can be called with, and note what becomes of the others, if anything."""
+        tasks = given
+        if not all(task.may_start() for task in given):
+            # Between two halves: the handler may have ended some claims itself.
+            ended = [task for task in given if standing_claim(task.row) is None]
+            results += [Result(task, Settled(), 0.0) for task in ended]
+            tasks = self._startable([task for task in given if task not in ended])
+        if tasks and tasks[0].handler.needs_source:
+            gone = [task for task in tasks if task.handler.lacks_source(task.row)]
+            results += [Result(task, _without_source(task), 0.0) for task in gone]
+            tasks = [task for task in tasks if task not in gone]
+        return tasks
 
     def _startable(self, tasks: list[Task]) -> list[Task]:
         """Return the rows that are still ours; of the others the service has told, and gives back what stands."""
@@ -152,6 +217,8 @@ class Running:
             return [Settled(completed=True) for _ in tasks]
         if answer.error is not None and answer.at_commit:
             return self._after_commit(tasks, answer.error, since)
+        if answer is NOTHING_SAID:
+            return [DONE if standing_claim(task.row) is not None else Settled() for task in tasks]
         said, error = _read(tasks, answer)
         together = len(tasks) > 1 and (error is not None or tasks[0].handler.atomic)
         if together and not (error and self._says_nothing_of_the_rows(tasks, error, since)):
@@ -181,7 +248,10 @@ class Running:
     def _says_nothing_of_the_rows(
         self, tasks: list[Task], error: BaseException, since: float
     ) -> bool:
-        return isinstance(judged(tasks[0].row, error), PutBack) or self._was_an_outage(error, since)
+        row = next((task.row for task in tasks if standing_claim(task.row) is not None), None)
+        if row is not None and isinstance(judged(row, error), PutBack):
+            return True
+        return self._was_an_outage(error, since)
 
     def _outcome(self, task: Task, error: BaseException | str | None, since: float) -> Outcome:
         if standing_claim(task.row) is None:
@@ -190,7 +260,7 @@ class Running:
                 broken(f"{named(task.row)}: its handler ended the claim and then raised", error)
             return Settled()
         if error is None:
-            return Done()
+            return DONE
         if task.fenced:
             return PutBack("its claim could not be renewed in time")
         if isinstance(error, BaseException) and self._was_an_outage(error, since):
@@ -223,29 +293,55 @@ class Running:
     def _call(self, unit: Unit, tasks: list[Task]) -> Answer:
         handler = unit.handler
         if handler.atomic:
-            answer = call_atomically(unit, tasks, self.using, self.idle)
-            return _unless_left_open(answer, self.using)
+            idle = timedelta.max if self.idle is None else self.idle
+            used_lately = clock() - self._used < min(USED_LATELY, idle.total_seconds() / 4)
+            self._limits_idle = True
+            answer = call_atomically(unit, tasks, self.using, self.idle, used_lately=used_lately)
+            self._used = clock() if answer.committed else 0.0
+            return self._unless_left_open(answer, self.using)
         try:
             self._replace_broken_connections()
-            limit_idle_session(self.using, None)
-            answer = Answer(handler.call([task.row for task in tasks]))
+            if self._limits_idle:
+                limit_idle_session(self.using, None)
+                self._limits_idle = False
+            value = handler.call([task.row for task in tasks])
+            answer = NOTHING_SAID if value is None else Answer(value)
         except BaseException as error:
             # SystemExit and KeyboardInterrupt included: one row's end is not the worker's.
             answer = Answer(error=error)
-        return _unless_left_open(answer)
+        return self._unless_left_open(answer)
 
     async def _acall(self, handler: Handler, tasks: list[Task]) -> Answer:
         timeout = None if handler.timeout is None else handler.timeout.total_seconds()
         limit = asyncio.timeout(timeout)
         try:
-            await sync_to_async(self._replace_broken_connections)()
+            if self.service.troubled_since(self._looked):
+                await sync_to_async(self._replace_broken_connections)()
             async with limit:
                 answer = Answer(await handler.call([task.row for task in tasks]))
         except BaseException as error:
             late = limit.expired() and isinstance(error, TimeoutError)
             answer = Answer(error=TaskClaimError(outlived(handler)) if late else error)
+        if self.orm_thread and not has_opened(self.orm_thread):
+            return answer
         # Where Django's own async methods have their connections.
-        return await sync_to_async(_unless_left_open)(answer)
+        return await sync_to_async(self._unless_left_open)(answer)
+
+    def _unless_left_open(self, answer: Answer, using: str | None = None) -> Answer:
+        """A handler that leaves a transaction open has failed, for nothing it wrote there would be committed.
+
+        What an atomic handler has committed on the rows' own database, *using*, stays committed all the same.
+        """
+        if not (unclean := self._left_open()):
+            return answer
+        error = TaskClaimError(f"The handler left a transaction open on {', '.join(unclean)}.")
+        if answer.committed and using not in unclean:
+            broken("An atomic handler has committed", error)
+            return answer
+        return replace(answer, committed=False, error=answer.error or error)
+
+    def _left_open(self) -> list[str]:
+        return left_open()
 
 
 def _without_source(task: Task) -> Outcome:
@@ -268,20 +364,6 @@ def _read(
         except Exception as refused:
             error = refused
     return [error] * len(tasks), error
-
-
-def _unless_left_open(answer: Answer, using: str | None = None) -> Answer:
-    """A handler that leaves a transaction open has failed, for nothing it wrote there would be committed.
-
-    What an atomic handler has committed on the rows' own database, *using*, stays committed all the same.
-    """
-    if not (unclean := left_open()):
-        return answer
-    error = TaskClaimError(f"The handler left a transaction open on {', '.join(unclean)}.")
-    if answer.committed and using not in unclean:
-        broken("An atomic handler has committed", error)
-        return answer
-    return replace(answer, committed=False, error=answer.error or error)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,17 +15,19 @@ from typing import Any
 
 from django.db import connections
 
+from django_taskclaim.columns import unit_of
 from django_taskclaim.conf import setting
 from django_taskclaim.dialects import dialect_for
 from django_taskclaim.handlers import Handler
 from django_taskclaim.policy import RENEWALS_PER_LEASE, SELF_FENCE
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.fencing import lock_free, renew
-from django_taskclaim.switch import paused_by
+from django_taskclaim.switch import stops_of
 from django_taskclaim.throttling.throttles import Throttles
-from django_taskclaim.tokens import clock
+from django_taskclaim.tokens import clock, standing_claim
 from django_taskclaim.worker import heartbeat
 from django_taskclaim.worker.attachments import attachments_of
+from django_taskclaim.worker.calls import Calls
 from django_taskclaim.worker.connections import (
     TROUBLE,
     close_all,
@@ -35,6 +37,7 @@ from django_taskclaim.worker.connections import (
     is_contention,
     use_own_connection,
 )
+from django_taskclaim.worker.fleet import FleetWatch
 from django_taskclaim.worker.inflight import InFlight, Task, Unit
 from django_taskclaim.worker.limits import Limits
 from django_taskclaim.worker.options import WorkerOptions, longest_lease
@@ -49,8 +52,12 @@ from django_taskclaim.worker.records import (
 )
 from django_taskclaim.worker.unheard import UnheardClaims
 
-SWITCH_EVERY = 1.0
+#: Seconds between two looks at the switch: while rows are held, and while claims are stopped, for then nobody asks for
+#: rows, and somebody waits to see them flow again.
+SWITCH_EVERY, RESUME_EVERY = 1.0, 0.5
 THROTTLES_EVERY = 1.0
+#: How soon a new session listens after the one before it was lost.
+LISTEN_EVERY = 1.0
 SUMMARY_EVERY = 10.0
 #: How many looks in a row the claimer leaves out at most.
 MOST_LOOKS_LEFT_OUT = 6
@@ -78,9 +85,13 @@ class Service(threading.Thread):
         super().__init__(name="taskclaim-service", daemon=True)
         self.options = options
         self.handlers = handlers
+        #: What the rows of these models are called in the log.
+        self.unit = unit_of(handler.model for handler in handlers)
         self.inflight = inflight
         #: Models whose claims a person has stopped, by what the last look said.
         self.paused: dict[Any, str] = {}
+        #: Models whose rows the claimer looks for at once, however long its pause still is.
+        self.to_look_for: set[Any] = set()
         #: A handler has overrun: the process must be replaced, because a thread cannot be killed.
         self.overrun = threading.Event()
         self.vitals = heartbeat.Vitals()
@@ -90,6 +101,8 @@ class Service(threading.Thread):
             options.using,
             {handler.model: handler.health_checks for handler in handlers},
         )
+        #: What stops everyone, as this process was told of it.
+        self.fleet = FleetWatch(self)
         #: What the claimer keeps to beside the options of handlers and command line.
         self.limits = Limits()
         #: Set by whoever may give orders: claim nothing more and leave once all is done, or stop as by a signal.
@@ -108,7 +121,8 @@ class Service(threading.Thread):
         self.unheard = UnheardClaims(options.using)
         self._returned: deque[Return] = deque()
         self._overruns: list[Overrun] = []
-        self._wake = threading.Event()
+        #: What this thread waits for between two rounds.
+        self.calls = Calls(options, handlers, inflight.wake)
         self._leave = threading.Event()
         self._due: dict[str, float] = {}
         self._limited = Limited()
@@ -138,7 +152,7 @@ class Service(threading.Thread):
     def _take_back(self, given: "Return") -> None:
         if given.tasks:
             self._returned.append(given)
-            self._wake.set()
+            self.calls.bell.ring()
 
     def healthy(self, lease: timedelta) -> bool:
         """Say whether leases of this length can be kept: no claim is taken that could not be renewed."""
@@ -154,7 +168,7 @@ class Service(threading.Thread):
         while clock() < end:
             if max(self._last_good, self._last_trouble) > moment:
                 return True
-            self._wake.set()
+            self.calls.bell.ring()
             self._leave.wait(0.05)
         return False
 
@@ -162,13 +176,18 @@ class Service(threading.Thread):
         """Measure open transactions by the leases that are claimed under from now on."""
         self.longest_lease = longest_lease(self.handlers)
 
+    def let_claim(self, models: Iterable[Any]) -> None:
+        """Have the claimer look for rows of *models* now: what kept it from claiming is over."""
+        self.to_look_for.update(models)
+        self.inflight.wake()
+
     def has_to_give_back(self) -> bool:
         return bool(self._returned or self._overruns)
 
     def leave(self) -> None:
         """End after one last round."""
         self._leave.set()
-        self._wake.set()
+        self.calls.bell.ring()
 
     # The thread
 
@@ -179,8 +198,7 @@ class Service(threading.Thread):
         try:
             while not self._leave.is_set():
                 self._round()
-                self._wake.wait(TICK)
-                self._wake.clear()
+                self._guarded("hearing calls", partial(self.calls.wait, TICK))
             self._guarded(
                 "looking for claims never heard of", partial(self._find_unheard, now=True)
             )
@@ -190,6 +208,7 @@ class Service(threading.Thread):
             self._guarded("signing off", lambda: heartbeat.sign_off(self.options))
             self._guarded("signing off", self.throttles.sign_off)
         finally:
+            self.calls.bell.close()
             self.throttles.close()
             close_all()
 
@@ -200,6 +219,8 @@ class Service(threading.Thread):
         self._guarded("renewing leases", self._renew_when_due)
         self.fence()
         self._guarded("reading the switch", self._read_switch_when_due)
+        self._guarded("looking at the hours", self.fleet.turn)
+        self._guarded("listening for calls", self._listen_when_due)
         self._guarded("asking health checks", self._throttle_when_due)
         self._guarded("ending overrun rows", self._end_overrun)
         self._guarded("looking for expired claims", self._reap_when_due)
@@ -304,7 +325,12 @@ class Service(threading.Thread):
             # Locked, perhaps by its own handler, and seen to stand: no loss until the next look, a second away.
             task = renewable[id(row)]
             task.claim.extend(began, task.claim.lease * (1 - SELF_FENCE) + timedelta(seconds=2))
-        gone = [task for row in outcome.lost if not (task := renewable[id(row)]).ending]
+        # A handler may have ended its claim by itself while the statement was under way.
+        gone = [
+            task
+            for row in outcome.lost
+            if not ((task := renewable[id(row)]).ending or task.claim.ended)
+        ]
         self.inflight.withdraw(lambda task: task in gone)
         for task in gone:
             lost(task.row, "the renewal found another token")
@@ -331,7 +357,8 @@ class Service(threading.Thread):
     # The switch
 
     def _read_switch_when_due(self) -> bool:
-        if not self._is_due("switch", SWITCH_EVERY) or not (self.inflight.held() or self.paused):
+        every = RESUME_EVERY if self.paused else SWITCH_EVERY
+        if not self._is_due("switch", every) or not (self.inflight.held() or self.paused):
             return False
         self.read_switch()
         return True
@@ -340,9 +367,11 @@ class Service(threading.Thread):
         """Look which models are paused, and give back what has not started of those that are."""
         for handler in self.handlers:
             self.count_questions(handler.model)
-            pause = paused_by(handler.model, using=self.options.using)
-            if pause is None:
-                self.paused.pop(handler.model, None)
+            stops = stops_of(handler.model, using=self.options.using)
+            self.fleet.heard(handler.model, stops.throttle, stops.now)
+            if (pause := stops.pause) is None:
+                if self.paused.pop(handler.model, None) is not None:
+                    self.let_claim([handler.model])
                 continue
             if handler.model not in self.paused:
                 logger.info(
@@ -350,6 +379,11 @@ class Service(threading.Thread):
                 )
             self.paused[handler.model] = pause.reason
             self.withdraw(handler.model)
+
+    # Calls
+
+    def _listen_when_due(self) -> bool:
+        return self._is_due("listen", LISTEN_EVERY) and self.calls.listen()
 
     # Overrun handlers
 
@@ -432,7 +466,7 @@ class Service(threading.Thread):
         self.count_questions(self.handlers[0].model)
         heartbeat.report(self.options, self.vitals, held=held, paused=bool(self.paused))
         if self._is_due("summary", SUMMARY_EVERY):
-            summary(self.options.name, self.vitals, held)
+            summary(self.options.name, self.vitals, held, self.unit)
         return True
 
     def _prune_when_due(self) -> bool:
@@ -447,4 +481,4 @@ class Service(threading.Thread):
 
 def _is_renewable(task: Task) -> bool:
     gone = task.claim.lost and not task.fenced
-    return not (task.abandoned or gone or task.claim.ended)
+    return not (task.abandoned or gone or standing_claim(task.row) is None)

@@ -36,17 +36,17 @@ class UnheardClaims:
         self._claims.append(_Claim(handler, request.holder, until))
 
     def find(self, *, now: bool = False) -> list[Task]:
-        """Return the rows that have been claimed after all, once each; the database's errors pass on.
+        """Return the rows that have been claimed after all; the database's errors pass on.
 
-        Looks once a second at most, or *now*; until the last COMMIT can arrive no more.
+        Looks once a second at most, or *now*, until the last COMMIT can arrive no more: a part of what a claim takes
+        may have been committed before. A row is returned again until it has been given back.
         """
         if not self._claims or (clock() < self._next_look and not now):
             return []
         self._next_look = clock() + EVERY
         noted = list(self._claims)
         found = [task for handler in _handlers(noted) for task in self._find(handler, noted)]
-        heard = {task.claim.token.holder for task in found}
-        over = [one for one in noted if one.holder in heard or clock() >= one.until]
+        over = [one for one in noted if clock() >= one.until]
         self._claims = [one for one in self._claims if one not in over]
         return found
 

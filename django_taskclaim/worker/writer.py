@@ -4,7 +4,7 @@ It runs in the claimer's thread, on a connection where no code of the user's run
 that is frozen in the middle of a completion, on MySQL too, and nobody waits for a row that somebody has locked.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from django.db import connections
@@ -17,15 +17,25 @@ from django_taskclaim.failures import described
 from django_taskclaim.policy import policy_for
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.completing import CallRaised
+from django_taskclaim.querysets.everyone import stop_everyone
 from django_taskclaim.querysets.fencing import lock_free
 from django_taskclaim.querysets.lost_commits import judge_after_lost_commit
-from django_taskclaim.states import Status
+from django_taskclaim.states import WORKER_MARK, Status
 from django_taskclaim.tokens import clock
 from django_taskclaim.worker.connections import TROUBLE, is_contention
 from django_taskclaim.worker.heartbeat import Vitals
 from django_taskclaim.worker.inflight import InFlight, Result
-from django_taskclaim.worker.outcomes import Done, Failed, PutBack, Settled, Undecided, judged
+from django_taskclaim.worker.outcomes import (
+    DONE,
+    Done,
+    Failed,
+    PutBack,
+    Settled,
+    Undecided,
+    judged,
+)
 from django_taskclaim.worker.records import broken, changed, failed, lost, named
+from django_taskclaim.worker.sizing import BatchSize
 
 #: Seconds that a result waits for others to be written with, while more are to come.
 LINGER = 0.02
@@ -38,33 +48,30 @@ LOCKED = 1.0
 class Writer:
     """Writes results until the database answers; whether they still count, the fence decides."""
 
-    def __init__(self, using: str, inflight: InFlight, vitals: Vitals) -> None:
+    def __init__(
+        self, using: str, inflight: InFlight, vitals: Vitals, sizes: Mapping[Any, BatchSize]
+    ) -> None:
         self.using = using
         self.inflight = inflight
         self.vitals = vitals
+        #: Told how long the rows of each model take.
+        self.sizes = sizes
 
     def wait(self) -> float | None:
         """Return for how many seconds nothing need be written yet: 0 for at once, None where nothing is to be."""
-        oldest, locked = self.inflight.oldest_unwritten(), self.inflight.first_postponed()
-        if oldest is not None and self._is_worth_it():
-            return 0.0
-        moments = [
-            *([] if oldest is None else [oldest + LINGER]),
-            *([] if locked is None else [locked]),
-        ]
-        return max(0.0, min(moments) - clock()) if moments else None
+        moment = self.inflight.write_at(LINGER)
+        return max(0.0, moment - clock()) if moment else moment
 
-    def _is_worth_it(self) -> bool:
-        return self.inflight.unwritten_count() >= ENOUGH or self.inflight.runs_dry()
+    def write(self) -> bool:
+        """Write all results that are due, and say whether that took a statement.
 
-    def write(self) -> None:
-        """Write all results that are due; those that could not be written stay, and trouble is raised."""
-        groups: dict[Any, list[Result]] = {}
-        for result in self.inflight.unwritten():
-            groups.setdefault(_kind(result), []).append(result)
-        for results in groups.values():
+        Those that could not be written stay, and trouble is raised.
+        """
+        groups = _alike(self.inflight.unwritten())
+        for results in groups:
             # What was locked a moment ago would hold up all the others again.
             self._write(results, passing_over_locked=results[0].locked)
+        return any(type(results[0].outcome) is not Settled for results in groups)
 
     def _write(self, results: list[Result], *, passing_over_locked: bool = False) -> None:
         for result in results:
@@ -101,6 +108,9 @@ class Writer:
                 if not batch.left:
                     model = result.task.handler.model
                     self.vitals.tally.count_batch(model, clock() - batch.began)
+        ran = sum(result.ran for result in results)
+        if ran and type(results[0].outcome) in (Done, Settled):
+            self.sizes[results[0].task.handler.model].note(len(results), ran)
 
     def _write_unlocked(self, results: list[Result], verb: "Verb") -> list[Result]:
         """Write the rows that nobody has locked, and return all but the locked ones, which come round again."""
@@ -182,6 +192,11 @@ class Writer:
         began = clock()
         rows = [result.task.row for result in results]
         outcome: Any = results[0].outcome
+        if outcome.everyone:
+            # First, or somebody else would claim the row and ask the same in vain.
+            task = results[0].task
+            holder, _, _ = task.claim.token.holder.partition(WORKER_MARK)
+            stop_everyone(task.handler.model, self.using, outcome.delay, outcome.reason, holder)
         try:
             if outcome.apart:
                 self._rows(results)._set_apart(rows)
@@ -259,10 +274,27 @@ def note_failure(
     failed(row, seconds, name, text, ran=ran, final=final, raised=raised)
 
 
+def _alike(results: list[Result]) -> list[list[Result]]:
+    """Group results so that one statement can write each group; nearly always there is one, of rows that are done."""
+    first = type(results[0].task.row) if results else None
+    for result in results:
+        if result.outcome is not DONE or result.locked or type(result.task.row) is not first:
+            break
+    else:
+        return [results] if results else []
+    groups: dict[Any, list[Result]] = {}
+    for result in results:
+        groups.setdefault(_kind(result), []).append(result)
+    return list(groups.values())
+
+
 def _kind(result: Result) -> Any:
     """Return what results have in common that one statement can write."""
     outcome = result.outcome
-    if isinstance(outcome, (Done, PutBack, Settled)):
+    if type(outcome) is Done:
+        # They are all the same, and this one is asked for nearly each row.
+        return type(result.task.row), Done, result.locked
+    if isinstance(outcome, (PutBack, Settled)):
         return type(result.task.row), outcome, result.locked
     return id(result)
 

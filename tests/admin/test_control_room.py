@@ -154,6 +154,23 @@ def test_a_throttle_on_every_worker_is_told_as_held(login: Any) -> None:
     assert "RUNNING" in text_of(login(*VIEW).get(url()))
 
 
+def test_what_all_workers_keep_to_is_told(login: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from django_taskclaim.limits import set_limits
+    from django_taskclaim.querysets import fleet
+
+    monkeypatch.setattr(fleet, "_stored", set())
+    set_limits(Job, rate="100/m", max_running=3, by="ada", using="default")
+    told = "All together keep to: a rate of 100/m, 3 running at once, set by ada"
+    client = login(*VIEW)
+    assert told in text_of(client.get(url()))
+    worker()
+    assert told in text_of(client.get(url()))
+    pause(Job, by="Ada")
+    paused = text_of(client.get(url()))
+    assert "PAUSED by Ada" in paused
+    assert told in paused
+
+
 def test_a_page_reads_the_hour_and_the_day_once_each(login: Any) -> None:
     client = login(*VIEW)
     with CaptureQueriesContext(connection) as sent:

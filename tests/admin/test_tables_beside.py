@@ -1,7 +1,9 @@
 """The admin of companions and of ranges, whose rows point at rows of another table."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from django.contrib.admin import AdminSite, ModelAdmin
@@ -10,9 +12,11 @@ from django.test import Client, override_settings
 from django.urls import path, reverse
 
 from django_taskclaim.admin import ClaimAdminMixin
+from django_taskclaim.worker import records
 from tests.behaviour.support import execute, table_of
 from tests.ranges.conftest import fill
 from tests.sources.app.models import FarPage, FarTask, Page, PageCheck, PageTask, Task, TaskAudit
+from tests.test_commands import run
 from tests.testapp.models import CompositeRange, IntRange, TextRange
 from tests.urls import urlpatterns as project
 
@@ -99,8 +103,66 @@ def test_a_companion_whose_source_is_gone_can_be_looked_at(boss: Client) -> None
     first, _second = two_pages()
     PageTask.objects.populate(Page.objects.all())
     task = PageTask.objects.get(source_id="first")
+    url = address(PageTask, "change", task.pk)
+    assert "whose row is gone" not in read(boss, url)
     Page.objects.filter(pk=first.pk).delete()
-    assert "Source:" in read(boss, address(PageTask, "change", task.pk))
+    page = read(boss, url)
+    assert "Source:" in page
+    assert "first, whose row is gone" in page
+
+
+def test_the_users_own_place_for_the_source_tells_that_it_is_gone(boss: Client) -> None:
+    """In a line with other fields, too."""
+    FarPage.objects.using("other").create(title="far away")
+    FarTask.objects.populate(FarPage.objects.all())
+    task = FarTask.objects.get()
+    FarPage.objects.using("other").all().delete()
+    placed = [(None, {"fields": [("source", "title")]})]
+    with patch.object(site._registry[FarTask], "fieldsets", placed):
+        page = read(boss, address(FarTask, "change", task.pk))
+    assert page.count(f"{task.source_number}, whose row is gone") == 1
+
+
+def test_a_list_names_the_source_of_each_companion(boss: Client) -> None:
+    """By its key, whether it is there or not."""
+    first, _second = two_pages()
+    PageTask.objects.populate(Page.objects.all())
+    Page.objects.filter(pk=first.pk).delete()
+    told = re.findall(
+        r'<td class="field-claim_source">(.*?)</td>', read(boss, address(PageTask, "changelist"))
+    )
+    assert sorted(told) == ["first", "second"]
+    with patch.object(site._registry[PageTask], "list_display", ["pk", "source"]):
+        assert "field-claim_source" not in read(boss, address(PageTask, "changelist"))
+
+
+def test_failed_companions_are_named_by_their_sources_too(
+    boss: Client,
+) -> None:
+    """In the control room, its export, claimstatus and the log; a key that is the source's itself is told once."""
+    two_pages()
+    for model in (PageTask, PageCheck):
+        model.objects.populate(Page.objects.filter(pk="first"))
+        (row,) = model.objects.claim_batch(1, durable=False)
+        row.claim.fail("no title", retry=False)
+        name = f"{row.pk} (source first)" if model is PageTask else "first"
+        assert f">{name}</a>" in read(boss, address(model, "control"))
+        answer: Any = boss.get(address(model, "control_export"))
+        lines = b"".join(answer.streaming_content).decode("utf-8-sig").splitlines()
+        assert lines[0].startswith("key,source,error,")
+        assert lines[1].startswith(f"{row.pk},first,")
+        assert f"failed: {name}\n" in run("claimstatus", model._meta.label)
+        assert records.named(row) == f"{model._meta.label} {name}"
+
+
+def test_claimstatus_names_a_few_failed_companions() -> None:
+    Page.objects.bulk_create([Page(slug=f"p{n}") for n in range(5)])
+    PageTask.objects.populate(Page.objects.all())
+    assert "failed:" not in run("claimstatus", "sources.PageTask")
+    PageTask.objects.fail(PageTask.objects.claim_batch(5, durable=False), "no", retry=False)
+    (line,) = re.findall("failed: (.*)", run("claimstatus", "sources.PageTask"))
+    assert line.count("(source p") == 3
+    assert line.endswith(" and 2 more")
 
 
 def test_a_companion_linked_by_a_copied_key_shows_its_source_and_is_made_by_populate_alone(

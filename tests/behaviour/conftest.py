@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from django.apps import apps
 from django.db import connection
 from django.test import override_settings
 
@@ -17,7 +18,19 @@ from tests.proxy import commits  # noqa: F401
 from tests.testapp.models import Child, ChildOwnsClaim, CompositeKey, PercentNames, Photo
 
 
-@pytest.fixture(params=SHAPES, ids=lambda model: model.__name__[:20])
+def surrounded_models() -> list[Any]:
+    """Return tables with partitions and row triggers, for which the whole suite is run by hand."""
+    if not apps.is_installed("tests.surroundings.app"):
+        return []
+    from tests.surroundings.app.models import SURROUNDED
+
+    return SURROUNDED
+
+
+SURROUNDED = [pytest.param(model, marks=pytest.mark.long) for model in surrounded_models()]
+
+
+@pytest.fixture(params=[*SHAPES, *SURROUNDED], ids=lambda model: model.__name__[:20])
 def shape(request: pytest.FixtureRequest) -> Any:
     """Each shape of a claimable model in turn."""
     return request.param
@@ -33,11 +46,18 @@ def strategy(request: pytest.FixtureRequest) -> Iterator[str]:
 OTHER_STRATEGIES = [name for name in dialect_for(connection).strategies if name != "auto"]
 
 
-def ways(shapes: Any, again: Any) -> list[Any]:
+def ways(shapes: Any, again: Any, surrounded: Any = ()) -> list[Any]:
     """Pair *shapes* with the database's best claim, and those of *again* with its other strategies."""
     pairs = [(shape, "auto") for shape in shapes]
     pairs += [(shape, strategy) for strategy in OTHER_STRATEGIES for shape in again]
-    return [pytest.param(pair, id=f"{pair[0].__name__[:20]}-{pair[1]}") for pair in pairs]
+    found = [pytest.param(pair, id=f"{pair[0].__name__[:20]}-{pair[1]}") for pair in pairs]
+    return [
+        *found,
+        *(
+            pytest.param((model, "auto"), id=f"{model.__name__}-auto", marks=pytest.mark.long)
+            for model in surrounded
+        ),
+    ]
 
 
 def claimed_so(pair: Any) -> Iterator[Any]:
@@ -46,7 +66,7 @@ def claimed_so(pair: Any) -> Iterator[Any]:
         yield shape
 
 
-@pytest.fixture(params=ways(SHAPES, [Photo, Child, CompositeKey]))
+@pytest.fixture(params=ways(SHAPES, [Photo, Child, CompositeKey], surrounded_models()))
 def claimable(request: pytest.FixtureRequest) -> Iterator[Any]:
     """Each shape, and the most different ones again under each other CLAIM_STRATEGY."""
     yield from claimed_so(request.param)

@@ -211,3 +211,12 @@ class ChildArchive(Archived):
 
     class Meta:
         app_label = "testapp"
+
+
+class Notice(TaskMixin):
+    """Keeps when it was made."""
+
+    made_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        app_label = "testapp"

@@ -1,12 +1,13 @@
 """Nothing that serves many rows ever waits for one: the reaper, renewals, an operator's verbs."""
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 from django.db import connection, transaction
 from django.test import override_settings
+from django.test.utils import CaptureQueriesContext
 
 from django_taskclaim.exceptions import ClaimLost
 from tests.behaviour.support import (
@@ -154,6 +155,48 @@ def test_claims_pass_over_rows_that_another_has_locked(strategy: str, rival: Any
     rival.lock(*rows[:12])
     claimed = in_time(lambda: Photo.objects.claim_batch(10))
     assert [row.pk for row in claimed] == [row.pk for row in rows[12:22]]
+
+
+@pytest.mark.parametrize(("model", "most"), [(Photo, 16), (TextKey, 60), (UuidKey, 60)])
+def test_a_claim_beside_many_others_takes_few_statements(model: Any, most: int, rival: Any) -> None:
+    """One row is still wanted, and hundreds before the next free one are in other hands."""
+    make(model, 700)
+    rows = list(model.objects.order_by("pk"))
+    rival.lock(*rows[39:-1])
+    with CaptureQueriesContext(connection) as sent:
+        claimed = model.objects.claim_batch(40)
+    assert {row.pk for row in claimed} == {row.pk for row in [*rows[:39], rows[-1]]}
+    assert len(sent) < most
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 10])
+@pytest.mark.parametrize("priorities", [range(40), [n // 8 for n in range(40)], [0] * 40])
+def test_a_claim_beside_locked_rows_keeps_the_order(
+    limit: int, priorities: Sequence[int], rival: Any
+) -> None:
+    """More is locked than is read ahead, in the order of keys and in others."""
+    for priority in priorities:
+        make(Photo, 1, priority=priority)
+    rows = list(Photo.objects.order_by("-priority", "pk"))
+    rival.lock(*rows[:20], *rows[21:25])
+    claimed = in_time(lambda: Photo.objects.claim_batch(limit))
+    assert [row.pk for row in claimed] == [row.pk for row in [rows[20], *rows[25:]][:limit]]
+
+
+@pytest.mark.parametrize("related", [False, True])
+def test_a_claim_locks_no_row_that_it_leaves(related: bool, rival: Any) -> None:
+    """Whoever comes next finds every row that was not claimed, whatever was asked for."""
+    from tests.behaviour.models import Label, Labelled
+
+    rows, label = make(Labelled, 60), Label.objects.create(name="new")
+    for row in rows:
+        row.labels.add(label)
+    rival.lock(*rows[:9])
+    chosen = Labelled.objects.filter(labels=label) if related else Labelled.objects.all()
+    with held_open(lambda: chosen.claim_batch(10, durable=False)) as claimed:
+        free = in_time(lambda: Labelled.objects.claim_batch(60))
+    assert len(claimed) == 10
+    assert len(free) == 60 - 9 - 10
 
 
 def test_inserting_a_child_row_does_not_wait_for_a_claim_of_its_parent() -> None:

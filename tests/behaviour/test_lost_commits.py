@@ -114,14 +114,16 @@ def test_completing_tells_the_truth(commits: Any, model: Any, fate: Fate) -> Non
     ]
 
 
-def test_a_row_that_was_lost_before_the_commit_was_is_named_as_ever(commits: Any) -> None:
+def test_a_row_that_was_lost_before_the_answer_was_is_not_taken_for_written(commits: Any) -> None:
+    """Where one statement did it all, nobody can tell such a row from one that was written and put back since."""
     make(Photo, 3)
     claimed = Photo.objects.claim_batch(3)
     lose(claimed[1])
     commits.arm(swallowed)
     with pytest.raises(ClaimLost) as caught:
         Photo.objects.complete(claimed)
-    assert type(caught.value) is ClaimLost
+    told = [] if type(caught.value) is ClaimLost else caught.value.undecided
+    assert told in ([], [claimed[1]])
     assert (caught.value.lost, caught.value.written) == ([claimed[1]], [claimed[0], claimed[2]])
 
 

@@ -1,10 +1,11 @@
 """The moving lower bound: claims go on where the last one ended, and nothing stays behind for long."""
 
+import threading
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from django.db import connection
+from django.db import OperationalError, connection, transaction
 
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.dialects import dialect_for
@@ -12,8 +13,16 @@ from django_taskclaim.fields import CRASHED
 from django_taskclaim.querysets import claiming, lower_bound
 from django_taskclaim.querysets.claiming import checked_request
 from django_taskclaim.querysets.lower_bound import FULL_LOOK_EVERY, LowerBound
+from tests.behaviour.support import (
+    DEADLINE,
+    ROW_LOCKS,
+    elsewhere,
+    execute,
+    has,
+    set_raw,
+    stored_moment,
+)
 from tests.behaviour.support import clock as moment
-from tests.behaviour.support import has, set_raw, stored_moment
 from tests.factories import make
 from tests.testapp.models import Photo
 
@@ -109,6 +118,27 @@ def test_urgent_rows_go_first_from_the_next_look_in_full_until_all_are_taken(
     assert len(claim(Photo, 9, bound)) == 9
 
 
+def test_urgent_rows_wait_for_no_look_in_full(clock: Clock, bound: LowerBound) -> None:
+    """That may come late, where it takes long; the look at what is urgent alone does not."""
+    make(Photo, 20)
+    (put_back, _) = claim(Photo, 2, bound)
+    put_back.claim.release()
+    bound._full_look_at = clock.now + 100 * FULL_LOOK_EVERY
+    urgent = make(Photo, 1, priority=5)
+    assert keys(claim(Photo, 1, bound)) != keys(urgent)
+    clock.now += FULL_LOOK_EVERY
+    taken = keys(claim(Photo, 3, bound))
+    assert taken[0] == urgent[0].pk
+    assert put_back.pk not in taken
+    clock.now += 100 * FULL_LOOK_EVERY
+    assert put_back.pk in keys(claim(Photo, 2, bound))
+
+
+@pytest.mark.parametrize(("took", "pause"), [(0.002, 1.0), (0.08, 8.0), (6.0, 10.0)])
+def test_looks_in_full_are_rarer_where_they_take_long(took: float, pause: float) -> None:
+    assert lower_bound._pause(took, lower_bound.FULL_LOOK_SHARE) == pytest.approx(pause)
+
+
 @pytest.mark.parametrize("pause", [0.0, 2 * FULL_LOOK_EVERY], ids=["fast", "slow"])
 def test_rows_that_have_waited_have_their_turn_under_backlog(
     shape: Any, clock: Clock, pause: float
@@ -141,3 +171,89 @@ def test_a_claim_that_keeps_apart_what_crashed_says_that_there_is_more(
     bound.waited_first = 1.0
     assert len(claim(Photo, 5, bound)) == 4
     assert bound.was_full
+
+
+def test_the_statement_of_a_claim_is_compiled_only_at_first(
+    clock: Clock, bound: LowerBound, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To compile it costs as much as twenty rows do; what it then says is told by every other test of these."""
+    make(Photo, 40)
+    for _ in range(3):
+        claim(Photo, 4, bound)
+    compiled: list[Any] = []
+    usual = type(dialect_for(connection)).compiled
+    monkeypatch.setattr(
+        type(dialect_for(connection)),
+        "compiled",
+        lambda *args: compiled.append(args) or usual(*args),
+    )
+    assert len(claim(Photo, 4, bound)) == 4
+    clock.now += FULL_LOOK_EVERY
+    assert len(claim(Photo, 4, bound)) == 4
+    assert compiled == []
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_was_claimed_before_the_rest_failed_is_found_by_its_holder(
+    bound: LowerBound, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is committed by then where one statement claims; a worker gives it back, for nobody has got it."""
+    dialect = dialect_for(connection)
+    if not (dialect.claims_in_one_statement and dialect.commits_alone):
+        pytest.skip("a claim is one transaction")
+    make(Photo, 6)
+    claim(Photo, 2, bound)
+
+    def broken(*args: Any) -> Any:
+        raise OperationalError("the disk is full")
+
+    monkeypatch.setattr(LowerBound, "claim", broken)
+    request = replace(checked_request(Photo, 6, None, None, False, True), bound=bound)
+    with pytest.raises(OperationalError):
+        Photo.objects.all()._claim(request)
+    found: list[Any] = Photo.objects.all()._claimed_by([request.holder])
+    assert len(found) == 4
+    assert Photo.objects.release(found) == 4
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.skipif(not ROW_LOCKS, reason="the database has no row locks")
+def test_a_strategy_of_many_statements_leaves_nothing_behind_that_it_took_in_vain(
+    bound: LowerBound, settings: Any
+) -> None:
+    """A try that met a lock is rolled back as a whole before the next one."""
+    settings.TASKCLAIM = {"CLAIM_STRATEGY": "compare_and_swap"}
+    rows = make(Photo, 20)
+    assert len(claim(Photo, 4, bound)) == 4
+    locked, met = threading.Event(), threading.Event()
+
+    def hold_one() -> None:
+        with transaction.atomic():
+            Photo.objects.filter(pk=rows[6].pk).update(country="XX")
+            locked.set()
+            met.wait(DEADLINE)
+
+    def note_errors(execute: Any, *statement: Any) -> Any:
+        try:
+            return execute(*statement)
+        except OperationalError:
+            met.set()
+            raise
+
+    is_postgresql = connection.vendor == "postgresql"
+    execute(
+        "SET lock_timeout = '50ms'" if is_postgresql else "SET SESSION innodb_lock_wait_timeout = 1"
+    )
+    request = replace(checked_request(Photo, 4, None, 60, False, True), bound=bound)
+    try:
+        other = elsewhere(hold_one)
+        assert locked.wait(DEADLINE)
+        with connection.execute_wrapper(note_errors):
+            taken: list[Any] = Photo.objects.all()._claim(request)
+    finally:
+        met.set()
+        connection.close()
+    other.result(DEADLINE)
+    held = Photo.objects.filter(claimed_by=request.holder).values_list("pk", flat=True)
+    assert sorted(held) == sorted(keys(taken))
+    assert len(taken) == 4

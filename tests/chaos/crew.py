@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.freezing import stat
+
 CLOCKS = Path(__file__).with_name("clocks")
 A_DAY = 86400
 
@@ -69,7 +71,7 @@ def children(parent: int) -> list[int]:
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             words = (folder / "cmdline").read_bytes()
-            if int(_stat(folder)[1]) == parent and b"spawn_main" in words:
+            if int(stat(folder)[1]) == parent and b"spawn_main" in words:
                 found.append(int(folder.name))
     return found
 
@@ -77,25 +79,9 @@ def children(parent: int) -> list[int]:
 def is_running(pid: int) -> bool:
     """Say whether the process is there and no zombie."""
     try:
-        return _stat(Path(f"/proc/{pid}"))[0] != "Z"
+        return stat(Path(f"/proc/{pid}"))[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
-
-
-def is_stopped(pid: int) -> bool:
-    """Say whether every thread of the process stands still; ProcessLookupError where there is none any more."""
-    states = []
-    for thread in Path(f"/proc/{pid}/task").glob("*"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            states.append(_stat(thread)[0])
-    if set(states) <= {"Z"}:
-        raise ProcessLookupError(pid)
-    return set(states) == {"T"}
-
-
-def _stat(folder: Path) -> list[str]:
-    """Return what /proc says of a process or thread, from its state on."""
-    return (folder / "stat").read_text().rpartition(")")[2].split()
 
 
 @dataclass(slots=True)

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 from django.db import Error, connection, connections, transaction
 
 from django_taskclaim.switch import pause, resume
+from tests import freezing
 from tests.chaos.app.models import Work
-from tests.chaos.crew import Worker, is_running, is_stopped
+from tests.chaos.crew import Worker, is_running
 from tests.chaos.records import act, leave, orphans
 from tests.sessions import end_session, other_sessions
-from tests.worker.test_stampede import write_lock_is_free
 
 if TYPE_CHECKING:
     from tests.chaos.run import Run
@@ -134,7 +134,7 @@ def freeze(run: "Run") -> None:
     pid = claiming_pid(worker)
     long = run.rng.random() < 0.3
     seconds = run.bounds.freeze + 1 if long else run.rng.uniform(0.2, 2.0) * run.plan.lease
-    _stop(pid)
+    freezing.freeze(pid)
     worker.busy = True
     if long and connection.vendor != "sqlite":
         orphans("freeze", worker.name, run.bounds.freeze)
@@ -145,19 +145,6 @@ def freeze(run: "Run") -> None:
             os.kill(pid, signal.SIGCONT)
 
     run.after(seconds, thaw)
-
-
-def _stop(pid: int) -> None:
-    """Freeze the process; on SQLite not while it holds the one write lock, which nobody could then take from it."""
-    while True:
-        os.kill(pid, signal.SIGSTOP)
-        # A thread that is in the kernel may still get the lock before it stops.
-        while not is_stopped(pid):
-            time.sleep(0.01)
-        if connection.vendor != "sqlite" or write_lock_is_free():
-            return
-        os.kill(pid, signal.SIGCONT)
-        time.sleep(0.05)
 
 
 # The database

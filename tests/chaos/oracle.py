@@ -104,7 +104,7 @@ def history_is_whole(rules: Rules) -> str:
 
 
 def states_follow_each_other(rules: Rules) -> str:
-    """1: no change of state but those of the table in DESIGN §3; the iteration never decreases."""
+    """1: no change of state but those that the verbs make; the iteration never decreases."""
     same, on = "h.new_iteration = h.old_iteration", "h.new_iteration = h.old_iteration + 1"
     kept = "h.new_attempts = h.old_attempts"
     charged = "h.new_attempts = h.old_attempts + 1"

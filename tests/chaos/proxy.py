@@ -9,6 +9,7 @@ swallowed it prints ``swallowed``. It ends with its standard input.
 import asyncio
 import contextlib
 import random
+import re
 import socket
 import struct
 import subprocess
@@ -16,8 +17,11 @@ import sys
 from collections.abc import AsyncIterator
 from typing import Self
 
-#: PostgreSQL's CommandComplete for COMMIT, as the server sends it.
-COMMITTED = b"C\x00\x00\x00\x0bCOMMIT\x00"
+#: PostgreSQL's CommandComplete for COMMIT, as the server sends it, and for an UPDATE that has committed by itself: it
+#: leaves the session idle.
+COMMITTED = re.compile(
+    rb"C\x00\x00\x00\x0bCOMMIT\x00|UPDATE [0-9]+\x00Z\x00\x00\x00\x05I", re.DOTALL
+)
 
 #: MySQL's COM_QUERY.
 QUERY = 3
@@ -94,7 +98,7 @@ class Pair:
 
     async def backward(self, reader: asyncio.StreamReader) -> None:
         async for packet in self._packets(reader):
-            if self.proxy.swallowing and (self.committing or COMMITTED in packet):
+            if self.proxy.swallowing and (self.committing or COMMITTED.search(packet)):
                 self.proxy.swallowing = False
                 say("swallowed")
                 break

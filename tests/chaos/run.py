@@ -66,7 +66,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """How long things may take, in seconds (DESIGN §5, promise 7)."""
+    """How long things may take, in seconds: what is promised after a kill."""
 
     kill: float
     freeze: float

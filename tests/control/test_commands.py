@@ -26,10 +26,10 @@ def told(using: str = "default") -> list[tuple[str, str, int, str]]:
 
 def test_pause_and_resume_are_recorded_where_the_switch_is_turned() -> None:
     run("claimpause", "testapp.Photo", "--reason", "deploy", "--until", "2h")
-    run("claimresume", "testapp.Photo")
+    run("claimresume", "testapp.Photo", "--reason", "deployed")
     wanted = [
         ("testapp.photo", "pause", 0, "deploy for 2 h"),
-        ("testapp.photo", "resume", 0, ""),
+        ("testapp.photo", "resume", 0, "deployed"),
     ]
     assert told() == told("other") == wanted
     first, _ = OperatorAct.objects.order_by("id")

@@ -10,10 +10,12 @@ import pytest
 from django.core.exceptions import ValidationError
 from django.db import connections
 
+from django_taskclaim.control import orders
 from django_taskclaim.control.orders import change_settings
 from django_taskclaim.control.reading import acts, live_settings
 from django_taskclaim.dialects import dialect_for
 from django_taskclaim.handlers import handler, unregister
+from tests.contention.conftest import Deadlock
 from tests.testapp.models import Ledger, Photo
 
 pytestmark = pytest.mark.django_db(databases="__all__")
@@ -93,6 +95,24 @@ def test_two_people_change_different_things_at_once() -> None:
         assert found is not None
         assert (found.batch_size, found.concurrency, found.version) == (20, 3, 2)
         type(found).objects.all().delete()
+
+
+@pytest.mark.django_db(transaction=True, databases="__all__")
+def test_contention_is_met_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two who are the first to set anything may end in a deadlock, and one of them is told to try again."""
+    losses, usual = [Deadlock(), Deadlock()], orders._store
+
+    def contended(*given: Any) -> Any:
+        if losses:
+            raise losses.pop()
+        return usual(*given)
+
+    monkeypatch.setattr(orders, "_store", contended)
+    change(batch_size=20)
+    assert not losses
+    found = live_settings(Photo, using="default")
+    assert found is not None
+    assert (found.batch_size, found.version) == (20, 1)
 
 
 def test_an_unknown_setting_and_an_unclaimable_model_are_refused() -> None:

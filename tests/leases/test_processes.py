@@ -4,7 +4,6 @@ import json
 import os
 import select
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
@@ -13,8 +12,8 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection
 
+from tests.freezing import freeze
 from tests.leases.support import is_held, stored
 from tests.testapp.models import Ledger, Photo
 
@@ -50,32 +49,10 @@ class Probe:
     def signal(self, number: int) -> None:
         os.kill(self.process.pid, number)
 
-    def freeze(self) -> None:
-        """Stop the process; on SQLite not while it has the write lock, which nobody could take from it."""
-        while True:
-            self.signal(signal.SIGSTOP)
-            if connection.vendor != "sqlite" or write_lock_is_free():
-                return
-            self.signal(signal.SIGCONT)
-            time.sleep(0.05)
-
     def end(self) -> None:
         for number in (signal.SIGCONT, signal.SIGKILL):
             self.process.send_signal(number)
         self.process.communicate(timeout=30)
-
-
-def write_lock_is_free() -> bool:
-    """Say whether nobody keeps the write lock for a second, as a frozen process would."""
-    other = sqlite3.connect(connection.settings_dict["NAME"], timeout=1, isolation_level=None)
-    try:
-        other.execute("BEGIN IMMEDIATE")
-        other.execute("ROLLBACK")
-    except sqlite3.OperationalError:
-        return False
-    finally:
-        other.close()
-    return True
 
 
 def wait_for(state: Callable[[], Any], seconds: float = 30) -> None:
@@ -114,9 +91,9 @@ def test_one_process_at_a_time_whoever_dies_or_sleeps(start: Start) -> None:
     token = holding(frozen)
     # What it does between its check and its write is fenced by nothing, so no lease may end there.
     counting = [start("count", "counter", 20) for _ in range(4)]
-    frozen.freeze()
+    freeze(frozen.process.pid)
     wait_for(lambda: stored("counter").iteration > token[1] + 10, seconds=120)
-    counting[0].freeze()
+    freeze(counting[0].process.pid)
     counting[0].signal(signal.SIGKILL)
     frozen.signal(signal.SIGCONT)
     frozen.go_on()
@@ -151,7 +128,7 @@ def test_a_thawed_release_writes_nothing(start: Start) -> None:
     Photo.objects.create()
     frozen = start("hold", "report", 2)
     holding(frozen)
-    frozen.freeze()
+    freeze(frozen.process.pid)
     next_one = start("hold", "report", 60)
     holding(next_one)
     frozen.signal(signal.SIGCONT)

@@ -56,7 +56,7 @@ def test_a_block_may_last_longer_than_its_lease() -> None:
 
 
 def test_many_leases_share_one_thread() -> None:
-    blocks = [named_lease(f"report:{number}", lease=8 + number / 10) for number in range(10)]
+    blocks = [named_lease(f"report:{number}", lease=20 + number / 10) for number in range(10)]
     holds = [block.__enter__() for block in blocks]
     assert len(renewer_threads()) == 1
     for held in holds:

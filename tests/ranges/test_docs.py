@@ -2,6 +2,7 @@
 
 import ast
 import re
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,15 @@ from django.test.utils import isolate_apps
 from django_taskclaim.checks.ranges import problems_of
 from django_taskclaim.handlers import handler_for, unregister
 from django_taskclaim.models import RangeMixin
+from tests.behaviour.support import clock, set_raw
 from tests.documents import Expecting, expect
 from tests.factories import make
 from tests.testapp.models import Photo, PhotoRange
 
 TEXT = (Path(__file__).parents[2] / "docs" / "ranges.md").read_text(encoding="utf-8")
 CODE = [match[1] for match in re.finditer(r"^```python\n(.*?)^```$", TEXT, re.M | re.S)]
-BLOCKS = [block for block in CODE if ".delete()" not in block]
-(FORGETTING,) = (block for block in CODE if ".delete()" in block)
+BLOCKS = [block for block in CODE if ".prune(" not in block]
+(FORGETTING,) = (block for block in CODE if ".prune(" in block)
 #: What each block does to the rows; the others define models.
 EFFECTS = {
     "spell_countries": {"country": "NZ"},
@@ -28,7 +30,7 @@ EFFECTS = {
 
 
 def run(source: str) -> dict[str, Any]:
-
+    source = source.replace("from photos.models", "from tests.testapp.models")
     tree = Expecting(source).visit(ast.parse(source))
     names: dict[str, Any] = {
         "__name__": "tests.testapp.ranges",
@@ -36,6 +38,7 @@ def run(source: str) -> dict[str, Any]:
         "PhotoRange": PhotoRange,
         "expect": expect,
         "size_of": lambda url: (3, 4),
+        "timedelta": timedelta,
     }
     exec(compile(tree, "ranges.md", "exec"), names)
     return names
@@ -78,6 +81,7 @@ def test_ranges_that_are_done_may_be_deleted_but_for_the_last_one() -> None:
     PhotoRange.objects.reset()
     for range_ in PhotoRange.objects.claim_batch(3):
         range_.complete()
+        set_raw(range_, "completed_at", clock("-8 DAY"))
     run(FORGETTING)
     assert PhotoRange.objects.count() == 1
     assert PhotoRange.objects.plan() == 0

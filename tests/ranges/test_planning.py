@@ -7,6 +7,7 @@ import pytest
 from django_taskclaim.exceptions import ClaimColumnError
 from tests.behaviour.support import at_once
 from tests.ranges.conftest import assert_seamless, counters, covered, fill, work_through
+from tests.test_commands import run
 from tests.testapp.models import IntRange, IntSource, TextRange
 
 
@@ -41,6 +42,25 @@ def test_planning_again_goes_on_behind_the_last_key() -> None:
     assert IntRange.objects.plan(chunk_size=10) == 2
     assert covered(IntRange)[:2] == before
     assert_seamless(IntRange)
+
+
+@pytest.mark.django_db
+def test_pruned_ranges_are_not_planned_again() -> None:
+    """The last range stays, for what is planned next begins where it ends."""
+    fill(IntRange, 20)
+    IntRange.objects.plan(chunk_size=5)
+    work_through(IntRange, size=5)
+    assert IntRange.objects.prune(older_than=1e-6)[0] == 3
+    assert IntRange.objects.prune(older_than=1e-6)[0] == 0
+    assert IntRange.objects.plan(chunk_size=5) == 0
+    fill(IntRange, 5)
+    assert IntRange.objects.plan(chunk_size=5) == 1
+    work_through(IntRange, size=5)
+    assert counters(IntRange) == {1}
+    said = run("claimprune", "testapp.IntRange", "--complete", "--older-than", "0.000001")
+    assert "1 complete" in said
+    assert "Deleted 1 row" in said
+    assert IntRange.objects.plan(chunk_size=5) == 0
 
 
 @pytest.mark.django_db

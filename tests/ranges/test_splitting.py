@@ -8,6 +8,7 @@ import pytest
 from django.db import connection
 
 from django_taskclaim.handlers import handler_for
+from django_taskclaim.querysets.ranges import splitting
 from django_taskclaim.worker.heartbeat import Vitals
 from django_taskclaim.worker.inflight import units_of
 from django_taskclaim.worker.overruns import Overrun
@@ -125,6 +126,39 @@ def test_a_split_waits_for_the_chunk_under_way() -> None:
         assert not split.done()
     assert split.result(20) in (True, False)
     assert_seamless(IntRange)
+
+
+@pytest.mark.skipif(connection.vendor == "sqlite", reason="needs two writers")
+def test_a_split_that_waited_splits_what_the_chunk_has_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Though the chunk was longer than half of what there was: at the end of the work the rest would be one's alone."""
+    fill(IntRange, 20)
+    IntRange.objects.plan()
+    range_ = claimed(IntRange)
+    in_chunk, about_to_lock = threading.Event(), threading.Event()
+    real = splitting._lock
+
+    def lock(*args: Any) -> bool:
+        about_to_lock.set()
+        return real(*args)
+
+    def hold() -> None:
+        walk = range_.rows(14)
+        work(next(walk))
+        in_chunk.set()
+        assert about_to_lock.wait(DEADLINE)
+        next(walk)
+        walk.close()
+
+    monkeypatch.setattr(splitting, "_lock", lock)
+    holder = elsewhere(hold)
+    assert in_chunk.wait(DEADLINE)
+    assert IntRange.objects.split(at_least=3)
+    holder.result(DEADLINE)
+    assert_seamless(IntRange)
+    planned = IntRange.objects.order_by("position").values_list("rows_planned", flat=True)
+    assert list(planned) == [17, 3]
 
 
 def test_a_race_of_holders_and_splitters() -> None:

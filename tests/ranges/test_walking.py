@@ -1,6 +1,7 @@
 """A chunk and the checkpoint behind it are one transaction: whoever goes on, goes on there."""
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -13,11 +14,12 @@ from django_taskclaim.exceptions import (
     RangeUnfinished,
 )
 from django_taskclaim.handlers import Handler
+from django_taskclaim.querysets.ranges import walking
 from django_taskclaim.tokens import carried_claim
 from tests.behaviour.conftest import let_lease_lapse  # noqa: F401
 from tests.behaviour.support import clock, elsewhere, set_raw
 from tests.ranges.conftest import claimed, counters, fill, work
-from tests.testapp.models import IntRange, IntSource
+from tests.testapp.models import IntRange, IntSource, UuidSource
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -90,6 +92,54 @@ def stumble(range_: Any, size: int = 4) -> None:
     for number, rows in enumerate(range_.rows(size)):
         work(rows)
         assert 1 / (1 - number)
+
+
+def test_a_range_that_is_split_while_the_next_chunk_is_looked_for_ends_where_it_ends_now(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The look has no lock, so that others may write meanwhile; what it found is worth nothing then."""
+    planned(20)
+    range_ = claimed(IntRange)
+    splits: list[bool] = []
+
+    def source_rows(cls: Any) -> Any:
+        if not splits:
+            splits.append(IntRange.objects.split(at_least=1))
+        return IntSource.objects.all()
+
+    monkeypatch.setattr(IntRange, "source_rows", classmethod(source_rows))
+    assert sum(work(rows) for rows in range_.rows()) == 10
+    assert splits == [True]
+    range_.claim.complete()
+    tail = claimed(IntRange)
+    assert sum(work(rows) for rows in tail.rows()) == 10
+    assert counters(IntRange) == {1}
+
+
+@pytest.mark.parametrize(
+    ("took", "size"), [(0.5, 1_000), (0.25, 2_000), (0.01, 8_000), (1.0, 500), (50.0, 125)]
+)
+def test_a_chunk_is_as_large_as_takes_its_time_as_far_as_one_step_goes(
+    took: float, size: int
+) -> None:
+    assert walking._adapted(1_000, took, timedelta(seconds=0.5), 50_000) == size
+    assert walking._adapted(1_000, took, timedelta(seconds=0.5), 400) == min(size, 400)
+    assert walking._adapted(1, 50.0, timedelta(seconds=0.5), 400) == 1
+
+
+@pytest.mark.skipif(connection.vendor != "sqlite", reason="others do not wait for each other")
+def test_where_there_is_one_writer_others_write_between_the_chunks() -> None:
+    """A site beside a worker is not starved: it does not wait for the range to end."""
+    fill(IntRange, 20_000)
+    IntRange.objects.plan()
+    range_ = claimed(IntRange)
+    walk = elsewhere(lambda: sum(work(rows) for rows in range_.rows(500)))
+    meanwhile = 0
+    while not walk.done():
+        UuidSource.objects.create()
+        meanwhile += not walk.done()
+    assert walk.result() == 20_000
+    assert meanwhile >= 5
 
 
 def test_a_lost_claim_rolls_back_the_chunk(let_lease_lapse: Any) -> None:  # noqa: F811

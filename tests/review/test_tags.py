@@ -29,7 +29,7 @@ def told(row: Any, user: Any, **more: Any) -> list[str]:
 
 
 def test_who_until_when_and_how_long(ada: Editor, ben: Editor) -> None:
-    (row,) = Article.objects.claim_batch(1, claimed_by=ada.who, lease=7200 + 60)
+    (row,) = Article.objects.claim_batch(1, claimed_by=ada.who, lease=7200 + 30)
     who, left, until, year, when = told(row, ben.user)
     assert (who, left) == ("Ada Lovelace", "2 h")
     assert until.startswith("<time datetime=")

@@ -8,7 +8,9 @@ from django.core.management import call_command
 from django.core.management.base import CommandError
 
 from django_taskclaim.doctor.movement import why_nothing_moves
-from tests.sources.app.models import FarPage, FarTask, Line, LineTask, Page, PageTask
+from django_taskclaim.sources import or_what_works_on_it
+from tests.sources.app.models import FarPage, FarTask, Line, LineTask, Page, PageTask, Task
+from tests.testapp.models import IntRange
 
 pytestmark = pytest.mark.django_db(databases=["default", "other"])
 
@@ -110,18 +112,33 @@ def test_a_missing_table_is_told_with_the_command_that_makes_it(
     [
         ("sources.Page", "cannot be claimed: Page has no claim columns"),
         ("sources.Task", "has no handler"),
+        ("testapp.IntSource", "cannot be claimed: IntSource has no claim columns"),
     ],
 )
-def test_a_worker_asked_for_a_source_is_pointed_to_its_companions(source: str, reason: str) -> None:
+def test_a_worker_asked_for_a_source_is_pointed_to_its_companions_and_ranges(
+    source: str, reason: str
+) -> None:
     with pytest.raises(CommandError) as caught:
         call_command("claimworker", source)
     assert reason in str(caught.value)
     found = {
         "sources.Page": "or work on its companion sources.PageCheck or sources.PageTask.",
         "sources.Task": "or work on its companion sources.TaskAudit.",
+        "testapp.IntSource": "or work on its ranges testapp.IntRange.",
     }
     assert str(caught.value).endswith(found[source])
     assert caught.value.returncode == 2
+
+
+def test_companions_and_ranges_of_one_source_are_both_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(IntRange, "source", "sources.Task")
+    told = ", or work on its companion sources.TaskAudit or its ranges testapp.IntRange"
+    assert or_what_works_on_it(Task) == told
+    monkeypatch.setattr(IntRange, "source", "no.Model")
+    assert or_what_works_on_it(Task) == ", or work on its companion sources.TaskAudit"
+    assert or_what_works_on_it(FarTask) == ""
 
 
 def test_a_stopped_command_says_what_stays(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from django.db import Error, OperationalError, connection, transaction
@@ -45,6 +46,8 @@ OPTIONS: dict[str, Any] = {
         TimeoutError: RetryLater(0.1),
     },
     "limit_per": json.loads(os.environ.get("TASKCLAIM_TEST_LIMIT_PER", "null")),
+    **json.loads(os.environ.get("TASKCLAIM_TEST_LIMITS", "{}")),
+    "wake_up": os.environ.get("TASKCLAIM_TEST_WAKE_UP") == "1",
 }
 
 
@@ -176,6 +179,13 @@ else:
     handler(TextKey, lease=8)(read)
 
 
+if os.environ.get("TASKCLAIM_TEST_SURROUNDED"):
+    from tests.surroundings.app.models import SURROUNDED
+
+    for shape in SURROUNDED:
+        handler(shape, update_fields=["counter"])(do_any)
+
+
 @handler(AsyncJob, completion=completion_of("AsyncJob"), concurrency=20, **OPTIONS)
 async def do_asynchronously(job: AsyncJob) -> None:
     await Ledger.objects.acreate(model="Job", key=str(job.pk), worker=job.claim.token.holder)
@@ -206,6 +216,18 @@ def permanent(job: Job, detail: str) -> None:
 def later(job: Job, detail: str) -> None:
     if job.iteration < 3:
         raise RetryLater(0.1, "come back")
+
+
+def later_all(job: Job, detail: str) -> None:
+    """Once, ask everybody to wait, as an upstream does that answers 429."""
+    if job.iteration == 0:
+        raise RetryLater(float(detail), "429 Too Many Requests", everyone=True)
+
+
+def stumble(job: Job, detail: str) -> None:
+    """Fail as often as the row says."""
+    if job.attempts < int(detail):
+        raise ValueError(f"job {job.pk} stumbles")
 
 
 def lookup(job: Job, detail: str) -> None:
@@ -284,6 +306,12 @@ def lose_transaction(job: Job, detail: str) -> None:
     connection.connection.rollback()
 
 
+def doom(job: Job, detail: str) -> None:
+    """Take no notice of an error that has doomed the transaction: Django would roll it back without a word."""
+    with suppress(ValueError), transaction.atomic(savepoint=False):
+        raise ValueError("never seen")
+
+
 def hold(job: Job, detail: str) -> None:
     """Keep the row locked, as a handler does that has written it in its open transaction."""
     Job.objects.filter(pk=job.pk).update(note="held")
@@ -324,9 +352,12 @@ def hang(job: Job, detail: str) -> None:
 ACTS = {
     "swallow": swallow,
     "lose": lose_transaction,
+    "doom": doom,
     "hold": hold,
     "busy": busy,
     "lookup": lookup,
+    "later_all": later_all,
+    "stumble": stumble,
     "connect": connect,
     "time_out": time_out,
     "hook": hook_raises,

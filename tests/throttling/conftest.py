@@ -76,6 +76,10 @@ class Session:
         thread.start()
         self._threads.append(thread)
 
+    @property
+    def is_busy(self) -> bool:
+        return any(thread.is_alive() for thread in self._threads)
+
     def close(self) -> None:
         for thread in self._threads:
             thread.join(30)

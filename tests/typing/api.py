@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Any, assert_type
 
-from django.db.models import F
+from django.db.models import F, Q
 
 from django_taskclaim import Retry, handler, named_lease, synchronized, take
 from django_taskclaim.completion import Archive, Clear, Delete
@@ -22,6 +22,8 @@ from django_taskclaim.exceptions import (
     TaskClaimError,
 )
 from django_taskclaim.leases import HeldLease
+from django_taskclaim.limits import FleetLimits, limits_of, set_limits
+from django_taskclaim.operations import NotComplete, RequireComplete
 from django_taskclaim.people import holder_of, name_of, user_of
 from django_taskclaim.policy import Policy, Verdict
 from django_taskclaim.querysets import ClaimQuerySet
@@ -36,6 +38,7 @@ from django_taskclaim.signals import (
 from django_taskclaim.sources import companion_of
 from django_taskclaim.states import Status, Token
 from django_taskclaim.switch import pause, pause_all, resume, resume_all
+from django_taskclaim.testing import Ran, arun_due, run_due
 from tests.sources.app.models import LineTask, Page, PageTask
 from tests.testapp.models import Effect, HiddenRows, Photo, PhotoRange
 
@@ -73,6 +76,8 @@ def verbs_over_a_queryset() -> None:
     assert_type(Photo.objects.filter(country="NZ").reset(), int)
     assert_type(Photo.objects.reset(complete=True, running=True), int)
     assert_type(Photo.objects.filter(country="NZ").take_back(), int)
+    assert_type(Photo.objects.failed().reset(limit=10, progress=print), int)
+    assert_type(Photo.objects.prune(older_than=timedelta(days=30)), tuple[int, dict[str, int]])
     assert_type(Photo.objects.pause_rows(), int)
     assert_type(Photo.objects.resume_rows(), int)
     assert_type(Photo.objects.fail_rows("no", running=True), int)
@@ -196,12 +201,26 @@ def companions() -> None:
     backoff=lambda failures: timedelta(seconds=failures),
     order_by=["country", F("url").desc()],
     limit_per={"url": 3},
+    rate="100/m",
+    max_running=20,
+    hours="22:00-06:00",
+    serial_by="country",
+    failed_blocks=False,
+    wake_up=True,
 )
 def measure_with_options(photo: Photo) -> None:
     if not photo.url:
         raise Permanent("a photo without a URL")
     if photo.width is None:
-        raise RetryLater(timedelta(minutes=5))
+        raise RetryLater(timedelta(minutes=5), "429", everyone=True)
+
+
+def fleet() -> None:
+    assert_type(set_limits(Photo, rate="100/m", max_running=20, hours=None, by="ada"), list[str])
+    (limits,) = limits_of(Photo)
+    assert_type(limits, FleetLimits)
+    assert_type(limits.max_running, int | None)
+    assert_type(Photo.objects.why_empty("user:1").throttled_until, datetime | None)
 
 
 def announce(photos: list[Photo]) -> None:
@@ -329,6 +348,21 @@ def errors(photo: Photo) -> Iterable[object]:
         assert_type(error.expires_at, datetime | None)
     except TaskClaimError:
         yield Status.OPEN
+
+
+def guards_of_migrations() -> None:
+    RequireComplete("photos.Photo")
+    RequireComplete("photos.Photo", filter=Q(country="NZ"), allow_failed=True, elidable=True)
+    RequireComplete("photos.Thumbnail", {"country": "NZ"}, every_source={"width": None})
+    RequireComplete("photos.PhotoRange", source="photos.Photo")
+    error: TaskClaimError = NotComplete("photos.Photo is not complete")
+    str(error)
+
+
+async def runs_in_tests() -> None:
+    assert_type(run_due(Photo), Ran)
+    assert_type(await arun_due(Photo, limit=5, using="default"), Ran)
+    assert_type(run_due(Photo).completed, int)
 
 
 def signals() -> None:

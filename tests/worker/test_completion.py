@@ -157,12 +157,37 @@ def test_what_a_lost_commit_leaves_untold_is_said_to_be_so(
     jobs(2)
     inflight, vitals = done(Job.objects.claim_batch(2)), Vitals()
     commits.arm(swallowed)
-    Writer("default", inflight, vitals).write()
+    Writer("default", inflight, vitals, {}).write()
     assert commits.sprung.is_set()
     assert inflight.is_empty()
     told = [record for record in caplog.records if getattr(record, "event", "") == "undecided"]
     assert len(told) == (2 if said else 0)
     assert vitals.done == (0 if said else 2)
+
+
+@pytest.mark.skipif(not ROW_LOCKS, reason="no rows are locked one by one")
+def test_nothing_can_be_written_while_others_have_locked_every_row(
+    rival: Rival,  # noqa: F811
+) -> None:
+    """The rows come round again, and nobody is told of an error."""
+    jobs(2)
+    rows = Job.objects.claim_batch(2)
+    rival.connection.set_autocommit(False, force_begin_transaction_with_broken_autocommit=True)
+    rival.execute("SELECT 1 FROM testapp_job FOR UPDATE")
+    inflight = done(rows)
+    writer = Writer("default", inflight, Vitals(), {})
+    # As the claimer's session has it, which waits for nobody for long.
+    dialect_for(connection).end_idle_transactions(timedelta(seconds=60), ours_alone=True)
+    try:
+        writer.write()
+        assert [task.row for task in inflight.held()] == rows
+        rival.let_go()
+        wait_until(lambda: writer.wait() == 0.0)
+        writer.write()
+    finally:
+        connection.close()
+    assert inflight.is_empty()
+    assert set(Job.objects.values_list("status", flat=True)) == {"complete"}
 
 
 @pytest.mark.long
@@ -180,7 +205,7 @@ def test_a_lock_on_what_goes_with_a_row_holds_up_no_other_row(
     rival.connection.set_autocommit(False, force_begin_transaction_with_broken_autocommit=True)
     rival.execute("SELECT 1 FROM testapp_stamp WHERE id = %s FOR UPDATE", [stamp.pk])
     inflight = done(rows)
-    writer = Writer("default", inflight, Vitals())
+    writer = Writer("default", inflight, Vitals(), {})
     # As the claimer's session has it, which waits for nobody for long.
     dialect_for(connection).end_idle_transactions(timedelta(seconds=60), ours_alone=True)
     try:

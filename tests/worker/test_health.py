@@ -11,18 +11,24 @@ from typing import Any
 import pytest
 from django.db import connection, connections
 
+from django_taskclaim.models import Throttle
+from django_taskclaim.switch import pause
 from django_taskclaim.worker import health
 from django_taskclaim.worker.health import HealthFile, goes_on
 from tests import servers
 from tests.chaos.proxy import ProxyProcess
-from tests.testapp.models import Ledger
-from tests.worker.conftest import Worker, jobs, wait_until
+from tests.factories import make
+from tests.freezing import freeze
+from tests.testapp.models import Job, Ledger, TextKey, UuidKey
+from tests.worker.conftest import Worker, jobs, states, wait_until
 
 Start = Callable[..., Worker]
 
-pytestmark = pytest.mark.long
 
-real = pytest.mark.django_db(transaction=True, databases="__all__")
+def real(test: Any) -> Any:
+    """Mark a test of real processes, which is run by hand."""
+    return pytest.mark.long(pytest.mark.django_db(transaction=True, databases="__all__")(test))
+
 
 #: Run in the supervisor, so that a test need not wait half a minute.
 IMPATIENT = """
@@ -79,7 +85,7 @@ def test_a_frozen_child_lets_it_age(start_worker: Start, tmp_path: Path) -> None
     worker = start_worker("--health-file", str(path), "--processes", "2", first=IMPATIENT)
     wait_until(lambda: touched(path), 40)
     child = worker.children()[0]
-    os.kill(child, signal.SIGSTOP)
+    freeze(child)
     wait_until(lambda: grows_old(path, 7), 15, "nobody touches it")
     os.kill(child, signal.SIGCONT)
     wait_until(lambda: not grows_old(path, 5), 10, "it is touched again")
@@ -104,6 +110,50 @@ def test_a_thread_that_hangs_lets_it_age(start_worker: Start, tmp_path: Path, th
     wait_until(Ledger.objects.exists)
     wait_until(lambda: grows_old(path, 7), 20, "nobody touches it")
     assert worker.process.poll() is None
+
+
+@real
+def test_a_pause_is_no_illness(start_worker: Start, tmp_path: Path) -> None:
+    """Nothing is claimed, as was asked for."""
+    path = tmp_path / "alive"
+    pause(Job)
+    jobs(1)
+    start_worker("--health-file", str(path), "--in-process")
+    wait_until(lambda: touched(path), 30)
+    for _ in range(2):
+        assert is_touched_again(path)
+    assert states() == {"open": 1}
+
+
+@real
+def test_a_throttle_is_no_illness(start_worker: Start, tmp_path: Path) -> None:
+    path = tmp_path / "alive"
+    make(UuidKey, 1)
+    jobs(1)
+    settings = {"DJANGO_SETTINGS_MODULE": "tests.throttling.worker_settings"}
+    start_worker("--health-file", str(path), "--in-process", **settings)
+    wait_until(Throttle.objects.exists, 60)
+    for _ in range(2):
+        assert is_touched_again(path)
+    assert states() == {"open": 1}
+
+
+@real
+def test_a_handler_that_has_overrun_lets_it_age(start_worker: Start, tmp_path: Path) -> None:
+    """While another row has its grace period the process is there still, and is not well."""
+    path = tmp_path / "alive"
+    worker = start_worker(
+        *("--health-file", str(path), "--in-process", "--threads", "2", "--grace", "50"),
+        model="testapp.Job testapp.TextKey",
+        TASKCLAIM_TEST_TIMEOUT="1",
+    )
+    wait_until(lambda: touched(path), 30)
+    TextKey.objects.create(key="slow")
+    wait_until(lambda: TextKey.objects.progress().processing)
+    jobs(1, "sleep:60")
+    wait_until(lambda: grows_old(path, 4.5), 15, "nobody touches it")
+    assert worker.process.poll() is None
+    assert states() in ({"processing": 1}, {"failed": 1}, {"open": 1})
 
 
 @real
@@ -139,7 +189,7 @@ class Thread:
 
     def __init__(self) -> None:
         self.alive, self.trouble, self.last_turn = True, False, 0.0
-        self.leaving = threading.Event()
+        self.leaving, self.overrun = threading.Event(), threading.Event()
 
     def is_alive(self) -> bool:
         return self.alive
@@ -171,6 +221,10 @@ def test_who_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     crew.service.last_turn = 0.0
     assert not goes_on(crew)
     crew.service.last_turn = now
+    crew.service.overrun.set()
+    assert not goes_on(crew)
+    crew.service.overrun.clear()
+    assert goes_on(crew)
     crew.service.alive = False
     assert not goes_on(crew)
 

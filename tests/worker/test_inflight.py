@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 
 from django_taskclaim.handlers import Handler
+from django_taskclaim.tokens import clock
 from django_taskclaim.worker.claimer import Claimer
 from django_taskclaim.worker.inflight import InFlight, Result, units_of
 from django_taskclaim.worker.limits import Limit
 from django_taskclaim.worker.options import WorkerOptions
 from django_taskclaim.worker.outcomes import Done
-from django_taskclaim.worker.service import Service
+from django_taskclaim.worker.service import Service, _is_renewable
+from tests.factories import claimed, make
 from tests.testapp.models import Job, Photo
 
 JOBS, PHOTOS = Handler(Job, print), Handler(Photo, print, batch=True)
@@ -39,7 +41,7 @@ def claimer_with(rows: int, *, limit: int) -> Claimer:
     options = WorkerOptions(("testapp.Job",), "worker", "default")
     service = Service(options, [JOBS], inflight)
     service.limits.keep(Job, Limit(concurrency=limit))
-    inflight.add(units_of(JOBS, [Job() for _ in range(rows)]))
+    inflight.add(units_of(JOBS, [claimed(Job()) for _ in range(rows)]))
     return Claimer(options, [JOBS], inflight, service)
 
 
@@ -67,11 +69,11 @@ def test_rows_are_counted_until_they_are_written() -> None:
             assert inflight.held_of(model) == sum(task.handler.model is model for task in held)
         steps.append((inflight.held_of(Job), inflight.held_of(Photo)))
 
-    inflight.add(units_of(JOBS, [Job() for _ in range(5)]))
-    inflight.add(units_of(PHOTOS, [Photo() for _ in range(4)]))
+    inflight.add(units_of(JOBS, [claimed(Job()) for _ in range(5)]))
+    inflight.add(units_of(PHOTOS, [claimed(Photo()) for _ in range(4)]))
     look()
-    job = inflight.take(1, lambda handler, running: handler is JOBS, leaving)
-    batch = inflight.take(1, lambda handler, running: handler is PHOTOS, leaving)
+    job = inflight.take(1, lambda handler, inflight: handler is JOBS, leaving)
+    batch = inflight.take(1, lambda handler, inflight: handler is PHOTOS, leaving)
     assert job is not None
     assert batch is not None
     look()
@@ -90,3 +92,31 @@ def test_rows_are_counted_until_they_are_written() -> None:
     inflight.close()
     look()
     assert steps == [(5, 4), (5, 4), (4, 4), (4, 3), (4, 3), (3, 0), (0, 0)]
+
+
+def test_a_wait_is_as_long_as_it_is_to_be_after_the_last_change() -> None:
+    """The first result that comes is to be written soon, however long the wait was to be before it came."""
+    inflight, end = InFlight(), [clock() + 60]
+
+    def result_comes() -> None:
+        end[0] = clock() + 0.02
+        inflight.wake()
+
+    threading.Timer(0.05, result_comes).start()
+    began = clock()
+    inflight.wait_until(lambda: False, lambda: end[0] - clock())
+    assert clock() - began < 30
+
+
+@pytest.mark.django_db
+def test_an_instance_that_its_handler_saved_as_a_copy_does_no_harm() -> None:
+    """It denotes another row now; the one that was claimed is left to its lease."""
+    make(Job)
+    (row,) = Job.objects.claim_batch(1)
+    ((task,),) = (unit.tasks for unit in units_of(JOBS, [row]))
+    row.pk, row._state.adding = None, True
+    row.save()
+    assert not task.may_start()
+    assert not task.is_overdue()
+    assert not _is_renewable(task)
+    assert Job.objects.held_by(task.claim.token.holder).get().pk == task.claim.pk

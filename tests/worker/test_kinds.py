@@ -199,6 +199,13 @@ def test_a_swallowed_error_is_never_completed(start_worker: Start) -> None:
     assert_nothing_was_kept()
 
 
+def test_a_doomed_transaction_is_never_completed(start_worker: Start) -> None:
+    """Django rolls back what an error inside ``atomic(savepoint=False)`` has passed through, caught or not."""
+    jobs(1, "doom")
+    drain(start_worker, "AtomicJob", TASKCLAIM_TEST_ATTEMPTS="1")
+    assert_nothing_was_kept()
+
+
 def assert_nothing_was_kept() -> None:
     assert states() == {"failed": 1}
     assert effects() == []

@@ -1,11 +1,15 @@
 """What a worker is for, and when it ends by itself: filters, one look, limits of rows and time, drains."""
 
 import os
+import re
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 
 import pytest
+from django.db import connection
 
 from django_taskclaim.switch import pause
 from tests.testapp.models import Job, Ledger
@@ -114,3 +118,41 @@ def test_a_handler_that_ends_the_process_looks_like_no_end(start_worker: Start) 
     assert worker.wait(60) == 0
     assert Job.objects.filter(pk__in=good, status="complete").count() == 3
     assert states() == {"complete": 3, "failed": 1}
+
+
+# Connections
+
+
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="needs a server that names clients")
+def test_it_opens_no_more_connections_than_it_says(process_env: dict[str, str]) -> None:
+    """Two processes of three threads, each of which asks the database: counted on the server until they end."""
+    jobs(300, "sleep:0.02")
+    words = ["claimworker", "testapp.Job", "--drain", "--processes", "2", "--threads", "3"]
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "django", *words],
+        env=process_env | {"PGAPPNAME": "counted-run"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    seen: set[int] = set()
+
+    def is_over() -> bool:
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT COUNT(*) FROM pg_stat_activity WHERE application_name = 'counted-run'"
+            )
+            seen.add(cursor.fetchone()[0])
+        return worker.poll() is not None
+
+    with worker:
+        try:
+            wait_until(is_over, every=0.005)
+        finally:
+            worker.kill()
+        assert worker.stdout is not None
+        said = worker.stdout.read()
+    (most,) = re.findall(r"at most (\d+) database connections", said)
+    assert worker.returncode == 0
+    # Of each process: one a thread, one to claim, one for the service.
+    assert int(most) == 2 * (3 + 2)
+    assert 2 * 3 < max(seen) <= int(most)

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
+from django_taskclaim.columns import unit_of
 from django_taskclaim.worker import records
+from django_taskclaim.worker.heartbeat import Vitals
 from tests.factories import make
-from tests.testapp.models import Photo
+from tests.testapp.models import IntRange, Photo
 
 pytestmark = pytest.mark.django_db
 
@@ -36,6 +38,18 @@ def test_a_failure_tells_how_long_the_handler_ran(
     ]
     (facts,) = (one for one in caplog.records if getattr(one, "event", "") == "failed")
     assert (vars(facts)["ran"], vars(facts)["seconds"]) == (ran, 0.0004)
+
+
+def test_ranges_are_counted_as_ranges(said: Any) -> None:
+    rows = [IntRange(pk=1), IntRange(pk=2)]
+    records.changed("claimed", rows, 0.0031)
+    records.summary("worker", Vitals(done=2), 1, unit_of([IntRange]))
+    records.summary("worker", Vitals(done=2), 1, unit_of([IntRange, Photo]))
+    assert said() == [
+        "Claimed 2 ranges of testapp.IntRange in 3.1 ms",
+        "worker: 2 ranges done, 0 failed, 1 held",
+        "worker: 2 rows done, 0 failed, 1 held",
+    ]
 
 
 def test_a_claim_and_a_release_tell_how_long_the_statement_took_and_a_loss_nothing(

@@ -66,6 +66,26 @@ def test_rows_that_kill_their_process_fail_alone(start_worker: Start) -> None:
     assert Job.objects.filter(pk__in=good, status="complete").count() == 18
 
 
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(
+    ("size", "positions"), [(50, (1, 25, 50)), (1000, (1, 500, 1000))], ids=["fifty", "thousand"]
+)
+def test_poison_anywhere_in_a_batch_fails_alone(
+    start_worker: Start, size: int, positions: tuple[int, ...]
+) -> None:
+    """First, in the middle and last of a batch: exactly the rows that kill their process end in ``failed``."""
+    made = jobs(2 * size)
+    poison = [made[position - 1] for position in positions]
+    Job.objects.filter(pk__in=poison).update(act="die")
+    options = ("--drain", "--lease", "2", "--batch-size", str(size))
+    worker = start_worker(*options, TASKCLAIM_TEST_ATTEMPTS="2")
+    assert worker.wait(1000) == 0
+    assert set(Job.objects.failed().values_list("pk", flat=True)) == set(poison)
+    assert states() == {"complete": 2 * size - len(poison), "failed": len(poison)}
+    assert set(Job.objects.filter(status="complete").values_list("counter", flat=True)) == {1}
+
+
 def test_limits_of_rows_end_a_worker(start_worker: Start) -> None:
     """``--max-rows`` takes no more than that many rows and ends with 0."""
     jobs(20)

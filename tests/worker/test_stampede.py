@@ -2,14 +2,13 @@
 
 import random
 import signal
-import sqlite3
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from django.db import connection
 
+from tests.freezing import freeze
 from tests.testapp.models import Job, Ledger
 from tests.worker.conftest import Worker, jobs, states, wait_until
 
@@ -38,8 +37,10 @@ def test_stampede_with_kills_and_freezes(start_worker: Start) -> None:
     ]
     killed, frozen = workers[:2]
     wait_until(lambda: Ledger.objects.count() > ROWS // 10, 200, "the work is under way")
-    freeze(frozen)
-    wait_until(lambda: Ledger.objects.count() > ROWS // 4, 200)
+    freeze(frozen.pid)
+    wait_until(
+        lambda: Ledger.objects.count() > ROWS // 4, 200, "the others go on beside the frozen one"
+    )
     killed.signal(signal.SIGKILL)
     wait_until(
         lambda: states().get("complete", 0) >= ROWS - 60, 300, "the others do nearly all of it"
@@ -54,28 +55,6 @@ def test_stampede_with_kills_and_freezes(start_worker: Start) -> None:
     errors = [e for e in workers[0].events() if e["level"] in ("ERROR", "CRITICAL")]
     unexpected = [e for e in errors if e["event"] != "undecided"]
     assert unexpected == []
-
-
-def freeze(worker: Worker) -> None:
-    """Stop the process; on SQLite not while it holds the one write lock, which nobody could then take from it."""
-    while True:
-        worker.signal(signal.SIGSTOP)
-        if connection.vendor != "sqlite" or write_lock_is_free():
-            return
-        worker.signal(signal.SIGCONT)
-
-
-def write_lock_is_free() -> bool:
-    """Say whether nobody keeps the write lock for a second, as a frozen process would."""
-    other = sqlite3.connect(connection.settings_dict["NAME"], timeout=1, isolation_level=None)
-    try:
-        other.execute("BEGIN IMMEDIATE")
-        other.execute("ROLLBACK")
-    except sqlite3.OperationalError:
-        return False
-    finally:
-        other.close()
-    return True
 
 
 def assert_every_extra_run_is_explained(events: list[dict[str, Any]], rows: int = ROWS) -> None:

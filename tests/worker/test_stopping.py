@@ -117,9 +117,12 @@ def test_children_of_a_killed_supervisor_leave(start_worker: Start) -> None:
 
 
 def test_a_pause_is_noticed_and_a_resume_too(start_worker: Start) -> None:
-    """A busy worker gives back within 2 s of a pause what it has not started, claims nothing, and goes on after."""
+    """A busy worker gives back within 2 s of a pause what it has not started, claims nothing, and goes on after.
+
+    It sees the resume by itself, however seldom it looks for rows.
+    """
     jobs(200, "sleep:0.3")
-    worker = start_worker("--batch-size", "200")
+    worker = start_worker("--batch-size", "200", "--poll", "60")
     wait_until(running)
     pause(Job, reason="test")
     wait_until(lambda: not states().get("processing"), 3, "everything given back")

@@ -18,6 +18,7 @@ from django_taskclaim.admin.control_room.failures import Failure, failed_rows
 from django_taskclaim.admin.sweeping import FORBIDDEN, MEANWHILE, Sieve, Tally
 from django_taskclaim.control.acts import record_act
 from django_taskclaim.dialects import dialect_for
+from django_taskclaim.links import is_companion
 from django_taskclaim.localized import lasting
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.operating import written_before
@@ -192,7 +193,8 @@ class Echo:
 def exported(rows: Rows, group: str = "") -> Iterator[str]:
     """Return the failed ones of *rows* as lines of CSV, those of one group or all of them."""
     # Said now: a server may send the lines once the language of the request is no longer that of its thread.
-    head = [_("key"), _("error"), _("message"), _("last tried at (UTC)")]
+    source = [_("source")] if is_companion(rows.model) else []
+    head = [_("key"), *source, _("error"), _("message"), _("last tried at (UTC)")]
     return _lines(rows, group, head, [_("Not complete: the database did not answer in time.")])
 
 
@@ -203,7 +205,10 @@ def _lines(rows: Rows, group: str, head: list[str], broken_off: list[str]) -> It
     try:
         for part in _limited(rows):
             wanted = [failure for failure in part if not group or failure.group == group]
-            yield "".join(writer.writerow(_cells(failure)) for failure in wanted)
+            yield "".join(
+                writer.writerow(_cells(failure, with_source=is_companion(rows.model)))
+                for failure in wanted
+            )
     except Error:
         yield writer.writerow(broken_off)
 
@@ -218,9 +223,11 @@ def _limited(rows: Rows) -> Iterator[list[Failure]]:
         yield part
 
 
-def _cells(failure: Failure) -> list[str]:
+def _cells(failure: Failure, *, with_source: bool) -> list[str]:
+    source = [failure.source] if with_source else []
     tried = failure.tried_at.isoformat(" ", "seconds") if failure.tried_at is not None else ""
-    return [_harmless(str(cell)) for cell in (failure.key, failure.error, failure.text)] + [tried]
+    told = (failure.key, *source, failure.error, failure.text)
+    return [*(_harmless(str(cell)) for cell in told), tried]
 
 
 #: Where a cell may begin for a spreadsheet, whatever it takes for a separator, and what makes a formula there.

@@ -9,9 +9,11 @@ from typing import Any
 
 from django.db import models
 from django.db.models.functions import Substr
+from django.utils.translation import gettext as _
 
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.fields import as_utc
+from django_taskclaim.links import is_companion, source_link, told_key
 from django_taskclaim.overview import database_time
 from django_taskclaim.states import Status
 
@@ -65,8 +67,8 @@ class Group:
     hour: int = 0
     day: int = 0
     all: int = 0
-    #: Keys of some of the rows.
-    samples: list[Any] = field(default_factory=list)
+    #: Some of the rows.
+    samples: list["Failure"] = field(default_factory=list)
     #: The message of one of them as it is.
     example: str = ""
 
@@ -155,6 +157,15 @@ class Failure:
     error: str
     text: str
     tried_at: datetime | None
+    #: The key of a companion's source, as people read it.
+    source: str = ""
+
+    @property
+    def name(self) -> str:
+        """The key, and that of a companion's source, which is what people look for."""
+        words = {"key": self.key, "source": self.source}
+        told = self.source and self.source != str(self.key)
+        return _("%(key)s (source %(source)s)") % words if told else str(self.key)
 
     @property
     def group(self) -> str:
@@ -180,12 +191,15 @@ def _failed(rows: Rows) -> Any:
     none = models.Value("")
     error: Any = none if columns.error_class is None else columns.error_class.name
     text = none if columns.last_error is None else Substr(columns.last_error.name, 1, LENGTH)
-    return failed.order_by().values_list("pk", columns.claimed_at.name, error, text)
+    link = source_link(rows.model).own if is_companion(rows.model) else ()
+    source = [field.attname for field in link]
+    return failed.order_by().values_list("pk", columns.claimed_at.name, error, text, *source)
 
 
 def _failure(row: tuple[Any, ...]) -> Failure:
-    key, tried_at, error, text = row
-    return Failure(key, error or "", text or "", None if tried_at is None else as_utc(tried_at))
+    key, at, error, text, *source = row
+    tried_at = None if at is None else as_utc(at)
+    return Failure(key, error or "", text or "", tried_at, told_key(source))
 
 
 def _count(groups: dict[str, Group], row: tuple[Any, ...], now: datetime) -> None:
@@ -199,7 +213,7 @@ def _count(groups: dict[str, Group], row: tuple[Any, ...], now: datetime) -> Non
         group.day += now - failure.tried_at <= timedelta(days=1)
         group.hour += now - failure.tried_at <= timedelta(hours=1)
     if len(group.samples) < SAMPLES:
-        group.samples.append(failure.key)
+        group.samples.append(failure)
 
 
 def has_texts(model: type[models.Model]) -> bool:

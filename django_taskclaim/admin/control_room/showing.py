@@ -42,7 +42,7 @@ class FailureLine:
     hour: str
     day: str
     all: str
-    #: ``(key, address)`` of some rows; the address is empty where the admin does not show them.
+    #: ``(name, address)`` of some rows; the address is empty where the admin does not show them.
     samples: list[tuple[str, str]]
     retry_url: str
     first_url: str
@@ -111,7 +111,7 @@ def _failure(room: Room, group: Group, failed: Sample) -> FailureLine:
         hour=words.number(group.hour) + ("" if failed.covers(HOUR) else "+"),
         day=words.number(group.day) + ("" if failed.covers(DAY) else "+"),
         all=words.number(group.all) + ("+" if failed.capped else ""),
-        samples=[(str(key), room.row_url(key)) for key in group.samples],
+        samples=[(row.name, room.row_url(row.key)) for row in group.samples],
         retry_url=room.url("retry", group=group.id),
         first_url=room.url("first", group=group.id),
         export_url=room.url("export", group=group.id),
@@ -146,6 +146,7 @@ _DID = {
     "pause": pgettext_lazy("act", "paused claiming"),
     "resume": pgettext_lazy("act", "resumed claiming"),
     "settings": pgettext_lazy("act", "changed the live settings"),
+    "limits": pgettext_lazy("act", "changed the limits of the fleet"),
     "worker order": pgettext_lazy("act", "gave an order to"),
     "pause rows": pgettext_lazy("act", "paused"),
     "resume rows": pgettext_lazy("act", "resumed"),
@@ -154,6 +155,8 @@ _DID = {
     "release": pgettext_lazy("act", "took back"),
     "release expired": pgettext_lazy("act", "put back"),
     "take over": pgettext_lazy("act", "took over"),
+    "prune": pgettext_lazy("act", "deleted"),
+    "repair": pgettext_lazy("act", "repaired"),
 }
 
 

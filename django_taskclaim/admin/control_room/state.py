@@ -9,6 +9,7 @@ from django.utils.translation import ngettext
 
 from django_taskclaim.admin.control_room import words
 from django_taskclaim.fields import as_utc
+from django_taskclaim.limits import FleetLimits
 from django_taskclaim.localized import listed
 from django_taskclaim.models import Switch, Throttle
 from django_taskclaim.overview import Overview, Worker
@@ -46,19 +47,38 @@ def state_of(seen: Overview | None, workers: Sequence[Worker] | None) -> State:
     """Return the state of a model's claims."""
     if seen is None:
         return State("unknown", _("UNKNOWN"), _("The database has not answered in time yet."))
+    limits = [_limited(limits) for limits in seen.limits]
     if seen.pause is not None:
-        return _paused(seen, seen.pause)
+        return _paused(seen, seen.pause, limits)
     if workers is None:
-        return State("unknown", _("UNKNOWN"), _("The switch is on; who works is not known yet."))
+        sentence = _("The switch is on; who works is not known yet.")
+        return State("unknown", _("UNKNOWN"), sentence, tuple(limits))
     living = [worker for worker in workers if worker.alive]
     if not living:
-        return State("ready", _("READY"), _("The switch is on, and no worker is alive."))
+        sentence = _("The switch is on, and no worker is alive.")
+        return State("ready", _("READY"), sentence, tuple(limits))
     ends = _held_until(seen.throttles, living)
-    lines = _held([one for one in seen.throttles if one.process in ends], len(living))
+    lines = _held([one for one in seen.throttles if one.process in ends], len(living)) + limits
     if len(ends) == len(living):
         until = words.clock(min(ends.values()))
         return State("held", _("HELD until %(time)s") % {"time": until}, lines[0], tuple(lines[1:]))
     return State("running", _("RUNNING"), _at_work(living), tuple(lines))
+
+
+def _limited(limits: FleetLimits) -> str:
+    """Return what all workers keep to together, in a sentence."""
+    parts = []
+    if limits.rate is not None:
+        parts.append(_("a rate of %(rate)s") % {"rate": limits.rate})
+    if limits.max_running is not None:
+        rows = words.number(limits.max_running)
+        parts.append(_("%(rows)s running at once") % {"rows": rows})
+    if limits.hours is not None:
+        parts.append(_("the hours %(hours)s") % {"hours": limits.hours})
+    told = _("All together keep to: %(limits)s") % {"limits": ", ".join(parts)}
+    if not limits.set_by:
+        return told
+    return _("%(told)s, set by %(who)s") % {"told": told, "who": limits.set_by}
 
 
 def _held_until(throttles: Sequence[Throttle], living: Sequence[Worker]) -> dict[str, datetime]:
@@ -79,17 +99,18 @@ def _at_work(living: Sequence[Worker]) -> str:
     ) % {"n": words.number(count)}
 
 
-def _paused(seen: Overview, pause: Switch) -> State:
+def _paused(seen: Overview, pause: Switch, limits: Sequence[str]) -> State:
     running = seen.progress.processing
     every = pause.scope == EVERY_MODEL
     word = _("PAUSING") if running else _("PAUSED")
     left = ngettext("%(n)s row still running", "%(n)s rows still running", running)
-    still = (left % {"n": words.number(running)},) if running else ()
+    still = [left % {"n": words.number(running)}] if running else []
+    all_of_them = [_("All models are paused, not only this one.")] if every else []
     return State(
         "pausing" if running else "paused",
         word,
         pause_sentence(pause),
-        (*still, *([_("All models are paused, not only this one.")] if every else [])),
+        (*still, *all_of_them, *limits),
         is_paused=not every,
         all_are_paused=every,
     )

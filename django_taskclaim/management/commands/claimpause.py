@@ -1,8 +1,6 @@
 """``manage.py claimpause``: stop every claim of a model, on every host, until somebody resumes."""
 
 import contextlib
-import getpass
-import socket
 from argparse import ArgumentParser
 from collections.abc import Iterator
 from datetime import timedelta
@@ -13,7 +11,13 @@ from django.core.management.base import CommandError
 from django_taskclaim.control.acts import account_of, record_act
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.management.arguments import add_database, add_models, duration
-from django_taskclaim.management.base import USAGE, ClaimCommand
+from django_taskclaim.management.base import USAGE, ClaimCommand, whoami
+from django_taskclaim.management.switching import (
+    PauseRows,
+    act_on_rows,
+    add_rows,
+    refuse_options_of_rows,
+)
 from django_taskclaim.switch import (
     SwitchError,
     claimable_models,
@@ -25,20 +29,25 @@ from django_taskclaim.wording import lasting
 
 
 class Command(ClaimCommand):
-    """Turn the switch off."""
+    """Turn the switch off, or put rows aside."""
 
     help = """Turn the switch of models off: once this returns, no claim that starts takes a row of theirs, on any host.
 
-Rows that run finish. A pause outlives every restart and stands until manage.py claimresume, or until --until."""
+Rows that run finish. A pause outlives every restart and stands until manage.py claimresume, or until --until.
+
+With --rows, take open rows of one model out of the queue, chunk by chunk, each committed; it may be stopped (Ctrl-C) at
+any time. They stay out until manage.py claimresume --rows."""
     in_english = True
     epilog = """examples:
   manage.py claimpause photos.Photo --reason "the image server is down"
   manage.py claimpause --all --until 30m --reason deployment
+  manage.py claimpause photos.Photo --rows --filter country=NZ
 
 exit codes:
-  0  paused
-  1  a database could not be reached; the message says which, and where the pause stands
-  2  wrong usage"""
+  0    paused
+  1    a database could not be reached, or the answer was no; the message says which, and where the pause stands
+  2    wrong usage
+  130  stopped by Ctrl-C; rows that were paused stay so"""
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         add_models(parser, "the models to pause")
@@ -55,7 +64,10 @@ exit codes:
             type=duration,
             help="end by itself after this long: seconds, or 30m, 2h, 1d (default: never)",
         )
-        add_database(parser, "every database that holds the model")
+        add_database(
+            parser, "every database that holds the model; with --rows, where the router writes it"
+        )
+        add_rows(parser, "put aside open")
 
     def handle(
         self,
@@ -67,6 +79,16 @@ exit codes:
         database: str | None,
         **options: Any,
     ) -> None:
+        refuse_options_of_rows(options)
+        if options["rows"]:
+            if until is not None:
+                raise CommandError(
+                    "--until ends a pause of the switch; rows stay paused until manage.py claimresume --rows.",
+                    returncode=USAGE,
+                )
+            return act_on_rows(
+                self, PauseRows, models, database=database, reason=reason, by=by, **options
+            )
         refuse_unless_one(models, options["all"])
         who = by or whoami()
         facts: dict[str, Any] = {"reason": reason, "by": who, "until": until, "using": database}
@@ -103,13 +125,3 @@ def recorded_turn(
     finally:
         if turned:
             record_act(model, act, by=by, reason=reason, user=account_of(by), using=turned)
-
-
-def whoami() -> str:
-    """Return who runs this command, as ``user@host``."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):
-        # A container's user often has no name.
-        user = "somebody"
-    return f"{user}@{socket.gethostname()}"

@@ -9,7 +9,7 @@ from django.db import Error, router
 
 from django_taskclaim.columns import has_ranges
 from django_taskclaim.management.arguments import add_database, claimable_model, whole_number
-from django_taskclaim.management.base import ClaimCommand
+from django_taskclaim.management.base import USAGE, ClaimCommand, lacking_source, lacking_tables
 from django_taskclaim.querysets.ranges import RangeQuerySet
 from django_taskclaim.querysets.ranges.manager import CHUNK_SIZE, size_of_ranges
 from django_taskclaim.wording import counted, first_line
@@ -38,7 +38,7 @@ Walks the primary key and reads nothing else. May be broken off and run again, a
 exit codes:
   0  planned, or nothing was left to plan
   1  the database refused; what was planned before stays
-  2  wrong usage"""
+  2  wrong usage, or a table that is not there"""
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument(
@@ -68,6 +68,9 @@ exit codes:
             model, using=database or router.db_for_write(model)
         )
         try:
+            alias = ranges.db
+            if lacking := [*lacking_tables(model, alias), *lacking_source(model, alias)]:
+                raise CommandError("\n".join(lacking), returncode=USAGE)
             told = partial(self._tell, chunk_size or size_of_ranges(model))
             planned = ranges.plan(chunk_size=chunk_size, limit=limit, progress=told)
         except (TypeError, ValueError, Error) as error:

@@ -11,8 +11,13 @@ from django.db import Error, models, router
 
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.links import is_companion, source_link
-from django_taskclaim.management.arguments import add_database, claimable_model, whole_number
-from django_taskclaim.management.base import USAGE, ClaimCommand, lacking_tables
+from django_taskclaim.management.arguments import (
+    add_database,
+    add_filters,
+    claimable_model,
+    whole_number,
+)
+from django_taskclaim.management.base import USAGE, ClaimCommand, lacking_source, lacking_tables
 from django_taskclaim.querysets import CompanionQuerySet
 from django_taskclaim.wording import counted, first_line, lasting
 from django_taskclaim.worker.selection import Selection, SelectionError
@@ -55,14 +60,7 @@ exit codes:
         parser.add_argument(
             "model", metavar="app.Model", type=companion_model, help="the companion to populate"
         )
-        parser.add_argument(
-            "--filter",
-            dest="filters",
-            metavar="LOOKUP=VALUE",
-            action="append",
-            default=[],
-            help="only sources that match, country=NZ for example; several must all match",
-        )
+        add_filters(parser, "only sources")
         add_database(parser, "where the router writes the companion")
         parser.add_argument(
             "--chunk",
@@ -92,7 +90,7 @@ exit codes:
         alias = database or router.db_for_write(model)
         rows: CompanionQuerySet[Any] = CompanionQuerySet(model, using=alias)
         try:
-            if lacking := lacking_tables(model, alias):
+            if lacking := [*lacking_tables(model, alias), *lacking_source(model, alias)]:
                 raise CommandError("\n".join(lacking), returncode=USAGE)
             self._populate(rows, _sources(model, alias, filters), chunk, paused)
             if remove_orphans:
@@ -172,13 +170,16 @@ class Report:
     def _show(self) -> None:
         # Sources may have come while it ran.
         share = min(1.0, self.seen / self.total) if self.total else 1.0
-        figures = f"{share:6.1%}  {self.seen:,} of {self.total:,} seen, {self.added:,} added{self._left()}"
+        figures = f"{share:6.1%}  {self._figures()}{self._left()}"
         if self.bar:
             drawn = "#" * int(share * self.WIDTH)
             self.out.write(f"\r[{drawn:<{self.WIDTH}}] {figures:<70}", ending="")
         else:
             self.out.write(figures.strip())
         self.out.flush()
+
+    def _figures(self) -> str:
+        return f"{self.seen:,} of {self.total:,} seen, {self.added:,} added"
 
     def _left(self) -> str:
         took = time.monotonic() - self.began

@@ -8,44 +8,63 @@ from django.core.management.base import CommandError
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.handlers import handler_for
 from django_taskclaim.management.arguments import add_database, add_models, places
-from django_taskclaim.management.base import ClaimCommand
+from django_taskclaim.management.base import ClaimCommand, whoami
 from django_taskclaim.management.commands.claimpause import (
     recorded_turn,
     refuse_unless_one,
-    whoami,
+)
+from django_taskclaim.management.switching import (
+    ResumeRows,
+    act_on_rows,
+    add_rows,
+    refuse_options_of_rows,
 )
 from django_taskclaim.overview import workers
-from django_taskclaim.switch import paused_by, resume, resume_all
+from django_taskclaim.switch import paused_by, paused_model, resume, resume_all
 from django_taskclaim.wording import listed
 
 
 class Command(ClaimCommand):
-    """Turn the switch on."""
+    """Turn the switch on, or open rows."""
 
     help = """Turn the switch of models on again; workers notice within seconds.
 
---all takes back the pause of everything; models that were paused by name stay paused, and are named here."""
+--all takes back the pause of everything; models that were paused by name stay paused, and are named here.
+
+With --rows, open paused rows of one model, the old ones of a table just adopted for example, chunk by chunk, each
+committed: it may be stopped (Ctrl-C) at any time, and the same command goes on from there."""
     in_english = True
     epilog = """examples:
   manage.py claimresume photos.Photo
   manage.py claimresume --all
+  manage.py claimresume photos.Photo --rows --limit 1000
+  manage.py claimresume photos.Photo --rows --filter country=NZ --dry-run
 
 exit codes:
-  0  resumed
-  1  a database could not be reached; the message says which
-  2  wrong usage"""
+  0    resumed
+  1    a database could not be reached, or the answer was no; the message says which, and what was done
+  2    wrong usage
+  130  stopped by Ctrl-C; rows that were opened stay so"""
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         add_models(parser, "the models to resume")
         parser.add_argument("--all", action="store_true", help="take back the pause of every model")
         parser.add_argument("--by", metavar="NAME", help="who resumes (default: user@host)")
-        add_database(parser, "every database that holds the model")
+        add_database(
+            parser, "every database that holds the model; with --rows, where the router writes it"
+        )
+        add_rows(parser, "open paused")
+        parser.add_argument("--reason", default="", metavar="TEXT", help="why, for the record")
 
     def handle(self, *, models: list[Any], database: str | None, **options: Any) -> None:
+        refuse_options_of_rows(options)
+        if options["rows"]:
+            return act_on_rows(self, ResumeRows, models, database=database, **options)
         refuse_unless_one(models, options["all"])
         try:
             for model in [None] if options["all"] else models:
-                with recorded_turn(model, "resume", database, by=options["by"] or whoami()):
+                by, reason = options["by"] or whoami(), options["reason"]
+                with recorded_turn(model, "resume", database, by=by, reason=reason):
                     resume_all(using=database) if model is None else resume(model, using=database)
         except TaskClaimError as error:
             raise CommandError(str(error)) from error
@@ -74,9 +93,9 @@ exit codes:
         for model, alias in places(models, database):
             pause = paused_by(model, using=alias)
             if pause is not None:
-                wide = "everything is paused" if pause.scope == "*" else f"{pause.scope} is paused"
-                undo = "--all" if pause.scope == "*" else pause.scope
+                label = paused_model(pause)
                 who = f" by {pause.by}" if pause.by else ""
                 self._warn(
-                    f"{model._meta.label} stays paused: {wide}{who}; manage.py claimresume {undo}"
+                    f"{model._meta.label} stays paused: {label or 'everything'} is paused{who};"
+                    f" manage.py claimresume {label or '--all'}"
                 )

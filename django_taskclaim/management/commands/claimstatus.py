@@ -1,25 +1,53 @@
 """``manage.py claimstatus``: how far each table has got, who works on it, and who holds what."""
 
+import contextlib
+import io
+import textwrap
+import time
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from typing import Any
 
-from django.core.management.base import CommandError
-from django.db import Error
+from django.core.management.base import CommandError, OutputWrapper
+from django.db import connections
+from django.utils import timezone
 
 from django_taskclaim.columns import has_ranges
-from django_taskclaim.management.arguments import add_database, add_models, places
-from django_taskclaim.management.base import ClaimCommand
-from django_taskclaim.overview import Overview, Worker, overview, throttles_by_source, workers
+from django_taskclaim.control.orders import in_words, open_orders
+from django_taskclaim.control.reading import live_settings
+from django_taskclaim.fields import as_utc
+from django_taskclaim.limits import told
+from django_taskclaim.links import is_companion
+from django_taskclaim.management.arguments import add_database, add_models, duration, places
+from django_taskclaim.management.base import USAGE, ClaimCommand
+from django_taskclaim.management.conditions import (
+    FIGURES,
+    conditions,
+    incomplete,
+    reasons_to_fail,
+    untold_ages,
+)
+from django_taskclaim.management.figures import Look, ages_are_known, look_at, oldest_due
+from django_taskclaim.management.machine_readable import as_json
+from django_taskclaim.management.watching import Pace, draw, other_screen
+from django_taskclaim.overview import Overview, Worker, first_failed, throttles_by_source
 from django_taskclaim.policy import policy_for
 from django_taskclaim.ranges import strip
-from django_taskclaim.wording import counted, first_line, lasting, listed, moment
+from django_taskclaim.states import Status
+from django_taskclaim.wording import counted, lasting, listed, moment
+
+#: How often --watch looks again where nothing else is said.
+WATCH_EVERY = timedelta(seconds=2)
 
 #: Of the processes that are throttled for one cause that many are named.
 PROCESSES_NAMED = 3
 
 #: Of the holders of a model that many are named.
 NAMED = 10
+
+#: Of the failed companions that many are named.
+FAILED_NAMED = 3
 
 Style = Callable[[str], str]
 
@@ -29,42 +57,128 @@ class Command(ClaimCommand):
 
     help = """Show how far the rows of each model have got, what is stopped and why, who holds rows, and who works.
 
-Reads without locks; counting reads every row of the table once."""
-    epilog = """examples:
+Reads without locks; counting reads every row of the table once, but for --watch, which estimates large tables (~)."""
+    in_english = True
+    epilog = f"""examples:
   manage.py claimstatus                       every claimable model
-  manage.py claimstatus photos.Photo
-  watch manage.py claimstatus photos.Photo    again every 2 seconds
+  manage.py claimstatus photos.Photo --watch  drawn anew every 2 seconds
+  manage.py claimstatus --format json
+  manage.py claimstatus -v 0 --fail-if "oldest_due>15m,failed>0,workers<1"     for monitors
+  manage.py claimstatus photos.Photo --require-complete && deploy
+
+conditions of --fail-if are parted by commas and compare by > >= < <= = != a figure with a number or an age (15m):
+{textwrap.indent(textwrap.fill(", ".join(FIGURES), 100), "  ")}
 
 exit codes:
-  0  shown
-  1  a model could not be read; the message says why
+  0  shown, and nothing is as --fail-if and --require-complete forbid
+  1  it is, or a model could not be read; the message says what
   2  wrong usage"""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._pace = Pace()
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         add_models(parser, "the models to show (default: every claimable model)")
         add_database(parser, "where the router writes each model")
+        parser.add_argument(
+            "--format", choices=("text", "json"), default="text", help="for people, or for programs"
+        )
+        parser.add_argument(
+            "--watch",
+            nargs="?",
+            type=duration,
+            const=WATCH_EVERY,
+            metavar="SECONDS",
+            help="draw it anew every 2 seconds, or as often as is said, until Ctrl-C",
+        )
+        parser.add_argument(
+            "--fail-if",
+            type=conditions,
+            action="extend",
+            default=[],
+            metavar="CONDITIONS",
+            help="exit with 1 if one of these holds for one of the models",
+        )
+        parser.add_argument(
+            "--require-complete",
+            action="store_true",
+            help="exit with 1 unless every row of the models is complete",
+        )
 
     def handle(self, *, models: list[Any], database: str | None, **options: Any) -> None:
-        seen, refused = [], []
         where = places(models, database)
-        for model, alias in where:
-            try:
-                seen.append(overview(model, alias))
-            except Error as error:
-                refused.append(
-                    f"{model._meta.label} on {alias!r} cannot be read: {first_line(error)}"
-                )
-        if not where:
+        if options["watch"] is not None:
+            self._watch(where, options)
+            return
+        look = look_at(where)
+        failing = reasons_to_fail(look, options["fail_if"], named=bool(models))
+        if options["require_complete"]:
+            failing += incomplete(look)
+        if options["format"] == "json":
+            self.stdout.write(as_json(look, failing))
+        elif options["verbosity"]:
+            self._show(look)
+        for sentence in untold_ages(look, options["fail_if"]):
+            self.stderr.write(self.style.WARNING(sentence))
+        self._end(look, failing)
+
+    def _end(self, look: Look, failing: list[str]) -> None:
+        """Raise what has to be known."""
+        refusals = look.refusals
+        if refusals:
+            refusals.append("manage.py claimdoctor says more.")
+        if failing or refusals:
+            raise CommandError("\n".join(["; ".join(failing)] * bool(failing) + refusals))
+
+    def _show(self, look: Look) -> None:
+        if not look.seen and not look.refused:
             self.stdout.write(
                 "No installed model can be claimed; add django_taskclaim.models.TaskMixin to one."
             )
-        self._progress(seen)
-        for one in seen:
+        self._progress(look.seen)
+        for one in look.seen:
             self._details(one)
-        for alias in dict.fromkeys(one.alias for one in seen):
-            self._workers(workers(alias), alias, seen)
-        if refused:
-            raise CommandError("\n".join([*refused, "manage.py claimdoctor says more."]))
+        for alias in dict.fromkeys(one.alias for one in look.seen):
+            self._workers(look.workers[alias], alias, look.seen)
+
+    # Again and again
+
+    def _watch(self, where: list[tuple[Any, str]], options: dict[str, Any]) -> None:
+        if options["format"] != "text" or options["fail_if"] or options["require_complete"]:
+            text = "--watch is for people to look at; leave out --format, --fail-if and --require-complete."
+            raise CommandError(text, returncode=USAGE)
+        if not self.stdout.isatty():
+            raise CommandError("--watch needs a terminal to draw on.", returncode=USAGE)
+        terminal, every = self.stdout, options["watch"]
+        picture = ""
+        with contextlib.suppress(KeyboardInterrupt), other_screen(terminal):
+            while True:
+                picture = self._picture(where)
+                head = (
+                    f"claimstatus every {lasting(every)}, {moment(timezone.now())}. Ctrl-C ends it."
+                )
+                draw(terminal, [self.style.MIGRATE_LABEL(head), "", *picture.splitlines()])
+                time.sleep(every.total_seconds())
+        # What was seen last stays to be read.
+        terminal.write(picture)
+
+    def _picture(self, where: list[tuple[Any, str]]) -> str:
+        """Return what the command would show now; a database that is away is part of the picture."""
+        written = io.StringIO()
+        terminal, self.stdout = self.stdout, OutputWrapper(written)
+        try:
+            look = look_at(where, exact=False)
+            for seen in look.seen:
+                self._pace.note(seen, look.workers[seen.alias])
+            self._show(look)
+            for sentence in look.refusals:
+                self.stdout.write(self.style.ERROR(sentence))
+        finally:
+            self.stdout = terminal
+        for alias in {alias for _model, alias in where}:
+            connections[alias].close_if_unusable_or_obsolete()
+        return written.getvalue()
 
     # One line a model
 
@@ -85,12 +199,12 @@ exit codes:
         done = progress.total > 0 and progress.finished == progress.total
         return [
             (name, plain),
-            (f"{progress.open:,}", plain),
-            (f"{progress.processing:,}", plain),
-            (f"{progress.complete:,}", plain),
-            (f"{progress.failed:,}", self.style.ERROR if progress.failed else plain),
-            (f"{progress.paused:,}", self.style.WARNING if progress.paused else plain),
-            (f"{progress.total:,}", plain),
+            (_number(seen, Status.OPEN), plain),
+            (_number(seen, Status.PROCESSING), plain),
+            (_number(seen, Status.COMPLETE), plain),
+            (_number(seen, Status.FAILED), self.style.ERROR if progress.failed else plain),
+            (_number(seen, Status.PAUSED), self.style.WARNING if progress.paused else plain),
+            (f"{'~' if seen.estimated else ''}{progress.total:,}", plain),
             (share, self.style.SUCCESS if done else plain),
         ]
 
@@ -102,7 +216,7 @@ exit codes:
             max(len(cell) for cell in column) for column in zip(heads, *_texts(rows), strict=True)
         ]
         right = [
-            all(cell[:1].isdigit() or cell == "-" for cell in column)
+            all(cell.lstrip("~")[:1].isdigit() or cell == "-" for cell in column)
             for column in zip(*_texts(rows), strict=True)
         ]
         line = self._line(heads, widths, right, [self.style.MIGRATE_HEADING] * len(heads))
@@ -127,11 +241,15 @@ exit codes:
     def _details(self, seen: Overview) -> None:
         lines = [
             *_ranges(seen),
+            *self._pace.told(seen),
             *self._paused(seen),
             *self._throttled(seen),
+            *(f"all together keep to: {told(limits)}" for limits in seen.limits),
+            *_settings(seen),
             *self._waiting(seen),
             *_done(seen),
             *self._expired(seen),
+            *self._failed(seen),
             *_held(seen),
         ]
         if lines:
@@ -161,9 +279,12 @@ exit codes:
             )
 
     def _waiting(self, seen: Overview) -> Iterator[str]:
-        if seen.due_since is not None:
+        if Status.OPEN not in seen.estimated and ages_are_known(seen.model):
+            if (age := oldest_due(seen)) is not None:
+                yield f"longest due: {lasting(age)} (oldest_due)"
+        elif seen.due_since is not None:
             since = lasting(seen.now - seen.due_since)
-            yield f"of the due rows that had been put off, the first has been due for {since}"
+            yield f"longest due of the rows that were put off: {since} (oldest_due)"
         if seen.next_due is not None:
             waiting = counted(seen.waiting - seen.unsettled, "open row")
             yield f"{waiting} not due yet, the first in {lasting(seen.next_due - seen.now)}"
@@ -181,6 +302,15 @@ exit codes:
                 f"{counted(seen.expired, 'lease')} expired{ago}; manage.py release_expired"
             )
 
+    def _failed(self, seen: Overview) -> Iterator[str]:
+        """Name failed companions by what people know: the rows of another table."""
+        failed = seen.progress.failed
+        if not failed or not is_companion(seen.model):
+            return
+        names = first_failed(seen.model, seen.alias, FAILED_NAMED)
+        more = [""] * max(0, failed - len(names))
+        yield self.style.ERROR(f"failed: {listed([*names, *more], len(names))}")
+
     # Workers
 
     def _workers(self, known: Sequence[Worker], alias: str, seen: Sequence[Overview]) -> None:
@@ -194,9 +324,17 @@ exit codes:
             heads = ("NAME", "MODELS", "STATE", "HELD", "DONE", "FAILED", "SEEN", "UP")
             self._table(heads, [self._worker_row(worker, now) for worker in living], indent="  ")
         for worker in known:
+            self._orders(worker, alias)
             if not worker.alive:
                 silence = f"{worker.name} was last seen {lasting(now - worker.seen_at)} ago and has not signed off"
                 self.stdout.write("  " + self.style.WARNING(silence))
+
+    def _orders(self, worker: Worker, alias: str) -> None:
+        """Tell what a process was told to do, in the control room say, and has not done yet."""
+        for order in open_orders(worker.name, using=alias):
+            since = moment(as_utc(order.at))
+            told = f"{worker.name} was told by {order.by} at {since} to {order.order}"
+            self.stdout.write("  " + self.style.WARNING(told))
 
     def _worker_row(self, worker: Worker, now: Any) -> list[tuple[str, Style]]:
         return [
@@ -213,6 +351,21 @@ exit codes:
 
 def _texts(rows: Sequence[Sequence[tuple[str, Style]]]) -> list[list[str]]:
     return [[text for text, _ in row] for row in rows]
+
+
+def _number(seen: Overview, state: Status) -> str:
+    """Return how many rows are in a state; what is estimated is marked."""
+    sign = "~" if state in seen.estimated else ""
+    return f"{sign}{getattr(seen.progress, state.value):,}"
+
+
+def _settings(seen: Overview) -> Iterator[str]:
+    """Say what workers keep to in place of what handlers and command lines say, and who said so."""
+    stored = live_settings(seen.model, using=seen.alias)
+    if stored is None or not (told := in_words(stored)):
+        return
+    who = f" by {stored.changed_by}" if stored.changed_by else ""
+    yield f"live settings{who} since {moment(as_utc(stored.changed_at))}: {', '.join(told)}"
 
 
 def _done(seen: Overview) -> Iterator[str]:

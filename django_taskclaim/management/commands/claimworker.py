@@ -3,7 +3,7 @@
 import contextlib
 import sys
 from argparse import ArgumentParser
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -27,9 +27,11 @@ from django_taskclaim.wording import counted, listed
 from django_taskclaim.worker.child import run_in_process
 from django_taskclaim.worker.health import HealthFile
 from django_taskclaim.worker.options import ExitCode, WorkerOptions
+from django_taskclaim.worker.platforms import lacking
 from django_taskclaim.worker.records import log_to_console
 from django_taskclaim.worker.selection import SelectionError
 from django_taskclaim.worker.stop_signals import answer_unless_stopped, hold_stop_signals, leave
+from django_taskclaim.worker.unmigrated import pending_migrations, wait_until_migrated
 
 #: How long a silent database may hold up the start.
 PATIENCE = 10.0
@@ -41,7 +43,7 @@ class Command(ClaimCommand):
     help = """Claim rows of the given models and run their handlers on them, until told to stop.
 
 Run it on as many machines as you like. A worker that dies, hangs or is cut off loses its rows when their lease
-is over, and others do them."""
+is over, and others do them. While migrations of its models' apps or of ours are pending it waits, and says so."""
     epilog = """examples:
   manage.py claimworker photos.Photo                      until SIGTERM or Ctrl-C
   manage.py claimworker photos.Photo --processes 4 --threads 2
@@ -82,7 +84,7 @@ exit codes:
             "--batch-size",
             type=_batch_size,
             metavar="N",
-            help="rows claimed at a time (the handler's, or 50)",
+            help="rows claimed at a time, at most (the handler's, or what takes about a second)",
         )
         parser.add_argument(
             "--lease",
@@ -148,6 +150,7 @@ exit codes:
 
     def handle(self, *, models: list[Any], in_process: bool, **options: Any) -> None:
         _refuse_contradictions(in_process, options)
+        _refuse(lacking(in_process=in_process, threads=options["threads"]))
         worker = WorkerOptions(
             labels=tuple(dict.fromkeys(model._meta.label for model in models)),
             name=_name(options["name"]),
@@ -167,11 +170,14 @@ exit codes:
             filters=tuple(options["filters"] or ()),
             health_file=options["health_file"],
         )
-        self._refuse_what_cannot_run(worker)
+        refuse_wrong_handlers(worker)
         _prepare_health_file(worker)
+        log_to_console(worker.verbosity)
+        if not self._is_migrated(worker):
+            sys.exit(ExitCode.WORK_LEFT if worker.drain else ExitCode.ENDED)
+        _refuse(self._answer(lambda: missing_in(worker)) or [])
         if not in_process:
             self._greet(worker)
-        log_to_console(worker.verbosity)
         code = run_in_process(worker) if in_process else _supervise(worker)
         if code == ExitCode.RECYCLE:
             # Nobody is there to start it anew.
@@ -183,7 +189,7 @@ exit codes:
             sys.exit(code)
 
     def _greet(self, worker: WorkerOptions) -> None:
-        most = worker.processes * (worker.threads + 2)
+        most = worker.processes * worker.connections
         only = f" where {listed(worker.filters)}" if worker.filters else ""
         self.stdout.write(
             f"Working on {', '.join(worker.labels)}{only} in"
@@ -197,12 +203,19 @@ exit codes:
         """Whether this process is ours alone, with the stop signals held since its first line."""
         return bool(getattr(self, "_called_from_command_line", False))
 
-    def _refuse_what_cannot_run(self, worker: WorkerOptions) -> None:
-        refuse_wrong_handlers(worker)
-        if self._from_shell:
-            _refuse(answer_unless_stopped(lambda: missing_in(worker), PATIENCE) or [])
-        else:
-            _refuse(missing_in(worker))
+    def _is_migrated(self, worker: WorkerOptions) -> bool:
+        """Wait while the database lacks migrations; False where the worker's time is over before."""
+        return wait_until_migrated(
+            lambda: pending_in(worker),
+            worker.using,
+            ask=lambda question: self._answer(question) or [],
+            alive=HealthFile(worker.health_file).touch,
+            ends_at=worker.ends_at,
+        )
+
+    def _answer(self, question: Callable[[], Sequence[str]]) -> Sequence[str] | None:
+        """Return the answer, None of a database that is silent; a stop signal ends a process of our own meanwhile."""
+        return answer_unless_stopped(question, PATIENCE) if self._from_shell else question()
 
 
 def refuse_wrong_handlers(worker: WorkerOptions) -> None:
@@ -232,6 +245,18 @@ def missing_in(worker: WorkerOptions) -> list[str]:
     finally:
         connections.close_all()
     return sentences
+
+
+def pending_in(worker: WorkerOptions) -> list[str]:
+    """Return the migrations to wait for; none of a database that does not answer."""
+    models = [handler.model for handler in worker.handlers()]
+    try:
+        with contextlib.suppress(Error):
+            lacking = any(lacking_tables(model, worker.using) for model in models)
+            return pending_migrations(models, worker.using, lacking=lacking)
+    finally:
+        connections.close_all()
+    return []
 
 
 def _refused_checks(handler: Handler, using: str) -> list[str]:

@@ -20,11 +20,14 @@ from django_taskclaim.management.arguments import (
     places,
     whole_number,
 )
-from django_taskclaim.management.base import USAGE, ClaimCommand
-from django_taskclaim.management.commands.claimpause import whoami
+from django_taskclaim.management.base import USAGE, ClaimCommand, whoami
+from django_taskclaim.management.keeping import forget
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.operating import written_before
 from django_taskclaim.wording import counted, first_line
+
+#: Seconds between two rounds of forgetting what is old, with --loop.
+FORGET_EVERY = 3600.0
 
 STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT}
 
@@ -36,7 +39,8 @@ class Command(ClaimCommand):
 
 Workers do this by themselves; the command is for projects where people or cron jobs claim rows. A row that a
 worker lost is charged a try and fails once its tries are used up; a row that a person let lapse is never charged.
-Rows that are locked at the moment are left for the next time. Safe to run anywhere, any number of times at once."""
+Rows that are locked at the moment are left for the next time. What is written down and too old (silent workers, acts,
+histories, minutes of throughput) is forgotten. Safe to run anywhere, any number of times at once."""
     epilog = """examples:
   manage.py release_expired                         every claimable model, once (from cron)
   manage.py release_expired photos.Photo --loop     look every 10 seconds until SIGTERM or Ctrl-C
@@ -90,6 +94,7 @@ exit codes:
             self._loop(where, limit, interval or conf.duration("REAPER_INTERVAL"))
             return
         total, refused = self._release(where, limit, _act(by, reason))
+        refused += _forgotten(where)
         if refused:
             raise CommandError("\n".join(refused))
         if not total and options["verbosity"]:
@@ -124,14 +129,29 @@ exit codes:
         if hasattr(signal, "pthread_sigmask"):
             # They wait while rows are put back, and end the pause.
             signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+        forget_at = time.monotonic()
         while True:
             _, refused = self._release(where, limit)
+            if time.monotonic() >= forget_at:
+                forget_at = time.monotonic() + FORGET_EVERY
+                refused += _forgotten(where)
             for sentence in refused:
                 self.stderr.write(f"{sentence}; trying again.")
             for alias in {alias for _, alias in where}:
                 connections[alias].close_if_unusable_or_obsolete()
             if _told_to_stop_within(interval.total_seconds()):
                 return
+
+
+def _forgotten(where: list[tuple[Any, str]]) -> list[str]:
+    """Forget what is too old on each database, and return what was said where that failed."""
+    refused = []
+    for alias in dict.fromkeys(alias for _model, alias in where):
+        try:
+            forget(alias)
+        except (Error, TaskClaimError) as error:
+            refused.append(f"What is old on {alias!r} could not be forgotten: {first_line(error)}")
+    return refused
 
 
 def _act(by: str | None, reason: str | None) -> dict[str, Any] | None:

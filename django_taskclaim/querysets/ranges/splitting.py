@@ -5,7 +5,7 @@ The holder has its range locked while it works on a chunk, so the end of the ran
 
 import logging
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db import DatabaseError
 from django.db.models import F
@@ -54,7 +54,7 @@ def split(place: Place, pk: Any, at_least: int = 1) -> bool:
     middle = _middle(place, bounds, at_least)
     if middle is None:
         return False
-    write = partial(_split_at, place, pk, state, bounds, *middle)
+    write = partial(_split_at, place, pk, state, bounds, middle, at_least)
     try:
         return transactionally(place.desk, write)
     except RetriesExhausted:
@@ -74,8 +74,16 @@ def _state(place: Place, pk: Any) -> tuple[str, Token] | None:
     return found[0], Token(found[1], found[2])
 
 
-def _middle(place: Place, bounds: Bounds, at_least: int) -> tuple[str, int, int] | None:
-    """Return the key in the middle of what is left, and about how many rows there are before and behind it."""
+class Middle(NamedTuple):
+    """Where a range is to be split: the last key of the front, and about how many rows both parts have."""
+
+    key: str
+    front: int
+    tail: int
+
+
+def _middle(place: Place, bounds: Bounds, at_least: int) -> Middle | None:
+    """Return the middle of what is left; None where either part would have fewer than *at_least* rows."""
     key = place.key
     rows = key.rows().filter(key.between(bounds.reached, bounds.upper))
     left = bounds.rows_left
@@ -86,7 +94,7 @@ def _middle(place: Place, bounds: Bounds, at_least: int) -> tuple[str, int, int]
         middle = key.at(rows, left // 2 - 1) if left >= 2 else None
     if middle is None or left // 2 < at_least:
         return None
-    return middle, left // 2, left - left // 2
+    return Middle(middle, left // 2, left - left // 2)
 
 
 def _split_at(
@@ -94,36 +102,43 @@ def _split_at(
     pk: Any,
     state: tuple[str, Token],
     seen: Bounds,
-    middle: str,
-    front: int,
-    tail: int,
+    middle: Middle | None,
+    at_least: int,
 ) -> bool:
     if not _lock(place, pk, state):
         return False
     now = place.locked_bounds(pk)
-    key = place.key
-    before = key.rows().filter(key.between(now.reached, middle))
-    if (now.upper, now.position) != (seen.upper, seen.position) or not before.exists():
+    if (now.upper, now.position) != (seen.upper, seen.position):
+        return False
+    if now.reached != seen.reached:
+        # A chunk was done while this waited for it, perhaps beyond the middle.
+        middle = None if now.is_done else _middle(place, now, at_least)
+    if middle is None:
         return False
     position = _position_before(place, now.position)
     if not position < now.position:
         return False
     assignments = [
-        place.assign("upper", middle),
+        place.assign("upper", middle.key),
         place.assign("position", position),
-        place.assign("rows_planned", now.rows_done + front),
+        place.assign("rows_planned", now.rows_done + middle.front),
     ]
     desk = place.desk
     if not desk.dialect.update_where(desk.table, [pk], _condition(place, state), assignments):
         return False
-    _insert_tail(place, pk, now, middle, tail)
+    _insert_tail(place, pk, now, middle.key, middle.tail)
     logger.info(
         "%s %s was split: about %d rows are left to it, %d are open again",
         place.model._meta.label,
         pk,
-        front,
-        tail,
-        extra={"event": "split", "model": place.model._meta.label, "keys": [str(pk)], "rows": tail},
+        middle.front,
+        middle.tail,
+        extra={
+            "event": "split",
+            "model": place.model._meta.label,
+            "keys": [str(pk)],
+            "rows": middle.tail,
+        },
     )
     return True
 

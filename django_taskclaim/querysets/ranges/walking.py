@@ -23,14 +23,17 @@ from django_taskclaim.tokens import Claim, carried_claim, clock, standing_claim
 #: Rows of the first chunk, and of the largest.
 FIRST, LARGEST = 1_000, 50_000
 
+#: A chunk is so many times as large as the one before at most, and as small.
+STEP = 8
+
 #: How long a chunk shall take.
 TARGET = timedelta(seconds=0.5)
 
 #: What a walk needs of a transaction of the caller's.
 READS = "The rows of a range are all that others have committed"
 
-#: Where there is one writer, the longest pause after a chunk, in seconds.
-LET_OTHERS_WRITE = 0.05
+#: Where there is one writer, others can write for such a share of a chunk's time after it, and so many seconds at most.
+SHARE_OF_OTHERS, MOST_OF_OTHERS = 0.05, 0.05
 
 #: By model: how many rows took about as long as they should, lately.
 _sizes: dict[type[models.Model], int] = {}
@@ -60,15 +63,21 @@ def _walk(row: Any, size: int | None, target: timedelta, largest: int) -> Iterat
     claim = _claim_on(row)
     place = Place.of(type(row), claim.alias)
     refuse_old_snapshots(place.desk, READS)
+    others_until = 0.0
     while True:
         _give_way(row, claim, place)
         began = clock()
         wanted = size or min(_sizes.get(place.model, FIRST), largest)
+        # Looked for without a lock: where there is one writer, others write meanwhile.
+        known = _known(row, place)
+        chunk = _next_chunk(row, place, known, wanted)
+        time.sleep(max(0.0, others_until - clock()))
         with place.desk.dialect.own_transaction():
             bounds = _hold(row, claim, place)
             if bounds.is_done:
                 return
-            chunk = _next_chunk(row, place, bounds, wanted)
+            if (bounds.reached, bounds.upper) != (known.reached, known.upper):
+                chunk = _next_chunk(row, place, bounds, wanted)
             if chunk.size:
                 yield chunk.rows
             _write_checkpoint(row, claim, place, bounds, chunk.last, chunk.size)
@@ -80,7 +89,7 @@ def _walk(row: Any, size: int | None, target: timedelta, largest: int) -> Iterat
             _sizes[place.model] = _adapted(wanted, took, target, largest)
         if place.desk.dialect.has_one_writer:
             # Those who wait look only now and then whether they may write.
-            time.sleep(min(LET_OTHERS_WRITE, took / 20))
+            others_until = clock() + min(MOST_OF_OTHERS, took * SHARE_OF_OTHERS)
 
 
 def end_walks() -> None:
@@ -120,6 +129,11 @@ def _hold(row: Any, claim: Claim, place: Place) -> Bounds:
     return bounds
 
 
+def _known(row: Any, place: Place) -> Bounds:
+    """Return the bounds of the range as they were when it was last looked at."""
+    return Bounds(*(getattr(row, place.field(name).attname) for name in Bounds._fields))
+
+
 def _next_chunk(row: Any, place: Place, bounds: Bounds, size: int) -> Chunk:
     key = place.key
     rows = _source_rows(row, place)
@@ -138,9 +152,9 @@ def _source_rows(row: Any, place: Place) -> "models.QuerySet[Any]":
 
 
 def _adapted(size: int, took: float, target: timedelta, largest: int) -> int:
-    """Return the size that would have taken as long as *target*; at most twice, at least half as large."""
+    """Return the size that would have taken as long as *target*, as far as one step goes."""
     factor = target.total_seconds() / max(took, 0.001)
-    return max(1, min(largest, int(size * min(2.0, max(0.5, factor)))))
+    return max(1, min(largest, int(size * min(STEP, max(1 / STEP, factor)))))
 
 
 # The checkpoint
@@ -202,7 +216,7 @@ def _write_checkpoint(
 
 def _show(row: Any, place: Place, bounds: Bounds) -> None:
     values: dict[Any, Any] = {place.field(name): one for name, one in bounds._asdict().items()}
-    show(row, values | {place.desk.columns.expires_at: models.DEFERRED})
+    show([row], values | {place.desk.columns.expires_at: models.DEFERRED})
 
 
 def halve(row: Any) -> None:

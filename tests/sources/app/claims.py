@@ -3,7 +3,7 @@
 from typing import Any
 
 from django_taskclaim import handler
-from tests.sources.app.models import FarPage, FarTask, Line, LineTask, Page, PageTask
+from tests.sources.app.models import FarPage, FarTask, Line, LineTask, Page, PageCheck, PageTask
 from tests.testapp.models import Ledger
 
 
@@ -15,6 +15,14 @@ def count_words(page: Page) -> None:
         Page.objects.filter(pk=page.pk).delete()
     page.words = len(page.title.split())
     page.visits += 1
+
+
+@handler(PageCheck, update_fields=["verdict"], lease=3, backoff=lambda failures: 0.1)
+def check(page: Page) -> None:
+    """The second piece of work on the same pages."""
+    from django_taskclaim.sources import companion_of
+
+    companion_of(page).verdict = "good" if page.title else "empty"
 
 
 @handler(LineTask, batch=True, atomic=True, update_fields=["length"], timeout=15)

@@ -1,0 +1,57 @@
+"""What the server is told of a session of ours: how long it may wait, run and idle, and when it is to end."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+from django_taskclaim.dialects.keyed import KeyedTables
+from django_taskclaim.dialects.time_limits import TimeBudget
+
+
+class Sessions(KeyedTables):
+    """The part of a dialect that bounds and ends sessions; where the database cannot be told, nothing happens."""
+
+    def limit_lock_wait(self, seconds: int) -> None:
+        """Let the current transaction wait at most *seconds* for a row, where the database can be told so."""
+
+    @contextmanager
+    def time_limit(self, limit: timedelta) -> Iterator[None]:
+        """Let the statements of the block take so long together, give or take a tenth of a second.
+
+        For questions only. One that is cut off, or would begin later, is an OperationalError. Where the database cannot
+        be told, the last one takes the time it takes.
+        """
+        with self.keeping_limits():
+            self.limit_statements(limit)
+            with self.connection.execute_wrapper(TimeBudget(limit, self.limit_statements)):
+                yield
+
+    @contextmanager
+    def keeping_limits(self) -> Iterator[None]:
+        """Put back, after the block, what ``limit_statements`` sets in it."""
+        yield
+
+    def limit_statements(self, limit: timedelta) -> None:
+        """Let each statement from now on run for so long at most, where the database can be told so."""
+
+    def end_idle_transactions(self, idle: timedelta, *, ours_alone: bool) -> None:
+        """Let the server end this session once a transaction of it has been idle for so long.
+
+        A process that is frozen in the middle of one would keep its row locks otherwise. *ours_alone* says that no
+        code of the user's runs on the connection, so a session that is idle outside a transaction may end as well.
+        """
+
+    def limit_idle_session(self, idle: timedelta | None) -> None:
+        """Let the server end this session once it has been idle for so long, where it knows no idle transactions."""
+
+    def session_id(self) -> int | None:
+        """Return the number by which ``end_session`` can end this connection's session; None where nothing can."""
+        return None
+
+    def end_session(self, number: int) -> None:
+        """End another session of ours on the same server: its transaction is rolled back, its locks are freed."""
+
+    def service_options(self) -> dict[str, Any]:
+        """Return OPTIONS of a connection that must notice soon when its server is gone."""
+        return {}

@@ -1,0 +1,105 @@
+"""Wake-up calls between sessions of one database: LISTEN and NOTIFY of PostgreSQL; no other database has them.
+
+Nothing depends on a call being heard: workers look by themselves, too. A call that is lost costs them a poll interval.
+"""
+
+from collections.abc import Callable
+from typing import Any, Self
+
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+#: One for all tables: what is called is told in the call.
+CHANNEL = "taskclaim"
+
+
+def can_call(connection: BaseDatabaseWrapper) -> bool:
+    """Say whether sessions of this database can call each other."""
+    return connection.vendor == "postgresql"
+
+
+def call(connection: BaseDatabaseWrapper, table: str) -> None:
+    """Call the workers of *table*; inside a transaction they hear of it when that commits."""
+    asks = "SELECT pg_notify(%s, %s)"
+    if connection.get_autocommit():
+        # A transaction of its own, which a call makes a writing one. Nobody is to wait until it is on disk.
+        asks = f"{asks}, set_config('synchronous_commit', 'off', true)"
+    with connection.cursor() as cursor:
+        cursor.execute(asks, [CHANNEL, table])
+
+
+def why_deaf(connection: BaseDatabaseWrapper) -> str:
+    """Say why this session can hear no calls; empty where it can. Asks the server."""
+    if not can_call(connection):
+        return f"{connection.display_name} has none"
+    connection.ensure_connection()
+    driver: Any = connection.connection
+    if not hasattr(driver, "add_notify_handler"):
+        return "they need psycopg 3"
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_backend_pid()")
+        ((process,),) = cursor.fetchall()
+    # What a session behind a pooler listens to, another client may hear.
+    if (
+        connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS")
+        or process != driver.info.backend_pid
+    ):
+        return "a connection pooler stands before the database"
+    return ""
+
+
+class Listener:
+    """One session that listens, until its connection is closed."""
+
+    def __init__(self, connection: BaseDatabaseWrapper, heard: Callable[[str], None]) -> None:
+        self._driver: Any = connection.connection
+        self._errors = connection.wrap_database_errors
+        self._heard = heard
+
+    @classmethod
+    def on(cls, connection: BaseDatabaseWrapper, heard: Callable[[str], None]) -> Self:
+        """Listen on *connection* from now on, and have *heard* called with the table of each call."""
+        listener = cls(connection, heard)
+        # Calls also come along with the answers to statements.
+        listener._driver.add_notify_handler(lambda notify: heard(str(notify.payload)))
+        with connection.cursor() as cursor:
+            cursor.execute(f"LISTEN {CHANNEL}")
+        return listener
+
+    def still_on(self, connection: BaseDatabaseWrapper) -> bool:
+        """Say whether *connection* is the session that listens: after an outage it is another one."""
+        return connection.connection is self._driver and not self._driver.closed
+
+    def fileno(self) -> int:
+        """Return what becomes readable with the next call; OSError once the session has ended."""
+        if self._driver.closed:
+            raise OSError("the session has ended")
+        return int(self._driver.fileno())
+
+    def take(self) -> None:
+        """Take what has come while no statement was under way; OperationalError where that was the session's end."""
+        raw, encoding = self._driver.pgconn, self._driver.info.encoding
+        with self._errors:
+            raw.consume_input()
+            while notify := raw.notifies():
+                self._heard(notify.extra.decode(encoding))
+
+
+#: What a trigger of ours is called, on every table; it calls a function of the same name.
+TRIGGER = "taskclaim_wake_up"
+
+
+def trigger_statements(connection: BaseDatabaseWrapper, table: str) -> list[str]:
+    """Return what makes every INSERT into *table* call its workers, raw SQL and other programs included."""
+    name = connection.ops.quote_name(table)
+    told = table.replace("'", "''")
+    return [
+        f"CREATE OR REPLACE FUNCTION {TRIGGER}() RETURNS trigger LANGUAGE plpgsql AS $$"
+        f" BEGIN PERFORM pg_notify('{CHANNEL}', TG_ARGV[0]); RETURN NULL; END $$",
+        f"CREATE TRIGGER {TRIGGER} AFTER INSERT ON {name}"
+        f" FOR EACH STATEMENT EXECUTE FUNCTION {TRIGGER}('{told}')",
+    ]
+
+
+def trigger_removal(connection: BaseDatabaseWrapper, table: str) -> str:
+    """Return what takes the trigger away; the function stays, for other tables may have it too."""
+    return f"DROP TRIGGER {TRIGGER} ON {connection.ops.quote_name(table)}"

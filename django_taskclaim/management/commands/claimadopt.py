@@ -1,0 +1,164 @@
+"""``manage.py claimadopt``: write the migrations that give claim columns to a table in use."""
+
+from argparse import ArgumentParser
+from pathlib import Path
+from typing import Any
+
+from django.core.management.base import CommandError
+from django.core.management.utils import run_formatters
+from django.db import Error, connections, router
+from django.db.migrations.loader import MigrationLoader
+
+from django_taskclaim.adoption.columns import new_columns
+from django_taskclaim.adoption.operations import EXISTING
+from django_taskclaim.adoption.tables import live_table
+from django_taskclaim.adoption.writing import (
+    Adoption,
+    CannotAdopt,
+    adoption_of,
+    lack_of,
+    path_of,
+    text_of,
+)
+from django_taskclaim.exceptions import WouldRewrite
+from django_taskclaim.management.arguments import add_database, claimable_model
+from django_taskclaim.management.base import USAGE, ClaimCommand
+from django_taskclaim.wording import counted, first_line, listed
+
+
+class Command(ClaimCommand):
+    """Write the migrations, and say what they lock."""
+
+    help = """Write the migrations for a model whose class has just got a mixin of ours and whose table is in use.
+
+They do what makemigrations would have done, without an outage: the columns in one step that takes milliseconds, the
+index beside readers and writers. Rows that are there become paused, so that no worker does the past again; rows that
+come later are open. The same files run on PostgreSQL, MySQL, MariaDB and SQLite, forwards and backwards."""
+    epilog = """examples:
+  manage.py claimadopt photos.Photo --dry-run
+  manage.py claimadopt photos.Photo
+  manage.py claimadopt photos.Photo --existing open       all that is there is work to do
+then:
+  manage.py migrate photos
+  manage.py claimresume photos.Photo --rows --limit 1000  let workers begin with some of the past
+
+exit codes:
+  0  written
+  2  nothing to adopt, or the table would be rewritten; the message says what to do"""
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument(
+            "model", metavar="app.Model", type=claimable_model, help="the model to adopt"
+        )
+        parser.add_argument(
+            "--existing",
+            choices=EXISTING,
+            default=EXISTING[0],
+            help="what rows become that are there already (default: paused)",
+        )
+        parser.add_argument(
+            "--name", default="", metavar="NAME", help="of the migrations (default: adopt_<model>)"
+        )
+        parser.add_argument(
+            "--dry-run", action="store_true", help="show the files instead of writing them"
+        )
+        parser.add_argument(
+            "--allow-rewrite",
+            action="store_true",
+            help="let the database copy the table where it cannot do without",
+        )
+        add_database(parser, "where the router writes the model")
+
+    def handle(
+        self,
+        *,
+        model: Any,
+        existing: str,
+        name: str,
+        dry_run: bool,
+        allow_rewrite: bool,
+        database: str | None,
+        **options: Any,
+    ) -> None:
+        if name and not name.isidentifier():
+            raise CommandError(f"--name {name!r} is no name of a migration.", returncode=USAGE)
+        loader = MigrationLoader(None)
+        try:
+            lack = lack_of(model, loader)
+            adoption = adoption_of(lack, loader, existing, name=name, allow_rewrite=allow_rewrite)
+            alias = database or router.db_for_write(lack.model)
+            told = self._told(adoption, existing, alias, allow_rewrite)
+        except (CannotAdopt, WouldRewrite) as error:
+            raise CommandError(str(error), returncode=USAGE) from error
+        for line in told:
+            self.stdout.write(line)
+        self._show(adoption) if dry_run else self._write(adoption)
+        self._say_what_is_next(adoption, existing)
+
+    # What the steps lock
+
+    def _told(
+        self, adoption: Adoption, existing: str, alias: str, allow_rewrite: bool
+    ) -> list[str]:
+        """Return what each step locks on the database *alias*; WouldRewrite where it would copy the table."""
+        lack = adoption.lack
+        columns = new_columns(lack.columns, existing)
+        try:
+            with connections[alias].schema_editor(collect_sql=True, atomic=False) as editor:
+                table = live_table(editor, lack.model, allow_rewrite=allow_rewrite)
+                table.refuse_rewrite(columns)
+                steps = [table.told_of_columns(columns)] if columns else []
+                steps += [table.told_of_index()] if lack.index is not None else []
+                rows = table.believed_rows()
+        except Error as error:
+            return [f"The database {alias!r} tells nothing of its locks: {first_line(error)}"]
+        lines = [f"{lack.model._meta.label}, table {table.plain_name} on {alias!r}{_size(rows)}:"]
+        for migration, step in zip(adoption.migrations, steps, strict=True):
+            lines.append(f"  {migration.name}: {_told_of(migration)}")
+            lines += [f"    {sentence}" for sentence in step]
+        return lines
+
+    # The files
+
+    def _show(self, adoption: Adoption) -> None:
+        for migration in adoption.migrations:
+            self.stdout.write(f"\n# {_shown(path_of(migration))}\n{text_of(migration)}")
+
+    def _write(self, adoption: Adoption) -> None:
+        paths = [path_of(migration) for migration in adoption.migrations]
+        for migration, path in zip(adoption.migrations, paths, strict=True):
+            path.write_text(text_of(migration), encoding="utf-8")
+        run_formatters([str(path) for path in paths], stderr=self.stderr)
+        for path in paths:
+            self.stdout.write(self.style.SUCCESS(f"Wrote {_shown(path)}"))
+
+    def _say_what_is_next(self, adoption: Adoption, existing: str) -> None:
+        lack = adoption.lack
+        label = lack.model._meta.label
+        if adoption.left:
+            self.stdout.write(
+                self.style.WARNING(
+                    f"Other changes of {lack.app} are left to manage.py makemigrations: {listed(adoption.left)}."
+                )
+            )
+        self.stdout.write(
+            f"Next: manage.py migrate {lack.app}, before any code runs that has the mixin."
+        )
+        if lack.columns and existing == EXISTING[0]:
+            self.stdout.write(
+                f"Rows that are there stay paused until manage.py claimresume {label} --rows."
+            )
+
+
+def _size(rows: float | None) -> str:
+    return "" if rows is None else f", about {counted(round(rows), 'row')}"
+
+
+def _told_of(migration: Any) -> str:
+    return "; ".join(operation.describe() for operation in migration.operations)
+
+
+def _shown(path: Path) -> str:
+    """Return the path as people write it, from where they are."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)

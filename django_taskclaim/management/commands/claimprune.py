@@ -1,0 +1,100 @@
+"""``manage.py claimprune``: delete rows that have been complete for long."""
+
+from argparse import ArgumentParser
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+from django.apps import apps
+from django.core.management.base import CommandError
+from django.db.models import CASCADE
+
+from django_taskclaim.columns import claim_columns
+from django_taskclaim.links import is_companion
+from django_taskclaim.management.acting import Choice, RowsCommand, choose_by_state
+from django_taskclaim.management.arguments import duration
+from django_taskclaim.management.base import USAGE
+from django_taskclaim.querysets.pruning import prunable
+from django_taskclaim.querysets.scope import Desk
+from django_taskclaim.states import Status
+from django_taskclaim.wording import lasting, listed
+
+
+class Command(RowsCommand):
+    """Delete old rows, and say what went with them."""
+
+    help = """Delete rows that were completed longer ago than --older-than, by the database's clock.
+
+First they are counted and, on a terminal, you are asked. They are then deleted chunk by chunk, each committed, so it
+may be stopped (Ctrl-C) at any time. A row that was opened again meanwhile stays, and so does one that is locked. What
+refers to a row follows Django's on_delete: it is deleted with it, or keeps it. What was done is recorded.
+
+Rows in any other state are never deleted, nor are complete ones without a completed_at, nor the last of the ranges."""
+    epilog = """examples:
+  manage.py claimprune photos.Photo --complete --older-than 30d --dry-run
+  manage.py claimprune photos.Photo --complete --older-than 30d
+  manage.py claimprune photos.Photo --complete --older-than 12h --filter country=NZ --noinput
+
+exit codes:
+  0    done, or nothing matched
+  1    a database refused, a protected row refers to one of these, or the answer was no; the message says which
+  2    wrong usage, or a table that is not there
+  130  stopped by Ctrl-C; what was deleted is gone"""
+    act, verb, done = "prune", "Delete", "Deleted"
+
+    def add_choices(self, parser: ArgumentParser) -> None:
+        parser.add_argument(
+            "--complete", action="store_true", required=True, help="complete rows; no others can be"
+        )
+        parser.add_argument(
+            "--older-than",
+            metavar="SECONDS",
+            type=duration,
+            required=True,
+            help="of those, the ones completed so long ago: seconds, or 30m, 12h, 30d",
+        )
+
+    def choose(self, choice: Choice, options: dict[str, Any]) -> None:
+        model = choice.rows.model
+        if claim_columns(model).completed_at is None:
+            raise CommandError(
+                f"{choice.label} has no completed_at, so nobody knows how long its rows have been complete.",
+                returncode=USAGE,
+            )
+        self._age: timedelta = options["older_than"]
+        self._with_them: list[str] = []
+        choose_by_state(choice, Status.COMPLETE)
+        old = prunable(Desk.of(model, choice.rows.db), self._age)
+        choice.narrow(choice.rows.filter(old), f"for more than {lasting(self._age)}")
+
+    def warnings(self, choice: Choice, found: dict[str, int]) -> Iterator[str]:
+        cascading = _deleted_with(choice.rows.model)
+        if cascading:
+            yield f"What refers to them goes with them: {listed(cascading, most=20)}."
+        if is_companion(choice.rows.model):
+            yield "Their sources have no row then: populate() adds one for each again, as for new ones."
+
+    def change(self, choice: Choice, limit: int | None, progress: Callable[[int], None]) -> int:
+        rows, gone = choice.rows.prune(older_than=self._age, limit=limit, progress=progress)
+        own = _family(choice.rows.model)
+        others = sorted((label, n) for label, n in gone.items() if label not in own and n)
+        self._with_them = [f"{n:,} {label}" for label, n in others]
+        return rows
+
+    def also(self) -> str:
+        return f", and with them {listed(self._with_them, most=20)}" if self._with_them else ""
+
+
+def _deleted_with(model: Any) -> list[str]:
+    """Return the labels of what refers to rows of *model* and is deleted with them."""
+    relations = claim_columns(model).owner._meta.related_objects
+    going = {str(one.related_model._meta.label) for one in relations if one.on_delete is CASCADE}
+    return sorted(going - _family(model))
+
+
+def _family(model: Any) -> set[str]:
+    """Return the labels of the models on whose tables a row of *model* lies, or may lie."""
+    owner = claim_columns(model).owner
+    family = [owner, *owner._meta.all_parents]
+    children = [one for one in apps.get_models() if issubclass(one, owner)]
+    return {str(one._meta.label) for one in [*family, *children]}

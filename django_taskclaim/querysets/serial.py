@@ -1,0 +1,146 @@
+"""Rows of one key one at a time and in order: ``serial_by``.
+
+The first row of a key that is not done is its head. Only a head is claimed, and only while no row of its key is
+processing; one that waits, is paused or has failed keeps the others of its key back, and nobody else. Claims queue as
+those with a limit per key do, so what one has seen of a key no other claim changes before it commits.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from django.db import models
+from django.db.models import Q
+
+from django_taskclaim.columns import ClaimColumns
+from django_taskclaim.dialects import DatabaseNow, KeyIn
+from django_taskclaim.dialects.statements import Key
+from django_taskclaim.policy import Policy
+from django_taskclaim.querysets.counting import KeyCount, KeyLimit
+from django_taskclaim.querysets.scope import Desk, Rows, in_claim_order
+from django_taskclaim.states import Status
+
+#: The heads of so many keys are looked up in one statement.
+HEADS_AT_ONCE = 25
+
+
+@dataclass(frozen=True, slots=True)
+class InTurn(KeyLimit):
+    """One row with one value of ``field`` is processing, and it is the first in ``order`` that is not done."""
+
+    order: Sequence[Any] = ()
+    failed_blocks: bool = True
+
+    def count(self, desk: Desk) -> "Turns":
+        return Turns(self, desk)
+
+    @property
+    def idle_blocks(self) -> list[Status]:
+        """The states in which nobody works on a row that keeps those behind it back, ``open`` left out."""
+        return [Status.PAUSED, *([Status.FAILED] if self.failed_blocks else [])]
+
+
+def serial_order(policy: Policy, columns: ClaimColumns) -> list[Any]:
+    """Return the order of the rows of one key: the policy's own, else by priority and key.
+
+    Without ``not_before``, for a row that waits for its retry keeps its place.
+    """
+    key = [field.attname for field in columns.key]
+    if policy.own_order:
+        return [*policy.own_order, *key]
+    priority = columns.priority
+    return [*([] if priority is None else [f"-{priority.name}"]), *key]
+
+
+class Turns(KeyCount):
+    """Whose turn it is in each key."""
+
+    limit: InTurn
+
+    def __init__(self, limit: InTurn, desk: Desk) -> None:
+        super().__init__(limit, desk)
+        #: Rows whose turn it is, and the keys that were looked at for them.
+        self._heads: dict[Key, None] = {}
+        self._looked_up: set[Any] = set()
+        #: Keys that will be asked for presumably, in that order.
+        self._next: dict[Any, None] = {}
+
+    def learn(self, keys: Iterable[Any]) -> None:
+        given = [key for key in dict.fromkeys(keys) if key is not None]
+        super().learn(given)
+        new = [key for key in given if self.has_room(key) and key not in self._looked_up]
+        self._next.update(dict.fromkeys(new))
+
+    def admits(self, key: Any, row: Key) -> bool:
+        if key is None:
+            return True
+        if not self.has_room(key):
+            return False
+        self._look_up([key])
+        return row in self._heads
+
+    def left(self, key: Any) -> int:
+        return 0 if key in self._looked_up else super().left(key)
+
+    @property
+    def full(self) -> list[Any]:
+        known = dict.fromkeys([*super().full, *self._looked_up])
+        return list(known)
+
+    def first_of_each(self, due: Rows, keys: Sequence[Any], wanted: int) -> list[Key]:
+        before = set(self._heads)
+        self._look_up(keys)
+        return [row for row in self._heads if row not in before]
+
+    def overlooked(self, seen: Iterable[Key]) -> list[Key]:
+        known = set(seen)
+        return [row for row in self._heads if row not in known]
+
+    def _look_up(self, keys: Sequence[Any]) -> None:
+        """Learn the heads of *keys*, and with them of some that will be asked for next."""
+        asked = [key for key in keys if key not in self._looked_up]
+        if not asked:
+            return
+        ahead = [key for key in self._next if key not in asked]
+        wanted = [*asked, *ahead[: max(0, HEADS_AT_ONCE - len(asked))]]
+        for start in range(0, len(wanted), HEADS_AT_ONCE):
+            part = wanted[start : start + HEADS_AT_ONCE]
+            self._heads.update(dict.fromkeys(self._heads_of(part)))
+            self._looked_up.update(part)
+        for key in wanted:
+            self._next.pop(key, None)
+
+    def _heads_of(self, keys: Sequence[Any]) -> list[Key]:
+        first_open, in_the_way = self._first(keys, [Status.OPEN], self.limit.idle_blocks)
+        if not (in_the_way and first_open):
+            return first_open
+        desk, field = self._desk, self.limit.field
+        either = dict.fromkeys([*first_open, *in_the_way])
+        both = desk.rows.filter(KeyIn(desk.columns.owner, list(either)))
+        wanted = [*desk.columns.key, *([] if field in desk.columns.key else [field])]
+        rows = desk.dialect.first(self._in_order(both), desk.table, len(either), wanted)
+        heads: dict[Any, Key] = {}
+        for row in rows:
+            heads.setdefault(row[wanted.index(field)], desk.table.key_of(row))
+        opened = set(first_open)
+        return [row for row in heads.values() if row in opened]
+
+    def _first(self, keys: Sequence[Any], *states: Sequence[Status]) -> list[list[Key]]:
+        """Return the first rows of *keys* in each of these groups of states, at one moment."""
+        desk, status = self._desk, self._desk.columns.status.name
+        groups = [self._in_order(desk.rows.filter(**{f"{status}__in": some})) for some in states]
+        return desk.dialect.first_of_each(groups, desk.table, self.limit.field, keys, 1)
+
+    def _in_order(self, rows: Rows) -> Rows:
+        asked: Rows = models.QuerySet(self._desk.model).order_by(*self.limit.order)
+        return in_claim_order(rows, asked, self._desk)
+
+
+def kept_back(limit: InTurn, desk: Desk) -> Q:
+    """Match rows of keys of which a row is running, waits, is paused or has failed: what an empty claim left there."""
+    status, waiting = desk.columns.status.name, desk.columns.not_before
+    blocks = Q(**{f"{status}__in": [Status.PROCESSING, *limit.idle_blocks]})
+    if waiting is not None:
+        blocks |= Q(**{status: Status.OPEN, f"{waiting.name}__gt": DatabaseNow()})
+    rows = desk.rows.order_by().filter(blocks, **{f"{limit.name}__isnull": False})
+    return Q(**{f"{limit.name}__in": rows.values(limit.name)})

@@ -1,0 +1,260 @@
+"""For tests of projects: ``run_due`` does what a worker would do, here and now, on the test's own connection."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from asgiref.sync import async_to_sync, sync_to_async
+from django.db import Error, connections, models, router
+
+from django_taskclaim.columns import claim_columns
+from django_taskclaim.completion import Clear
+from django_taskclaim.exceptions import ClaimLost, TaskClaimError
+from django_taskclaim.handlers import Handler
+from django_taskclaim.querysets import ClaimQuerySet
+from django_taskclaim.querysets.claiming import Request, new_holder
+from django_taskclaim.states import Status
+from django_taskclaim.tokens import claim_of
+from django_taskclaim.worker.connections import left_open
+from django_taskclaim.worker.heartbeat import Vitals
+from django_taskclaim.worker.inflight import InFlight, Result, Task, Unit, units_of
+from django_taskclaim.worker.options import WorkerOptions
+from django_taskclaim.worker.outcomes import Answer, Done, Failed, Settled
+from django_taskclaim.worker.running import Running
+from django_taskclaim.worker.service import Service
+from django_taskclaim.worker.sizing import BatchSize
+from django_taskclaim.worker.writer import Writer
+
+__all__ = ["Ran", "arun_due", "run_due"]
+
+
+@dataclass(slots=True)
+class Ran:
+    """What became of the rows that ``run_due`` ran; each is counted once."""
+
+    completed: int = 0
+    #: Ended in ``failed``.
+    failed: int = 0
+    #: Failed, and are to be tried again.
+    retrying: int = 0
+    #: Put back uncounted: by ``RetryLater``, a verb of the handler's own, or because their lease was nearly over.
+    released: int = 0
+    #: Belonged to somebody else by the time their result was written, so nothing was.
+    lost: int = 0
+    #: What handlers raised, or said of a row, in the order in which that came.
+    errors: list[BaseException | str] = field(default_factory=list)
+
+    @property
+    def total(self) -> int:
+        """How many rows were run."""
+        return self.completed + self.failed + self.retrying + self.released + self.lost
+
+
+def run_due(
+    model: type[models.Model], *, limit: int | None = None, using: str | None = None
+) -> Ran:
+    """Run the handler of *model* on every row that is due now, *limit* at most, and return what became of them.
+
+    Rows are claimed as a worker claims them, run one after the other in this thread on its own connections, and
+    completed, failed or put back by the same fenced verbs under the same policy. So it works inside ``TestCase`` and
+    with pytest-django's ``db``. A row that comes back is not run again by the same call, even if it is due at once.
+
+    There is no renewal, and no ``timeout`` but that of coroutines. A paused model gives nothing to run. Raises
+    LookupError for a model without a handler, and RuntimeError in a transaction that is not ``TestCase``'s.
+    """
+    alias = using or router.db_for_write(model)
+    options = WorkerOptions(labels=(model._meta.label,), name="run_due", using=alias)
+    (handler,) = options.handlers()
+    return _Runner(handler, alias).run(limit)
+
+
+async def arun_due(
+    model: type[models.Model], *, limit: int | None = None, using: str | None = None
+) -> Ran:
+    """Do what ``run_due`` does, from a coroutine."""
+    return await sync_to_async(run_due)(model, limit=limit, using=using)
+
+
+class _Runner:
+    """A worker's claim, run and write, one batch after the other."""
+
+    def __init__(self, handler: Handler, using: str) -> None:
+        self.handler, self.using = handler, using
+        self.inflight = InFlight()
+        self.service = _NoService()
+        self.running = _Inline(using, self.inflight, cast(Service, self.service), None)
+        sizes = {handler.model: BatchSize(handler, threads=1)}
+        self.writer = Writer(using, self.inflight, Vitals(), sizes)
+        self.ran = Ran()
+        #: Keys of rows that have come back, or may have.
+        self._had: list[Any] = []
+
+    def run(self, limit: int | None) -> Ran:
+        while (size := self._size(limit)) and (rows := self._claimed(size)):
+            self.inflight.add(units_of(self.handler, rows))
+            for result in self._results():
+                self._count(result.task, _fate(result), getattr(result.outcome, "error", None))
+            for task in self.service.taken_back():
+                self._count(task, "released")
+        return self.ran
+
+    def _size(self, limit: int | None) -> int:
+        most = self.handler.batch_size
+        return most if limit is None else min(most, limit - self.ran.total)
+
+    def _claimed(self, size: int) -> list[Any]:
+        request = Request(
+            size,
+            new_holder("run_due"),
+            self.handler.policy.lease,
+            include_held=False,
+            durable=True,
+            tells_beginning=True,
+        )
+        rows: Any = self.handler.rows(self.using)
+        claimed: list[Any] = rows.exclude(pk__in=self._had)._claim(request)
+        self.handler.prepare(claimed)
+        return claimed
+
+    def _results(self) -> list[Result]:
+        """Run all units and write what came of them, as a worker does: the rows of one claim together."""
+        results: list[Result] = []
+        while (unit := self.inflight.take(0, _any, _NEVER)) is not None:
+            of_unit = self._run(unit)
+            self.inflight.settle(unit, of_unit)
+            results += of_unit
+        while (wait := self.writer.wait()) is not None:
+            time.sleep(wait)
+            self.writer.write()
+        return results
+
+    def _run(self, unit: Unit) -> list[Result]:
+        if self.handler.is_async:
+            return async_to_sync(self.running.arun)(unit)
+        return self.running.run(unit)
+
+    def _count(self, task: Task, fate: str, error: BaseException | str | None = None) -> None:
+        setattr(self.ran, fate, getattr(self.ran, fate) + 1)
+        if error is not None:
+            self.ran.errors.append(error)
+        opens_again = isinstance(self.handler.policy.completion, Clear)
+        if opens_again or fate not in ("completed", "failed"):
+            self._had.append(task.claim.pk)
+
+
+_NEVER = threading.Event()
+
+
+def _any(handler: Handler, inflight: InFlight) -> bool:
+    return True
+
+
+def _fate(result: Result) -> str:
+    """Return the field of ``Ran`` in which a row is counted whose result has been written."""
+    row, outcome = result.task.row, result.outcome
+    claim = claim_of(row)
+    if claim is not None and claim.lost:
+        return "lost"
+    status = row.__dict__.get(claim_columns(type(row)).status.attname)
+    if isinstance(outcome, Failed):
+        return "failed" if status == Status.FAILED else "retrying"
+    if isinstance(outcome, Settled) and not outcome.completed and row.pk is not None:
+        # A verb of the handler's own has said what becomes of it.
+        return {Status.COMPLETE: "completed", Status.FAILED: "failed"}.get(status, "released")
+    return "completed" if isinstance(outcome, (Done, Settled)) else "released"
+
+
+class _NoService:
+    """What stands in for a worker's service thread: nothing is renewed, and the database is never away."""
+
+    def __init__(self) -> None:
+        self._back: list[Task] = []
+
+    def give_back(self, tasks: Iterable[Task]) -> None:
+        """Put back rows whose lease was nearly over before their turn came."""
+        for task in tasks:
+            with suppress(ClaimLost):
+                ClaimQuerySet(task.handler.model).release([task.row])
+            self._back.append(task)
+
+    def taken_back(self) -> list[Task]:
+        """Return what has been given back since the last call."""
+        back, self._back = self._back, []
+        return back
+
+    def settled_since(self, moment: float, timeout: float) -> bool:
+        return True
+
+    def troubled_since(self, moment: float) -> bool:
+        return False
+
+
+class _Inline(Running):
+    """Runs units inside whatever transactions the test has open, and keeps those usable."""
+
+    # In this thread all the same, for the connection of another one sees nothing of the test's rows.
+    judging_waits = False
+    _around: "_Savepoints"
+
+    def _call(self, unit: Unit, tasks: list[Task]) -> Answer:
+        self._around = _Savepoints()
+        answer = super()._call(unit, tasks)
+        self._around.leave(answer.error)
+        return _unless_meant_for_the_test(answer)
+
+    async def _acall(self, handler: Handler, tasks: list[Task]) -> Answer:
+        self._around = await sync_to_async(_Savepoints)()
+        answer = await super()._acall(handler, tasks)
+        await sync_to_async(self._around.leave)(answer.error)
+        return _unless_meant_for_the_test(answer)
+
+    def _left_open(self) -> list[str]:
+        return self._around.left_open()
+
+
+class _Savepoints:
+    """One in each transaction that is open as a handler is called.
+
+    A worker's plain handler runs without a transaction, where a database error spoils nothing that comes after it.
+    """
+
+    def __init__(self) -> None:
+        self._marks: dict[str, tuple[Any, int, str | None]] = {
+            connection.alias: (connection, len(connection.atomic_blocks), connection.savepoint())
+            for connection in connections.all(initialized_only=True)
+            if connection.in_atomic_block
+        }
+
+    def left_open(self) -> list[str]:
+        """Leave the blocks that the handler has entered and not left, undoing them, and name their databases."""
+        unclean = left_open(but_for=self._marks)
+        for alias, (connection, depth, _) in self._marks.items():
+            if len(connection.atomic_blocks) > depth:
+                unclean.append(alias)
+            while len(connection.atomic_blocks) > depth:
+                connection.atomic_blocks[-1].__exit__(TaskClaimError, TaskClaimError(), None)
+        return unclean
+
+    def leave(self, error: BaseException | None) -> None:
+        """Keep what was written, unless the transaction would take no more statements then."""
+        for connection, _, savepoint in self._marks.values():
+            if connection.needs_rollback or isinstance(error, Error):
+                connection.needs_rollback = False
+                connection.savepoint_rollback(savepoint)
+            try:
+                connection.savepoint_commit(savepoint)
+            except Error:
+                # A database error that the handler has swallowed.
+                connection.savepoint_rollback(savepoint)
+
+
+def _unless_meant_for_the_test(answer: Answer) -> Answer:
+    """Raise what ends the test rather than the row: Ctrl-C, and what test runners have for failing and skipping."""
+    error = answer.error
+    if error is None or isinstance(error, (Exception, SystemExit, asyncio.CancelledError)):
+        return answer
+    raise error

@@ -1,0 +1,137 @@
+"""What the service thread waits for between two rounds: a bell of this process, and calls from the database.
+
+A call makes the claimer look at once instead of at its next poll. Calls come on the service's own connection, so they
+cost no further one, and polling goes on as without them.
+"""
+
+import contextlib
+import selectors
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from django.db import connections
+
+from django_taskclaim.columns import claim_columns
+from django_taskclaim.dialects.waking import Listener, why_deaf
+from django_taskclaim.handlers import Handler
+from django_taskclaim.tokens import clock
+from django_taskclaim.worker.options import WorkerOptions
+from django_taskclaim.worker.records import logger
+
+
+class Bell:
+    """Rung by any thread, heard by the one that waits: an ``Event`` that can be waited for beside a socket, too."""
+
+    def __init__(self) -> None:
+        self._rung = threading.Event()
+        self._ends: tuple[socket.socket, socket.socket] | None = None
+
+    def ring(self) -> None:
+        self._rung.set()
+        if self._ends is not None:
+            # Full: it has been rung often enough. Closed: nobody waits any more.
+            with contextlib.suppress(OSError):
+                self._ends[1].send(b"!")
+
+    def wait(self, seconds: float) -> None:
+        """Wait until it rings, so many seconds at most, and silence it."""
+        self._rung.wait(seconds)
+        self._rung.clear()
+
+    def wait_beside(self, other: Listener, seconds: float, ready: Callable[[], None]) -> None:
+        """The same, and call *ready* whenever there is something to read from *other*."""
+        self._ends = self._ends or _ends()
+        end = clock() + seconds
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._ends[0], selectors.EVENT_READ)
+            selector.register(other, selectors.EVENT_READ)
+            while not self._rung.is_set() and (left := end - clock()) > 0:
+                if other in {key.fileobj for key, _ in selector.select(left)}:
+                    ready()
+        self._rung.clear()
+        with contextlib.suppress(BlockingIOError):
+            while self._ends[0].recv(4096):
+                pass
+
+    def close(self) -> None:
+        for end in self._ends or ():
+            end.close()
+
+
+def _ends() -> tuple[socket.socket, socket.socket]:
+    ends = socket.socketpair()
+    for end in ends:
+        end.setblocking(False)
+    return ends
+
+
+class Calls:
+    """The calls that one process hears, and what it still has to look at because of them."""
+
+    def __init__(
+        self, options: WorkerOptions, handlers: list[Handler], on_call: Callable[[], None]
+    ) -> None:
+        self.bell = Bell()
+        self._options = options
+        self._on_call = on_call
+        self._models: dict[str, list[Any]] = {}
+        for handler in handlers:
+            if handler.wake_up:
+                table = claim_columns(handler.model).owner._meta.db_table
+                self._models.setdefault(table, []).append(handler.model)
+        self._called: set[Any] = set()
+        self._listener: Listener | None = None
+        self._deaf = not self._models
+
+    # Of the claimer
+
+    def has_called(self, model: Any) -> bool:
+        """Say whether rows of *model* have come in since its last look began."""
+        return model in self._called
+
+    def answer(self, model: Any) -> None:
+        """Note that a look begins: a call that comes from now on asks for another one."""
+        self._called.discard(model)
+
+    # Of the service
+
+    def listen(self) -> bool:
+        """See to it that this thread's session listens; True if the database was asked and has answered."""
+        if self._deaf:
+            return False
+        connection = connections[self._options.using]
+        if self._listener is not None and self._listener.still_on(connection):
+            return False
+        self._listener = None
+        why = why_deaf(connection)
+        if why:
+            self._deaf = True
+            logger.warning(
+                "%s hears no wake-up calls (%s) and looks for rows every %s s",
+                self._options.name,
+                why,
+                self._options.poll.total_seconds(),
+            )
+            return True
+        self._listener = Listener.on(connection, self._hear)
+        # What came in before is for the next poll, unless somebody looks now.
+        for models in self._models.values():
+            self._called.update(models)
+        self._on_call()
+        return True
+
+    def wait(self, seconds: float) -> None:
+        """Wait for the bell, so many seconds at most, and pass on the calls that come meanwhile."""
+        listener = self._listener
+        if listener is not None and listener.still_on(connections[self._options.using]):
+            self.bell.wait_beside(listener, seconds, listener.take)
+        else:
+            self.bell.wait(seconds)
+
+    def _hear(self, table: str) -> None:
+        models = self._models.get(table)
+        if models:
+            self._called.update(models)
+            self._on_call()

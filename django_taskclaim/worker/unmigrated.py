@@ -1,0 +1,115 @@
+"""Migrations that a worker waits for: its code is ahead of the database until they have run."""
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from django.apps import apps
+from django.db import Error, connections, router
+from django.db.migrations.loader import MigrationLoader
+from django.db.migrations.migration import Migration
+
+from django_taskclaim.links import is_companion, source_link
+from django_taskclaim.tokens import clock
+from django_taskclaim.wording import first_line, listed
+
+logger = logging.getLogger("django_taskclaim.worker")
+
+#: Seconds between two looks.
+EVERY = 2.0
+
+#: Known by name, for it stands above this module, and a user's own may inherit from it.
+GUARD = "RequireComplete"
+
+#: The apps of ours that a worker writes to.
+OURS = ("taskclaim", "taskclaim_control")
+
+
+def pending_migrations(models: Iterable[Any], using: str, *, lacking: bool) -> list[str]:
+    """Return the migrations of these models' apps, and of ours, that the database *using* has not had yet.
+
+    Those that wait for rows to be complete, and what follows them, are none to wait for: each would wait for the other.
+    An app of which the database has had none at all counts only where tables are *lacking*: it was made by other means.
+    """
+    try:
+        loader = MigrationLoader(connections[using])
+    except Error:
+        raise
+    except Exception as error:
+        # Somebody else's broken migration is no reason to do nothing.
+        logger.warning("The migrations cannot be looked at: %s", first_line(error))
+        return []
+    labels = {label for label in _labels(models, using) if router.allow_migrate(using, label)}
+    known = {app for app, _name in loader.applied_migrations}
+    looked_at = {label for label in labels & loader.migrated_apps if lacking or label in known}
+    plan = [node for leaf in loader.graph.leaf_nodes() for node in loader.graph.forwards_plan(leaf)]
+    held_up = _held_up(loader, plan)
+    return [
+        f"{app}.{name}"
+        for app, name in dict.fromkeys(plan)
+        if app in looked_at
+        and (app, name) not in loader.applied_migrations
+        and (app, name) not in held_up
+    ]
+
+
+def _held_up(loader: MigrationLoader, plan: Sequence[tuple[str, str]]) -> set[tuple[str, str]]:
+    """Return those of *plan* that a guard stops while rows are unfinished, and all that depend on one."""
+    found: set[tuple[str, str]] = set()
+    for node in plan:
+        parents = {parent.key for parent in loader.graph.node_map[node].parents}
+        applied = node in loader.applied_migrations
+        if not applied and (parents & found or _is_guarded(loader.graph.nodes[node])):
+            found.add(node)
+    return found
+
+
+def _is_guarded(migration: Migration | None) -> bool:
+    operations = migration.operations if migration is not None else ()
+    return any(kind.__name__ == GUARD for one in operations for kind in type(one).__mro__)
+
+
+def _labels(models: Iterable[Any], using: str) -> set[str]:
+    """Return the apps whose tables such a worker reads and writes on the database *using*."""
+    labels = {label for label in OURS if any(one.label == label for one in apps.get_app_configs())}
+    for model in models:
+        labels |= {one._meta.app_label for one in (model, *model._meta.get_parent_list())}
+        if is_companion(model) and (link := source_link(model)).alias_beside(using) == using:
+            labels.add(link.source._meta.app_label)
+    return labels
+
+
+def wait_until_migrated(
+    pending: Callable[[], Sequence[str]],
+    using: str,
+    *,
+    ask: Callable[[Callable[[], Sequence[str]]], Sequence[str]],
+    alive: Callable[[], None],
+    ends_at: float | None,
+) -> bool:
+    """Return once nothing is *pending*, saying once for what it waits; False where *ends_at* came first.
+
+    *ask* puts a question that may take long, and *alive* is called after each.
+    """
+    found = ask(pending)
+    if found:
+        logger.warning(
+            "Waiting for migrations of %r: %s. Run manage.py migrate%s; the worker goes on by itself then.",
+            *(using, listed(found), "" if using == "default" else f" --database {using}"),
+            extra={"event": "waiting", "migrations": list(found)},
+        )
+    waited = bool(found)
+    while found:
+        alive()
+        if ends_at is not None and clock() >= ends_at:
+            return False
+        found = ask(lambda: _after_a_while(pending))
+    if waited:
+        logger.warning("The migrations have run; going on.", extra={"event": "migrated"})
+    return True
+
+
+def _after_a_while(pending: Callable[[], Sequence[str]]) -> Sequence[str]:
+    time.sleep(EVERY)
+    return pending()

@@ -1,0 +1,101 @@
+"""An app whose models have just got a mixin, and a folder of migrations of its own for each test."""
+
+import importlib
+import shutil
+import sys
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+from django.db import connection
+from django.db.migrations.executor import MigrationExecutor
+
+MIGRATIONS = Path(__file__).parent / "app" / "migrations"
+
+
+class Project:
+    """What a developer and a deployment do, in words."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def adopt(self, *words: str) -> str:
+        """Write the migrations and return what was said."""
+        said = self.run("claimadopt", *words)
+        self.refresh()
+        return said
+
+    @staticmethod
+    def refresh() -> None:
+        """Have the new files be found, however fast they came."""
+        importlib.invalidate_caches()
+
+    def migrate(self, target: str = "") -> None:
+        """Do what ``migrate`` does, but for the signals."""
+        executor = MigrationExecutor(connection)
+        leaf = executor.loader.graph.leaf_nodes("adoption")[0][1]
+        names = {name for app, name in executor.loader.graph.nodes if app == "adoption"}
+        named = next((name for name in names if target and name.startswith(target)), leaf)
+        executor.migrate([("adoption", None if target == "zero" else named)])
+
+    def unmade(self, model: str) -> list[str]:
+        """Return what ``makemigrations`` would still do for the model."""
+        said = self.run("makemigrations", "adoption", "--dry-run", verbosity=1).splitlines()
+        return [line.strip() for line in said if line.rstrip().endswith(f" {model}")]
+
+    @property
+    def files(self) -> list[str]:
+        return sorted(path.stem for path in self.folder.glob("0*.py"))
+
+    def source(self, name: str) -> str:
+        return (self.folder / f"{name}.py").read_text(encoding="utf-8")
+
+    def rewrite(self, name: str, change: Callable[[str], str]) -> None:
+        """Have a developer edit a migration."""
+        (self.folder / f"{name}.py").write_text(change(self.source(name)), encoding="utf-8")
+        sys.modules.pop(f"{self.folder.name}.{name}", None)
+        importlib.invalidate_caches()
+
+    @staticmethod
+    def run(command: str, *words: str, **options: Any) -> str:
+        said = StringIO()
+        call_command(command, *words, stdout=said, stderr=said, **options)
+        return said.getvalue()
+
+
+@pytest.fixture
+def project(
+    tmp_path: Path, settings: Any, monkeypatch: pytest.MonkeyPatch, transactional_db: None
+) -> Iterator[Project]:
+    package = f"migrations_{uuid.uuid4().hex}"
+    folder = tmp_path / package
+    shutil.copytree(MIGRATIONS, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.syspath_prepend(tmp_path)
+    # Few apps, for each migration makes the models of all.
+    settings.INSTALLED_APPS = ["django_taskclaim", "tests.adoption.app"]
+    settings.MIGRATION_MODULES = {"adoption": package}
+    made = Project(folder)
+    made.migrate("0001")
+    yield made
+    made.migrate("zero")
+
+
+@pytest.fixture
+def parcel(project: Project) -> Any:
+    """The model of a table with five rows that know nothing of the mixin."""
+    from tests.adoption.app.models import Parcel
+
+    for number in range(5):
+        execute("INSERT INTO adoption_parcel (address) VALUES (%s)", [f"old {number}"])
+    return Parcel
+
+
+def execute(statement: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+    """Do what code does that knows nothing of the mixin."""
+    with connection.cursor() as cursor:
+        cursor.execute(statement, params or None)
+        return list(cursor.fetchall()) if cursor.description else []

@@ -1,0 +1,181 @@
+"""Adopting a table in use: who reads and writes it is not kept waiting, and what broke off is taken up again."""
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connection, migrations, transaction
+from django.db.migrations.loader import MigrationLoader
+
+from django_taskclaim.adoption import patience
+from django_taskclaim.exceptions import TableInUse, WouldRewrite
+from tests.adoption.conftest import Project, execute
+from tests.adoption.test_adopting import shape
+from tests.behaviour.support import elsewhere
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.skipif(
+        connection.vendor == "sqlite", reason="SQLite has one writer, and no lock of a table"
+    ),
+]
+
+instant_only = pytest.mark.skipif(
+    connection.vendor != "mysql", reason="the database never copies a table for columns"
+)
+concurrent_only = pytest.mark.skipif(
+    connection.vendor != "postgresql", reason="the database leaves no invalid index behind"
+)
+
+
+@contextmanager
+def in_use(table: str) -> Iterator[None]:
+    """Have somebody read the table in a transaction that stays open while the block runs."""
+    reading, done = threading.Event(), threading.Event()
+
+    def read() -> None:
+        with transaction.atomic():
+            execute(f"SELECT COUNT(*) FROM {table}")
+            reading.set()
+            done.wait(30)
+
+    reader = elsewhere(read)
+    try:
+        assert reading.wait(10)
+        yield
+    finally:
+        done.set()
+        reader.result(10)
+
+
+def test_readers_do_not_queue_behind_a_wait_for_a_long_transaction(
+    project: Project, parcel: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "SAY_AFTER", 0.5)
+    project.adopt("adoption.Parcel")
+    longest = 0.0
+    with caplog.at_level(logging.WARNING):
+        with in_use("adoption_parcel"):
+            migration = elsewhere(project.migrate)
+            end = time.monotonic() + 30
+            while not any("is in use" in text for text in caplog.messages):
+                assert time.monotonic() < end, "nobody was told of the wait"
+                began = time.monotonic()
+                execute("SELECT address FROM adoption_parcel WHERE id = 1")
+                longest = max(longest, time.monotonic() - began)
+            assert "status" not in shape("adoption_parcel")[0]
+        migration.result(60)
+    # It would be a second by the servers' shortest limit, and for ever without one.
+    assert longest < 0.5
+    assert parcel.objects.filter(status="paused").count() == 5
+
+
+def test_it_gives_up_and_says_for_whom(
+    project: Project, parcel: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience.patiently, "__kwdefaults__", {"give_up": 0.2})
+    project.adopt("adoption.Parcel")
+    with in_use("adoption_parcel"), pytest.raises(TableInUse, match="adoption_parcel was in use"):
+        project.migrate()
+    assert "status" not in shape("adoption_parcel")[0]
+    project.migrate()
+    assert parcel.objects.filter(status="paused").count() == 5
+
+
+@instant_only
+def test_what_broke_off_between_two_statements_is_taken_up_again(
+    project: Project, parcel: Any
+) -> None:
+    execute(
+        "ALTER TABLE adoption_parcel ADD COLUMN status varchar(10) NOT NULL DEFAULT 'paused',"
+        " ADD COLUMN iteration integer NOT NULL DEFAULT 0"
+    )
+    project.adopt("adoption.Parcel")
+    project.migrate()
+    parcel.objects.create(address="new")
+    assert sorted(parcel.objects.values_list("status", flat=True)) == ["open"] + ["paused"] * 5
+    again = shape("adoption_parcel")
+    project.migrate("0001")
+    project.migrate()
+    assert shape("adoption_parcel") == again
+
+
+@instant_only
+def test_a_table_that_would_be_copied_is_refused_unless_that_is_allowed(
+    project: Project, parcel: Any
+) -> None:
+    project.adopt("adoption.Parcel")
+    # Its index for words has the servers copy the table.
+    execute("ALTER TABLE adoption_parcel ADD FULLTEXT INDEX words (address)")
+    before = shape("adoption_parcel")
+    if copies_for_words():
+        with pytest.raises(WouldRewrite, match="allow_rewrite=True"):
+            project.migrate()
+        assert shape("adoption_parcel") == before
+    project.rewrite(
+        "0002_adopt_parcel",
+        lambda source: source.replace("existing=", "allow_rewrite=True, existing="),
+    )
+    project.migrate()
+    assert parcel.objects.filter(status="paused").count() == 5
+    project.migrate("0001")
+    assert shape("adoption_parcel") == before
+
+
+@instant_only
+def test_compressed_rows_are_refused_when_the_migrations_are_written(project: Project) -> None:
+    from django.core.management.base import CommandError
+
+    execute("ALTER TABLE adoption_parcel ROW_FORMAT=COMPRESSED")
+    with pytest.raises(CommandError, match="its rows are compressed"):
+        project.adopt("adoption.Parcel")
+    assert project.files == ["0001_initial"]
+    project.adopt("adoption.Parcel", "--allow-rewrite")
+    assert "allow_rewrite=True" in project.source("0002_adopt_parcel")
+    project.migrate()
+
+
+def copies_for_words() -> bool:
+    """Say whether the server refuses new columns at once beside an index for words."""
+    try:
+        execute("ALTER TABLE adoption_parcel ADD COLUMN tried integer, ALGORITHM=INSTANT")
+    except Exception:
+        return True
+    execute("ALTER TABLE adoption_parcel DROP COLUMN tried")
+    return False
+
+
+@concurrent_only
+def test_an_index_that_was_not_built_to_the_end_is_built_anew(
+    project: Project, parcel: Any
+) -> None:
+    project.adopt("adoption.Parcel")
+    project.migrate("0002")
+    name = next(iter(one.name for one in parcel._meta.indexes))
+    execute(f'CREATE INDEX "{name}" ON adoption_parcel (status)')
+    execute(f"UPDATE pg_index SET indisvalid = false WHERE indexrelid = '\"{name}\"'::regclass")
+    project.migrate()
+    columns, *_rest = shape("adoption_parcel")[1][name]
+    assert columns == ["status", "priority", "not_before", "id"]
+    assert execute(
+        f"SELECT indisvalid FROM pg_index WHERE indexrelid = '\"{name}\"'::regclass"
+    ) == [(True,)]
+
+
+def test_inside_a_transaction_it_is_refused_with_a_sentence(project: Project, parcel: Any) -> None:
+    project.adopt("adoption.Parcel")
+    loader = MigrationLoader(None)
+    migration = loader.graph.nodes["adoption", "0002_adopt_parcel"]
+    assert isinstance(migration, migrations.Migration)
+    state = loader.project_state(("adoption", "0001_initial"))
+    with (
+        connection.schema_editor(atomic=False) as editor,
+        transaction.atomic(),
+        pytest.raises(ImproperlyConfigured, match="atomic = False"),
+    ):
+        migration.apply(state, editor)

@@ -1,0 +1,55 @@
+"""Stopping a process in mid-work, as a laptop's lid or a paused virtual machine does."""
+
+import contextlib
+import os
+import signal
+import sqlite3
+import time
+from pathlib import Path
+
+from django.db import connection
+
+
+def freeze(pid: int, seconds: float = 60) -> None:
+    """Stop every thread; on SQLite not while one has the write lock, which nobody could then take from it."""
+    end = time.monotonic() + seconds
+    while True:
+        os.kill(pid, signal.SIGSTOP)
+        # Where the thread that is to see the signal waits for the disk, the others go on, and may get the lock yet.
+        while not is_stopped(pid):
+            assert time.monotonic() < end, f"process {pid} does not stop"
+            time.sleep(0.01)
+        if connection.vendor != "sqlite" or write_lock_is_free():
+            return
+        assert time.monotonic() < end, f"process {pid} has the write lock whenever it stops"
+        os.kill(pid, signal.SIGCONT)
+        time.sleep(0.05)
+
+
+def is_stopped(pid: int) -> bool:
+    """Say whether every thread of the process stands still; ProcessLookupError where there is none any more."""
+    states = []
+    for thread in Path(f"/proc/{pid}/task").glob("*"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            states.append(stat(thread)[0])
+    if set(states) <= {"Z"}:
+        raise ProcessLookupError(pid)
+    return set(states) == {"T"}
+
+
+def stat(folder: Path) -> list[str]:
+    """Return what /proc says of a process or thread, from its state on."""
+    return (folder / "stat").read_text().rpartition(")")[2].split()
+
+
+def write_lock_is_free() -> bool:
+    """Say whether nobody keeps the write lock for a second, as a frozen process would."""
+    other = sqlite3.connect(connection.settings_dict["NAME"], timeout=1, isolation_level=None)
+    try:
+        other.execute("BEGIN IMMEDIATE")
+        other.execute("ROLLBACK")
+    except sqlite3.OperationalError:
+        return False
+    finally:
+        other.close()
+    return True

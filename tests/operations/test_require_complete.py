@@ -1,0 +1,317 @@
+"""``RequireComplete`` in migrations that are really run: it stops the one that would drop what is still needed."""
+
+import io
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import pytest
+from django.apps import apps
+from django.conf import settings
+from django.core.management import CommandError, ManagementUtility, call_command
+from django.db import connection, models
+from django.db.migrations import CreateModel, Migration, RemoveField
+from django.db.migrations.loader import MigrationLoader
+from django.db.migrations.optimizer import MigrationOptimizer
+from django.db.migrations.state import ProjectState
+from django.db.migrations.writer import MigrationWriter
+from django.db.models import Q
+from django.test import override_settings
+
+from django_taskclaim.exceptions import TaskClaimError
+from django_taskclaim.models import ClaimMixin, PrefixedClaimMixin
+from django_taskclaim.operations import NotComplete, RequireComplete
+from tests.behaviour.support import set_raw
+from tests.factories import make
+from tests.ranges.conftest import fill, work_through
+from tests.sources.app.models import FarPage, FarTask, Line, LineTask, Page, PageTask
+from tests.testapp.models import Child, IntRange, Photo, PrefixedOwnStatus
+
+pytestmark = pytest.mark.django_db
+
+
+@cache
+def present() -> ProjectState:
+    """Return all models as they are, rendered once, which is what takes time."""
+    state = ProjectState.from_apps(apps)
+    assert state.apps
+    return state
+
+
+def apply(*operations: Any, state: ProjectState | None = None) -> ProjectState:
+    """Run a migration with these operations on the tables of the test database."""
+    state = state or present()
+    migration = Migration("0001", "testapp")
+    migration.operations = list(operations)
+    # Not entered: SQLite would have it outside the test's transaction, and nothing here changes a table.
+    return migration.apply(state, connection.schema_editor(atomic=False))
+
+
+def why_not(*arguments: Any, **options: Any) -> str:
+    """Return the sentence that stops a migration."""
+    with pytest.raises(NotComplete) as stopped:
+        apply(RequireComplete(*arguments, **options))
+    return str(stopped.value)
+
+
+def finish(model: Any, limit: int = 100) -> None:
+    model.objects.complete(model.objects.claim_batch(limit))
+
+
+# A migration as people run it
+
+
+@pytest.fixture
+def guarded() -> Iterator[None]:
+    """The app whose second migration is guarded, and no table of it at the end."""
+    with override_settings(INSTALLED_APPS=[*settings.INSTALLED_APPS, "tests.operations.guarded"]):
+        yield
+        call_command("migrate", "guarded", "zero", verbosity=0)
+
+
+def photos_then() -> Any:
+    """Return the model as it was after the first migration."""
+    state = MigrationLoader(connection).project_state(("guarded", "0001_initial"))
+    return state.apps.get_model("guarded", "Photo")
+
+
+def columns() -> set[str]:
+    with connection.cursor() as cursor:
+        table = connection.introspection.get_table_description(cursor, "guarded_photo")
+    return {column.name for column in table}
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("guarded")
+def test_migrate_stops_with_one_sentence_and_goes_on_when_all_is_done(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A fresh database passes; then the column stays until the rows are complete. ``sqlmigrate`` asks no rows."""
+    plan, sql = io.StringIO(), io.StringIO()
+    call_command("migrate", "guarded", "--plan", stdout=plan)
+    assert "Require that guarded.Photo is complete" in plan.getvalue()
+    call_command("migrate", "guarded", verbosity=0)
+    assert "old_path" not in columns()
+    call_command("migrate", "guarded", "0001", verbosity=0)
+    assert "old_path" in columns()
+
+    rows = photos_then().objects
+    rows.bulk_create([rows.model(old_path=str(n), status="complete") for n in range(3)])
+    rows.create(old_path="left", status="open")
+    call_command("sqlmigrate", "guarded", "0002", stdout=sql)
+    assert "CANNOT BE WRITTEN AS SQL" in sql.getvalue()
+    with pytest.raises(SystemExit) as ended:
+        ManagementUtility(["manage.py", "migrate", "guarded", "--verbosity", "0"]).execute()
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == (
+        "NotComplete: guarded.Photo is not complete on 'default', so nothing was dropped: 1 is open"
+        " (manage.py claimstatus guarded.Photo tells more).\n"
+    )
+    assert "old_path" in columns()
+
+    rows.update(status="complete")
+    call_command("migrate", "guarded", verbosity=0)
+    assert "old_path" not in columns()
+
+
+def test_it_is_written_into_a_migration_as_it_was_said() -> None:
+    """What ``squashmigrations`` writes is the same guard; nothing is optimised across it unless it may go."""
+    guard = RequireComplete("testapp.Photo", filter=Q(country="NZ"), allow_failed=True)
+    migration = Migration("0002_drop", "testapp")
+    migration.operations = [guard]
+    names: dict[str, Any] = {}
+    exec(MigrationWriter(migration).as_string(), names)
+    (written,) = names["Migration"].operations
+    assert vars(written) == vars(guard) | {"_constructor_args": written._constructor_args}
+    assert guard.migration_name_fragment == "require_complete_photo"
+
+    drop = RemoveField("photo", "width")
+    optimized = MigrationOptimizer().optimize
+    assert optimized([guard, drop], "testapp") == [guard, drop]
+    gone = RequireComplete("testapp.Photo", elidable=True)
+    assert optimized([gone, drop], "testapp") == [drop]
+
+
+def test_the_error_is_one_of_ours_and_of_the_command_line() -> None:
+    assert issubclass(NotComplete, TaskClaimError)
+    assert issubclass(NotComplete, CommandError)
+
+
+# What is unfinished
+
+
+@pytest.mark.parametrize("model", [Photo, Child, PrefixedOwnStatus], ids=lambda one: one.__name__)
+def test_every_state_but_complete_stops_it(model: Any) -> None:
+    """Wherever the columns are and however they are called; the user's own ``status`` is none of ours."""
+    label = model._meta.label
+    apply(RequireComplete(label))
+    made = make(model, 12)
+    told = "{} is not complete on 'default', so nothing was dropped: {} (manage.py claimstatus {} tells more)."
+    assert why_not(label) == told.format(label, "12 are open", label)
+    model.objects.complete(model.objects.claim_batch(8))
+    (running, failed) = model.objects.claim_batch(2)
+    failed.claim.fail("no", retry=False)
+    model.objects.open().filter(pk=made[-1].pk).pause_rows()
+    assert why_not(label) == told.format(
+        label, "1 is open, 1 is processing, 1 is failed and 1 is paused", label
+    )
+    model.objects.resume_rows()
+    running.claim.complete()
+    finish(model)
+    assert "1 is failed" in why_not(label)
+    apply(RequireComplete(label, allow_failed=True))
+    model.objects.reset()
+    finish(model)
+    apply(RequireComplete(label))
+
+
+@pytest.mark.parametrize("given", [{"country": "NZ"}, Q(country="NZ")], ids=["mapping", "Q"])
+def test_only_the_rows_of_a_filter_count(given: Any) -> None:
+    make(Photo, 2)
+    apply(RequireComplete("testapp.Photo", given))
+    row = make(Photo, 1)[0]
+    Photo.objects.filter(pk=row.pk).update(country="NZ")
+    assert "1 is open" in why_not("testapp.Photo", filter=given)
+    finish(Photo.objects.filter(country="NZ").model)
+    apply(RequireComplete("testapp.Photo", filter=given))
+
+
+def test_many_rows_are_not_counted_to_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("django_taskclaim.operations.requiring.MOST_COUNTED", 3)
+    make(Photo, 4)
+    assert "more than 3 are open" in why_not("testapp.Photo")
+
+
+def test_a_missing_table_is_no_obstacle() -> None:
+    """As on a database that another app's migrations have not reached yet."""
+    state = ProjectState.from_apps(apps)
+    elsewhere = CreateModel(
+        "Elsewhere",
+        [("id", models.BigAutoField(primary_key=True)), *claim_columns_of(ClaimMixin)],
+        options={"managed": False, "db_table": "nowhere_to_be_found"},
+    )
+    apply(elsewhere, RequireComplete("testapp.Elsewhere"), state=state)
+
+
+def claim_columns_of(mixin: Any) -> list[Any]:
+    return [(field.name, field.clone()) for field in mixin._meta.local_fields]
+
+
+@pytest.mark.django_db(databases=["default", "other"])
+def test_a_database_that_is_not_to_have_the_table_is_passed_over(settings: Any) -> None:
+    """As every operation of Django's does, by the router."""
+    make(Photo, 1)
+    settings.DATABASE_ROUTERS = [f"{__name__}.NothingHere"]
+    apply(RequireComplete("testapp.Photo"))
+
+
+class NothingHere:
+    def allow_migrate(self, db: str, app_label: str, **hints: Any) -> bool:
+        return False
+
+
+def test_wrong_words_are_told_in_one_sentence() -> None:
+    """Even on a fresh database, so that the first run of the tests finds them."""
+    for label in ("testapp.Phoot", "Photo", "no.such"):
+        assert f"knows no model {label!r}" in why_not(label)
+    assert "has no claim columns" in why_not("testapp.Author")
+    assert "is for companions" in why_not("testapp.Photo", every_source=True)
+
+
+def test_a_prefixed_column_is_found_by_what_it_is() -> None:
+    """A status of the user's own is told from ours by its class, which migrations keep."""
+    names = [name for name, _ in claim_columns_of(PrefixedClaimMixin)]
+    assert "status" not in names
+    row = make(PrefixedOwnStatus, 1)[0]
+    set_raw(row, "status", "'complete'")
+    apply(RequireComplete("testapp.PrefixedOwnStatus"))
+
+
+# Companions
+
+
+def pages(n: int) -> None:
+    have = Page.objects.count()
+    Page.objects.bulk_create([Page(slug=f"{have + i:04d}") for i in range(n)])
+
+
+def test_companions_and_sources_that_have_none() -> None:
+    """Every companion is one thing, a companion for every source another: rows may have come since."""
+    guard = RequireComplete("sources.PageTask")
+    apply(guard)
+    pages(3)
+    PageTask.objects.populate(Page.objects.all())
+    assert "3 are open" in why_not("sources.PageTask")
+    finish(PageTask)
+    pages(2)
+    Page.objects.filter(slug="0004").update(status="draft")
+    apply(guard)
+    everyone = {"every_source": True}
+    told = "2 rows of sources.Page have no row there"
+    assert told in why_not("sources.PageTask", **everyone)
+    published = {"every_source": {"status": "published"}}
+    assert "1 row of sources.Page has no row there" in why_not("sources.PageTask", **published)
+    PageTask.objects.populate(Page.objects.filter(status="published"))
+    finish(PageTask)
+    apply(RequireComplete("sources.PageTask", every_source={"status": "published"}))
+
+
+def test_sources_with_a_composite_key() -> None:
+    Line.objects.bulk_create([Line(page_id="p", number=n) for n in range(3)])
+    told = "3 rows of sources.Line have no row there"
+    assert told in why_not("sources.LineTask", every_source=True)
+    LineTask.objects.populate(Line.objects.all())
+    finish(LineTask)
+    apply(RequireComplete("sources.LineTask", every_source=True))
+
+
+@pytest.mark.django_db(databases=["default", "other"])
+def test_sources_on_another_database_cannot_be_asked() -> None:
+    state = ProjectState.from_apps(apps)
+    state.models["sources", "farpage"].options["db_table"] = "not_on_this_database"
+    guard = RequireComplete("sources.FarTask", every_source=True)
+    apply(guard, state=state.clone())
+    FarPage.objects.using("other").create()
+    FarTask.objects.populate(FarPage.objects.using("other"))
+    finish(FarTask)
+    with pytest.raises(NotComplete, match="not on 'default' beside their companions"):
+        apply(guard, state=state)
+
+
+# Ranges
+
+
+def test_ranges_must_be_planned_to_the_end_and_done() -> None:
+    """A plan that a growing source has outrun is not complete, nor is one that was never made."""
+    label = IntRange._meta.label
+    apply(RequireComplete(label))
+    fill(IntRange, 10)
+    assert "testapp.IntSource has rows and no range is planned" in why_not(label)
+    IntRange.objects.plan(chunk_size=4)
+    assert "3 are open" in why_not(label)
+    work_through(IntRange, 4)
+    apply(RequireComplete(label))
+    fill(IntRange, 1)
+    assert "testapp.IntSource has rows behind the last range" in why_not(label)
+    IntRange.objects.plan()
+    work_through(IntRange, 4)
+    apply(RequireComplete(label))
+
+
+def test_ranges_whose_model_has_gone_name_their_source() -> None:
+    state = ProjectState.from_apps(apps)
+    state.rename_model("testapp", "IntRange", "FormerRange")
+    state.models["testapp", "formerrange"].options["db_table"] = IntRange._meta.db_table
+    guard, telling = (
+        RequireComplete("testapp.FormerRange", source=source)
+        for source in (None, "testapp.IntSource")
+    )
+    apply(guard, telling, state=state.clone())
+    fill(IntRange, 3)
+    with pytest.raises(NotComplete, match="no range is planned"):
+        apply(telling, state=state.clone())
+    IntRange.objects.plan()
+    work_through(IntRange, 4)
+    apply(telling, state=state.clone())
+    with pytest.raises(NotComplete, match="say source="):
+        apply(guard, state=state.clone())

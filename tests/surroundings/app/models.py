@@ -1,0 +1,49 @@
+"""What a table may be surrounded by on PostgreSQL: an audit package's row triggers, partitions."""
+
+from importlib.util import find_spec
+from typing import Any
+
+from django_taskclaim.models import TaskMixin
+from tests.testapp.models import Payload
+
+
+class ByRange(TaskMixin, Payload):
+    """Partitioned so that the first few rows already lie in three partitions."""
+
+    class Meta:
+        managed = False
+
+
+class ByHash(TaskMixin, Payload):
+    class Meta:
+        managed = False
+
+
+#: How each is partitioned by its key, and the partitions.
+PARTITIONED: dict[Any, tuple[str, list[str]]] = {
+    ByRange: (
+        "RANGE",
+        [
+            "FOR VALUES FROM (MINVALUE) TO (3)",
+            "FOR VALUES FROM (3) TO (7)",
+            "FOR VALUES FROM (7) TO (MAXVALUE)",
+        ],
+    ),
+    ByHash: (
+        "HASH",
+        [f"FOR VALUES WITH (MODULUS 4, REMAINDER {remainder})" for remainder in range(4)],
+    ),
+}
+
+AUDITED: list[Any] = []
+
+if find_spec("pghistory"):
+    import pghistory
+
+    @pghistory.track(pghistory.InsertEvent(), pghistory.UpdateEvent(), pghistory.DeleteEvent())
+    class Audited(TaskMixin, Payload):
+        """django-pghistory notes every change of a row by a trigger."""
+
+    AUDITED.append(Audited)
+
+SURROUNDED: list[Any] = [*PARTITIONED, *AUDITED]

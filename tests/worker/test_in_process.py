@@ -1,0 +1,130 @@
+"""``--in-process --drain``: what cron starts on shared hosting, beside a site and beside itself."""
+
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import connection
+
+from tests.testapp.models import Job, Ledger, QuickJob
+from tests.worker.conftest import Worker, jobs, states, wait_until
+
+Start = Callable[..., Worker]
+
+DRAIN = ("--in-process", "--drain")
+
+pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
+
+
+def run(env: dict[str, str], *words: str, first: str = "") -> "subprocess.CompletedProcess[str]":
+    """Run a worker as cron does, and return its code and all that it said."""
+    begin = f"{first}\nfrom django.core.management import execute_from_command_line as run\n"
+    program = begin + "import sys\nrun(['manage.py', 'claimworker', 'testapp.Job', *sys.argv[1:]])"
+    return subprocess.run(
+        [sys.executable, "-c", program, *words],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+
+
+def test_it_is_quiet_unless_something_failed(process_env: dict[str, str]) -> None:
+    """Cron mails whatever is said: of a good run nothing, of a bad one the row and why, without a traceback."""
+    jobs(3)
+    good = run(process_env, *DRAIN)
+    assert (good.returncode, good.stdout, good.stderr) == (0, "", "")
+    (bad,) = jobs(1, "permanent")
+    told = run(process_env, *DRAIN)
+    assert (told.returncode, told.stdout) == (0, "")
+    assert re.fullmatch(
+        rf"\S+ ERROR Failed testapp\.Job {bad}, .*Permanent: job {bad} will never work; no try is left\n",
+        told.stderr,
+    )
+    assert states() == {"complete": 3, "failed": 1}
+
+
+@pytest.mark.parametrize(
+    ("runs", "rows"), [(2, 20), pytest.param(6, 300, marks=pytest.mark.long)], ids=["two", "six"]
+)
+def test_runs_that_overlap_do_no_harm(start_worker: Start, runs: int, rows: int) -> None:
+    """Each row is done once, and each run ends once nothing is left, whoever did it."""
+    jobs(rows)
+    crew = [start_worker(*DRAIN, "--batch-size", "3") for _ in range(runs)]
+    assert {worker.wait() for worker in crew} == {0}
+    assert states() == {"complete": rows}
+    assert set(Job.objects.values_list("counter", flat=True)) == {1}
+    assert Ledger.objects.count() == rows
+
+
+@pytest.mark.long
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="needs a server that names clients")
+@pytest.mark.parametrize(
+    ("model", "most"), [(QuickJob, 2), (Job, 3)], ids=lambda one: str(one)[-12:]
+)
+def test_it_needs_two_connections_and_one_for_a_handler_that_asks_the_database(
+    start_worker: Start, model: Any, most: int
+) -> None:
+    jobs(400)
+    worker = start_worker(*DRAIN, model=model._meta.label, PGAPPNAME="cron-run")
+    seen: set[int] = set()
+
+    def count() -> bool:
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT COUNT(*) FROM pg_stat_activity"
+                " WHERE application_name = 'cron-run' AND datname = current_database()"
+            )
+            seen.add(cursor.fetchone()[0])
+        return worker.process.poll() is not None
+
+    wait_until(count, every=0.005)
+    assert max(seen) == most
+
+
+# What a platform cannot do
+
+
+def refused(*words: str) -> str:
+    """Return the one sentence with which a worker refuses to begin."""
+    jobs(1)
+    with pytest.raises(CommandError) as error:
+        call_command("claimworker", "testapp.Job", *words)
+    assert error.value.returncode == 2
+    assert states() == {"open": 1}
+    return str(error.value)
+
+
+@pytest.mark.parametrize("name", ["sigtimedwait", "pthread_sigmask", "SIGCHLD"])
+def test_without_posix_signals_the_way_out_is_told(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """As on macOS and Windows: a supervisor is refused before anything is claimed."""
+    monkeypatch.delattr(signal, name)
+    assert f"it has no signal.{name}; add --in-process" in refused("--drain")
+
+
+def test_without_threads_nothing_is_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    sentence = refused(*DRAIN, "--threads", "3")
+    assert "needs 5 threads" in sentence
+    assert "can't start new thread" in sentence
+
+
+@pytest.mark.long
+def test_without_posix_signals_a_drain_works_in_process(process_env: dict[str, str]) -> None:
+    jobs(1)
+    names = ("sigtimedwait", "SIGCHLD", "pthread_sigmask")
+    first = "\n".join(f"import signal; del signal.{name}" for name in names)
+    done = run(process_env, *DRAIN, first=first)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert states() == {"complete": 1}

@@ -1,0 +1,79 @@
+"""An idle worker that is called looks at once; one that cannot be called goes on as before."""
+
+from collections.abc import Callable, Iterator
+from signal import SIGTERM
+
+import pytest
+from django.db import connection
+
+from django_taskclaim.querysets.waking import called_for
+from tests.sessions import end_session, other_sessions
+from tests.testapp.models import Job
+from tests.worker.conftest import Worker, jobs, states, wait_until
+
+pytestmark = [pytest.mark.processes, pytest.mark.django_db(transaction=True, databases="__all__")]
+
+Start = Callable[..., Worker]
+
+#: Nobody looks by itself while a test lasts.
+POLL = 300.0
+SOON = 30.0
+
+
+@pytest.fixture
+def called() -> Iterator[None]:
+    called_for.add(Job)
+    yield
+    called_for.discard(Job)
+
+
+def done() -> bool:
+    return set(states()) == {"complete"}
+
+
+only_where_sessions_call = pytest.mark.skipif(
+    connection.vendor != "postgresql", reason="needs LISTEN and NOTIFY"
+)
+
+
+@pytest.fixture
+def waiting_worker(start_worker: Start, called: None) -> Worker:
+    """A worker whose first look is over: from now on only calls make it look, for its poll is minutes away."""
+    jobs(1)
+    worker = start_worker("--poll", str(POLL), TASKCLAIM_TEST_WAKE_UP="1")
+    wait_until(done)
+    return worker
+
+
+@only_where_sessions_call
+def test_a_called_worker_looks_at_once(waiting_worker: Worker) -> None:
+    for _ in range(3):
+        jobs(1)
+        wait_until(done, SOON)
+    Job.objects.reset(complete=True)
+    wait_until(done, SOON)
+
+
+@pytest.mark.long
+@only_where_sessions_call
+def test_a_worker_is_called_again_after_its_sessions_were_lost(waiting_worker: Worker) -> None:
+    for session in other_sessions():
+        end_session(session)
+    for _ in range(3):
+        # One may be done because the new session looks for what came before it; then the next was called for.
+        jobs(1)
+        wait_until(done, SOON)
+    waiting_worker.signal(SIGTERM)
+    assert waiting_worker.wait() == 0
+
+
+@pytest.mark.skipif(connection.vendor == "postgresql", reason="needs a database without NOTIFY")
+def test_a_worker_that_hears_no_calls_says_so_once_and_polls(start_worker: Start) -> None:
+    worker = start_worker(TASKCLAIM_TEST_WAKE_UP="1")
+    for _ in range(3):
+        jobs(1)
+        wait_until(done)
+    told = [one["text"] for one in worker.events() if "wake-up calls" in one["text"]]
+    assert told == [
+        f"worker hears no wake-up calls ({connection.display_name} has none) and looks for rows every 0.2 s"
+    ]
