@@ -1,25 +1,27 @@
 """The loop that one would write by hand, with the best SQL known for each database: what workers are compared with.
 
-    python -m benchmarks.by_hand 100 batch
+    python -m benchmarks.by_hand 100 batch [table]
 
 It claims so many rows at a time, moves a lower bound along as workers do, and completes them together (``batch``) or
-each by a transaction of its own (``row``), until no row is left. No renewal, no reaper, no switch, no retries.
+each by a statement (``row``) or a transaction (``transaction``) of its own, until no row is left. No renewal, no
+reaper, no switch, no retries.
 """
 
 import secrets
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 WAITED_NEVER = "1970-01-01 00:00:00"
 
 CANDIDATES = (
-    "SELECT id FROM bench_work {hint} WHERE status = 'open' AND priority = 0 AND not_before = %s AND id > %s"
+    "SELECT id FROM {table} WHERE status = 'open' AND priority = 0 AND not_before = %s AND id > %s"
     " ORDER BY priority DESC, not_before, id LIMIT %s"
 )
 CLAIM = "status = 'processing', claimed_by = %s, claimed_at = {now}, expires_at = {later}"
 COMPLETE = (
-    "UPDATE bench_work SET status = 'complete', completed_at = {now}, expires_at = NULL"
+    "UPDATE {table} SET status = 'complete', completed_at = {now}, expires_at = NULL"
     " WHERE id IN ({keys}) AND claimed_by = %s AND iteration = 0 AND status = 'processing'"
 )
 
@@ -27,10 +29,12 @@ COMPLETE = (
 class Loop:
     """How one database claims and completes; each method is one transaction."""
 
-    now = later = hint = ""
+    now = later = ""
 
-    def __init__(self, connection: Any) -> None:
+    def __init__(self, connection: Any, table: str) -> None:
         self.connection = connection
+        self.table = table
+        self.candidates = CANDIDATES.format(table=table)
         self.cursor = connection.cursor()
 
     def claim(self, after: int, holder: str, limit: int) -> list[int]:
@@ -38,12 +42,13 @@ class Loop:
 
     def complete(self, keys: Sequence[int], holder: str) -> None:
         marks = ", ".join(["%s"] * len(keys))
-        self.cursor.execute(COMPLETE.format(now=self.now, keys=marks), [*keys, holder])
+        self.cursor.execute(
+            COMPLETE.format(table=self.table, now=self.now, keys=marks), [*keys, holder]
+        )
         assert self.cursor.rowcount == len(keys)
 
     def _candidates(self, after: int, limit: int, lock: str = "") -> list[int]:
-        statement = f"{CANDIDATES.format(hint=self.hint)} {lock}"
-        self.cursor.execute(statement, [WAITED_NEVER, after, limit])
+        self.cursor.execute(f"{self.candidates} {lock}", [WAITED_NEVER, after, limit])
         return [key for (key,) in self.cursor.fetchall()]
 
 
@@ -55,8 +60,8 @@ class PostgreSQL(Loop):
 
     def claim(self, after: int, holder: str, limit: int) -> list[int]:
         self.cursor.execute(
-            f"WITH c AS MATERIALIZED ({CANDIDATES.format(hint='')} FOR NO KEY UPDATE SKIP LOCKED)"
-            f" UPDATE bench_work t SET {CLAIM.format(now=self.now, later=self.later)}"
+            f"WITH c AS MATERIALIZED ({self.candidates} FOR NO KEY UPDATE SKIP LOCKED)"
+            f" UPDATE {self.table} t SET {CLAIM.format(now=self.now, later=self.later)}"
             " FROM c WHERE t.id = c.id RETURNING t.id, t.payload, t.iteration",
             [f"{WAITED_NEVER}+00", after, limit, holder],
         )
@@ -77,11 +82,11 @@ class MySQL(Loop):
                 marks = ", ".join(["%s"] * len(keys))
                 setting = CLAIM.format(now=self.now, later=self.later)
                 self.cursor.execute(
-                    f"UPDATE bench_work SET {setting} WHERE id IN ({marks})", [holder, *keys]
+                    f"UPDATE {self.table} SET {setting} WHERE id IN ({marks})", [holder, *keys]
                 )
         if keys:
             self.cursor.execute(
-                f"SELECT id, payload, iteration FROM bench_work WHERE id IN ({marks})", keys
+                f"SELECT id, payload, iteration FROM {self.table} WHERE id IN ({marks})", keys
             )
             self.cursor.fetchall()
         return keys
@@ -100,7 +105,7 @@ class MariaDB(MySQL):
             part = found[start : start + limit - len(locked)]
             marks = ", ".join(["%s"] * len(part))
             self.cursor.execute(
-                f"SELECT id FROM bench_work WHERE id IN ({marks}) AND status = 'open' FOR UPDATE SKIP LOCKED",
+                f"SELECT id FROM {self.table} WHERE id IN ({marks}) AND status = 'open' FOR UPDATE SKIP LOCKED",
                 part,
             )
             locked += [key for (key,) in self.cursor.fetchall()]
@@ -117,25 +122,25 @@ class SQLite(Loop):
 
     def claim(self, after: int, holder: str, limit: int) -> list[int]:
         self.cursor.execute(
-            f"UPDATE bench_work SET {CLAIM.format(now=self.now, later=self.later)}"
-            f" WHERE id IN ({CANDIDATES.format(hint='')}) RETURNING id, payload, iteration",
+            f"UPDATE {self.table} SET {CLAIM.format(now=self.now, later=self.later)}"
+            f" WHERE id IN ({self.candidates}) RETURNING id, payload, iteration",
             [holder, f"{WAITED_NEVER}.000", after, limit],
         )
         return [row[0] for row in self.cursor.fetchall()]
 
 
-def main(limit: int, way: str) -> None:
+def main(limit: int, way: str, table: str = "bench_work") -> None:
     import django
 
     django.setup()
-    from django.db import connection
+    from django.db import connection, transaction
 
     kinds = {"postgresql": PostgreSQL, "mysql": MySQL, "sqlite": SQLite}
     kind = kinds[connection.vendor]
     if getattr(connection, "mysql_is_mariadb", False):
         kind = MariaDB
     connection.ensure_connection()
-    loop = kind(connection)
+    loop = kind(connection, table)
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     sys.stdin.readline()
@@ -145,7 +150,8 @@ def main(limit: int, way: str) -> None:
         keys = loop.claim(last, holder, limit)
         if keys:
             for part in [keys] if way == "batch" else [[key] for key in keys]:
-                loop.complete(part, holder)
+                with transaction.atomic() if way == "transaction" else nullcontext():
+                    loop.complete(part, holder)
             last = max(keys)
         elif last:
             last = 0
@@ -154,4 +160,4 @@ def main(limit: int, way: str) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
+    main(int(sys.argv[1]), *sys.argv[2:])

@@ -26,6 +26,9 @@ from benchmarks.database import HOME, own_database
 
 #: Where a claim is compared with the loop that completes in the same way.
 BATCHES, ROWS = "by hand, in batches", "by hand, row by row"
+TRANSACTIONS = "by hand, a transaction a row"
+#: What the loop calls them.
+BY_HAND = {BATCHES: "batch", ROWS: "row", TRANSACTIONS: "transaction"}
 
 
 @dataclass(frozen=True)
@@ -39,10 +42,8 @@ class Way:
 
     def command(self, workers: int, batch: int) -> list[list[str]]:
         """Return the command of each process to start."""
-        if self.name == BATCHES:
-            return [["-m", "benchmarks.by_hand", str(batch), "batch"]] * workers
-        if self.name == ROWS:
-            return [["-m", "benchmarks.by_hand", str(batch), "row"]] * workers
+        if self.name in BY_HAND:
+            return [["-m", "benchmarks.by_hand", str(batch), BY_HAND[self.name]]] * workers
         words = ["claimworker", f"bench.{self.model}", "--processes", str(workers)]
         poll = ["--poll", "0.1", "--batch-size", str(batch)]
         return [["-m", "django", *words, *poll, *self.options]]
@@ -56,7 +57,8 @@ WAYS = (
     Way("async handler", "Async"),
     Way(ROWS, against=ROWS),
     Way("completed row by row", "RowByRow", against=ROWS),
-    Way("atomic handler", "Atomic", against=ROWS),
+    Way(TRANSACTIONS, against=TRANSACTIONS),
+    Way("atomic handler", "Atomic", against=TRANSACTIONS),
 )
 
 
@@ -94,7 +96,7 @@ def turn(way: Way, url: str, options: argparse.Namespace) -> dict[str, float]:
     from django_taskclaim.models import WorkerProcess
     from django_taskclaim.switch import pause, resume
 
-    rows = options.slow_rows if way.against == ROWS else options.rows
+    rows = options.rows if way.against == BATCHES else options.slow_rows
     fill(rows)
     WorkerProcess.objects.all().delete()
     pause(Work, by="benchmark", using="default")

@@ -1,6 +1,19 @@
 """Handlers that do nothing, so that only what the worker costs is seen."""
 
-from benchmarks.app.models import Async, Atomic, Batch, RowByRow, Work
+import os
+import time
+
+from benchmarks.app.models import (
+    Async,
+    Atomic,
+    Batch,
+    Called,
+    Polled,
+    RowByRow,
+    Wide,
+    WideBatch,
+    Work,
+)
 from django_taskclaim import handler
 
 
@@ -27,3 +40,30 @@ def do_together(rows: list[Batch]) -> None:
 @handler(Async)
 async def do_asynchronously(row: Async) -> None:
     """Leave the completion to the worker."""
+
+
+@handler(Wide)
+def do_wide(row: Wide) -> None:
+    """Leave the completion to the worker."""
+
+
+@handler(WideBatch, batch=True)
+def do_wide_together(rows: list[WideBatch]) -> None:
+    """All are done."""
+
+
+@handler(Polled)
+def tell_when_found(row: Polled) -> None:
+    tell(row.pk)
+
+
+@handler(Called, wake_up=True)
+def tell_when_called(row: Called) -> None:
+    tell(row.pk)
+
+
+def tell(key: int) -> None:
+    """Write the moment into the pipe that ``benchmarks.latency`` reads."""
+    moment = time.monotonic()
+    with open(os.environ["BENCHMARK_PIPE"], "w") as pipe:
+        pipe.write(f"{key} {moment}\n")

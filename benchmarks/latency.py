@@ -1,0 +1,131 @@
+"""How long it takes from an INSERT to the handler while a worker is idle, with wake-up calls and without.
+
+    DATABASE_URL=postgres://postgres@127.0.0.1:5432/test python -m benchmarks.latency --rows 200
+
+One row after the other is saved, each a while after the one before was done, so that the worker is idle again. Both
+workers are there all the time and have a table of their own, and so has a loop written by hand that does nothing but
+listen, claim and complete; they take turns, row by row. What is timed begins before
+``save()`` and ends with the handler's first line; both read the clock of the machine.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+from benchmarks.database import own_database, worker
+from benchmarks.growth import percentile
+from benchmarks.throughput import say, started
+
+BY_HAND = "a loop by hand that listens"
+
+#: By the name of the model whose handler does or does not ask to be called, and of the one that a bare loop serves.
+WAYS = {"polling every second": "Polled", "wake-up calls": "Called", BY_HAND: "Listened"}
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.latency")
+    add = parser.add_argument
+    add("--rows", type=int, default=100, help="rows of each way (100)")
+    add("--pause", type=float, default=0.3, help="seconds between rows, half to double (0.3)")
+    add("--only", action="append", help="a way by its name; again for more of them")
+    add("--by-hand", action="store_true", help=argparse.SUPPRESS)
+    add("--json", type=Path, help="where to write every figure")
+    return parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> None:
+    folder = Path(tempfile.mkdtemp(prefix="taskclaim-"))
+    pipe = folder / "pipe"
+    os.mkfifo(pipe)
+    os.environ |= {"BENCHMARK_PIPE": str(pipe), "DJANGO_SETTINGS_MODULE": "benchmarks.settings"}
+    ways = {name: model for name, model in WAYS.items() if name in (options.only or WAYS)}
+    took: dict[str, list[float]] = {name: [] for name in ways}
+    with own_database() as url, open(os.open(pipe, os.O_RDWR)) as told, workers(url, ways):
+        from django.apps import apps
+
+        from django_taskclaim.querysets.waking import called_for
+
+        called_for.add(apps.get_model("bench", WAYS[BY_HAND]))
+        for model in ways.values():
+            # Until each has done a row it is not up.
+            measured(apps.get_model("bench", model), told)
+        time.sleep(2)
+        for _ in range(options.rows):
+            for name, model in ways.items():
+                time.sleep(options.pause * random.uniform(0.5, 2))
+                took[name].append(measured(apps.get_model("bench", model), told))
+    for line in table(took):
+        say(line)
+    if options.json:
+        options.json.write_text(json.dumps(took, indent=1))
+    pipe.unlink()
+    folder.rmdir()
+
+
+@contextlib.contextmanager
+def workers(url: str, ways: dict[str, str]) -> Iterator[None]:
+    """Run what serves each model, one process each."""
+    with contextlib.ExitStack() as stack:
+        for name, model in ways.items():
+            if name == BY_HAND:
+                command = [["-m", "benchmarks.latency", "--by-hand"]]
+                stack.enter_context(started(url, command))
+            else:
+                stack.enter_context(worker(url, f"bench.{model}"))
+        yield
+
+
+def serve_by_hand() -> None:
+    """Listen, claim, tell and complete for ever, with nothing around it."""
+    import django
+
+    django.setup()
+    from django.db import connection
+
+    from benchmarks.app.claims import tell
+    from benchmarks.app.models import Listened
+    from benchmarks.by_hand import PostgreSQL
+    from django_taskclaim.dialects.waking import CHANNEL
+
+    connection.ensure_connection()
+    session: Any = connection.connection
+    loop, holder = PostgreSQL(connection, Listened._meta.db_table), "hand@host#0"
+    loop.cursor.execute(f"LISTEN {CHANNEL}")
+    while True:
+        for key in loop.claim(0, holder, 50):
+            tell(key)
+            loop.complete([key], holder)
+        for _ in session.notifies(timeout=1.0, stop_after=1):
+            pass
+
+
+def measured(model: Any, told: TextIO) -> float:
+    """Save a row and return the milliseconds until its handler was called."""
+    began = time.monotonic()
+    row = model.objects.create()
+    key, moment = told.readline().split()
+    assert int(key) == row.pk
+    return (float(moment) - began) * 1000
+
+
+def table(took: dict[str, list[float]]) -> Iterator[str]:
+    yield "| an idle worker has | rows | p50 ms | p99 ms |"
+    yield "| --- | --- | --- | --- |"
+    for name, numbers in took.items():
+        p50, p99 = (percentile(numbers, part) for part in (0.5, 0.99))
+        yield f"| {name} | {len(numbers)} | {p50:.1f} | {p99:.1f} |"
+
+
+if __name__ == "__main__":
+    given = arguments()
+    if given.by_hand:
+        serve_by_hand()
+    else:
+        main(given)
