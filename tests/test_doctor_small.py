@@ -32,7 +32,8 @@ def test_a_small_table_that_is_joined_says_nothing_by_its_plans(
 
 
 @pytest.mark.skipif(
-    connection.vendor != "postgresql", reason="it alone counts the pages that are left of deleted rows"
+    connection.vendor != "postgresql",
+    reason="it alone counts the pages that are left of deleted rows",
 )
 @pytest.mark.django_db(transaction=True, databases="__all__")
 @pytest.mark.parametrize("model", [Photo, ClaimOnly, ReservedWords])

@@ -27,7 +27,7 @@ IN_TRANSACTION = 2
 
 #: Rows up to which it says nothing that a plan sorts them …
 TINY = 2
-#: … and up to which nothing that it reads all of them, or sorts what it has joined: the planner takes any index of theirs.
+#: … and up to which nothing that it reads all of them, or sorts what it has joined: any index is as good.
 SMALL = 1000
 
 #: Assumed for a table that was never analysed.
