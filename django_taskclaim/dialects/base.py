@@ -377,24 +377,29 @@ class Dialect(Inspection, Sessions):
         self, table: Table, token: Token, keys: Sequence[Key], assignments: Sequence[SQL]
     ) -> list[Key]:
         """Write the rows that *token* still holds and return their keys: one fenced statement."""
+        return self._update_returning(table, table.held([(token, keys)]), assignments)
+
+    def update_together(
+        self,
+        table: Table,
+        claims: Sequence[tuple[Token, Sequence[Key]]],
+        assignments: Sequence[SQL],
+    ) -> list[Key] | None:
+        """Write the rows that each of the tokens still holds by one statement, and return their keys.
+
+        None where it cannot tell which of them were written, as some were not; never where ``returns_updated``.
+        """
+        return self._update_returning(table, table.held(claims), assignments)
+
+    def _update_returning(self, table: Table, held: SQL, assignments: Sequence[SQL]) -> list[Key]:
         statement = sql(
-            "UPDATE {} SET {} WHERE {} AND {} RETURNING {}",
+            "UPDATE {} SET {} WHERE {} RETURNING {}",
             table.name,
             SQL.join(", ", assignments),
-            table.keyed(keys),
-            table.standing(token),
+            held,
             table.list_of(table.columns.key),
         )
         return table.python_keys(self.fetch(statement))
-
-    def update_held_alone(
-        self, table: Table, token: Token, keys: Sequence[Key], assignments: Sequence[SQL]
-    ) -> list[Key] | None:
-        """Do the same by a statement that commits by itself; None where that tells too little.
-
-        Of several rows only where ``returns_updated``.
-        """
-        return self.update_held(table, token, keys, assignments)
 
     def update_where(
         self, table: Table, keys: Sequence[Key], condition: SQL, assignments: Sequence[SQL]

@@ -73,6 +73,18 @@ class Generic(Dialect):
         standing = table.standing(token)
         return [key for key in keys if self.update_where(table, [key], standing, assignments)]
 
+    def update_together(
+        self,
+        table: Table,
+        claims: Sequence[tuple[Token, Sequence[Key]]],
+        assignments: Sequence[SQL],
+    ) -> list[Key] | None:
+        return [
+            key
+            for token, keys in claims
+            for key in self.update_held(table, token, keys, assignments)
+        ]
+
     def delete_held(self, table: Table, token: Token, keys: Sequence[Key]) -> list[Key]:
         standing = table.standing(token)
         return [

@@ -392,12 +392,21 @@ class MySQL(MySQLInspection, Dialect):
             self.update_where(table, held, table.standing(token), assignments)
         return held
 
-    def update_held_alone(
-        self, table: Table, token: Token, keys: Sequence[Key], assignments: Sequence[SQL]
+    def update_together(
+        self,
+        table: Table,
+        claims: Sequence[tuple[Token, Sequence[Key]]],
+        assignments: Sequence[SQL],
     ) -> list[Key] | None:
-        # A count of none may mean that nothing was changed.
-        found = self.update_where(table, keys, table.standing(token), assignments)
-        return list(keys) if found else None
+        # A count tells something only where it is that of all rows; none may mean that nothing was changed.
+        keys = [key for _, same in claims for key in same]
+        statement = sql(
+            "UPDATE {} SET {} WHERE {}",
+            self.update_target(table),
+            SQL.join(", ", assignments),
+            table.held(claims),
+        )
+        return keys if self.run(statement) == len(keys) else None
 
     def delete_held(self, table: Table, token: Token, keys: Sequence[Key]) -> list[Key]:
         """Delete the rows that *token* still holds, locked first like those of ``update_held``."""

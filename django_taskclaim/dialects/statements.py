@@ -262,6 +262,11 @@ class Table(KeyTable):
         """Match rows whose claim is still the one that *token* names: the fence."""
         return self._under(token, Status.PROCESSING)
 
+    def held(self, claims: Sequence[tuple[Token, Sequence[Key]]]) -> SQL:
+        """Match the rows that each of the tokens still holds of the keys beside it: the fence for several claims."""
+        each = [sql("{} AND {}", self.keyed(keys), self.standing(token)) for token, keys in claims]
+        return each[0] if len(each) == 1 else sql("(({}))", SQL.join(") OR (", each))
+
     def completed_by(self, token: Token) -> SQL:
         """Match rows that were completed through the claim that *token* names."""
         return self._under(token, Status.COMPLETE)

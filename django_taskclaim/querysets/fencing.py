@@ -33,6 +33,9 @@ from django_taskclaim.tokens import (
     standing_claim,
 )
 
+#: Claims whose rows one statement writes, at most: each adds to its text.
+MOST_CLAIMS = 10
+
 
 @dataclass(frozen=True, slots=True)
 class Group:
@@ -129,22 +132,14 @@ def write_held(
     def update(desk: Desk, token: Token, rows: Sequence[Any]) -> list[Any]:
         return desk.dialect.update_held(desk.table, token, keys_of(rows), assignments(desk, rows))
 
-    def update_all(desk: Desk, token: Token, rows: Sequence[Any]) -> list[Any]:
-        if desk.dialect.returns_updated:
-            return update(desk, token, rows)
-        keys, table, given = keys_of(rows), desk.table, assignments(desk, rows)
-        if desk.dialect.update_where(table, keys, table.standing(token), given) < len(keys):
-            raise _SomeAreLost
-        return keys
+    def update_together(desk: Desk, groups: Sequence[Group]) -> list[Any] | None:
+        rows = [row for group in groups for row in group.rows]
+        claims = [(group.token, keys_of(group.rows)) for group in groups]
+        keys = desk.dialect.update_together(desk.table, claims, assignments(desk, rows))
+        return None if keys is None else _with_keys(rows, keys)
 
-    def update_alone(desk: Desk, token: Token, rows: Sequence[Any]) -> list[Any] | None:
-        given = assignments(desk, rows)
-        return desk.dialect.update_held_alone(desk.table, token, keys_of(rows), given)
-
-    write = _Write(
-        update, per_row, also, kind, finished, update_all, update_alone if also is None else None
-    )
-    return _write_held(rows, write)
+    together = update_together if also is None else None
+    return _write_held(rows, _Write(update, per_row, also, kind, finished, together))
 
 
 class _SomeAreLost(Exception):
@@ -186,10 +181,10 @@ class _Write:
     also: Also | None
     kind: Callable[[Any], Any]
     finished: Collection[Status]
-    #: Does the same at less cost where no claim was lost, else raises _SomeAreLost.
-    send_all: Send | None = None
-    #: Does the same by one statement that commits by itself, or nothing, and returns None.
-    send_alone: "Callable[[Desk, Token, Sequence[Any]], list[Any] | None] | None" = None
+    #: Writes the rows of several claims by one statement and returns those that stood; None where it cannot tell.
+    together: "Callable[[Desk, Sequence[Group]], list[Any] | None] | None" = None
+    #: Whether that statement may stand outside of a transaction.
+    may_be_alone: bool = True
 
 
 def _write_held(rows: Sequence[Any], write: _Write) -> list[Any]:
@@ -204,39 +199,67 @@ def _write_held(rows: Sequence[Any], write: _Write) -> list[Any]:
 
 def _write_to_one(groups: list[Group], write: _Write) -> list[Any]:
     """Write the rows of one database."""
-    sent = _write_alone(groups, write)
-    if sent is not None:
-        return sent
     desk, look_again = groups[0].desk, partial(_look_again, write)
-    if write.send_all is not None and write.also is None and not joins(desk):
-        quick = replace(write, send=write.send_all)
-        try:
-            return transactionally(desk, partial(_write_groups, groups, quick), look_again)
-        except _SomeAreLost:
-            pass
+    if write.together is not None:
+        statements = _statements(groups, write)
+        if write.may_be_alone and _fits_alone(statements):
+            (rows,) = statements
+            sent = alone(
+                desk,
+                lambda: write.together(desk, rows),  # type: ignore[misc]
+                lambda: look_again([row for group in rows for row in group.rows]),
+            )
+            if sent is not None:
+                return sent
+        elif desk.dialect.returns_updated or not joins(desk):
+            try:
+                return transactionally(
+                    desk, partial(_write_together, statements, write), look_again
+                )
+            except _SomeAreLost:
+                pass
     return transactionally(desk, partial(_write_groups, groups, write), look_again)
 
 
-def _write_alone(groups: list[Group], write: _Write) -> list[Any] | None:
-    """Write all rows by one statement that commits by itself; None where that is not all there is to do."""
-    group, send = groups[0], write.send_alone
-    if send is None or len(groups) > 1 or not _fits_alone(group, write):
-        return None
+def _statements(groups: list[Group], write: _Write) -> list[list[Group]]:
+    """Return what each statement writes: all at once, as a worker's batches nearly always can, or part by part."""
+    desk = groups[0].desk
+    keys = [key for group in groups for key in keys_of(group.rows)]
+    parts = desk.dialect.chunks(keys, desk.table, write.per_row)
+    if (
+        len(next(parts)) == len(keys)
+        and len(groups) <= MOST_CLAIMS
+        # Of a row that is there twice one claim is over: each statement tells of its own.
+        and (len(groups) == 1 or len(set(keys)) == len(keys))
+        and (len(groups) == 1 or write.kind is _alike)
+        and all(group.desk.table is desk.table for group in groups)
+    ):
+        return [groups]
+    return [
+        [Group(group.desk, group.token, list(part))]
+        for group in groups
+        for part in desk.dialect.chunks(group.rows, group.desk.table, write.per_row)
+    ]
 
-    def statement() -> list[Any] | None:
-        keys = send(group.desk, group.token, group.rows)
-        return None if keys is None else _with_keys(group.rows, keys)
 
-    return alone(group.desk, statement, lambda: _look_again(write, group.rows))
-
-
-def _fits_alone(group: Group, write: _Write) -> bool:
-    """Say whether one statement outside of a transaction writes the group, and tells of each row whether it did."""
-    desk, most = group.desk, len(group.rows)
-    if most > 1 and not desk.dialect.returns_updated:
+def _fits_alone(statements: list[list[Group]]) -> bool:
+    """Say whether one statement outside of a transaction writes all, and tells of each row whether it did."""
+    if len(statements) > 1:
         return False
-    (first, *more) = desk.dialect.chunks(group.rows, desk.table, write.per_row)
-    return len(first) == most and not more and may_stand_alone(desk)
+    desk = statements[0][0].desk
+    is_single = len(statements[0]) == 1 and len(statements[0][0].rows) == 1
+    return (is_single or desk.dialect.returns_updated) and may_stand_alone(desk)
+
+
+def _write_together(statements: list[list[Group]], write: _Write) -> list[Any]:
+    written: list[Any] = []
+    for groups in statements:
+        assert write.together is not None
+        rows = write.together(groups[0].desk, groups)
+        if rows is None:
+            raise _SomeAreLost
+        written += rows
+    return written
 
 
 def _asked_again(rows: Sequence[Any], write: _Write) -> tuple[list[Any], list[Any]]:
@@ -261,7 +284,7 @@ def _look_again(write: _Write, sent: list[Any]) -> list[Any]:
     for row in sent:
         carried_claim(row).unanswered = True
     # Not alone again: a statement that its session does not survive would be sent for ever.
-    return _write_held(sent, replace(write, send_alone=None))
+    return _write_held(sent, replace(write, may_be_alone=False))
 
 
 def _write_groups(groups: list[Group], write: _Write) -> list[Any]:

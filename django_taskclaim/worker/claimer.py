@@ -134,14 +134,21 @@ class Claimer(threading.Thread):
         self._write_due()
         looked = False
         for handler in self.handlers:
-            if self._may_claim() and not self._has_reached_a_limit() and self._wants(handler):
+            if self._may_look_for(handler):
                 self._look(handler)
                 looked = True
         if self._may_claim() and (self._has_reached_a_limit() or (looked and self._has_drained())):
             self.finished.set()
 
+    def _may_look_for(self, handler: Handler) -> bool:
+        return self._may_claim() and not self._has_reached_a_limit() and self._wants(handler)
+
+    def _until_written(self) -> float | None:
+        """Return for how many seconds nothing need be written yet; what is about to be claimed brings more to write."""
+        return self.writer.wait(more_to_come=any(map(self._may_look_for, self.handlers)))
+
     def _write_due(self) -> None:
-        if self.writer.wait() == 0.0:
+        if self._until_written() == 0.0:
             self._ensure_usable()
             if self.writer.write():
                 self._note_use()
@@ -169,7 +176,7 @@ class Claimer(threading.Thread):
         return not self.leaving.is_set() and not self.finished.is_set()
 
     def _has_to_act(self) -> bool:
-        if self.writer.wait() == 0.0 or self._is_over():
+        if self._until_written() == 0.0 or self._is_over():
             return True
         if not self._may_claim():
             return False
@@ -184,7 +191,7 @@ class Claimer(threading.Thread):
                 self._look_at(handler) for handler in self.handlers if self._has_room(handler)
             ]
             moments += [] if self.options.ends_at is None else [self.options.ends_at]
-        until_written = self.writer.wait()
+        until_written = self._until_written()
         wait = max(0.0, min(moments) - clock())
         return wait if until_written is None else min(wait, until_written)
 

@@ -270,16 +270,17 @@ class InFlight:
                 if self._unwritten.pop(id(result), None) is not None:
                     self._postponed.append(result)
 
-    def write_at(self, linger: float) -> float | None:
+    def write_at(self, linger: float, *, more_to_come: bool = False) -> float | None:
         """Return when, by ``clock()``, there is something to be written; None where there is nothing.
 
-        At once where enough has come, or nothing more is to come; else when the oldest result has waited for *linger*
-        seconds, or a row that somebody had locked is to be tried again.
+        At once where enough has come, or nothing runs nor is *more_to_come*; else when the oldest result has waited for
+        *linger* seconds, or a row that somebody had locked is to be tried again.
         """
         if not self._unwritten and not self._postponed:
             return None
         with self._lock:
-            if self._unwritten and (self.unwritten_count() >= self.enough or self.runs_dry()):
+            is_last = not more_to_come and self.runs_dry()
+            if self._unwritten and (is_last or self.unwritten_count() >= self.enough):
                 return 0.0
             moments = [result.came for result in self._postponed]
             for oldest in self._unwritten.values():

@@ -38,9 +38,9 @@ from django_taskclaim.worker.records import broken, changed, failed, lost, named
 from django_taskclaim.worker.sizing import BatchSize
 
 #: Seconds that a result waits for others to be written with, while more are to come.
-LINGER = 0.02
-#: Results that are enough not to wait for more.
-ENOUGH = 200
+LINGER = 0.05
+#: Results that are enough not to wait for more: one statement's worth.
+ENOUGH = 500
 #: Seconds until a row that somebody has locked is tried again.
 LOCKED = 1.0
 
@@ -57,9 +57,12 @@ class Writer:
         #: Told how long the rows of each model take.
         self.sizes = sizes
 
-    def wait(self) -> float | None:
-        """Return for how many seconds nothing need be written yet: 0 for at once, None where nothing is to be."""
-        moment = self.inflight.write_at(LINGER)
+    def wait(self, *, more_to_come: bool = False) -> float | None:
+        """Return for how many seconds nothing need be written yet: 0 for at once, None where nothing is to be.
+
+        With *more_to_come* from rows not claimed yet, results wait for theirs although nothing runs just now.
+        """
+        moment = self.inflight.write_at(LINGER, more_to_come=more_to_come)
         return max(0.0, moment - clock()) if moment else moment
 
     def write(self) -> bool:

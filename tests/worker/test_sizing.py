@@ -111,4 +111,4 @@ def test_a_worker_claims_less_of_what_is_slow_and_more_of_what_is_quick(
     # However slow the machine is: between those of the quickest and of the slowest of the rows before.
     each = [one["ran"] / one["rows"] for one in events[first + 1 : second]]
     assert 1 <= int(1 / max(each)) <= events[second]["rows"] <= 1 / min(each) <= 10
-    assert max(events[at]["rows"] for at in more) > 50
+    assert max(events[at]["rows"] for at in more) > events[second]["rows"]
