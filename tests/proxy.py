@@ -147,25 +147,47 @@ def _commits(data: bytes, *, within: bool) -> bool:
 
 
 class LocalCommit:
-    """What the proxy is to a server: deals with a COMMIT that never leaves the process."""
+    """What the proxy is to a server: deals with a COMMIT that never leaves the process.
+
+    A statement outside of a transaction that writes commits itself.
+    """
 
     def __init__(self, wrapper: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         self._fate: Fate | None = None
         self._passed_over = 0
         self._usual = wrapper._commit
         self.sprung = threading.Event()
+        self._wrapper = wrapper
         monkeypatch.setattr(wrapper, "_commit", self._commit)
+        monkeypatch.setattr(wrapper, "execute_wrappers", [*wrapper.execute_wrappers, self._execute])
+
+    def _execute(
+        self, execute: Callable[..., Any], text: str, params: Any, many: bool, context: Any
+    ) -> Any:
+        if self._wrapper.in_atomic_block or not text.startswith(("UPDATE", "INSERT", "DELETE")):
+            return execute(text, params, many, context)
+
+        def send() -> None:
+            nonlocal found
+            found = execute(text, params, many, context)
+
+        found: Any = None
+        self._deal_with(send)
+        return found
 
     def arm(self, fate: Fate, *, after: int = 0) -> None:
         self._fate, self._passed_over = fate, after
 
     def _commit(self) -> None:
+        self._deal_with(self._usual)
+
+    def _deal_with(self, commit: Callable[[], None]) -> None:
         if self._fate is None or self._passed_over:
             self._passed_over -= self._fate is not None
-            return self._usual()
+            return commit()
         fate, self._fate = self._fate, None
         if fate is swallowed:
-            self._usual()
+            commit()
         self.sprung.set()
         raise OperationalError("disk I/O error")
 

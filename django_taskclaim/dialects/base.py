@@ -46,8 +46,6 @@ class Dialect(Inspection, Sessions):
     walks_small_tables: ClassVar[bool] = False
     #: Whether ``(a, b) > (1, 2)`` is found by an index over a and b.
     seeks_row_values: ClassVar[bool] = True
-    #: Whether an index keeps what is out of date for a while, and reads past it.
-    leaves_dead_entries: ClassVar[bool] = True
     #: Whether an UPDATE returns the keys of the rows that it wrote.
     returns_updated: ClassVar[bool] = True
 

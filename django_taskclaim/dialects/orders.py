@@ -64,10 +64,12 @@ class ClaimOrder:
     """What one ``claim_batch`` asks of the database.
 
     ``rows`` returns the open, due rows of the claim table while the switch is on, in the order of the claim; only its
-    ordering may join other tables. ``returning`` names the columns wanted back.
+    ordering may join other tables. ``never_waited`` returns those of them that nobody has ever put off.
+    ``returning`` names the columns wanted back.
     """
 
     rows: "Callable[[], models.QuerySet[Any]]"
+    never_waited: "Callable[[], models.QuerySet[Any]]"
     #: Whether the candidates follow the model's own order and look at no other table.
     simple: bool
     limit: int

@@ -9,6 +9,7 @@ from typing import Any
 from django.db import OperationalError, models, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from django_taskclaim import conf
 from django_taskclaim.columns import ClaimColumns, KeyColumns
 from django_taskclaim.dialects.base import NAMED_LEASES, Dialect
 from django_taskclaim.dialects.inspection import LARGE, Fault, Plan, option_hint, real_name
@@ -54,11 +55,19 @@ class SQLite(Dialect):
     greatest = "MAX"
     locks_in_key_order = False
     has_one_writer = True
-    leaves_dead_entries = False
     names_open_transactions = True
 
+    @property
+    def claims_in_one_statement(self) -> bool:
+        return bool(conf.setting("CLAIM_STRATEGY") == "auto")
+
+    @property
+    def commits_alone(self) -> bool:
+        # A single write waits for the writer before it reads, and holds up the next one for as long as it takes alone.
+        return True
+
     def table(self, columns: ClaimColumns) -> Table:
-        return ClaimRowValues(columns, self.connection)
+        return ClaimRowValues.on(self.connection, columns)
 
     def key_table(self, columns: KeyColumns) -> KeyTable:
         return RowValues(columns, self.connection)

@@ -17,7 +17,7 @@ from django.db.models.query import ModelIterable
 from django_taskclaim import conf
 from django_taskclaim.dialects import ClaimOrder, DatabaseNow, SwitchIsOn
 from django_taskclaim.dialects.statements import SQL, sql, value
-from django_taskclaim.fields import CRASHED, CRASHED_UNBEGUN, AnyField, as_utc
+from django_taskclaim.fields import CRASHED, CRASHED_UNBEGUN, NEVER_WAITED, AnyField, as_utc
 from django_taskclaim.policy import policy_for
 from django_taskclaim.querysets.counting import KeyLimit
 from django_taskclaim.querysets.fleet import (
@@ -269,6 +269,7 @@ class _Call:
         scopes = claim_scopes(queryset.model, desk.alias)
         return ClaimOrder(
             rows=lambda: _due(queryset, desk).filter(SwitchIsOn(scopes)),
+            never_waited=lambda: _never_waited(queryset, desk).filter(SwitchIsOn(scopes)),
             simple=not queryset.query.where
             and not queryset.query.order_by
             and desk.columns.owned_by(queryset.model),
@@ -282,10 +283,19 @@ class _Call:
 
 def _due(queryset: Rows, desk: Desk) -> Rows:
     """Return the open, due rows of *queryset* in claim order."""
+    return _open(queryset, desk, "__lte", DatabaseNow())
+
+
+def _never_waited(queryset: Rows, desk: Desk) -> Rows:
+    """Return those of them that have never waited; that they are due is left unsaid, lest an index be sought for it."""
+    return _open(queryset, desk, "", NEVER_WAITED)
+
+
+def _open(queryset: Rows, desk: Desk, lookup: str, moment: Any) -> Rows:
     columns = desk.columns
     rows = on_claim_table(queryset, desk).filter(**{columns.status.name: Status.OPEN})
     if columns.not_before is not None:
-        rows = rows.filter(**{f"{columns.not_before.name}__lte": DatabaseNow()})
+        rows = rows.filter(**{f"{columns.not_before.name}{lookup}": moment})
     return in_claim_order(rows, queryset, desk)
 
 

@@ -142,12 +142,9 @@ class LowerBound:
         return self._spelt(waited, desk, "waited")
 
     def _beyond(self, order: ClaimOrder, desk: Desk) -> ClaimOrder:
-        waiting, alike, key = desk.columns.not_before, self._alike, self._key
-        never = {} if waiting is None else {waiting.name: NEVER_WAITED}
+        alike, key = self._alike, self._key
         further = {f"{_key_name(desk)}__gt": key}
-        beyond = replace(
-            order, rows=lambda: order.candidates.filter(**alike, **never).filter(**further)
-        )
+        beyond = replace(order, rows=lambda: order.never_waited().filter(**alike).filter(**further))
         if len(desk.columns.key) > 1:
             return beyond
         return self._spelt(beyond, desk, "beyond", bound=desk.table.prepared_key(key)[0])
@@ -215,9 +212,8 @@ def _is_there(order: ClaimOrder, desk: Desk) -> bool:
 
 
 def _has_bounds(desk: Desk) -> bool:
-    """Say whether claims leave something behind to be passed over, and the index finds what lies beyond a key."""
-    seeks = len(desk.columns.key) == 1 or desk.dialect.seeks_row_values
-    return desk.dialect.leaves_dead_entries and seeks
+    """Say whether the index finds what lies beyond a key."""
+    return len(desk.columns.key) == 1 or desk.dialect.seeks_row_values
 
 
 def _key_name(desk: Desk) -> str:

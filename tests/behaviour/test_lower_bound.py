@@ -41,10 +41,9 @@ class Clock:
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """Let no time pass unless a test says so, and no database be spared the bound because it needs none."""
+    """Let no time pass unless a test says so."""
     stopped = Clock()
     monkeypatch.setattr(lower_bound, "clock", stopped)
-    monkeypatch.setattr(type(dialect_for(connection)), "leaves_dead_entries", True)
     return stopped
 
 
