@@ -34,6 +34,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rows", type=int, default=10_000_000, help="source rows (10,000,000)")
     parser.add_argument("--workers", type=int, default=4, help="processes of either kind (4)")
     parser.add_argument("--range", type=int, default=100_000, help="rows a range (100,000)")
+    parser.add_argument(
+        "--largest", type=int, default=CHUNK, help="rows of a chunk at most (50,000)"
+    )
     parser.add_argument("--kills", type=int, default=0, help="workers to kill on the way (none)")
     parser.add_argument(
         "--pause", action="store_true", help="pause on the way, until all stand still"
@@ -269,7 +272,8 @@ def ranges(options: argparse.Namespace, url: str, pauses: list[Pause]) -> float:
 
 def work(options: argparse.Namespace, url: str) -> "subprocess.Popen[bytes]":
     words = ("claimworker", "testapp.IntRange", "--lease", str(options.lease), "--poll", "0.2")
-    return start(url, "-m", "django", *words, "--in-process")
+    largest = str(options.largest)
+    return start(url, "-m", "django", *words, "--in-process", TASKCLAIM_TEST_LARGEST=largest)
 
 
 def wait_for_workers(number: int) -> None:
@@ -321,14 +325,18 @@ def pause_for_a_moment(
 # Both
 
 
-def start(url: str, *words: str) -> "subprocess.Popen[bytes]":
-    environment: dict[str, Any] = os.environ | {
-        "DATABASE_URL": url,
-        "PYTHONPATH": str(HOME),
-        "DJANGO_SETTINGS_MODULE": "tests.settings",
-        "TASKCLAIM_TEST_CHUNK": "adaptive",
-        "TASKCLAIM_TEST_REAPER_INTERVAL": "0.5",
-    }
+def start(url: str, *words: str, **more: str) -> "subprocess.Popen[bytes]":
+    environment: dict[str, Any] = (
+        os.environ
+        | more
+        | {
+            "DATABASE_URL": url,
+            "PYTHONPATH": str(HOME),
+            "DJANGO_SETTINGS_MODULE": "tests.settings",
+            "TASKCLAIM_TEST_CHUNK": "adaptive",
+            "TASKCLAIM_TEST_REAPER_INTERVAL": "0.5",
+        }
+    )
     # Else whoever is killed is replaced by a process that compiles all of Django first, as nobody's does.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     return subprocess.Popen(

@@ -16,6 +16,7 @@ from django.db.models import F
 from django_taskclaim import Retry, handler
 from django_taskclaim.completion import Clear
 from django_taskclaim.exceptions import Permanent, RetryLater
+from django_taskclaim.querysets.ranges import walking
 from tests.factories import SHAPES
 from tests.testapp.models import (
     AsyncJob,
@@ -390,7 +391,8 @@ ACTS = {
 def count_up(range_: IntRange | LogRange) -> None:
     """Work on chunks of 50 rows; after each commit, so that SQLite is free, wait as the environment says."""
     pause = os.environ.get("TASKCLAIM_TEST_CHUNK", "0.02")
-    for rows in range_.rows(None if pause == "adaptive" else 50):
+    largest = int(os.environ.get("TASKCLAIM_TEST_LARGEST", walking.LARGEST))
+    for rows in range_.rows(None if pause == "adaptive" else 50, largest=largest):
         rows.update(counter=F("counter") + 1)
         if pause != "adaptive":
             transaction.on_commit(lambda: time.sleep(float(pause)))

@@ -120,3 +120,20 @@ def test_an_instance_that_its_handler_saved_as_a_copy_does_no_harm() -> None:
     assert not task.is_overdue()
     assert not _is_renewable(task)
     assert Job.objects.held_by(task.claim.token.holder).get().pk == task.claim.pk
+
+
+@pytest.mark.django_db
+def test_results_wait_for_those_of_rows_about_to_be_claimed() -> None:
+    """Nothing runs, but more is to come: they are written with it, or when they have waited for long enough."""
+    inflight = InFlight(enough=500)
+    assert inflight.write_at(60.0) is None
+    (unit,) = units_of(JOBS, [claimed(Job())])
+    inflight.add([unit])
+    taken = inflight.take(0, lambda handler, held: True, threading.Event())
+    assert taken is unit
+    result = Result(unit.tasks[0], Done(), 0.0)
+    inflight.settle(unit, [result])
+    assert inflight.write_at(60.0) == 0.0
+    assert inflight.write_at(60.0, more_to_come=True) == result.came + 60.0
+    inflight.enough = 1
+    assert inflight.write_at(60.0, more_to_come=True) == 0.0

@@ -1,0 +1,71 @@
+"""Rows of several claims are completed together, and each is told by its own token whether it still stands."""
+
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+from django.test.utils import CaptureQueriesContext
+
+from django_taskclaim.exceptions import ClaimLost
+from django_taskclaim.states import Status
+from tests.behaviour.support import facts, fresh, lose
+from tests.factories import make
+from tests.testapp.models import Photo
+
+pytestmark = pytest.mark.django_db
+
+
+def claims(model: Any, *sizes: int) -> list[list[Any]]:
+    """Make rows and return them claimed, so many by one holder after the other."""
+    make(model, sum(sizes))
+    return [model.objects.claim_batch(size) for size in sizes]
+
+
+def test_one_statement_writes_them_all(shape: Any) -> None:
+    """… where nothing but the claim table is written and the key is one column or several."""
+    rows = [row for batch in claims(shape, 2, 3, 1) for row in batch]
+    with CaptureQueriesContext(connection) as heard:
+        assert shape.objects.complete(rows) == 6
+    writes = [one["sql"] for one in heard if one["sql"].startswith("UPDATE")]
+    assert len(writes) == 1
+    assert {facts(row).status for row in rows} == {Status.COMPLETE}
+
+
+def test_a_claim_that_was_lost_among_them_changes_nothing(shape: Any) -> None:
+    first, second, third = claims(shape, 2, 1, 2)
+    lose(second[0])
+    before = facts(second[0])
+    with pytest.raises(ClaimLost) as caught:
+        shape.objects.complete([*first, *second, *third])
+    assert caught.value.lost == second
+    assert set(caught.value.written) == {*first, *third}
+    assert facts(second[0]) == before
+    assert {facts(row).status for row in [*first, *third]} == {Status.COMPLETE}
+
+
+def test_a_row_lost_and_claimed_again_counts_once() -> None:
+    """What the late instance holds is not written, although its row is among those that are."""
+    ((late,), others) = claims(Photo, 1, 2)
+    again = lose(late)
+    late.url, again.url = "late", "again"
+    with pytest.raises(ClaimLost) as caught:
+        Photo.objects.complete([late, again, *others], update_fields=["url"])
+    assert caught.value.lost == [late]
+    assert (fresh(again).url, fresh(again).status) == ("again", Status.COMPLETE)
+
+
+def test_a_claim_that_was_rolled_back_is_not_taken_for_the_next_holders() -> None:
+    """Both are of one iteration, and the next holder has another row in the same statement."""
+    make(Photo, 2)
+    with transaction.atomic():
+        (provisional, _) = Photo.objects.claim_batch(2, durable=False)
+        transaction.set_rollback(True)
+    again, other = Photo.objects.claim_batch(2)
+    assert again.pk == provisional.pk
+    assert again.claim.token.iteration == provisional.claim.token.iteration
+    with pytest.raises(ClaimLost) as caught:
+        Photo.objects.complete([provisional, other])
+    assert caught.value.lost == [provisional]
+    assert fresh(again).status == Status.PROCESSING
+    again.claim.complete()
+    assert fresh(again).status == Status.COMPLETE
