@@ -5,6 +5,9 @@ whose own ``status`` or ``priority`` is taken. ``SourceMixin`` makes a model the
 altered.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from django_taskclaim.models import preparing  # noqa: F401 - prepares every model made from here on
 from django_taskclaim.models.mixins import (
     ClaimMixin,
@@ -15,8 +18,6 @@ from django_taskclaim.models.mixins import (
     RetryMixin,
     TaskMixin,
 )
-from django_taskclaim.models.ranges import RangeMixin
-from django_taskclaim.models.sources import SourceKey, SourceMixin
 from django_taskclaim.models.tables import (
     Control,
     FleetLimit,
@@ -25,6 +26,19 @@ from django_taskclaim.models.tables import (
     Throttle,
     WorkerProcess,
 )
+
+if TYPE_CHECKING:
+    from django_taskclaim.models.ranges import RangeMixin
+    from django_taskclaim.models.sources import SourceKey, SourceMixin
+else:
+    #: Where the names are found that few projects use.
+    _MODULES = {"RangeMixin": "ranges", "SourceKey": "sources", "SourceMixin": "sources"}
+
+    def __getattr__(name: str) -> Any:
+        if name in _MODULES:
+            return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
     "ClaimMixin",
