@@ -8,16 +8,6 @@ altered.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from django_taskclaim.models import preparing  # noqa: F401 - prepares every model made from here on
-from django_taskclaim.models.mixins import (
-    ClaimMixin,
-    CompletedAtMixin,
-    PrefixedClaimMixin,
-    PrefixedTaskMixin,
-    PriorityMixin,
-    RetryMixin,
-    TaskMixin,
-)
 from django_taskclaim.models.tables import (
     Control,
     FleetLimit,
@@ -28,11 +18,31 @@ from django_taskclaim.models.tables import (
 )
 
 if TYPE_CHECKING:
+    from django_taskclaim.models.mixins import (
+        ClaimMixin,
+        CompletedAtMixin,
+        PrefixedClaimMixin,
+        PrefixedTaskMixin,
+        PriorityMixin,
+        RetryMixin,
+        TaskMixin,
+    )
     from django_taskclaim.models.ranges import RangeMixin
     from django_taskclaim.models.sources import SourceKey, SourceMixin
 else:
-    #: Where the names are found that few projects use.
-    _MODULES = {"RangeMixin": "ranges", "SourceKey": "sources", "SourceMixin": "sources"}
+    #: Where the mixins are found: loaded by the models that inherit from them.
+    _MODULES = {
+        "ClaimMixin": "mixins",
+        "CompletedAtMixin": "mixins",
+        "PrefixedClaimMixin": "mixins",
+        "PrefixedTaskMixin": "mixins",
+        "PriorityMixin": "mixins",
+        "RangeMixin": "ranges",
+        "RetryMixin": "mixins",
+        "SourceKey": "sources",
+        "SourceMixin": "sources",
+        "TaskMixin": "mixins",
+    }
 
     def __getattr__(name: str) -> Any:
         if name in _MODULES:

@@ -119,8 +119,6 @@ def in_policy_order(queryset: Rows) -> Rows:
 
 def refuse_unknown_order(model: type[models.Model], order: Sequence[Any]) -> None:
     """Raise ValueError in one sentence for an *order* that rows of *model* cannot be sorted by."""
-    if not order:
-        return
     try:
         query = models.QuerySet(model).order_by(*order).query
         query.get_compiler(using=router.db_for_write(model)).as_sql()
