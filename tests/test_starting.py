@@ -115,6 +115,11 @@ def test_what_is_used_is_loaded(photos: Path, use: str, modules: set[str]) -> No
     assert modules <= loaded(prepared, "photos", where=photos)
 
 
+def test_a_worker_loads_its_verbs_before_its_first_row() -> None:
+    verbs = {f"django_taskclaim.querysets.{name}" for name in ("claiming", "completing", "failing")}
+    assert verbs <= loaded("import django_taskclaim.worker.executors")
+
+
 @pytest.mark.parametrize(
     "name",
     ["ClaimMixin", "TaskMixin", "PrefixedTaskMixin", "RangeMixin", "SourceMixin", "SourceKey"],

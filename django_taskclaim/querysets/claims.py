@@ -42,7 +42,7 @@ class ClaimQuerySet(PeopleVerbs[M]):
 
     def due(self) -> Self:
         """Open rows whose waiting time is over by the database's clock."""
-        return self.open().filter(querysets.operating.due_condition(self.model))
+        return self.open().filter(querysets.scope.due_condition(self.model))
 
     def held_by(self, who: str) -> Self:
         """Rows that *who* holds: the name given to ``claim_batch``, or a worker's id."""

@@ -45,12 +45,6 @@ Write = Callable[[Desk, list[list[Any]]], int]
 Told = Callable[[int], None]
 
 
-def due_condition(model: type[models.Model]) -> Q:
-    """Match rows whose waiting time is over by the database's clock: all, where the model has none."""
-    waiting = claim_columns(model).not_before
-    return Q() if waiting is None else Q(**{f"{waiting.name}__lte": DatabaseNow()})
-
-
 def expired_condition(desk: Desk) -> Q:
     """Match rows whose lease has ended by the database's clock; a processing row without expiry counts as expired."""
     columns = desk.columns
