@@ -104,10 +104,21 @@ class ClaimColumns(KeyColumns):
     error_class: AnyField | None
     priority: AnyField | None
 
-    def __init__(self, owner: type[models.Model], columns: Mapping[str, AnyField | None]) -> None:
+    def __init__(self, owner: type[models.Model], columns: Mapping[str, Any]) -> None:
         """*columns* by their roles, all of them."""
         super().__init__(owner)
-        vars(self).update(columns)
+        # One by one, for Python reads attributes fastest that a class assigns by name.
+        self.status = columns["status"]
+        self.claimed_by = columns["claimed_by"]
+        self.claimed_at = columns["claimed_at"]
+        self.expires_at = columns["expires_at"]
+        self.iteration = columns["iteration"]
+        self.completed_at = columns["completed_at"]
+        self.attempts = columns["attempts"]
+        self.not_before = columns["not_before"]
+        self.last_error = columns["last_error"]
+        self.error_class = columns["error_class"]
+        self.priority = columns["priority"]
 
     @cached_property
     def guarded(self) -> list[AnyField]:
