@@ -1,16 +1,16 @@
 """What limits of a whole fleet are written as: a rate such as ``100/m``, hours such as ``22:00-06:00``."""
 
 import re
-from dataclasses import dataclass
 from datetime import datetime, time, timedelta
 from functools import lru_cache
+from typing import NamedTuple
 
 from django.utils import timezone
 
 _PERIODS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
-_RATE = re.compile(r"(?P<rows>[0-9]+(?:\.[0-9]+)?)/(?P<period>[smhd])")
-_HOURS = re.compile(r"([01][0-9]|2[0-3]):([0-5][0-9])-(?:([01][0-9]|2[0-3]):([0-5][0-9])|(24:00))")
+_RATE = r"(?P<rows>[0-9]+(?:\.[0-9]+)?)/(?P<period>[smhd])"
+_HOURS = r"([01][0-9]|2[0-3]):([0-5][0-9])-(?:([01][0-9]|2[0-3]):([0-5][0-9])|(24:00))"
 
 #: What an idle fleet may claim beside what flows in, as a part of a minute's rows: so far a minute is exceeded at most.
 SLACK = 0.05
@@ -21,8 +21,7 @@ LEAST_SLACK = 1.5
 DAYS_LOOKED_AHEAD = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Rate:
+class Rate(NamedTuple):
     """At most so many rows in a period, over all who claim."""
 
     text: str
@@ -32,7 +31,7 @@ class Rate:
     @classmethod
     def parse(cls, text: object) -> "Rate":
         """Return what ``100/m`` means (s, m, h or d); ValueError in one sentence for what is no rate."""
-        match = _RATE.fullmatch(text) if isinstance(text, str) else None
+        match = re.fullmatch(_RATE, text) if isinstance(text, str) else None
         if match is None or not float(match["rows"]):
             raise ValueError(
                 f"rate is a number of rows in a second, a minute, an hour or a day, such as 100/m; not {text!r:.100}."
@@ -48,8 +47,7 @@ class Rate:
         return self.text
 
 
-@dataclass(frozen=True, slots=True)
-class Hours:
+class Hours(NamedTuple):
     """From one time of the day to another in ``TIME_ZONE``, over midnight where the second comes before the first.
 
     Open is what a clock on the wall shows. When clocks go back, an hour that comes twice is open twice; when they go
@@ -63,7 +61,7 @@ class Hours:
     @classmethod
     def parse(cls, text: object) -> "Hours":
         """Return what ``22:00-06:00`` means; ValueError in one sentence for what is no window."""
-        match = _HOURS.fullmatch(text) if isinstance(text, str) else None
+        match = re.fullmatch(_HOURS, text) if isinstance(text, str) else None
         if match is None:
             raise ValueError(f"hours is a window such as 22:00-06:00, not {text!r:.100}.")
         opens = time(int(match[1]), int(match[2]))

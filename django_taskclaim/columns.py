@@ -1,7 +1,6 @@
 """Where a model keeps its claim columns: the one mapping that every statement goes through."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
 
@@ -36,14 +35,16 @@ PREFIXED_NAMES: Mapping[str, str] = {
 NEEDED_ROLES = ("status", "claimed_by", "claimed_at", "expires_at", "iteration")
 
 
-@dataclass(frozen=True)
+# Plain classes, because every process that loads a claimable model makes them, and a dataclass takes a hundred times as
+# long to make.
 class KeyColumns:
     """The table on which rows of a model are locked, and the columns of its key.
 
     ``owner`` is the concrete model of that table: the model itself, the one behind a proxy, or a parent.
     """
 
-    owner: type[models.Model]
+    def __init__(self, owner: type[models.Model]) -> None:
+        self.owner = owner
 
     @property
     def key(self) -> list[AnyField]:
@@ -72,18 +73,18 @@ class KeyColumns:
         return getattr(row, self.key_path(type(row)))
 
 
-@dataclass(frozen=True)
 class OwnKey(KeyColumns):
     """A table whose rows are told apart by columns that need not be its primary key."""
 
-    columns: tuple[AnyField, ...] = ()
+    def __init__(self, owner: type[models.Model], columns: tuple[AnyField, ...]) -> None:
+        super().__init__(owner)
+        self.columns = columns
 
     @property
     def key(self) -> list[AnyField]:
         return list(self.columns)
 
 
-@dataclass(frozen=True)
 class ClaimColumns(KeyColumns):
     """The claim columns of one model, and the table that holds them.
 
@@ -102,6 +103,22 @@ class ClaimColumns(KeyColumns):
     last_error: AnyField | None
     error_class: AnyField | None
     priority: AnyField | None
+
+    def __init__(self, owner: type[models.Model], columns: Mapping[str, Any]) -> None:
+        """*columns* by their roles, all of them."""
+        super().__init__(owner)
+        # One by one, for Python reads attributes fastest that a class assigns by name.
+        self.status = columns["status"]
+        self.claimed_by = columns["claimed_by"]
+        self.claimed_at = columns["claimed_at"]
+        self.expires_at = columns["expires_at"]
+        self.iteration = columns["iteration"]
+        self.completed_at = columns["completed_at"]
+        self.attempts = columns["attempts"]
+        self.not_before = columns["not_before"]
+        self.last_error = columns["last_error"]
+        self.error_class = columns["error_class"]
+        self.priority = columns["priority"]
 
     @cached_property
     def guarded(self) -> list[AnyField]:
@@ -198,4 +215,4 @@ def _columns_of(model: Any) -> ClaimColumns:
             f"{model._meta.label} has no claim column named {', '.join(lacking)}; manage.py check says more."
         )
     columns: dict[str, Any] = {role: present.get(names[role]) for role in PLAIN_NAMES}
-    return ClaimColumns(owner=columns["status"].model, **columns)
+    return ClaimColumns(columns["status"].model, columns)

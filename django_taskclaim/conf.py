@@ -1,9 +1,8 @@
 """The one settings dictionary, ``TASKCLAIM``: defaults beside it, read at the moment of use."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.conf import settings
 
@@ -103,8 +102,7 @@ def positive_duration(value: float | timedelta, what: str) -> timedelta:
     return result
 
 
-@dataclass(frozen=True)
-class Problem:
+class Problem(NamedTuple):
     """One wrong entry of the settings dictionary."""
 
     key: str

@@ -5,7 +5,6 @@ it was constructed with one of the states it may be born in.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from django.core.exceptions import ValidationError
@@ -37,14 +36,16 @@ def loaded_values(row: models.Model) -> dict[str, Any] | None:
     return _as_dict(row.__dict__.get(LOADED))
 
 
-@dataclass(slots=True)
 class _Since:
-    """What is known of a row once a verb has written it: put together only if somebody asks."""
+    """What is known of a row once a verb has written it: put together only if somebody asks.
 
-    before: Any
-    #: The same objects for all the rows that the verb has written alike.
-    shown: dict[str, Any]
-    unknown: Sequence[str]
+    *shown* and *unknown* are the same objects for all the rows that the verb has written alike.
+    """
+
+    __slots__ = ("before", "shown", "unknown")
+
+    def __init__(self, before: Any, shown: dict[str, Any], unknown: Sequence[str]) -> None:
+        self.before, self.shown, self.unknown = before, shown, unknown
 
 
 def _as_dict(known: Any) -> dict[str, Any] | None:

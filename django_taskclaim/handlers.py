@@ -11,17 +11,13 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import models
 from django.db.models.expressions import Combinable
 
-from django_taskclaim import conf
+from django_taskclaim import conf, querysets
 from django_taskclaim.columns import claim_columns, has_ranges
 from django_taskclaim.completion import Completion, CompletionOption, Mark, as_completion
 from django_taskclaim.links import is_companion
 from django_taskclaim.policy import Backoff, Policy, Rule, policy_for, set_policy
 from django_taskclaim.querysets import ClaimQuerySet
-from django_taskclaim.querysets.limits import refuse_uncountable
-from django_taskclaim.querysets.ranges import end_walks, refuse_unfinished
-from django_taskclaim.querysets.results import with_locked_source
-from django_taskclaim.querysets.scope import refuse_unknown_order
-from django_taskclaim.querysets.waking import called_for
+from django_taskclaim.querysets.called import called_for
 from django_taskclaim.sources import hand_out, lacks_source, load_sources
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -58,8 +54,8 @@ class Handler:
             try:
                 self.function(rows[0])
             finally:
-                end_walks()
-            refuse_unfinished(rows[0])
+                querysets.ranges.end_walks()
+            querysets.ranges.refuse_unfinished(rows[0])
             return None
         given = [hand_out(row) for row in rows] if self.gets_sources else list(rows)
         if not self.batch:
@@ -90,7 +86,9 @@ class Handler:
 
     def held_up(self, rows: Sequence[Any]) -> list[Any]:
         """Return those of *rows* that ``complete`` would have to wait for, because somebody has locked their source."""
-        return with_locked_source(rows, self.update_fields) if self.needs_source else []
+        if not self.needs_source:
+            return []
+        return querysets.results.with_locked_source(rows, self.update_fields)
 
     @property
     def has_ranges(self) -> bool:
@@ -267,8 +265,10 @@ def handler(
         own_serial_by=serial_by,
         own_failed_blocks=failed_blocks,
     )
-    refuse_unknown_order(model, policy.own_order)
-    refuse_uncountable(model, policy)
+    if policy.own_order:
+        querysets.scope.refuse_unknown_order(model, policy.own_order)
+    if policy.counts_by_column:
+        querysets.limits.refuse_uncountable(model, policy)
     given = (
         None if timeout is _UNSET or timeout is None else conf.positive_duration(timeout, "timeout")
     )

@@ -1,9 +1,8 @@
 """How a companion finds its source: the link from its row to one row of a table that may not be altered."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db import models, router
 
@@ -19,8 +18,7 @@ COMPANION = "_taskclaim_companion"
 SourceKeyValues = tuple[Any, ...]
 
 
-@dataclass(frozen=True)
-class SourceLink:
+class SourceLink(NamedTuple):
     """The link of one companion model. Key columns are in the same order on both sides."""
 
     companion: type[models.Model]

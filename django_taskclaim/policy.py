@@ -129,6 +129,11 @@ class Policy:
             else self.own_max_attempts
         )
 
+    @property
+    def counts_by_column(self) -> bool:
+        """Whether rows that share a value of some column keep each other from being claimed."""
+        return bool(self.own_limit_per) or self.own_serial_by is not None
+
     def judge(self, error: object, failures: int, *, retry: bool = True) -> Verdict:
         """Say what *error* makes of a row that has now failed *failures* times, this one included.
 

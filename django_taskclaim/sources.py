@@ -6,6 +6,7 @@ from typing import Any
 from django.apps import apps
 from django.db import models
 
+from django_taskclaim import querysets
 from django_taskclaim.columns import has_ranges
 from django_taskclaim.links import (
     COMPANION,
@@ -15,8 +16,6 @@ from django_taskclaim.links import (
     is_companion,
     source_link,
 )
-from django_taskclaim.querysets.orphans import COMPARED
-from django_taskclaim.querysets.ranges.place import source_of
 
 __all__ = [
     "companion_of",
@@ -60,6 +59,9 @@ def _leads_to(model: type[models.Model], source: Any) -> bool:
 
 
 def _is_range_of(model: type[models.Model], source: Any) -> bool:
+    # Late, for handlers load this module as a project starts.
+    from django_taskclaim.querysets.ranges.place import source_of
+
     try:
         return source_of(model) is source
     except TypeError:
@@ -74,12 +76,12 @@ def load_sources(rows: Sequence[Any]) -> list[Any]:
     """
     if not rows:
         return []
-    link = source_link(type(rows[0]))
+    link, most = source_link(type(rows[0])), querysets.orphans.COMPARED
     using = link.alias_beside(rows[0]._state.db)
     return [
         row
-        for start in range(0, len(rows), COMPARED)
-        for row in _load(link, rows[start : start + COMPARED], using)
+        for start in range(0, len(rows), most)
+        for row in _load(link, rows[start : start + most], using)
     ]
 
 

@@ -54,28 +54,57 @@ The ids are written ``taskclaim.E001``. Those from E101 on touch the database, s
 ``manage.py check --database default`` and ``migrate`` only; ``claimdoctor`` runs them always.
 """
 
-from django_taskclaim.checks import (
-    companions,
-    completion,
-    databases,
-    handlers,
-    history,
-    models,
-    ranges,
-    settings,
-    throttling,
-)
+from collections.abc import Sequence
+from typing import Any
+
+from django.core.checks import CheckMessage, Tags, register
+
 from django_taskclaim.checks.messages import TAG
 
-__all__ = [
-    "TAG",
-    "companions",
-    "completion",
-    "databases",
-    "handlers",
-    "history",
-    "models",
-    "ranges",
-    "settings",
-    "throttling",
-]
+__all__ = ["TAG", "check_project", "check_servers"]
+
+
+@register(TAG)
+def check_project(**kwargs: Any) -> list[CheckMessage]:
+    """What the project's code and settings show; no database is asked."""
+    # Late, for what checks know is of no use to a process that runs none.
+    from django_taskclaim.checks import (
+        companions,
+        completion,
+        databases,
+        handlers,
+        history,
+        models,
+        ranges,
+        settings,
+        throttling,
+    )
+
+    every = (
+        companions.check_companions,
+        completion.check_completion,
+        databases.check_routers,
+        databases.check_configuration,
+        handlers.check_handlers,
+        history.check_history,
+        models.check_models,
+        ranges.check_ranges,
+        settings.check_settings,
+        settings.check_redaction,
+        throttling.check_health_checks,
+    )
+    return [found for check in every for found in check(**kwargs)]
+
+
+# Not under our own tag as well: Django 6.1 asks every server when a tag is named.
+@register(Tags.database)
+def check_servers(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
+    """What the servers themselves answer: the ids from E101 on."""
+    # Late, as above.
+    from django_taskclaim.checks import databases as servers
+    from django_taskclaim.checks import throttling
+
+    return [
+        *servers.check_servers(databases, **kwargs),
+        *throttling.check_health_answers(databases, **kwargs),
+    ]

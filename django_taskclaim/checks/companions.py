@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from django.apps import apps
-from django.core.checks import CheckMessage, register
+from django.core.checks import CheckMessage
 from django.db import models, router
 
-from django_taskclaim.checks.messages import TAG, message
+from django_taskclaim.checks.messages import message
 from django_taskclaim.columns import is_claimable
 from django_taskclaim.handlers import Handler, handler_for
 from django_taskclaim.links import LINK, SourceLink, is_companion, source_link
@@ -15,7 +15,6 @@ from django_taskclaim.querysets.results import PREFIX, writable
 from django_taskclaim.wording import listed
 
 
-@register(TAG)
 def check_companions(**kwargs: Any) -> list[CheckMessage]:
     """E061 to E064 for every companion."""
     companions = [model for model in apps.get_models() if is_companion(model)]

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from django.apps import apps
-from django.core.checks import CheckMessage, register
+from django.core.checks import CheckMessage
 from django.db import models
 from django.db.models.signals import post_delete, pre_delete
 
-from django_taskclaim.checks.messages import TAG, message
+from django_taskclaim.checks.messages import message
 from django_taskclaim.columns import claim_columns, is_claimable
 from django_taskclaim.completion import Archive, Clear, Delete
 from django_taskclaim.fields import PriorityField
@@ -20,7 +20,6 @@ from django_taskclaim.wording import listed
 FOLLOWED = {"CASCADE", "SET_NULL", "SET_DEFAULT", "set_on_delete"}
 
 
-@register(TAG)
 def check_completion(**kwargs: Any) -> list[CheckMessage]:
     """E051 to E053, W051 and W052 for every model that has a handler."""
     handlers = [handler_for(model) for model in apps.get_models() if is_claimable(model)]

@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from django.core.checks import CheckMessage, Tags, register
+from django.core.checks import CheckMessage
 from django.db import connections, models, router
 
 from django_taskclaim import conf
-from django_taskclaim.checks.messages import TAG, from_fault, message
+from django_taskclaim.checks.messages import from_fault, message
 from django_taskclaim.columns import is_claimable
 from django_taskclaim.dialects import dialect_for
 from django_taskclaim.dialects.inspection import Fault
@@ -16,7 +16,6 @@ from django_taskclaim.querysets.scope import Desk
 from django_taskclaim.switch import claimable_models, holds
 
 
-@register(TAG)
 def check_routers(**kwargs: Any) -> list[CheckMessage]:
     """E006 where our tables may not go."""
     return [
@@ -32,15 +31,12 @@ def check_routers(**kwargs: Any) -> list[CheckMessage]:
     ]
 
 
-@register(TAG)
 def check_configuration(**kwargs: Any) -> list[CheckMessage]:
     """E007, E008, W001 and W002, which the settings alone show."""
     aliases = dict.fromkeys(router.db_for_write(model) for model in _sound_models())
     return [from_fault(fault) for alias in aliases for fault in configured_faults(alias)]
 
 
-# Not under our own tag as well: Django 6.1 asks every server when a tag is named.
-@register(Tags.database)
 def check_servers(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
     """E101 and the following, asked of each server."""
     holding = first_models()

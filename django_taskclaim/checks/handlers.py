@@ -5,10 +5,10 @@ from datetime import timedelta
 from typing import Any
 
 from django.apps import apps
-from django.core.checks import CheckMessage, register
+from django.core.checks import CheckMessage
 from django.db import connections, router
 
-from django_taskclaim.checks.messages import TAG, message
+from django_taskclaim.checks.messages import message
 from django_taskclaim.columns import claim_columns, is_claimable
 from django_taskclaim.dialects import dialect_for
 from django_taskclaim.handlers import Handler, handler_for
@@ -24,7 +24,6 @@ SHORTEST_TIMEOUT = timedelta(seconds=1)
 WAITS_PER_LEASE = 4
 
 
-@register(TAG)
 def check_handlers(**kwargs: Any) -> list[CheckMessage]:
     """E009, E010, W003, W004, W009 and W010 for every model that has a handler."""
     handlers = [handler_for(model) for model in apps.get_models() if is_claimable(model)]

@@ -5,17 +5,16 @@ from difflib import get_close_matches
 from typing import Any
 
 from django.apps import apps
-from django.core.checks import CheckMessage, register
+from django.core.checks import CheckMessage
 
 from django_taskclaim import conf
-from django_taskclaim.checks.messages import TAG, message
+from django_taskclaim.checks.messages import message
 from django_taskclaim.switch import claimable_models
 
 #: The app whose table keeps them.
 APP = "django_taskclaim.control"
 
 
-@register(TAG)
 def check_history(**kwargs: Any) -> list[CheckMessage]:
     """E041 for a model that is none, E042 where nobody writes the histories."""
     named = conf.setting("HISTORY")

@@ -1,10 +1,11 @@
 """How the messages of our checks are made."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.core.checks import CheckMessage, Error, Warning
 
-from django_taskclaim.dialects.inspection import Fault
+if TYPE_CHECKING:
+    from django_taskclaim.dialects.inspection import Fault
 
 TAG = "taskclaim"
 
@@ -15,6 +16,6 @@ def message(number: str, text: str, hint: str, obj: Any = None) -> CheckMessage:
     return kind(text, hint=hint, obj=obj, id=f"{TAG}.{number}")
 
 
-def from_fault(fault: Fault) -> CheckMessage:
+def from_fault(fault: "Fault") -> CheckMessage:
     """Return what a dialect found as a message."""
     return message(fault.id, fault.message, fault.hint)

@@ -5,18 +5,17 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from django.apps import apps
-from django.core.checks import CheckMessage, register
+from django.core.checks import CheckMessage
 from django.db import models
 from django.db.models import QuerySet
 
-from django_taskclaim.checks.messages import TAG, message
+from django_taskclaim.checks.messages import message
 from django_taskclaim.columns import NEEDED_ROLES, PLAIN_NAMES, PREFIXED_NAMES, has_claim_columns
 from django_taskclaim.fields import ClaimColumn, PriorityField
 from django_taskclaim.models.mixins import ClaimBase
 from django_taskclaim.wording import listed
 
 
-@register(TAG)
 def check_models(**kwargs: Any) -> list[CheckMessage]:
     """E002 to E005 for every claimable model, proxies included: they may have managers of their own."""
     claimable = [model for model in apps.get_models() if has_claim_columns(model)]

@@ -4,17 +4,16 @@ from collections.abc import Iterator
 from typing import Any
 
 from django.apps import apps
-from django.core.checks import CheckMessage, register
+from django.core.checks import CheckMessage
 from django.db import models, router
 
-from django_taskclaim.checks.messages import TAG, message
+from django_taskclaim.checks.messages import message
 from django_taskclaim.columns import claim_columns, has_claim_columns, has_ranges
 from django_taskclaim.models import RangeMixin
 from django_taskclaim.querysets.ranges.place import Place, source_of
 from django_taskclaim.querysets.ranges.settling import refuse_unsettled
 
 
-@register(TAG)
 def check_ranges(**kwargs: Any) -> list[CheckMessage]:
     """E071 to E075 for every model with RangeMixin."""
     found = [model for model in apps.get_models() if issubclass(model, RangeMixin)]

@@ -2,19 +2,17 @@
 
 from typing import Any
 
-from django.core.checks import CheckMessage, register
+from django.core.checks import CheckMessage
 
 from django_taskclaim import conf, failures
-from django_taskclaim.checks.messages import TAG, message
+from django_taskclaim.checks.messages import message
 
 
-@register(TAG)
 def check_settings(**kwargs: Any) -> list[CheckMessage]:
     """E001 for each wrong entry."""
     return [message("E001", problem.message, problem.hint) for problem in conf.problems()]
 
 
-@register(TAG)
 def check_redaction(**kwargs: Any) -> list[CheckMessage]:
     """E013 where the hook that redacts cannot be imported or called, or returns no text."""
     fault = failures.redaction_fault()

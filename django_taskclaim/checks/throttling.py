@@ -3,12 +3,12 @@
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from django.core.checks import CheckMessage, Tags, register
+from django.core.checks import CheckMessage
 from django.db import DatabaseError, connections, router
 from django.utils.connection import ConnectionDoesNotExist
 
 from django_taskclaim import conf
-from django_taskclaim.checks.messages import TAG, message
+from django_taskclaim.checks.messages import message
 from django_taskclaim.columns import is_claimable
 from django_taskclaim.handlers import handler_for
 from django_taskclaim.switch import claimable_models
@@ -16,7 +16,6 @@ from django_taskclaim.throttling.answers import Check, Surroundings
 from django_taskclaim.throttling.configured import loaded, name_of, refusals
 
 
-@register(TAG)
 def check_health_checks(**kwargs: Any) -> list[CheckMessage]:
     """E031, and E032 as far as the kind of database shows it."""
     asked = list(_asked())
@@ -26,7 +25,6 @@ def check_health_checks(**kwargs: Any) -> list[CheckMessage]:
     return [*found, *_refused("E032", asked, ask=False)]
 
 
-@register(Tags.database)
 def check_health_answers(
     databases: Sequence[str] | None = None, **kwargs: Any
 ) -> list[CheckMessage]:

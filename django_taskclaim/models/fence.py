@@ -6,6 +6,7 @@ from typing import Any, Self
 from django.db import models, router, transaction
 from django.db.models.lookups import Exact
 
+from django_taskclaim import querysets
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.exceptions import ClaimColumnError, ClaimLost
 from django_taskclaim.guard import (
@@ -24,9 +25,6 @@ from django_taskclaim.guard import (
     remember_loaded,
     remember_named,
 )
-from django_taskclaim.querysets.fencing import lock_claim
-from django_taskclaim.querysets.losses import raise_lost
-from django_taskclaim.querysets.waking import call_workers
 from django_taskclaim.states import Status
 from django_taskclaim.tokens import Claim
 
@@ -99,11 +97,11 @@ class FencedModel(models.Model):
         alias = options.get("using") or router.db_for_write(type(self), instance=self)
         claim = claim_on(self, alias, columns.key_of(self))
         with transaction.atomic(using=alias, savepoint=False):
-            stands = claim is None or claim.ended or lock_claim(self, alias)
+            stands = claim is None or claim.ended or querysets.fencing.lock_claim(self, alias)
             if stands:
                 super().save(**options)
         if not stands:
-            raise_lost([self], [])
+            querysets.losses.raise_lost([self], [])
 
     def _only_insert(self, options: dict[str, Any]) -> Any:
         """Return ``force_insert`` for a row that names its state: an UPDATE would drop that without a word."""
@@ -162,8 +160,8 @@ class FencedModel(models.Model):
             if found:
                 return found
         # Nothing of this table to write, or a server that does not count a row written with its old values.
-        if not lock_claim(self, using):
-            raise_lost([self], [])
+        if not querysets.fencing.lock_claim(self, using):
+            querysets.losses.raise_lost([self], [])
         return [()]
 
     def _do_insert(
@@ -176,7 +174,7 @@ class FencedModel(models.Model):
             prepare_birth(self)
         insert: Any = super()._do_insert  # type: ignore[misc]
         inserted = insert(manager, using, fields, returning_fields, raw)
-        call_workers(manager.model, using)
+        querysets.waking.call_workers(manager.model, using)
         return inserted
 
     def delete(
@@ -191,10 +189,10 @@ class FencedModel(models.Model):
         if claim is None or claim.ended:
             return super().delete(using, keep_parents)
         with transaction.atomic(using=alias):
-            stands = lock_claim(self, alias)
+            stands = querysets.fencing.lock_claim(self, alias)
             deleted = super().delete(using, keep_parents) if stands else (0, {})
         if not stands:
-            raise_lost([self], [])
+            querysets.losses.raise_lost([self], [])
         claim.end()
         return deleted
 

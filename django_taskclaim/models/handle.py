@@ -7,9 +7,9 @@ from typing import Any
 from asgiref.sync import sync_to_async
 from django.db import models
 
+from django_taskclaim import querysets
 from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.querysets import ClaimQuerySet
-from django_taskclaim.querysets.scope import Desk
 from django_taskclaim.states import Token
 from django_taskclaim.tokens import Claim, claim_of, standing_claim
 
@@ -54,7 +54,7 @@ class ClaimHandle:
     def check(self) -> bool:
         """Ask the database whether the claim stands: True, or ClaimLost."""
         claim = self._standing()
-        desk = Desk.of(type(self._row), claim.alias)
+        desk = querysets.scope.Desk.of(type(self._row), claim.alias)
         if not desk.dialect.still_standing(desk.table, claim.token, [claim.pk]):
             claim.lost = True
             raise ClaimLost([self._row])

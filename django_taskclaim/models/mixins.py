@@ -20,6 +20,7 @@ from django_taskclaim.fields import (
     StatusField,
 )
 from django_taskclaim.links import as_claimed
+from django_taskclaim.models import preparing  # noqa: F401 - prepares every model made from here on
 from django_taskclaim.models.fence import FencedModel
 from django_taskclaim.models.handle import ClaimHandle
 from django_taskclaim.querysets import ClaimManager
@@ -160,18 +161,3 @@ class PrefixedTaskMixin(PrefixedClaimMixin):
 
     class Meta:
         abstract = True
-
-
-SHORT_FORMS = ("complete", "fail", "release", "renew")
-
-
-def short_form(name: str) -> Any:
-    """Return the method that a model gets under *name*: the verb of ``row.claim``."""
-
-    def verb(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return getattr(self.claim, name)(*args, **kwargs)
-
-    verb.__name__ = name
-    verb.__doc__ = getattr(ClaimHandle, name).__doc__
-    verb.alters_data = True  # type: ignore[attr-defined]
-    return verb

@@ -14,8 +14,10 @@ from django.db.models.signals import class_prepared
 from django_taskclaim.columns import claim_columns, has_claim_columns, is_claimable
 from django_taskclaim.guard import remember
 from django_taskclaim.indexes import ClaimIndex
-from django_taskclaim.models.mixins import SHORT_FORMS, short_form
+from django_taskclaim.models.handle import ClaimHandle
 from django_taskclaim.querysets import ClaimManager
+
+SHORT_FORMS = ("complete", "fail", "release", "renew")
 
 
 def prepare(sender: type[models.Model], **kwargs: Any) -> None:
@@ -25,11 +27,23 @@ def prepare(sender: type[models.Model], **kwargs: Any) -> None:
     _give_manager(sender)
     for name in SHORT_FORMS:
         if not hasattr(sender, name):
-            setattr(sender, name, short_form(name))
+            setattr(sender, name, _short_form(name))
     # Where a field of the user's has replaced one of ours, the system checks will say so.
     if not sender._meta.proxy and is_claimable(sender) and claim_columns(sender).owner is sender:
         _give_index(sender)
         _watch_columns(sender)
+
+
+def _short_form(name: str) -> Any:
+    """Return the method that a model gets under *name*: the verb of ``row.claim``."""
+
+    def verb(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.claim, name)(*args, **kwargs)
+
+    verb.__name__ = name
+    verb.__doc__ = getattr(ClaimHandle, name).__doc__
+    verb.alters_data = True  # type: ignore[attr-defined]
+    return verb
 
 
 def _give_manager(model: type[models.Model]) -> None:

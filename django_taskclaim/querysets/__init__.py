@@ -4,8 +4,70 @@
 ``django_taskclaim.dialects``.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from django_taskclaim.querysets.claims import ClaimManager, ClaimQuerySet
-from django_taskclaim.querysets.companions import CompanionManager, CompanionQuerySet
-from django_taskclaim.querysets.progress import Progress
+
+if TYPE_CHECKING:
+    from django_taskclaim.querysets import claiming as claiming
+    from django_taskclaim.querysets import completing as completing
+    from django_taskclaim.querysets import failing as failing
+    from django_taskclaim.querysets import fencing as fencing
+    from django_taskclaim.querysets import holding as holding
+    from django_taskclaim.querysets import limits as limits
+    from django_taskclaim.querysets import losses as losses
+    from django_taskclaim.querysets import operating as operating
+    from django_taskclaim.querysets import orphans as orphans
+    from django_taskclaim.querysets import passing as passing
+    from django_taskclaim.querysets import populating as populating
+    from django_taskclaim.querysets import pruning as pruning
+    from django_taskclaim.querysets import ranges as ranges
+    from django_taskclaim.querysets import repairing as repairing
+    from django_taskclaim.querysets import results as results
+    from django_taskclaim.querysets import scope as scope
+    from django_taskclaim.querysets import waking as waking
+    from django_taskclaim.querysets import why_empty as why_empty
+    from django_taskclaim.querysets.companions import CompanionManager, CompanionQuerySet
+    from django_taskclaim.querysets.progress import Progress
+else:
+    #: What only those load who call a verb. They say ``querysets.fencing.renew(…)``, so that a verb that is called
+    #: again and again finds its module as an attribute here.
+    _LATE = frozenset(
+        {
+            "claiming",
+            "completing",
+            "failing",
+            "fencing",
+            "holding",
+            "limits",
+            "losses",
+            "operating",
+            "orphans",
+            "passing",
+            "populating",
+            "pruning",
+            "ranges",
+            "repairing",
+            "results",
+            "scope",
+            "waking",
+            "why_empty",
+        }
+    )
+    #: Where each public name is found that not every project needs.
+    _MODULES = {
+        "CompanionManager": "companions",
+        "CompanionQuerySet": "companions",
+        "Progress": "progress",
+    }
+
+    def __getattr__(name: str) -> Any:
+        if name in _LATE:
+            return import_module(f"{__name__}.{name}")
+        if name in _MODULES:
+            return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = ["ClaimManager", "ClaimQuerySet", "CompanionManager", "CompanionQuerySet", "Progress"]

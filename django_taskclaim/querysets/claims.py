@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 from asgiref.sync import sync_to_async
 from django.db import models, transaction
 
-from django_taskclaim import conf
+from django_taskclaim import conf, querysets
 from django_taskclaim.columns import claim_columns
-from django_taskclaim.dialects import DatabaseNow
 from django_taskclaim.exceptions import ClaimLost
-from django_taskclaim.failures import recorded, told
 from django_taskclaim.guard import (
     NEVER_INSERTED,
     claim_on,
@@ -20,31 +18,15 @@ from django_taskclaim.guard import (
     remember,
     show,
 )
-from django_taskclaim.policy import Verdict, policy_for
-from django_taskclaim.querysets import claiming, fencing, operating
-from django_taskclaim.querysets.assignments import (
-    Assignments,
-    begin_assignments,
-    release_assignments,
-    set_apart,
-)
-from django_taskclaim.querysets.completing import CallRaised, complete, show_state
-from django_taskclaim.querysets.everyone import stop_everyone
-from django_taskclaim.querysets.losses import raise_lost, raise_unless_all
 from django_taskclaim.querysets.people import PeopleVerbs
-from django_taskclaim.querysets.progress import Progress
-from django_taskclaim.querysets.results import checked_results, write_sources
-from django_taskclaim.querysets.scope import Desk
-from django_taskclaim.querysets.telling import tell
-from django_taskclaim.querysets.waking import call_workers
-from django_taskclaim.signals import (
-    rows_claimed,
-    rows_failed,
-    rows_released,
-    send_after_commit,
-)
+from django_taskclaim.signals import rows_claimed, send_after_commit
 from django_taskclaim.states import Status, Token
-from django_taskclaim.tokens import Claim, attach, carried_claim, clock, standing_claim
+from django_taskclaim.tokens import standing_claim
+
+if TYPE_CHECKING:
+    from django_taskclaim.querysets.claiming import Request
+    from django_taskclaim.querysets.completing import CallRaised
+    from django_taskclaim.querysets.progress import Progress
 
 M = TypeVar("M", bound=models.Model)
 
@@ -60,9 +42,7 @@ class ClaimQuerySet(PeopleVerbs[M]):
 
     def due(self) -> Self:
         """Open rows whose waiting time is over by the database's clock."""
-        waiting = claim_columns(self.model).not_before
-        rows = self.open()
-        return rows if waiting is None else rows.filter(**{f"{waiting.name}__lte": DatabaseNow()})
+        return self.open().filter(querysets.scope.due_condition(self.model))
 
     def held_by(self, who: str) -> Self:
         """Rows that *who* holds: the name given to ``claim_batch``, or a worker's id."""
@@ -72,7 +52,8 @@ class ClaimQuerySet(PeopleVerbs[M]):
 
     def expired(self) -> Self:
         """Rows whose lease has ended and that ``release_expired`` has not yet put back."""
-        return self.filter(operating.expired_condition(Desk.of(self.model, self.db)))
+        desk = querysets.scope.Desk.of(self.model, self.db)
+        return self.filter(querysets.operating.expired_condition(desk))
 
     def failed(self) -> Self:
         """Rows that ended badly and wait for a ``reset``."""
@@ -81,9 +62,9 @@ class ClaimQuerySet(PeopleVerbs[M]):
     def _in_state(self, status: Status) -> Self:
         return self.filter(**{claim_columns(self.model).status.name: status})
 
-    def progress(self) -> Progress:
+    def progress(self) -> "Progress":
         """Count the rows in each state, in one statement that reads every matching row."""
-        return Progress(**operating.progress_counts(self))
+        return querysets.Progress(**querysets.operating.progress_counts(self))
 
     # Claiming
 
@@ -107,14 +88,14 @@ class ClaimQuerySet(PeopleVerbs[M]):
         provisional until that transaction commits. Raises TypeError for a queryset that cannot be claimed from
         (slices, unions, aggregates, ``values()``) and ValueError for a wrong argument.
         """
-        request = claiming.checked_request(
+        request = querysets.claiming.checked_request(
             self.model, limit, claimed_by, lease, include_held, durable
         )
         return self._claim(request)
 
-    def _claim(self, request: claiming.Request) -> list[M]:
+    def _claim(self, request: "Request") -> list[M]:
         self._for_write = True
-        rows: list[M] = claiming.claim(self, request)
+        rows: list[M] = querysets.claiming.claim(self, request)
         if rows:
             send_after_commit(rows_claimed, self.model, self.db, rows=rows)
         return rows
@@ -127,7 +108,7 @@ class ClaimQuerySet(PeopleVerbs[M]):
         manager finds also the rows that its own ``get_queryset`` hides, for a row may be hidden while it is worked on.
         """
         self._for_write = True
-        return self._carrying(self.get(pk=pk), Token.parse(token))
+        return querysets.holding.carrying(self.get(pk=pk), Token.parse(token), self.db)
 
     def _claimed_by(self, holders: Collection[str]) -> list[M]:
         """Return the rows that these holders have now, each carrying its claim."""
@@ -140,14 +121,10 @@ class ClaimQuerySet(PeopleVerbs[M]):
         # Of the user's columns none: one that cannot be read may be why nobody has got the rows.
         ours = {*fields, (columns.attempts or columns.iteration).attname}
         rows = rows.only(*(field.attname for field in columns.key), *ours)
-        return [self._carrying(row, Token(*(getattr(row, f) for f in fields))) for row in rows]
-
-    def _carrying(self, row: M, token: Token) -> M:
-        columns = claim_columns(self.model)
-        attempts = getattr(row, (columns.attempts or columns.iteration).attname)
-        lease = policy_for(self.model).lease
-        attach(row, Claim(token, self.db, columns.key_of(row), lease=lease, attempts=attempts))
-        return row
+        return [
+            querysets.holding.carrying(row, Token(*(getattr(row, f) for f in fields)), self.db)
+            for row in rows
+        ]
 
     # Ending and extending claims
 
@@ -165,8 +142,8 @@ class ClaimQuerySet(PeopleVerbs[M]):
         """
         raised: CallRaised
         try:
-            return self._complete(fencing.as_rows(rows), update_fields)
-        except CallRaised as caught:
+            return self._complete(querysets.fencing.as_rows(rows), update_fields)
+        except querysets.completing.CallRaised as caught:
             raised = caught
         raise raised.error
 
@@ -177,10 +154,11 @@ class ClaimQuerySet(PeopleVerbs[M]):
 
         A source of a companion's that is to be written *may be gone*, or SourceGone is raised.
         """
-        names, of_source = checked_results(self.model, update_fields)
-        sources = write_sources(of_source, may_be_gone=may_be_gone)
-        written = complete(fencing.carrying(given)[0], names, also=sources)
-        raise_unless_all(given, written)
+        names, of_source = querysets.results.checked_results(self.model, update_fields)
+        sources = querysets.results.write_sources(of_source, may_be_gone=may_be_gone)
+        carrying, _ = querysets.fencing.carrying(given)
+        written = querysets.completing.complete(carrying, names, also=sources)
+        querysets.losses.raise_unless_all(given, written)
         return len(written)
 
     def fail(self, rows: M | Iterable[M], error: BaseException | str, *, retry: bool = True) -> int:
@@ -192,44 +170,7 @@ class ClaimQuerySet(PeopleVerbs[M]):
         with nothing recorded; one with *everyone* stops all claims of the model for so long. Raises ClaimLost as
         ``complete`` does.
         """
-        given = fencing.as_rows(rows)
-        carrying, _ = fencing.carrying(given)
-        verdicts = [(row, self._verdict(row, error, retry)) for row in carrying]
-        written = self._end_badly([(row, one) for row, one in verdicts if one.counted], error)
-        uncounted: dict[timedelta, list[M]] = {}
-        for row, verdict in verdicts:
-            if not verdict.counted:
-                wait = verdict.wait()
-                uncounted.setdefault(wait, []).append(row)
-                if verdict.everyone:
-                    stop_everyone(type(row), self.db, wait, told(error))
-        for wait, same in uncounted.items():
-            chosen = release_assignments(wait)
-            written += self._open_again(same, chosen, ["iteration", "not_before"])
-        raise_unless_all(given, written)
-        return len(written)
-
-    def _verdict(self, row: M, error: object, retry: bool) -> Verdict:
-        claim = standing_claim(row)
-        assert claim is not None, "only rows that carry a claim are judged"
-        return policy_for(type(row)).judge(error, claim.attempts + 1, retry=retry)
-
-    def _end_badly(self, judged: Sequence[tuple[M, Verdict]], error: object) -> list[M]:
-        """Write what a counted failure makes of each row, and return those that were still held."""
-        if not judged:
-            return []
-        told = recorded(error)
-        waits = {id(row): None if verdict.final else verdict.wait() for row, verdict in judged}
-        written = fencing.write_failed([row for row, _ in judged], waits, told)
-        fencing.end(written)
-        failed = [row for row in written if waits[id(row)] is None]
-        waiting = [row for row in written if waits[id(row)] is not None]
-        show_state(failed, Status.FAILED, "attempts", "last_error", "error_class")
-        show_state(
-            waiting, Status.OPEN, "attempts", "last_error", "error_class", "not_before", "iteration"
-        )
-        tell(rows_failed, written, error=error)
-        return written
+        return querysets.failing.fail(self, querysets.fencing.as_rows(rows), error, retry=retry)
 
     def release(self, rows: M | Iterable[M], *, delay: float | timedelta | None = None) -> int:
         """Give rows back unfinished and uncounted, and return how many.
@@ -238,8 +179,7 @@ class ClaimQuerySet(PeopleVerbs[M]):
         without ``not_before`` cannot wait. Raises ClaimLost as ``complete`` does.
         """
         wait = None if delay is None else conf.waiting_time(delay)
-        unknown = ["iteration"] if wait is None else ["iteration", "not_before"]
-        return self._give_back(rows, release_assignments(wait), unknown)
+        return querysets.failing.release(querysets.fencing.as_rows(rows), wait)
 
     def _begin(self, row: M) -> None:
         """Note that a row which may kill its worker begins: from now on its expiry tells that it did.
@@ -247,32 +187,11 @@ class ClaimQuerySet(PeopleVerbs[M]):
         It has its whole lease from here, for one that ended before the handler is called would tell the same. Raises
         ClaimLost where the claim stands no more.
         """
-        started, claim = clock(), carried_claim(row)
-        raise_unless_all([row], fencing.write_held([row], begin_assignments(claim.lease)))
-        claim.extend(started)
+        querysets.failing.begin(row)
 
     def _set_apart(self, rows: M | Iterable[M]) -> int:
         """Give rows back uncounted, each to be claimed alone: one of them held up, or broke, all the others."""
-        return self._give_back(rows, set_apart, ["iteration", "not_before"])
-
-    def _give_back(
-        self, rows: M | Iterable[M], assignments: Assignments, unknown: Sequence[str]
-    ) -> int:
-        given = fencing.as_rows(rows)
-        carrying, _ = fencing.carrying(given)
-        written = self._open_again(carrying, assignments, unknown)
-        raise_unless_all(given, written)
-        return len(written)
-
-    def _open_again(
-        self, rows: Sequence[M], assignments: Assignments, unknown: Sequence[str]
-    ) -> list[M]:
-        """Put rows back uncounted, and return those that were still held."""
-        written = fencing.write_held(rows, assignments)
-        fencing.end(written)
-        show_state(written, Status.OPEN, *unknown)
-        tell(rows_released, written)
-        return written
+        return querysets.failing.give_back_apart(querysets.fencing.as_rows(rows))
 
     def renew(self, rows: M | Iterable[M], lease: float | timedelta | None = None) -> int:
         """Extend leases to *lease* from now (by default as long as they were asked for) and return how many.
@@ -280,15 +199,15 @@ class ClaimQuerySet(PeopleVerbs[M]):
         Never shortens a lease and never waits: a row that another transaction has locked is left as it is, neither
         renewed nor lost. Raises ClaimLost as ``complete`` does.
         """
-        given = fencing.as_rows(rows)
-        carrying, without = fencing.carrying(given)
+        given = querysets.fencing.as_rows(rows)
+        carrying, without = querysets.fencing.carrying(given)
         duration = None if lease is None else conf.positive_duration(lease, "lease")
-        outcome = fencing.renew(carrying, duration)
+        outcome = querysets.fencing.renew(carrying, duration)
         for row in outcome.renewed:
             show([row], {claim_columns(type(row)).expires_at: models.DEFERRED})
         lost = [*outcome.lost, *without]
         if lost:
-            raise_lost(lost, outcome.renewed)
+            querysets.losses.raise_lost(lost, outcome.renewed)
         return len(outcome.renewed)
 
     # Acting on many rows
@@ -301,7 +220,7 @@ class ClaimQuerySet(PeopleVerbs[M]):
         charged. Rows that another transaction has locked are left for the next call.
         """
         self._for_write = True
-        return operating.release_expired(self, limit)
+        return querysets.operating.release_expired(self, limit)
 
     def reset(
         self,
@@ -322,7 +241,9 @@ class ClaimQuerySet(PeopleVerbs[M]):
             *([Status.COMPLETE] if complete else []),
             *([Status.PROCESSING] if running else []),
         ]
-        return operating.change(self, "reset", states, operating.reset_assignments, limit, progress)
+        return querysets.operating.change(
+            self, "reset", states, querysets.operating.reset_assignments, limit, progress
+        )
 
     def take_back(self) -> int:
         """Put running rows back, uncounted, whoever holds them, and return how many; their holders lose them.
@@ -330,23 +251,23 @@ class ClaimQuerySet(PeopleVerbs[M]):
         An operator's act: for rows of a worker that is known to be dead, without waiting for its leases to end.
         """
         self._for_write = True
-        return operating.take_back(self)
+        return querysets.operating.take_back(self)
 
     def pause_rows(
         self, *, limit: int | None = None, progress: Callable[[int], None] | None = None
     ) -> int:
         """Take open rows out of the queue and return how many; running ones finish. Options as of ``reset``."""
         self._for_write = True
-        how = operating.pause_assignments
-        return operating.change(self, "paused", [Status.OPEN], how, limit, progress)
+        how = querysets.operating.pause_assignments
+        return querysets.operating.change(self, "paused", [Status.OPEN], how, limit, progress)
 
     def resume_rows(
         self, *, limit: int | None = None, progress: Callable[[int], None] | None = None
     ) -> int:
         """Open paused rows again and return how many. Options as of ``reset``."""
         self._for_write = True
-        how = operating.resume_assignments
-        return operating.change(self, "resumed", [Status.PAUSED], how, limit, progress)
+        how = querysets.operating.resume_assignments
+        return querysets.operating.change(self, "resumed", [Status.PAUSED], how, limit, progress)
 
     # Django's own writes, with our columns kept out
 
@@ -372,11 +293,11 @@ class ClaimQuerySet(PeopleVerbs[M]):
         lost: list[M] = []
         written = 0
         with transaction.atomic(using=self.db, savepoint=False):
-            lost = fencing.lock_claims(held)
+            lost = querysets.fencing.lock_claims(held)
             if not lost:
                 written = super().bulk_update(rows, names, batch_size)
         if lost:
-            raise_lost(lost, [])
+            querysets.losses.raise_lost(lost, [])
         return written
 
     bulk_update.alters_data = True  # type: ignore[attr-defined]
@@ -409,7 +330,7 @@ class ClaimQuerySet(PeopleVerbs[M]):
         guarded = [field.attname for field in claim_columns(self.model).guarded]
         for row in created:
             remember(row, guarded)
-        call_workers(claim_columns(self.model).owner, self.db)
+        querysets.waking.call_workers(claim_columns(self.model).owner, self.db)
         return created
 
     bulk_create.alters_data = True  # type: ignore[attr-defined]
@@ -466,7 +387,7 @@ class ClaimQuerySet(PeopleVerbs[M]):
         """``resume_rows`` for async code."""
         return await sync_to_async(self.resume_rows)(limit=limit)
 
-    async def aprogress(self) -> Progress:
+    async def aprogress(self) -> "Progress":
         """``progress`` for async code."""
         return await sync_to_async(self.progress)()
 

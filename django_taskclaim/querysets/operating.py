@@ -13,7 +13,7 @@ from django_taskclaim import conf
 from django_taskclaim.columns import claim_columns, has_ranges, range_columns, unit_of
 from django_taskclaim.dialects import DatabaseNow
 from django_taskclaim.dialects.statements import SQL, sql, value
-from django_taskclaim.failures import in_ascii
+from django_taskclaim.failures import in_ascii, recorded
 from django_taskclaim.policy import policy_for
 from django_taskclaim.querysets.assignments import crash_mark, open_again, pass_on
 from django_taskclaim.querysets.claiming import is_crash_mark, is_unbegun
@@ -211,8 +211,10 @@ def fail_assignments(told: tuple[str, str]) -> Callable[[Desk], list[SQL]]:
     return assignments
 
 
-def fail_rows(queryset: Rows, states: Sequence[Status], told: tuple[str, str]) -> int:
+def fail_rows(queryset: Rows, states: Sequence[Status], error: BaseException | str) -> int:
     """Fail what is in one of *states*; a text that the database refuses is written in escapes, or left out."""
+    error_class, text = recorded(error)
+    told = (error_class or OPERATOR, text)
     dialect = Desk.of(queryset.model, queryset.db).dialect
     for words in (told, in_ascii(told)):
         try:

@@ -7,9 +7,7 @@ from typing import TypeVar
 from asgiref.sync import sync_to_async
 from django.db import models
 
-from django_taskclaim import conf
-from django_taskclaim.failures import recorded
-from django_taskclaim.querysets import operating, pruning, repairing
+from django_taskclaim import conf, querysets
 from django_taskclaim.states import Status
 
 M = TypeVar("M", bound=models.Model)
@@ -33,8 +31,7 @@ class OperatorVerbs(models.QuerySet[M]):
             *([Status.PROCESSING] if running else []),
             *([Status.COMPLETE] if complete else []),
         ]
-        error_class, text = recorded(error)
-        return operating.fail_rows(self, states, (error_class or operating.OPERATOR, text))
+        return querysets.operating.fail_rows(self, states, error)
 
     async def afail_rows(
         self, error: BaseException | str, *, running: bool = False, complete: bool = False
@@ -59,7 +56,7 @@ class OperatorVerbs(models.QuerySet[M]):
         """
         self._for_write = True
         age = conf.positive_duration(older_than, "older_than")
-        return pruning.prune(self, age, limit, progress)
+        return querysets.pruning.prune(self, age, limit, progress)
 
     async def aprune(
         self, *, older_than: float | timedelta, limit: int | None = None
@@ -74,7 +71,7 @@ class OperatorVerbs(models.QuerySet[M]):
         by nobody afterwards, and complete and failed ones have no lease. Rows that are locked are left alone.
         """
         self._for_write = True
-        return repairing.repair(self)
+        return querysets.repairing.repair(self)
 
     async def arepair(self) -> dict[str, int]:
         """``repair`` for async code."""

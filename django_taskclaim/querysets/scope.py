@@ -9,7 +9,7 @@ from django.db import connections, models, router
 from django.db.models.sql.where import WhereNode
 
 from django_taskclaim.columns import ClaimColumns, KeyColumns, claim_columns, key_columns
-from django_taskclaim.dialects import Dialect, dialect_for
+from django_taskclaim.dialects import DatabaseNow, Dialect, dialect_for
 from django_taskclaim.dialects.statements import KeyTable, Table
 from django_taskclaim.policy import policy_for
 
@@ -52,6 +52,12 @@ class Desk(Place):
         columns = claim_columns(model)
         dialect = dialect_for(connections[alias])
         return cls(model, alias, columns, dialect, dialect.table(columns))
+
+
+def due_condition(model: type[models.Model]) -> models.Q:
+    """Match rows whose waiting time is over by the database's clock: all, where the model has none."""
+    waiting = claim_columns(model).not_before
+    return models.Q() if waiting is None else models.Q(**{f"{waiting.name}__lte": DatabaseNow()})
 
 
 def refuse_unclaimable(queryset: Rows) -> None:
@@ -119,8 +125,6 @@ def in_policy_order(queryset: Rows) -> Rows:
 
 def refuse_unknown_order(model: type[models.Model], order: Sequence[Any]) -> None:
     """Raise ValueError in one sentence for an *order* that rows of *model* cannot be sorted by."""
-    if not order:
-        return
     try:
         query = models.QuerySet(model).order_by(*order).query
         query.get_compiler(using=router.db_for_write(model)).as_sql()

@@ -6,9 +6,7 @@ from itertools import islice
 from django.db import connections, models, transaction
 
 from django_taskclaim.dialects.waking import call, can_call
-
-#: The models that hold our columns and have a handler that wants to be called.
-called_for: set[type[models.Model]] = set()
+from django_taskclaim.querysets.called import called_for
 
 #: How many hooks of a transaction are looked through for the same call; a second one would do no harm.
 LOOKED_THROUGH = 100

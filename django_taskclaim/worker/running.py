@@ -17,7 +17,14 @@ from django_taskclaim.contention import contention_code
 from django_taskclaim.exceptions import ClaimLost, SourceGone, TaskClaimError
 from django_taskclaim.failures import told
 from django_taskclaim.handlers import Handler
-from django_taskclaim.querysets import ClaimQuerySet
+from django_taskclaim.querysets import (
+    ClaimQuerySet,
+    # Not with the first row that fails, days later: by then the files may be those of another version.
+    completing,  # noqa: F401
+    failing,  # noqa: F401
+    holding,  # noqa: F401
+    orphans,  # noqa: F401
+)
 from django_taskclaim.tokens import clock, standing_claim
 from django_taskclaim.worker.atomic import call_atomically
 from django_taskclaim.worker.connections import (

@@ -1,0 +1,65 @@
+"""Passing claims from one holder to another."""
+
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from django.db import models
+
+from django_taskclaim import conf
+from django_taskclaim.columns import claim_columns
+from django_taskclaim.dialects.statements import SQL
+from django_taskclaim.guard import show
+from django_taskclaim.policy import policy_for
+from django_taskclaim.querysets import fencing, operating
+from django_taskclaim.querysets.assignments import Assignments, pass_on
+from django_taskclaim.querysets.claiming import checked_name
+from django_taskclaim.querysets.losses import raise_unless_all
+from django_taskclaim.querysets.scope import Desk, Rows
+from django_taskclaim.querysets.telling import tell
+from django_taskclaim.signals import rows_handed_over
+
+M = TypeVar("M", bound=models.Model)
+
+Lease = float | timedelta | None
+
+
+def hand_over(rows: M | Iterable[M], to: str, lease: Lease) -> int:
+    """Let *to* hold *rows* from now on; see ``ClaimQuerySet.hand_over``."""
+    holder = checked_name(to, "to")
+    duration = None if lease is None else conf.positive_duration(lease, "lease")
+    given = fencing.as_rows(rows)
+    carrying, _ = fencing.carrying(given)
+    written: list[M] = fencing.write_held(carrying, _passed_to(holder, duration))
+    fencing.end(written)
+    for row in written:
+        _show_passed(row, holder)
+    tell(rows_handed_over, written, to=holder)
+    raise_unless_all(given, written)
+    return len(written)
+
+
+def take_over(queryset: Rows, by: str, reason: str, lease: Lease) -> int:
+    """Let *by* hold what others hold of *queryset*; see ``ClaimQuerySet.take_over``."""
+    holder = checked_name(by, "by")
+    if not isinstance(reason, str) or not reason.strip():
+        raise ValueError("take_over() needs a reason, for whoever loses the rows.")
+    duration = _duration(queryset.model, lease)
+    return operating.take_over(queryset, holder, reason.strip(), duration)
+
+
+def _duration(model: type[models.Model], lease: Lease) -> timedelta:
+    return policy_for(model).lease if lease is None else conf.positive_duration(lease, "lease")
+
+
+def _passed_to(holder: str, lease: timedelta | None) -> Assignments:
+    def assignments(desk: Desk, rows: Any) -> list[SQL]:
+        return pass_on(desk, holder, lease or policy_for(desk.model).lease)
+
+    return assignments
+
+
+def _show_passed(row: models.Model, holder: str) -> None:
+    columns = claim_columns(type(row))
+    unknown = (columns.claimed_at, columns.expires_at, columns.iteration)
+    show([row], {columns.claimed_by: holder, **dict.fromkeys(unknown, models.DEFERRED)})

@@ -1,0 +1,152 @@
+"""Why somebody gets no rows: told to people, from counts."""
+
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from django.db.models import Count, Min, Q
+from django.utils.translation import gettext as _
+
+from django_taskclaim.dialects import DatabaseNow
+from django_taskclaim.dialects.statements import sql
+from django_taskclaim.fields import UNSETTLED, as_utc
+from django_taskclaim.localized import clock_time, number
+from django_taskclaim.querysets.everyone import everyones_stop
+from django_taskclaim.querysets.fleet import Refusal, refused_now
+from django_taskclaim.querysets.limits import without_room
+from django_taskclaim.querysets.scope import Desk, Rows, on_claim_table, refuse_unclaimable
+from django_taskclaim.states import Status
+from django_taskclaim.switch_reading import scopes_over
+
+
+class WhyEmpty(NamedTuple):
+    """Why somebody who asks for rows gets none; its ``str()`` says so in a sentence, in the active language."""
+
+    #: The switch is off. Nothing was counted then.
+    paused: bool = False
+    #: How many rows others hold, and when the first of their leases ends, which may have passed.
+    held: int = 0
+    next_free: datetime | None = None
+    #: How many open rows are not due yet, and when the first one is.
+    waiting: int = 0
+    next_due: datetime | None = None
+    #: How many are open and due: freed since, or locked at that moment.
+    ready: int = 0
+    #: How many more of those would be, but for a limit per key that others have used up.
+    limited: int = 0
+    #: Why nobody claims for a while, and until when. Nothing was counted then.
+    throttled: str = ""
+    throttled_until: datetime | None = None
+    #: The hours outside of which nobody claims, and when they begin. Nothing was counted then.
+    hours: str = ""
+    opens: datetime | None = None
+    #: How many more would be ready, but for what holds for all together, ``rate`` or ``max_running``; what that is, and
+    #: when it lets the next one be claimed, where that can be told.
+    kept_back: int = 0
+    kept_back_by: str = ""
+    limit: str = ""
+    next_allowed: datetime | None = None
+
+    def __str__(self) -> str:
+        if self.paused:
+            return _("paused")
+        if self.throttled_until is not None:
+            facts = {"time": clock_time(self.throttled_until), "reason": self.throttled}
+            return _("throttled until %(time)s: %(reason)s") % facts
+        if self.opens is not None:
+            facts = {"time": clock_time(self.opens), "hours": self.hours}
+            return _("outside the hours %(hours)s, next %(time)s") % facts
+        parts = [
+            self._kept_back(),
+            _("%(number)s just freed, ask again") % {"number": number(self.ready)},
+            self._held(),
+            self._waiting(),
+            _("%(number)s kept back by a limit per key") % {"number": number(self.limited)},
+        ]
+        counts = (self.kept_back, self.ready, self.held, self.waiting, self.limited)
+        told = [part for part, count in zip(parts, counts, strict=True) if count]
+        return "; ".join(told) or _("nothing is left")
+
+    def _kept_back(self) -> str:
+        facts = {"number": number(self.kept_back), "limit": self.limit}
+        if self.next_allowed is None:
+            return _("%(number)s kept back, for no more than %(limit)s may run at once") % facts
+        facts["time"] = clock_time(self.next_allowed)
+        return _("%(number)s kept back by the rate %(limit)s, next %(time)s") % facts
+
+    def _held(self) -> str:
+        told = _("%(number)s held by others") % {"number": number(self.held)}
+        if self.next_free is None:
+            return told
+        return _("%(rows)s, next free %(time)s") % {
+            "rows": told,
+            "time": clock_time(self.next_free),
+        }
+
+    def _waiting(self) -> str:
+        told = _("%(number)s waiting") % {"number": number(self.waiting)}
+        if self.next_due is None:
+            return told
+        return _("%(rows)s, next due %(time)s") % {"rows": told, "time": clock_time(self.next_due)}
+
+
+def why_empty(queryset: Rows, who: str) -> WhyEmpty:
+    """Say why *who* gets no rows of *queryset*; see ``ClaimQuerySet.why_empty``."""
+    refuse_unclaimable(queryset)
+    if queryset.query.is_empty():
+        return WhyEmpty()
+    desk = Desk.of(queryset.model, queryset.db)
+    if _is_paused(desk):
+        return WhyEmpty(paused=True)
+    if (stop := everyones_stop(queryset.model, desk.alias)) is not None:
+        return WhyEmpty(throttled=stop.reason, throttled_until=as_utc(stop.until))
+    refusal = refused_now(desk)
+    if refusal is not None and refusal.option == "hours":
+        return WhyEmpty(hours=str(refusal.terms.hours), opens=refusal.until)
+    columns = desk.columns
+    states = Q(**{f"{columns.status.name}__in": [Status.OPEN, Status.PROCESSING]})
+    rows = on_claim_table(queryset, desk).filter(states)
+    found = WhyEmpty(**rows.aggregate(**_counts(desk, who, without_room(desk))))
+    return found if refusal is None else _kept_back(found, refusal)
+
+
+def _kept_back(found: WhyEmpty, refusal: Refusal) -> WhyEmpty:
+    return found._replace(
+        ready=0,
+        kept_back=found.ready,
+        kept_back_by=refusal.option,
+        limit=str(getattr(refusal.terms, refusal.option)),
+        next_allowed=refusal.until,
+    )
+
+
+def _is_paused(desk: Desk) -> bool:
+    is_on = desk.dialect.switch_is_on(scopes_over(desk.model))
+    ((on,),) = desk.dialect.fetch(sql("SELECT CASE WHEN {} THEN 1 ELSE 0 END", is_on))
+    return not on
+
+
+def _counts(desk: Desk, who: str, limited: Q) -> dict[str, Any]:
+    """Return what ``WhyEmpty`` holds, as aggregates over open and running rows."""
+    columns = desk.columns
+    status = columns.status.name
+    is_open = Q(**{status: Status.OPEN})
+    held = Q(**{status: Status.PROCESSING}) & ~Q(**{columns.claimed_by.name: who})
+    counts: dict[str, Any] = {
+        "held": Count(status, filter=held),
+        "next_free": Min(columns.expires_at.name, filter=held),
+    }
+    due = is_open
+    if columns.not_before is not None:
+        due &= Q(**{f"{columns.not_before.name}__lte": DatabaseNow()})
+    counts["ready"] = Count(status, filter=due & ~limited if limited else due)
+    if limited:
+        counts["limited"] = Count(status, filter=due & limited)
+    if columns.not_before is None:
+        return counts
+    later = is_open & Q(**{f"{columns.not_before.name}__gt": DatabaseNow()})
+    return counts | {
+        "waiting": Count(status, filter=later),
+        "next_due": Min(
+            columns.not_before.name, filter=later & ~Q(**{columns.not_before.name: UNSETTLED})
+        ),
+    }
