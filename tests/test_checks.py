@@ -21,7 +21,13 @@ from django_taskclaim.checks.models import problems_of
 from django_taskclaim.checks.settings import check_settings
 from django_taskclaim.dialects import dialect_for
 from django_taskclaim.handlers import handler, handler_for, unregister
-from django_taskclaim.models import ClaimMixin, PrefixedTaskMixin, Switch, TaskMixin
+from django_taskclaim.models import (
+    ClaimMixin,
+    CompletedAtMixin,
+    PrefixedTaskMixin,
+    Switch,
+    TaskMixin,
+)
 from django_taskclaim.querysets import ClaimManager, ClaimQuerySet
 from tests.testapp.models import (
     Child,
@@ -219,6 +225,32 @@ def test_an_attribute_in_the_place_of_row_claim() -> None:
 
     assert ids(problems_of(Insurance)) == ["E004"]
     assert ids(problems_of(Method)) == ["E004"]
+
+
+@isolate_apps("tests.testapp")
+def test_claim_columns_on_two_tables() -> None:
+    """One statement writes them, so a child can add none to those of its parent."""
+
+    class Plain(ClaimMixin):
+        class Meta:
+            app_label = APP
+
+    class Timed(Plain, CompletedAtMixin):
+        class Meta:
+            app_label = APP
+
+    class Renamed(models.Model):
+        class Meta:
+            app_label = APP
+
+    class Whole(Renamed, PrefixedTaskMixin):
+        class Meta:
+            app_label = APP
+
+    (far,) = problems_of(Timed)
+    assert ids([far]) == ["E011"]
+    assert "keeps completed_at on another table than status" in far.msg
+    assert not [*problems_of(Plain), *problems_of(Whole)]
 
 
 @isolate_apps("tests.testapp")

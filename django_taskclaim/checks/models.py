@@ -17,7 +17,7 @@ from django_taskclaim.wording import listed
 
 
 def check_models(**kwargs: Any) -> list[CheckMessage]:
-    """E002 to E005 for every claimable model, proxies included: they may have managers of their own."""
+    """E002 to E005, and E011, for every claimable model, proxies included: they may have managers of their own."""
     claimable = [model for model in apps.get_models() if has_claim_columns(model)]
     return [found for model in claimable for found in problems_of(model)]
 
@@ -29,6 +29,7 @@ def problems_of(model: type[models.Model]) -> Iterator[CheckMessage]:
     yield from _replaced_claim(model)
     yield from _foreign_manager(model)
     yield from _claim_fields(model, told=bool(replaced))
+    yield from _far_columns(model)
 
 
 def _ours(field: Any) -> bool:
@@ -112,6 +113,22 @@ def _claim_fields(model: type[models.Model], *, told: bool) -> Iterator[CheckMes
         what = "not a claim column" if name in fields else "not a field"
         yield _wrong_mapping(
             model, f"says that {role} is kept in {name!r}, which is {what} of the model"
+        )
+
+
+def _far_columns(model: type[models.Model]) -> Iterator[CheckMessage]:
+    """E011: one statement writes all claim columns, so one table must have them."""
+    ours = [field for field in model._meta.concrete_fields if _ours(field)]
+    named = model.claim_fields if isinstance(model.claim_fields, Mapping) else {}  # type: ignore[attr-defined]
+    status = next((one for one in ours if one.name == named.get("status", "status")), None)
+    far = [field.name for field in ours if status and field.model is not status.model]
+    if status and far:
+        yield message(
+            "E011",
+            f"{model._meta.label} keeps {listed(far)} on another table than {status.name}, which"
+            f" {status.model._meta.label} has.",
+            f"Let {status.model.__name__} have them: the mixins that bring them belong where {status.name} is.",
+            model,
         )
 
 
