@@ -80,7 +80,9 @@ def test_an_installed_app_loads_its_tables_and_no_mixin() -> None:
     modules = loaded()
     assert "django_taskclaim.models.tables" in modules
     mixins = {"django_taskclaim.models.mixins", "django_taskclaim.handlers"}
-    assert modules.isdisjoint(UNUSED_MODULES | mixins)
+    # Django loads it to learn how long the name of a table may be, for a model that names none.
+    backend = {"django.db.backends.sqlite3.base"}
+    assert modules.isdisjoint(UNUSED_MODULES | mixins | backend)
 
 
 def test_a_model_and_its_handler_load_neither_statements_nor_workers(photos: Path) -> None:

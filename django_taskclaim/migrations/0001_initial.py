@@ -55,6 +55,7 @@ class Migration(migrations.Migration):
                 "verbose_name": "control room",
                 "verbose_name_plural": "control room",
                 "proxy": True,
+                "db_table": "taskclaim_switch",
                 "default_permissions": (),
                 "indexes": [],
                 "constraints": [],

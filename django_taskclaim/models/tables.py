@@ -33,6 +33,7 @@ class Control(Switch):
 
     class Meta:
         proxy = True
+        db_table = SWITCH_TABLE
         default_permissions = ()
         verbose_name = _("control room")
         verbose_name_plural = _("control room")
