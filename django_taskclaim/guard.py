@@ -76,9 +76,18 @@ def remember(row: models.Model, attnames: Iterable[str]) -> None:
 
 def show(rows: Iterable[models.Model], values: dict[AnyField | None, Any]) -> None:
     """Let instances show what a verb has written to all of them; ``DEFERRED`` values are read again when asked for."""
+    show_written(rows, *told_apart(values))
+
+
+def told_apart(values: dict[AnyField | None, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return the values to show by attname, and the attnames of those that are to be read when asked for."""
     told = {field.attname: value for field, value in values.items() if field is not None}
     unknown = [name for name, value in told.items() if value is models.DEFERRED]
-    shown = {name: value for name, value in told.items() if value is not models.DEFERRED}
+    return {name: told[name] for name in told if name not in unknown}, unknown
+
+
+def show_written(rows: Iterable[models.Model], shown: dict[str, Any], unknown: list[str]) -> None:
+    """Let instances show values that are the same for all of them, as ``told_apart`` has them."""
     for row in rows:
         own = row.__dict__
         own.update(shown)

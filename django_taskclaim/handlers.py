@@ -4,7 +4,6 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import cache
 from typing import Any, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
@@ -47,6 +46,18 @@ class Handler:
     missing_source: str = "fail"
     #: Whoever adds rows calls the workers that are idle, where the database can do that.
     wake_up: bool = False
+    # Asked for each row, so found out once.
+    #: Whether the rows are companions, which are nothing without their sources.
+    needs_source: bool = field(init=False, compare=False)
+    #: Whether a row is a range of keys: long work, of which a worker takes no more than it runs.
+    has_ranges: bool = field(init=False, compare=False)
+    #: Whether the function is a coroutine function.
+    is_async: bool = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "needs_source", is_companion(self.model))
+        object.__setattr__(self, "has_ranges", has_ranges(self.model))
+        object.__setattr__(self, "is_async", inspect.iscoroutinefunction(self.function))
 
     def call(self, rows: Sequence[Any]) -> Any:
         """Call the function with its row, or as a batch handler with all of *rows*; a coroutine where it is async."""
@@ -69,11 +80,6 @@ class Handler:
         if self.needs_source:
             load_sources(rows)
 
-    @property
-    def needs_source(self) -> bool:
-        """Whether the rows are companions, which are nothing without their sources."""
-        return is_companion(self.model)
-
     def lacks_source(self, row: Any) -> bool:
         """Say whether the function cannot be called with *row*, for it is a companion whose source is gone."""
         return self.needs_source and lacks_source(row)
@@ -89,19 +95,6 @@ class Handler:
         if not self.needs_source:
             return []
         return querysets.results.with_locked_source(rows, self.update_fields)
-
-    @property
-    def has_ranges(self) -> bool:
-        """Whether a row is a range of keys: long work, of which a worker takes no more than it runs."""
-        return has_ranges(self.model)
-
-    @property
-    def is_async(self) -> bool:
-        try:
-            return _is_coroutine_function(self.function)
-        except TypeError:
-            # A callable object that compares by value has no hash.
-            return inspect.iscoroutinefunction(self.function)
 
     @property
     def concurrency(self) -> int:
@@ -150,12 +143,6 @@ class Handler:
             self.queryset if self.queryset is not None else self.model._default_manager.all()
         )
         return rows.using(using) if using else rows.all()
-
-
-@cache
-def _is_coroutine_function(function: Any) -> bool:
-    # Asked for each row, and the answer takes longer than many a handler.
-    return inspect.iscoroutinefunction(function)
 
 
 _UNSET: Any = object()

@@ -127,17 +127,24 @@ class Claim:
 
 def end_claims(claims: Sequence[Claim]) -> None:
     """Note that a verb has ended these claims; undone if the caller's transaction is rolled back."""
-    for alias in {claim.alias for claim in claims}:
-        same = [claim for claim in claims if claim.alias == alias]
+    aliases = {claim.alias for claim in claims}
+    for alias in aliases:
+        same = [one for one in claims if one.alias == alias] if len(aliases) > 1 else claims
         connection = connections[alias]
         if connection.in_atomic_block:
             ending = _Ending(connection)
             for claim in same:
                 claim._ending = ending
-        elif connection.get_autocommit():
+        elif commits_by_itself(connection):
             for claim in same:
                 claim._over = True
         # Else nothing tells what becomes of the caller's transaction: the fence, which stays, goes by the row.
+
+
+def commits_by_itself(connection: BaseDatabaseWrapper) -> bool:
+    """Say whether Django has each statement outside of a transaction commit, which of an open connection it knows."""
+    known = connection.connection is not None
+    return connection.autocommit if known else connection.get_autocommit()
 
 
 class _Ending:
@@ -186,7 +193,9 @@ def carried_claims(rows: Iterable[Any]) -> list[Claim]:
 def standing_claim(row: models.Model) -> Claim | None:
     """Return the claim that *row* carries unless one of our own verbs has ended it."""
     claim: Claim | None = row.__dict__.get(ATTRIBUTE)
-    return None if claim is None or claim._over or claim.ended else claim
+    if claim is None or claim._over or (claim._ending is not None and claim.ended):
+        return None
+    return claim
 
 
 def attach(row: models.Model, claim: Claim) -> None:

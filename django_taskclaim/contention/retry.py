@@ -114,13 +114,34 @@ class ContentionRetry:
             with self._try():
                 return function(*args, **kwargs)
 
-        started = time.monotonic()
+        began = time.monotonic()
         try:
             return once()
         except _Contended as contended:
             first = contended
         # Most calls meet none, and setting up the machine costs as much as a small statement.
-        return self._machine(first_began=started)(_raising_first(first, once))
+        return self._machine(began)(_raising_first(first, once))
+
+    def after(self, error: Exception, began: float, function: Callable[[], R]) -> R:
+        """Return what further tries of *function* return, after a first one that raised *error*.
+
+        For whoever calls so often that only a failure is worth more than a bare call; TypeError unless
+        ``atomic=False``. *began* is when the first try did, by ``time.monotonic()``. What is not to be retried is
+        raised again.
+        """
+        if self.atomic:
+            raise TypeError(
+                "after() is for tries that manage their own transactions: atomic=False."
+            )
+        code = contention_code(error)
+        if code is None or self._hits_the_caller(error):
+            raise error
+
+        def once() -> R:
+            with self._try():
+                return function()
+
+        return self._machine(began)(_raising_first(_Contended(error, code), once))
 
     async def acall(
         self, function: Callable[P, Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs
@@ -148,12 +169,12 @@ class ContentionRetry:
                     "A loop over retry_on_contention() must enter its attempt: with attempt: ..."
                 )
 
-    def _machine(self, first_began: float | None = None) -> tenacity.Retrying:
-        """Return what repeats; *first_began* says when a first try was made without it."""
+    def _machine(self, began: float | None = None) -> tenacity.Retrying:
+        """Return what repeats; *began* says when a first try was made without it."""
 
         def before(state: tenacity.RetryCallState) -> None:
-            if first_began is not None:
-                state.start_time = first_began
+            if began is not None:
+                state.start_time = began
 
         tell = functools.partial(_tell, self.using)
         return tenacity.Retrying(

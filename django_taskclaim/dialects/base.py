@@ -79,6 +79,10 @@ class Dialect(Inspection, Sessions):
 
     # Sending statements
 
+    def may_be_done(self, error: Exception) -> bool:
+        """Say whether the single statement that *error* came from may have been carried out all the same."""
+        return True
+
     def refuses_text(self, error: Exception) -> bool:
         """Say whether *error* is that a text does not fit its column: characters it has not, or too many."""
         return isinstance(error, (DataError, UnicodeError))
@@ -375,7 +379,7 @@ class Dialect(Inspection, Sessions):
         self, table: Table, token: Token, keys: Sequence[Key], assignments: Sequence[SQL]
     ) -> list[Key]:
         """Write the rows that *token* still holds and return their keys: one fenced statement."""
-        return self._update_returning(table, table.held([(token, keys)]), assignments)
+        return self._update_returning(table, [(token, keys)], assignments)
 
     def update_together(
         self,
@@ -387,17 +391,31 @@ class Dialect(Inspection, Sessions):
 
         None where it cannot tell which of them were written, as some were not; never where ``returns_updated``.
         """
-        return self._update_returning(table, table.held(claims), assignments)
+        return self._update_returning(table, claims, assignments)
 
-    def _update_returning(self, table: Table, held: SQL, assignments: Sequence[SQL]) -> list[Key]:
-        statement = sql(
-            "UPDATE {} SET {} WHERE {} RETURNING {}",
-            table.name,
-            SQL.join(", ", assignments),
-            held,
-            table.list_of(table.columns.key),
-        )
+    def _update_returning(
+        self,
+        table: Table,
+        claims: Sequence[tuple[Token, Sequence[Key]]],
+        assignments: Sequence[SQL],
+    ) -> list[Key]:
+        if len(claims) == 1 and len(keys := claims[0][1]) == 1:
+            # Of a single row the count tells as much, and costs less.
+            return (
+                list(keys) if self.run(self.fenced_update(table, claims, assignments)) == 1 else []
+            )
+        statement = self.fenced_update(table, claims, assignments, f" RETURNING {table.key_list}")
         return table.python_keys(self.fetch(statement))
+
+    def fenced_update(
+        self,
+        table: Table,
+        claims: Sequence[tuple[Token, Sequence[Key]]],
+        assignments: Sequence[SQL],
+        ending: str = "",
+    ) -> SQL:
+        """Return the UPDATE of the rows that each of the tokens still holds."""
+        return table.fenced_update(self.update_target(table), claims, assignments, ending)
 
     def update_where(
         self, table: Table, keys: Sequence[Key], condition: SQL, assignments: Sequence[SQL]

@@ -21,7 +21,6 @@ from django_taskclaim.dialects.inspection import real_name
 from django_taskclaim.dialects.mysql_inspection import MySQLInspection
 from django_taskclaim.dialects.orders import ClaimOrder
 from django_taskclaim.dialects.statements import (
-    PLAIN_INTEGERS,
     SQL,
     Key,
     KeyTable,
@@ -400,12 +399,7 @@ class MySQL(MySQLInspection, Dialect):
     ) -> list[Key] | None:
         # A count tells something only where it is that of all rows; none may mean that nothing was changed.
         keys = [key for _, same in claims for key in same]
-        statement = sql(
-            "UPDATE {} SET {} WHERE {}",
-            self.update_target(table),
-            SQL.join(", ", assignments),
-            table.held(claims),
-        )
+        statement = self.fenced_update(table, claims, assignments)
         return keys if self.run(statement) == len(keys) else None
 
     def delete_held(self, table: Table, token: Token, keys: Sequence[Key]) -> list[Key]:
@@ -446,8 +440,7 @@ class MySQL(MySQLInspection, Dialect):
 
 def _ascending(keys: Sequence[Key], table: KeyTable) -> int:
     """Return how many of *keys*, from the first on, stand in an order that the database, too, is sure to have."""
-    (field, *more) = table.columns.key
     # A table made elsewhere may have a NULL there.
-    if more or type(field) not in PLAIN_INTEGERS or set(map(type, keys)) != {int}:
+    if not table.has_plain_key or set(map(type, keys)) != {int}:
         return 1
     return next((n for n, (one, other) in enumerate(pairwise(keys), 1) if one >= other), len(keys))

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from django.db import InternalError, models, transaction
 
@@ -33,8 +32,8 @@ SMALL = 1000
 #: Assumed for a table that was never analysed.
 ROWS_A_PAGE = 40
 
-#: The level that transactions of a session begin at, by the driver's connection.
-_levels: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+#: Where a connection keeps its session, and the level that transactions of it begin at.
+LEVEL = "_taskclaim_isolation"
 
 
 class PostgreSQL(Dialect):
@@ -58,12 +57,14 @@ class PostgreSQL(Dialect):
 
         OPTIONS may say so, or the server's configuration, a role's or a database's; asked once a connection.
         """
-        self.connection.ensure_connection()
-        session = self.connection.connection
-        if session not in _levels:
+        if self.connection.connection is None:
+            self.connection.ensure_connection()
+        known = vars(self.connection).get(LEVEL)
+        if known is None or known[0] is not self.connection.connection:
             ((level,),) = self.fetch(SQL("SHOW default_transaction_isolation"))
-            _levels[session] = self._asked_isolation or level
-        return "committed" not in _levels[session]
+            known = self.connection.connection, self._asked_isolation or level
+            vars(self.connection)[LEVEL] = known
+        return "committed" not in known[1]
 
     @property
     def _asked_isolation(self) -> str:
@@ -174,9 +175,7 @@ class PostgreSQL(Dialect):
         if candidates is None:
             return []
         kind = (len(order.scopes), *map(id, order.returning))
-        if kind not in table.spellings:
-            table.spellings[kind] = self._around_candidates(order, table)
-        before, behind = table.spellings[kind]
+        before, behind = table.spelt(kind, lambda: self._around_candidates(order, table))
         values = (order.lease.total_seconds(), order.holder, *order.scopes)
         statement = SQL(f"{before}{candidates.text}{behind}", (*candidates.params, *values))
         moments = self._moments(order.returning)

@@ -22,6 +22,10 @@ from django_taskclaim.states import Token
 INSTRUCTIONS = 20_000
 
 
+#: SQLITE_IOERR, the low byte of its extended codes.
+IO_ERROR = 10
+
+
 class RowValues(KeyTable):
     """A table whose composite keys are compared as one value: an OR of a thousand is too deep for SQLite."""
 
@@ -74,6 +78,11 @@ class SQLite(Dialect):
 
     def keyed_table(self, columns: KeyColumns) -> KeyTable:
         return RowValues(columns, self.connection)
+
+    def may_be_done(self, error: Exception) -> bool:
+        # No server is between the statement and its answer, but a file system that fails may have kept its COMMIT.
+        code = getattr(error.__cause__, "sqlite_errorcode", None)
+        return code is None or code & 0xFF == IO_ERROR
 
     def later(self, wait: timedelta) -> SQL:
         return SQL(

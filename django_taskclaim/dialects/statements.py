@@ -4,10 +4,10 @@ Names are quoted as Django quotes them and every statement is sent with paramete
 it means in Django's own statements.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from django.conf import settings
 from django.core.exceptions import EmptyResultSet, FullResultSet
@@ -20,6 +20,8 @@ from django_taskclaim.fields import AnyField
 from django_taskclaim.states import Status, Token
 
 Key = Any
+
+T = TypeVar("T")
 
 
 #: Stands for the transactions that wait for the second phase of their commit; which is which cannot be told.
@@ -36,6 +38,9 @@ PLAIN_INTEGERS = {
     models.SmallIntegerField,
 }
 
+
+#: How many statements are kept as they are spelt, for each table.
+MOST_SPELLINGS = 500
 
 #: Where a connection keeps its claim tables, by owner: they refer to it, so a map of ours would keep both for ever.
 TABLES = "_taskclaim_tables"
@@ -88,7 +93,10 @@ class KeyTable:
         self._names: dict[str | None, str] = {}
         self.name = self._quote(columns.owner._meta.db_table)
         self.key = [self.column(field) for field in columns.key]
+        self.key_list = self.list_of(columns.key)
         self.key_index = key_index
+        #: Whether keys are whole numbers, which are sent, and come back, as they are.
+        self.has_plain_key = len(columns.key) == 1 and type(columns.key[0]) in PLAIN_INTEGERS
 
     def _quote(self, name: str) -> str:
         return self.connection.ops.quote_name(name)
@@ -117,10 +125,10 @@ class KeyTable:
         return SQL("(" + " OR ".join([f"({each})"] * len(keys)) + ")", params)
 
     def _by_one_column(self, keys: Sequence[Key]) -> SQL:
-        (field,) = self.columns.key
         found_in = f"{self.name}.{self.key[0]} IN"
         prepared = keys
-        if type(field) not in PLAIN_INTEGERS or set(map(type, keys)) != {int}:
+        if not self.has_plain_key or set(map(type, keys)) != {int}:
+            (field,) = self.columns.key
             prepared = [
                 field.get_db_prep_value(key, self.connection, prepared=False) for key in keys
             ]
@@ -132,6 +140,8 @@ class KeyTable:
 
     def prepared_key(self, key: Key) -> tuple[Any, ...]:
         """Return the key's values as the driver wants them."""
+        if self.has_plain_key and type(key) is int:
+            return (key,)
         parts = key if len(self.key) > 1 else (key,)
         return tuple(
             field.get_db_prep_value(part, self.connection, prepared=False)
@@ -218,6 +228,8 @@ class KeyTable:
 
     def python_keys(self, raw: Iterable[Any]) -> list[Key]:
         """Turn returned key columns into keys: plain values, tuples for composite keys."""
+        if self.has_plain_key:
+            return [row[0] for row in raw]
         return self.keys_of(self.python_rows(self.columns.key, raw))
 
     def keys_of(self, rows: Sequence[Sequence[Any]]) -> list[Key]:
@@ -241,7 +253,7 @@ class Table(KeyTable):
         super().__init__(columns, connection)
         self.model_table = columns.owner._meta.db_table
         #: How a dialect spells what it says of the table again and again.
-        self.spellings: dict[Any, Any] = {}
+        self.spellings: dict[Hashable, Any] = {}
         self.status = f"{self.name}.{self.column(columns.status)}"
 
     @classmethod
@@ -249,14 +261,29 @@ class Table(KeyTable):
         """Return the table as the connection spells it, which is made once for each."""
         known: dict[Any, Table] = vars(connection).setdefault(TABLES, {})
         table = known.get(columns.owner)
-        if table is None or table.model_table != columns.owner._meta.db_table:
+        if table is None or not table.is_current:
             table = known[columns.owner] = cls(columns, connection)
         return table
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the model still has its rows in this table."""
+        return self.model_table == self.columns.owner._meta.db_table
 
     def in_state(self, *states: Status) -> SQL:
         """Match rows in one of *states*; literals, so that a partial index is found to fit."""
         names = ", ".join(f"'{state.value}'" for state in states)
         return SQL(f"{self.status} IN ({names})" if len(states) > 1 else f"{self.status} = {names}")
+
+    def spelt(self, kind: Hashable, spell: Callable[[], T]) -> T:
+        """Return what *spell* makes, which is the same for all of this *kind*: made once, and kept."""
+        if kind not in self.spellings:
+            if len(self.spellings) >= MOST_SPELLINGS:
+                # A field of the user's may spell each of its values in another way.
+                self.spellings.clear()
+            self.spellings[kind] = spell()
+        found: T = self.spellings[kind]
+        return found
 
     def standing(self, token: Token) -> SQL:
         """Match rows whose claim is still the one that *token* names: the fence."""
@@ -266,6 +293,31 @@ class Table(KeyTable):
         """Match the rows that each of the tokens still holds of the keys beside it: the fence for several claims."""
         each = [sql("{} AND {}", self.keyed(keys), self.standing(token)) for token, keys in claims]
         return each[0] if len(each) == 1 else sql("(({}))", SQL.join(") OR (", each))
+
+    def fenced_update(
+        self,
+        target: str,
+        claims: Sequence[tuple[Token, Sequence[Key]]],
+        assignments: Sequence[SQL],
+        ending: str,
+    ) -> SQL:
+        """Return the UPDATE of the rows that each of the tokens still holds; that of a single row is spelt once."""
+        texts = [one.text for one in assignments]
+        params = [param for one in assignments for param in one.params]
+
+        def spell(held: SQL) -> str:
+            return f"UPDATE {target} SET {', '.join(texts)} WHERE {held.text}{ending}"
+
+        if len(claims) == 1 and len(claims[0][1]) == 1:
+            ((token, (key,)),) = claims
+            text = self.spelt((ending, *texts), lambda: spell(self.held(claims)))
+            return SQL(text, (*params, *self.held_by(token, key)))
+        held = self.held(claims)
+        return SQL(spell(held), (*params, *held.params))
+
+    def held_by(self, token: Token, key: Key) -> tuple[Any, ...]:
+        """Return what is bound in ``held`` for a single row."""
+        return (*self.prepared_key(key), *token)
 
     def completed_by(self, token: Token) -> SQL:
         """Match rows that were completed through the claim that *token* names."""

@@ -13,22 +13,31 @@ from django_taskclaim.states import Status
 from django_taskclaim.tokens import carried_claim
 
 #: Given the rows of one statement, what it sets.
-Assignments = Callable[[Desk, Sequence[Any]], list[SQL]]
+Assignments = Callable[[Desk, Sequence[Any]], Sequence[SQL]]
 
 
 def complete_assignments(names: Sequence[str]) -> Assignments:
     """Return what completing sets, the user's own columns *names* included."""
 
     def assignments(desk: Desk, rows: Sequence[Any]) -> list[SQL]:
-        table, columns = desk.table, desk.columns
-        return [
+        return [*_results(desk, rows, names), *_completion(desk, rows)]
+
+    return assignments if names else _completion
+
+
+def _completion(desk: Desk, rows: Sequence[Any]) -> Sequence[SQL]:
+    """Return what every completion sets, which is the same for all rows."""
+    table, columns = desk.table, desk.columns
+
+    def spell() -> tuple[SQL, ...]:
+        return (
             table.assign(columns.status, SQL(f"'{Status.COMPLETE.value}'")),
             *_done_now(desk),
-            *_results(desk, rows, names),
             table.assign(columns.expires_at, SQL("NULL")),
-        ]
+        )
 
-    return assignments
+    # By the model's columns: a child may have one that the owner of the table has not.
+    return table.spelt(columns, spell)
 
 
 def clear_assignments(names: Sequence[str], pause: timedelta) -> Assignments:

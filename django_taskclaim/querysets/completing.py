@@ -1,6 +1,7 @@
 """Finishing rows well, each in the way that the policy of its model names; the worker comes here like any caller."""
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from typing import Any
 
 from django.db import connections, models, transaction
@@ -9,14 +10,22 @@ from django_taskclaim.columns import claim_columns
 from django_taskclaim.completion import Archive, Call, Clear, Completion, Delete, Mark
 from django_taskclaim.contention import contention_code
 from django_taskclaim.exceptions import TaskClaimError
-from django_taskclaim.guard import show
+from django_taskclaim.guard import show_written, told_apart
 from django_taskclaim.policy import policy_for
 from django_taskclaim.querysets.assignments import (
     clear_assignments,
     complete_assignments,
     write_inherited,
 )
-from django_taskclaim.querysets.fencing import Also, end, send_held, write_held
+from django_taskclaim.querysets.fencing import (
+    Also,
+    Write,
+    end,
+    held_write,
+    send_held,
+    write_held,
+    write_standing,
+)
 from django_taskclaim.querysets.removing import deleting, moving
 from django_taskclaim.querysets.scope import Desk
 from django_taskclaim.querysets.telling import tell
@@ -54,6 +63,8 @@ def complete(rows: Rows, names: Names, also: Also | None = None) -> list[Any]:
 
 def _by_completion(rows: Rows) -> Iterable[tuple[Completion, list[Any]]]:
     """Group rows by their policy and, but for those that are marked, by their class."""
+    if len(kinds := set(map(type, rows))) == 1:
+        return [(policy_for(kinds.pop()).completion, list(rows))]
     groups: dict[Any, tuple[Completion, list[Any]]] = {}
     for model, same in _by_class(rows).items():
         completion = policy_for(model).completion
@@ -62,16 +73,33 @@ def _by_completion(rows: Rows) -> Iterable[tuple[Completion, list[Any]]]:
     return groups.values()
 
 
+def _both(first: Also | None, second: Also | None) -> Also | None:
+    steps = [step for step in (first, second) if step is not None]
+
+    def do(desk: Desk, rows: list[Any]) -> None:
+        for step in steps:
+            step(desk, rows)
+
+    return do if steps else None
+
+
 def _mark(completion: Mark, rows: Rows, names: Names, also: Also | None) -> list[Any]:
-    written = write_held(
-        rows,
+    written = write_standing(rows, _marking(names, also) if names or also else _MARKING)
+    show_state(written, Status.COMPLETE, "completed_at")
+    return written
+
+
+def _marking(names: Names = (), also: Also | None = None) -> Write:
+    return held_write(
         complete_assignments(names),
         per_row=2 * len(names),
         also=_both(write_inherited(names), also),
         finished=(Status.COMPLETE,),
     )
-    show_state(written, Status.COMPLETE, "completed_at")
-    return written
+
+
+#: What nearly all completions are.
+_MARKING = _marking()
 
 
 def _delete(completion: Delete, rows: Rows, names: Names, also: Also | None) -> list[Any]:
@@ -154,16 +182,6 @@ _WAYS: dict[type, Callable[[Any, Rows, Names, Also | None], list[Any]]] = {
 }
 
 
-def _both(first: Also | None, second: Also | None) -> Also | None:
-    steps = [step for step in (first, second) if step is not None]
-
-    def do(desk: Desk, rows: list[Any]) -> None:
-        for step in steps:
-            step(desk, rows)
-
-    return do if steps else None
-
-
 def _by_class(rows: Rows) -> dict[type[models.Model], list[Any]]:
     """Group rows by their class."""
     classes = dict.fromkeys(map(type, rows))
@@ -175,9 +193,15 @@ def _by_class(rows: Rows) -> dict[type[models.Model], list[Any]]:
 def show_state(rows: Sequence[Any], status: Status, *unknown: str) -> None:
     """Let instances show their new state; columns whose new value only the database knows are read when asked."""
     for model, same in _by_class(rows).items():
-        columns = claim_columns(model)
-        values: dict[Any, Any] = {columns.status: status.value, columns.expires_at: None}
-        if status == Status.OPEN:
-            values |= {columns.claimed_by: None, columns.claimed_at: None}
-        values |= {getattr(columns, role): models.DEFERRED for role in unknown}
-        show(same, values)
+        show_written(same, *_values_in(model, status, unknown))
+
+
+@cache
+def _values_in(
+    model: type[models.Model], status: Status, unknown: tuple[str, ...]
+) -> tuple[dict[str, Any], list[str]]:
+    columns = claim_columns(model)
+    values: dict[Any, Any] = {columns.status: status.value, columns.expires_at: None}
+    if status == Status.OPEN:
+        values |= {columns.claimed_by: None, columns.claimed_at: None}
+    return told_apart(values | {getattr(columns, role): models.DEFERRED for role in unknown})

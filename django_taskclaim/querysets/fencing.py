@@ -128,6 +128,20 @@ def write_held(
     finished: Collection[Status] = (),
 ) -> list[Any]:
     """Update the rows whose claims stand and return them; see ``send_held``."""
+    return write_standing(
+        rows, held_write(assignments, per_row=per_row, also=also, kind=kind, finished=finished)
+    )
+
+
+def held_write(
+    assignments: Assignments,
+    *,
+    per_row: int = 0,
+    also: Also | None = None,
+    kind: Callable[[Any], Any] = _alike,
+    finished: Collection[Status] = (),
+) -> "Write":
+    """Return the update of rows whose claims stand, to be made again and again; see ``send_held``."""
 
     def update(desk: Desk, token: Token, rows: Sequence[Any]) -> list[Any]:
         return desk.dialect.update_held(desk.table, token, keys_of(rows), assignments(desk, rows))
@@ -139,7 +153,7 @@ def write_held(
         return None if keys is None else _with_keys(rows, keys)
 
     together = update_together if also is None else None
-    return _write_held(rows, _Write(update, per_row, also, kind, finished, together))
+    return Write(update, per_row, also, kind, finished, together)
 
 
 class _SomeAreLost(Exception):
@@ -169,11 +183,11 @@ def send_held(
     *finished* under their token count as written, those still held are written again, and those that have moved on
     are marked as undecided. A database that stays away is its own error; the next try begins by asking the rows.
     """
-    return _write_held(rows, _Write(send, per_row, also, kind, finished))
+    return write_standing(rows, Write(send, per_row, also, kind, finished))
 
 
 @dataclass(frozen=True, slots=True)
-class _Write:
+class Write:
     """What one verb writes; see ``send_held``."""
 
     send: Send
@@ -187,7 +201,11 @@ class _Write:
     may_be_alone: bool = True
 
 
-def _write_held(rows: Sequence[Any], write: _Write) -> list[Any]:
+def write_standing(rows: Sequence[Any], write: Write) -> list[Any]:
+    """Write the rows whose claims stand and return them; see ``send_held``."""
+    if len(rows) == 1 and not (claim := carried_claim(rows[0])).unanswered:
+        desk = Desk.of(type(rows[0]), claim.alias)
+        return _write_to_one([Group(desk, claim.token, list(rows))], write)
     held, written = _asked_again(rows, write)
     by_alias: dict[str, list[Group]] = {}
     for group in grouped(held, write.kind):
@@ -197,7 +215,7 @@ def _write_held(rows: Sequence[Any], write: _Write) -> list[Any]:
     return written
 
 
-def _write_to_one(groups: list[Group], write: _Write) -> list[Any]:
+def _write_to_one(groups: list[Group], write: Write) -> list[Any]:
     """Write the rows of one database."""
     desk, look_again = groups[0].desk, partial(_look_again, write)
     if write.together is not None:
@@ -221,8 +239,10 @@ def _write_to_one(groups: list[Group], write: _Write) -> list[Any]:
     return transactionally(desk, partial(_write_groups, groups, write), look_again)
 
 
-def _statements(groups: list[Group], write: _Write) -> list[list[Group]]:
+def _statements(groups: list[Group], write: Write) -> list[list[Group]]:
     """Return what each statement writes: all at once, as a worker's batches nearly always can, or part by part."""
+    if len(groups) == 1 and len(groups[0].rows) == 1:
+        return [groups]
     desk = groups[0].desk
     keys = [key for group in groups for key in keys_of(group.rows)]
     parts = desk.dialect.chunks(keys, desk.table, write.per_row)
@@ -251,7 +271,7 @@ def _fits_alone(statements: list[list[Group]]) -> bool:
     return (is_single or desk.dialect.returns_updated) and may_stand_alone(desk)
 
 
-def _write_together(statements: list[list[Group]], write: _Write) -> list[Any]:
+def _write_together(statements: list[list[Group]], write: Write) -> list[Any]:
     written: list[Any] = []
     for groups in statements:
         assert write.together is not None
@@ -262,7 +282,7 @@ def _write_together(statements: list[list[Group]], write: _Write) -> list[Any]:
     return written
 
 
-def _asked_again(rows: Sequence[Any], write: _Write) -> tuple[list[Any], list[Any]]:
+def _asked_again(rows: Sequence[Any], write: Write) -> tuple[list[Any], list[Any]]:
     """Return the rows that are to be written, and those that an earlier try has written without knowing it."""
     if not any(claim.unanswered for claim in carried_claims(rows)):
         return list(rows), []
@@ -279,19 +299,19 @@ def _may_ask(claim: Claim) -> bool:
     return no_transaction(connections[claim.alias])
 
 
-def _look_again(write: _Write, sent: list[Any]) -> list[Any]:
+def _look_again(write: Write, sent: list[Any]) -> list[Any]:
     """Return those of the rows *sent* with a COMMIT that was not answered that are written after all, or now."""
     for row in sent:
         carried_claim(row).unanswered = True
     # Not alone again: a statement that its session does not survive would be sent for ever.
-    return _write_held(sent, replace(write, may_be_alone=False))
+    return write_standing(sent, replace(write, may_be_alone=False))
 
 
-def _write_groups(groups: list[Group], write: _Write) -> list[Any]:
+def _write_groups(groups: list[Group], write: Write) -> list[Any]:
     return [row for group in groups for row in _write_group(group, write)]
 
 
-def _write_group(group: Group, write: _Write) -> list[Any]:
+def _write_group(group: Group, write: Write) -> list[Any]:
     desk = group.desk
     written: list[Any] = []
     for part in desk.dialect.chunks(group.rows, desk.table, write.per_row):

@@ -62,14 +62,15 @@ def _listens(attribute: Any) -> bool:
 
 def _laid_out(model: Any, alias: str, names: list[str], values: Iterable[Any]) -> list[Any]:
     rows = []
-    # Everything of a row in one place: each call that is made for all of them counts.
+    new = object.__new__
+    # Everything of a row in one place: each call that is made for all of them counts, and each check of what is known.
     for given in values:
-        row = model.__new__(model)
+        row = new(model)
         own = row.__dict__
-        state = own["_state"] = ModelState()
+        state = own["_state"] = new(ModelState)
         state.adding = False
         state.db = alias
-        own.update(zip(names, given, strict=True))
+        own.update(zip(names, given))  # noqa: B905 - as long as each other, and asked for each row
         own[LOADED] = (names, given)
         rows.append(row)
     return rows

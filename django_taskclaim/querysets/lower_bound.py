@@ -20,7 +20,7 @@ Row: TypeAlias = list[Any]
 FULL_LOOK_EVERY = 1.0
 #: … or more rarely, where that would take more than this part of the time. While somebody holds a transaction open,
 #: nothing of what is done is cleared away, and a look in full takes as long as dozens of other claims.
-FULL_LOOK_SHARE = 0.01
+FULL_LOOK_SHARE = 0.005
 URGENT_LOOK_SHARE = 0.1
 #: … but at least so often, however long one look took.
 LONGEST_PAUSE = 10.0

@@ -19,8 +19,12 @@ PREFIX = f"{LINK}__"
 class Results(NamedTuple):
     """Names of columns, checked: of the claimed row itself, and of its source where it is a companion."""
 
-    own: list[str]
-    of_source: list[str]
+    own: Sequence[str]
+    of_source: Sequence[str]
+
+
+#: What nearly every completion names.
+NOTHING = Results((), ())
 
 
 def checked_results(model: type[models.Model], names: Collection[str]) -> Results:
@@ -31,6 +35,8 @@ def checked_results(model: type[models.Model], names: Collection[str]) -> Result
     """
     if isinstance(names, str):
         raise TypeError(f"update_fields is a list of names, not the text {names!r}.")
+    if not names:
+        return NOTHING
     refuse_names(model, names, "update_fields")
     own = [name for name in names if name in writable(model)]
     rest = [name for name in names if name not in own]

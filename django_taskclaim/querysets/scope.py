@@ -15,6 +15,9 @@ from django_taskclaim.policy import policy_for
 
 Rows = models.QuerySet[Any]
 
+#: Where a connection keeps the desks of models: they refer to it, so a map of ours would keep both for ever.
+DESKS = "_taskclaim_desks"
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -49,9 +52,13 @@ class Desk(Place):
     @classmethod
     def of(cls, model: type[models.Model], alias: str) -> "Desk":
         """Return the desk of *model* on the database *alias*."""
-        columns = claim_columns(model)
-        dialect = dialect_for(connections[alias])
-        return cls(model, alias, columns, dialect, dialect.table(columns))
+        connection = connections[alias]
+        known: dict[Any, Desk] = vars(connection).setdefault(DESKS, {})
+        desk = known.get(model)
+        if desk is None or desk.alias != alias or not desk.table.is_current:
+            columns, dialect = claim_columns(model), dialect_for(connection)
+            desk = known[model] = cls(model, alias, columns, dialect, dialect.table(columns))
+        return desk
 
 
 def due_condition(model: type[models.Model]) -> models.Q:

@@ -11,6 +11,8 @@ from django_taskclaim.tokens import carried_claim, carried_claims
 
 def tell(signal: Signal, rows: Sequence[Any], **facts: Any) -> None:
     """Send a signal about rows that carry claims, once the current transaction has committed."""
+    if not signal.receivers:
+        return
     for model in dict.fromkeys(map(type, rows)):
         if not signal.has_listeners(model):
             continue

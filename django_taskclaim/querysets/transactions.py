@@ -1,11 +1,12 @@
 """How a verb's statements are sent: in a transaction of their own, tried again when the database is contended."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from contextvars import ContextVar
+from time import monotonic
 from typing import Any, TypeVar
 
-from django.db import DatabaseError, connections, transaction
+from django.db import DatabaseError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_taskclaim import conf
@@ -14,6 +15,7 @@ from django_taskclaim.dialects import dialect_for, savepoint_around
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.querysets.lost_commits import AWAY, give_up
 from django_taskclaim.querysets.scope import Desk
+from django_taskclaim.tokens import commits_by_itself
 
 R = TypeVar("R")
 
@@ -27,8 +29,17 @@ def transactionally(
 ) -> R:
     """Run *statements* in one transaction, or in a savepoint of the caller's.
 
-    Where it was our own and its COMMIT was not answered, *look_again* finds out what came of it.
+    Inside ``joined`` it is the caller's transaction itself, and whatever fails ends that. Where it was our own and its
+    COMMIT was not answered, *look_again* finds out what came of it.
     """
+    if joins(desk):
+        # Whatever fails ends that transaction, and is nobody's to try again but its owner's.
+        try:
+            return statements()
+        except BaseException as error:
+            connection: Any = desk.dialect.connection
+            connection.needs_rollback, connection.rollback_exc = True, error
+            raise
     return _retried(desk, statements, look_again, durable=False)
 
 
@@ -42,7 +53,7 @@ def alone(desk: Desk, statement: Callable[[], R], look_again: Callable[[], R] | 
         try:
             return statement()
         except AWAY as error:
-            if contention_code(error) is not None:
+            if contention_code(error) is not None or not desk.dialect.may_be_done(error):
                 raise
             raise _Unanswered(None, error) from error
 
@@ -98,7 +109,7 @@ def refuse_old_snapshots(desk: Desk, what: str) -> None:
 
 def no_transaction(connection: BaseDatabaseWrapper) -> bool:
     """Say whether the next transaction will be of our own making."""
-    return not connection.in_atomic_block and connection.get_autocommit()
+    return not connection.in_atomic_block and commits_by_itself(connection)
 
 
 @contextmanager
@@ -123,12 +134,6 @@ def whole(using: str, complaint: str, *, asking: bool = False) -> Iterator[None]
         if not returned:
             raise
         raise TaskClaimError(f"{complaint}: {error}") from error
-
-
-def _transaction(desk: Desk, *, durable: bool) -> AbstractContextManager[None]:
-    if joins(desk):
-        return transaction.atomic(using=desk.alias, savepoint=False)
-    return desk.dialect.own_transaction(durable=durable)
 
 
 #: Whether the verbs of this thread join the transaction that is open as it is.
@@ -167,7 +172,7 @@ def _retried(
         outermost = no_transaction(connection)
         committing = False
         try:
-            with _transaction(desk, durable=durable):
+            with desk.dialect.own_transaction(durable=durable):
                 result = statements()
                 committing = outermost
             return result
@@ -181,11 +186,15 @@ def _retried(
 
 def _answered(desk: Desk, once: Callable[[], R], look_again: LookAgain[R] | None) -> R:
     """Return what *once* returns, tried again on contention, or what *look_again* finds where it was not answered."""
-    retry = retry_on_contention(
-        retries=int(conf.setting("RETRIES")), using=desk.alias, atomic=False
-    )
+    began = monotonic()
     try:
-        return retry.call(once)
+        try:
+            return once()
+        except Exception as error:
+            retry = retry_on_contention(
+                retries=int(conf.setting("RETRIES")), using=desk.alias, atomic=False
+            )
+            return retry.after(error, began, once)
     except _Unanswered as lost:
         give_up(desk.dialect.connection)
         if look_again is None:

@@ -1,6 +1,7 @@
 """One worker process: its main thread waits for signals and for its supervisor, and asks the database for nothing."""
 
 import contextlib
+import gc
 import select
 import threading
 from multiprocessing.connection import Connection
@@ -42,6 +43,8 @@ def run_child(options: Any, link: Connection) -> None:
         # Told to stop, or orphaned, while it imported.
         said.goodbye(0)
     crew = Crew(options)
+    # What is loaded by now stays: looking through it for garbage again and again costs more than rows do.
+    gc.freeze()
     if options.once or options.max_rows is not None:
         crew.claimer.on_claimed = said.claimed
     # Before the first claim: a row that kills this process at once is no reason to give it up.

@@ -131,7 +131,8 @@ class Claimer(threading.Thread):
         """Wait until there is something to do, and do it."""
         self.inflight.wait_until(self._has_to_act, self._longest_wait)
         guard_connections(self.service.longest_lease, ours_alone=True)
-        self._write_due()
+        if self._until_written() == 0.0:
+            self._write()
         looked = False
         for handler in self.handlers:
             if self._may_look_for(handler):
@@ -147,15 +148,14 @@ class Claimer(threading.Thread):
         """Return for how many seconds nothing need be written yet; what is about to be claimed brings more to write."""
         return self.writer.wait(more_to_come=any(map(self._may_look_for, self.handlers)))
 
-    def _write_due(self) -> None:
-        if self._until_written() == 0.0:
-            self._ensure_usable()
-            if self.writer.write():
-                self._note_use()
-            for handler in self.handlers:
-                # A row that has ended makes room for the next one.
-                if self._next_look[handler.model] != NEVER and self._makes_room(handler.model):
-                    self._next_look[handler.model] = 0.0
+    def _write(self) -> None:
+        self._ensure_usable()
+        if self.writer.write():
+            self._note_use()
+        for handler in self.handlers:
+            # A row that has ended makes room for the next one.
+            if self._next_look[handler.model] != NEVER and self._makes_room(handler.model):
+                self._next_look[handler.model] = 0.0
 
     def _ensure_usable(self) -> None:
         if clock() >= self._look_at_connection:
@@ -409,7 +409,8 @@ class Claimer(threading.Thread):
                 lambda: self.writer.wait() == 0.0 or self.inflight.is_empty(), 0.5
             )
             try:
-                self._write_due()
+                if self.writer.wait() == 0.0:
+                    self._write()
             except TROUBLE as error:
                 self._limited.warn(f"{self.options.name}: writing", error)
                 drop_broken(self.options.using)

@@ -37,11 +37,11 @@ class Executor(threading.Thread):
         self.inflight = inflight
         self.service = service
         self.throttles = service.throttles
-        self.running = Running(options.using, inflight, service, self._idle())
+        self.running = Running(options.using, inflight, service, 2 * service.longest_lease)
         self.leaving = threading.Event()
         self._limited = Limited()
-        #: Whether this thread's connections are guarded, for as long as ``running.idle`` says.
-        self._prepared = False
+        #: Those that this thread's connections are prepared for.
+        self._leases: tuple[timedelta, ...] = ()
 
     def leave(self) -> None:
         """Take nothing more."""
@@ -75,18 +75,19 @@ class Executor(threading.Thread):
             # At once: by the service's next round the rest of a quick handler's batch would have failed, too.
             self.service.withdraw(model)
 
-    def _idle(self, lease: timedelta = timedelta()) -> timedelta:
-        """Return how long a transaction may be idle in which rows are worked on that were claimed for *lease*.
+    def _prepare_for(self, lease: timedelta = timedelta()) -> None:
+        """Have the server end transactions that are idle for twice the *lease* of the rows worked on in them.
 
-        Twice the lease is what a frozen process may block others for; a handler's own transaction has that long.
+        That is what a frozen process may block others for; a handler's own transaction has that long.
         """
-        return 2 * max(lease, self.service.longest_lease)
+        leases = self._leases_beside(lease)
+        if leases != self._leases:
+            self.running.idle = 2 * max(leases)
+            guard_connections(self.running.idle, ours_alone=False)
+            self._leases = leases
 
-    def _prepare_connections(self, idle: timedelta) -> None:
-        if idle != self.running.idle or not self._prepared:
-            self.running.idle = idle
-            guard_connections(idle, ours_alone=False)
-            self._prepared = True
+    def _leases_beside(self, lease: timedelta = timedelta()) -> tuple[timedelta, ...]:
+        return lease, self.service.longest_lease
 
     def _tidy_up(self, *, idle: bool = False) -> None:
         try:
@@ -100,22 +101,26 @@ class HandlerThread(Executor):
     """One thread for plain functions, with a database connection of its own if they ask for one."""
 
     def run(self) -> None:
-        self._prepare_connections(self._idle())
+        self._prepare_for()
         try:
-            while not self.leaving.is_set():
-                unit = self.inflight.take(LOOK, _is_plain, self.leaving)
-                if unit is None:
-                    self._tidy_up(idle=True)
-                else:
-                    self._work(unit)
+            while (unit := self._take()) is not None:
+                self._work(unit)
         finally:
             close_all()
+
+    def _take(self) -> Unit | None:
+        """Wait for a unit; None once the thread is to leave."""
+        while (unit := self.inflight.take(LOOK, _is_plain, self.leaving)) is None:
+            if self.leaving.is_set():
+                break
+            self._tidy_up(idle=True)
+        return unit
 
     def _work(self, unit: Unit) -> None:
         results: list[Result] = []
         try:
             # Leases may have changed, and rows that were claimed before keep theirs. Those of a unit are of one claim.
-            self._prepare_connections(self._idle(unit.tasks[0].claim.lease))
+            self._prepare_for(unit.tasks[0].claim.lease)
             with self.throttles.working_on(unit.handler.model):
                 results = self.running.run(unit)
         except BaseException as error:
@@ -124,14 +129,12 @@ class HandlerThread(Executor):
             drop_broken(self.options.using)
         finally:
             self._settle(unit, results)
-            self._tidy_up()
+            if has_opened(threading.get_ident()):
+                self._tidy_up()
 
 
 class LoopThread(Executor):
     """One event loop for coroutine functions. Their use of Django's ORM shares one more thread and connection."""
-
-    #: What transactions that stay open on that connection are bounded by.
-    _guarded_by = timedelta()
 
     def run(self) -> None:
         asyncio.run(self._run())
@@ -154,9 +157,8 @@ class LoopThread(Executor):
         await sync_to_async(close_all)()
 
     async def _follow_leases(self) -> None:
-        if self._guarded_by != (idle := self._idle()):
-            self._guarded_by = idle
-            await sync_to_async(self._prepare_connections)(idle)
+        if self._leases != self._leases_beside():
+            await sync_to_async(self._prepare_for)()
 
     async def _work(self, unit: Unit) -> None:
         results: list[Result] = []

@@ -12,7 +12,7 @@ from typing import Any
 
 from django_taskclaim.handlers import Handler
 from django_taskclaim.policy import SELF_FENCE
-from django_taskclaim.tokens import Claim, carried_claim, clock, standing_claim
+from django_taskclaim.tokens import ATTRIBUTE, Claim, clock, standing_claim
 from django_taskclaim.worker.outcomes import Outcome
 
 
@@ -42,19 +42,26 @@ class Task:
     claim: Claim = field(init=False)
 
     def __post_init__(self) -> None:
-        self.claim = carried_claim(self.row)
+        self.claim = self.row.__dict__[ATTRIBUTE]
 
-    def is_overdue(self) -> bool:
+    def is_overdue(self, now: float | None = None) -> bool:
         """Say whether the lease has so little left, by this process's own clock, that it counts as lost."""
         claim = self.claim
         if claim.local_deadline is None:
             return False
-        return claim.local_deadline - clock() < claim.lease.total_seconds() * (1 - SELF_FENCE)
+        left = claim.local_deadline - (clock() if now is None else now)
+        return left < claim.lease.total_seconds() * (1 - SELF_FENCE)
 
-    def may_start(self) -> bool:
+    def may_start(self, now: float | None = None) -> bool:
         """Say whether a handler may be called with the row: its claim stands, as far as is known here."""
         claim = standing_claim(self.row)
-        return not (claim is None or self.abandoned or claim.lost or self.is_overdue())
+        return not (claim is None or self.abandoned or claim.lost or self.is_overdue(now))
+
+
+def may_start(tasks: Iterable[Task]) -> bool:
+    """Say whether a handler may be called with each of the rows."""
+    now = clock()
+    return not [task for task in tasks if not task.may_start(now)]
 
 
 @dataclass(eq=False, slots=True)
@@ -248,15 +255,12 @@ class InFlight:
     def written(self, results: Iterable[Result]) -> None:
         """Let go of these rows."""
         with self._lock:
-            let_go = Counter(
-                result.task.handler.model for result in results if self._forget(result)
-            )
-            self._held.subtract(let_go)
+            for result in results:
+                if self._unwritten.pop(id(result), None) or self._forget_postponed(result):
+                    self._held[result.task.handler.model] -= 1
             self._changed.notify_all()
 
-    def _forget(self, result: Result) -> bool:
-        if self._unwritten.pop(id(result), None) is not None:
-            return True
+    def _forget_postponed(self, result: Result) -> bool:
         if result not in self._postponed:
             return False
         self._postponed.remove(result)

@@ -12,6 +12,7 @@ from django_taskclaim.failures import told
 from django_taskclaim.handlers import Handler
 from django_taskclaim.links import as_claimed, is_companion, source_link
 from django_taskclaim.policy import policy_for
+from django_taskclaim.states import Status
 from django_taskclaim.tokens import carried_claim, claim_of
 from django_taskclaim.wording import lasting
 
@@ -75,6 +76,12 @@ class Settled:
     """Nothing is left to be written: a verb of the handler's own ended the claim, or an atomic handler's COMMIT."""
 
     completed: bool = False
+
+    @classmethod
+    def by_handler(cls, row: models.Model) -> "Settled":
+        """Return what a verb of the handler's own has made of *row*, as far as the instance shows."""
+        status = row.__dict__.get(claim_columns(type(row)).status.attname)
+        return cls(completed=status == Status.COMPLETE)
 
 
 Outcome: TypeAlias = Done | Failed | PutBack | Undecided | Settled

@@ -8,7 +8,7 @@ from django_taskclaim.columns import unit_of
 from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.failures import described, log, one_line, told
 from django_taskclaim.links import source_told
-from django_taskclaim.tokens import claim_of, clock
+from django_taskclaim.tokens import carried_claims, claim_of, clock
 from django_taskclaim.wording import counted, with_source
 
 logger = logging.getLogger("django_taskclaim.worker")
@@ -112,9 +112,8 @@ def failed(
 
 def watch(rows: Iterable[Any]) -> None:
     """Leave it to this worker to log the loss of these claims: the verb that notices one knows less of it."""
-    for row in rows:
-        if (claim := claim_of(row)) is not None:
-            claim.watched = True
+    for claim in carried_claims(rows):
+        claim.watched = True
 
 
 def lost(row: Any, why: str, *, error: BaseException | None = None) -> None:

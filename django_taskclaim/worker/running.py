@@ -35,7 +35,7 @@ from django_taskclaim.worker.connections import (
     left_open,
     limit_idle_session,
 )
-from django_taskclaim.worker.inflight import InFlight, Result, Task, Unit
+from django_taskclaim.worker.inflight import InFlight, Result, Task, Unit, may_start
 from django_taskclaim.worker.outcomes import (
     DONE,
     Answer,
@@ -96,8 +96,6 @@ class Running:
 
     def run(self, unit: Unit) -> list[Result]:
         """Run *unit* in this thread."""
-        if unit.suspect and (held_up := self._held_up(unit)) is not None:
-            return held_up
         if len(unit.tasks) == 1:
             return self._run_one(unit)
         calls = self._calls(unit)
@@ -108,17 +106,20 @@ class Running:
 
     def _run_one(self, unit: Unit) -> list[Result]:
         """Run a unit that cannot be halved: one call, if any."""
+        suspect = unit.tasks[0].claim.suspect
+        if suspect and (held_up := self._held_up(unit)) is not None:
+            return held_up
         results: list[Result] = []
         if tasks := self._callable(unit.tasks, results):
-            unit.begin(tasks)
+            # To take a unit is to begin it, and that was just now.
+            if tasks is not unit.called or suspect:
+                unit.begin(tasks)
             answer = self._call(unit, tasks)
             self._note(unit, tasks, answer, results)
         return results
 
     async def arun(self, unit: Unit) -> list[Result]:
         """Run *unit* on the event loop of this thread."""
-        if unit.suspect and (held_up := await sync_to_async(self._held_up)(unit)) is not None:
-            return held_up
         if len(unit.tasks) == 1:
             return await self._arun_one(unit)
         calls = self._calls(unit)
@@ -129,6 +130,9 @@ class Running:
         return step.results
 
     async def _arun_one(self, unit: Unit) -> list[Result]:
+        suspect = unit.tasks[0].claim.suspect
+        if suspect and (held_up := await sync_to_async(self._held_up)(unit)) is not None:
+            return held_up
         results: list[Result] = []
         if tasks := self._callable(unit.tasks, results):
             unit.begin(tasks)
@@ -199,10 +203,10 @@ class Running:
     def _callable(self, given: list[Task], results: list[Result]) -> list[Task]:
         """Return the rows that the handler can be called with, and note what becomes of the others, if anything."""
         tasks = given
-        if not all(task.may_start() for task in given):
+        if not may_start(given):
             # Between two halves: the handler may have ended some claims itself.
             ended = [task for task in given if standing_claim(task.row) is None]
-            results += [Result(task, Settled(), 0.0) for task in ended]
+            results += [Result(task, Settled.by_handler(task.row), 0.0) for task in ended]
             tasks = self._startable([task for task in given if task not in ended])
         if tasks and tasks[0].handler.needs_source:
             gone = [task for task in tasks if task.handler.lacks_source(task.row)]
@@ -225,7 +229,10 @@ class Running:
         if answer.error is not None and answer.at_commit:
             return self._after_commit(tasks, answer.error, since)
         if answer is NOTHING_SAID:
-            return [DONE if standing_claim(task.row) is not None else Settled() for task in tasks]
+            return [
+                DONE if standing_claim(task.row) is not None else Settled.by_handler(task.row)
+                for task in tasks
+            ]
         said, error = _read(tasks, answer)
         together = len(tasks) > 1 and (error is not None or tasks[0].handler.atomic)
         if together and not (error and self._says_nothing_of_the_rows(tasks, error, since)):
@@ -265,7 +272,7 @@ class Running:
             # The handler called a verb itself, or deleted the row.
             if error is not None:
                 broken(f"{named(task.row)}: its handler ended the claim and then raised", error)
-            return Settled()
+            return Settled.by_handler(task.row)
         if error is None:
             return DONE
         if task.fenced:
@@ -292,10 +299,9 @@ class Running:
     # The calls
 
     def _replace_broken_connections(self) -> None:
-        """Look at this thread's connections if the database was away since the last look; the row is not to blame."""
-        if self.service.troubled_since(self._looked):
-            self._looked = clock()
-            ensure_all_usable()
+        """Look at this thread's connections, for the database was away since the last look; no row is to blame."""
+        self._looked = clock()
+        ensure_all_usable()
 
     def _call(self, unit: Unit, tasks: list[Task]) -> Answer:
         handler = unit.handler
@@ -307,7 +313,8 @@ class Running:
             self._used = clock() if answer.committed else 0.0
             return self._unless_left_open(answer, self.using)
         try:
-            self._replace_broken_connections()
+            if self.service.troubled_since(self._looked):
+                self._replace_broken_connections()
             if self._limits_idle:
                 limit_idle_session(self.using, None)
                 self._limits_idle = False

@@ -5,8 +5,12 @@ from typing import Any
 
 import pytest
 from django.db import transaction
+from django.test.utils import isolate_apps
 
 from django_taskclaim.exceptions import ClaimColumnError, ClaimLost
+from django_taskclaim.models import ClaimMixin, CompletedAtMixin
+from django_taskclaim.querysets.assignments import complete_assignments
+from django_taskclaim.querysets.scope import Desk
 from django_taskclaim.switch import pause
 from tests.behaviour.models import (
     ChildOfOrdered,
@@ -163,3 +167,20 @@ def test_a_plain_parent_of_a_claimed_row_stays_an_ordinary_model() -> None:
     parent.note = "through the parent"
     parent.save()
     assert held.claim.check()
+
+
+@isolate_apps("tests.testapp")
+def test_what_a_parent_sets_is_not_taken_for_what_its_child_does() -> None:
+    """They share a table, and statements are kept as they are spelt; ``manage.py check`` refuses this child."""
+
+    class Plain(ClaimMixin):
+        class Meta:
+            app_label = "testapp"
+
+    class Timed(Plain, CompletedAtMixin):
+        class Meta:
+            app_label = "testapp"
+
+    for model, sets_it in ((Plain, False), (Timed, True), (Plain, False)):
+        pieces = complete_assignments([])(Desk.of(model, "default"), [])
+        assert any("completed_at" in piece.text for piece in pieces) is sets_it

@@ -133,7 +133,7 @@ def test_urgent_rows_wait_for_no_look_in_full(clock: Clock, bound: LowerBound) -
     assert put_back.pk in keys(claim(Photo, 2, bound))
 
 
-@pytest.mark.parametrize(("took", "pause"), [(0.002, 1.0), (0.08, 8.0), (6.0, 10.0)])
+@pytest.mark.parametrize(("took", "pause"), [(0.002, 1.0), (0.04, 8.0), (6.0, 10.0)])
 def test_looks_in_full_are_rarer_where_they_take_long(took: float, pause: float) -> None:
     assert lower_bound._pause(took, lower_bound.FULL_LOOK_SHARE) == pytest.approx(pause)
 

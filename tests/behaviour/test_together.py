@@ -1,12 +1,15 @@
 """Rows of several claims are completed together, and each is told by its own token whether it still stands."""
 
+import time
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
+from django.db import OperationalError, connection, transaction
 from django.test.utils import CaptureQueriesContext
 
+from django_taskclaim.dialects import dialect_for
 from django_taskclaim.exceptions import ClaimLost
+from django_taskclaim.querysets.lost_commits import PATIENCE
 from django_taskclaim.states import Status
 from tests.behaviour.support import facts, fresh, lose
 from tests.factories import make
@@ -69,3 +72,26 @@ def test_a_claim_that_was_rolled_back_is_not_taken_for_the_next_holders() -> Non
     assert fresh(again).status == Status.PROCESSING
     again.claim.complete()
     assert fresh(again).status == Status.COMPLETE
+
+
+@pytest.mark.skipif(
+    not dialect_for(connection).has_one_writer,
+    reason="a server may have done what it did not answer",
+)
+@pytest.mark.django_db(transaction=True)
+def test_a_statement_that_cannot_have_been_carried_out_is_its_error_at_once() -> None:
+    """Nothing is waited for, the session stays, and the claims stand."""
+    ((row,),) = claims(Photo, 1)
+    session = connection.connection
+    with connection.cursor() as cursor:
+        cursor.execute("PRAGMA query_only = ON")
+    began = time.monotonic()
+    try:
+        with pytest.raises(OperationalError, match="readonly"):
+            Photo.objects.complete([row])
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute("PRAGMA query_only = OFF")
+    assert time.monotonic() - began < PATIENCE / 2
+    assert connection.connection is session
+    assert Photo.objects.complete([row]) == 1

@@ -1,6 +1,7 @@
 """Autodiscovered like any app's ``claims.py``. Only ``Job`` and its proxies have handlers; tests register others."""
 
 import asyncio
+import gc
 import json
 import multiprocessing
 import os
@@ -261,6 +262,11 @@ def count(job: Job, detail: str) -> None:
     time.sleep(float(detail))
 
 
+def garbage(job: Job, detail: str) -> None:
+    """Write down how many objects are never looked through for garbage."""
+    note(job, f"{gc.get_freeze_count()} frozen")
+
+
 def die(job: Job, detail: str) -> None:
     os._exit(int(detail or 9))
 
@@ -373,6 +379,7 @@ ACTS = {
     "sleep": sleep,
     "stay": stay,
     "count": count,
+    "garbage": garbage,
     "die": die,
     "leave": leave,
     "complete": complete,

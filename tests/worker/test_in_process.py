@@ -128,3 +128,13 @@ def test_without_posix_signals_a_drain_works_in_process(process_env: dict[str, s
     done = run(process_env, *DRAIN, first=first)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert states() == {"complete": 1}
+
+
+def test_only_a_process_of_the_workers_own_stops_looking_for_garbage_in_what_is_loaded(
+    start_worker: Start,
+) -> None:
+    """In one that may do other things besides, that is nobody's to decide."""
+    for options, seen in (("--drain",), 0), (DRAIN, 1):
+        jobs(1, "garbage")
+        assert start_worker(*options).wait() == 0
+        assert Ledger.objects.filter(note="0 frozen").count() == seen

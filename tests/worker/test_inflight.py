@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 
 from django_taskclaim.handlers import Handler
+from django_taskclaim.states import Status
 from django_taskclaim.tokens import clock
+from django_taskclaim.worker import writer
 from django_taskclaim.worker.claimer import Claimer
 from django_taskclaim.worker.inflight import InFlight, Result, units_of
 from django_taskclaim.worker.limits import Limit
 from django_taskclaim.worker.options import WorkerOptions
-from django_taskclaim.worker.outcomes import Done
+from django_taskclaim.worker.outcomes import DONE, Done
 from django_taskclaim.worker.service import Service, _is_renewable
 from tests.factories import claimed, make
 from tests.testapp.models import Job, Photo
@@ -137,3 +139,23 @@ def test_results_wait_for_those_of_rows_about_to_be_claimed() -> None:
     assert inflight.write_at(60.0, more_to_come=True) == result.came + 60.0
     inflight.enough = 1
     assert inflight.write_at(60.0, more_to_come=True) == 0.0
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_became_of_a_row_that_ran_alone_is_written_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It holds up everything else, so its result waits for no others, although more could be claimed meanwhile."""
+    monkeypatch.setattr(writer, "LINGER", 60.0)
+    make(Job)
+    inflight = InFlight()
+    options = WorkerOptions(("testapp.Job",), "worker", "default")
+    claimer = Claimer(options, [JOBS], inflight, Service(options, [JOBS], inflight))
+    units = units_of(JOBS, Job.objects.claim_batch(1))
+    inflight.add(units)
+    inflight.take(0, lambda handler, held: True, threading.Event())
+    inflight.settle(units[0], [Result(units[0].tasks[0], DONE, 0.0)])
+    began = clock()
+    assert claimer._write_until_empty()
+    assert clock() - began < 30
+    assert Job.objects.get().status == Status.COMPLETE

@@ -45,12 +45,15 @@ def test_retry_later_is_not_counted(start_worker: Start) -> None:
 
 @pytest.mark.parametrize("act", ["complete", "delete"])
 def test_a_handler_may_end_the_claim_itself(start_worker: Start, act: str) -> None:
-    """After a verb of the handler's own, or a delete, the worker writes nothing more and reports no error."""
+    """After a verb of the handler's own, or a delete, the worker writes nothing more; what was completed counts."""
     jobs(3, act)
+    done = 3 if act == "complete" else 0
     worker = start_worker("--drain", "--in-process")
     assert worker.wait() == 0
     assert states() == ({"complete": 3} if act == "complete" else {})
     assert worker.events("lost", "failed") == []
+    assert sum(event["rows"] for event in worker.events("completed")) == done
+    assert f"{done} rows done" in worker.events("summary")[-1]["text"]
 
 
 def test_rows_that_kill_their_process_fail_alone(start_worker: Start) -> None:
