@@ -2,7 +2,7 @@
 
     DATABASE_URL=postgres://postgres@127.0.0.1:5432/test python -m benchmarks.scenarios held waiting workers
 
-``workers``     1, 8 and 16 processes against 4
+``workers``     1, 8 and 16 processes against 4, and the loop written by hand in as many
 ``waiting``     100,000 rows that are not due yet, among the others and in front of them
 ``renewals``    a lease so short that it is renewed all the time, against one that never is
 ``wide``        rows with 20 columns and five further indexes, against the loop written by hand on the same table
@@ -59,7 +59,7 @@ class Run:
         return [["-m", "django", *words, *poll, *self.options]]
 
 
-BY_HAND = ("-m", "benchmarks.by_hand", "100", "batch", "bench_wide")
+BY_HAND = ("-m", "benchmarks.by_hand", "100", "batch")
 CLAIMS = ("-m", "benchmarks.claims", "100")
 
 #: The first run of each is what the others are compared with.
@@ -69,6 +69,8 @@ SCENARIOS: dict[str, tuple[Run, ...]] = {
         Run("1 worker", workers=1),
         Run("8 workers", workers=8),
         Run("16 workers", workers=16),
+        Run("4 loops by hand", loop=(*BY_HAND, "bench_work")),
+        Run("16 loops by hand", workers=16, loop=(*BY_HAND, "bench_work")),
     ),
     "waiting": (
         Run("no row waits"),
@@ -80,7 +82,7 @@ SCENARIOS: dict[str, tuple[Run, ...]] = {
         Run("lease of 2 s", options=("--lease", "2")),
     ),
     "wide": (
-        Run("wide, by hand", loop=BY_HAND, table="Wide"),
+        Run("wide, by hand", loop=(*BY_HAND, "bench_wide"), table="Wide"),
         Run("wide, batch handler", "WideBatch", table="Wide"),
         Run("wide, handler", "Wide", table="Wide"),
     ),
