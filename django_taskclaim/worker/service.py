@@ -59,6 +59,8 @@ THROTTLES_EVERY = 1.0
 #: How soon a new session listens after the one before it was lost.
 LISTEN_EVERY = 1.0
 SUMMARY_EVERY = 10.0
+#: How soon after its first report a process tells what it holds.
+SECOND_REPORT = 1.0
 #: How many looks in a row the claimer leaves out at most.
 MOST_LOOKS_LEFT_OUT = 6
 PRUNE_EVERY = 3600.0
@@ -124,7 +126,7 @@ class Service(threading.Thread):
         #: What this thread waits for between two rounds.
         self.calls = Calls(options, handlers, inflight.wake)
         self._leave = threading.Event()
-        self._due: dict[str, float] = {}
+        self._due: dict[str, float] = {"summary": clock() + SUMMARY_EVERY}
         self._limited = Limited()
         self._attachments = attachments_of(self)
 
@@ -464,7 +466,11 @@ class Service(threading.Thread):
             # Nobody else has looked, and what is paused is to be told as such.
             self.read_switch()
         self.count_questions(self.handlers[0].model)
+        begins = not self.vitals.introduced
         heartbeat.report(self.options, self.vitals, held=held, paused=bool(self.paused))
+        if begins:
+            # It has had no time to claim yet.
+            self._due["report"] = clock() + SECOND_REPORT
         if self._is_due("summary", SUMMARY_EVERY):
             summary(self.options.name, self.vitals, held, self.unit)
         return True

@@ -11,10 +11,12 @@ from django_taskclaim.control.terms import Terms
 from django_taskclaim.handlers import Handler
 from django_taskclaim.models import WorkerProcess
 from django_taskclaim.overview import workers
+from django_taskclaim.tokens import clock
 from django_taskclaim.worker import heartbeat
-from django_taskclaim.worker.inflight import InFlight
+from django_taskclaim.worker.inflight import InFlight, units_of
 from django_taskclaim.worker.options import WorkerOptions
 from django_taskclaim.worker.service import Service
+from tests.factories import make
 from tests.testapp.models import Job
 
 #: More than any column of bounded length would take.
@@ -50,3 +52,18 @@ def test_a_process_of_a_name_used_before_started_when_it_did() -> None:
     (third,) = workers("default")
     assert before.started_at < second.started_at == third.started_at
     assert third.labels == ("testapp.Job",)
+
+
+@pytest.mark.django_db
+def test_a_young_process_soon_tells_what_it_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reports before it claims, and would then be seen with nothing for as long as one that is idle."""
+    make(Job)
+    handler, inflight = Handler(Job, print), InFlight()
+    service = Service(WorkerOptions(("testapp.Job",), "one", "default"), [handler], inflight)
+    began = clock()
+    assert service._report_when_due()
+    inflight.add(units_of(handler, Job.objects.claim_batch(1)))
+    monkeypatch.setattr("django_taskclaim.worker.service.clock", lambda: began + 3)
+    assert service._report_when_due()
+    (worker,) = workers("default")
+    assert worker.held == 1
