@@ -32,7 +32,7 @@ from django_taskclaim.worker.connections import (
 )
 from django_taskclaim.worker.inflight import InFlight, Unit, units_of
 from django_taskclaim.worker.options import WorkerOptions
-from django_taskclaim.worker.records import Limited, broken, changed, watch
+from django_taskclaim.worker.records import Limited, broken, changed, waits_for, watch
 from django_taskclaim.worker.service import Service
 from django_taskclaim.worker.sizing import BatchSize
 from django_taskclaim.worker.writer import ENOUGH, Writer
@@ -45,6 +45,9 @@ USED_LATELY = 5.0
 
 #: How soon to try again where nobody could look yet; that asks the database nothing.
 NOT_YET = 0.25
+
+#: A drain that has claimed nothing for so many seconds says what it waits for, and says it again as often.
+WAITED = 10.0
 
 #: When a model is looked at again that was to be looked at once.
 NEVER = float("inf")
@@ -84,6 +87,8 @@ class Claimer(threading.Thread):
         #: What its last claim was told by limits of the whole fleet, by model.
         self._answers = {handler.model: Answer() for handler in handlers}
         self._limited = Limited()
+        #: By ``clock()``, when to say next what a drain waits for.
+        self._tell_at = clock() + WAITED
 
     def leave(self) -> None:
         """Claim nothing more; end once all results are written."""
@@ -349,6 +354,7 @@ class Claimer(threading.Thread):
             watch(rows)
             changed("claimed", rows, clock() - began)
             self.claimed += len(rows)
+            self._tell_at = clock() + WAITED
             self.on_claimed(self.claimed)
             self._prepare(handler, rows)
         return rows
@@ -446,6 +452,7 @@ class Claimer(threading.Thread):
             return False
         stops = [stop for handler in unfinished if (stop := self._stop_of(handler))]
         if len(stops) < len(unfinished):
+            self._tell_what_it_waits_for(unfinished)
             return False
         self.left_over = f"{'; '.join(stops)}, so the drain ends with work left"
         return True
@@ -459,15 +466,27 @@ class Claimer(threading.Thread):
         # What still runs may be what the circuit breaker waits for.
         return f"{label} is throttled ({reason})" if reason and self.inflight.is_empty() else ""
 
-    def _has_work(self, handler: Handler) -> bool:
+    def _tell_what_it_waits_for(self, handlers: list[Handler]) -> None:
+        if clock() >= self._tell_at and self.inflight.is_empty():
+            self._tell_at = clock() + WAITED
+            for handler in handlers:
+                columns = claim_columns(handler.model)
+                roles = (columns.status, columns.claimed_by, columns.expires_at, columns.not_before)
+                names = [field.name for field in roles if field is not None]
+                for facts in self._unfinished(handler).values_list("pk", *names)[:1]:
+                    waits_for(self.options.name, handler.model, *facts)
+
+    def _unfinished(self, handler: Handler) -> Any:
         status = claim_columns(handler.model).status.name
-        unfinished = Q(**{f"{status}__in": [Status.OPEN, Status.PROCESSING]})
+        return self._to_do(handler).filter(**{f"{status}__in": [Status.OPEN, Status.PROCESSING]})
+
+    def _has_work(self, handler: Handler) -> bool:
         # In this order: what somebody plans in between is open then.
         if self._plans(handler) and is_unplanned(
             handler.model, self.options.using, self._end_of_source(handler)
         ):
             return True
-        return bool(self._to_do(handler).filter(unfinished).exists())
+        return bool(self._unfinished(handler).exists())
 
 
 def _not_done_since(began: datetime, model: type[Model]) -> Q:

@@ -2,12 +2,15 @@
 
 import logging
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 from typing import Any
 
 from django_taskclaim.columns import unit_of
 from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.failures import described, log, one_line, told
 from django_taskclaim.links import source_told
+from django_taskclaim.localized import clock_time
+from django_taskclaim.states import Status
 from django_taskclaim.tokens import carried_claims, claim_of, clock
 from django_taskclaim.wording import counted, with_source
 
@@ -153,6 +156,26 @@ def summary(name: str, vitals: Any, held: int, unit: str = "row") -> None:
         f"{held:,}",
         extra={"event": "summary", "done": vitals.done, "failed": vitals.failed, "held": held},
     )
+
+
+def waits_for(
+    name: str,
+    model: Any,
+    key: Any,
+    status: str,
+    holder: str | None,
+    expires_at: datetime | None,
+    not_before: datetime | None = None,
+) -> None:
+    """Record one of the rows for which a drain goes on, although it can claim none."""
+    why = "open"
+    if status == Status.PROCESSING:
+        why = f"held by {holder}" + (f" until {clock_time(expires_at)}" if expires_at else "")
+    elif not_before is not None and not_before > datetime.now(not_before.tzinfo):
+        why = f"not due before {clock_time(not_before)}"
+    what = f"{model._meta.label} {key}"
+    facts = {"event": "waits_for", "model": model._meta.label, "keys": [str(key)]}
+    logger.info("%s waits for %s, %s", name, what, why, extra=facts)
 
 
 def named(row: Any) -> str:

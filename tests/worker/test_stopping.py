@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from datetime import timedelta
 
 import pytest
 
@@ -134,6 +135,24 @@ def test_a_pause_is_noticed_and_a_resume_too(start_worker: Start) -> None:
     wait_until(lambda: Ledger.objects.count() > seen, 5, "claims flow again")
     worker.signal(signal.SIGTERM)
     assert worker.wait() == 0
+
+
+def test_a_drain_says_what_it_waits_for(start_worker: Start) -> None:
+    """Rows that others hold, or that are not due yet, are what it goes on for; it names one of each model."""
+    jobs(1)
+    (held,) = Job.objects.claim_batch(1, claimed_by="ada")
+    impatient = "from django_taskclaim.worker import claimer; claimer.WAITED = 0.2"
+    worker = start_worker(
+        "--drain", "--in-process", first=f"import django; django.setup(); {impatient}"
+    )
+    wait_until(lambda: worker.events("waits_for"))
+    held.claim.release(delay=timedelta(hours=1))
+    wait_until(lambda: "not due before" in worker.events("waits_for")[-1]["text"])
+    Job.objects.all().delete()
+    assert worker.wait() == 0
+    said = worker.events("waits_for")[0]
+    assert f"testapp.Job {held.pk}, held by ada until " in said["text"]
+    assert said["keys"] == [str(held.pk)]
 
 
 def test_a_drain_that_is_paused_ends_with_3(start_worker: Start) -> None:
