@@ -160,11 +160,10 @@ def _fate(result: Result) -> str:
     if claim is not None and claim.lost:
         return "lost"
     status = row.__dict__.get(claim_columns(type(row)).status.attname)
-    if isinstance(outcome, Failed):
+    if isinstance(outcome, (Failed, Settled)) and outcome.error is not None:
         return "failed" if status == Status.FAILED else "retrying"
     if isinstance(outcome, Settled) and not outcome.completed and row.pk is not None:
-        # A verb of the handler's own has said what becomes of it.
-        return {Status.COMPLETE: "completed", Status.FAILED: "failed"}.get(status, "released")
+        return "released"
     return "completed" if isinstance(outcome, (Done, Settled)) else "released"
 
 

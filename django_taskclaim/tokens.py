@@ -49,6 +49,10 @@ class Claim:
     unanswered = False
     #: Set where the row had moved on by then, so that nobody can tell whether that COMMIT arrived.
     undecided = False
+    #: What it failed with, where a verb has ended it so.
+    failure: BaseException | str | None = None
+    #: Set where a completion has ended it that opens the row again, which its status does not tell from a release.
+    cleared = False
     #: Why its worker would have the row back as soon as its handler comes to a resting place; empty if not at all.
     asked_back = ""
     #: … and whether what is left of the row is too much for one claim.

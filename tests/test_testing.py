@@ -11,9 +11,11 @@ from asgiref.sync import sync_to_async
 from django.db import IntegrityError, connection, connections, transaction
 from django.test import TestCase, TransactionTestCase
 
-from django_taskclaim import handler
+from django_taskclaim import handler, policy
+from django_taskclaim.completion import Clear
 from django_taskclaim.exceptions import RetryLater
 from django_taskclaim.handlers import handler_for, unregister
+from django_taskclaim.policy import Policy
 from django_taskclaim.switch import pause
 from django_taskclaim.testing import Ran, arun_due, run_due
 from tests import documents
@@ -125,6 +127,24 @@ def test_the_policy_is_that_of_the_worker(way: str) -> None:
         set_raw(row, "not_before", clock("-1 HOUR"))
         assert getattr(run_due(Job), left) == 1
     assert Job.objects.failed().get().attempts == 3
+
+
+@both
+def test_what_a_handler_does_with_the_claim_itself_counts_as_that(way: str) -> None:
+    jobs("complete", "delete", "give_up", "give_up:for good", "give_back")
+    ran = run_due(Job)
+    assert (ran.completed, ran.failed, ran.retrying, ran.released) == (2, 1, 1, 1)
+    assert [type(error).__name__ for error in ran.errors] == ["ValueError", "ValueError"]
+
+
+@pytest.mark.django_db
+def test_a_row_that_its_handler_has_opened_again_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its status is that of one given back."""
+    monkeypatch.setitem(policy._policies, Job, Policy(completion=Clear(every=3600)))
+    jobs("complete", "give_back", "work")
+    ran = run_due(Job)
+    assert (ran.completed, ran.released) == (2, 1)
+    assert Job.objects.open().count() == 3
 
 
 @pytest.mark.django_db

@@ -31,6 +31,7 @@ from django_taskclaim.querysets.scope import Desk
 from django_taskclaim.querysets.telling import tell
 from django_taskclaim.signals import rows_completed
 from django_taskclaim.states import Status
+from django_taskclaim.tokens import carried_claims
 
 Rows = Sequence[Any]
 Names = Sequence[str]
@@ -131,6 +132,8 @@ def _clear(completion: Clear, rows: Rows, names: Names, also: Also | None) -> li
     )
     new = ("iteration", "not_before", "completed_at", "attempts", "last_error", "error_class")
     show_state(written, Status.OPEN, *new)
+    for claim in carried_claims(written):
+        claim.cleared = True
     return written
 
 

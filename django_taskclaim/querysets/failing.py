@@ -21,7 +21,7 @@ from django_taskclaim.querysets.losses import raise_unless_all
 from django_taskclaim.querysets.telling import tell
 from django_taskclaim.signals import rows_failed, rows_released
 from django_taskclaim.states import Status
-from django_taskclaim.tokens import carried_claim, clock, standing_claim
+from django_taskclaim.tokens import carried_claim, carried_claims, clock, standing_claim
 
 M = TypeVar("M", bound=models.Model)
 
@@ -53,7 +53,7 @@ def _verdict(row: models.Model, error: object, retry: bool) -> Verdict:
     return policy_for(type(row)).judge(error, claim.attempts + 1, retry=retry)
 
 
-def _end_badly(judged: Sequence[tuple[M, Verdict]], error: object) -> list[M]:
+def _end_badly(judged: Sequence[tuple[M, Verdict]], error: BaseException | str) -> list[M]:
     """Write what a counted failure makes of each row, and return those that were still held."""
     if not judged:
         return []
@@ -61,6 +61,8 @@ def _end_badly(judged: Sequence[tuple[M, Verdict]], error: object) -> list[M]:
     waits = {id(row): None if verdict.final else verdict.wait() for row, verdict in judged}
     written: list[M] = fencing.write_failed([row for row, _ in judged], waits, told)
     fencing.end(written)
+    for claim in carried_claims(written):
+        claim.failure = error
     failed = [row for row in written if waits[id(row)] is None]
     waiting = [row for row in written if waits[id(row)] is not None]
     show_state(failed, Status.FAILED, "attempts", "last_error", "error_class")
@@ -93,6 +95,9 @@ def _open_again(rows: Sequence[M], assignments: Assignments, unknown: Sequence[s
     """Put rows back uncounted, and return those that were still held."""
     written: list[M] = fencing.write_held(rows, assignments)
     fencing.end(written)
+    for claim in carried_claims(written):
+        # What was rolled back with the caller's transaction before.
+        claim.failure, claim.cleared = None, False
     show_state(written, Status.OPEN, *unknown)
     tell(rows_released, written)
     return written

@@ -63,14 +63,15 @@ class Executor(threading.Thread):
 
     def _tell_breaker(self, unit: Unit, results: list[Result]) -> None:
         """Count what says something of the surroundings: a bad row, and one put back, say nothing."""
-        good = [r for r in results if isinstance(r.outcome, (Done, Settled))]
-        bad = [
-            r
-            for r in results
-            if isinstance(r.outcome, Failed) and not isinstance(r.outcome.error, Permanent)
-        ]
+        outcomes = [result.outcome for result in results]
+        errors = [one.error for one in outcomes if isinstance(one, (Failed, Settled))]
+        bad = sum(error is not None and not isinstance(error, Permanent) for error in errors)
+        good = sum(
+            isinstance(one, Done) or (isinstance(one, Settled) and one.completed)
+            for one in outcomes
+        )
         model = unit.handler.model
-        self.throttles.heard(model, good=len(good), bad=len(bad))
+        self.throttles.heard(model, good=good, bad=bad)
         if bad and self.throttles.gives_back(model):
             # At once: by the service's next round the rest of a quick handler's batch would have failed, too.
             self.service.withdraw(model)

@@ -76,12 +76,19 @@ class Settled:
     """Nothing is left to be written: a verb of the handler's own ended the claim, or an atomic handler's COMMIT."""
 
     completed: bool = False
+    #: What the handler has failed it with.
+    error: BaseException | str | None = None
 
     @classmethod
     def by_handler(cls, row: models.Model) -> "Settled":
         """Return what a verb of the handler's own has made of *row*, as far as the instance shows."""
-        status = row.__dict__.get(claim_columns(type(row)).status.attname)
-        return cls(completed=status == Status.COMPLETE)
+        claim, status = (
+            carried_claim(row),
+            row.__dict__.get(claim_columns(type(row)).status.attname),
+        )
+        if claim.cleared or status == Status.COMPLETE:
+            return cls(completed=True)
+        return cls(error=claim.failure)
 
 
 Outcome: TypeAlias = Done | Failed | PutBack | Undecided | Settled

@@ -225,7 +225,7 @@ class Running:
     def _outcomes(self, tasks: list[Task], answer: Answer, since: float) -> list[Outcome] | None:
         """Return the outcome of each row; None where the batch must be run in halves to find the row that raises."""
         if answer.committed:
-            return [Settled(completed=True) for _ in tasks]
+            return [_committed(task) for task in tasks]
         if answer.error is not None and answer.at_commit:
             return self._after_commit(tasks, answer.error, since)
         if answer is NOTHING_SAID:
@@ -251,7 +251,7 @@ class Running:
         """Judge an error that came from the COMMIT, or from a hook that ran after it."""
         if all(task.claim.ended for task in tasks):
             broken(f"{named(tasks[0].row)}: a hook raised after its COMMIT", error)
-            return [Settled(completed=True) for _ in tasks]
+            return [_committed(task) for task in tasks]
         otherwise: PutBack | None = None
         if self._was_an_outage(error, since):
             otherwise = AWAY
@@ -356,6 +356,11 @@ class Running:
 
     def _left_open(self) -> list[str]:
         return left_open()
+
+
+def _committed(task: Task) -> Settled:
+    """Return what the transaction of an atomic handler has made of a row: the handler may have ended its claim."""
+    return Settled(completed=True) if task.ending else Settled.by_handler(task.row)
 
 
 def _without_source(task: Task) -> Outcome:

@@ -236,17 +236,21 @@ class Writer:
         else:
             _tell_undecided(result, undecided.error)
 
-    def _nothing(self, results: list[Result]) -> None:
-        """Count what an atomic handler has completed itself."""
-        if isinstance(results[0].outcome, Settled) and results[0].outcome.completed:
+    def _settled(self, results: list[Result]) -> None:
+        """Count what is written already."""
+        outcome: Any = results[0].outcome
+        if outcome.completed:
             self._completed(results, 0.0)
+        elif outcome.error is not None:
+            (result,) = results
+            note_failure(self.vitals, result.task.row, outcome.error, 0.0, ran=result.ran)
 
     _verbs: "dict[type, Verb]" = {
         Done: _complete,
         PutBack: _release,
         Failed: _fail,
         Undecided: _decide,
-        Settled: _nothing,
+        Settled: _settled,
     }
 
     def _rows(self, results: list[Result]) -> ClaimQuerySet[Any]:
@@ -297,7 +301,7 @@ def _kind(result: Result) -> Any:
     if type(outcome) is Done:
         # They are all the same, and this one is asked for nearly each row.
         return type(result.task.row), Done, result.locked
-    if isinstance(outcome, (PutBack, Settled)):
+    if isinstance(outcome, PutBack) or (isinstance(outcome, Settled) and outcome.error is None):
         return type(result.task.row), outcome, result.locked
     return id(result)
 

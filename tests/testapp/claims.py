@@ -279,6 +279,15 @@ def complete(job: Job, detail: str) -> None:
     job.claim.complete()
 
 
+def give_up(job: Job, detail: str) -> None:
+    job.claim.fail(ValueError(f"job {job.pk} is given up"), retry=detail != "for good")
+
+
+def give_back(job: Job, detail: str) -> None:
+    if job.iteration < 2:
+        job.claim.release()
+
+
 def delete(job: Job, detail: str) -> None:
     job.delete()
 
@@ -384,6 +393,8 @@ ACTS = {
     "leave": leave,
     "complete": complete,
     "delete": delete,
+    "give_up": give_up,
+    "give_back": give_back,
     "too_long": too_long,
 }
 

@@ -60,9 +60,10 @@ def test_a_drain_that_is_throttled_ends_with_work_left(start_worker: Start) -> N
     assert states() == {"open": 3}
 
 
-def test_a_breaker_that_trips_spares_the_other_rows(start_worker: Start) -> None:
+@pytest.mark.parametrize("act", ["fail", "give_up"])
+def test_a_breaker_that_trips_spares_the_other_rows(start_worker: Start, act: str) -> None:
     """The rest of the batch goes back uncounted instead of failing as well."""
-    jobs(40, "fail")
+    jobs(40, act)
     worker = start_worker("--batch-size", "40", **SETTINGS)
     wait_until(Throttle.objects.exists, 60)
     wait_until(lambda: states() == {"open": 40})

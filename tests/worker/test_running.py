@@ -43,17 +43,22 @@ def test_retry_later_is_not_counted(start_worker: Start) -> None:
     assert (row.status, row.attempts, row.iteration) == ("complete", 0, 3)
 
 
-@pytest.mark.parametrize("act", ["complete", "delete"])
-def test_a_handler_may_end_the_claim_itself(start_worker: Start, act: str) -> None:
-    """After a verb of the handler's own, or a delete, the worker writes nothing more; what was completed counts."""
-    jobs(3, act)
-    done = 3 if act == "complete" else 0
-    worker = start_worker("--drain", "--in-process")
+@pytest.mark.parametrize("model", ["testapp.Job", "testapp.AtomicJob"])
+def test_a_handler_may_end_the_claim_itself(start_worker: Start, model: str) -> None:
+    """After a verb of the handler's own, or a delete, the worker writes nothing more, and tells what that came to."""
+    for act in ("complete", "delete", "give_up", "give_up:for good", "give_back"):
+        jobs(2, act)
+    worker = start_worker("--drain", "--in-process", model=model)
     assert worker.wait() == 0
-    assert states() == ({"complete": 3} if act == "complete" else {})
-    assert worker.events("lost", "failed") == []
-    assert sum(event["rows"] for event in worker.events("completed")) == done
-    assert f"{done} rows done" in worker.events("summary")[-1]["text"]
+    # Three tries for two that are given up with a try left, and two turns for those that are given back.
+    assert states() == {"complete": 4, "failed": 4}
+    assert worker.events("lost") == []
+    assert sum(event["rows"] for event in worker.events("completed")) == 4
+    failed = worker.events("failed")
+    assert sorted(event["final"] for event in failed) == 4 * [False] + 4 * [True]
+    assert all("is given up" in event["told"] for event in failed)
+    (summary,) = worker.events("summary")
+    assert (summary["done"], summary["failed"]) == (4, 4)
 
 
 def test_rows_that_kill_their_process_fail_alone(start_worker: Start) -> None:
