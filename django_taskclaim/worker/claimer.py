@@ -3,23 +3,14 @@
 import random
 import threading
 from collections.abc import Callable
-from datetime import datetime
 from typing import Any
 
-from django.db import connections
-from django.db.models import Model, Q
-
-from django_taskclaim.columns import claim_columns
-from django_taskclaim.completion import Clear
-from django_taskclaim.dialects import dialect_for
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.handlers import Handler
 from django_taskclaim.querysets.claiming import Request, new_holder
 from django_taskclaim.querysets.fleet import Answer
 from django_taskclaim.querysets.limits import limits_over
 from django_taskclaim.querysets.lower_bound import LowerBound
-from django_taskclaim.querysets.ranges import end_of_source, is_unplanned, open_more
-from django_taskclaim.states import Status
 from django_taskclaim.tokens import clock
 from django_taskclaim.worker.connections import (
     TROUBLE,
@@ -32,9 +23,10 @@ from django_taskclaim.worker.connections import (
 )
 from django_taskclaim.worker.inflight import InFlight, Unit, units_of
 from django_taskclaim.worker.options import WorkerOptions
-from django_taskclaim.worker.records import Limited, broken, changed, waits_for, watch
+from django_taskclaim.worker.records import Limited, broken, changed, watch
 from django_taskclaim.worker.service import Service
 from django_taskclaim.worker.sizing import BatchSize
+from django_taskclaim.worker.work import Work
 from django_taskclaim.worker.writer import ENOUGH, Writer
 
 #: The longest wait, in seconds, between two tries to claim from a database that is away.
@@ -45,9 +37,6 @@ USED_LATELY = 5.0
 
 #: How soon to try again where nobody could look yet; that asks the database nothing.
 NOT_YET = 0.25
-
-#: A drain that has claimed nothing for so many seconds says what it waits for, and says it again as often.
-WAITED = 10.0
 
 #: When a model is looked at again that was to be looked at once.
 NEVER = float("inf")
@@ -65,14 +54,13 @@ class Claimer(threading.Thread):
         self.inflight = inflight
         self.service = service
         self._sizes = {handler.model: BatchSize(handler, options.threads) for handler in handlers}
+        self.work = Work(options, handlers, inflight, service)
         self.writer = Writer(options.using, inflight, service.vitals, self._sizes)
         inflight.low = max((self._least(handler) for handler in handlers), default=1)
         inflight.enough = ENOUGH
         self.leaving = threading.Event()
         #: Set when there is nothing more to take: drained, or the limits of rows or time are reached.
         self.finished = threading.Event()
-        #: Why a drain ended before the work did; empty otherwise.
-        self.left_over = ""
         #: By ``clock()``, when this thread last came round.
         self.last_turn = clock()
         self.claimed = 0
@@ -81,14 +69,9 @@ class Claimer(threading.Thread):
         self._look_at_connection = 0.0
         self._bounds = {handler.model: LowerBound() for handler in handlers}
         self._next_look = dict.fromkeys((handler.model for handler in handlers), 0.0)
-        #: What a drain has to do of models whose rows open again when they are done.
-        self._this_round: dict[Any, Q] = {}
-        self._ends_of_sources: dict[Any, str | None] = {}
         #: What its last claim was told by limits of the whole fleet, by model.
         self._answers = {handler.model: Answer() for handler in handlers}
         self._limited = Limited()
-        #: By ``clock()``, when to say next what a drain waits for.
-        self._tell_at = clock() + WAITED
 
     def leave(self) -> None:
         """Claim nothing more; end once all results are written."""
@@ -290,7 +273,7 @@ class Claimer(threading.Thread):
             return None
         rows = self._rows(handler, size)
         if not rows:
-            return self._open_more(handler)
+            return not self.options.once and self.work.open_more(handler)
         units = units_of(handler, rows)
         if units[0].suspect:
             self._run_alone(handler, units)
@@ -300,28 +283,6 @@ class Claimer(threading.Thread):
             self._give_back(units)
         # Some may have been put back: those that may kill their worker run alone.
         return len(rows) == most or (size == most and self._bounds[handler.model].was_full)
-
-    def _open_more(self, handler: Handler) -> bool:
-        """Where no range is open, see to one, and say whether that could be done."""
-        if not handler.has_ranges or self.options.once:
-            return False
-        return open_more(
-            handler.model,
-            self.options.using,
-            plans=self._plans(handler),
-            until=self._end_of_source(handler),
-        )
-
-    def _plans(self, handler: Handler) -> bool:
-        """Say whether this worker takes every range, so that it may plan some: others it would never see done."""
-        return handler.has_ranges and not handler.rows(self.options.using).query.where
-
-    def _end_of_source(self, handler: Handler) -> str | None:
-        """Return the key beyond which a drain plans no ranges: a source may grow faster than it is drained."""
-        model, using = handler.model, self.options.using
-        if self.options.drain and self._ends_of_sources.get(model) is None:
-            self._ends_of_sources[model] = end_of_source(model, using)
-        return self._ends_of_sources.get(model)
 
     def _rows(self, handler: Handler, size: int, only: Any = None) -> list[Any]:
         """Claim so many rows, or the one with the key *only*."""
@@ -336,7 +297,7 @@ class Claimer(threading.Thread):
             bound=self._bounds[handler.model] if only is None else None,
             answer=self._answers[handler.model],
         )
-        queryset = self._to_do(handler)
+        queryset = self.work.rows(handler)
         if only is not None:
             queryset = queryset.filter(pk=only)
         try:
@@ -354,20 +315,10 @@ class Claimer(threading.Thread):
             watch(rows)
             changed("claimed", rows, clock() - began)
             self.claimed += len(rows)
-            self._tell_at = clock() + WAITED
+            self.work.note_claim()
             self.on_claimed(self.claimed)
             self._prepare(handler, rows)
         return rows
-
-    def _to_do(self, handler: Handler) -> Any:
-        """Return what claims start from; of rows that open again when they are done, a drain takes each once."""
-        rows = handler.rows(self.options.using)
-        if not self.options.drain or not isinstance(handler.policy.completion, Clear):
-            return rows
-        if handler.model not in self._this_round:
-            now = dialect_for(connections[self.options.using]).current_time()
-            self._this_round[handler.model] = _not_done_since(now, handler.model)
-        return rows.filter(self._this_round[handler.model])
 
     def _prepare(self, handler: Handler, rows: list[Any]) -> None:
         """Load what the handler needs beside the rows; they go back uncounted where that cannot be had."""
@@ -436,66 +387,11 @@ class Claimer(threading.Thread):
 
     def _has_drained(self) -> bool:
         in_vain = all(moment > 0.0 for moment in self._next_look.values())
-        return self.options.drain and in_vain and self._is_drained()
-
-    def _is_drained(self) -> bool:
-        """Say whether a drain is over: nothing that matches is open or processing by anyone, or all is stopped."""
+        if not self.options.drain or not in_vain:
+            return False
         try:
-            unfinished = [handler for handler in self.handlers if self._has_work(handler)]
-            if not unfinished:
-                return True
-            self.service.read_switch()
-            self.service.fleet.look()
+            return self.work.is_done()
         except (*TROUBLE, TaskClaimError) as error:
             self._limited.warn(f"{self.options.name}: looking for work left", error)
             drop_broken(self.options.using)
             return False
-        stops = [stop for handler in unfinished if (stop := self._stop_of(handler))]
-        if len(stops) < len(unfinished):
-            self._tell_what_it_waits_for(unfinished)
-            return False
-        self.left_over = f"{'; '.join(stops)}, so the drain ends with work left"
-        return True
-
-    def _stop_of(self, handler: Handler) -> str:
-        """Say what keeps a model's rows from being claimed; empty where nothing does, or may not for long."""
-        label = handler.model._meta.label
-        if handler.model in self.service.paused:
-            return f"{label} is paused"
-        reason = self.service.throttles.reason_for(handler.model)
-        # What still runs may be what the circuit breaker waits for.
-        return f"{label} is throttled ({reason})" if reason and self.inflight.is_empty() else ""
-
-    def _tell_what_it_waits_for(self, handlers: list[Handler]) -> None:
-        if clock() >= self._tell_at and self.inflight.is_empty():
-            self._tell_at = clock() + WAITED
-            for handler in handlers:
-                columns = claim_columns(handler.model)
-                roles = (columns.status, columns.claimed_by, columns.expires_at, columns.not_before)
-                names = [field.name for field in roles if field is not None]
-                for facts in self._unfinished(handler).values_list("pk", *names)[:1]:
-                    waits_for(self.options.name, handler.model, *facts)
-
-    def _unfinished(self, handler: Handler) -> Any:
-        status = claim_columns(handler.model).status.name
-        return self._to_do(handler).filter(**{f"{status}__in": [Status.OPEN, Status.PROCESSING]})
-
-    def _has_work(self, handler: Handler) -> bool:
-        # In this order: what somebody plans in between is open then.
-        if self._plans(handler) and is_unplanned(
-            handler.model, self.options.using, self._end_of_source(handler)
-        ):
-            return True
-        return bool(self._unfinished(handler).exists())
-
-
-def _not_done_since(began: datetime, model: type[Model]) -> Q:
-    """Match rows that no completion has opened again since *began*: those due then, new ones, and those that failed.
-
-    Without ``not_before`` nothing tells them apart, and all match.
-    """
-    columns = claim_columns(model)
-    if columns.not_before is None:
-        return Q()
-    due = Q(**{f"{columns.not_before.name}__lte": began})
-    return due if columns.attempts is None else due | Q(**{f"{columns.attempts.name}__gt": 0})

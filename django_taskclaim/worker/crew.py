@@ -99,7 +99,7 @@ class Crew:
             return ExitCode.RECYCLE
         if cut_short:
             return ExitCode.CUT_SHORT
-        if self.claimer.left_over:
-            logger.warning("%s", self.claimer.left_over)
+        if self.claimer.work.left_over:
+            logger.warning("%s", self.claimer.work.left_over)
             return ExitCode.WORK_LEFT
         return ExitCode.ENDED

@@ -129,17 +129,17 @@ def test_a_drain_takes_rows_that_open_again_once(monkeypatch: pytest.MonkeyPatch
     do = Handler(Job, print)
     drains, stays = claimer(do, drain=True), claimer(do, drain=False)
     first = set(jobs(3))
-    assert set(drains._to_do(do).values_list("pk", flat=True)) == first
+    assert set(drains.work.rows(do).values_list("pk", flat=True)) == first
     done, failed, running = Job.objects.claim_batch(3)
     done.claim.complete()
     failed.claim.fail("once")
     (new,) = jobs(1)
-    assert set(drains._to_do(do).values_list("pk", flat=True)) == {failed.pk, running.pk, new}
-    assert set(stays._to_do(do).values_list("pk", flat=True)) == {*first, new}
-    assert drains._has_work(do)
+    assert set(drains.work.rows(do).values_list("pk", flat=True)) == {failed.pk, running.pk, new}
+    assert set(stays.work.rows(do).values_list("pk", flat=True)) == {*first, new}
+    assert drains.work.is_left(do)
     running.claim.complete()
     Job.objects.filter(pk__in=[failed.pk, new]).delete()
-    assert not drains._has_work(do)
+    assert not drains.work.is_left(do)
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,7 @@ def test_a_drain_says_what_it_waits_for(start_worker: Start) -> None:
     """Rows that others hold, or that are not due yet, are what it goes on for; it names one of each model."""
     jobs(1)
     (held,) = Job.objects.claim_batch(1, claimed_by="ada")
-    impatient = "from django_taskclaim.worker import claimer; claimer.WAITED = 0.2"
+    impatient = "from django_taskclaim.worker import work; work.WAITED = 0.2"
     worker = start_worker(
         "--drain", "--in-process", first=f"import django; django.setup(); {impatient}"
     )

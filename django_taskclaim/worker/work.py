@@ -1,0 +1,138 @@
+"""What a worker is there for: the rows that it takes, the ranges that it plans, and when a drain has done it all."""
+
+from datetime import datetime
+from typing import Any
+
+from django.db import connections
+from django.db.models import Model, Q
+
+from django_taskclaim.columns import claim_columns
+from django_taskclaim.completion import Clear
+from django_taskclaim.dialects import dialect_for
+from django_taskclaim.handlers import Handler
+from django_taskclaim.querysets.ranges import end_of_source, is_unplanned, open_more
+from django_taskclaim.states import Status
+from django_taskclaim.tokens import clock
+from django_taskclaim.worker.inflight import InFlight
+from django_taskclaim.worker.options import WorkerOptions
+from django_taskclaim.worker.records import waits_for
+from django_taskclaim.worker.service import Service
+
+#: A drain that has claimed nothing for so many seconds says what it waits for, and says it again as often.
+WAITED = 10.0
+
+
+class Work:
+    """The work of one process. Whatever asks the database raises its errors."""
+
+    def __init__(
+        self, options: WorkerOptions, handlers: list[Handler], inflight: InFlight, service: Service
+    ) -> None:
+        self.options = options
+        self.handlers = handlers
+        self.inflight = inflight
+        self.service = service
+        #: Why a drain ended before the work did; empty otherwise.
+        self.left_over = ""
+        #: What a drain has to do of models whose rows open again when they are done.
+        self._this_round: dict[Any, Q] = {}
+        self._ends_of_sources: dict[Any, str | None] = {}
+        #: By ``clock()``, when to say next what a drain waits for.
+        self._tell_at = clock() + WAITED
+
+    def rows(self, handler: Handler) -> Any:
+        """Return what claims start from; of rows that open again when they are done, a drain takes each once."""
+        rows = handler.rows(self.options.using)
+        if not self.options.drain or not isinstance(handler.policy.completion, Clear):
+            return rows
+        if handler.model not in self._this_round:
+            now = dialect_for(connections[self.options.using]).current_time()
+            self._this_round[handler.model] = _not_done_since(now, handler.model)
+        return rows.filter(self._this_round[handler.model])
+
+    def note_claim(self) -> None:
+        """Note that rows have been claimed: nothing is waited for."""
+        self._tell_at = clock() + WAITED
+
+    # Ranges
+
+    def open_more(self, handler: Handler) -> bool:
+        """Where no range is open, see to one, and say whether that could be done."""
+        return handler.has_ranges and open_more(
+            handler.model,
+            self.options.using,
+            plans=self._plans(handler),
+            until=self._end_of_source(handler),
+        )
+
+    def _plans(self, handler: Handler) -> bool:
+        """Say whether this worker takes every range, so that it may plan some: others it would never see done."""
+        return handler.has_ranges and not handler.rows(self.options.using).query.where
+
+    def _end_of_source(self, handler: Handler) -> str | None:
+        """Return the key beyond which a drain plans no ranges: a source may grow faster than it is drained."""
+        model, using = handler.model, self.options.using
+        if self.options.drain and self._ends_of_sources.get(model) is None:
+            self._ends_of_sources[model] = end_of_source(model, using)
+        return self._ends_of_sources.get(model)
+
+    # The end of a drain
+
+    def is_done(self) -> bool:
+        """Say whether a drain is over: nothing that matches is open or processing by anyone, or all is stopped."""
+        unfinished = [handler for handler in self.handlers if self.is_left(handler)]
+        if not unfinished:
+            return True
+        self.service.read_switch()
+        self.service.fleet.look()
+        stops = [stop for handler in unfinished if (stop := self._stop_of(handler))]
+        if len(stops) < len(unfinished):
+            self._tell_what_it_waits_for(unfinished)
+            return False
+        self.left_over = f"{'; '.join(stops)}, so the drain ends with work left"
+        return True
+
+    def is_left(self, handler: Handler) -> bool:
+        """Say whether a model has rows to be done, or ranges to be planned."""
+        # In this order: what somebody plans in between is open then.
+        if self._plans(handler) and is_unplanned(
+            handler.model, self.options.using, self._end_of_source(handler)
+        ):
+            return True
+        return bool(self._unfinished(handler).exists())
+
+    def _unfinished(self, handler: Handler) -> Any:
+        status = claim_columns(handler.model).status.name
+        return self.rows(handler).filter(**{f"{status}__in": [Status.OPEN, Status.PROCESSING]})
+
+    def _stop_of(self, handler: Handler) -> str:
+        """Say what keeps a model's rows from being claimed; empty where nothing does, or may not for long."""
+        label = handler.model._meta.label
+        if handler.model in self.service.paused:
+            return f"{label} is paused"
+        reason = self.service.throttles.reason_for(handler.model)
+        # What still runs may be what the circuit breaker waits for.
+        return f"{label} is throttled ({reason})" if reason and self.inflight.is_empty() else ""
+
+    def _tell_what_it_waits_for(self, handlers: list[Handler]) -> None:
+        if clock() < self._tell_at or not self.inflight.is_empty():
+            return
+        self._tell_at = clock() + WAITED
+        for handler in handlers:
+            columns = claim_columns(handler.model)
+            asked = (columns.status, columns.claimed_by, columns.expires_at, columns.not_before)
+            names = [field.name for field in asked if field is not None]
+            for facts in self._unfinished(handler).order_by().values_list("pk", *names)[:1]:
+                waits_for(self.options.name, handler.model, *facts)
+
+
+def _not_done_since(began: datetime, model: type[Model]) -> Q:
+    """Match rows that no completion has opened again since *began*: those due then, new ones, and those that failed.
+
+    Without ``not_before`` nothing tells them apart, and all match.
+    """
+    columns = claim_columns(model)
+    if columns.not_before is None:
+        return Q()
+    due = Q(**{f"{columns.not_before.name}__lte": began})
+    return due if columns.attempts is None else due | Q(**{f"{columns.attempts.name}__gt": 0})
