@@ -15,7 +15,7 @@ from django_taskclaim.admin.control_room import asking
 from django_taskclaim.control.models import LiveSettings, OperatorAct, WorkerOrder
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.switch import paused_by
-from tests.admin.test_acts import act_on, address, answered, chosen
+from tests.admin.acting import act_on, address, answered, chosen
 from tests.admin.test_control_room_rights import failed, group, order_url, url, worker
 from tests.behaviour.support import facts, set_raw
 from tests.factories import make

@@ -8,7 +8,7 @@ from django.test import Client
 
 from django_taskclaim.admin import buttons
 from django_taskclaim.admin.acts import Act
-from tests.admin.test_acts import act_on, acts, answered, said, shown_on
+from tests.admin.acting import act_on, acts, answered, said, shown_on
 from tests.behaviour.support import facts, stored
 from tests.factories import make
 from tests.testapp.models import Child, Photo

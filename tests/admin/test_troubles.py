@@ -13,7 +13,7 @@ from django_taskclaim.admin.control_room.failures import group_id, normalised
 from django_taskclaim.control.models import OperatorAct
 from django_taskclaim.models import Switch
 from django_taskclaim.querysets import ClaimQuerySet, operating
-from tests.admin.test_acts import act_on, acts, address, all_of, said
+from tests.admin.acting import act_on, acts, address, all_of, said
 from tests.factories import make
 from tests.testapp.models import Photo
 
