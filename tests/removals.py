@@ -199,7 +199,11 @@ REMOVALS = [
                 )
             ]
         },
-        ["tests/admin/test_control_room.py", "-k", "without_the_permission_nothing_is_changed"],
+        [
+            "tests/admin/test_control_room_security.py",
+            "-k",
+            "without_the_permission_nothing_is_changed",
+        ],
     ),
     Removal(
         "POST alone acts in the control room",
@@ -211,7 +215,7 @@ REMOVALS = [
                 )
             ]
         },
-        ["tests/admin/test_control_room.py", "-k", "get_changes_nothing"],
+        ["tests/admin/test_control_room_security.py", "-k", "get_changes_nothing"],
     ),
     Removal(
         "the time limit of a page's questions",

@@ -15,7 +15,7 @@ from django_taskclaim.control.models import ThroughputMinute
 from django_taskclaim.querysets.scope import Desk
 from django_taskclaim.switch import pause
 from tests.admin.acting import act_on, said
-from tests.admin.test_control_room import OPERATE, VIEW, failed_jobs, overview, text_of, url, worker
+from tests.admin.room import OPERATE, VIEW, failed_jobs, overview, text_of, url, worker
 from tests.behaviour.support import clock, set_raw
 from tests.factories import make
 from tests.testapp.models import ClaimOnly, CompositeKey, Job, Photo, PrefixedOwnStatus
