@@ -70,7 +70,11 @@ REMOVALS = [
                 ),
             ]
         },
-        ["tests/behaviour/test_completion.py", "-k", "lost_claim_deletes_nothing and plain"],
+        [
+            "tests/behaviour/test_completion_deleting.py",
+            "-k",
+            "lost_claim_deletes_nothing and plain",
+        ],
         {"postgresql", "sqlite"},
     ),
     Removal(

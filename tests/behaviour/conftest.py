@@ -17,6 +17,8 @@ from tests.factories import SHAPES
 from tests.proxy import commits  # noqa: F401
 from tests.testapp.models import Child, ChildOwnsClaim, CompositeKey, PercentNames, Photo
 
+pytest.register_assert_rewrite("tests.behaviour.completing")
+
 
 def surrounded_models() -> list[Any]:
     """Return tables with partitions and row triggers, for which the whole suite is run by hand."""
