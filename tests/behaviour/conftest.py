@@ -11,6 +11,7 @@ from django.test import override_settings
 from django_taskclaim.completion import as_completion
 from django_taskclaim.dialects import dialect_for
 from django_taskclaim.policy import Policy, forget_policy, set_policy
+from django_taskclaim.querysets import fleet
 from tests.behaviour import models  # noqa: F401 - known before the databases are made
 from tests.behaviour.support import Rival, clock, set_raw
 from tests.factories import SHAPES
@@ -107,6 +108,13 @@ def rule() -> Iterator[Callable[..., None]]:
     yield give
     for model in ruled:
         forget_policy(model)
+
+
+@pytest.fixture
+def nothing_learned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Begin each test as a process that has never heard of a stored limit."""
+    monkeypatch.setattr(fleet, "_stored", set())
+    monkeypatch.setattr(fleet, "_asked", {})
 
 
 @pytest.fixture
