@@ -152,7 +152,7 @@ REMOVALS = [
                 ("        values = [entry for entry in values if entry[0] not in guarded]\n", "")
             ]
         },
-        ["tests/behaviour/test_births.py", "-k", "stale_instance"],
+        ["tests/behaviour/test_guarded_columns.py", "-k", "stale_instance"],
     ),
     Removal(
         "the switch in the claim statement",

@@ -10,13 +10,32 @@ from types import SimpleNamespace
 from typing import Any
 
 from django.db import connection, connections, models
+from django.utils import timezone
 
+from tests.factories import SHAPES
 from tests.testapp.models import Photo
 
 #: A little more than any healthy statement needs on a busy machine; no test waits that long when all is well.
 DEADLINE = 20
 
 ROW_LOCKS = connection.features.has_select_for_update
+
+#: Multi-table children cannot be created in bulk, says Django.
+BULK = [model for model in SHAPES if not model._meta.concrete_model._meta.parents]
+
+#: A value for each guarded column that differs from every row's.
+STRANGE: dict[str, Any] = {
+    "status": "complete",
+    "claimed_by": "user:thief",
+    "claimed_at": timezone.now(),
+    "expires_at": timezone.now(),
+    "iteration": 77,
+    "completed_at": timezone.now(),
+    "attempts": 55,
+    "not_before": timezone.now(),
+    "last_error": "made up",
+    "error_class": "MadeUp",
+}
 
 
 # Rows as they are stored
@@ -30,6 +49,16 @@ def names(model: Any) -> dict[str, str]:
 
 def has(model: Any, *roles: str) -> bool:
     return set(roles) <= set(names(model))
+
+
+def unnamed(row: Any) -> dict[str, Any]:
+    """Return the values of a row without the claim columns."""
+    ours = {*names(type(row)).values()}
+    return {
+        field.attname: getattr(row, field.attname)
+        for field in type(row)._meta.concrete_fields
+        if field.name not in ours
+    }
 
 
 def fresh(row: Any) -> Any:

@@ -1,31 +1,26 @@
-"""How rows are born, and how our columns stay out of every write that is no verb."""
+"""How rows are born: new ones, copies, and what is constructed with the key of a row that exists."""
 
-import io
-import json
 from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
-from django import forms
-from django.contrib import admin
-from django.core.management import call_command
-from django.db import IntegrityError, connection, models, transaction
-from django.test import RequestFactory
+from django.db import IntegrityError, transaction
 from django.utils import timezone
 
 from django_taskclaim.exceptions import ClaimColumnError
 from tests.behaviour.support import (
+    BULK,
+    STRANGE,
     execute,
     facts,
     fresh,
-    has,
     names,
     owner_of,
     quoted,
     stored,
     table_of,
+    unnamed,
 )
 from tests.factories import SHAPES, make
 from tests.testapp.models import (
@@ -33,11 +28,8 @@ from tests.testapp.models import (
     ChildOwnsClaim,
     CompositeKey,
     Parent,
-    PercentNames,
     Photo,
-    PhotoProxy,
     PlainParent,
-    PrefixedOwnStatus,
     TextKey,
     UuidKey,
 )
@@ -45,28 +37,6 @@ from tests.testapp.models import (
 pytestmark = pytest.mark.django_db
 
 NoQueries = Callable[..., Any]
-
-#: Multi-table children cannot be created in bulk, says Django.
-BULK = [model for model in SHAPES if not model._meta.concrete_model._meta.parents]
-
-#: A value for each guarded column that differs from every row's.
-STRANGE: dict[str, Any] = {
-    "status": "complete",
-    "claimed_by": "user:thief",
-    "claimed_at": timezone.now(),
-    "expires_at": timezone.now(),
-    "iteration": 77,
-    "completed_at": timezone.now(),
-    "attempts": 55,
-    "not_before": timezone.now(),
-    "last_error": "made up",
-    "error_class": "MadeUp",
-}
-
-
-def roles(model: Any) -> list[str]:
-    """Return the roles that the verbs alone write."""
-    return [role for role in names(model) if role != "priority"]
 
 
 def named(model: Any, **by_role: Any) -> dict[str, Any]:
@@ -245,16 +215,6 @@ def test_a_constructed_row_that_names_no_state_updates_the_users_columns_only(sh
     held.claim.complete()
 
 
-def unnamed(row: Any) -> dict[str, Any]:
-    """Return the values of a row without the claim columns."""
-    ours = {*names(type(row)).values()}
-    return {
-        field.attname: getattr(row, field.attname)
-        for field in type(row)._meta.concrete_fields
-        if field.name not in ours
-    }
-
-
 def test_a_child_of_an_existing_parent_that_names_a_state_is_inserted() -> None:
     parent = PlainParent.objects.create(note="was there")
     child = ChildOwnsClaim(plainparent_ptr=parent, note="now a child", status="paused")
@@ -347,248 +307,3 @@ def test_copies_made_in_bulk_are_born_open(model: Any) -> None:
     copied.note = "copied in bulk"
     model.objects.bulk_create([copied])
     assert_open(model._base_manager.get(note="copied in bulk"))
-
-
-# A row that exists
-
-
-@pytest.mark.parametrize("how", ["save", "save one column", "save named", "update", "bulk_update"])
-def test_no_ordinary_write_changes_a_claim_column(
-    shape: Any, how: str, django_assert_num_queries: NoQueries
-) -> None:
-    (row,) = make(shape)
-    before = stored(row)
-    for role in roles(shape):
-        name = names(shape)[role]
-        written = fresh(row)
-        if how != "update":
-            setattr(written, name, STRANGE[role])
-        with django_assert_num_queries(0), pytest.raises(ClaimColumnError, match=name):
-            write_ours(written, how, name, STRANGE[role])
-    assert stored(row) == before
-
-
-def write_ours(row: Any, how: str, name: str, value: Any) -> None:
-    """Write a claim column that was assigned, or is named, in one of Django's own ways."""
-    manager = type(row).objects
-    if how == "save":
-        row.save()
-    elif how == "save one column":
-        row.save(update_fields=["note"])
-    elif how == "save named":
-        row.save(update_fields=["note", name])
-    elif how == "update":
-        manager.update(**{"note": "x", name: value})
-    else:
-        manager.bulk_update([row], ["note", name])
-
-
-def test_the_error_names_the_verb() -> None:
-    (row,) = make(Photo)
-    row.status = "complete"
-    with pytest.raises(ClaimColumnError, match=r"row\.claim\.complete\(\)"):
-        row.save()
-
-
-def test_an_instance_that_was_created_knows_its_columns_too(shape: Any) -> None:
-    (row,) = make(shape)
-    setattr(row, names(shape)["status"], "complete")
-    with pytest.raises(ClaimColumnError):
-        row.save()
-    setattr(row, names(shape)["status"], "open")
-    row.save()
-
-
-@pytest.mark.parametrize(
-    "shape",
-    [model for model in SHAPES if has(model, "priority")],
-    ids=lambda model: model.__name__[:20],
-)
-def test_priority_stays_the_users(shape: Any) -> None:
-    (row,) = make(shape)
-    name = names(shape)["priority"]
-    setattr(row, name, 5)
-    row.save()
-    assert facts(row).priority == 5
-    shape.objects.update(**{name: 6})
-    assert facts(row).priority == 6
-    row.refresh_from_db()
-    setattr(row, name, 7)
-    shape.objects.bulk_update([row], [name])
-    assert facts(row).priority == 7
-
-
-def test_a_stale_instance_writes_none_of_our_columns(shape: Any) -> None:
-    """What made a complete row ``processing`` again: a save of every column as it was loaded."""
-    (stale,) = make(shape)
-    (row,) = shape.objects.claim_batch(1)
-    row.claim.complete()
-    before = facts(stale)
-    stale.note = "late but harmless"
-    stale.save()
-    shape.objects.bulk_update([stale], ["note"])
-    assert facts(stale) == before
-    assert fresh(stale).note == "late but harmless"
-
-
-def test_update_or_create_leaves_our_columns_alone(shape: Any) -> None:
-    (row,) = make(shape, note="unique")
-    shape.objects.claim_batch(1)
-    before = facts(row)
-    _, created = shape.objects.update_or_create(note="unique", defaults={"counter": 5})
-    assert (created, fresh(row).counter) == (False, 5)
-    assert facts(row) == before
-    _, created = shape.objects.get_or_create(note="unique")
-    assert not created
-    assert facts(row) == before
-
-
-def test_update_or_create_that_names_our_column_is_refused() -> None:
-    (row,) = make(Photo, note="unique")
-    before = stored(row)
-    with pytest.raises(ClaimColumnError), transaction.atomic():
-        Photo.objects.update_or_create(note="unique", defaults={"status": "complete"})
-    assert stored(row) == before
-
-
-def unique(model: Any) -> dict[str, Any]:
-    """MySQL takes any unique key; the others want to be told which."""
-    if connection.vendor == "mysql":
-        return {}
-    return {"unique_fields": [field.name for field in model._meta.pk_fields]}
-
-
-@pytest.mark.parametrize("model", BULK, ids=lambda model: model.__name__[:20])
-def test_an_upsert_leaves_our_columns_alone(model: Any) -> None:
-    make(model)
-    (row,) = model.objects.claim_batch(1)
-    row.claim.complete()
-    before = facts(row)
-    values = unnamed(row) | {"note": "upserted"}
-    model.objects.bulk_create(
-        [model(**values)], update_conflicts=True, update_fields=["note"], **unique(model)
-    )
-    assert fresh(row).note == "upserted"
-    assert facts(row) == before
-
-
-@pytest.mark.parametrize("by_position", [False, True])
-def test_an_upsert_that_names_our_column_is_refused(
-    by_position: bool, django_assert_num_queries: NoQueries
-) -> None:
-    (row,) = make(Photo)
-    again = Photo(pk=row.pk, url="https://photos.example/again")
-    fields = ["note", "status"]
-    by_name = {"update_conflicts": True, "update_fields": fields, **unique(Photo)}
-    given = ([None, False, True, fields, ["id"]], {}) if by_position else ([], by_name)
-    with django_assert_num_queries(0), pytest.raises(ClaimColumnError):
-        Photo.objects.bulk_create([again], *given[0], **given[1])
-
-
-@pytest.mark.skipif(not hasattr(models, "FETCH_PEERS"), reason="Django 6.1 brings fetch modes")
-def test_columns_that_were_fetched_for_all_peers_at_once_were_not_assigned() -> None:
-    make(Photo, 3)
-    rows = list(Photo.objects.only("note").fetch_mode(models.FETCH_PEERS))
-    assert rows[0].status == "open"
-    for row in rows:
-        row.save()
-
-
-def test_deferred_columns_that_were_read_later_were_not_assigned(shape: Any) -> None:
-    make(shape)
-    row = shape.objects.only("note").get()
-    assert getattr(row, names(shape)["status"]) == "open"
-    row.save()
-    setattr(row, names(shape)["iteration"], 3)
-    with pytest.raises(ClaimColumnError):
-        row.save()
-
-
-# Forms and admin
-
-
-def test_a_form_of_all_fields_has_none_of_our_columns_but_priority(shape: Any) -> None:
-    form = forms.modelform_factory(shape, fields="__all__")
-    ours = set(names(shape).values()) & set(form.base_fields)
-    assert ours == ({names(shape)["priority"]} if has(shape, "priority") else set())
-
-
-def test_a_form_saves_a_running_row_without_touching_its_claim() -> None:
-    make(Photo)
-    (row,) = Photo.objects.claim_batch(1)
-    before = facts(row)
-    form_class = forms.modelform_factory(Photo, fields="__all__")
-    data = {"note": "by hand", "counter": 3, "priority": 9, "status": "complete", "iteration": 7}
-    form = form_class(data, instance=fresh(row))
-    assert form.is_valid(), form.errors
-    form.save()
-    assert fresh(row).note == "by hand"
-    before.priority = 9
-    assert facts(row) == before
-
-
-@pytest.mark.parametrize("model", [Photo, PhotoProxy, Child, ChildOwnsClaim, PrefixedOwnStatus])
-def test_an_admin_form_has_none_of_our_columns_but_priority(model: Any) -> None:
-    model_admin = admin.ModelAdmin(model, admin.AdminSite())
-    form = model_admin.get_form(RequestFactory().get("/"))
-    ours = set(names(model).values()) & set(form.base_fields)
-    assert ours == {names(model)["priority"]}
-
-
-# Fixtures
-
-
-@pytest.mark.parametrize(
-    "shape",
-    # Django's loaddata looks for the table under its name with two percent signs.
-    [model for model in SHAPES if model is not PercentNames],
-    ids=lambda model: model.__name__[:20],
-)
-def test_a_dump_that_is_loaded_again_restores_our_columns_as_they_were(
-    shape: Any, tmp_path: Path
-) -> None:
-    make(shape, 5)
-    running, done, failed, waiting = shape.objects.claim_batch(4, claimed_by="user:17")
-    done.claim.complete()
-    failed.claim.fail("no", retry=False)
-    waiting.claim.fail("later")
-    rows = [*shape._base_manager.all()]
-    before = [stored(row) for row in rows]
-    labels = [model._meta.label for model in tables(shape)]
-    dump = io.StringIO()
-    call_command("dumpdata", *labels, stdout=dump)
-    assert len(json.loads(dump.getvalue())) == 5 * len(labels)
-    file = tmp_path / "dump.json"
-    file.write_text(dump.getvalue())
-    restored_over_changed_rows(shape, rows, before, file)
-    for model in tables(shape):
-        model._base_manager.all()._raw_delete(using="default")
-    call_command("loaddata", str(file), verbosity=0)
-    assert_same_but_for_precision(before, [stored(row) for row in rows])
-    assert shape.objects.with_token(running.pk, running.claim.token).claim.check()
-
-
-def tables(model: Any) -> list[Any]:
-    concrete = model._meta.concrete_model
-    return [concrete, *concrete._meta.all_parents]
-
-
-def restored_over_changed_rows(shape: Any, rows: Any, before: Any, file: Path) -> None:
-    shape.objects.reset(complete=True, running=True)
-    call_command("loaddata", str(file), verbosity=0)
-    assert_same_but_for_precision(before, [stored(row) for row in rows])
-
-
-def assert_same_but_for_precision(before: list[Any], after: list[Any]) -> None:
-    """Django's JSON keeps milliseconds, the databases microseconds."""
-    for old, new in zip(before, after, strict=True):
-        assert old.keys() == new.keys()
-        for column, value in old.items():
-            if hasattr(value, "microsecond"):
-                value, other = (
-                    moment.replace(microsecond=moment.microsecond // 1000)
-                    for moment in (value, new[column])
-                )
-                assert (column, other) == (column, value)
-            else:
-                assert (column, new[column]) == (column, value)
