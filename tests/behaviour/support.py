@@ -61,6 +61,10 @@ def unnamed(row: Any) -> dict[str, Any]:
     }
 
 
+def keys(rows: Any) -> list[Any]:
+    return [row.pk for row in rows]
+
+
 def fresh(row: Any) -> Any:
     """Read the row anew, whatever its manager hides; it carries no claim."""
     return type(row)._base_manager.using(row._state.db).get(pk=row.pk)

@@ -1,25 +1,21 @@
-"""``claim_batch``: how many rows, which ones, in which order, and what comes back."""
+"""``claim_batch``: how many rows, which ones, and what comes back."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection, connections, models, transaction
-from django.db.models import Count, Exists, F, OuterRef, Prefetch, Q, Value, Window
-from django.db.models.functions import Concat, Lower, RowNumber
+from django.db import connection, models
+from django.db.models import Count, Exists, F, OuterRef, Prefetch, Q, Window
+from django.db.models.functions import Lower, RowNumber
 from django.test import override_settings
 from django.utils import timezone
 
-from django_taskclaim import policy
-from django_taskclaim.exceptions import ClaimLost
-from django_taskclaim.policy import Policy
 from tests.behaviour.models import Label, Labelled
-from tests.behaviour.support import facts, fresh, names
+from tests.behaviour.support import facts, keys, names
 from tests.factories import make
 from tests.testapp.models import (
-    Author,
     Child,
     ChildOwnsClaim,
     HiddenRows,
@@ -27,7 +23,6 @@ from tests.testapp.models import (
     Parent,
     Photo,
     PhotoProxy,
-    PrefixedOwnStatus,
 )
 
 pytestmark = pytest.mark.django_db
@@ -38,10 +33,6 @@ NoQueries = Callable[..., Any]
 def stored_as_held(model: Any, holder: str) -> set[Any]:
     held = {names(model)["status"]: "processing", names(model)["claimed_by"]: holder}
     return set(model._base_manager.filter(**held).values_list("pk", flat=True))
-
-
-def keys(rows: Any) -> list[Any]:
-    return [row.pk for row in rows]
 
 
 # How many
@@ -94,162 +85,6 @@ def test_a_strategy_that_the_database_has_not_is_refused_by_name() -> None:
     asked = override_settings(TASKCLAIM={"CLAIM_STRATEGY": missing})
     with asked, pytest.raises(ValueError, match=f"{missing}.*not available"):
         Photo.objects.claim_batch(1)
-
-
-# In which order
-
-PRIORITISED = [Photo, Child, ChildOwnsClaim, PrefixedOwnStatus]
-
-
-@pytest.mark.usefixtures("strategy")
-@pytest.mark.parametrize("model", PRIORITISED)
-def test_priority_then_waiting_time_then_key_decide(model: Any) -> None:
-    past = timezone.now() - timedelta(hours=1)
-    priority, not_before = names(model)["priority"], names(model)["not_before"]
-    spec = [(0, 0), (5, 0), (0, 2), (5, 0), (0, 1), (9, 1)]
-    for first, then in spec:
-        make(model, **{priority: first, not_before: past + timedelta(minutes=then)})
-    in_order = model._base_manager.order_by(f"-{priority}", not_before, "pk")
-    assert_claimed_in_twos(model, [row.pk for row in in_order])
-
-
-def test_without_a_priority_the_key_decides(claimable: Any) -> None:
-    make(claimable, 6)
-    assert_claimed_in_twos(claimable, [row.pk for row in claimable._base_manager.order_by("pk")])
-
-
-def assert_claimed_in_twos(model: Any, expected: list[Any]) -> None:
-    """The database decides how keys compare: MariaDB's native uuid sorts in its own way."""
-    batches = [set(keys(model.objects.claim_batch(2))) for _ in range(3)]
-    assert batches == [{*expected[:2]}, {*expected[2:4]}, {*expected[4:]}]
-
-
-@pytest.mark.usefixtures("strategy")
-def test_an_order_in_meta_is_ignored() -> None:
-    """The authors' names would turn the keys round, and a join would cost more than the claim."""
-    rows = make(OrderedByForeignKey, 4)
-    assert keys(OrderedByForeignKey.objects.all()) != keys(rows)
-    assert keys(OrderedByForeignKey.objects.claim_batch(4)) == keys(rows)
-
-
-@pytest.mark.parametrize(
-    ("order", "expected"),
-    [
-        (["note"], [3, 2, 0]),
-        (["-note"], [1, 0, 2]),
-        (["counter", "-note"], [0, 3, 2]),
-        (["-counter", "note"], [1, 2, 3]),
-        ([F("note").desc()], [1, 0, 2]),
-        ([Lower("note").asc(), "pk"], [3, 2, 0]),
-        ([Concat("note", Value("x"))], [3, 2, 0]),
-    ],
-)
-def test_an_explicit_order_decides_which_rows_are_taken_and_how_they_come(
-    kind_of_table: Any, order: Any, expected: list[int]
-) -> None:
-    rows = make(kind_of_table, 4, note=lambda i: "cdba"[i], counter=lambda i: [0, 2, 1, 0][i])
-    asked = [f"{item}" if isinstance(item, str) else item for item in order]
-    claimed = kind_of_table.objects.order_by(*asked).claim_batch(3)
-    assert [keys(rows).index(row.pk) for row in claimed] == expected
-
-
-def test_a_reversed_order_is_reversed(kind_of_table: Any) -> None:
-    rows = make(kind_of_table, 4, note=lambda i: "cdba"[i])
-    claimed = kind_of_table.objects.order_by("note").reverse().claim_batch(3)
-    assert [keys(rows).index(row.pk) for row in claimed] == [1, 0, 2]
-
-
-@pytest.mark.parametrize("order", [["-note"], [F("note").desc(), "pk"], ["-counter", "-note"]])
-def test_the_order_of_the_policy_is_that_of_every_claim(
-    kind_of_table: Any, order: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Unless the queryset names one; a person's rows come back in it, too."""
-    monkeypatch.setitem(policy._policies, kind_of_table, Policy(own_order=order))
-    rows = make(kind_of_table, 6, note=lambda i: "bcafde"[i])
-    taken = lambda claimed: [keys(rows).index(row.pk) for row in claimed]  # noqa: E731
-    objects = kind_of_table.objects
-    assert taken(objects.claim_batch(2, claimed_by="ada")) == [3, 5]
-    assert taken(objects.claim_batch(3, claimed_by="ada", include_held=True)) == [3, 5, 4]
-    assert taken(objects.all().holdings("ada")) == [3, 5, 4]
-    assert taken(objects.order_by("note").claim_batch(1)) == [2]
-    assert taken(objects.all().claim_batch(1)) == [1]
-
-
-@pytest.mark.usefixtures("strategy")
-def test_an_order_over_a_foreign_key_keeps_rows_that_have_none() -> None:
-    rows = make(OrderedByForeignKey, 5)
-    by_name = sorted((row for row in rows if row.author), key=lambda row: row.author.name)
-    ordered = OrderedByForeignKey.objects.order_by(F("author__name").asc(nulls_last=True), "pk")
-    assert keys(ordered.claim_batch(3)) == keys(by_name)[:3]
-    assert len(OrderedByForeignKey.objects.order_by("author__name").claim_batch(9)) == 2
-
-
-@pytest.mark.usefixtures("strategy")
-@pytest.mark.parametrize(
-    ("order", "expected"),
-    [
-        ([F("width").asc(nulls_last=True), "pk"], [3, 1, 0]),
-        ([F("width").desc(nulls_last=True), "pk"], [1, 3, 0]),
-        ([F("width").asc(nulls_first=True), "-pk"], [2, 0, 3]),
-        (["country", F("width").desc(nulls_last=True), "pk"], [1, 0, 3]),
-        (["-country", F("width").asc(nulls_last=True)], [3, 2, 0]),
-    ],
-)
-def test_columns_of_the_users_own_order_also_where_they_are_null(
-    order: Any, expected: list[int]
-) -> None:
-    rows = make(
-        Photo, 4, width=lambda i: [None, 9, None, 5][i], country=lambda i: ["B", "A", "C", "C"][i]
-    )
-    claimed = Photo.objects.order_by(*order).claim_batch(3)
-    assert [keys(rows).index(row.pk) for row in claimed] == expected
-
-
-@pytest.mark.usefixtures("strategy")
-@pytest.mark.parametrize("sign", ["", "-"])
-def test_a_column_of_a_related_table_orders_either_way(sign: str) -> None:
-    rows = make(OrderedByForeignKey, 4, author=lambda i: Author.objects.create(name="bdac"[i]))
-    claimed = OrderedByForeignKey.objects.order_by(f"{sign}author__name").claim_batch(2)
-    assert [keys(rows).index(row.pk) for row in claimed] == ([1, 3] if sign else [2, 0])
-
-
-@pytest.mark.usefixtures("strategy")
-@pytest.mark.parametrize("model", [Child, ChildOwnsClaim])
-@pytest.mark.parametrize(
-    "order",
-    [
-        ["extra"],
-        ["note"],
-        ["-extra", "note"],
-        [F("extra").asc()],
-        [Lower("extra")],
-        [F("note").asc()],
-    ],
-)
-def test_a_child_is_ordered_by_columns_of_either_table(model: Any, order: Any) -> None:
-    rows = make(model, 4, extra=lambda i: "dcba"[i], note=lambda i: "dcba"[i])
-    turned = isinstance(order[0], str) and order[0].startswith("-")
-    expected = keys(rows)[:2] if turned else keys(reversed(rows))[:2]
-    assert keys(model.objects.order_by(*order).claim_batch(2)) == expected
-
-
-def test_a_random_order_takes_as_many_rows_as_asked(kind_of_table: Any) -> None:
-    make(kind_of_table, 6)
-    assert len({row.pk for row in kind_of_table.objects.order_by("?").claim_batch(4)}) == 4
-
-
-@pytest.mark.usefixtures("strategy")
-@pytest.mark.parametrize("limit", [1, 2, 3, 9])
-def test_an_order_that_shows_rows_more_than_once_claims_each_once(limit: int) -> None:
-    labels = [Label.objects.create(name=f"label {number}") for number in range(12)]
-    rows = make(Labelled, 3)
-    for row in rows:
-        row.labels.set(labels)
-    claimed = Labelled.objects.order_by("labels__name").claim_batch(limit)
-    assert 1 <= len(claimed) <= min(limit, 3)
-    assert len(set(keys(claimed))) == len(claimed)
-    held = Labelled.objects.filter(status="processing")
-    assert set(keys(held)) == set(keys(claimed))
 
 
 # Which rows
@@ -476,161 +311,3 @@ def test_a_queryset_of_nothing_changes_nothing(shape: Any, verb: str, kind: str)
     rows = shape.objects.none() if kind == "none" else shape.objects.filter(pk__in=[])
     assert not getattr(rows, verb)(*([3] if verb == "claim_batch" else []))
     assert shape.objects.open().count() == 2
-
-
-# Committed before it returns
-
-
-@pytest.mark.usefixtures("strategy")
-class TestDurability:
-    pytestmark = pytest.mark.django_db(transaction=True)
-
-    def test_a_claim_has_committed_when_it_returns(self, rival: Any) -> None:
-        make(Photo, 3)
-        Photo.objects.claim_batch(2)
-        with rival.connection.cursor() as cursor:
-            cursor.execute("SELECT COUNT(*) FROM testapp_photo WHERE status = 'processing'")
-            assert cursor.fetchone() == (2,)
-
-    def test_inside_a_transaction_it_is_refused_and_claims_nothing(self) -> None:
-        make(Photo)
-        with transaction.atomic(), pytest.raises(RuntimeError):
-            Photo.objects.claim_batch(1)
-        assert Photo.objects.open().count() == 1
-
-    def test_without_autocommit_it_is_refused_and_claims_nothing(self) -> None:
-        make(Photo)
-        connection.set_autocommit(False)
-        try:
-            with pytest.raises(RuntimeError, match="autocommit"):
-                Photo.objects.claim_batch(1)
-            transaction.rollback()
-        finally:
-            connection.set_autocommit(True)
-        assert Photo.objects.open().count() == 1
-
-    def test_a_provisional_claim_goes_with_the_callers_transaction(self) -> None:
-        make(Photo)
-        with transaction.atomic():
-            (row,) = Photo.objects.claim_batch(1, durable=False)
-            assert row.claim.check()
-            transaction.set_rollback(True)
-        assert facts(row).status == "open"
-        with pytest.raises(ClaimLost):
-            row.claim.complete()
-
-    def test_a_provisional_claim_stands_once_the_caller_commits(self) -> None:
-        make(Photo)
-        with transaction.atomic():
-            (row,) = Photo.objects.claim_batch(1, durable=False)
-        row.claim.complete()
-        assert facts(row).status == "complete"
-
-    def test_a_provisional_claim_works_without_autocommit(self) -> None:
-        make(Photo)
-        connection.set_autocommit(False, force_begin_transaction_with_broken_autocommit=True)
-        try:
-            (row,) = Photo.objects.claim_batch(1, durable=False)
-            transaction.rollback()
-        finally:
-            connection.set_autocommit(True)
-        assert facts(row).status == "open"
-
-
-def test_in_a_testcase_claims_work_as_they_are() -> None:
-    """Every test without ``transaction=True`` runs so; this one proves that there is a transaction."""
-    make(Photo)
-    assert connection.in_atomic_block
-    assert len(Photo.objects.claim_batch(1)) == 1
-
-
-# Which database
-
-
-@pytest.mark.django_db(databases="__all__")
-class TestAliases:
-    def test_claims_and_verbs_stay_on_the_alias_that_was_named(self) -> None:
-        here, there = Photo.objects.create(), Photo.objects.using("other").create()
-        (row,) = Photo.objects.using("other").claim_batch(5)
-        assert (row.pk, row._state.db) == (there.pk, "other")
-        row.note = "saved there"
-        row.save()
-        row.claim.renew()
-        row.claim.complete(update_fields=["note"])
-        assert facts(here).status == "open"
-        assert facts(there).status == "complete"
-        assert fresh(there).note == "saved there"
-
-    def test_rows_of_two_databases_may_be_given_to_one_verb(self) -> None:
-        Photo.objects.create()
-        Photo.objects.using("other").create()
-        rows = [*Photo.objects.claim_batch(1), *Photo.objects.using("other").claim_batch(1)]
-        assert Photo.objects.renew(rows) == 2
-        assert Photo.objects.complete(rows) == 2
-
-    def test_the_same_key_on_another_database_is_another_row(self) -> None:
-        """A save with ``using=`` copies the row there; the claim is one of a row here."""
-        Photo.objects.create(pk=1)
-        (row,) = Photo.objects.claim_batch(1)
-        row.save(using="other")
-        assert row.claim.token
-        assert Photo.objects.using("other").get(pk=1).status == "open"
-
-    @pytest.mark.parametrize("verb", ["with_token", "claim", "reaper", "people", "operator"])
-    def test_nothing_is_ever_decided_from_a_replica(
-        self, verb: str, reads_go_elsewhere: Any
-    ) -> None:
-        make(Photo, 4)
-        assert not Photo.objects.exists()  # the replica has seen nothing yet
-        with reads_go_elsewhere() as queries:
-            rows = Photo.objects.filter(note="").order_by("-pk").claim_batch(2, claimed_by="user:1")
-            assert len(rows) == 2
-            if verb == "with_token":
-                row = Photo.objects.with_token(rows[0].pk, rows[0].claim.token)
-                assert row.claim.check()
-                row.complete(update_fields=["note"])
-            elif verb == "claim":
-                rows[0].renew()
-                rows[0].save()
-                rows[0].fail("no")
-                rows[1].delete()
-            elif verb == "reaper":
-                models.QuerySet(Photo).using("default").update(expires_at=None)
-                assert Photo.objects.filter(note="").release_expired() == 2
-            elif verb == "people":
-                again = Photo.objects.claim_batch(3, claimed_by="user:1", include_held=True)
-                assert len(again) == 3
-            else:
-                assert Photo.objects.filter(country="").reset(running=True) == 2
-                assert Photo.objects.filter(country="").pause_rows() == 4
-        assert [query["sql"] for query in queries] == []
-
-
-class ReadsElsewhere:
-    """Sends reads to "other", as to a replica that lags for ever."""
-
-    def db_for_read(self, model: Any, **hints: Any) -> str:
-        return "other"
-
-    def db_for_write(self, model: Any, **hints: Any) -> str:
-        return "default"
-
-    def allow_relation(self, *args: Any, **hints: Any) -> bool:
-        return True
-
-
-@pytest.fixture
-def reads_go_elsewhere() -> Iterator[Any]:
-    from django.test.utils import CaptureQueriesContext
-
-    with override_settings(DATABASE_ROUTERS=[f"{__name__}.ReadsElsewhere"]):
-        yield lambda: CaptureQueriesContext(connections["other"])
-
-
-def test_authors_are_left_alone() -> None:
-    """The joins of a claim read; they neither lock nor write what they join to."""
-    rows = make(OrderedByForeignKey, 3)
-    names_before = list(Author.objects.order_by("pk").values_list("name", flat=True))
-    OrderedByForeignKey.objects.filter(author__name__startswith="author").claim_batch(3)
-    assert list(Author.objects.order_by("pk").values_list("name", flat=True)) == names_before
-    assert rows
