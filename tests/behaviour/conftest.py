@@ -18,7 +18,7 @@ from tests.factories import SHAPES
 from tests.proxy import commits  # noqa: F401
 from tests.testapp.models import Child, ChildOwnsClaim, CompositeKey, PercentNames, Photo
 
-pytest.register_assert_rewrite("tests.behaviour.completing")
+pytest.register_assert_rewrite("tests.behaviour.completing", "tests.behaviour.late_writes")
 
 
 def surrounded_models() -> list[Any]:
