@@ -18,12 +18,12 @@ from django_taskclaim.handlers import Handler
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.claiming import Request, new_holder
 from django_taskclaim.states import Status
-from django_taskclaim.tokens import claim_of
+from django_taskclaim.tokens import Ended, claim_of
 from django_taskclaim.worker.connections import left_open
 from django_taskclaim.worker.heartbeat import Vitals
 from django_taskclaim.worker.inflight import InFlight, Result, Task, Unit, units_of
 from django_taskclaim.worker.options import WorkerOptions
-from django_taskclaim.worker.outcomes import Answer, Done, Failed, Settled
+from django_taskclaim.worker.outcomes import Answer, Done, Failed
 from django_taskclaim.worker.running import Running
 from django_taskclaim.worker.service import Service
 from django_taskclaim.worker.sizing import BatchSize
@@ -97,7 +97,7 @@ class _Runner:
         while (size := self._size(limit)) and (rows := self._claimed(size)):
             self.inflight.add(units_of(self.handler, rows))
             for result in self._results():
-                self._count(result.task, _fate(result), getattr(result.outcome, "error", None))
+                self._count(result.task, _fate(result), _error_of(result))
             for task in self.service.taken_back():
                 self._count(task, "released")
         return self.ran
@@ -160,11 +160,19 @@ def _fate(result: Result) -> str:
     if claim is not None and claim.lost:
         return "lost"
     status = row.__dict__.get(claim_columns(type(row)).status.attname)
-    if isinstance(outcome, (Failed, Settled)) and outcome.error is not None:
+    if isinstance(outcome, Failed) or (isinstance(outcome, Ended) and outcome.failure):
         return "failed" if status == Status.FAILED else "retrying"
-    if isinstance(outcome, Settled) and not outcome.completed and row.pk is not None:
+    if isinstance(outcome, Ended) and not outcome.completed and row.pk is not None:
         return "released"
-    return "completed" if isinstance(outcome, (Done, Settled)) else "released"
+    return "completed" if isinstance(outcome, (Done, Ended)) else "released"
+
+
+def _error_of(result: Result) -> BaseException | str | None:
+    """Return what the handler raised, or in words what it has failed the row with itself."""
+    if isinstance(result.outcome, Ended):
+        return ": ".join(filter(None, result.outcome.failure or ())) or None
+    error: BaseException | str | None = getattr(result.outcome, "error", None)
+    return error
 
 
 class _NoService:

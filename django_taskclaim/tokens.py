@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db import connections, models, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -30,6 +30,19 @@ _clock: Callable[[], float] = (
 )
 
 
+class Ended(NamedTuple):
+    """How a verb has ended a claim: well, with a failed try, or without one."""
+
+    completed: bool = False
+    #: Class and text of the error of a failed try, as the row keeps them.
+    failure: tuple[str, str] | None = None
+    #: The failure was the row's own, and trying again would be in vain.
+    permanent: bool = False
+
+
+COMPLETED, GIVEN_UP = Ended(completed=True), Ended()
+
+
 class Claim:
     """One claim of one row, as far as this process knows; whether it stands is decided by the database alone."""
 
@@ -49,15 +62,11 @@ class Claim:
     unanswered = False
     #: Set where the row had moved on by then, so that nobody can tell whether that COMMIT arrived.
     undecided = False
-    #: What it failed with, where a verb has ended it so.
-    failure: BaseException | str | None = None
-    #: Set where a completion has ended it that opens the row again, which its status does not tell from a release.
-    cleared = False
     #: Why its worker would have the row back as soon as its handler comes to a resting place; empty if not at all.
     asked_back = ""
     #: … and whether what is left of the row is too much for one claim.
     too_long = False
-    _over = False
+    _over: Ended | None = None
     _ending: "_Ending | None" = None
 
     def __init__(
@@ -76,17 +85,23 @@ class Claim:
         """Say whether a verb of our own has ended the claim, and was not rolled back since."""
         if self._ending is not None:
             if self._ending.committed:
-                self._over = True
+                self._over = self._ending.how
             elif self._ending.waits():
                 return True
             else:
                 self.unanswered = self.unanswered or self._ending.broke()
             self._ending = None
-        return self._over
+        return self._over is not None
 
-    def end(self) -> None:
+    def how_ended(self) -> Ended | None:
+        """Return how a verb of our own has ended the claim, None as long as it stands, for all we know."""
+        if not self.ended:
+            return None
+        return self._over or (self._ending.how if self._ending is not None else None)
+
+    def end(self, how: Ended = GIVEN_UP) -> None:
         """Note that a verb has ended the claim; undone if the caller's transaction is rolled back."""
-        end_claims([self])
+        end_claims([self], how)
 
     def extend(self, started: float, lease: timedelta | None = None) -> None:
         """Note that the lease runs from *started* (by ``clock()``, read before the statement was sent)."""
@@ -125,23 +140,23 @@ class Claim:
             attempts=state["attempts"],
         )
         self.lost = state["lost"]
-        self._over = state["over"]
+        self._over = GIVEN_UP if state["over"] else None
         self.unanswered, self.undecided = state["unanswered"], state["undecided"]
 
 
-def end_claims(claims: Sequence[Claim]) -> None:
-    """Note that a verb has ended these claims; undone if the caller's transaction is rolled back."""
+def end_claims(claims: Sequence[Claim], how: Ended) -> None:
+    """Note how a verb has ended these claims; undone if the caller's transaction is rolled back."""
     aliases = {claim.alias for claim in claims}
     for alias in aliases:
         same = [one for one in claims if one.alias == alias] if len(aliases) > 1 else claims
         connection = connections[alias]
         if connection.in_atomic_block:
-            ending = _Ending(connection)
+            ending = _Ending(connection, how)
             for claim in same:
                 claim._ending = ending
         elif commits_by_itself(connection):
             for claim in same:
-                claim._over = True
+                claim._over = how
         # Else nothing tells what becomes of the caller's transaction: the fence, which stays, goes by the row.
 
 
@@ -154,7 +169,8 @@ def commits_by_itself(connection: BaseDatabaseWrapper) -> bool:
 class _Ending:
     """Waits for the transaction in which a verb ended a claim."""
 
-    def __init__(self, connection: BaseDatabaseWrapper) -> None:
+    def __init__(self, connection: BaseDatabaseWrapper, how: Ended) -> None:
+        self.how = how
         self.committed = False
         self._connection = connection
         self._session = connection.connection
@@ -197,7 +213,7 @@ def carried_claims(rows: Iterable[Any]) -> list[Claim]:
 def standing_claim(row: models.Model) -> Claim | None:
     """Return the claim that *row* carries unless one of our own verbs has ended it."""
     claim: Claim | None = row.__dict__.get(ATTRIBUTE)
-    if claim is None or claim._over or (claim._ending is not None and claim.ended):
+    if claim is None or claim._over is not None or (claim._ending is not None and claim.ended):
         return None
     return claim
 
@@ -211,6 +227,14 @@ def attach_all(rows: Iterable[Any], claims: Iterable[Claim]) -> None:
     """Let each of *rows* carry the claim at its place."""
     for row, claim in zip(rows, claims, strict=True):
         row.__dict__[ATTRIBUTE] = claim
+
+
+def bare(model: type[models.Model], claim: Claim) -> models.Model:
+    """Return an instance of the row that *claim* is of, which knows its key and carries the claim; it asks nothing."""
+    row = model.from_db(claim.alias, [], [])
+    row.pk = claim.pk
+    attach(row, claim)
+    return row
 
 
 def detach(row: models.Model) -> None:

@@ -25,6 +25,7 @@ from django_taskclaim.models import (
     ClaimMixin,
     CompletedAtMixin,
     PrefixedTaskMixin,
+    PriorityMixin,
     Switch,
     TaskMixin,
 )
@@ -247,10 +248,44 @@ def test_claim_columns_on_two_tables() -> None:
         class Meta:
             app_label = APP
 
+    class Ranked(PriorityMixin):
+        class Meta:
+            app_label = APP
+
+    class Aside(Ranked, PrefixedTaskMixin):
+        class Meta:
+            app_label = APP
+
+    class Above(Ranked, ClaimMixin):
+        class Meta:
+            app_label = APP
+
     (far,) = problems_of(Timed)
     assert ids([far]) == ["E011"]
     assert "keeps completed_at on another table than status" in far.msg
-    assert not [*problems_of(Plain), *problems_of(Whole)]
+    assert far.hint == "Let Plain have them: the mixins that bring them belong where status is."
+    (near,) = problems_of(Above)
+    assert "keeps priority on another table than status" in near.msg
+    assert near.hint == "Rename priority of Ranked."
+    assert not [*problems_of(Plain), *problems_of(Whole), *problems_of(Aside)]
+
+
+@isolate_apps("tests.testapp")
+def test_a_queue_below_a_queue() -> None:
+    """Django saves the parent's columns with the child's, and the fence of the one does not know the other."""
+
+    class First(TaskMixin):
+        class Meta:
+            app_label = APP
+
+    class Second(PrefixedTaskMixin, First):
+        class Meta:
+            app_label = APP
+
+    assert not list(problems_of(First))
+    (found,) = problems_of(Second)
+    assert ids([found]) == ["E011"]
+    assert found.msg.startswith("testapp.Second is a queue, and so is its parent testapp.First")
 
 
 @isolate_apps("tests.testapp")

@@ -117,19 +117,33 @@ def _claim_fields(model: type[models.Model], *, told: bool) -> Iterator[CheckMes
 
 
 def _far_columns(model: type[models.Model]) -> Iterator[CheckMessage]:
-    """E011: one statement writes all claim columns, so one table must have them."""
-    ours = [field for field in model._meta.concrete_fields if _ours(field)]
-    named = model.claim_fields if isinstance(model.claim_fields, Mapping) else {}  # type: ignore[attr-defined]
-    status = next((one for one in ours if one.name == named.get("status", "status")), None)
-    far = [field.name for field in ours if status and field.model is not status.model]
-    if status and far:
+    """E011: one statement writes all claim columns, so one table must have them, and no other its own."""
+    spelled: Any = model.claim_fields  # type: ignore[attr-defined]
+    names = {**PLAIN_NAMES, **(spelled if isinstance(spelled, Mapping) else {})}
+    fields = [field for field in model._meta.concrete_fields if _ours(field)]
+    ours = {field.name: field.model for field in fields if field.name in names.values()}
+    if (owner := ours.get(names["status"])) is None:
+        return
+    if far := [name for name, holder in ours.items() if holder is not owner]:
+        above = ours[far[0]]
         yield message(
             "E011",
-            f"{model._meta.label} keeps {listed(far)} on another table than {status.name}, which"
-            f" {status.model._meta.label} has.",
-            f"Let {status.model.__name__} have them: the mixins that bring them belong where {status.name} is.",
+            f"{model._meta.label} keeps {listed(far)} on another table than {names['status']}, which"
+            f" {owner._meta.label} has.",
+            f"Rename {listed(far)} of {above.__name__}."
+            if issubclass(owner, above)
+            else f"Let {owner.__name__} have them: the mixins that bring them belong where {names['status']} is.",
             model,
         )
+    for parent in model._meta.all_parents:
+        if has_claim_columns(parent) and not issubclass(parent, owner):
+            yield message(
+                "E011",
+                f"{model._meta.label} is a queue, and so is its parent {parent._meta.label}: a save of the one would"
+                " overwrite the claim of the other.",
+                f"Take the mixin from {model.__name__}, or let it refer to {parent.__name__} by a OneToOneField.",
+                model,
+            )
 
 
 def _wrong_mapping(model: type[models.Model], what: str) -> CheckMessage:

@@ -31,7 +31,7 @@ from django_taskclaim.querysets.scope import Desk
 from django_taskclaim.querysets.telling import tell
 from django_taskclaim.signals import rows_completed
 from django_taskclaim.states import Status
-from django_taskclaim.tokens import carried_claims
+from django_taskclaim.tokens import COMPLETED
 
 Rows = Sequence[Any]
 Names = Sequence[str]
@@ -56,7 +56,7 @@ def complete(rows: Rows, names: Names, also: Also | None = None) -> list[Any]:
     written: list[Any] = []
     for completion, same in _by_completion(rows):
         done = _WAYS[type(completion)](completion, same, names, also)
-        end(done)
+        end(done, COMPLETED)
         tell(rows_completed, done)
         written += done
     return written
@@ -132,15 +132,13 @@ def _clear(completion: Clear, rows: Rows, names: Names, also: Also | None) -> li
     )
     new = ("iteration", "not_before", "completed_at", "attempts", "last_error", "error_class")
     show_state(written, Status.OPEN, *new)
-    for claim in carried_claims(written):
-        claim.cleared = True
     return written
 
 
 def _call(completion: Call, rows: Rows, names: Names, also: Also | None) -> list[Any]:
     def call(desk: Desk, done: list[Any]) -> None:
         # To the function they are ordinary rows that are complete.
-        end(done)
+        end(done, COMPLETED)
         show_state(done, Status.COMPLETE, "completed_at")
         try:
             _called(completion.function, desk.alias, done)

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 from django.db import models
 
+from django_taskclaim.exceptions import Permanent
 from django_taskclaim.failures import recorded, told
 from django_taskclaim.policy import Verdict, policy_for
 from django_taskclaim.querysets import fencing
@@ -21,7 +22,7 @@ from django_taskclaim.querysets.losses import raise_unless_all
 from django_taskclaim.querysets.telling import tell
 from django_taskclaim.signals import rows_failed, rows_released
 from django_taskclaim.states import Status
-from django_taskclaim.tokens import carried_claim, carried_claims, clock, standing_claim
+from django_taskclaim.tokens import Ended, carried_claim, clock, standing_claim
 
 M = TypeVar("M", bound=models.Model)
 
@@ -60,9 +61,7 @@ def _end_badly(judged: Sequence[tuple[M, Verdict]], error: BaseException | str) 
     told = recorded(error)
     waits = {id(row): None if verdict.final else verdict.wait() for row, verdict in judged}
     written: list[M] = fencing.write_failed([row for row, _ in judged], waits, told)
-    fencing.end(written)
-    for claim in carried_claims(written):
-        claim.failure = error
+    fencing.end(written, Ended(failure=told, permanent=isinstance(error, Permanent)))
     failed = [row for row in written if waits[id(row)] is None]
     waiting = [row for row in written if waits[id(row)] is not None]
     show_state(failed, Status.FAILED, "attempts", "last_error", "error_class")
@@ -95,9 +94,6 @@ def _open_again(rows: Sequence[M], assignments: Assignments, unknown: Sequence[s
     """Put rows back uncounted, and return those that were still held."""
     written: list[M] = fencing.write_held(rows, assignments)
     fencing.end(written)
-    for claim in carried_claims(written):
-        # What was rolled back with the caller's transaction before.
-        claim.failure, claim.cleared = None, False
     show_state(written, Status.OPEN, *unknown)
     tell(rows_released, written)
     return written

@@ -25,7 +25,9 @@ from django_taskclaim.querysets.transactions import (
 from django_taskclaim.signals import rows_renewed
 from django_taskclaim.states import Status, Token
 from django_taskclaim.tokens import (
+    GIVEN_UP,
     Claim,
+    Ended,
     carried_claim,
     carried_claims,
     clock,
@@ -328,9 +330,9 @@ def _with_keys(rows: Sequence[Any], keys: Iterable[Any]) -> list[Any]:
     return [row for row in rows if _claimed_key(row) in standing]
 
 
-def end(rows: Sequence[Any]) -> None:
-    """Note on each instance that a verb has ended its claim."""
-    end_claims(carried_claims(rows))
+def end(rows: Sequence[Any], how: Ended = GIVEN_UP) -> None:
+    """Note on each instance how a verb has ended its claim."""
+    end_claims(carried_claims(rows), how)
 
 
 def write_failed(

@@ -13,7 +13,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.querysets.scope import Desk, Place
 from django_taskclaim.states import Status
-from django_taskclaim.tokens import carried_claim, clock
+from django_taskclaim.tokens import COMPLETED, carried_claim, clock
 
 R = TypeVar("R")
 
@@ -60,7 +60,7 @@ def judge_after_lost_commit(
         for row in same:
             _part(judgement, row, states.get(carried_claim(row).pk), finished).append(row)
     for row in judgement.ours_complete:
-        carried_claim(row).end()
+        carried_claim(row).end(COMPLETED)
     for row in judgement.undecided:
         carried_claim(row).lost = carried_claim(row).undecided = True
     for row in itertools.chain(*judgement):

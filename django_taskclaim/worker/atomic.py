@@ -8,7 +8,6 @@ from django.db import connections
 from django_taskclaim.dialects import dialect_for
 from django_taskclaim.handlers import Handler
 from django_taskclaim.querysets.transactions import joined, whole
-from django_taskclaim.tokens import standing_claim
 from django_taskclaim.worker.connections import ensure_usable, limit_idle_session
 from django_taskclaim.worker.inflight import Task, Unit
 from django_taskclaim.worker.outcomes import Answer, of_answer
@@ -70,7 +69,9 @@ def _complete(handler: Handler, tasks: list[Task]) -> None:
     """Complete the rows whose claims the handler has not ended itself; ClaimLost rolls everything back."""
     rows = []
     for task in tasks:
-        if standing_claim(task.row) is not None:
+        if not task.claim.ended:
+            if (error := task.told_nothing()) is not None:
+                raise error
             task.ending = True
             rows.append(task.row)
     handler.complete(rows)

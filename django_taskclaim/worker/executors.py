@@ -8,6 +8,7 @@ from asgiref.sync import sync_to_async
 
 from django_taskclaim.exceptions import Permanent
 from django_taskclaim.handlers import Handler
+from django_taskclaim.tokens import Ended
 from django_taskclaim.worker.connections import (
     close_all,
     drop_broken,
@@ -17,7 +18,7 @@ from django_taskclaim.worker.connections import (
 )
 from django_taskclaim.worker.inflight import InFlight, Result, Unit
 from django_taskclaim.worker.options import WorkerOptions
-from django_taskclaim.worker.outcomes import Done, Failed, Settled
+from django_taskclaim.worker.outcomes import Done, Failed
 from django_taskclaim.worker.records import Limited, broken, logger, named
 from django_taskclaim.worker.running import Running
 from django_taskclaim.worker.service import Service
@@ -64,10 +65,13 @@ class Executor(threading.Thread):
     def _tell_breaker(self, unit: Unit, results: list[Result]) -> None:
         """Count what says something of the surroundings: a bad row, and one put back, say nothing."""
         outcomes = [result.outcome for result in results]
-        errors = [one.error for one in outcomes if isinstance(one, (Failed, Settled))]
-        bad = sum(error is not None and not isinstance(error, Permanent) for error in errors)
         good = sum(
-            isinstance(one, Done) or (isinstance(one, Settled) and one.completed)
+            isinstance(one, Done) or (isinstance(one, Ended) and one.completed) for one in outcomes
+        )
+        bad = sum(
+            not isinstance(one.error, Permanent)
+            if isinstance(one, Failed)
+            else isinstance(one, Ended) and one.failure is not None and not one.permanent
             for one in outcomes
         )
         model = unit.handler.model

@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from django_taskclaim.exceptions import Permanent
 from django_taskclaim.handlers import Handler
 from django_taskclaim.policy import SELF_FENCE
-from django_taskclaim.tokens import ATTRIBUTE, Claim, clock, standing_claim
+from django_taskclaim.tokens import ATTRIBUTE, Claim, bare, clock
+from django_taskclaim.wording import listed
 from django_taskclaim.worker.outcomes import Outcome
 
 
@@ -38,11 +40,33 @@ class Task:
     fenced: bool = False
     #: Somebody else decides about the row now (its time is over); what its handler makes of it is not written.
     abandoned: bool = False
-    #: Kept here as well: an instance that its handler saves as a copy (``row.pk = None``) carries it no more.
+    #: The handler has saved its instance as another row (``row.pk = None``); ``row`` is a bare one of this row since.
+    remade: bool = False
+    #: Kept here as well: the instance carries it no more then.
     claim: Claim = field(init=False)
 
     def __post_init__(self) -> None:
         self.claim = self.row.__dict__[ATTRIBUTE]
+
+    def carrier(self) -> Any:
+        """Return the instance that carries the claim, which verbs are given: the handler's as long as it is this row's.
+
+        A bare one reads its columns as they are asked for.
+        """
+        if self.row.__dict__.get(ATTRIBUTE) is not self.claim:
+            self.row, self.remade = bare(type(self.row), self.claim), True
+        return self.row
+
+    def told_nothing(self) -> Permanent | None:
+        """Return an error where nobody can tell what the handler wanted written of this row."""
+        self.carrier()
+        names = self.handler.update_fields
+        if not self.remade or not names:
+            return None
+        return Permanent(
+            f"The handler saved its instance as another row, so what {listed(names)} shall be here cannot be told:"
+            " let it save a copy.copy() of it."
+        )
 
     def is_overdue(self, now: float | None = None) -> bool:
         """Say whether the lease has so little left, by this process's own clock, that it counts as lost."""
@@ -54,8 +78,8 @@ class Task:
 
     def may_start(self, now: float | None = None) -> bool:
         """Say whether a handler may be called with the row: its claim stands, as far as is known here."""
-        claim = standing_claim(self.row)
-        return not (claim is None or self.abandoned or claim.lost or self.is_overdue(now))
+        claim = self.claim
+        return not (claim.ended or self.abandoned or claim.lost or self.is_overdue(now))
 
 
 def may_start(tasks: Iterable[Task]) -> bool:

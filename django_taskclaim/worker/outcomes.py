@@ -12,8 +12,7 @@ from django_taskclaim.failures import told
 from django_taskclaim.handlers import Handler
 from django_taskclaim.links import as_claimed, is_companion, source_link
 from django_taskclaim.policy import policy_for
-from django_taskclaim.states import Status
-from django_taskclaim.tokens import carried_claim, claim_of
+from django_taskclaim.tokens import Ended, carried_claim, claim_of
 from django_taskclaim.wording import lasting
 
 
@@ -71,27 +70,8 @@ class Undecided:
     otherwise: "Failed | PutBack"
 
 
-@dataclass(frozen=True, slots=True)
-class Settled:
-    """Nothing is left to be written: a verb of the handler's own ended the claim, or an atomic handler's COMMIT."""
-
-    completed: bool = False
-    #: What the handler has failed it with.
-    error: BaseException | str | None = None
-
-    @classmethod
-    def by_handler(cls, row: models.Model) -> "Settled":
-        """Return what a verb of the handler's own has made of *row*, as far as the instance shows."""
-        claim, status = (
-            carried_claim(row),
-            row.__dict__.get(claim_columns(type(row)).status.attname),
-        )
-        if claim.cleared or status == Status.COMPLETE:
-            return cls(completed=True)
-        return cls(error=claim.failure)
-
-
-Outcome: TypeAlias = Done | Failed | PutBack | Undecided | Settled
+#: Of a claim that has ended, by a verb of the handler's own or with its transaction, nothing is left to be written.
+Outcome: TypeAlias = Done | Failed | PutBack | Undecided | Ended
 
 
 def judged(row: Any, error: BaseException | str) -> Failed | PutBack:

@@ -87,7 +87,7 @@ class Overrun:
 
     def _write(self, using: str, vitals: Vitals) -> None:
         began = clock()
-        handler, row = self.unit.handler, self.task.row
+        handler, row = self.unit.handler, self.task.carrier()
         rows: ClaimQuerySet[Any] = ClaimQuerySet(handler.model)
         text = outlived(handler)
         together = len(self.unit.called) > 1 and claim_columns(handler.model).not_before is not None

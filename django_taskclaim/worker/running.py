@@ -25,7 +25,7 @@ from django_taskclaim.querysets import (
     holding,  # noqa: F401
     orphans,  # noqa: F401
 )
-from django_taskclaim.tokens import clock, standing_claim
+from django_taskclaim.tokens import Ended, clock, standing_claim
 from django_taskclaim.worker.atomic import call_atomically
 from django_taskclaim.worker.connections import (
     drop_broken,
@@ -42,7 +42,6 @@ from django_taskclaim.worker.outcomes import (
     Done,
     Outcome,
     PutBack,
-    Settled,
     Undecided,
     judged,
     of_answer,
@@ -183,6 +182,8 @@ class Running:
             unit.begin(tasks)
             answer = yield tasks
             if not self._note(unit, tasks, answer, results):
+                for task in tasks:
+                    task.carrier()
                 half = (len(tasks) + 1) // 2
                 todo += [tasks[half:], tasks[:half]]
         return results
@@ -205,8 +206,8 @@ class Running:
         tasks = given
         if not may_start(given):
             # Between two halves: the handler may have ended some claims itself.
-            ended = [task for task in given if standing_claim(task.row) is None]
-            results += [Result(task, Settled.by_handler(task.row), 0.0) for task in ended]
+            ended = [task for task in given if task.claim.ended]
+            results += [Result(task, task.claim.how_ended() or Ended(), 0.0) for task in ended]
             tasks = self._startable([task for task in given if task not in ended])
         if tasks and tasks[0].handler.needs_source:
             gone = [task for task in tasks if task.handler.lacks_source(task.row)]
@@ -225,12 +226,14 @@ class Running:
     def _outcomes(self, tasks: list[Task], answer: Answer, since: float) -> list[Outcome] | None:
         """Return the outcome of each row; None where the batch must be run in halves to find the row that raises."""
         if answer.committed:
-            return [_committed(task) for task in tasks]
+            return [task.claim.how_ended() or Ended(completed=task.ending) for task in tasks]
         if answer.error is not None and answer.at_commit:
             return self._after_commit(tasks, answer.error, since)
         if answer is NOTHING_SAID:
             return [
-                DONE if standing_claim(task.row) is not None else Settled.by_handler(task.row)
+                DONE
+                if not task.remade and standing_claim(task.row) is not None
+                else task.claim.how_ended() or _done(task)
                 for task in tasks
             ]
         said, error = _read(tasks, answer)
@@ -251,35 +254,35 @@ class Running:
         """Judge an error that came from the COMMIT, or from a hook that ran after it."""
         if all(task.claim.ended for task in tasks):
             broken(f"{named(tasks[0].row)}: a hook raised after its COMMIT", error)
-            return [_committed(task) for task in tasks]
+            return [task.claim.how_ended() or Ended(completed=task.ending) for task in tasks]
         otherwise: PutBack | None = None
         if self._was_an_outage(error, since):
             otherwise = AWAY
         elif len(tasks) > 1 and claim_columns(tasks[0].handler.model).not_before is not None:
             otherwise = PutBack("the COMMIT of its batch failed", apart=True)
-        return [Undecided(error, otherwise or judged(task.row, error)) for task in tasks]
+        return [Undecided(error, otherwise or judged(task.carrier(), error)) for task in tasks]
 
     def _says_nothing_of_the_rows(
         self, tasks: list[Task], error: BaseException, since: float
     ) -> bool:
-        row = next((task.row for task in tasks if standing_claim(task.row) is not None), None)
+        row = next((task.carrier() for task in tasks if not task.claim.ended), None)
         if row is not None and isinstance(judged(row, error), PutBack):
             return True
         return self._was_an_outage(error, since)
 
     def _outcome(self, task: Task, error: BaseException | str | None, since: float) -> Outcome:
-        if standing_claim(task.row) is None:
+        if (ended := task.claim.how_ended()) is not None:
             # The handler called a verb itself, or deleted the row.
             if error is not None:
                 broken(f"{named(task.row)}: its handler ended the claim and then raised", error)
-            return Settled.by_handler(task.row)
+            return ended
         if error is None:
-            return DONE
+            return _done(task)
         if task.fenced:
             return PutBack("its claim could not be renewed in time")
         if isinstance(error, BaseException) and self._was_an_outage(error, since):
             return AWAY
-        return judged(task.row, error)
+        return judged(task.carrier(), error)
 
     def _was_an_outage(self, error: BaseException, since: float) -> bool:
         """Say whether the handler's session broke because the database was away, which is not the row's fault.
@@ -358,9 +361,10 @@ class Running:
         return left_open()
 
 
-def _committed(task: Task) -> Settled:
-    """Return what the transaction of an atomic handler has made of a row: the handler may have ended its claim."""
-    return Settled(completed=True) if task.ending else Settled.by_handler(task.row)
+def _done(task: Task) -> Outcome:
+    """Return what is to become of a row that its handler is done with."""
+    error = task.told_nothing()
+    return DONE if error is None else judged(task.carrier(), error)
 
 
 def _without_source(task: Task) -> Outcome:

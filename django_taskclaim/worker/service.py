@@ -24,7 +24,7 @@ from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.fencing import lock_free, renew
 from django_taskclaim.switch import stops_of
 from django_taskclaim.throttling.throttles import Throttles
-from django_taskclaim.tokens import clock, standing_claim
+from django_taskclaim.tokens import clock
 from django_taskclaim.worker import heartbeat
 from django_taskclaim.worker.attachments import attachments_of
 from django_taskclaim.worker.calls import Calls
@@ -295,7 +295,7 @@ class Service(threading.Thread):
         for model, same in by_model.items():
             began = clock()
             with dialect_for(connections[self.options.using]).own_transaction():
-                free, busy = lock_free([task.row for task in same])
+                free, busy = lock_free([task.carrier() for task in same])
                 if free:
                     ClaimQuerySet(model).release(free)
             if free:
@@ -317,7 +317,7 @@ class Service(threading.Thread):
             return True
         if clock() < self._next_renewal(held):
             return False
-        renewable = {id(task.row): task for task in held if _is_renewable(task)}
+        renewable = {id(task.carrier()): task for task in held if _is_renewable(task)}
         self._renewed = began = clock()
         # Unless all goes well, again soon: an outage that is over must not cost the rest of a long lease.
         self._renew_by = began + RENEW_AGAIN
@@ -487,4 +487,4 @@ class Service(threading.Thread):
 
 def _is_renewable(task: Task) -> bool:
     gone = task.claim.lost and not task.fenced
-    return not (task.abandoned or gone or standing_claim(task.row) is None)
+    return not (task.abandoned or gone or task.claim.ended)

@@ -21,7 +21,7 @@ from django_taskclaim.querysets.everyone import stop_everyone
 from django_taskclaim.querysets.fencing import lock_free
 from django_taskclaim.querysets.lost_commits import judge_after_lost_commit
 from django_taskclaim.states import WORKER_MARK, Status
-from django_taskclaim.tokens import clock
+from django_taskclaim.tokens import Ended, clock
 from django_taskclaim.worker.connections import TROUBLE, is_contention
 from django_taskclaim.worker.heartbeat import Vitals
 from django_taskclaim.worker.inflight import InFlight, Result
@@ -30,7 +30,6 @@ from django_taskclaim.worker.outcomes import (
     Done,
     Failed,
     PutBack,
-    Settled,
     Undecided,
     judged,
 )
@@ -74,7 +73,7 @@ class Writer:
         for results in groups:
             # What was locked a moment ago would hold up all the others again.
             self._write(results, passing_over_locked=results[0].locked)
-        return any(type(results[0].outcome) is not Settled for results in groups)
+        return any(type(results[0].outcome) is not Ended for results in groups)
 
     def _write(self, results: list[Result], *, passing_over_locked: bool = False) -> None:
         for result in results:
@@ -112,7 +111,7 @@ class Writer:
                     model = result.task.handler.model
                     self.vitals.tally.count_batch(model, clock() - batch.began)
         ran = sum(result.ran for result in results)
-        if ran and type(results[0].outcome) in (Done, Settled):
+        if ran and type(results[0].outcome) in (Done, Ended):
             self.sizes[results[0].task.handler.model].note(len(results), ran)
 
     def _write_unlocked(self, results: list[Result], verb: "Verb") -> list[Result]:
@@ -241,16 +240,16 @@ class Writer:
         outcome: Any = results[0].outcome
         if outcome.completed:
             self._completed(results, 0.0)
-        elif outcome.error is not None:
-            (result,) = results
-            note_failure(self.vitals, result.task.row, outcome.error, 0.0, ran=result.ran)
+        elif outcome.failure is not None:
+            for result in results:
+                _note_failed(self.vitals, result.task.row, outcome.failure, 0.0, ran=result.ran)
 
     _verbs: "dict[type, Verb]" = {
         Done: _complete,
         PutBack: _release,
         Failed: _fail,
         Undecided: _decide,
-        Settled: _settled,
+        Ended: _settled,
     }
 
     def _rows(self, results: list[Result]) -> ClaimQuerySet[Any]:
@@ -274,10 +273,22 @@ def note_failure(
     vitals: Vitals, row: Any, error: BaseException | str, seconds: float, *, ran: float
 ) -> None:
     """Count and log a failure that has just been written, by a statement of *seconds*."""
-    name, text = described(error)
+    raised = error if isinstance(error, BaseException) else None
+    _note_failed(vitals, row, described(error), seconds, ran=ran, raised=raised)
+
+
+def _note_failed(
+    vitals: Vitals,
+    row: Any,
+    told: tuple[str, str],
+    seconds: float,
+    *,
+    ran: float,
+    raised: BaseException | None = None,
+) -> None:
+    name, text = told
     final = row.__dict__.get(claim_columns(type(row)).status.attname) == Status.FAILED
     vitals.count_error(type(row), f"{name}: {text}" if name else text, final=final)
-    raised = error if isinstance(error, BaseException) else None
     failed(row, seconds, name, text, ran=ran, final=final, raised=raised)
 
 
@@ -301,7 +312,7 @@ def _kind(result: Result) -> Any:
     if type(outcome) is Done:
         # They are all the same, and this one is asked for nearly each row.
         return type(result.task.row), Done, result.locked
-    if isinstance(outcome, PutBack) or (isinstance(outcome, Settled) and outcome.error is None):
+    if isinstance(outcome, (PutBack, Ended)):
         return type(result.task.row), outcome, result.locked
     return id(result)
 

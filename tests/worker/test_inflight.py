@@ -10,7 +10,7 @@ import pytest
 
 from django_taskclaim.handlers import Handler
 from django_taskclaim.states import Status
-from django_taskclaim.tokens import clock
+from django_taskclaim.tokens import COMPLETED, clock
 from django_taskclaim.worker import writer
 from django_taskclaim.worker.claimer import Claimer
 from django_taskclaim.worker.inflight import InFlight, Result, units_of
@@ -18,6 +18,7 @@ from django_taskclaim.worker.limits import Limit
 from django_taskclaim.worker.options import WorkerOptions
 from django_taskclaim.worker.outcomes import DONE, Done
 from django_taskclaim.worker.service import Service, _is_renewable
+from tests.behaviour.support import fresh
 from tests.factories import claimed, make
 from tests.testapp.models import Job, Photo
 
@@ -112,16 +113,19 @@ def test_a_wait_is_as_long_as_it_is_to_be_after_the_last_change() -> None:
 
 @pytest.mark.django_db
 def test_an_instance_that_its_handler_saved_as_a_copy_does_no_harm() -> None:
-    """It denotes another row now; the one that was claimed is left to its lease."""
+    """It denotes another row now; the one that was claimed is still held, renewed, and finished by its claim."""
     make(Job)
     (row,) = Job.objects.claim_batch(1)
     ((task,),) = (unit.tasks for unit in units_of(JOBS, [row]))
     row.pk, row._state.adding = None, True
     row.save()
-    assert not task.may_start()
-    assert not task.is_overdue()
+    assert _is_renewable(task)
+    carrier = task.carrier()
+    assert (carrier.pk, carrier.act) == (task.claim.pk, row.act)
+    carrier.claim.complete()
+    assert task.claim.how_ended() == COMPLETED
     assert not _is_renewable(task)
-    assert Job.objects.held_by(task.claim.token.holder).get().pk == task.claim.pk
+    assert (Job.objects.get(pk=task.claim.pk).status, fresh(row).status) == ("complete", "open")
 
 
 @pytest.mark.django_db

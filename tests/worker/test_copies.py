@@ -1,0 +1,108 @@
+"""A handler may save the instance that it got as another row, as Django's documentation copies one."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from asgiref.sync import sync_to_async
+
+from django_taskclaim import handler
+from django_taskclaim.handlers import unregister
+from django_taskclaim.testing import Ran, run_due
+from django_taskclaim.tokens import bare, carried_claim
+from tests.behaviour.support import facts, fresh
+from tests.factories import SHAPES, make
+from tests.testapp.models import Photo
+
+STATES = {"complete": "complete", "fail": "open", "release": "open", "renew": "processing"}
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def register() -> Iterator[Callable[..., Any]]:
+    """Give Photo a handler for one test."""
+
+    def with_options(**options: Any) -> Any:
+        return handler(Photo, **options)
+
+    yield with_options
+    unregister(Photo)
+
+
+def save_as_copy(photo: Photo) -> None:
+    photo.pk, photo._state.adding, photo.url = None, True, "copy"
+    photo.save()
+
+
+def copy_each(given: Any) -> None:
+    for photo in [given] if isinstance(given, Photo) else given:
+        save_as_copy(photo)
+
+
+async def copy_async(photo: Photo) -> None:
+    await sync_to_async(save_as_copy)(photo)
+
+
+@pytest.mark.parametrize(
+    ("options", "function"),
+    [
+        pytest.param({}, copy_each, id="row"),
+        pytest.param({"batch": True}, copy_each, id="batch"),
+        pytest.param({"atomic": True}, copy_each, id="atomic"),
+        pytest.param({"atomic": True, "batch": True}, copy_each, id="atomic batch"),
+        pytest.param({}, copy_async, id="async"),
+    ],
+)
+def test_the_row_that_was_claimed_is_done(
+    register: Callable[..., Any], options: dict[str, Any], function: Any
+) -> None:
+    """Once, and the copy is a row of its own."""
+    register(batch_size=2, **options)(function)
+    claimed = {photo.pk for photo in make(Photo, 2)}
+    assert run_due(Photo, limit=2) == Ran(completed=2)
+    assert {
+        row.pk for row in Photo.objects.filter(status="complete").exclude(url="copy")
+    } == claimed
+    assert [row.status for row in Photo.objects.filter(url="copy")] == ["open", "open"]
+
+
+@pytest.mark.parametrize("atomic", [False, True])
+def test_what_it_wanted_written_cannot_be_told(register: Callable[..., Any], atomic: bool) -> None:
+    """The values on the instance are the copy's: they must not land in the row, nor may it count as done without."""
+    register(update_fields=["url"], atomic=atomic)(copy_each)
+    (photo,) = make(Photo, 1)
+    assert run_due(Photo, limit=1).failed == 1
+    row = fresh(photo)
+    assert (row.status, row.url) == ("failed", photo.url)
+    assert "so what url shall be here cannot be told: let it save a copy.copy()" in row.last_error
+    assert Photo.objects.filter(url="copy").count() == (0 if atomic else 1)
+
+
+def test_the_halves_of_a_batch_get_the_rows_themselves(register: Callable[..., Any]) -> None:
+    seen = []
+
+    @register(batch=True, batch_size=2)
+    def copy_and_raise(photos: list[Photo]) -> None:
+        seen.append([photo.pk for photo in photos])
+        if len(photos) == 2:
+            save_as_copy(photos[0])
+            raise ValueError("not together")
+
+    first, second = (photo.pk for photo in make(Photo, 2))
+    assert run_due(Photo, limit=2) == Ran(completed=2)
+    assert seen == [[first, second], [first], [second]]
+
+
+@pytest.mark.parametrize("verb", ["complete", "fail", "release", "renew"])
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda model: model.__name__[:20])
+def test_an_instance_that_knows_its_claim_alone_is_enough_for_every_verb(
+    shape: Any, verb: str
+) -> None:
+    make(shape, 1)
+    (row,) = shape.objects.claim_batch(1)
+    given: Any = bare(shape, carried_claim(row))
+    words = ("given up",) if verb == "fail" else ()
+    assert getattr(shape.objects, verb)(given, *words) == 1
+    assert given.pk == row.pk
+    assert facts(row).status == STATES[verb]
