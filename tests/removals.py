@@ -261,7 +261,7 @@ def attempt(removal: Removal) -> str:
         return f"cannot be noticed on {engine}"
     with tempfile.TemporaryDirectory(prefix="removal-") as folder:
         copy = Path(folder)
-        for name in ("django_taskclaim", "tests"):
+        for name in ("django_taskclaim", "tests", "example_project"):
             shutil.copytree(ROOT / name, copy / name)
         shutil.copy(ROOT / "pyproject.toml", copy)
         if not passes(copy, removal.tests):
