@@ -24,27 +24,27 @@ class Probe:
     """One process of ``tests.leases.probe``."""
 
     def __init__(self, env: dict[str, str], *words: object) -> None:
-        self.process = subprocess.Popen(
+        self.process: subprocess.Popen[bytes] = subprocess.Popen(
             [sys.executable, "-W", "ignore", "-m", "tests.leases.probe", *map(str, words)],
             env=env,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            text=True,
+            # A line that comes right behind another one stays in the pipe, where it is looked for.
+            bufsize=0,
         )
 
     def told(self, seconds: float = 60) -> dict[str, Any]:
         """Return the next line that the process says."""
         assert self.process.stdout is not None
         ready, _, _ = select.select([self.process.stdout], [], [], seconds)
-        line = self.process.stdout.readline() if ready else ""
+        line = self.process.stdout.readline() if ready else b""
         assert line, "the process said nothing"
         facts: dict[str, Any] = json.loads(line)
         return facts
 
     def go_on(self) -> None:
         assert self.process.stdin is not None
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
+        self.process.stdin.write(b"\n")
 
     def signal(self, number: int) -> None:
         os.kill(self.process.pid, number)
