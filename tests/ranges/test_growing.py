@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from io import StringIO
 from typing import Any
 
@@ -15,8 +16,17 @@ from django.db import connection, connections, transaction
 from django_taskclaim.checks.ranges import problems_of
 from django_taskclaim.dialects import dialect_for
 from django_taskclaim.doctor.movement import why_nothing_moves
+from django_taskclaim.overview import database_time
 from django_taskclaim.querysets.ranges import end_of_source, is_unplanned, open_more
-from tests.behaviour.support import DEADLINE, elsewhere, execute, held_open, wait_for
+from tests.behaviour.support import (
+    DEADLINE,
+    clock,
+    elsewhere,
+    execute,
+    held_open,
+    set_raw,
+    wait_for,
+)
 from tests.ranges.conftest import work
 from tests.testapp.models import (
     IntRange,
@@ -163,12 +173,17 @@ def test_what_cannot_add_rows_holds_up_nothing() -> None:
 @pytest.mark.django_db
 def test_a_model_says_how_long_its_writers_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the clock of the database, which alone decides when the range is due."""
-    monkeypatch.setattr(LogRange, "settle_after", 1.5)
+    monkeypatch.setattr(LogRange, "settle_after", 90)
     log(1)
-    before = time.monotonic()
+    before = database_time("default")
     assert work_off() == 0
-    wait_for(work_off, every=0.05)
-    assert time.monotonic() - before > 1.4
+    range_ = LogRange.objects.get()
+    due = timedelta(seconds=90) + before, timedelta(seconds=90) + database_time("default")
+    assert due[0] <= range_.not_before <= due[1]
+    set_raw(range_, "not_before", clock("+1 MINUTE"))
+    assert work_off() == 0
+    set_raw(range_, "not_before", clock("-1 SECOND"))
+    assert work_off() == 1
 
 
 @pytest.mark.django_db
