@@ -64,7 +64,8 @@ def at_once() -> int:
 
 
 def test_an_upstream_that_asks_to_wait_stops_a_drain(start_worker: Start) -> None:
-    jobs(1, "later_all:60", priority=1)
+    # Longer than any machine needs to end a worker.
+    jobs(1, "later_all:600", priority=1)
     jobs(20, "sleep:0.2")
     worker = start_worker("--in-process", "--drain", "--batch-size", "5")
     assert worker.wait() == 3

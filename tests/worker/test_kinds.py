@@ -89,7 +89,8 @@ def test_a_batch_that_hangs_sets_its_rows_apart(start_worker: Start) -> None:
         "--grace",
         "1",
         model="testapp.BatchJob",
-        TASKCLAIM_TEST_TIMEOUT="2",
+        # Longer than a machine stands still, or another row would overrun, too.
+        TASKCLAIM_TEST_TIMEOUT="6",
         TASKCLAIM_TEST_ATTEMPTS="1",
     )
     assert worker.wait() == 0

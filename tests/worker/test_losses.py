@@ -28,7 +28,7 @@ def test_a_row_that_may_kill_is_not_held_while_another_runs(
 ) -> None:
     """The process dies of the other one, so the row that waited is neither charged nor failed."""
     (slow,) = jobs(1, "stay")
-    worker = start_worker("--threads", "2", "--lease", "3", TASKCLAIM_TEST_ATTEMPTS="1")
+    worker = start_worker("--threads", "2", "--lease", "8", TASKCLAIM_TEST_ATTEMPTS="1")
     wait_until(lambda: Ledger.objects.filter(key=str(slow)).exists(), what="the slow row runs")
     (waiting,) = jobs(1, not_before=CRASHED)
     wait_until(lambda: worker.events("released"), what="it was claimed, and put back for a moment")
