@@ -105,11 +105,12 @@ def test_a_worker_claims_less_of_what_is_slow_and_more_of_what_is_quick(
     # What they took is told with their results, and those wait for each other: not all may be over by then.
     jobs(300, "sleep:0.002")
     worker = start_worker("--drain", "--in-process")
-    assert worker.wait(60) == 0
+    assert worker.wait(240) == 0
     events = worker.events("claimed", "completed")
     first, second, *more = (at for at, one in enumerate(events) if one["event"] == "claimed")
     assert events[first]["rows"] == 50
     # However slow the machine is: between those of the quickest and of the slowest of the rows before.
     each = [one["ran"] / one["rows"] for one in events[first + 1 : second]]
-    assert 1 <= int(1 / max(each)) <= events[second]["rows"] <= 1 / min(each) <= 10
+    # One may have stood still for more than a second.
+    assert max(1, int(1 / max(each))) <= events[second]["rows"] <= max(1, 1 / min(each)) <= 10
     assert max(events[at]["rows"] for at in more) > events[second]["rows"]
