@@ -194,7 +194,7 @@ def test_a_loop_frees_rows_until_it_is_stopped(
     UuidKey.objects.claim_batch(2, lease=0.001)
     assert "testapp.UuidKey: put back" in loop.stdout.readline()
     loop.send_signal(number)
-    _, errors = loop.communicate(timeout=30)
+    _, errors = loop.communicate(timeout=120)
     assert loop.returncode == 0
     assert "Traceback" not in errors
 
@@ -270,7 +270,7 @@ def test_a_loop_outlives_what_refuses(process_env: dict[str, str]) -> None:
         assert loop.stderr.readline().startswith("testapp.UuidKey on 'default': ")
     assert loop.stdout.readline() == "testapp.UuidKey: put back 1 expired row.\n"
     loop.send_signal(signal.SIGTERM)
-    loop.communicate(timeout=30)
+    loop.communicate(timeout=120)
     assert loop.returncode == 0
 
 

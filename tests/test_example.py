@@ -41,18 +41,18 @@ def test_a_demo_that_stays_serves_its_control_room_until_it_is_told_to_go(
     with subprocess.Popen(**command, **pipes, preexec_fn=heed_ctrl_c) as staying:
         try:
             room = address_told_by(staying)
-            with urlopen(room, timeout=30) as answer:
+            with urlopen(room, timeout=120) as answer:
                 assert answer.status == 200
                 assert answer.url.partition("?")[0].endswith("/admin/login/")
                 assert 'name="password"' in answer.read().decode()
             staying.send_signal(number)
-            rest, _ = staying.communicate(timeout=30)
+            rest, _ = staying.communicate(timeout=120)
         finally:
             staying.kill()
     assert staying.returncode == 0, rest
     assert "Traceback" not in rest
     with pytest.raises(URLError):
-        urlopen(room, timeout=5)
+        urlopen(room, timeout=30)
 
 
 def demo(env: dict[str, str], folder: Path, *words: str) -> dict[str, Any]:

@@ -155,7 +155,8 @@ def test_a_retry_of_rows_that_are_slow_to_read_ends_in_a_sentence(
     monkeypatch.setattr(acts, "READING_LIMIT", timedelta(seconds=0.3))
     began = time.monotonic()
     answer = login(*OPERATE).post(url(page, group=group(Photo)), {"reason": ""}, follow=True)
-    assert time.monotonic() - began < 5
+    # Sooner than the usual limit, and than the statement would take.
+    assert time.monotonic() - began < 15
     assert answer.status_code == 200
     assert "2 failed rows are open again. Then the database refused: " in answer.content.decode()
     assert OperatorAct.objects.get().rows == Photo.objects.open().count() == 2

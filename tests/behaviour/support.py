@@ -16,7 +16,7 @@ from tests.factories import SHAPES
 from tests.testapp.models import Photo
 
 #: A little more than any healthy statement needs on a busy machine; no test waits that long when all is well.
-DEADLINE = 20
+DEADLINE = 40
 
 ROW_LOCKS = connection.features.has_select_for_update
 

@@ -15,7 +15,7 @@ from tests import jsonlog
 from tests.testapp.models import Job
 
 #: One look takes no longer, but where the machine stands still.
-LONGEST_LOOK = 0.3
+LONGEST_LOOK = 0.1
 
 
 def looked_for(condition: Callable[[], Any], seconds: float, every: float = 0.05) -> Any:
