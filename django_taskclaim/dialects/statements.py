@@ -277,12 +277,12 @@ class Table(KeyTable):
 
     def spelt(self, kind: Hashable, spell: Callable[[], T]) -> T:
         """Return what *spell* makes, which is the same for all of this *kind*: made once, and kept."""
-        if kind not in self.spellings:
+        found: T | None = self.spellings.get(kind)
+        if found is None:
             if len(self.spellings) >= MOST_SPELLINGS:
                 # A field of the user's may spell each of its values in another way.
                 self.spellings.clear()
-            self.spellings[kind] = spell()
-        found: T = self.spellings[kind]
+            found = self.spellings[kind] = spell()
         return found
 
     def standing(self, token: Token) -> SQL:

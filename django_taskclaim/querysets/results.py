@@ -35,6 +35,9 @@ def checked_results(model: type[models.Model], names: Collection[str]) -> Result
     """
     if isinstance(names, str):
         raise TypeError(f"update_fields is a list of names, not the text {names!r}.")
+    if names is None:
+        # To Django's save() that is every column.
+        raise TypeError("update_fields is a list of names, not None.")
     if not names:
         return NOTHING
     refuse_names(model, names, "update_fields")

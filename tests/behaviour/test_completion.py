@@ -231,3 +231,12 @@ def test_a_policy_that_makes_no_sense_is_refused() -> None:
         Archive(7)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="list of names"):
         Archive(ParcelArchive, leave_out="note")
+
+
+@pytest.mark.parametrize("names", [None, "note"])
+def test_names_of_columns_are_a_list(names: Any) -> None:
+    """None is every column to Django's ``save()``; here it would be none of them."""
+    (row,) = claimed(Photo, 1)
+    with pytest.raises(TypeError, match="update_fields is a list of names, not "):
+        Photo.objects.complete(row, update_fields=names)
+    assert fresh(row).status == "processing"
