@@ -22,6 +22,7 @@ from django_taskclaim.switch import pause, paused_by, resume
 from tests.admin import browser as browsers
 from tests.admin.browser import NARROW, WIDE, Browser
 from tests.admin.scene import a_day_of_work
+from tests.behaviour.support import clock, set_raw
 from tests.factories import make
 from tests.testapp.models import Job, Photo
 from tests.worker.conftest import Worker, jobs, start_worker, states, wait_until
@@ -116,8 +117,8 @@ def test_a_killed_worker_turns_grey_and_its_rows_return(
 ) -> None:
     monkeypatch.setattr(overview, "ALIVE_WITHIN", timedelta(seconds=12))
     jobs(3, "sleep:60")
-    # Long enough for a look at the countdown once a second worker is up.
-    worker = start_worker("--batch-size", "3", "--lease", "45")
+    # Until a second worker is up, however long that takes.
+    worker = start_worker("--batch-size", "3", "--lease", "600")
     wait_until(lambda: states().get("processing") == 3, what="rows claimed")
     room.reads("1 worker process is alive.", seconds=20)
 
@@ -126,6 +127,8 @@ def test_a_killed_worker_turns_grey_and_its_rows_return(
     assert "no worker is alive to put its rows back" in room.text(".tc-workers")
     start_worker("--batch-size", "3")
     room.reads("1 worker process is alive.", seconds=40)
+    for row in Job.objects.all():
+        set_raw(row, "expires_at", clock("+30 SECOND"))
     assert wait_until(
         lambda: re.search(r"rows return in \d+ s", room.text(".tc-workers")), 10, "a countdown"
     )
