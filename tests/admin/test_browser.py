@@ -128,7 +128,7 @@ def test_a_killed_worker_turns_grey_and_its_rows_return(
     start_worker("--batch-size", "3")
     room.reads("1 worker process is alive.", seconds=40)
     for row in Job.objects.all():
-        set_raw(row, "expires_at", clock("+30 SECOND"))
+        set_raw(row, "expires_at", clock("+15 SECOND"))
     assert wait_until(
         lambda: re.search(r"rows return in \d+ s", room.text(".tc-workers")), 10, "a countdown"
     )
