@@ -278,11 +278,12 @@ class Running:
             return ended
         if error is None:
             return _done(task)
+        row = task.carrier()
         if task.fenced:
             return PutBack("its claim could not be renewed in time")
         if isinstance(error, BaseException) and self._was_an_outage(error, since):
             return AWAY
-        return judged(task.carrier(), error)
+        return judged(row, error)
 
     def _was_an_outage(self, error: BaseException, since: float) -> bool:
         """Say whether the handler's session broke because the database was away, which is not the row's fault.

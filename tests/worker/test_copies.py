@@ -7,6 +7,7 @@ import pytest
 from asgiref.sync import sync_to_async
 
 from django_taskclaim import handler
+from django_taskclaim.exceptions import RetryLater
 from django_taskclaim.handlers import unregister
 from django_taskclaim.testing import Ran, run_due
 from django_taskclaim.tokens import bare, carried_claim
@@ -77,6 +78,19 @@ def test_what_it_wanted_written_cannot_be_told(register: Callable[..., Any], ato
     assert (row.status, row.url) == ("failed", photo.url)
     assert "so what url shall be here cannot be told: let it save a copy.copy()" in row.last_error
     assert Photo.objects.filter(url="copy").count() == (0 if atomic else 1)
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_a_row_may_be_put_back_after_that(register: Callable[..., Any], batch: bool) -> None:
+    @register(batch=batch, batch_size=2)
+    def copy_and_wait(given: Any) -> None:
+        copy_each(given)
+        raise RetryLater(60)
+
+    make(Photo, 2)
+    assert run_due(Photo, limit=2) == Ran(released=2)
+    assert {row.attempts for row in Photo.objects.exclude(url="copy")} == {0}
+    assert not Photo.objects.filter(status="processing").exists()
 
 
 def test_the_halves_of_a_batch_get_the_rows_themselves(register: Callable[..., Any]) -> None:
