@@ -1,7 +1,6 @@
 """``ClaimAdminMixin``: the user's ModelAdmin learns to show claims and to act on them."""
 
 from collections.abc import Iterable
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
@@ -26,7 +25,6 @@ from django_taskclaim.admin.checking import problems
 from django_taskclaim.admin.confirming import Crumb
 from django_taskclaim.admin.counting import BoundedPaginator
 from django_taskclaim.admin.filters import StateFilter, filters_for, order_of
-from django_taskclaim.admin.my_work import my_work_button, my_work_urls
 from django_taskclaim.admin.permissions import may_operate
 from django_taskclaim.admin.rows import Look, facts_of, look_at, look_of
 from django_taskclaim.admin.running import run_act
@@ -76,11 +74,6 @@ class ClaimAdminMixin(ClaimActions, ActionsModelAdmin, _Tuples):
 
     #: A second count of the whole table, for "100 results (5,000,000 total)", costs more than it tells.
     show_full_result_count = False
-
-    #: How many rows a person takes on the page "my work"; 0 for no such page.
-    my_work_size = 0
-    #: How long they stay with who took them, after the last look at that page.
-    my_work_lease = timedelta(hours=1)
 
     class Media:
         css = {"all": ["taskclaim/claims.css"]}
@@ -222,7 +215,6 @@ class ClaimAdminMixin(ClaimActions, ActionsModelAdmin, _Tuples):
             standing = switches_over(self.model, alias_of(context["cl"].queryset))
             context["actions_list"] = [
                 *context.get("actions_list", ()),
-                *my_work_button(self, request),
                 *model_buttons(self, request, standing),
             ]
             context["subtitle"] = context.get("subtitle") or _subtitle(standing)
@@ -278,7 +270,6 @@ class ClaimAdminMixin(ClaimActions, ActionsModelAdmin, _Tuples):
         urls: list[Any] = super().get_urls()
         return [
             *list_urls(self),
-            *my_work_urls(self),
             *row_urls(self),
             *control_room.urls_for(self),
             *urls,

@@ -14,4 +14,3 @@ class ArticleAdmin(ClaimAdminMixin, admin.ModelAdmin):
     list_display = ["title", "verdict"]
     list_filter = ["verdict"]
     search_fields = ["title"]
-    my_work_size = 5

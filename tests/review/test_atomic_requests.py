@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 from articles.models import Article
-from django.contrib.auth.models import Permission
 from django.db import connections
 from django.urls import resolve
 
@@ -98,20 +97,3 @@ def test_a_page_that_breaks_after_the_claim_keeps_the_claim(
         ada.send(act="more")
     assert Article.objects.held_by(ada.who).count() == 5
     assert len(ada.mine()) == 5
-
-
-def test_my_work_in_the_admin(ada: Editor) -> None:
-    """What is taken there, completed and given back, is so when the page says it."""
-    ada.user.is_staff = True
-    ada.user.save()
-    names = ["view_article", "change_article"]
-    ada.user.user_permissions.set(Permission.objects.filter(codename__in=names))
-    page = "/admin/articles/article/claim/my-work/"
-    assert resolve(page).func._non_atomic_requests == {"default", "other"}  # type: ignore[attr-defined]
-    ada.look(page)
-    done, back, *_ = (line["claim"] for line in ada.send(page, act="more").context["lines"])
-    assert Article.objects.held_by(ada.who).count() == 5
-    ada.send(page, act="complete", claim=[done])
-    ada.send(page, act="release", claim=[back])
-    progress = Article.objects.progress()
-    assert (progress.complete, progress.processing) == (1, 3)

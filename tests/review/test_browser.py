@@ -234,17 +234,3 @@ def test_without_javascript_the_pages_do_all_but_renew(two: Any) -> None:
         wait_until(lambda: facts(Article.objects.get(pk=pk)).status == "complete", what="done")
     finally:
         ada.command("Emulation.setScriptExecutionDisabled", value=False)
-
-
-def test_the_admins_page_takes_and_completes(two: Any, tmp_path: Path) -> None:
-    ada, _ben = two()
-    User.objects.filter(pk=ada.user.pk).update(is_staff=True, is_superuser=True)
-    ada.go("/admin/articles/article/claim/my-work/")
-    ada.reads("You hold nothing at the moment.", "#content")
-    ada.click("button[value=more]")
-    ada.reads("Attribute references", "#content")
-    ada.click("input[name=claim]")
-    pictures(ada, "admin", tmp_path)
-    ada.click("button[value=complete]")
-    ada.reads("1 row was completed.", "body")
-    assert Article.objects.progress().complete == 1

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from articles.models import Article
-from django.contrib.auth.models import Permission
 
 from django_taskclaim.states import Status
 from django_taskclaim.switch import pause
@@ -21,24 +20,13 @@ THEIRS = [
     r"Articles to review|Log out|\bSite\b|[Mm]y [Aa]rticles?|Article \d|Text \d\.?|[Aa]rticles?\b",
     r"publish as it is|publish with my changes|leave it out|Ada Lovelace|Ben Okri|\b(ada|ben)\b",
     r"\b(Title|Text|Verdict|Remark)\b|(Ada|Ben)('s)?\b|\bwords\.",
-    # Django's own, which no catalogue knows.
-    r"\bSearch\b",
 ]
 
 LIST = "/articles/"
-ADMINS = "/admin/articles/article/claim/my-work/"
 
 
 def left_in_english(answer: Any) -> list[str]:
     return unmarked(answer.content.decode(), THEIRS)
-
-
-@pytest.fixture
-def staff(ada: Editor) -> Editor:
-    ada.user.is_staff = True
-    ada.user.save()
-    ada.user.user_permissions.set(Permission.objects.filter(codename="change_article"))
-    return ada
 
 
 def test_the_desk(ada: Editor, ben: Editor) -> None:
@@ -53,25 +41,6 @@ def test_the_desk(ada: Editor, ben: Editor) -> None:
         assert left_in_english(ada.look(f"{LIST}?asked")) == []
         Article.objects.all().delete()
         assert left_in_english(ada.look(f"{LIST}?asked")) == []
-
-
-def test_the_desk_in_the_admin(staff: Editor, ben: Editor) -> None:
-    for lease in (timedelta(hours=1), timedelta(days=2)):
-        Article.objects.claim_batch(3, claimed_by=ben.who, lease=lease)
-        Article.objects.release(Article.objects.claim_batch(1), delay=timedelta(days=2))
-        with reading_marks():
-            assert left_in_english(staff.look(ADMINS)) == []
-    Article.objects.update_or_create(source="more", defaults={"title": "Article 9"})
-    with reading_marks():
-        assert left_in_english(staff.look(ADMINS)) == []
-        page = staff.send(ADMINS, act="more")
-        assert left_in_english(page) == []
-        claims = [line["claim"] for line in page.context["lines"]]
-        assert left_in_english(staff.send(ADMINS, act="complete", claim=[*claims, "x\ny"])) == []
-        pause(Article)
-        assert left_in_english(staff.look(ADMINS)) == []
-        Article.objects.all().delete()
-        assert left_in_english(staff.look(ADMINS)) == []
 
 
 def test_the_page_of_a_row(ada: Editor, ben: Editor) -> None:
