@@ -6,11 +6,7 @@ import pytest
 from articles.models import Article
 from articles.views import EditArticle
 from django import forms
-from django.contrib.auth.mixins import PermissionRequiredMixin
-from django.contrib.auth.models import AnonymousUser, Permission, User
-from django.core.exceptions import PermissionDenied
 from django.db import transaction
-from django.test import RequestFactory
 
 from django_taskclaim.contrib.review.conflicts import compared, written
 from django_taskclaim.control.models import OperatorAct
@@ -187,15 +183,6 @@ def test_a_take_over_from_the_page_is_recorded(
     )
 
 
-def test_who_may_not_change_articles_takes_none_over(ada: Editor, ben: Editor, held: int) -> None:
-    ben.user.groups.clear()
-    assert "Take over" not in words(ben.look(address(held)))
-    ben.look()
-    sent = {"taskclaim_seen": f"0:{ada.who}", "taskclaim_reason": "ill"}
-    assert ben.send(address(held), act="take_over", **sent).status_code == 403
-    assert facts(Article.objects.get(pk=held)).claimed_by == ada.who
-
-
 def test_a_free_row_can_be_taken_from_its_page(ben: Editor, articles: list[Article]) -> None:
     pk = articles[7].pk
     assert "nobody holds it" in words(ben.look(address(pk)))
@@ -269,23 +256,3 @@ def test_what_an_override_writes_stands_with_the_claim_or_not_at_all(
     finish, save = asked
     assert callable(finish)
     assert save is None
-
-
-def test_a_permission_can_be_asked_for_by_djangos_own_mixin(
-    ada: Editor, ben: Editor, held: int, rf: RequestFactory
-) -> None:
-    class Guarded(PermissionRequiredMixin, EditArticle):
-        permission_required = "articles.change_article"
-
-    ada.user.user_permissions.add(Permission.objects.get(codename="change_article"))
-    ben.user.user_permissions.clear()
-    ben.user.groups.clear()
-    request = rf.get(address(held))
-    for user, allowed in ((ada.user, True), (ben.user, False), (AnonymousUser(), None)):
-        request.user = User.objects.get(pk=user.pk) if user.pk else user
-        if allowed is False:
-            with pytest.raises(PermissionDenied):
-                Guarded.as_view()(request, pk=held)
-            continue
-        answer = Guarded.as_view()(request, pk=held)
-        assert answer.status_code == (200 if allowed else 302)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from articles.models import Article
+from django.contrib.auth.models import Permission
 
 from django_taskclaim.states import Status
 from django_taskclaim.switch import pause
@@ -84,3 +85,11 @@ def test_what_is_refused(ada: Editor, ben: Editor) -> None:
         assert left_in_english(ada.look(f"{LIST}{row.pk}/")) == []
         assert left_in_english(ada.send(f"{LIST}{row.pk}/", act="take_over")) == []
         assert left_in_english(ada.send(LIST, act="dance")) == []
+        form = {"title": "Title", "taskclaim_token": "0:user:0"}
+        for codename in ("change_article", "view_article"):
+            ada.user.groups.clear()
+            ada.user.user_permissions.set(Permission.objects.filter(codename=codename))
+            sent = {"taskclaim_reason": "ben", "taskclaim_to": ada.user.pk}
+            for act in ("take_over", "save", "ping"):
+                answer = ada.send(f"{LIST}{row.pk}/", **form, **sent, act=act)
+                assert left_in_english(answer) == []

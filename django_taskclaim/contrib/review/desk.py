@@ -1,5 +1,8 @@
 """The page "my work": what a person holds, extended by each look, and a button that fetches more."""
 
+from collections.abc import Iterator
+from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
@@ -9,6 +12,7 @@ from django.views.generic.list import MultipleObjectMixin
 
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.contrib.review.holding import HolderMixin
+from django_taskclaim.querysets.scope import in_policy_order
 from django_taskclaim.states import Status
 
 if TYPE_CHECKING:
@@ -18,6 +22,12 @@ else:
 
 #: Put back in one request, where no worker and no cron job does it.
 MOST_PUT_BACK = 100
+
+#: Where the user may edit some rows only, a request looks at so many of the first ones, a portion with each query.
+MOST_LOOKED_AT, PORTION = 200, 50
+
+#: How many rows are offered to a claim for each that it may take, since others claim meanwhile.
+SPARE = 4
 
 
 class MyWorkMixin(HolderMixin, _Many):
@@ -54,8 +64,12 @@ class MyWorkMixin(HolderMixin, _Many):
 
     def held(self) -> list[Any]:
         """Return what the user holds, renewed; more than ``batch_size`` where colleagues handed rows over."""
-        rows: list[Any] = self.get_queryset().holdings(self.holder(), lease=self.get_lease())
-        return rows
+        rows = self.get_queryset()
+        if self.asks_each_row():
+            # Those that the user may not edit any more are not renewed, and go back when their lease ends.
+            rows = self._only(self._editable_held())
+        found: list[Any] = rows.holdings(self.holder(), lease=self.get_lease())
+        return found
 
     def top_up(self) -> None:
         """Claim as many rows as ``batch_size`` leaves room for."""
@@ -65,20 +79,54 @@ class MyWorkMixin(HolderMixin, _Many):
             self._asked_for()
 
     def _put_back(self) -> int:
-        return int(self.get_queryset().release_expired(limit=MOST_PUT_BACK))
+        rows = self.get_queryset()
+        if self.asks_each_row():
+            rows = self._only(self._editable(rows.expired().order_by("pk"), MOST_PUT_BACK))
+        return int(rows.release_expired(limit=MOST_PUT_BACK))
 
     def _asked_for(self) -> list[Any]:
-        rows: list[Any] = self.get_queryset().claim_batch(
+        rows: list[Any] = self._claimable().claim_batch(
             self.batch_size, claimed_by=self.holder(), include_held=True, lease=self.get_lease()
         )
         return rows
+
+    # Rows that the user may edit
+
+    def _claimable(self) -> Any:
+        """Return the rows to claim from, with what the user holds."""
+        rows = self.get_queryset()
+        if not self.asks_each_row():
+            return rows
+        due = in_policy_order(rows.due())
+        if not due.query.order_by:
+            due = due.order_by(*claim_columns(rows.model).order)
+        # In this order: what another request of this user claims in between counts as held then.
+        free = self._editable(due, SPARE * self.batch_size)
+        return self._only([*free, *self._editable_held()])
+
+    def _editable_held(self) -> list[Any]:
+        held = self.get_queryset().holdings(self.holder())
+        return [row for row in held if self.may_edit(self.request.user, row)]
+
+    def _editable(self, rows: Any, most: int) -> list[Any]:
+        """Return the first of *rows* that the user may edit, as many as *most*; see MOST_LOOKED_AT."""
+        if not self.asks_each_row():
+            return list(rows[:most])
+        rows._for_write = True  # A replica may not have heard of it yet.
+        return list(islice(filter(partial(self.may_edit, self.request.user), _first(rows)), most))
+
+    def _only(self, found: list[Any]) -> Any:
+        rows, keys = self.get_queryset(), [row.pk for row in found]
+        return rows.filter(pk__in=keys) if keys else rows.none()
+
+    # What the page shows
 
     def others(self) -> list[Any]:
         """Return rows that others hold, those first whose lease ends first."""
         columns = claim_columns(self.get_queryset().model)
         rows = self.get_queryset().filter(**{columns.status.name: Status.PROCESSING})
         rows = rows.exclude(**{columns.claimed_by.name: self.holder()})
-        return list(rows.order_by(columns.expires_at.name)[: self.others_shown])
+        return self._editable(rows.order_by(columns.expires_at.name, "pk"), self.others_shown)
 
     def get_row_url(self, row: Any) -> str:
         """Return the address of the row's page."""
@@ -104,7 +152,20 @@ class MyWorkMixin(HolderMixin, _Many):
 
     def why_empty(self) -> Any:
         """Say why there is not more, see ``ClaimQuerySet.why_empty``."""
-        return self.get_queryset().why_empty(self.holder())
+        rows = self.get_queryset()
+        if self.asks_each_row():
+            status = claim_columns(rows.model).status.name
+            to_do = rows.filter(**{f"{status}__in": [Status.OPEN, Status.PROCESSING]})
+            rows = self._only(self._editable(to_do.order_by("pk"), MOST_LOOKED_AT))
+        return rows.why_empty(self.holder())
+
+
+def _first(rows: Any) -> Iterator[Any]:
+    for start in range(0, MOST_LOOKED_AT, PORTION):
+        portion = list(rows[start : start + PORTION])
+        yield from portion
+        if len(portion) < PORTION:
+            return
 
 
 class MyWorkView(MyWorkMixin, TemplateResponseMixin, View):

@@ -5,19 +5,19 @@ from datetime import timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from django.contrib.auth import get_permission_codename
-from django.core.exceptions import PermissionDenied
 from django.db import transaction
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http.response import HttpResponseBase
 from django.template.response import TemplateResponse
 from django.utils.translation import gettext as _
 from django.views.generic.base import TemplateResponseMixin, View
 from django.views.generic.edit import ModelFormMixin
 
 from django_taskclaim.columns import claim_columns
-from django_taskclaim.contrib.review.conflicts import written
+from django_taskclaim.contrib.review.conflicts import Written, written
 from django_taskclaim.contrib.review.fates import fate_of
 from django_taskclaim.contrib.review.holding import HolderMixin
+from django_taskclaim.contrib.review.permissions import may_operate
 from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.people import holder_of, name_of
 from django_taskclaim.states import Status
@@ -30,6 +30,9 @@ else:
 
 #: The form fields that are ours.
 TOKEN, TO, REASON, SEEN = "taskclaim_token", "taskclaim_to", "taskclaim_reason", "taskclaim_seen"
+
+#: The acts that send the form.
+FORM_ACTS = ("finish", "save", "hand_over")
 
 CONFLICT = 409
 
@@ -98,6 +101,9 @@ class HeldRowMixin(HolderMixin, _Form):
         to = next((u for u in self.colleagues() if str(u.pk) == self.request.POST.get(TO)), None)
         if to is None:
             return self._written(None, problem=_("Choose a colleague to hand this over to."))
+        if not self.may_edit(to, self.stored_row(self.kwargs["pk"])):
+            problem = _("%(name)s may not change this. Choose another colleague.")
+            return self._written(None, problem=problem % {"name": name_of("", to)})
         return self._written(lambda row: row.claim.hand_over(holder_of(to), lease=self.get_lease()))
 
     def skip(self) -> HttpResponse:
@@ -116,10 +122,14 @@ class HeldRowMixin(HolderMixin, _Form):
         self._this_row().claim_batch(1, claimed_by=self.holder(), lease=self.get_lease())
         return HttpResponseRedirect(self.request.path)
 
-    def take_over(self) -> HttpResponse:
+    def take_over(self) -> HttpResponseBase:
         """Take the row from whoever the page said holds it, with a reason."""
-        if self._now is None or not self.may_take_over(self._now):
-            raise PermissionDenied
+        if self._now is None:
+            return self.not_yours()
+        if not self.may_take_over(self._now):
+            return self.refused(
+                _("You may not take rows over. Ask an administrator for the permission.")
+            )
         reason = self.request.POST.get(REASON, "").strip()
         if not reason:
             return self.not_yours(problem=_("Say why, for whoever loses it."))
@@ -172,11 +182,35 @@ class HeldRowMixin(HolderMixin, _Form):
         """Return the users whom a row can be handed over to: nobody, until you say who."""
         return []
 
+    def is_allowed(self) -> bool:
+        """Say whether the user may edit the row, asked before each request."""
+        return self.may_edit(self.request.user, self.stored_row(self.kwargs["pk"]))
+
     def may_take_over(self, row: Any) -> bool:
-        """Say whether the user may take *row* from whoever holds it: with the model's permission to change, here."""
-        meta = row._meta
-        user: Any = self.request.user
-        return bool(user.has_perm(f"{meta.app_label}.{get_permission_codename('change', meta)}"))
+        """Say whether the user may take *row* from whoever holds it: an act of an operator, with their permission.
+
+        That is ``taskclaim_control.operate`` where ``django_taskclaim.control`` is installed.
+        """
+        user = self.request.user
+        return self.may_edit(user, row) and may_operate(user)
+
+    def why_refused(self) -> str:
+        """Say what the user may not do here; nothing of the row is told."""
+        if not self.may_edit(self.request.user):
+            return super().why_refused()
+        words = {"name": self.get_queryset().model._meta.verbose_name}
+        return (
+            _("You may not change this %(name)s. Ask an administrator for the permission.") % words
+        )
+
+    def typed(self) -> list[Written]:
+        """Return the fields of the form, or the reason of a take-over."""
+        sent = self.request.POST
+        if sent.get("act") in FORM_ACTS:
+            self.object = None
+            return [field for field in written(self.get_form(), None) if field.differs]
+        reason = sent.get(REASON, "")
+        return [Written(_("Reason"), reason, None, differs=True)] if reason else []
 
     # A row that is not the user's
 

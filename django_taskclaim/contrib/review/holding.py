@@ -10,6 +10,7 @@ from django.db import connections, models
 from django.db.transaction import non_atomic_requests
 from django.http import HttpRequest, HttpResponse, HttpResponseBadRequest, JsonResponse
 from django.http.response import HttpResponseBase
+from django.template.response import TemplateResponse
 from django.utils.decorators import method_decorator
 from django.utils.translation import gettext as _
 from django.views.decorators.cache import never_cache
@@ -17,7 +18,9 @@ from django.views.decorators.csrf import csrf_protect
 from django.views.generic import View
 
 from django_taskclaim.columns import claim_columns
+from django_taskclaim.contrib.review.conflicts import Written
 from django_taskclaim.contrib.review.fates import fate_of
+from django_taskclaim.contrib.review.permissions import backends_know_rows, may_change
 from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.fields import as_utc
 from django_taskclaim.overview import database_time
@@ -42,6 +45,8 @@ PING_AT_LEAST, PING_AT_MOST = 5.0, 60.0
 #: Claims that one ping may name.
 MOST_PINGED = 200
 
+FORBIDDEN = 403
+
 
 def in_no_transaction(view: V) -> V:
     """Keep ATOMIC_REQUESTS off a view that claims: what it shows must be committed, and on every database."""
@@ -54,13 +59,16 @@ def in_no_transaction(view: V) -> V:
 class HolderMixin(LoginRequiredMixin, Base):
     """For a view on which the user who is logged in holds rows; ``get_queryset()`` says which rows there are for them.
 
-    The view runs outside ATOMIC_REQUESTS, and checks the CSRF token whatever middleware there is.
+    Who may work on them, ``may_edit()`` says: a row that the user may not edit is neither shown nor claimed nor
+    written. The view runs outside ATOMIC_REQUESTS, and checks the CSRF token whatever middleware there is.
     """
 
     #: How long a claim lasts after the last sign of its holder.
     lease: PersonsLease = timedelta(hours=1)
     #: The methods that a POST may name in ``act``.
     acts: ClassVar[dict[str, str]] = {"ping": "ping"}
+    #: The page of status 403.
+    refused_template_name = "taskclaim/review/refused.html"
 
     request: HttpRequest
 
@@ -71,6 +79,48 @@ class HolderMixin(LoginRequiredMixin, Base):
     @classmethod
     def as_view(cls, **initkwargs: Any) -> Any:
         return in_no_transaction(super().as_view(**initkwargs))
+
+    def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        if request.user.is_authenticated and not self.is_allowed():
+            return self.refused()
+        return super().dispatch(request, *args, **kwargs)
+
+    # Who may
+
+    def may_edit(self, user: Any, row: Any = None) -> bool:
+        """Say whether *user* may hold and change *row*, or with None rows of the view's model at all. To override.
+
+        By default that takes the model's change permission. Where a backend in ``AUTHENTICATION_BACKENDS`` answers for
+        single rows, it takes that for the row as well.
+        """
+        return may_change(user, self.get_queryset().model, row)
+
+    def is_allowed(self) -> bool:
+        """Say whether the user may do anything here; asked before each request."""
+        return self.may_edit(self.request.user)
+
+    def asks_each_row(self) -> bool:
+        """Say whether ``may_edit()`` can answer differently for two rows."""
+        return type(self).may_edit is not HolderMixin.may_edit or backends_know_rows()
+
+    def refused(self, sentence: str = "") -> HttpResponseBase:
+        """Answer 403 with a *sentence* and with what was typed; nothing was written."""
+        if self.request.POST.get("act") == "ping":
+            answer = self.ping()
+            answer.status_code = FORBIDDEN
+            return answer
+        context = {"sentence": sentence or self.why_refused(), "typed": self.typed(), "view": self}
+        template = self.refused_template_name
+        return TemplateResponse(self.request, template, context, status=FORBIDDEN)
+
+    def why_refused(self) -> str:
+        """Say what the user may not do here."""
+        words = {"names": self.get_queryset().model._meta.verbose_name_plural}
+        return _("You may not change %(names)s. Ask an administrator for the permission.") % words
+
+    def typed(self) -> list[Written]:
+        """Return what the user typed into the form that is refused."""
+        return []
 
     def holder(self) -> str:
         """Return the name under which the user holds rows; of your own, if you like, but never from the request."""
@@ -128,14 +178,18 @@ class HolderMixin(LoginRequiredMixin, Base):
         return []
 
     def _why_lost(self, pk: str) -> str:
-        return fate_of(self.stored_row(pk), self.holder()).sentence
+        row = self.stored_row(pk)
+        if row is not None and not self.may_edit(self.request.user, row):
+            return _("You may not change it.")
+        return fate_of(row, self.holder()).sentence
 
     # Rows
 
     def carrying(self, pk: Any, token: str) -> Any:
-        """Return the row with the claim that *token* names; None where that is none of this user's, or the row is gone.
+        """Return the row with the claim that *token* names.
 
-        Whether the claim stands, the first verb finds out.
+        None where that is none of this user's, where they may not edit the row, or where it is gone. Whether the claim
+        stands, the first verb finds out.
         """
         try:
             named = Token.parse(token)
@@ -144,10 +198,10 @@ class HolderMixin(LoginRequiredMixin, Base):
             )
         except (ObjectDoesNotExist, ValueError, ValidationError):
             return None
-        return row
+        return row if row is not None and self.may_edit(self.request.user, row) else None
 
     def stored_row(self, pk: Any) -> models.Model | None:
-        """Return the row as it is now, carrying no claim; None where it is gone, or not for this user to see."""
+        """Return the row as it is now, carrying no claim; None where it is gone, or not in ``get_queryset()``."""
         rows = self.get_queryset()
         rows._for_write = True  # A replica may not have heard of it yet.
         try:
