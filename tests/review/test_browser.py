@@ -217,6 +217,25 @@ def test_an_open_page_renews_and_tells_of_a_loss_before_anything_is_sent(
     pictures(ada, "lost", tmp_path)
 
 
+def test_a_permission_that_is_taken_away_is_told_and_costs_no_word(
+    two: Any, tmp_path: Path
+) -> None:
+    ada, _ben = two()
+    ada.desk()
+    pk = ada.fetch()[0]
+    ada.edit(pk, remark="Half a sentence")
+    ada.user.groups.clear()
+    ada.run("document.dispatchEvent(new Event('visibilitychange'))")
+    ada.reads("You may not change it.")
+    ada.click("button[value=save]")
+    ada.reads("Nothing was written. You may not change articles.")
+    sent = [one.get_attribute("value") for one in ada.driver.find_elements(By.TAG_NAME, "textarea")]
+    assert (sent[0], sent[-1]) == (Article.objects.get(pk=pk).title, "Half a sentence")
+    pictures(ada, "refused", tmp_path)
+    assert all("403" in line for line in ada.complaints())
+    assert Article.objects.get(pk=pk).remark == ""
+
+
 def test_without_javascript_the_pages_do_all_but_renew(two: Any) -> None:
     ada, _ben = two()
     ada.command("Emulation.setScriptExecutionDisabled", value=True)
