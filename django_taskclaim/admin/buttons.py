@@ -196,7 +196,7 @@ def _shown_in(request: HttpRequest, facts: RowFacts) -> list[str]:
     """Return the claim that an answer must have seen: the present one; a sweep that goes on has been answered."""
     if FIELD in request.POST:
         return request.POST.getlist(SHOWN)
-    claim = "\n".join([facts.status, str(facts.iteration), facts.holder])
+    claim = "\n".join([request.path, facts.status, str(facts.iteration), facts.holder])
     return [sha256(claim.encode()).hexdigest()]
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import django
 from django.contrib import messages
+from django.core.signing import BadSignature
 from django.db import Error, connections
 from django.http import HttpRequest, HttpResponseRedirect
 from django.http.response import HttpResponseBase
@@ -32,10 +33,18 @@ def run_act(
     back: str,
 ) -> HttpResponseBase:
     """Do *act* to as many *rows* as a request has time for; the answer goes on with the rest, or tells the outcome."""
-    text = request.POST.get(FIELD)
-    so_far = Sweep.loads(text, admin.model, act.name, request.user) if text else Sweep(act.name)
-    before = so_far.tally.changed
     trouble, alias = "", sweeping.alias_of(rows)
+    salt, so_far = _salt(admin, request, act, alias), Sweep()
+    if FIELD in request.POST:
+        try:
+            so_far = Sweep.loads(request.POST[FIELD], admin.model, salt)
+        except BadSignature:
+            told = _(
+                "Nothing was done: this page is too old, or belongs to another act. Begin again."
+            )
+            admin.message_user(request, told, messages.ERROR)
+            return HttpResponseRedirect(back)
+    before = so_far.tally.changed
     try:
         sweeping.sweep(
             rows, act, so_far, sieve=sieve_of(admin, request, rows), seconds=sweeping.BUDGET
@@ -52,7 +61,7 @@ def run_act(
             facts: dict[str, Any] = {"by": str(request.user), "user": request.user, "using": alias}
             record_act(admin.model, act.name, rows=now, reason=reason, key=key, **facts)
     if not so_far.done:
-        return _to_be_continued(admin, request, act, so_far, back)
+        return _to_be_continued(admin, request, act, so_far, salt, back)
     _tell(admin, request, act, so_far, trouble)
     return HttpResponseRedirect(back)
 
@@ -86,15 +95,27 @@ def _tell(admin: Any, request: HttpRequest, act: Act, so_far: Sweep, trouble: st
     admin.message_user(request, " ".join(part for part in parts if part), level)
 
 
-def _to_be_continued(
-    admin: Any, request: HttpRequest, act: Act, so_far: Sweep, back: str
-) -> HttpResponseBase:
-    kept = [
+def _sent(request: HttpRequest) -> list[tuple[str, str]]:
+    """Return what was chosen and answered, which goes on with the sweep."""
+    return [
         (name, value)
         for name, values in request.POST.lists()
         for value in values
         if name not in ("csrfmiddlewaretoken", FIELD)
     ]
+
+
+def _salt(admin: Any, request: HttpRequest, act: Act, alias: str) -> str:
+    """Return what a sweep is signed with: it counts for this address with these answers, and for nothing else."""
+    # Browsers send each line end as two characters.
+    sent = sorted((name, value.replace("\r\n", "\n")) for name, value in _sent(request))
+    where = (admin.admin_site.name, admin.opts.label_lower, alias, request.get_full_path())
+    return sweeping.salt_of(*where, act.name, request.user.pk, sent)
+
+
+def _to_be_continued(
+    admin: Any, request: HttpRequest, act: Act, so_far: Sweep, salt: str, back: str
+) -> HttpResponseBase:
     seen = {"number": phrases.amount(so_far.tally.seen)}
     context = {
         **admin.admin_site.each_context(request),
@@ -103,7 +124,7 @@ def _to_be_continued(
         + " "
         + _("%(number)s rows looked at so far; this goes on by itself.") % seen,
         "left": left_alone(so_far.tally),
-        "hidden": [*kept, (FIELD, so_far.dumps(request.user))],
+        "hidden": [*_sent(request), (FIELD, so_far.dumps(salt))],
         "crumbs": [*admin.crumbs(request), Crumb(_("Working…"))],
         "crumbs_are_listed": django.VERSION >= (6, 1),
         "back": back,

@@ -1,17 +1,18 @@
 """An act over any number of rows: in chunks of keys, a few seconds a request, every row accounted for.
 
 The rows are those of the user's own queryset, whatever it joins or annotates: their keys are read in key order, and
-the verb is given the keys alone. A request that runs out of time hands on where it stands, signed.
+the verb is given the keys alone. A request that runs out of time hands on where it stands, signed for itself alone.
 """
 
+import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import Any
 
 from django.core import signing
-from django.core.exceptions import BadRequest
 from django.db import models, router
 from django.utils.translation import gettext as _
 
@@ -29,6 +30,9 @@ BUDGET = 5.0
 
 #: The form field in which a sweep that is not at its end travels.
 FIELD = "taskclaim_sweep"
+
+#: A sweep that nobody went on with for so many seconds is over.
+MAX_AGE = 3600
 
 _SALT = "django_taskclaim.admin.sweeping"
 
@@ -52,28 +56,26 @@ class Tally:
 class Sweep:
     """How far an act has got; ``after`` is the key of the last row seen, None before the first."""
 
-    act: str
     tally: Tally = field(default_factory=Tally)
     after: Any = None
     done: bool = False
 
-    def dumps(self, user: Any) -> str:
-        """Return the sweep as text that a form may carry to the next request of the same user."""
+    def dumps(self, salt: str) -> str:
+        """Return the sweep as text that a form may carry to the next request, signed with *salt*; see ``salt_of``."""
         left = dict(self.tally.left)
-        facts = [self.act, str(user.pk), str(self.after), self.tally.changed, self.tally.seen, left]
-        return signing.dumps(facts, salt=_SALT, compress=True)
+        facts = [str(self.after), self.tally.changed, self.tally.seen, left]
+        return signing.dumps(facts, salt=salt, compress=True)
 
     @classmethod
-    def loads(cls, text: str, model: type[models.Model], act: str, user: Any) -> "Sweep":
-        """Return the sweep that *text* carries; BadRequest for one of another act or user, or for a forgery."""
-        try:
-            name, who, after, changed, seen, left = signing.loads(text, salt=_SALT, max_age=3600)
-        except (signing.BadSignature, ValueError) as error:
-            raise BadRequest("This is no sweep of ours.") from error
-        if (name, who) != (act, str(user.pk)):
-            raise BadRequest("This sweep is of another act, or of another user.")
-        key = model._meta.pk.to_python(after)
-        return cls(act, Tally(changed, seen, Counter(left)), key)
+    def loads(cls, text: str, model: type[models.Model], salt: str) -> "Sweep":
+        """Return the sweep that *text* carries; BadSignature where it was not signed with this *salt*."""
+        after, changed, seen, left = signing.loads(text, salt=salt, max_age=MAX_AGE)
+        return cls(Tally(changed, seen, Counter(left)), model._meta.pk.to_python(after))
+
+
+def salt_of(*facts: Any) -> str:
+    """Return what a text is signed with that counts for these facts only: site, model, database, user and act."""
+    return sha256(json.dumps([_SALT, *map(str, facts)]).encode()).hexdigest()
 
 
 def alias_of(rows: models.QuerySet[Any]) -> str:

@@ -12,10 +12,20 @@ from django_taskclaim.admin import sweeping
 from django_taskclaim.admin.confirming import CONFIRMED
 from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.switch import pause, pause_all, paused_by
-from tests.admin.acting import MODELS, act_on, acts, address, all_of, answered, chosen, said
+from tests.admin.acting import (
+    MODELS,
+    act_on,
+    acts,
+    address,
+    all_of,
+    answered,
+    chosen,
+    said,
+    shown_on,
+)
 from tests.behaviour.support import facts, stored
 from tests.factories import make
-from tests.testapp.models import Child, Photo, TextKey, UuidKey
+from tests.testapp.models import Child, ClaimOnly, Photo, TextKey, UuidKey
 
 pytestmark = pytest.mark.django_db(databases=["default", "other"])
 
@@ -251,20 +261,62 @@ def test_portions_go_on_behind_any_key(
     assert said(answer) == "5 rows were paused."
 
 
-@pytest.mark.parametrize("forged", ["nonsense", "x:y:z"])
-def test_a_forged_portion_is_refused(boss: Client, forged: str) -> None:
-    (row,) = make(Photo)
-    data = chosen("claim_pause_rows", row, **{sweeping.FIELD: forged})
-    assert boss.post(address(Photo), data).status_code == 400
-    assert facts(row).status == "open"
+@pytest.fixture
+def under_way(boss: Client, monkeypatch: pytest.MonkeyPatch, settings: Any) -> dict[str, Any]:
+    """What the page of a sweep over photos that has done two of five would send."""
+    settings.TASKCLAIM = {"CHUNK_SIZE": 2}
+    monkeypatch.setattr(sweeping, "BUDGET", 0.0)
+    rows = make(Photo, 5)
+    page = boss.post(address(Photo), all_of("claim_pause_rows", rows[0]))
+    sent: dict[str, Any] = {}
+    for name, value in page.context["hidden"]:
+        sent.setdefault(name, []).append(value)
+    return sent
 
 
-def test_a_portion_of_another_act_is_refused(boss: Client) -> None:
-    (row,) = make(Photo)
-    user = boss.get(address(Photo)).wsgi_request.user
-    other = sweeping.Sweep("resume rows", after=row.pk).dumps(user)
-    data = chosen("claim_pause_rows", row, **{sweeping.FIELD: other})
-    assert boss.post(address(Photo), data).status_code == 400
+@pytest.mark.parametrize(
+    ("model", "query", "changed"),
+    [
+        (ClaimOnly, "", {}),
+        (UuidKey, "", {}),
+        (TextKey, "", {}),
+        (Photo, "", {"action": "claim_resume_rows"}),
+        (Photo, "", {"select_across": "0"}),
+        (Photo, "?q=yes", {}),
+        (Photo, "", {sweeping.FIELD: "nonsense"}),
+        (Photo, "", {sweeping.FIELD: ""}),
+    ],
+)
+def test_a_portion_counts_only_where_it_came_from(
+    boss: Client, under_way: dict[str, Any], model: Any, query: str, changed: dict[str, str]
+) -> None:
+    """Of another model, action, selection or list, or a forged one, it does nothing and says so."""
+    rows = [*make(model, 3), *Photo.objects.order_by("pk")]
+    before = [stored(row) for row in rows]
+    answer = boss.post(address(model) + query, under_way | changed)
+    assert answer.status_code == 302
+    assert said(answer).startswith("Nothing was done: this page is too old, or belongs to another")
+    assert [stored(row) for row in rows] == before
+    assert len(acts()) == 1
+
+
+def test_a_portion_of_somebody_else_or_of_another_database_is_refused(
+    boss: Client, login: Any, under_way: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    eve = login(superuser=True, name="eve")
+    assert "Nothing was done" in said(eve.post(address(Photo), under_way))
+    with monkeypatch.context() as patch:
+        patch.setattr(sweeping, "alias_of", lambda rows: "other")
+        assert "Nothing was done" in said(boss.post(address(Photo), under_way))
+    assert boss.post(address(Photo), under_way).status_code == 200
+
+
+def test_the_answer_for_one_row_counts_for_no_other(boss: Client) -> None:
+    one, other = make(Photo, 2)
+    shown = shown_on(boss.get(act_on(Photo, "pause-row", one)))
+    answer = boss.post(act_on(Photo, "pause-row", other), shown)
+    assert "Nothing was done: this has changed" in answer.content.decode()
+    assert facts(other).status == "open"
 
 
 def test_more_rows_than_are_quickly_counted_are_asked_about(

@@ -26,7 +26,7 @@ from tests.admin.test_control_room_rights import (
     worker,
 )
 from tests.factories import make
-from tests.testapp.models import Photo
+from tests.testapp.models import HiddenRows, Photo, UuidKey
 
 pytestmark = pytest.mark.django_db(databases=["default", "other"])
 
@@ -76,6 +76,22 @@ def test_a_retry_without_patience_goes_on_where_it_stopped(
         address = answer.url
         assert client.get(address).status_code == 200
     assert Photo.objects.open().count() == 1
+
+
+@pytest.mark.parametrize("model", [UuidKey, HiddenRows])
+@override_settings(TASKCLAIM={"CHUNK_SIZE": 2})
+def test_where_a_retry_stopped_counts_for_its_model_alone(
+    boss: Client, monkeypatch: pytest.MonkeyPatch, model: Any
+) -> None:
+    rows = failed(model, 3)
+    for _ in range(2):
+        failed(Photo, 3)
+    monkeypatch.setattr(acts, "PATIENCE", -1)
+    after = boss.post(url("retry", group=group(Photo)), {"reason": ""}).url.partition("?")[2]
+    monkeypatch.setattr(acts, "PATIENCE", 60)
+    others = url("retry", f"testapp_{model._meta.model_name}", group=group(model))
+    assert boss.post(f"{others}?{after}", {"reason": ""}).status_code == 302
+    assert model.objects.open().count() == len(rows)
 
 
 @pytest.mark.parametrize("page", ["first", "retry"])

@@ -15,7 +15,7 @@ from django.utils.translation import gettext as _
 
 from django_taskclaim import conf
 from django_taskclaim.admin.control_room.failures import Failure, failed_rows
-from django_taskclaim.admin.sweeping import FORBIDDEN, MEANWHILE, Sieve, Tally
+from django_taskclaim.admin.sweeping import FORBIDDEN, MAX_AGE, MEANWHILE, Sieve, Tally
 from django_taskclaim.control.acts import record_act
 from django_taskclaim.dialects import dialect_for
 from django_taskclaim.links import is_companion
@@ -161,23 +161,18 @@ def _reset(rows: Rows, keys: list[Any], tally: Tally) -> None:
     tally.left[MEANWHILE] += len(keys) - done
 
 
-_SALT = "django_taskclaim.admin.control_room.retry"
-
-
-def resumption(so_far: Retrying, group: str, user: Any) -> str:
-    """Return how far a retry got as text that an address may carry to the next request of the same user."""
+def resumption(so_far: Retrying, salt: str) -> str:
+    """Return how far a retry got as text that an address may carry to the next request; see ``salt_of``."""
     after = so_far.after
     key = json.dumps([str(part) for part in after]) if isinstance(after, tuple) else str(after)
-    return signing.dumps([group, str(user.pk), key], salt=_SALT)
+    return signing.dumps(key, salt=salt)
 
 
-def resumed(text: str, model: type[models.Model], group: str, user: Any) -> Retrying:
+def resumed(text: str, model: type[models.Model], salt: str) -> Retrying:
     """Return the retry that *text* goes on with; from the start where it is empty, too old, or not ours."""
     try:
-        of, by, key = signing.loads(text, salt=_SALT, max_age=3600)
-    except (signing.BadSignature, ValueError):
-        return Retrying()
-    if (of, by) != (group, str(user.pk)):
+        key = signing.loads(text, salt=salt, max_age=MAX_AGE)
+    except signing.BadSignature:
         return Retrying()
     after = model._meta.pk.to_python(key)
     return Retrying(after=tuple(after) if isinstance(after, list) else after)

@@ -36,7 +36,7 @@ from django_taskclaim.admin.control_room.pages import (
 )
 from django_taskclaim.admin.control_room.rooms import Room
 from django_taskclaim.admin.control_room.showing import FIRST, shown
-from django_taskclaim.admin.sweeping import left_alone
+from django_taskclaim.admin.sweeping import left_alone, salt_of
 from django_taskclaim.control.acts import record_act
 from django_taskclaim.control.installed import is_on
 from django_taskclaim.control.orders import change_settings, models_of, order
@@ -288,7 +288,7 @@ class Acts:
             so_far = self._retry(request, group, None, answer["reason"])
             if so_far.through or so_far.after is None:
                 return self._back()
-            after = acts.resumption(so_far, group, request.user)
+            after = acts.resumption(so_far, self._salt(request, group))
             again = self.room.url("retry", group=group)
             return redirect(f"{again}?{urlencode({'after': after})}")
 
@@ -309,6 +309,10 @@ class Acts:
             site=self.room.site,
         )
 
+    def _salt(self, request: HttpRequest, group: str) -> str:
+        room = self.room
+        return salt_of(room.site.name, room.label, room.alias, "retry", group, request.user.pk)
+
     def _facts(self, request: HttpRequest, group: str) -> list[str]:
         """Tell which group that is, as far as it is known in time."""
         room = self.room
@@ -327,7 +331,8 @@ class Acts:
         rows = room.rows(request)
         so_far = acts.Retrying()
         if most is None:
-            so_far = acts.resumed(request.GET.get("after", ""), room.model, group, request.user)
+            salt = self._salt(request, group)
+            so_far = acts.resumed(request.GET.get("after", ""), room.model, salt)
         try:
             acts.retry(rows, group, so_far, most=most, sieve=room.sieve(request, rows))
         except (Error, TaskClaimError) as error:
