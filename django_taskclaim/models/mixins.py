@@ -5,7 +5,6 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from django.db import models
-from django.db.models import Value
 from django.utils.translation import gettext_lazy as _
 
 from django_taskclaim.columns import PLAIN_NAMES, PREFIXED_NAMES
@@ -99,7 +98,7 @@ class RetryMixin(models.Model):
 
     attempts = _counter(_("attempts"))
     not_before = MomentField(
-        _("not before"), default=NEVER_WAITED, db_default=Value(NEVER_WAITED), editable=False
+        _("not before"), default=NEVER_WAITED, db_default=NEVER_WAITED, editable=False
     )
     last_error = ErrorTextField(
         _("last error"), default="", db_default="", blank=True, editable=False
@@ -149,7 +148,7 @@ class PrefixedTaskMixin(PrefixedClaimMixin):
     claim_completed_at = _moment(_("claim completed at"))
     claim_attempts = _counter(_("claim attempts"))
     claim_not_before = MomentField(
-        _("claim not before"), default=NEVER_WAITED, db_default=Value(NEVER_WAITED), editable=False
+        _("claim not before"), default=NEVER_WAITED, db_default=NEVER_WAITED, editable=False
     )
     claim_last_error = ErrorTextField(
         _("claim last error"), default="", db_default="", blank=True, editable=False

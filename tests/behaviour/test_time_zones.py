@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from django.db import connection
@@ -32,3 +33,32 @@ def test_no_time_zone_shifts_a_lease(zone: str, use_tz: bool, process_env: dict[
     answer = json.loads(probe.stdout)
     assert (answer["USE_TZ"], answer["TIME_ZONE"]) == (use_tz, zone)
     assert answer["failures"] == {server: [] for server in SERVERS}
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("use_tz", "zone", "database_zone"),
+    [
+        ("yes", "UTC", ""),
+        ("yes", "Asia/Kolkata", "America/New_York"),
+        ("no", "UTC", ""),
+        ("no", "Asia/Kolkata", ""),
+    ],
+)
+def test_migrate_gives_rows_made_by_sql_the_moment_that_claims_look_for(
+    use_tz: str, zone: str, database_zone: str, process_env: dict[str, str], tmp_path: Path
+) -> None:
+    """The default of a column is the same moment, spelled in the same way, under all settings."""
+    if connection.vendor == "sqlite":
+        # Another folder, for the name of a test database does not depend on the URL's there.
+        process_env["DATABASE_URL"] = f"sqlite:///{tmp_path}/db.sqlite3"
+    probe = subprocess.run(
+        [sys.executable, "-m", "tests.behaviour.migrate_probe", use_tz, zone, database_zone],
+        env=process_env,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert probe.returncode == 0, probe.stderr
+    answer = json.loads(probe.stdout)
+    assert (len(answer["stored"]), answer["claimed"], answer["shown"]) == (1, 2, 1), answer

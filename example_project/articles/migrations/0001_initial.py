@@ -68,9 +68,7 @@ class Migration(migrations.Migration):
                 (
                     "not_before",
                     django_taskclaim.fields.MomentField(
-                        db_default=models.Value(
-                            datetime.datetime(1970, 1, 1, 0, 0, tzinfo=datetime.UTC)
-                        ),
+                        db_default=datetime.datetime(1970, 1, 1, 0, 0, tzinfo=datetime.UTC),
                         default=datetime.datetime(1970, 1, 1, 0, 0, tzinfo=datetime.UTC),
                         editable=False,
                     ),
