@@ -4,6 +4,7 @@ Names are quoted as Django quotes them and every statement is sent with paramete
 it means in Django's own statements.
 """
 
+import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
@@ -165,13 +166,20 @@ class KeyTable:
         return _placeholder(field, prepared, compiler, self.connection)
 
     def by_key(self, field: AnyField, given: Sequence[tuple[Key, Any]]) -> SQL:
-        """Return an expression with each row's own value for *field*, chosen by key."""
-        chosen = self.choose([(key, self.bound(field, one)) for key, one in given])
-        if len(given) > 1 and self.connection.features.requires_casted_case_in_updates:
-            return sql("({})::{}", chosen, str(field.db_type(self.connection)))
-        return chosen
+        """Return an expression with each row's own value for *field*, chosen by key.
 
-    def choose(self, given: Sequence[tuple[Key, SQL]]) -> SQL:
+        A value that does not fit is refused as that of a single row is: an explicit cast to the column's type would
+        cut it.
+        """
+        bound = [(key, self.bound(field, one)) for key, one in given]
+        if len(given) == 1 or not self.connection.features.requires_casted_case_in_updates:
+            return self.choose(bound)
+        if all(one.text == "%s" and isinstance(one.params[0], str | None) for _, one in bound):
+            # Literals of no type yet take the column's, without its length; that may be a domain of the user's.
+            return self.choose(bound, otherwise=self.qualified(field))
+        return sql("({})::{}", self.choose(bound), _without_length(field.db_type(self.connection)))
+
+    def choose(self, given: Sequence[tuple[Key, SQL]], *, otherwise: str = "NULL") -> SQL:
         """Return an expression with each row's own expression, chosen by key."""
         if len(given) == 1:
             return given[0][1]
@@ -180,7 +188,7 @@ class KeyTable:
             sql("WHEN {} THEN {}", SQL(condition, self.prepared_key(key)), one)
             for key, one in given
         ]
-        return sql("CASE {} END", SQL.join(" ", whens))
+        return sql("CASE {} ELSE {} END", SQL.join(" ", whens), otherwise)
 
     def where_of(self, queryset: "models.QuerySet[Any]") -> SQL | None:
         """Return the queryset's condition as text, None where it can match nothing."""
@@ -352,6 +360,13 @@ def _convert(rows: list[list[Any]], place: int, convert: Callable[[Any], Any]) -
             given, converted = one, convert(one)
             may_be_shared = converted is None or type(converted) is datetime
         row[place] = converted
+
+
+def _without_length(db_type: Any) -> str:
+    """Return a type of PostgreSQL's as one that cuts nothing: ``char`` and ``bit`` alone have the length 1."""
+    name, *array = re.split(r"(?=\[)", re.sub(r"\(.*?\)", "", str(db_type)), maxsplit=1)
+    unbounded = {"char": "bpchar", "character": "bpchar", "bit": "varbit"}
+    return unbounded.get(name.strip().lower(), name) + "".join(array)
 
 
 def _placeholder(

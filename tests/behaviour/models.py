@@ -8,7 +8,8 @@ import uuid
 from typing import Any
 
 from django.core.files.storage import InMemoryStorage
-from django.db import models
+from django.db import connection, models
+from django.db.models.functions import Concat
 
 from django_taskclaim.models import TaskMixin
 from tests.testapp.models import Author, Child, Payload
@@ -41,6 +42,43 @@ class EveryField(TaskMixin):
     changed = models.DateTimeField(auto_now=True)
     document = models.FileField(storage=InMemoryStorage(), max_length=100)
     author = models.ForeignKey(Author, on_delete=models.CASCADE, null=True)
+
+    class Meta:
+        app_label = "testapp"
+
+
+class AnyTypeField(models.Field):
+    """A column of the type that a test gives it."""
+
+    kind = "varchar(5)"
+
+    def db_type(self, connection: Any) -> str:
+        return self.kind
+
+
+class ShortKey(models.Model):
+    code = models.CharField(max_length=5, primary_key=True)
+
+    class Meta:
+        app_label = "testapp"
+
+
+class Narrow(TaskMixin):
+    """Columns that hold little."""
+
+    code = models.CharField(max_length=5, default="")
+    folded = models.CharField(
+        max_length=5,
+        default="",
+        db_collation={"postgresql": "C", "mysql": "utf8mb4_bin"}.get(connection.vendor, "nocase"),
+    )
+    of_any_type = AnyTypeField(null=True)
+    target = models.ForeignKey(ShortKey, on_delete=models.CASCADE, null=True, db_constraint=False)
+    doubled = models.GeneratedField(
+        expression=Concat("code", "code"),
+        output_field=models.CharField(max_length=10),
+        db_persist=True,
+    )
 
     class Meta:
         app_label = "testapp"

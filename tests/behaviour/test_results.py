@@ -2,20 +2,20 @@
 
 import datetime
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from decimal import Decimal
 from typing import Any
 
 import pytest
 from django.core.files.base import ContentFile
-from django.db import models
+from django.db import DatabaseError, DataError, connection, models, transaction
 from django.db.models import F, Value
 from django.test import override_settings
 from django.utils import timezone
 
 from django_taskclaim.exceptions import ClaimColumnError, ClaimLost
-from tests.behaviour.models import EveryField
-from tests.behaviour.support import claimable_rows, facts, fresh, has, lose, names, stored
+from tests.behaviour.models import AnyTypeField, EveryField, Narrow
+from tests.behaviour.support import claimable_rows, execute, facts, fresh, has, lose, names, stored
 from tests.factories import SHAPES, make
 from tests.testapp.models import Author, Child, ChildOwnsClaim, Photo
 
@@ -191,6 +191,87 @@ def test_a_thousand_rows_of_a_composite_key_fit_into_the_largest_chunk() -> None
         assert CompositeKey.objects.renew(held) == 1000
         assert CompositeKey.objects.complete(held, update_fields=["counter", "note"]) == 1000
     assert not CompositeKey.objects.exclude(counter=F("number")).exists()
+
+
+# Values that do not fit
+
+
+def outcome(size: int, name: str, given: Any) -> Any:
+    """Return what the database says to this result of *size* rows, or what it stores."""
+    make(Narrow, size)
+    rows = Narrow.objects.claim_batch(size)
+    for row in rows:
+        setattr(row, name, given)
+    try:
+        with transaction.atomic():
+            Narrow.objects.complete(rows, update_fields=[name])
+    except DatabaseError as error:
+        return type(error), error.args[0] if connection.vendor == "mysql" else ""
+    first, *others = [getattr(fresh(row), name) for row in rows]
+    assert others == [first] * (size - 1)
+    return first
+
+
+@pytest.fixture(params=["usual", "lenient"])
+def sql_mode(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Let MySQL and MariaDB be as strict as Django has them, and not at all."""
+    lenient = request.param == "lenient"
+    if lenient and connection.vendor != "mysql":
+        pytest.skip("has no sql_mode")
+    if lenient:
+        execute("SET @usual = @@SESSION.sql_mode, SESSION sql_mode = ''")
+    yield request.param
+    if lenient:
+        execute("SET SESSION sql_mode = @usual")
+
+
+@pytest.mark.parametrize("name", ["code", "folded", "target_id", "of_any_type"])
+def test_a_batch_refuses_a_value_as_a_single_row_does(name: str, sql_mode: str) -> None:
+    alone = outcome(1, name, "abcdefgh")
+    assert outcome(3, name, "abcdefgh") == alone
+    refuses = connection.vendor != "sqlite" and sql_mode == "usual"
+    assert (alone[0] is DataError) is refuses, alone
+
+
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="needs types that a cast cuts")
+@pytest.mark.parametrize(
+    ("kind", "too_long", "fits"),
+    [
+        ("varchar(5)", "abcdefgh", "abcde"),
+        ("character varying(5)", uuid.UUID(int=1), "abcde"),
+        ("char(5)", "abcdefgh", "abcde"),
+        ("character", "ab", "a"),
+        ("bit(3)", "10101", "101"),
+        ("bit", "10", "1"),
+        ("varbit(3)", "10101", "101"),
+        ("numeric(4, 1)", Decimal(99999), Decimal("99.5")),
+        ("varchar(5)[]", ["abcdefgh"], ["abcde", None]),
+        ("CHAR(5)[2][2]", [["abcdefgh"]], [["abcde"]]),
+        ("bit(3)[]", ["10101"], ["101"]),
+        ("numeric(4,1)[]", [Decimal(99999)], [Decimal("1.5")]),
+        ("taskclaim_short", "abcdefgh", "abcde"),
+        ("timestamp(0) with time zone", "never", AWARE.replace(microsecond=0)),
+        ("json", "{", "[1]"),
+    ],
+)
+def test_no_type_is_cut_by_a_batch(
+    kind: str, too_long: Any, fits: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    execute("CREATE DOMAIN taskclaim_short AS varchar(5)")
+    execute(f"ALTER TABLE testapp_narrow ALTER of_any_type TYPE {kind} USING NULL::{kind}")
+    monkeypatch.setattr(AnyTypeField, "kind", kind)
+    assert [outcome(size, "of_any_type", too_long) for size in (1, 3)] == [(DataError, "")] * 2
+    alone = outcome(1, "of_any_type", fits)
+    assert outcome(3, "of_any_type", fits) == alone
+    if kind != "json":
+        assert alone == fits
+
+
+def test_a_generated_column_is_none_to_write() -> None:
+    make(Narrow)
+    (row,) = Narrow.objects.claim_batch(1)
+    with pytest.raises(ValueError, match="doubled"):
+        row.complete(update_fields=["doubled"])
 
 
 # Refused
