@@ -50,7 +50,8 @@ class SourceLink(NamedTuple):
 
     def with_keys(self, keys: Iterable[SourceKeyValues], alias: str) -> "models.QuerySet[Any]":
         """Return the sources with these keys on the database *alias*."""
-        rows = self.source._base_manager.using(alias)
+        # Whatever managers hide: a source that is hidden is not gone.
+        rows: models.QuerySet[Any] = models.QuerySet(self.source, using=alias)
         if len(self.theirs) > 1:
             return rows.filter(pk__in=list(keys))
         return rows.filter(**{f"{self.theirs[0].attname}__in": [key for (key,) in keys]})

@@ -26,7 +26,7 @@ from django_taskclaim.guard import (
     remember_named,
 )
 from django_taskclaim.states import Status
-from django_taskclaim.tokens import Claim
+from django_taskclaim.tokens import Claim, claim_of
 
 #: The arguments of ``save()`` in order; Django 5.2 still takes them by position.
 _SAVE_OPTIONS = ("force_insert", "force_update", "using", "update_fields")
@@ -62,6 +62,8 @@ class FencedModel(models.Model):
     ) -> None:
         """Django's ``refresh_from_db``; the claim that the instance carries stays what it was."""
         names = None if fields is None else set(fields)
+        if from_queryset is None and claim_of(self) is not None:
+            from_queryset = _all_rows(type(self), using, instance=self)
         super().refresh_from_db(using, None if names is None else list(names), from_queryset)
         guarded = claim_columns(type(self)).guarded
         remember(self, [f.attname for f in guarded if names is None or names & {f.name, f.attname}])
@@ -137,7 +139,10 @@ class FencedModel(models.Model):
     ) -> Any:
         columns = claim_columns(type(self))
         update: Any = super()._do_update
-        if base_qs.model is not columns.owner or self._state.taskclaim_raw:  # type: ignore[attr-defined]
+        raw = self._state.taskclaim_raw  # type: ignore[attr-defined]
+        if not raw and claim_on(self, using, columns.key_of(self)) is not None:
+            base_qs = _all_rows(base_qs.model, using)
+        if base_qs.model is not columns.owner or raw:
             return update(base_qs, using, pk_val, values, update_fields, forced_update, *returning)
         guarded = set(columns.guarded)
         values = [entry for entry in values if entry[0] not in guarded]
@@ -195,6 +200,11 @@ class FencedModel(models.Model):
             querysets.losses.raise_lost([self], [])
         claim.end()
         return deleted
+
+
+def _all_rows(model: type[models.Model], using: str | None, **hints: Any) -> Any:
+    """Return every row of *model*: one that is claimed may be hidden by the base manager (``base_manager_name``)."""
+    return models.QuerySet(model, using=using, hints=hints)
 
 
 def _fenced(rows: Any, claim: Claim) -> Any:

@@ -281,7 +281,10 @@ class ClaimQuerySet(PeopleVerbs[M]):
     def bulk_update(
         self, objs: Iterable[M], fields: Iterable[str], batch_size: int | None = None
     ) -> int:
-        """Django's ``bulk_update``, fenced: where an instance's claim was lost, ClaimLost and nothing written."""
+        """Django's ``bulk_update``, fenced: where an instance's claim was lost, ClaimLost and nothing written.
+
+        Instances that carry a claim are written whatever this queryset's conditions are, as by a verb.
+        """
         rows, names = list(objs), list(fields)
         refuse_names(self.model, names, "bulk_update()")
         self._for_write = True
@@ -295,7 +298,11 @@ class ClaimQuerySet(PeopleVerbs[M]):
         with transaction.atomic(using=self.db, savepoint=False):
             lost = querysets.fencing.lock_claims(held)
             if not lost:
-                written = super().bulk_update(rows, names, batch_size)
+                everywhere = type(self)(self.model, using=self.db)
+                written = super(ClaimQuerySet, everywhere).bulk_update(held, names, batch_size)
+                done = set(map(id, held))
+                others = [row for row in rows if id(row) not in done]
+                written += super().bulk_update(others, names, batch_size)
         if lost:
             querysets.losses.raise_lost(lost, [])
         return written

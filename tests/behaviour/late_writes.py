@@ -40,6 +40,9 @@ WRITES: dict[str, Write] = {
 }
 
 
+#: Those of them that store ``note`` and leave the claim as it is.
+USERS_WRITES = ["save", "save one column", "force_update", "bulk_update"]
+
 #: One of each kind of write, and of each kind of table, where all with all would only repeat itself.
 KINDS = pytest.mark.parametrize("kind", ["complete", "renew", "save", "delete", "bulk_update"])
 TABLES = pytest.mark.parametrize("model", [Photo, Child, ChildOwnsClaim, CompositeKey])

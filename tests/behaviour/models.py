@@ -12,7 +12,8 @@ from django.db import connection, models
 from django.db.models.functions import Concat
 
 from django_taskclaim.models import TaskMixin
-from tests.testapp.models import Author, Child, Payload
+from django_taskclaim.querysets import ClaimManager
+from tests.testapp.models import Author, Child, Payload, VisibleManager
 
 
 class ShoutedField(models.CharField):
@@ -135,6 +136,27 @@ class GrandChildProxy(GrandChild):
     class Meta:
         app_label = "testapp"
         proxy = True
+
+
+class HiddenFromAll(TaskMixin, Payload):
+    """Not even its base manager shows all of its rows."""
+
+    hidden = models.BooleanField(default=False)
+
+    objects = VisibleManager()
+    everything = ClaimManager()
+
+    class Meta:
+        app_label = "testapp"
+        base_manager_name = "objects"
+
+
+class HiddenFromAllChild(HiddenFromAll):
+    extra = models.TextField(blank=True, default="")
+
+    class Meta:
+        app_label = "testapp"
+        base_manager_name = "objects"
 
 
 class Labour(TaskMixin, Payload):

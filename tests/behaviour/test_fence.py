@@ -7,7 +7,8 @@ from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 
 from django_taskclaim.exceptions import ClaimLost
-from tests.behaviour.late_writes import TABLES, WRITES, Write, assert_refused, claimed
+from tests.behaviour.late_writes import TABLES, USERS_WRITES, WRITES, Write, assert_refused, claimed
+from tests.behaviour.models import HiddenFromAll, HiddenFromAllChild
 from tests.behaviour.support import facts, fresh, lose, stored
 from tests.factories import make
 from tests.testapp.models import Child, ChildOwnsClaim, HiddenRows, Photo, UuidKey
@@ -88,6 +89,47 @@ def test_deleting_a_claimed_row_ends_its_claim(shape: Any) -> None:
 
 
 # Several rows
+
+
+@pytest.mark.parametrize("model", [HiddenFromAll, HiddenFromAllChild])
+def test_a_row_that_its_base_manager_hides_is_written(model: Any, write: Write) -> None:
+    row = hidden_after_claim(model)
+    row.note = "in time"
+    write(row)
+    if write in (WRITES[name] for name in USERS_WRITES):
+        again = model.everything.get(pk=row.pk)
+        assert (again.note, again.claimed_by) == ("in time", row.claim.token.holder)
+        assert row.claim.check()
+
+
+@pytest.mark.parametrize("model", [HiddenFromAll, HiddenFromAllChild])
+def test_a_late_write_of_a_row_that_its_base_manager_hides_changes_nothing(
+    model: Any, write: Write
+) -> None:
+    late = hidden_after_claim(model)
+    model.everything.reset(running=True)
+    assert_refused(write, late)
+
+
+@pytest.mark.parametrize("model", [HiddenFromAll, HiddenFromAllChild])
+def test_a_row_that_its_base_manager_hides_can_be_read_and_saved_once_it_is_done(
+    model: Any,
+) -> None:
+    row = hidden_after_claim(model)
+    row.refresh_from_db()
+    assert row.hidden
+    row.complete()
+    assert row.completed_at
+    row.note = "after"
+    row.save()
+    assert model.everything.get(pk=row.pk).note == "after"
+
+
+def hidden_after_claim(model: Any) -> Any:
+    row = claimed(model)
+    model.everything.update(hidden=True)
+    row.hidden = True
+    return row
 
 
 @pytest.mark.parametrize("verb", ["complete", "fail", "release", "renew"])
