@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 from django.core.management import call_command
 from django.core.management.base import CommandError
+from django.db import models
 
 from django_taskclaim.doctor.movement import why_nothing_moves
-from django_taskclaim.sources import or_what_works_on_it
+from django_taskclaim.sources import load_sources, or_what_works_on_it
 from tests.sources.app.models import FarPage, FarTask, Line, LineTask, Page, PageTask, Task
 from tests.testapp.models import IntRange
 
@@ -38,6 +39,23 @@ def test_orphans_are_a_queryset(companion: Any) -> None:
         companion.objects.filter(pk=companion.objects.orphans().first().pk).orphans().count() == 1
     )
     assert companion.objects.open().orphans().pause_rows() == 8
+
+
+def test_a_companion_whose_source_is_hidden_is_no_orphan(
+    companion: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``Meta.base_manager_name`` of the source, on one database and across two."""
+    hiding = Hiding()
+    hiding.model = companion._meta.get_field("source").related_model
+    monkeypatch.setitem(vars(hiding.model._meta), "base_manager", hiding)
+    assert companion.objects.remove_orphans() == 8
+    assert companion.objects.count() == 12
+    assert load_sources(companion.objects.claim_batch(12)) == []
+
+
+class Hiding(models.Manager[Any]):
+    def get_queryset(self) -> Any:
+        return super().get_queryset().none()
 
 
 def test_no_orphan_that_is_processing_is_removed(companion: Any) -> None:
