@@ -46,8 +46,10 @@ class UnheardClaims:
         self._next_look = clock() + EVERY
         noted = list(self._claims)
         found = [task for handler in _handlers(noted) for task in self._find(handler, noted)]
-        over = [one for one in noted if clock() >= one.until]
-        self._claims = [one for one in self._claims if one not in over]
+        for one in noted:
+            if clock() >= one.until:
+                # One by one: a new list would lack what the other thread notes meanwhile.
+                self._claims.remove(one)
         return found
 
     def _find(self, handler: Handler, noted: list[_Claim]) -> list[Task]:
