@@ -229,8 +229,10 @@ class InFlight:
             taken = []
             for units in self._waiting.values():
                 for unit in units:
-                    taken += [task for task in unit.tasks if which(task)]
-                    unit.tasks = [task for task in unit.tasks if not which(task)]
+                    tasks, unit.tasks = unit.tasks, []
+                    for task in tasks:
+                        # Asked once: another thread may find the row lost in between.
+                        (taken if which(task) else unit.tasks).append(task)
             kept = {
                 model: deque(u for u in units if u.tasks) for model, units in self._waiting.items()
             }

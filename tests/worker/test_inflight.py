@@ -97,6 +97,20 @@ def test_rows_are_counted_until_they_are_written() -> None:
     assert steps == [(5, 4), (5, 4), (4, 4), (4, 3), (4, 3), (3, 0), (0, 0)]
 
 
+def test_a_row_that_is_lost_while_rows_are_withdrawn_is_held_or_taken_back() -> None:
+    """Another thread may find it lost at any moment; it never slips through, and is counted once."""
+    inflight, asked = InFlight(), []
+
+    def lost_meanwhile(task: Any) -> bool:
+        asked.append(task)
+        return asked.count(task) > 1
+
+    inflight.add(units_of(JOBS, [claimed(Job())]))
+    taken = inflight.withdraw(lost_meanwhile)
+    assert len(taken) + len(inflight.held()) == 1
+    assert inflight.held_of(Job) == len(inflight.held())
+
+
 def test_a_wait_is_as_long_as_it_is_to_be_after_the_last_change() -> None:
     """The first result that comes is to be written soon, however long the wait was to be before it came."""
     inflight, end = InFlight(), [clock() + 60]
