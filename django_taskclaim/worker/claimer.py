@@ -23,7 +23,7 @@ from django_taskclaim.worker.connections import (
 )
 from django_taskclaim.worker.inflight import InFlight, Unit, units_of
 from django_taskclaim.worker.options import WorkerOptions
-from django_taskclaim.worker.records import Limited, broken, changed, watch
+from django_taskclaim.worker.records import Limited, changed, watch
 from django_taskclaim.worker.service import Service
 from django_taskclaim.worker.sizing import BatchSize
 from django_taskclaim.worker.work import Work
@@ -95,7 +95,7 @@ class Claimer(threading.Thread):
                     drop_broken(self.options.using)
                     self._rest(failures)
                 except Exception as error:
-                    broken(f"{self.options.name}: claiming and writing failed", error)
+                    self._limited.broken(f"{self.options.name}: claiming and writing", error)
                     drop_broken(self.options.using)
                     self._rest(3)
         finally:
@@ -228,7 +228,7 @@ class Claimer(threading.Thread):
             raise
         except Exception as error:
             # Of this model alone: a column that is missing, a queryset that is wrong. The others go on.
-            broken(f"{self.options.name}: claiming from {handler.name} failed", error)
+            self._limited.broken(f"{self.options.name}: claiming from {handler.name}", error)
             drop_broken(self.options.using)
             pause = max(pause, LONGEST_WAIT)
         if full is None:

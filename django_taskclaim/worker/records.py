@@ -195,9 +195,23 @@ class Limited:
         self._seconds = seconds
         self._last: dict[str, float] = {}
         self._held_back: dict[str, int] = {}
+        self._faults: set[tuple[str, type[BaseException]]] = set()
 
     def warn(self, what: str, error: BaseException) -> None:
         """Log that *what* failed with *error*, unless that was said just now."""
+        self._log(logging.WARNING, what, error)
+
+    def broken(self, what: str, error: BaseException) -> None:
+        """Log a fault with its traceback; one of the same kind that comes back, without it and as ``warn`` does."""
+        what = f"{what} failed"
+        if (what, type(error)) in self._faults:
+            self._log(logging.ERROR, what, error)
+            return
+        self._faults.add((what, type(error)))
+        self._last[what] = clock()
+        broken(what, error)
+
+    def _log(self, level: int, what: str, error: BaseException) -> None:
         now = clock()
         if now - self._last.get(what, float("-inf")) < self._seconds:
             self._held_back[what] = self._held_back.get(what, 0) + 1
@@ -205,7 +219,7 @@ class Limited:
         self._last[what] = now
         before = self._held_back.pop(what, 0)
         again = f" ({before} more times since the last such line)" if before else ""
-        logger.warning("%s: %s%s", what, told(error), again, extra={"event": "trouble"})
+        logger.log(level, "%s: %s%s", what, told(error), again, extra={"event": "trouble"})
 
 
 #: Events that bring the traceback of a handler.

@@ -44,7 +44,6 @@ from django_taskclaim.worker.options import WorkerOptions, longest_lease
 from django_taskclaim.worker.overruns import Overrun, abandon, overran, will_overrun
 from django_taskclaim.worker.records import (
     Limited,
-    broken,
     changed,
     logger,
     lost,
@@ -245,7 +244,7 @@ class Service(threading.Thread):
             drop_broken(self.options.using)
         except Exception as error:
             # Whatever it is, the leases of this process depend on this thread going on.
-            broken(f"{self.options.name}: {what} failed", error)
+            self._limited.broken(f"{self.options.name}: {what}", error)
             drop_broken(self.options.using)
 
     def _is_due(self, duty: str, every: float) -> bool:

@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,8 +12,25 @@ from django_taskclaim.worker import records
 from django_taskclaim.worker.heartbeat import Vitals
 from tests.factories import make
 from tests.testapp.models import IntRange, Photo
+from tests.worker.conftest import Worker, jobs
 
 pytestmark = pytest.mark.django_db
+
+#: Run before the worker, it adds a duty to each round of the service thread, and that always fails.
+A_FAULT = """
+from django_taskclaim.worker.attachments import attach
+
+class Faulty:
+    def turn(self, *, busy):
+        raise KeyError("forgotten")
+
+    def leave(self):
+        return False
+
+    prune = leave
+
+attach(lambda service: Faulty())
+"""
 
 
 @pytest.fixture
@@ -64,3 +82,31 @@ def test_a_claim_and_a_release_tell_how_long_the_statement_took_and_a_loss_nothi
         f"Released testapp.Photo {first.pk} in 1.2 ms: not started",
         f"Lost testapp.Photo {second.pk}: before it could begin",
     ]
+
+
+def test_a_fault_that_comes_back_brings_its_traceback_once(caplog: pytest.LogCaptureFixture) -> None:
+    """A duty that fails at every turn says so now and then; another kind of fault brings its own traceback."""
+    limited = records.Limited()
+    for error in [*(KeyError(number) for number in range(5)), ValueError("new")]:
+        limited.broken("looking for expired claims", error)
+    said = [(one.getMessage(), bool(one.exc_info)) for one in caplog.records]
+    assert said == [("looking for expired claims failed", True)] * 2
+    limited = records.Limited(seconds=0)
+    caplog.clear()
+    for number in range(3):
+        limited.broken("renewing leases", KeyError(number))
+    assert [bool(one.exc_info) for one in caplog.records] == [True, False, False]
+    assert caplog.records[-1].getMessage() == "renewing leases failed: KeyError: 2"
+    assert {one.levelname for one in caplog.records} == {"ERROR"}
+
+
+def test_a_duty_that_fails_at_every_turn_does_not_flood_the_log(
+    start_worker: Callable[..., Worker],
+) -> None:
+    jobs(1, "sleep:3")
+    worker = start_worker("--in-process", "--drain", first=A_FAULT)
+    assert worker.wait() == 0
+    faults = [event for event in worker.events() if "taking a turn of Faulty" in event["text"]]
+    assert [fault for fault in faults if "exception" in fault] == faults[:1]
+    # One more for each ten seconds, however busy the machine is.
+    assert len(faults) <= 1 + (faults[-1]["at"] - faults[0]["at"]) / 10
