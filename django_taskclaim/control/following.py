@@ -4,14 +4,15 @@ import random
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db.models import F, Func, Subquery
+from django.db import connections
+from django.db.models import F, Func, Min, Subquery, Sum
 
 from django_taskclaim.control import keeping
 from django_taskclaim.control.installed import is_on
 from django_taskclaim.control.models import LiveSettings, WorkerOrder
 from django_taskclaim.control.terms import Terms
 from django_taskclaim.control.throughput import Roll
-from django_taskclaim.dialects import DatabaseNow
+from django_taskclaim.dialects import DatabaseNow, dialect_for
 from django_taskclaim.fields import as_utc
 from django_taskclaim.models import WorkerProcess
 from django_taskclaim.tokens import clock
@@ -95,10 +96,8 @@ class Follower:
         began = clock()
         found = list(ask.values_list(DatabaseNow(), self._settings_version(), self._first_order()))
         self.service.count_questions(self.terms.models[0])
-        if not found:
-            # It has not reported yet, or was forgotten; it will be listed with its next report.
-            return
-        ((now, version, first),) = found
+        # It has not reported yet, or cannot, or was forgotten: claims do not wait for that.
+        ((now, version, first),) = found or [self._ask_without_report()]
         self._known_time = as_utc(now), began
         if version != self._version:
             rows = LiveSettings.objects.using(self.using).filter(model__in=self.terms.scopes)
@@ -109,6 +108,12 @@ class Follower:
             self.service.count_questions(self.terms.models[0])
         if first is not None:
             self._obey()
+
+    def _ask_without_report(self) -> tuple[datetime, int | None, int | None]:
+        now = dialect_for(connections[self.using]).current_time()
+        stored = LiveSettings.objects.using(self.using).filter(model__in=self.terms.scopes)
+        version = stored.aggregate(total=Sum("version"))["total"]
+        return now, version, self._open_orders().aggregate(first=Min("id"))["first"]
 
     def _settings_version(self) -> Subquery:
         rows = LiveSettings.objects.using(self.using).filter(model__in=self.terms.scopes)

@@ -1,5 +1,6 @@
 """What a process says of itself is whole, for others reckon with it."""
 
+from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
@@ -18,9 +19,22 @@ from django_taskclaim.worker.options import WorkerOptions
 from django_taskclaim.worker.service import Service
 from tests.factories import make
 from tests.testapp.models import Job
+from tests.worker.conftest import Worker, jobs, states
 
 #: More than any column of bounded length would take.
 MANY = (*(f"another_application.ModelNumber{number}" for number in range(300)), "testapp.Job")
+
+#: Run before the worker, it refuses every report that the process makes of itself.
+NO_REPORT = """
+import django
+django.setup()
+from django_taskclaim.worker import heartbeat
+
+def report(*args, **options):
+    raise PermissionError("the table of workers is read-only")
+
+heartbeat.report = report
+"""
 
 
 @pytest.mark.django_db(databases="__all__")
@@ -67,3 +81,14 @@ def test_a_young_process_soon_tells_what_it_holds(monkeypatch: pytest.MonkeyPatc
     assert service._report_when_due()
     (worker,) = workers("default")
     assert worker.held == 1
+
+
+def test_a_process_that_cannot_report_works_all_the_same(start_worker: Callable[..., Worker]) -> None:
+    """Monitoring never holds up work, and live settings are followed without a report."""
+    change_settings(Job, {"batch_size": 2}, by="ada", using="default")
+    jobs(5)
+    worker = start_worker("--in-process", "--drain", first=NO_REPORT)
+    assert worker.wait() == 0
+    assert states() == {"complete": 5}
+    assert max(event["rows"] for event in worker.events("claimed")) == 2
+    assert not WorkerProcess.objects.exists()
