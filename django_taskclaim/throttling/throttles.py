@@ -5,7 +5,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
-from django.db import DEFAULT_DB_ALIAS
 from django.db.models import Model
 
 from django_taskclaim.contention import contention_retried
@@ -26,6 +25,16 @@ BREAKER = "circuit breaker"
 
 #: The model that the current thread or coroutine works for.
 _working_on: ContextVar[type[Model] | None] = ContextVar("taskclaim_working_on", default=None)
+
+
+@contextmanager
+def working_on(model: type[Model]) -> Iterator[None]:
+    """Let contention that is retried in the block, by this thread or coroutine, count for *model*."""
+    before = _working_on.set(model)
+    try:
+        yield
+    finally:
+        _working_on.reset(before)
 
 
 #: Where nobody counts, nothing need be noted.
@@ -102,19 +111,11 @@ class Throttles:
             breaker.heard(good=good, bad=bad)
 
     def working_on(self, model: type[Model]) -> AbstractContextManager[None]:
-        """Let contention that is retried in the block, by this thread or coroutine, count for *model* alone."""
-        return self._working_on(model) if self._breakers else _NOTHING
-
-    @contextmanager
-    def _working_on(self, model: type[Model]) -> Iterator[None]:
-        before = _working_on.set(model)
-        try:
-            yield
-        finally:
-            _working_on.reset(before)
+        """Let contention that is retried in the block, by this thread or coroutine, count for *model*."""
+        return working_on(model) if self._breakers else _NOTHING
 
     def listen(self) -> None:
-        """Hear of every retry after contention until ``close``: each counts as a failure."""
+        """Hear of retries after contention until ``close``: one in a block of ``working_on`` counts as a failure."""
         if self._breakers:
             contention_retried.connect(self._hear_contention)
 
@@ -122,14 +123,10 @@ class Throttles:
         """Hear no more."""
         contention_retried.disconnect(self._hear_contention)
 
-    def _hear_contention(self, using: str | None = None, **facts: Any) -> None:
-        model = _working_on.get()
-        if model is not None:
+    def _hear_contention(self, **facts: Any) -> None:
+        # Upkeep, such as a renewal, works on no model: whom it meets says nothing about how tries end.
+        if (model := _working_on.get()) is not None:
             self.heard(model, bad=1)
-        elif (using or DEFAULT_DB_ALIAS) == self.using:
-            # A claim, a renewal: nobody says whose, so it counts for all.
-            for model in self._breakers:
-                self.heard(model, bad=1)
 
     # What the service thread does
 

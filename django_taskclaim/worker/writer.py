@@ -21,6 +21,7 @@ from django_taskclaim.querysets.everyone import stop_everyone
 from django_taskclaim.querysets.fencing import lock_free
 from django_taskclaim.querysets.lost_commits import judge_after_lost_commit
 from django_taskclaim.states import WORKER_MARK, Status
+from django_taskclaim.throttling.throttles import working_on
 from django_taskclaim.tokens import Ended, clock
 from django_taskclaim.worker.connections import TROUBLE, is_contention
 from django_taskclaim.worker.heartbeat import Vitals
@@ -72,7 +73,8 @@ class Writer:
         groups = _alike(self.inflight.unwritten())
         for results in groups:
             # What was locked a moment ago would hold up all the others again.
-            self._write(results, passing_over_locked=results[0].locked)
+            with working_on(results[0].task.handler.model):
+                self._write(results, passing_over_locked=results[0].locked)
         return any(type(results[0].outcome) is not Ended for results in groups)
 
     def _write(self, results: list[Result], *, passing_over_locked: bool = False) -> None:

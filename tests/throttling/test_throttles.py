@@ -10,17 +10,23 @@ from typing import Any
 import pytest
 from django.db import Error, connection, connections
 
-from django_taskclaim.contention import retry_on_contention
+from django_taskclaim.contention import contention_retried, retry_on_contention
 from django_taskclaim.dialects import DatabaseLater, DatabaseNow
 from django_taskclaim.doctor.movement import why_nothing_moves
+from django_taskclaim.handlers import Handler
 from django_taskclaim.models import Throttle
 from django_taskclaim.overview import overview
 from django_taskclaim.throttling import Answer, Sql, Surroundings, ok, stop
 from django_taskclaim.throttling.records import prune
 from django_taskclaim.throttling.throttles import Throttles
+from django_taskclaim.worker.claimer import Claimer
+from django_taskclaim.worker.inflight import InFlight, Result, units_of
+from django_taskclaim.worker.options import WorkerOptions
+from django_taskclaim.worker.outcomes import DONE
+from django_taskclaim.worker.service import Service
 from tests.factories import make
 from tests.test_commands import run
-from tests.testapp.models import Child, Photo, PhotoProxy, UuidKey
+from tests.testapp.models import Child, Job, Photo, PhotoProxy, UuidKey
 from tests.throttling.conftest import Session, needs, wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
@@ -376,7 +382,7 @@ def contend(others: Callable[[], Session]) -> None:
 def test_contention_that_was_retried_counts_as_a_failure(
     throttles: Make, settings: Any, session: Callable[[], Session], working: bool
 ) -> None:
-    """Of the model that is worked on, or of every model where nobody says whose it is."""
+    """Of the model that is worked on; upkeep such as a renewal is nobody's try."""
     settings.TASKCLAIM = {"BREAKER": {"outcomes": 1}}
     process = throttles(Photo, UuidKey)
     if working:
@@ -384,8 +390,27 @@ def test_contention_that_was_retried_counts_as_a_failure(
             contend(session)
     else:
         contend(session)
-    assert process.reason_for(Photo) == "1 of the last 1 tries failed"
-    assert bool(process.reason_for(UuidKey)) is not working
+    assert process.reason_for(Photo) == ("1 of the last 1 tries failed" if working else None)
+    assert process.reason_for(UuidKey) is None
+
+
+def test_contention_that_a_result_meets_counts_for_its_model(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.TASKCLAIM = {"BREAKER": {"outcomes": 1}}
+    monkeypatch.setattr(Handler, "complete", lambda handler, rows: contention_retried.send(None))
+    options, inflight = WorkerOptions(("testapp.Job",), "worker", "default"), InFlight()
+    handlers = [Handler(Job, print), Handler(Photo, print)]
+    service = Service(options, handlers, inflight)
+    service.throttles.listen()
+    make(Job)
+    units = units_of(handlers[0], Job.objects.claim_batch(1))
+    inflight.add(units)
+    inflight.settle(units[0], [Result(units[0].tasks[0], DONE, 0.0)])
+    Claimer(options, handlers, inflight, service).writer.write()
+    service.throttles.close()
+    assert service.throttles.reason_for(Job)
+    assert service.throttles.reason_for(Photo) is None
 
 
 def test_a_process_that_closed_hears_no_more(
@@ -394,7 +419,8 @@ def test_a_process_that_closed_hears_no_more(
     settings.TASKCLAIM = {"BREAKER": {"outcomes": 1}}
     process = throttles()
     process.close()
-    contend(session)
+    with process.working_on(Photo):
+        contend(session)
     assert process.reason_for(Photo) is None
 
 
