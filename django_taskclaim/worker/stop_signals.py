@@ -65,8 +65,7 @@ class SignalPipe:
         self._reader.setblocking(False)
         self._writer.setblocking(False)
         signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=_forget_signals)
+        _pipes.add(self)
         self._before: dict[int, Any] = {one: signal.signal(one, _noted) for one in STOP_SIGNALS}
         self._blocked: set[Any] = set()
         if hasattr(signal, "pthread_sigmask"):
@@ -78,6 +77,7 @@ class SignalPipe:
         return self
 
     def __exit__(self, *error: object) -> None:
+        _pipes.discard(self)
         signal.set_wakeup_fd(-1)
         for one, handler in self._before.items():
             # Held before, they belong to a process that is about to end, and whose threads do not hold them.
@@ -95,11 +95,22 @@ class SignalPipe:
         return False
 
 
+#: Those in use: what is registered for forks stays registered, but a fork after a run is none of the worker's.
+_pipes: set[SignalPipe] = set()
+
+
 def _forget_signals() -> None:
     """Let a process that a handler forks die of signals as usual, and keep its own from the worker's pipe."""
+    if not _pipes:
+        return
+    _pipes.clear()
     signal.set_wakeup_fd(-1)
     for one in STOP_SIGNALS:
         signal.signal(one, signal.SIG_DFL)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_signals)
 
 
 def _noted(number: int, frame: Any) -> None:

@@ -88,6 +88,33 @@ def test_it_needs_two_connections_and_one_for_a_handler_that_asks_the_database(
     assert max(seen) == most
 
 
+#: Have a signal handler, run workers in this process, then fork.
+FORK_LATER = """
+import os, signal, sys, warnings
+import django
+from django.core.management import call_command
+warnings.simplefilter("ignore")
+django.setup()
+ours = lambda *args: None
+signal.signal(signal.SIGTERM, ours)
+for _ in range(2):
+    call_command("claimworker", "testapp.Job", "--in-process", "--drain", verbosity=0)
+    if not (pid := os.fork()):
+        os._exit(0 if signal.getsignal(signal.SIGTERM) is ours else 7)
+    assert os.waitpid(pid, 0)[1] == 0, "the fork has lost its signal handler"
+"""
+
+
+def test_a_fork_after_a_run_keeps_its_signals(process_env: dict[str, str]) -> None:
+    """The process that ran a worker may go on and fork; nothing of that worker is left in it."""
+    jobs(1)
+    done = subprocess.run(
+        [sys.executable, "-c", FORK_LATER], env=process_env, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    assert states() == {"complete": 1}
+
+
 # What a platform cannot do
 
 
