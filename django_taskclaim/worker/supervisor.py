@@ -98,12 +98,15 @@ class Supervisor:
         self.children = [Child(options.named(number)) for number in range(1, options.processes + 1)]
         self._health = HealthFile(options.health_file)
         self._signals = 0
+        #: Stop signals that came while they were not blocked.
+        self._early = 0
         self._kill_at: float | None = None
 
     def run(self) -> int:
         """Work until the work is done or a signal says stop, and return the exit code."""
         # Ignored, as some parents leave it, children would never be seen to end.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        handlers = {one: signal.signal(one, self._note_early) for one in STOP_SIGNALS}
         before = signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
         try:
             # First: a signal may have come while the command was reading its words.
@@ -123,6 +126,8 @@ class Supervisor:
             # Those who asked for a stop have had it.
             while signal.sigtimedwait(WATCHED, 0) is not None:
                 continue
+            for one, handler in handlers.items():
+                signal.signal(one, handler)
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     # Starting
@@ -142,7 +147,8 @@ class Supervisor:
                     child.start_at = clock() + NO_ROOM
 
     def _start(self, child: Child) -> None:
-        # Launching its tracker, multiprocessing unblocks the stop signals: first that, then block (again).
+        # Launching its tracker, multiprocessing unblocks the stop signals: a handler notes what was waiting.
+        # Then they are blocked again, before the child inherits that.
         resource_tracker.ensure_running()
         signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
         ours, theirs = self._spawn.Pipe()
@@ -158,11 +164,15 @@ class Supervisor:
     # Waiting
 
     def _wait(self, seconds: float) -> None:
-        got = signal.sigtimedwait(WATCHED, seconds)
-        if got is not None and got.si_signo in STOP_SIGNALS:
+        got = signal.sigtimedwait(WATCHED, 0 if self._early else seconds)
+        asked, self._early = self._early, 0
+        for _ in range(asked + (got is not None and got.si_signo in STOP_SIGNALS)):
             self._signalled()
         for child in self.children:
             child.hear()
+
+    def _note_early(self, number: int, frame: Any) -> None:
+        self._early += 1
 
     def _is_quiet(self) -> bool:
         """Say whether nobody is starting or stopping."""

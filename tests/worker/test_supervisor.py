@@ -33,6 +33,18 @@ def start_or_not(self, start=context.SpawnProcess.start, tries=[]):
 context.SpawnProcess.start = start_or_not
 """
 
+#: Run in the supervisor, it has a stop signal come at the moment when multiprocessing unblocks it.
+STOP_AT_THE_FIRST_START = """
+import os, signal
+from multiprocessing import resource_tracker
+
+def ensure_running(ensure_running=resource_tracker.ensure_running):
+    os.kill(os.getpid(), {number})
+    ensure_running()
+
+resource_tracker.ensure_running = ensure_running
+"""
+
 Start = Callable[..., Worker]
 
 #: How many instants of a start are tried, four at a time, half of them in the first 2 s after the command's first line.
@@ -96,6 +108,17 @@ def test_a_stop_at_any_moment_of_the_start(
     assert judged >= INSTANTS / 2
     assert states().get("processing") is None
     assert set(Job.objects.values_list("attempts", flat=True)) == {0}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_while_the_first_child_is_started(
+    start_worker: Start, number: signal.Signals
+) -> None:
+    """What multiprocessing starts first unblocks the signal; it is heeded all the same, and kills nobody."""
+    jobs(1)
+    worker = start_worker(first=STOP_AT_THE_FIRST_START.format(number=int(number)))
+    assert worker.wait() == 0
+    assert states() == {"open": 1}
 
 
 # Ending
