@@ -248,16 +248,21 @@ class _Call:
         def take(order: ClaimOrder) -> list[Row]:
             if self.limits:
                 due, undo = _due(self.queryset, desk), partial(_undo, desk, self.request.holder)
-                return take_within(self.limits, order, due, desk, undo)
-            if bound is not None:
-                return bound.claim(order, desk, self.looks, begun)
-            return desk.dialect.claim(order, desk.columns)
+                raw = take_within(self.limits, order, due, desk, undo)
+            elif bound is not None:
+                raw = bound.claim(order, desk, self.looks, begun)
+            else:
+                raw = desk.dialect.claim(order, desk.columns)
+            kept = _keep_apart_what_crashed(raw, desk, self.request, self.fields)
+            if bound is not None and len(kept) < len(raw):
+                bound.look_in_full()
+            # A rate is charged for these alone.
+            return kept
 
         if begun and self.order_begun is not None:
             raw = take(self.order_begun)
         else:
             raw = take_as_limited(self._order(limit), desk, take, self.request.answer)
-        raw = _keep_apart_what_crashed(raw, desk, self.request, self.fields)
         return self.instances(raw)
 
     def instances(self, raw: list[Row]) -> Taken:

@@ -129,6 +129,10 @@ class LowerBound:
         self._move(order, list(rows.values()), desk, everywhere=everywhere)
         return list(rows.values())
 
+    def look_in_full(self) -> None:
+        """Let the next claim look everywhere: some of the rows just claimed were put back."""
+        self._stands = False
+
     def _urgent(self, order: ClaimOrder, desk: Desk) -> ClaimOrder:
         higher = {f"{name}__gt": priority for name, priority in self._alike.items()}
         urgent = replace(order, rows=lambda: order.candidates.filter(**higher))

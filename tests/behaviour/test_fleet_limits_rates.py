@@ -9,12 +9,13 @@ import pytest
 from django.db import transaction
 
 from django_taskclaim.dialects import DatabaseLater
+from django_taskclaim.fields import CRASHED
 from django_taskclaim.limits import set_limits
 from django_taskclaim.models import FleetLimit
 from django_taskclaim.overview import database_time
-from django_taskclaim.querysets import fleet
+from django_taskclaim.querysets import claiming, fleet
 from tests.behaviour.fleet import claimed, now
-from tests.behaviour.support import ROW_LOCKS, at_once
+from tests.behaviour.support import ROW_LOCKS, at_once, set_raw, stored_moment
 from tests.factories import make
 from tests.testapp.models import Photo
 
@@ -121,6 +122,20 @@ def test_a_claim_that_is_rolled_back_costs_nothing(rule: Rule) -> None:
         assert claimed(2, durable=False) == 1
         transaction.set_rollback(True)
     assert claimed(2) == 1
+
+
+@pytest.mark.parametrize(("alone", "got"), [(1.0, 1), (0.0, 8)])
+def test_rows_put_back_because_of_a_crashed_one_cost_nothing(
+    rule: Rule, monkeypatch: pytest.MonkeyPatch, alone: float, got: int
+) -> None:
+    monkeypatch.setattr(claiming, "CRASHED_FIRST", alone)
+    rule(Photo, rate="200/m")
+    _, *others = make(Photo, 10)
+    assert claimed(1) == 1
+    set_raw(others[0], "not_before", "%s", [stored_moment(CRASHED)])
+    pass_time(3600)
+    assert claimed(10) == got
+    assert level() == 10 - got
 
 
 @pytest.mark.django_db(transaction=True)

@@ -172,6 +172,18 @@ def test_a_claim_that_keeps_apart_what_crashed_says_that_there_is_more(
     assert bound.was_full
 
 
+def test_rows_put_back_beside_a_crashed_one_come_with_the_next_claim(
+    bound: LowerBound, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claiming, "CRASHED_FIRST", 1.0)
+    _, suspect, *others = make(Photo, 20)
+    claim(Photo, 1, bound)
+    set_raw(suspect, "not_before", "%s", [stored_moment(CRASHED)])
+    bound.waited_first = 1.0
+    assert keys(claim(Photo, 5, bound)) == [suspect.pk]
+    assert keys(claim(Photo, 5, bound)) == keys(others[:5])
+
+
 def test_the_statement_of_a_claim_is_compiled_only_at_first(
     clock: Clock, bound: LowerBound, monkeypatch: pytest.MonkeyPatch
 ) -> None:
