@@ -138,7 +138,8 @@ class ClaimQuerySet(PeopleVerbs[M]):
 
         What becomes of them then is their model's policy: marked by default, or deleted, archived, open again.
         Rows whose claim was lost are not written; once the others are, ClaimLost names them (``.lost``,
-        ``.written``). The caller's transaction stays usable.
+        ``.written``). The caller's transaction stays usable. Rows of several databases are written one database after
+        the other: an error of one leaves those before it written, and their claims ended.
         """
         raised: CallRaised
         try:
@@ -202,13 +203,17 @@ class ClaimQuerySet(PeopleVerbs[M]):
         given = querysets.fencing.as_rows(rows)
         carrying, without = querysets.fencing.carrying(given)
         duration = None if lease is None else conf.positive_duration(lease, "lease")
-        outcome = querysets.fencing.renew(carrying, duration)
-        for row in outcome.renewed:
-            show([row], {claim_columns(type(row)).expires_at: models.DEFERRED})
-        lost = [*outcome.lost, *without]
+        renewed: list[M] = []
+        lost = without
+        for part in querysets.fencing.by_database(carrying):
+            outcome = querysets.fencing.renew(part, duration)
+            for row in outcome.renewed:
+                show([row], {claim_columns(type(row)).expires_at: models.DEFERRED})
+            renewed += outcome.renewed
+            lost = [*outcome.lost, *lost]
         if lost:
-            querysets.losses.raise_lost(lost, outcome.renewed)
-        return len(outcome.renewed)
+            querysets.losses.raise_lost(lost, renewed)
+        return len(renewed)
 
     # Acting on many rows
 

@@ -20,6 +20,7 @@ from django_taskclaim.querysets.assignments import (
 from django_taskclaim.querysets.fencing import (
     Also,
     Write,
+    by_database,
     end,
     held_write,
     send_held,
@@ -55,10 +56,11 @@ def complete(rows: Rows, names: Names, also: Also | None = None) -> list[Any]:
     """
     written: list[Any] = []
     for completion, same in _by_completion(rows):
-        done = _WAYS[type(completion)](completion, same, names, also)
-        end(done, COMPLETED)
-        tell(rows_completed, done)
-        written += done
+        for part in by_database(same):
+            done = _WAYS[type(completion)](completion, part, names, also)
+            end(done, COMPLETED)
+            tell(rows_completed, done)
+            written += done
     return written
 
 

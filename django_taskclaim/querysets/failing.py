@@ -60,15 +60,16 @@ def _end_badly(judged: Sequence[tuple[M, Verdict]], error: BaseException | str) 
         return []
     told = recorded(error)
     waits = {id(row): None if verdict.final else verdict.wait() for row, verdict in judged}
-    written: list[M] = fencing.write_failed([row for row, _ in judged], waits, told)
-    fencing.end(written, Ended(failure=told, permanent=isinstance(error, Permanent)))
-    failed = [row for row in written if waits[id(row)] is None]
-    waiting = [row for row in written if waits[id(row)] is not None]
-    show_state(failed, Status.FAILED, "attempts", "last_error", "error_class")
-    show_state(
-        waiting, Status.OPEN, "attempts", "last_error", "error_class", "not_before", "iteration"
-    )
-    tell(rows_failed, written, error=error)
+    new, written = ("attempts", "last_error", "error_class"), []
+    for part in fencing.by_database([row for row, _ in judged]):
+        done: list[M] = fencing.write_failed(part, waits, told)
+        fencing.end(done, Ended(failure=told, permanent=isinstance(error, Permanent)))
+        failed = [row for row in done if waits[id(row)] is None]
+        waiting = [row for row in done if waits[id(row)] is not None]
+        show_state(failed, Status.FAILED, *new)
+        show_state(waiting, Status.OPEN, *new, "not_before", "iteration")
+        tell(rows_failed, done, error=error)
+        written += done
     return written
 
 
@@ -92,10 +93,13 @@ def _give_back(given: Sequence[Any], assignments: Assignments, unknown: Sequence
 
 def _open_again(rows: Sequence[M], assignments: Assignments, unknown: Sequence[str]) -> list[M]:
     """Put rows back uncounted, and return those that were still held."""
-    written: list[M] = fencing.write_held(rows, assignments)
-    fencing.end(written)
-    show_state(written, Status.OPEN, *unknown)
-    tell(rows_released, written)
+    written: list[M] = []
+    for part in fencing.by_database(rows):
+        done = fencing.write_held(part, assignments)
+        fencing.end(done)
+        show_state(done, Status.OPEN, *unknown)
+        tell(rows_released, done)
+        written += done
     return written
 
 

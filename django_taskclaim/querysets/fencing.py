@@ -11,6 +11,7 @@ from django.db import DatabaseError, connections, models
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.dialects import Renewal
 from django_taskclaim.failures import in_ascii
+from django_taskclaim.guard import show
 from django_taskclaim.querysets.assignments import Assignments, failure_assignments
 from django_taskclaim.querysets.lost_commits import judge_after_lost_commit
 from django_taskclaim.querysets.scope import Desk
@@ -28,8 +29,10 @@ from django_taskclaim.tokens import (
     GIVEN_UP,
     Claim,
     Ended,
+    attach,
     carried_claim,
     carried_claims,
+    claim_of,
     clock,
     end_claims,
     standing_claim,
@@ -56,9 +59,32 @@ def as_rows(rows: Any) -> list[Any]:
             wrong = next(row for row in found if type(row) is kind)
             raise TypeError(f"Expected rows of a model, not {wrong!r}.")
         claim_columns(kind)
-    # An instance given twice is one row.
-    once = {id(row): row for row in found}
-    return found if len(once) == len(found) else list(once.values())
+    keys = {claim and claim.pk for claim in map(claim_of, found)}
+    return found if len(keys) == len(found) else _one_of_each(found)
+
+
+def _one_of_each(rows: list[Any]) -> list[Any]:
+    """Return one instance of each row; others of the same claim share it from now on, and read its columns again."""
+    first: dict[Any, Any] = {}
+    for row in rows:
+        claim, columns = standing_claim(row), claim_columns(type(row))
+        key = (claim.alias, columns.owner, claim.pk, claim.token) if claim else id(row)
+        chosen = first.setdefault(key, row)
+        if chosen is not row:
+            attach(row, carried_claim(chosen))
+            show([row], dict.fromkeys(columns.guarded, models.DEFERRED))
+    return list(first.values())
+
+
+def by_database(rows: Sequence[Any]) -> list[list[Any]]:
+    """Group rows that carry claims by database, in the same order for all: each database is a transaction of its own.
+
+    What one has committed is noted on its rows before the next is written to, which may fail.
+    """
+    aliases = {claim.alias for claim in carried_claims(rows)}
+    if len(aliases) < 2:
+        return [list(rows)] if rows else []
+    return [[row for row in rows if carried_claim(row).alias == one] for one in sorted(aliases)]
 
 
 def carrying(rows: Sequence[Any]) -> tuple[list[Any], list[Any]]:
@@ -129,7 +155,7 @@ def write_held(
     kind: Callable[[Any], Any] = _alike,
     finished: Collection[Status] = (),
 ) -> list[Any]:
-    """Update the rows whose claims stand and return them; see ``send_held``."""
+    """Update the rows, of one database, whose claims stand and return them; see ``send_held``."""
     return write_standing(
         rows, held_write(assignments, per_row=per_row, also=also, kind=kind, finished=finished)
     )
@@ -176,9 +202,9 @@ def send_held(
     kind: Callable[[Any], Any] = _alike,
     finished: Collection[Status] = (),
 ) -> list[Any]:
-    """Write the rows whose claims stand and return them; nothing is raised for the others.
+    """Write the rows, of one database, whose claims stand and return them; nothing is raised for the others.
 
-    Each database's rows are written in one transaction. *also* run in it, with the rows just written. *per_row* is
+    They are written in one transaction. *also* run in it, with the rows just written. *per_row* is
     how many values of its own each row adds to the statement, *kind* tells rows apart that one statement cannot write.
 
     If the COMMIT of a transaction of ours was not answered, the rows tell what came of it: those in one of the states
@@ -204,17 +230,13 @@ class Write:
 
 
 def write_standing(rows: Sequence[Any], write: Write) -> list[Any]:
-    """Write the rows whose claims stand and return them; see ``send_held``."""
+    """Write the rows, of one database, whose claims stand and return them; see ``send_held``."""
     if len(rows) == 1 and not (claim := carried_claim(rows[0])).unanswered:
         desk = Desk.of(type(rows[0]), claim.alias)
         return _write_to_one([Group(desk, claim.token, list(rows))], write)
     held, written = _asked_again(rows, write)
-    by_alias: dict[str, list[Group]] = {}
-    for group in grouped(held, write.kind):
-        by_alias.setdefault(group.desk.alias, []).append(group)
-    for groups in by_alias.values():
-        written += _write_to_one(groups, write)
-    return written
+    groups = grouped(held, write.kind)
+    return [*written, *_write_to_one(groups, write)] if groups else written
 
 
 def _write_to_one(groups: list[Group], write: Write) -> list[Any]:
@@ -338,21 +360,11 @@ def end(rows: Sequence[Any], how: Ended = GIVEN_UP) -> None:
 def write_failed(
     rows: Sequence[Any], waits: dict[int, timedelta | None], told: tuple[str, str]
 ) -> list[Any]:
-    """Write the failure of rows, final or not, in one transaction, and return those that were still held.
+    """Write the failure of rows of one database, final or not, and return those that were still held.
 
     *waits* says by ``id()`` how long each waits for its next try, or None. A text that the database refuses, for its
     encoding lacks a character, is written again in escapes, and left out if that is refused too.
     """
-    by_alias: dict[str, list[Any]] = {}
-    for row in rows:
-        by_alias.setdefault(carried_claim(row).alias, []).append(row)
-    return [row for same in by_alias.values() for row in _write_failed_in_one(same, waits, told)]
-
-
-def _write_failed_in_one(
-    rows: list[Any], waits: dict[int, timedelta | None], told: tuple[str, str]
-) -> list[Any]:
-    """Write to one database, so that a second try finds nothing that the first has written."""
     dialect = Desk.of(type(rows[0]), carried_claim(rows[0]).alias).dialect
     write = partial(
         write_held,
@@ -387,17 +399,20 @@ def renew(rows: Sequence[Any], lease: timedelta | None) -> Renewed:
     """Extend the leases that stand, never wait for a locked row, and shorten none."""
     started = clock()
     result = Renewed([], [], [])
-    for group in grouped(rows):
-        by_lease: dict[timedelta, list[Any]] = {}
-        for row in group.rows:
-            by_lease.setdefault(lease or carried_claim(row).lease, []).append(row)
-        for duration, same in by_lease.items():
-            _renew_group(Group(group.desk, group.token, same), duration, result)
-    for row in result.renewed:
-        carried_claim(row).extend(started, lease)
-    tell(rows_renewed, result.renewed)
-    for row in result.lost:
-        carried_claim(row).lost = True
+    try:
+        for group in grouped(rows):
+            by_lease: dict[timedelta, list[Any]] = {}
+            for row in group.rows:
+                by_lease.setdefault(lease or carried_claim(row).lease, []).append(row)
+            for duration, same in by_lease.items():
+                _renew_group(Group(group.desk, group.token, same), duration, result)
+    finally:
+        # Each group is a transaction: an error in one takes nothing back of those before it.
+        for row in result.renewed:
+            carried_claim(row).extend(started, lease)
+        tell(rows_renewed, result.renewed)
+        for row in result.lost:
+            carried_claim(row).lost = True
     return result
 
 

@@ -30,11 +30,14 @@ def hand_over(rows: M | Iterable[M], to: str, lease: Lease) -> int:
     duration = None if lease is None else conf.positive_duration(lease, "lease")
     given = fencing.as_rows(rows)
     carrying, _ = fencing.carrying(given)
-    written: list[M] = fencing.write_held(carrying, _passed_to(holder, duration))
-    fencing.end(written)
-    for row in written:
-        _show_passed(row, holder)
-    tell(rows_handed_over, written, to=holder)
+    written: list[M] = []
+    for part in fencing.by_database(carrying):
+        done = fencing.write_held(part, _passed_to(holder, duration))
+        fencing.end(done)
+        for row in done:
+            _show_passed(row, holder)
+        tell(rows_handed_over, done, to=holder)
+        written += done
     raise_unless_all(given, written)
     return len(written)
 

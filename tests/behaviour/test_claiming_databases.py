@@ -1,13 +1,23 @@
 """``claim_batch``: committed before it returns, on the database that was named."""
 
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection, connections, models, transaction
+from django.db import DatabaseError, connection, connections, models, transaction
+from django.dispatch import Signal
 from django.test import override_settings
 
 from django_taskclaim.exceptions import ClaimLost
+from django_taskclaim.signals import (
+    rows_completed,
+    rows_failed,
+    rows_handed_over,
+    rows_released,
+    rows_renewed,
+)
+from django_taskclaim.tokens import standing_claim
 from tests.behaviour.support import facts, fresh
 from tests.factories import make
 from tests.testapp.models import Author, OrderedByForeignKey, Photo
@@ -105,6 +115,43 @@ class TestAliases:
         assert Photo.objects.renew(rows) == 2
         assert Photo.objects.complete(rows) == 2
 
+    @pytest.mark.parametrize(
+        ("verb", "signal", "status"),
+        [
+            ("complete", rows_completed, "complete"),
+            ("fail", rows_failed, "open"),
+            ("release", rows_released, "open"),
+            ("hand_over", rows_handed_over, "processing"),
+            ("renew", rows_renewed, "processing"),
+        ],
+    )
+    @pytest.mark.django_db(transaction=True, databases="__all__")
+    def test_what_the_first_database_has_written_counts_where_the_second_fails(
+        self, verb: str, signal: Signal, status: str
+    ) -> None:
+        rows = [make(Photo)[0], Photo.objects.using("other").create()]
+        rows = [*Photo.objects.using("other").claim_batch(1), *Photo.objects.claim_batch(1)]
+        there, here = rows
+        more = {
+            "fail": {"error": "no"},
+            "hand_over": {"to": "user:2"},
+            "renew": {"lease": 3600},
+        }.get(verb, {})
+        heard: list[Any] = []
+        signal.connect(hear := lambda rows, **facts: heard.extend(rows))
+        try:
+            with connections["other"].execute_wrapper(broken), pytest.raises(DatabaseError):
+                getattr(Photo.objects, verb)(rows, **more)
+        finally:
+            signal.disconnect(hear)
+        assert heard == [here]
+        assert (here.status, facts(here).status) == (status, status)
+        if verb == "renew":
+            assert here.claim.remaining() > timedelta(minutes=50)
+        else:
+            assert not is_held(here)
+        assert (there.status, is_held(there)) == ("processing", True)
+
     def test_the_same_key_on_another_database_is_another_row(self) -> None:
         """A save with ``using=`` copies the row there; the claim is one of a row here."""
         Photo.objects.create(pk=1)
@@ -141,6 +188,14 @@ class TestAliases:
                 assert Photo.objects.filter(country="").reset(running=True) == 2
                 assert Photo.objects.filter(country="").pause_rows() == 4
         assert [query["sql"] for query in queries] == []
+
+
+def broken(execute: Any, *statement: Any) -> Any:
+    raise DatabaseError("the disk is full")
+
+
+def is_held(row: Any) -> bool:
+    return standing_claim(row) is not None
 
 
 class ReadsElsewhere:

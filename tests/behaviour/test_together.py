@@ -1,5 +1,6 @@
 """Rows of several claims are completed together, and each is told by its own token whether it still stands."""
 
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,11 +8,14 @@ import pytest
 from django.db import OperationalError, connection, transaction
 from django.test.utils import CaptureQueriesContext
 
+from django_taskclaim.completion import Archive
 from django_taskclaim.dialects import dialect_for
 from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.querysets import lost_commits
 from django_taskclaim.states import Status
-from tests.behaviour.support import facts, fresh, lose
+from django_taskclaim.tokens import standing_claim
+from tests.behaviour.models import Parcel, ParcelArchive
+from tests.behaviour.support import facts, fresh, has, lose, names
 from tests.factories import make
 from tests.testapp.models import Photo
 
@@ -55,6 +59,42 @@ def test_a_row_lost_and_claimed_again_counts_once() -> None:
         Photo.objects.complete([late, again, *others], update_fields=["url"])
     assert caught.value.lost == [late]
     assert (fresh(again).url, fresh(again).status) == ("again", Status.COMPLETE)
+
+
+@pytest.mark.parametrize(
+    ("verb", "status"),
+    [
+        ("complete", "complete"),
+        ("fail", "open"),
+        ("release", "open"),
+        ("renew", "processing"),
+        ("hand_over", "processing"),
+    ],
+)
+def test_two_instances_of_one_row_are_one_row(shape: Any, verb: str, status: str) -> None:
+    ((row, other),) = claims(shape, 2)
+    twin = shape.objects.with_token(row.pk, row.claim.token)
+    more = {"fail": {"error": "no"}, "hand_over": {"to": "user:2"}, "renew": {"lease": 3600}}.get(
+        verb, {}
+    )
+    assert getattr(shape.objects, verb)([row, twin, other], **more) == 2
+    shown = names(shape)["status"]
+    assert [getattr(row, shown), getattr(twin, shown), facts(row).status] == [status] * 3
+    assert getattr(facts(row), "attempts", 0) == (verb == "fail" and has(shape, "attempts"))
+    for each in (row, twin):
+        if verb == "renew":
+            assert each.claim.remaining() > timedelta(minutes=50)
+        else:
+            assert standing_claim(each) is None
+
+
+@pytest.mark.parametrize("how", ["delete", Archive(ParcelArchive)], ids=["delete", "archive"])
+def test_two_instances_of_one_row_are_one_row_to_whatever_completes_it(rule: Any, how: Any) -> None:
+    rule(Parcel, completion=how)
+    ((row, other),) = claims(Parcel, 2)
+    twin = Parcel.objects.with_token(row.pk, row.claim.token)
+    assert Parcel.objects.complete([row, twin, other]) == 2
+    assert not Parcel.objects.exists()
 
 
 def test_a_claim_that_was_rolled_back_is_not_taken_for_the_next_holders() -> None:
