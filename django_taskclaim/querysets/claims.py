@@ -171,7 +171,7 @@ class ClaimQuerySet(PeopleVerbs[M]):
         with nothing recorded; one with *everyone* stops all claims of the model for so long. Raises ClaimLost as
         ``complete`` does.
         """
-        return querysets.failing.fail(self, querysets.fencing.as_rows(rows), error, retry=retry)
+        return querysets.failing.fail(querysets.fencing.as_rows(rows), error, retry=retry)
 
     def release(self, rows: M | Iterable[M], *, delay: float | timedelta | None = None) -> int:
         """Give rows back unfinished and uncounted, and return how many.

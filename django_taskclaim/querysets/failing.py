@@ -27,9 +27,7 @@ from django_taskclaim.tokens import Ended, carried_claim, clock, standing_claim
 M = TypeVar("M", bound=models.Model)
 
 
-def fail(
-    queryset: "models.QuerySet[M]", given: Sequence[M], error: BaseException | str, *, retry: bool
-) -> int:
+def fail(given: Sequence[M], error: BaseException | str, *, retry: bool) -> int:
     """End rows badly as their policy judges *error*; see ``ClaimQuerySet.fail``."""
     carrying, _ = fencing.carrying(given)
     verdicts = [(row, _verdict(row, error, retry)) for row in carrying]
@@ -40,7 +38,7 @@ def fail(
             wait = verdict.wait()
             uncounted.setdefault(wait, []).append(row)
             if verdict.everyone:
-                stop_everyone(type(row), queryset.db, wait, told(error))
+                stop_everyone(type(row), carried_claim(row).alias, wait, told(error))
     for wait, same in uncounted.items():
         chosen = release_assignments(wait)
         written += _open_again(same, chosen, ["iteration", "not_before"])

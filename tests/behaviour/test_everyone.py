@@ -70,6 +70,19 @@ def test_one_of_a_parent_holds_for_its_children_and_not_the_other_way_round() ->
     assert Child.objects.claim_batch(1) == []
 
 
+@pytest.mark.django_db(databases=["default", "other"])
+def test_each_row_stops_the_database_that_its_claim_is_on() -> None:
+    """A queryset may read from another one, and one call may fail rows of several."""
+    for using in ("default", "other"):
+        Photo.objects.using(using).bulk_create([Photo(), Photo()])
+    near, far = (Photo.objects.using(one).claim_batch(1)[0] for one in ("default", "other"))
+    Photo.objects.fail(far, RetryLater(60, "429", everyone=True))
+    assert Photo.objects.using("other").claim_batch(1) == []
+    assert len(Photo.objects.claim_batch(1)) == 1
+    Photo.objects.using("other").fail(near, RetryLater(60, "429", everyone=True))
+    assert Photo.objects.claim_batch(1) == []
+
+
 def test_without_everyone_nobody_else_waits() -> None:
     make(Photo, 2)
     (row,) = Photo.objects.claim_batch(1)
