@@ -56,6 +56,13 @@ class SourceLink(NamedTuple):
             return rows.filter(pk__in=list(keys))
         return rows.filter(**{f"{self.theirs[0].attname}__in": [key for (key,) in keys]})
 
+    def load(self, rows: Iterable[models.Model], alias: str) -> list[models.Model]:
+        """Load the sources of *rows* from the database *alias* in one query, and return the rows without one."""
+        by_key = {self.key_of(row): row for row in rows}
+        for source in self.with_keys(by_key, alias):
+            self.remember(by_key.pop(self.key_of_source(source)), source)
+        return list(by_key.values())
+
     def remember(self, row: models.Model, source: models.Model) -> None:
         """Let the companion *row* know its source, so that ``row.source`` asks no database, and the other way round."""
         self.field.set_cached_value(row, source)

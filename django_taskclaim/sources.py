@@ -11,7 +11,6 @@ from django_taskclaim.columns import has_ranges
 from django_taskclaim.links import (
     COMPANION,
     LINK,
-    SourceLink,
     companion_of,
     is_companion,
     source_link,
@@ -81,15 +80,8 @@ def load_sources(rows: Sequence[Any]) -> list[Any]:
     return [
         row
         for start in range(0, len(rows), most)
-        for row in _load(link, rows[start : start + most], using)
+        for row in link.load(rows[start : start + most], using)
     ]
-
-
-def _load(link: SourceLink, rows: Sequence[Any], using: str) -> list[Any]:
-    by_key = {link.key_of(row): row for row in rows}
-    for source in link.with_keys(by_key, using):
-        link.remember(by_key.pop(link.key_of_source(source)), source)
-    return list(by_key.values())
 
 
 def hand_out(row: Any) -> Any:

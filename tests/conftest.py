@@ -2,9 +2,12 @@
 
 import os
 import zlib
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from django.db import connections
+from django.test.utils import CaptureQueriesContext
 
 from tests import servers
 
@@ -89,3 +92,10 @@ def process_env(transactional_db: None) -> dict[str, str]:
     env["OTHER_DATABASE_URL"] = servers.url_of(connections["other"].settings_dict)
     env["PYTHONUNBUFFERED"] = "1"
     return env
+
+
+@pytest.fixture
+def reads_go_elsewhere(settings: Any) -> Callable[[], CaptureQueriesContext]:
+    """Let a router send all reads to "other", and return what listens to what is asked there."""
+    settings.DATABASE_ROUTERS = ["tests.behaviour.support.ReadsElsewhere"]
+    return lambda: CaptureQueriesContext(connections["other"])

@@ -11,6 +11,7 @@ from django_taskclaim.fields import AnyField
 from django_taskclaim.guard import refuse_names
 from django_taskclaim.links import LINK, SourceLink, is_companion, source_link
 from django_taskclaim.querysets.scope import Desk
+from django_taskclaim.tokens import carried_claim
 
 #: What names a column of the source's, where the companion has one of the same name.
 PREFIX = f"{LINK}__"
@@ -123,12 +124,14 @@ def with_locked_source(rows: Sequence[Any], names: Collection[str]) -> list[Any]
 
 
 def _source_of(row: Any, may_be_gone: bool) -> Any:
-    try:
+    link = source_link(type(row))
+    # Where the completion is written: a replica may not have heard of the source yet.
+    alias = link.alias_beside(carried_claim(row).alias)
+    if link.field.is_cached(row) or not link.load([row], alias):
         return getattr(row, LINK)
-    except models.ObjectDoesNotExist:
-        if may_be_gone:
-            return None
-        raise SourceGone([row]) from None
+    if may_be_gone:
+        return None
+    raise SourceGone([row])
 
 
 def _by_table(source: type[models.Model], names: Sequence[str]) -> dict[Any, list[AnyField]]:

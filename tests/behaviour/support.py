@@ -293,3 +293,16 @@ def claimable_rows(model: type[models.Model], n: int, **values: Any) -> None:
         table = table_of(model)
         execute(f"INSERT INTO {table} ({columns}) SELECT {columns} FROM {table} LIMIT {more}")
         first += more
+
+
+class ReadsElsewhere:
+    """Sends reads to "other", as to a replica that lags for ever."""
+
+    def db_for_read(self, model: Any, **hints: Any) -> str:
+        return "other"
+
+    def db_for_write(self, model: Any, **hints: Any) -> str:
+        return "default"
+
+    def allow_relation(self, *args: Any, **hints: Any) -> bool:
+        return True

@@ -1,13 +1,11 @@
 """``claim_batch``: committed before it returns, on the database that was named."""
 
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.db import DatabaseError, connection, connections, models, transaction
 from django.dispatch import Signal
-from django.test import override_settings
 
 from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.signals import (
@@ -196,27 +194,6 @@ def broken(execute: Any, *statement: Any) -> Any:
 
 def is_held(row: Any) -> bool:
     return standing_claim(row) is not None
-
-
-class ReadsElsewhere:
-    """Sends reads to "other", as to a replica that lags for ever."""
-
-    def db_for_read(self, model: Any, **hints: Any) -> str:
-        return "other"
-
-    def db_for_write(self, model: Any, **hints: Any) -> str:
-        return "default"
-
-    def allow_relation(self, *args: Any, **hints: Any) -> bool:
-        return True
-
-
-@pytest.fixture
-def reads_go_elsewhere() -> Iterator[Any]:
-    from django.test.utils import CaptureQueriesContext
-
-    with override_settings(DATABASE_ROUTERS=[f"{__name__}.ReadsElsewhere"]):
-        yield lambda: CaptureQueriesContext(connections["other"])
 
 
 def test_authors_are_left_alone() -> None:

@@ -13,6 +13,7 @@ from django.test.utils import CaptureQueriesContext, isolate_apps
 from django_taskclaim.exceptions import ClaimColumnError, ClaimLost, SourceGone
 from django_taskclaim.handlers import Handler, handler_for
 from django_taskclaim.models import SourceMixin, TaskMixin
+from django_taskclaim.querysets.results import with_locked_source
 from django_taskclaim.sources import companion_of, load_sources
 from django_taskclaim.worker.claimer import Claimer
 from django_taskclaim.worker.inflight import InFlight
@@ -195,6 +196,22 @@ def test_a_source_that_is_gone_takes_its_completion_along() -> None:
     assert PageTask.objects.progress().processing == 2
     assert PageTask.objects.complete(there, update_fields=["words"]) == 1
     assert PageTask.objects.all()._complete([gone], ["words"], may_be_gone=True) == 1
+
+
+@pytest.mark.parametrize("in_a_batch", [False, True])
+def test_a_source_is_looked_for_where_the_completion_is_written(
+    in_a_batch: bool, reads_go_elsewhere: Any
+) -> None:
+    """A replica that lags has neither the source nor what was written to it since."""
+    rows = claimed_pages(2)
+    Page.objects.update(words=5)
+    assert not Page.objects.exists()  # the replica has seen nothing yet
+    with reads_go_elsewhere() as queries:
+        if in_a_batch:
+            assert not with_locked_source(rows, ["words"])
+        assert PageTask.objects.complete(rows, update_fields=["words"]) == 2
+    assert [query["sql"] for query in queries] == []
+    assert set(Page.objects.using("default").values_list("words", flat=True)) == {5}
 
 
 def test_names_mean_the_companions_columns_first() -> None:
