@@ -5,6 +5,7 @@ Every one is sent with ``sender`` the model class, ``rows`` the instances and ``
 stops nothing.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from django.db import connections, models, transaction
@@ -40,8 +41,12 @@ def send_after_commit(signal: Signal, model: type[models.Model], using: str, **f
         return
     connection = connections[using]
     if connection.in_atomic_block or connection.get_autocommit():
-        transaction.on_commit(
-            lambda: signal.send_robust(sender=model, using=using, **facts),
-            using=using,
-            robust=True,
-        )
+        after_commit(using, lambda: signal.send_robust(sender=model, using=using, **facts))
+
+
+def after_commit(using: str, tell: Callable[[], object]) -> None:
+    """Call *tell* once the current transaction has committed; at once where there is none that Django knows of."""
+    if connections[using].in_atomic_block:
+        transaction.on_commit(tell, using=using, robust=True)
+    else:
+        tell()

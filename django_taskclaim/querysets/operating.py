@@ -20,7 +20,12 @@ from django_taskclaim.querysets.claiming import is_crash_mark, is_unbegun
 from django_taskclaim.querysets.scope import Desk, Rows, on_claim_table, refuse_unclaimable
 from django_taskclaim.querysets.transactions import transactionally
 from django_taskclaim.querysets.waking import call_workers
-from django_taskclaim.signals import rows_acted_on, rows_expired, send_after_commit
+from django_taskclaim.signals import (
+    after_commit,
+    rows_acted_on,
+    rows_expired,
+    send_after_commit,
+)
 from django_taskclaim.states import WORKER_MARK, Status
 from django_taskclaim.wording import counted
 
@@ -349,25 +354,28 @@ def _write_fate(desk: Desk, fate: str, rows: list[list[Any]]) -> int:
         desk.dialect.update_where(table, part, condition, assignments)
         for part in desk.dialect.chunks(keys, table)
     )
-    if written:
-        holders = [_facts(desk, row)["claimed_by"] for row in rows]
-        told = {"keys": keys, "fate": fate, "holders": holders}
-        send_after_commit(rows_expired, desk.model, desk.alias, **told)
-    level = logging.ERROR if fate == "failed" else logging.WARNING
-    logger.log(
-        level,
+    if not written:
+        return 0
+    holders = [_facts(desk, row)["claimed_by"] for row in rows]
+    told = {"keys": keys, "fate": fate, "holders": holders}
+    send_after_commit(rows_expired, desk.model, desk.alias, **told)
+    label = desk.model._meta.label
+    log = partial(
+        logger.log,
+        logging.ERROR if fate == "failed" else logging.WARNING,
         "%s of %s expired: %s",
         counted(written, unit_of([desk.model])),
-        desk.model._meta.label,
+        label,
         fate,
         extra={
             "event": "expired",
             "fate": fate,
-            "model": desk.model._meta.label,
+            "model": label,
             "rows": written,
             "keys": [str(key) for key in keys],
         },
     )
+    after_commit(desk.alias, log)
     return written
 
 

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -22,7 +23,7 @@ from django_taskclaim.signals import (
 )
 from tests.behaviour.support import facts, fresh, lose
 from tests.factories import make
-from tests.testapp.models import Child, HiddenRows, Photo, PhotoProxy
+from tests.testapp.models import Child, ClaimOnly, HiddenRows, Photo, PhotoProxy
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -190,6 +191,24 @@ def test_the_reaper_tells_keys_and_fates(
             assert told == [(Photo, "default", fate, {two[0]})]
     finally:
         rows_expired.disconnect(receiver)
+
+
+@pytest.mark.parametrize(("how", "expected"), [("rolled back", 0), ("committed", 1), ("alone", 1)])
+def test_an_expiry_is_logged_once_it_is_committed(
+    how: str,
+    expected: int,
+    let_lease_lapse: Callable[[Any], None],
+    rule: Callable[..., None],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rule(ClaimOnly, max_attempts=1)
+    let_lease_lapse(claimed(ClaimOnly))
+    with nullcontext() if how == "alone" else transaction.atomic():
+        assert ClaimOnly.objects.release_expired() == 1
+        if how == "rolled back":
+            transaction.set_rollback(True)
+    found = [one.levelname for one in caplog.records if getattr(one, "event", "") == "expired"]
+    assert found == ["ERROR"] * expected
 
 
 def test_what_a_renewal_found_lost_can_be_told(heard: Heard) -> None:

@@ -16,6 +16,7 @@ from django_taskclaim.dialects.statements import SQL
 from django_taskclaim.exceptions import RetriesExhausted
 from django_taskclaim.querysets.ranges.place import Bounds, Place
 from django_taskclaim.querysets.transactions import transactionally
+from django_taskclaim.signals import after_commit
 from django_taskclaim.states import Status, Token
 
 logger = logging.getLogger("django_taskclaim")
@@ -127,7 +128,8 @@ def _split_at(
     if not desk.dialect.update_where(desk.table, [pk], _condition(place, state), assignments):
         return False
     _insert_tail(place, pk, now, middle.key, middle.tail)
-    logger.info(
+    log = partial(
+        logger.info,
         "%s %s was split: about %d rows are left to it, %d are open again",
         place.model._meta.label,
         pk,
@@ -140,6 +142,7 @@ def _split_at(
             "rows": middle.tail,
         },
     )
+    after_commit(desk.alias, log)
     return True
 
 
