@@ -4,7 +4,6 @@ A model has one of them as part of its policy (``@handler(Photo, completion=…)
 follows it: ``complete()``, ``row.complete()``, and workers of every kind. The statements are in ``querysets``.
 """
 
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -14,6 +13,7 @@ from django.apps import apps
 from django.db import models
 
 from django_taskclaim import conf
+from django_taskclaim.awaitables import is_coroutine_function, name_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +121,9 @@ def as_completion(given: Any) -> Completion:
             f'completion must be "mark", "delete", "clear", Delete(…), Archive(…), Clear(…) or a function of the rows,'
             f" not {given!r:.200}."
         )
-    if inspect.iscoroutinefunction(given):
+    if is_coroutine_function(given):
         raise TypeError(
-            f"{given.__qualname__} cannot be a coroutine function: it is called in the transaction of the completion."
+            f"{name_of(given)} cannot be a coroutine function: it is called in the transaction of the completion."
         )
     return Call(given)
 

@@ -11,6 +11,7 @@ from django.db import models
 from django.db.models.expressions import Combinable
 
 from django_taskclaim import conf, querysets
+from django_taskclaim.awaitables import is_coroutine_function, name_of, refuse_not_run
 from django_taskclaim.columns import claim_columns, has_ranges
 from django_taskclaim.completion import Completion, CompletionOption, Mark, as_completion
 from django_taskclaim.links import is_companion
@@ -57,15 +58,31 @@ class Handler:
     def __post_init__(self) -> None:
         object.__setattr__(self, "needs_source", is_companion(self.model))
         object.__setattr__(self, "has_ranges", has_ranges(self.model))
-        object.__setattr__(self, "is_async", inspect.iscoroutinefunction(self.function))
+        object.__setattr__(self, "is_async", is_coroutine_function(self.function))
 
     def call(self, rows: Sequence[Any]) -> Any:
-        """Call the function with its row, or as a batch handler with all of *rows*; a coroutine where it is async."""
+        """Call the function with its row, or as a batch handler with all of *rows*, and return what it answers.
+
+        TypeError where that is work which nobody has run, such as the coroutine of a function that is not async.
+        """
+        answer = self._answer(rows)
+        if answer is not None:
+            refuse_not_run(answer, self.function)
+        return answer
+
+    async def acall(self, rows: Sequence[Any]) -> Any:
+        """Do what ``call`` does with a coroutine function."""
+        answer = await self._answer(rows)
+        refuse_not_run(answer, self.function, may_yield=self.batch)
+        return answer
+
+    def _answer(self, rows: Sequence[Any]) -> Any:
         if self.has_ranges:
             try:
-                self.function(rows[0])
+                answer = self.function(rows[0])
             finally:
                 querysets.ranges.end_walks()
+            refuse_not_run(answer, self.function)
             querysets.ranges.refuse_unfinished(rows[0])
             return None
         given = [hand_out(row) for row in rows] if self.gets_sources else list(rows)
@@ -105,7 +122,7 @@ class Handler:
 
     @property
     def name(self) -> str:
-        return f"{self.function.__module__}.{self.function.__qualname__}"
+        return name_of(self.function)
 
     @property
     def given_batch_size(self) -> int | None:
@@ -291,12 +308,12 @@ def handler(
 def _refuse_shape(
     function: Callable[..., Any], *, batch: bool, atomic: bool, concurrency: int | None
 ) -> None:
-    name = getattr(function, "__qualname__", repr(function))
+    name = name_of(function)
     if inspect.isasyncgenfunction(function):
         raise TypeError(f"{name} is an async generator; let it return what it would yield.")
     if inspect.isgeneratorfunction(function) and not batch:
         raise TypeError(f"{name} must be a plain function that takes one row; it is a generator.")
-    if inspect.iscoroutinefunction(function):
+    if is_coroutine_function(function):
         if atomic:
             raise TypeError(
                 f"{name} cannot be atomic: Django has no transactions across await. Make it a plain function."
@@ -315,8 +332,8 @@ def _refuse_shape(
 def _refuse_for_ranges(
     function: Callable[..., Any], *, batch: bool, atomic: bool, completion: Completion
 ) -> None:
-    name = getattr(function, "__qualname__", repr(function))
-    if batch or inspect.iscoroutinefunction(function):
+    name = name_of(function)
+    if batch or is_coroutine_function(function):
         raise TypeError(f"{name} must be a plain function of one range, which it walks in chunks.")
     if atomic:
         raise TypeError(

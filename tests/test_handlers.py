@@ -1,6 +1,7 @@
 """``@handler`` refuses in one sentence what could not work, and knows what kind of function it was given."""
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -9,10 +10,12 @@ from django.db.models import F
 
 from django_taskclaim import handler
 from django_taskclaim.handlers import Handler, handler_for, unregister
+from django_taskclaim.policy import Policy, set_policy
+from django_taskclaim.testing import run_due
 from django_taskclaim.worker.inflight import units_of
 from django_taskclaim.worker.outcomes import of_answer
-from tests.factories import claimed
-from tests.testapp.models import Photo
+from tests.factories import claimed, make
+from tests.testapp.models import Effect, Photo
 
 
 @pytest.fixture(autouse=True)
@@ -125,3 +128,87 @@ def test_a_callable_that_compares_by_value_is_a_handler_like_any_other() -> None
             """Nothing."""
 
     assert not Handler(Photo, Measure()).is_async
+
+
+class Asynchronous:
+    async def __call__(self, photo: Photo) -> None: ...
+
+    async def method(self, photo: Photo) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "function",
+    [Asynchronous(), Asynchronous().method, functools.partial(coroutine)],
+    ids=["object", "method", "partial"],
+)
+def test_a_coroutine_function_is_known_in_every_form(function: Any) -> None:
+    handler(Photo, concurrency=3)(function)
+    found = handler_for(Photo)
+    assert found is not None
+    assert found.is_async
+    assert found.name.startswith("tests.test_handlers.")
+    with pytest.raises(TypeError, match="cannot be atomic"):
+        handler(Photo, atomic=True)(function)
+    with pytest.raises(TypeError, match="cannot be a coroutine function"):
+        handler(Photo, completion=function)
+
+
+def wrapped(function: Callable[..., Any]) -> Any:
+    """Decorate *function* as somebody does who does not think of coroutines."""
+
+    @functools.wraps(function)
+    def wrapper(given: Any) -> Any:
+        Effect.objects.create()
+        return function(given)
+
+    return wrapper
+
+
+async def another_coroutine(photo: Photo) -> Any:
+    return coroutine(photo)
+
+
+def future(photo: Photo) -> Any:
+    class Future:
+        def __await__(self) -> Any:
+            yield
+
+    return Future()
+
+
+@pytest.mark.django_db
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("options", "function"),
+    [
+        ({}, wrapped(coroutine)),
+        ({}, wrapped(generator)),
+        ({}, wrapped(async_generator)),
+        ({}, future),
+        ({}, another_coroutine),
+        ({"atomic": True}, wrapped(coroutine)),
+        ({"batch": True}, wrapped(coroutine)),
+        ({"batch": True}, wrapped(future)),
+        ({"batch": True, "atomic": True}, wrapped(async_generator)),
+        ({"completion": wrapped(coroutine)}, plain),
+    ],
+)
+def test_work_that_nobody_has_run_is_not_done(options: dict[str, Any], function: Any) -> None:
+    (row,) = make(Photo)
+    handler(Photo, max_attempts=1, **options)(function)
+    assert run_due(Photo).failed == 1
+    row.refresh_from_db()
+    assert row.status == "failed"
+    assert "so its work was not done" in row.last_error
+    if "atomic" in options or "completion" in options:
+        assert not Effect.objects.exists()
+
+
+@pytest.mark.django_db
+def test_the_same_goes_for_a_method_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    (row,) = make(Photo)
+    monkeypatch.setattr(Photo, "process", wrapped(coroutine), raising=False)
+    set_policy(Photo, Policy(own_max_attempts=1))
+    assert run_due(Photo).failed == 1
+    row.refresh_from_db()
+    assert "coroutine returned an awaitable that nobody has awaited" in row.last_error

@@ -6,6 +6,7 @@ from typing import Any
 
 from django.db import connections, models, transaction
 
+from django_taskclaim.awaitables import refuse_not_run
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.completion import Archive, Call, Clear, Completion, Delete, Mark
 from django_taskclaim.contention import contention_code
@@ -156,7 +157,7 @@ def _called(function: Callable[[list[Any]], Any], alias: str, rows: list[Any]) -
     returned = False
     try:
         with transaction.atomic(using=alias):
-            function(list(rows))
+            refuse_not_run(function(list(rows)), function)
             returned = True
     except BaseException as error:
         # SystemExit included: in a worker it would end the thread that writes for all rows.

@@ -336,7 +336,7 @@ class Running:
             if self.service.troubled_since(self._looked):
                 await sync_to_async(self._replace_broken_connections)()
             async with limit:
-                answer = Answer(await handler.call([task.row for task in tasks]))
+                answer = Answer(await handler.acall([task.row for task in tasks]))
         except BaseException as error:
             late = limit.expired() and isinstance(error, TimeoutError)
             answer = Answer(error=TaskClaimError(outlived(handler)) if late else error)

@@ -1,0 +1,49 @@
+"""Functions of the user's that are async, and what a plain one returned that nobody has run yet."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from asgiref.sync import iscoroutinefunction
+
+
+def is_coroutine_function(function: Callable[..., Any]) -> bool:
+    """Say whether to call *function* makes a coroutine: also a partial, a method, an object with ``async __call__``.
+
+    A plain function that wraps an ``async def`` is none: it may run that itself, so only its answer tells.
+    """
+    while isinstance(function, functools.partial):
+        function = function.func
+    is_object = not inspect.isroutine(function) and not isinstance(function, type)
+    return iscoroutinefunction(function) or (
+        is_object and iscoroutinefunction(type(function).__call__)
+    )
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """Return the dotted name of *function*; of a partial that of its function, of an object that of its class."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    named: Any = function if hasattr(function, "__qualname__") else type(function)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def refuse_not_run(answer: Any, function: Callable[..., Any], *, may_yield: bool = False) -> None:
+    """Raise TypeError where *answer*, what *function* returned, is work that nobody has run."""
+    kind = ""
+    if inspect.isgenerator(answer) and not may_yield:
+        kind = "a generator that nobody has run"
+    elif inspect.isasyncgen(answer):
+        kind = "an async generator that nobody has run"
+    elif inspect.isawaitable(answer):
+        kind = f"an awaitable that nobody has awaited ({type(answer).__name__})"
+    if not kind:
+        return
+    if inspect.iscoroutine(answer) or inspect.isgenerator(answer):
+        # Python would complain, later and elsewhere, that a coroutine was never awaited.
+        answer.close()
+    raise TypeError(
+        f"{name_of(function)} returned {kind}, so its work was not done. Declare it, or its decorator's wrapper, as"
+        " async def, and await the work there; or do the work before it returns."
+    )
