@@ -103,6 +103,9 @@ class MyPhotos(MyWorkView):
     lease = ObservedLease(at_most=timedelta(hours=2))
     row_url_name = "photo"
 
+    def may_edit(self, user: Any, row: Any = None) -> bool:
+        return super().may_edit(user, row)
+
 
 class EditPhoto(HeldRowView):
     model = Photo
