@@ -15,6 +15,7 @@ from django.urls import reverse
 from selenium.webdriver.common.keys import Keys
 
 from django_taskclaim import overview
+from django_taskclaim.admin import sweeping
 from django_taskclaim.admin.control_room import asking
 from django_taskclaim.control.models import LiveSettings
 from django_taskclaim.control.orders import change_settings
@@ -24,7 +25,7 @@ from tests.admin.browser import NARROW, WIDE, Browser
 from tests.admin.scene import a_day_of_work
 from tests.behaviour.support import clock, set_raw
 from tests.factories import make
-from tests.testapp.models import Job, Photo
+from tests.testapp.models import Job, Photo, TextKey
 from tests.worker.conftest import Worker, jobs, start_worker, states, wait_until
 
 __all__ = ["start_worker"]  # a fixture
@@ -299,6 +300,23 @@ def test_the_page_works_without_scripts(page: Browser) -> None:
     finally:
         page.command("Emulation.setScriptExecutionDisabled", value=False)
     page.reads("“no script”", ".tc-state")
+
+
+def test_a_bulk_action_goes_on_by_itself_to_its_end(
+    page: Browser, monkeypatch: pytest.MonkeyPatch, settings: Any
+) -> None:
+    """What the browser sends again is what the next request is signed for, whatever the text and the keys."""
+    settings.TASKCLAIM = {"CHUNK_SIZE": 1}
+    monkeypatch.setattr(sweeping, "BUDGET", 0.0)
+    rows = make(TextKey, 4)
+    page.go(reverse("admin:testapp_textkey_changelist") + "?claim_state=open&q=")
+    page.click("#action-toggle")
+    page.run("document.querySelector('[name=action]').value = 'claim_fail'")
+    page.click("#changelist-form button[name=index]")
+    page.write("[name=reason]", " «Né» & 5 > 4  ")
+    page.click(".taskclaim-answers input")
+    page.reads(f"{len(rows)} rows were failed.", "body")
+    assert TextKey.objects.failed().count() == len(rows)
 
 
 def test_the_session_that_ended_is_told(room: Browser) -> None:
