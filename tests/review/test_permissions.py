@@ -5,10 +5,12 @@ from typing import Any
 import pytest
 from articles.models import Article
 from articles.views import EditArticle, MyArticles
+from django.contrib.auth.backends import ModelBackend
 from django.contrib.auth.models import Permission
 from django.core.exceptions import PermissionDenied
 
 from django_taskclaim.contrib.review import desk
+from django_taskclaim.contrib.review.permissions import backends_know_rows
 from django_taskclaim.control.models import OperatorAct
 from django_taskclaim.querysets import ClaimQuerySet
 from tests.behaviour.support import clock, facts, set_raw, stored
@@ -37,6 +39,22 @@ class DenyAloud:
         if row is not None and is_odd(row):
             raise PermissionDenied
         return row is not None
+
+
+class ByMail(ModelBackend):
+    """It finds people in another way, and leaves their permissions to Django."""
+
+    def authenticate(self, *args: Any, **credentials: Any) -> None:
+        return None
+
+
+@pytest.mark.parametrize(("backend", "knows"), [(ByMail, False), (Deny, True)])
+def test_only_a_backend_with_answers_of_its_own_is_asked_for_each_row(
+    settings: Any, backend: type[Any], knows: bool
+) -> None:
+    remote = "django.contrib.auth.backends.RemoteUserBackend"
+    settings.AUTHENTICATION_BACKENDS = [DJANGOS, remote, f"{__name__}.{backend.__name__}"]
+    assert backends_know_rows() is knows
 
 
 @pytest.fixture(params=[Deny, DenyAloud, "may_edit"])
