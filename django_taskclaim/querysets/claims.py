@@ -110,17 +110,25 @@ class ClaimQuerySet(PeopleVerbs[M]):
         self._for_write = True
         return querysets.holding.carrying(self.get(pk=pk), Token.parse(token), self.db)
 
-    def _claimed_by(self, holders: Collection[str]) -> list[M]:
-        """Return the rows that these holders have now, each carrying its claim."""
+    def _claimed_by(self, holders: Collection[str], *, whole: bool = False) -> list[M]:
+        """Return the rows that these holders have now, each carrying its claim.
+
+        With *whole* they are as this queryset selects, defers and joins. Else nothing is read but the claim: a column
+        of the user's that cannot be read may be why nobody has got the rows.
+        """
         columns = claim_columns(self.model)
         self._for_write = True
         rows = self._in_state(Status.PROCESSING).filter(
             **{f"{columns.claimed_by.name}__in": holders}
         )
         fields = columns.claimed_by.attname, columns.iteration.attname
-        # Of the user's columns none: one that cannot be read may be why nobody has got the rows.
         ours = {*fields, (columns.attempts or columns.iteration).attname}
-        rows = rows.only(*(field.attname for field in columns.key), *ours)
+        if whole:
+            names, are_deferred = rows.query.deferred_loading
+            named = names.difference(ours) if are_deferred else names.union(ours)
+            rows.query.deferred_loading = named, are_deferred
+        else:
+            rows = rows.only(*(field.attname for field in columns.key), *ours)
         return [
             querysets.holding.carrying(row, Token(*(getattr(row, f) for f in fields)), self.db)
             for row in rows

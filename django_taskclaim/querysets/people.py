@@ -25,18 +25,21 @@ class PeopleVerbs(OperatorVerbs[M]):
 
     if TYPE_CHECKING:
         # Of ClaimQuerySet.
-        def _claimed_by(self, holders: Collection[str]) -> list[M]: ...
+        def _claimed_by(self, holders: Collection[str], *, whole: bool = False) -> list[M]: ...
         def renew(self, rows: M | Iterable[M], lease: Lease = None) -> int: ...
 
     def holdings(self, who: str, *, lease: Lease = None) -> list[M]:
         """Return the rows that *who* holds, in the order of claims, each carrying its claim; none is claimed.
 
-        With *lease* they are renewed as ``renew`` does, and rows lost in that moment are left out.
+        What this queryset selects, defers, joins and annotates is kept; TypeError for ``values()``. With *lease* they
+        are renewed as ``renew`` does, and rows lost in that moment are left out.
         """
+        if self._fields is not None:  # type: ignore[attr-defined]
+            raise TypeError("holdings() returns rows that carry claims; values() has none.")
         ordered: Any = querysets.scope.in_policy_order(self)
         if not ordered.query.order_by:
             ordered = ordered.order_by(*claim_columns(self.model).order)
-        rows: list[M] = ordered._claimed_by([who])
+        rows: list[M] = ordered._claimed_by([who], whole=True)
         if lease is None or not rows:
             return rows
         try:

@@ -8,6 +8,7 @@ import pytest
 from asgiref.sync import async_to_sync
 from django.contrib.auth.models import User
 from django.db import transaction
+from django.db.models.functions import Length
 from django.test import override_settings
 from django.utils import timezone
 
@@ -17,9 +18,10 @@ from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.people import holder_of, name_of, user_of
 from django_taskclaim.signals import rows_handed_over
 from django_taskclaim.switch import pause, resume
+from tests.behaviour.models import EveryField
 from tests.behaviour.support import ROW_LOCKS, Rival, facts, lose, set_raw, stored
 from tests.factories import make
-from tests.testapp.models import CompositeKey, Photo
+from tests.testapp.models import Author, CompositeKey, Photo
 
 pytestmark = pytest.mark.django_db
 
@@ -186,6 +188,49 @@ def test_holdings_are_mine_alone_in_order_and_extended_when_asked(
     assert facts(rows[0]).expires_at - timezone.now() > timedelta(minutes=50)
     assert kind_of_table.objects.complete(found) == 3
     assert kind_of_table.objects.holdings(MINE, lease=60) == []
+
+
+def test_holdings_are_whole_rows_by_one_query(shape: Any, django_assert_num_queries: Any) -> None:
+    (row,) = claimed(shape)
+    with django_assert_num_queries(1):
+        (found,) = shape.objects.holdings(MINE)
+        assert stored_fields(found) == stored_fields(row)
+        assert found.claim.token == row.claim.token
+
+
+def stored_fields(row: Any) -> list[Any]:
+    return [getattr(row, field.attname) for field in row._meta.concrete_fields]
+
+
+def test_holdings_keep_what_the_queryset_selects_joins_and_adds(
+    django_assert_num_queries: Any,
+) -> None:
+    for name in ("Ada", "Ben"):
+        EveryField.objects.create(author=Author.objects.create(name=name), text=name, big=1)
+    EveryField.objects.claim_batch(2, claimed_by=MINE)
+    rows = EveryField.objects.annotate(letters=Length("text"))
+    cases: dict[str, Any] = {
+        "joined": rows.select_related("author"),
+        "joined in part": rows.select_related("author").only("author__name", "big"),
+        "deferred": rows.defer("text", "claimed_by", "iteration", "attempts").select_related(
+            "author"
+        ),
+        "only": rows.only("big"),
+    }
+    for name, asked in cases.items():
+        with django_assert_num_queries(1):
+            found = asked.holdings(MINE)
+            assert [(row.letters, row.big) for row in found] == [(3, 1), (3, 1)], name
+            if "joined" in name:
+                assert [row.author.name for row in found] == ["Ada", "Ben"]
+            if name != "joined":
+                assert "text" in found[0].get_deferred_fields()
+    with django_assert_num_queries(2):
+        found = EveryField.objects.prefetch_related("author").holdings(MINE)
+        assert [row.author.name for row in found] == ["Ada", "Ben"]
+    assert EveryField.objects.complete(found) == 2
+    with pytest.raises(TypeError, match="values"):
+        EveryField.objects.values("big").holdings(MINE)
 
 
 def test_an_empty_answer_has_its_reason(kind_of_table: Any) -> None:
