@@ -118,6 +118,29 @@ def test_a_wrong_word_is_one_sentence_and_exit_code_2(
     assert errors.rstrip().endswith((".", "?"))
 
 
+#: They look, or write a file.
+READS = {"claimadopt", "claimdoctor", "claimstatus"}
+
+
+@pytest.mark.parametrize("command", [name for name in SENSIBLE if name not in READS])
+def test_where_nothing_is_committed_nothing_is_written(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(connections["default"].settings_dict, "AUTOCOMMIT", False)
+    code, out, errors = shell(capsys, command, *SENSIBLE[command])
+    assert (code, out) == (2, "")
+    assert errors.startswith("CommandError: The database 'default' has AUTOCOMMIT False: ")
+    assert errors.count("\n") == 1
+
+
+def test_claimdoctor_names_a_database_that_commits_nothing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(connections["default"].settings_dict, "AUTOCOMMIT", False)
+    _, out, _ = shell(capsys, "claimdoctor", "testapp.Photo")
+    assert "The database 'default' has AUTOCOMMIT False" in out
+
+
 #: A worker waits for its database, and what has its columns already needs none to be told so.
 WITHOUT = {"claimworker", "claimadopt"}
 

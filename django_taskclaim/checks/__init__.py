@@ -14,6 +14,7 @@ E008      the database has no claim of the kind that ``TASKCLAIM["CLAIM_STRATEGY
 E009      ``update_fields`` of a handler names no column of the model, or a claim column
 E010      the queryset of a handler cannot be claimed from
 E011      claim columns of one model lie on two tables, or its parent is a queue of its own
+E012      a database that holds a claimable model has ``AUTOCOMMIT`` False
 E013      the hook ``TASKCLAIM["REDACT"]`` cannot be imported or called, or returns no text
 E021      the buttons of ``ClaimAdminMixin`` need ``admin_actions`` in INSTALLED_APPS
 E022      ``list_editable`` of a ModelAdmin with ``ClaimAdminMixin`` names a claim column, which verbs alone write

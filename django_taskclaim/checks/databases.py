@@ -59,6 +59,7 @@ def faults_of(alias: str, of: Iterable[type[models.Model]]) -> Iterator[Fault]:
 def configured_faults(alias: str) -> Iterator[Fault]:
     """Yield what the settings of a database break; no connection is opened."""
     dialect = dialect_for(connections[alias])
+    yield from autocommit_faults(alias)
     yield from dialect.configured_faults()
     strategy = conf.setting("CLAIM_STRATEGY")
     if strategy in conf.CLAIM_STRATEGIES and strategy not in dialect.strategies:
@@ -67,6 +68,16 @@ def configured_faults(alias: str) -> Iterator[Fault]:
             f"TASKCLAIM['CLAIM_STRATEGY'] is {strategy!r}, which {connections[alias].display_name} (database {alias!r})"
             f" does not have; it has {', '.join(dialect.strategies)}.",
             'TASKCLAIM = {"CLAIM_STRATEGY": "auto"}',
+        )
+
+
+def autocommit_faults(alias: str) -> Iterator[Fault]:
+    """Yield that Django commits nothing by itself on this database, if that is so."""
+    if not connections[alias].settings_dict["AUTOCOMMIT"]:
+        yield Fault(
+            "E012",
+            f"The database {alias!r} has AUTOCOMMIT False: what a worker or a command writes there is never committed.",
+            "Leave AUTOCOMMIT out of DATABASES; put transaction.atomic() around what belongs together.",
         )
 
 

@@ -17,8 +17,10 @@ from django.core.management.base import (
 from django.db import models
 from django.utils import translation
 
+from django_taskclaim.checks.databases import autocommit_faults
 from django_taskclaim.doctor import Finding
 from django_taskclaim.doctor.surroundings import missing_source, missing_tables
+from django_taskclaim.management.arguments import places
 
 #: Exit code of a command line that makes no sense.
 USAGE = 2
@@ -49,6 +51,14 @@ def whoami() -> str:
     return f"{user}@{socket.gethostname()}"
 
 
+def _refuse_without_autocommit(options: dict[str, Any]) -> None:
+    """Raise CommandError where what is written to the database of one of the models would never be committed."""
+    models = [options["model"]] if "model" in options else options.get("models", ())
+    for alias in {alias for _, alias in places(models, options.get("database"))}:
+        for fault in autocommit_faults(alias):
+            raise CommandError(f"{fault.message} {fault.hint}", returncode=USAGE)
+
+
 class HelpFormatter(DjangoHelpFormatter, argparse.RawDescriptionHelpFormatter):
     """Django's order of options, and the examples as they were written."""
 
@@ -62,8 +72,12 @@ class ClaimCommand(BaseCommand):
     requires_system_checks = []
     #: Whether it prints sentences that pages show in their readers' languages; what commands print is English.
     in_english: ClassVar[bool] = False
+    #: Whether it writes to the databases of its models.
+    writes: ClassVar[bool] = True
 
     def execute(self, *args: Any, **options: Any) -> str | None:
+        if self.writes:
+            _refuse_without_autocommit(options)
         with translation.override("en") if self.in_english else contextlib.nullcontext():
             return super().execute(*args, **options)
 

@@ -29,6 +29,7 @@ from django_taskclaim.wording import counted, first_line, listed
 class Command(ClaimCommand):
     """Write the migrations, and say what they lock."""
 
+    writes = False
     help = """Write the migrations for a model whose class has just got a mixin of ours and whose table is in use.
 
 They do what makemigrations would have done, without an outage: the columns in one step that takes milliseconds, the

@@ -24,6 +24,7 @@ _SIGNS = {Kind.PROBLEM: "!!", Kind.NOTE: "..", Kind.FINE: "ok"}
 class Command(ClaimCommand):
     """Print what the doctor finds; exit with 1 if a problem is among it."""
 
+    writes = False
     help = """Examine the claims of models: tables, indexes, plans, server settings, and why nothing is moving.
 
 Every statement that claims, completes, renews and reaps is explained (EXPLAIN) on the live table exactly as it would

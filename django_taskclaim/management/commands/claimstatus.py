@@ -55,6 +55,7 @@ Style = Callable[[str], str]
 class Command(ClaimCommand):
     """Show the overview of each model."""
 
+    writes = False
     help = """Show how far the rows of each model have got, what is stopped and why, who holds rows, and who works.
 
 Reads without locks; counting reads every row of the table once, but for --watch, which estimates large tables (~)."""
