@@ -31,6 +31,8 @@ class Handler:
     function: Callable[..., Any]
     own_batch_size: int | None = None
     own_timeout: timedelta | None = None
+    #: How long the claims of one worker last, where its options say so.
+    own_lease: timedelta | None = None
     unlimited: bool = False
     update_fields: Sequence[str] = ()
     #: The function gets the rows of a claim together, and answers for each.
@@ -153,6 +155,11 @@ class Handler:
     @property
     def policy(self) -> Policy:
         return policy_for(self.model)
+
+    @property
+    def lease(self) -> timedelta:
+        """How long a worker's claim lasts unless renewed."""
+        return self.policy.lease if self.own_lease is None else self.own_lease
 
     def rows(self, using: str | None = None) -> Any:
         """Return the queryset that claims start from: the handler's own, or the model's default manager."""

@@ -110,7 +110,7 @@ class _Runner:
         request = Request(
             size,
             new_holder("run_due"),
-            self.handler.policy.lease,
+            self.handler.lease,
             include_held=False,
             durable=True,
             tells_beginning=True,

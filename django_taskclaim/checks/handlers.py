@@ -100,7 +100,7 @@ def _queryset(handler: Handler) -> Iterator[CheckMessage]:
 
 
 def _times(handler: Handler) -> Iterator[CheckMessage]:
-    lease, timeout = handler.policy.lease, handler.timeout
+    lease, timeout = handler.lease, handler.timeout
     if not SHORTEST_LEASE <= lease <= LONGEST_LEASE:
         short = lease < SHORTEST_LEASE
         yield message(
@@ -158,7 +158,7 @@ def shortest_lease(handler: Handler, alias: str) -> timedelta:
     """
     if not keeps_others_out(handler, alias):
         return SHORTEST_LEASE
-    own = handler.policy.lease
+    own = handler.lease
     return own if handler.timeout is None else min(own, WAITS_PER_LEASE * handler.timeout)
 
 
@@ -167,7 +167,7 @@ def _one_writer(handler: Handler) -> Iterator[CheckMessage]:
     alias = router.db_for_write(handler.model)
     if not keeps_others_out(handler, alias):
         return
-    most = handler.policy.lease / WAITS_PER_LEASE
+    most = handler.lease / WAITS_PER_LEASE
     if handler.timeout is None or handler.timeout > most:
         yield message(
             "W009",

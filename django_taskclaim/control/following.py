@@ -68,7 +68,6 @@ class Follower:
 
     def leave(self) -> bool:
         """Write what is left."""
-        self.terms.give_up()
         return self._known_time is not None and self._write(busy=True)
 
     def prune(self) -> bool:

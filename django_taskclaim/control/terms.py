@@ -4,7 +4,6 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -15,7 +14,6 @@ from django_taskclaim.control.models import LiveSettings
 from django_taskclaim.dialects import DatabaseLater
 from django_taskclaim.models import WorkerProcess
 from django_taskclaim.overview import ALIVE_WITHIN
-from django_taskclaim.policy import policy_for, set_policy
 from django_taskclaim.switch_reading import scope_of
 from django_taskclaim.throttling.holds import Hold
 from django_taskclaim.tokens import clock
@@ -32,7 +30,6 @@ class Terms:
     def __init__(self, service: Service) -> None:
         self._service = service
         self.models = [handler.model for handler in service.handlers]
-        self._policies = {model: policy_for(model) for model in self.models}
         self._settings: dict[str, LiveSettings] = {}
         self._limits: dict[Any, Limit] = {}
         #: How many living processes share the work on each model.
@@ -54,7 +51,6 @@ class Terms:
         for model in self.models:
             before, limit = self._limits.get(model, Limit()), self._limit(model)
             self._keep(model, limit)
-            self._set_lease(model)
             self._service.leases_changed()
             if limit.is_tighter_than(before):
                 self._service.withdraw(model)
@@ -74,12 +70,6 @@ class Terms:
             hold = self._hold(model, now)
             self._service.throttles.impose(model, WINDOW, hold)
 
-    def give_up(self) -> None:
-        """Keep to what the handlers say again: the process may go on without a worker in it."""
-        for model, policy in self._policies.items():
-            if policy_for(model) is not policy:
-                set_policy(model, policy)
-
     def _limit(self, model: Any) -> Limit:
         given = self._settings.get(scope_of(model))
         if given is None:
@@ -87,20 +77,13 @@ class Terms:
         rate = given.rate_limit
         if rate is not None:
             rate /= max(1, self._living[scope_of(model)])
-        return Limit(given.batch_size, given.concurrency, rate)
+        lease = None if given.lease is None else timedelta(seconds=given.lease)
+        return Limit(given.batch_size, given.concurrency, rate, lease)
 
     def _keep(self, model: Any, limit: Limit) -> None:
         if limit != self._limits.get(model):
             self._limits[model] = limit
             self._service.limits.keep(model, limit)
-
-    def _set_lease(self, model: Any) -> None:
-        policy = self._policies[model]
-        given = self._settings.get(scope_of(model))
-        if given is not None and given.lease is not None:
-            policy = replace(policy, own_lease=timedelta(seconds=given.lease))
-        if policy != policy_for(model):
-            set_policy(model, policy)
 
     def _hold(self, model: Any, now: datetime) -> Hold | None:
         given = self._settings.get(scope_of(model))

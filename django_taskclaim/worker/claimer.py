@@ -255,7 +255,7 @@ class Claimer(threading.Thread):
 
     def _claim(self, handler: Handler) -> bool | None:
         """Claim a batch and say whether it was a full one; None where nobody could look yet."""
-        if not self.service.healthy(handler.policy.lease):
+        if not self.service.healthy(self.service.lease_of(handler)):
             # A lease that cannot be renewed is not worth taking.
             return None
         if handler.model in self.service.paused or self.service.throttles.reason_for(handler.model):
@@ -290,7 +290,7 @@ class Claimer(threading.Thread):
         request = Request(
             size,
             new_holder(self.options.name),
-            handler.policy.lease,
+            self.service.lease_of(handler),
             include_held=False,
             durable=True,
             tells_beginning=True,

@@ -5,6 +5,7 @@ Set by the service thread, looked at by the claimer; without a limit nothing her
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 from django_taskclaim.tokens import clock
@@ -25,6 +26,8 @@ class Limit:
     concurrency: int | None = None
     #: Rows that this process may claim a second.
     rate: float | None = None
+    #: How long its claims last unless renewed.
+    lease: timedelta | None = None
 
     def is_tighter_than(self, other: "Limit") -> bool:
         """Say whether rows that were claimed under *other* may be too many."""
@@ -88,12 +91,16 @@ class Limits:
         if not self.known:
             return 0
         limit = self._limits.get(model, _NONE)
-        most = [size.most(limit.batch_size)]
+        most = [size.most(limit.batch_size, limit.lease)]
         if limit.concurrency is not None:
             most.append(max(0, limit.concurrency - held(model)))
         if pace := self._paces.get(model):
             most.append(pace.room())
         return min(most)
+
+    def lease(self, model: Any) -> timedelta | None:
+        """Return how long claims of *model* last unless renewed; None where the handler says so."""
+        return self._limits.get(model, _NONE).lease
 
     def is_full(self, model: Any, held: Callable[[Any], int]) -> bool:
         """Say whether the process holds all the rows of *model* that it may."""

@@ -9,14 +9,8 @@ from django.apps import apps
 
 from django_taskclaim import conf
 from django_taskclaim.handlers import Handler, handler_for
-from django_taskclaim.policy import policy_for, set_policy
 from django_taskclaim.sources import or_what_works_on_it
 from django_taskclaim.worker.selection import narrowed
-
-
-def longest_lease(handlers: list[Handler]) -> timedelta:
-    """Return the longest lease that one of *handlers* claims under."""
-    return max(handler.policy.lease for handler in handlers)
 
 
 class ExitCode(IntEnum):
@@ -89,9 +83,8 @@ class WorkerOptions:
                 f"{model._meta.label} has no handler: write one with @handler({model.__name__}) in the claims.py of an"
                 f" installed app, or give the model a process() method{or_what_works_on_it(model)}."
             )
-        if self.lease is not None:
-            set_policy(model, replace(policy_for(model), own_lease=self.lease))
-        return found if self.batch_size is None else replace(found, own_batch_size=self.batch_size)
+        given: dict[str, Any] = {"own_lease": self.lease, "own_batch_size": self.batch_size}
+        return replace(found, **{name: one for name, one in given.items() if one is not None})
 
     def reaper_interval(self) -> timedelta:
         """Return how often this worker looks for expired claims."""

@@ -40,7 +40,7 @@ from django_taskclaim.worker.connections import (
 from django_taskclaim.worker.fleet import FleetWatch
 from django_taskclaim.worker.inflight import InFlight, Task, Unit
 from django_taskclaim.worker.limits import Limits
-from django_taskclaim.worker.options import WorkerOptions, longest_lease
+from django_taskclaim.worker.options import WorkerOptions
 from django_taskclaim.worker.overruns import Overrun, abandon, overran, will_overrun
 from django_taskclaim.worker.records import (
     Limited,
@@ -109,7 +109,7 @@ class Service(threading.Thread):
         #: Set by whoever may give orders: claim nothing more and leave once all is done, or stop as by a signal.
         self.told_to_drain, self.told_to_stop = threading.Event(), threading.Event()
         #: What transactions that stay open are measured by, in every thread.
-        self.longest_lease = longest_lease(handlers)
+        self.longest_lease = max(map(self.lease_of, handlers))
         #: Questions asked while idle, by model: the claimer leaves out a look for each.
         self.idle_questions: Counter[Any] = Counter()
         #: By ``clock()``, when this thread last came to one of its duties.
@@ -175,7 +175,11 @@ class Service(threading.Thread):
 
     def leases_changed(self) -> None:
         """Measure open transactions by the leases that are claimed under from now on."""
-        self.longest_lease = longest_lease(self.handlers)
+        self.longest_lease = max(map(self.lease_of, self.handlers))
+
+    def lease_of(self, handler: Handler) -> timedelta:
+        """Return how long the next claims for *handler* last unless renewed."""
+        return self.limits.lease(handler.model) or handler.lease
 
     def let_claim(self, models: Iterable[Any]) -> None:
         """Have the claimer look for rows of *models* now: what kept it from claiming is over."""
@@ -439,10 +443,7 @@ class Service(threading.Thread):
         return self.longest_lease.total_seconds() / RENEWALS_PER_LEASE
 
     def _shortest_renewal(self) -> float:
-        return (
-            min(handler.policy.lease for handler in self.handlers).total_seconds()
-            / RENEWALS_PER_LEASE
-        )
+        return min(map(self.lease_of, self.handlers)).total_seconds() / RENEWALS_PER_LEASE
 
     # Throttles
 

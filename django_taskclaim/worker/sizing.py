@@ -40,8 +40,8 @@ class BatchSize:
         else:
             self._each += (new - self._each) * rows / (rows + REMEMBERED)
 
-    def most(self, told: int | None) -> int:
-        """Return how many rows to ask for, at least one; *told* is what somebody has set while the worker runs."""
+    def most(self, told: int | None, lease: timedelta | None = None) -> int:
+        """Return how many rows to ask for, at least one; *told* and *lease* are set by somebody while it runs."""
         handler = self._handler
         given = handler.given_batch_size if told is None else told
         size = handler.batch_size if given is None else given
@@ -49,7 +49,7 @@ class BatchSize:
             if given is None and not handler.has_ranges:
                 allowed = self._last if self._done < self._last else min(LARGEST, 2 * self._last)
                 size = min(allowed, self._within(TARGET))
-            size = max(1, min(size, self._within(handler.policy.lease / 3)))
+            size = max(1, min(size, self._within((lease or handler.lease) / 3)))
         if size != self._last:
             self._last, self._done = size, 0
         return size

@@ -79,6 +79,8 @@ class SignalPipe:
     def __exit__(self, *error: object) -> None:
         _pipes.discard(self)
         signal.set_wakeup_fd(-1)
+        self._reader.close()
+        self._writer.close()
         for one, handler in self._before.items():
             # Held before, they belong to a process that is about to end, and whose threads do not hold them.
             signal.signal(one, signal.SIG_IGN if one in self._blocked else handler)

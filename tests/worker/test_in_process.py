@@ -6,12 +6,16 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
 from django.db import connection
 
+from django_taskclaim.policy import policy_for
+from django_taskclaim.signals import rows_claimed
+from django_taskclaim.tokens import carried_claim
 from tests.testapp.models import Job, Ledger, QuickJob
 from tests.worker.conftest import Worker, jobs, states, wait_until
 
@@ -126,6 +130,25 @@ def refused(*words: str) -> str:
     assert error.value.returncode == 2
     assert states() == {"open": 1}
     return str(error.value)
+
+
+def test_a_lease_of_one_run_is_not_that_of_the_next() -> None:
+    """Nor of anybody else in the process."""
+    leases: list[timedelta] = []
+
+    def note(rows: list[Any], **facts: Any) -> None:
+        leases.extend([carried_claim(rows[0]).lease, policy_for(Job).lease])
+
+    rows_claimed.connect(note)
+    try:
+        for words in (["--lease", "300"], []):
+            jobs(1)
+            call_command("claimworker", "testapp.Job", "--in-process", "--once", *words)
+    finally:
+        rows_claimed.disconnect(note)
+    own = policy_for(Job).lease
+    assert leases == [timedelta(seconds=300), own, own, own]
+    assert states() == {"complete": 2}
 
 
 @pytest.mark.parametrize("name", ["sigtimedwait", "pthread_sigmask", "SIGCHLD"])
