@@ -1,11 +1,12 @@
 """What is said of an error, in its row and in the log: of bounded size, redacted, and acceptable to any database.
 
 Every text goes one way. It is cut to what the hook ``REDACT`` may see, redacted, and only then cut to size. Whatever an
-exception does when it is asked for its text, that is no reason not to record that it happened.
+exception does when it is asked for its text, that is no reason not to record that it happened. Only an interrupt of the
+main thread passes on.
 """
 
-import contextlib
 import logging
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -130,6 +131,13 @@ def traceback_of(error: BaseException) -> str:
     return "\n".join(part for part in (where, f"{name}: {text}" if text else name) if part)
 
 
+def is_interrupt(error: BaseException) -> bool:
+    """Say whether *error* is to end what the main thread does (Ctrl-C, a server's timeout): it must pass on."""
+    return (
+        not isinstance(error, Exception) and threading.current_thread() is threading.main_thread()
+    )
+
+
 # The hook
 
 
@@ -140,6 +148,8 @@ def _asked(path: str, text: str) -> tuple[str, str]:
         if isinstance(answer, str):
             return _plain(answer), ""
     except BaseException as error:
+        if is_interrupt(error):
+            raise
         return "", f"REDACT raised {_class_of(error)}"
     return "", f"REDACT returned {_class_of(type(answer))}, which is no text"
 
@@ -215,12 +225,15 @@ def _trace(error: BaseException) -> str:
     """Return the frames of an error and of what led to it, in the order of Python: its own innermost frames last."""
     text = _frames(error)
     # What an exception calls its cause may be anything; its own frames are told all the same.
-    with contextlib.suppress(BaseException):
+    try:
         for cause, how in islice(_causes(error), LINKS):
             if len(text) > _length():
                 break
             name, said = described(cause)
             text = f"{_frames(cause)}\n{name}: {said}\n\n{how}\n\n{text}".lstrip()
+    except BaseException as second:
+        if is_interrupt(second):
+            raise
     return text
 
 
@@ -250,7 +263,9 @@ def _is_tame(error: BaseException) -> bool:
     """Say whether any formatter may be given the exception: of ordinary size and depth, and willing to be shown."""
     try:
         return _is_small(error)
-    except BaseException:
+    except BaseException as second:
+        if is_interrupt(second):
+            raise
         return False
 
 
@@ -287,6 +302,8 @@ def _guarded(tell: Callable[[], str], doing: str) -> str:
     try:
         return tell()
     except BaseException as second:
+        if is_interrupt(second):
+            raise
         return f"<{_name_of(second)} while {doing}>"
 
 
@@ -294,6 +311,8 @@ def _guarded_list(tell: Callable[[], list[str]]) -> list[str]:
     try:
         return tell()
     except BaseException as second:
+        if is_interrupt(second):
+            raise
         return [f"<{_name_of(second)} while describing more of it>"]
 
 

@@ -19,7 +19,7 @@ from django_taskclaim import conf
 from django_taskclaim.allowances import Hours, Rate
 from django_taskclaim.completion import Clear, Completion, Mark
 from django_taskclaim.exceptions import Permanent, RetryLater
-from django_taskclaim.failures import told
+from django_taskclaim.failures import is_interrupt, told
 
 logger = logging.getLogger("django_taskclaim")
 
@@ -187,6 +187,8 @@ def _sensible(backoff: Backoff, number: int, usual: Backoff) -> timedelta:
     try:
         return _checked_wait(backoff(number))
     except BaseException as error:
+        if is_interrupt(error):
+            raise
         logger.warning(
             "The wait after failure %d is the usual one, because the back-off could not be used: %s",
             number,

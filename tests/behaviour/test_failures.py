@@ -12,7 +12,7 @@ from django.db import connection, connections, transaction
 
 from django_taskclaim.failures import described, in_ascii, told
 from django_taskclaim.worker import records
-from tests.behaviour.support import execute, facts, quoted, table_of
+from tests.behaviour.support import DEADLINE, elsewhere, execute, facts, quoted, table_of
 from tests.factories import make
 from tests.testapp.models import Photo
 
@@ -134,8 +134,6 @@ def wide_group() -> BaseException:
 
 HOSTILE: dict[str, Callable[[], BaseException]] = {
     "str raises": lambda: SaysNothing(RuntimeError("no")),
-    "str exits": lambda: SaysNothing(SystemExit(3)),
-    "str interrupts": lambda: SaysNothing(KeyboardInterrupt()),
     "str recurses": lambda: Endless(),
     "str is no text": lambda: NoText(),
     "str is odd": lambda: SaysOdd(),
@@ -174,6 +172,19 @@ def test_no_error_escapes_recording(name: str, with_traceback: bool, settings: A
     assert len(now.last_error) <= 500
     assert ("File " in now.last_error) == with_traceback
     log_it(row, error)
+
+
+INTERRUPTS = [KeyboardInterrupt, SystemExit, GeneratorExit]
+
+
+@pytest.mark.parametrize("kind", INTERRUPTS)
+def test_an_interrupt_passes_on_in_the_main_thread_alone(kind: type[BaseException]) -> None:
+    """Elsewhere nobody sends one: there it is what the error does when it is asked for its text."""
+    for error in (SaysNothing(kind()), BaseExceptionGroup("", [SaysNothing(kind())])):
+        with pytest.raises(kind):
+            described(error)
+        text = elsewhere(described, error).result(DEADLINE)[1]
+        assert f"<{kind.__name__} while describing the error>" in text
 
 
 def log_it(row: Any, error: BaseException) -> None:

@@ -15,7 +15,7 @@ from django_taskclaim.exceptions import ClaimLost, Permanent, RetryLater
 from django_taskclaim.fields import NEVER_WAITED
 from django_taskclaim.policy import Policy, policy_for
 from django_taskclaim.signals import rows_failed, rows_released
-from tests.behaviour.support import facts, has, lose
+from tests.behaviour.support import DEADLINE, elsewhere, facts, has, lose
 from tests.factories import make
 from tests.testapp.models import Child, ClaimOnly, Photo, PhotoProxy
 
@@ -264,10 +264,6 @@ def raises(failures: int) -> float:
     raise RuntimeError("the back-off is broken")
 
 
-def exits(failures: int) -> float:
-    raise SystemExit(3)
-
-
 @pytest.mark.parametrize("where", ["policy", "rule"])
 @pytest.mark.parametrize(
     "backoff",
@@ -281,7 +277,6 @@ def exits(failures: int) -> float:
         lambda n: timedelta(seconds=-1),
         lambda: 5,
         raises,
-        exits,
     ],
 )
 def test_a_back_off_that_makes_no_sense_loses_no_failure(
@@ -304,6 +299,24 @@ def test_a_back_off_that_makes_no_sense_loses_no_failure(
     (record,) = caplog.records
     assert (record.levelno, record.event) == (logging.WARNING, "trouble")  # type: ignore[attr-defined]
     assert "back-off" in record.getMessage()
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit])
+def test_an_interrupt_during_a_back_off_passes_on_in_the_main_thread_alone(
+    kind: type[BaseException], rule: Rule
+) -> None:
+    """A worker judges in other threads, and must not end because of a function of the user's."""
+
+    def interrupted(failures: int) -> float:
+        raise kind
+
+    rule(Photo, backoff=interrupted)
+    row = claimed()
+    with pytest.raises(kind):
+        row.fail("x")
+    assert (facts(row).status, facts(row).attempts, row.claim.check()) == ("processing", 0, True)
+    verdict = policy_for(Photo).judge("x", 1)
+    assert elsewhere(verdict.wait).result(DEADLINE) <= timedelta(seconds=1)
 
 
 def test_the_last_failure_asks_no_back_off(rule: Rule, caplog: pytest.LogCaptureFixture) -> None:

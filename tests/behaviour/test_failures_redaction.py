@@ -12,7 +12,7 @@ from django_taskclaim.failures import described, redacted, traceback_of
 from django_taskclaim.worker import records
 from tests.behaviour import hooks
 from tests.behaviour.hooks import SECRET
-from tests.behaviour.support import facts, lose
+from tests.behaviour.support import DEADLINE, elsewhere, facts, lose
 from tests.factories import make
 from tests.testapp.models import Photo, TextKey
 
@@ -108,7 +108,6 @@ def test_nothing_hidden_is_stored_or_logged(
     ("hook", "fault"),
     [
         ("raises", "REDACT raised ValueError"),
-        ("exits", "REDACT raised SystemExit"),
         ("returns_bytes", "REDACT returned bytes, which is no text"),
         ("returns_nothing", "REDACT returned NoneType, which is no text"),
         ("missing", "REDACT raised ImportError"),
@@ -128,6 +127,18 @@ def test_a_hook_that_fails_withholds_the_text(
         assert HALF not in text
         assert "in leak" not in text
     assert fault in logged()
+
+
+def test_an_interrupt_of_the_hook_passes_on_in_the_main_thread_alone(
+    use: Callable[..., None],
+) -> None:
+    use("exits")
+    row = claimed()
+    with pytest.raises(SystemExit):
+        row.fail("x")
+    assert facts(row).status == "processing"
+    told = elsewhere(described, "x").result(DEADLINE)
+    assert told == ("", "<withheld: REDACT raised SystemExit>")
 
 
 def test_a_text_given_to_fail_is_redacted_too(use: Callable[..., None]) -> None:
