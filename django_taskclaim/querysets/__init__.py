@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from django_taskclaim.querysets.claims import ClaimManager, ClaimQuerySet
 
 if TYPE_CHECKING:
+    from django_taskclaim.querysets import cancelled as cancelled
     from django_taskclaim.querysets import claiming as claiming
     from django_taskclaim.querysets import completing as completing
     from django_taskclaim.querysets import failing as failing
@@ -35,6 +36,7 @@ else:
     #: again and again finds its module as an attribute here.
     _LATE = frozenset(
         {
+            "cancelled",
             "claiming",
             "completing",
             "failing",

@@ -232,8 +232,7 @@ class _Call:
         held: Taken = ([], [])
         request, desk = self.request, self.desk
         if request.include_held:
-            # By the owner of the table: a proxy or a child reaches the same rows.
-            desk.dialect.queue(f"{desk.columns.owner._meta.label_lower}:{request.holder}")
+            desk.queue(request.holder)
             held = _extend_held(self.queryset, desk, request)
         rows, claims = held
         wanted = request.limit - len(rows)
@@ -487,5 +486,7 @@ def _extend_held(queryset: Rows, desk: Desk, request: Request) -> Taken:
     for token, keys in by_token.items():
         for part in desk.dialect.chunks(sorted(keys), desk.table):
             still.update(desk.dialect.update_held(desk.table, token, part, extension))
+    for claim in claims.values():
+        claim.held_before = True
     again = read_again(queryset, desk, [key for key in claims if key in still])
     return again, [claims[columns.key_of(row)] for row in again]

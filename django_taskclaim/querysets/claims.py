@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from asgiref.sync import sync_to_async
@@ -358,8 +359,13 @@ class ClaimQuerySet(PeopleVerbs[M]):
     # Async twins
 
     async def aclaim_batch(self, limit: int, **options: Any) -> list[M]:
-        """``claim_batch`` for async code."""
-        return await sync_to_async(self.claim_batch)(limit, **options)
+        """``claim_batch`` for async code; a task that is cancelled claims nothing.
+
+        Its thread cannot be stopped: what that claims is given back, but for rows that *claimed_by* held before.
+        """
+        return await querysets.cancelled.unless_cancelled(
+            partial(self.claim_batch, limit, **options)
+        )
 
     async def awith_token(self, pk: Any, token: "Token | tuple[str, int] | str") -> M:
         """``with_token`` for async code."""

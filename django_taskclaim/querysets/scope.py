@@ -60,6 +60,11 @@ class Desk(Place):
             desk = known[model] = cls(model, alias, columns, dialect, dialect.table(columns))
         return desk
 
+    def queue(self, holder: str) -> None:
+        """Let the calls of one holder wait for each other, until the transaction of each has ended."""
+        # By the owner of the table: a proxy or a child reaches the same rows.
+        self.dialect.queue(f"{self.columns.owner._meta.label_lower}:{holder}")
+
 
 def due_condition(model: type[models.Model]) -> models.Q:
     """Match rows whose waiting time is over by the database's clock: all, where the model has none."""
