@@ -188,16 +188,26 @@ class FencedModel(models.Model):
         """Django's ``delete``, fenced while the row carries a claim; deleting the row ends it.
 
         Raises ClaimLost where the claim stands no more; nothing was deleted and the caller's transaction stays usable.
+        Where the answer to its COMMIT was lost, the instance keeps its key and its claim, and the call may be repeated:
+        CommitUndecided then means that the row is gone, or another's.
         """
         alias = using or router.db_for_write(type(self), instance=self)
-        claim = claim_on(self, alias, claim_columns(type(self)).key_of(self))
+        claim, key = claim_on(self, alias, claim_columns(type(self)).key_of(self)), self.pk
         if claim is None or claim.ended:
             return super().delete(using, keep_parents)
-        with transaction.atomic(using=alias):
-            stands = querysets.fencing.lock_claim(self, alias)
-            deleted = super().delete(using, keep_parents) if stands else (0, {})
+        stands = False
+        try:
+            with transaction.atomic(using=alias):
+                stands = querysets.fencing.lock_claim(self, alias)
+                deleted = super().delete(using, keep_parents) if stands else (0, {})
+        except BaseException:
+            # Django has taken the key away already, and without it nothing could be repeated.
+            if stands and self.pk != key:
+                self.pk, claim.unanswered = key, True
+            raise
         if not stands:
-            querysets.losses.raise_lost([self], [])
+            claim.undecided = claim.undecided or claim.unanswered
+            querysets.losses.raise_unless_all([self], [])
         claim.end()
         return deleted
 

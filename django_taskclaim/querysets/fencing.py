@@ -417,15 +417,18 @@ def renew(rows: Sequence[Any], lease: timedelta | None) -> Renewed:
 
 
 def _renew_group(group: Group, lease: timedelta, result: Renewed) -> None:
-    desk = group.desk
-    for part in desk.dialect.chunks(group.rows, desk.table):
+    for part in group.desk.dialect.chunks(group.rows, group.desk.table):
         by_key = {carried_claim(row).pk: row for row in part}
-        outcome: Renewal = transactionally(
-            desk, partial(desk.dialect.renew_held, desk.table, group.token, list(by_key), lease)
-        )
+        outcome = _renew_keys(group.desk, group.token, list(by_key), lease)
         result.renewed.extend(by_key[key] for key in outcome.renewed)
         result.skipped.extend(by_key[key] for key in outcome.skipped)
         result.lost.extend(by_key[key] for key in outcome.lost)
+
+
+def _renew_keys(desk: Desk, token: Token, keys: list[Any], lease: timedelta) -> Renewal:
+    send = partial(desk.dialect.renew_held, desk.table, token, keys, lease)
+    # It is sent again where its COMMIT was not answered: it shortens no lease, and the fence stands.
+    return transactionally(desk, send, lambda unknown: transactionally(desk, send))
 
 
 def lock_free(rows: Sequence[Any]) -> tuple[list[Any], list[Any]]:

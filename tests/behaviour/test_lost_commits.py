@@ -212,6 +212,38 @@ def test_a_rollback_that_the_caller_asked_for_is_no_lost_commit(
         row.claim.complete()
 
 
+@pytest.mark.parametrize("fate", [swallowed, withheld], ids=["committed", "not committed"])
+@pytest.mark.parametrize("model", [Photo, Child, CompositeKey])
+def test_a_deletion_may_be_repeated(commits: Any, model: Any, fate: Fate) -> None:
+    """Django takes the key away before the COMMIT; without it the row could only be stored as a new one."""
+    make(model)
+    (row,) = model.objects.claim_batch(1)
+    key = row.pk
+    commits.arm(fate)
+    with pytest.raises(Error):
+        row.delete()
+    assert (row.pk, commits.sprung.is_set()) == (key, True)
+    if fate is withheld:
+        row.delete()
+    else:
+        with pytest.raises(CommitUndecided, match="Nobody can tell"):
+            row.delete()
+        with pytest.raises(ClaimLost):
+            row.save()
+    assert not model.objects.exists()
+
+
+@pytest.mark.parametrize("fate", [swallowed, withheld], ids=["committed", "not committed"])
+def test_a_renewal_is_repeated(commits: Any, fate: Fate) -> None:
+    make(Photo, 3)
+    rows = Photo.objects.claim_batch(3, lease=60)
+    before = facts(rows[0]).expires_at
+    commits.arm(fate)
+    assert Photo.objects.renew(rows, 600) == 3
+    assert commits.sprung.is_set()
+    assert facts(rows[0]).expires_at > before
+
+
 # Claiming
 
 
