@@ -10,7 +10,7 @@ from django.db import InterfaceError, InternalError, OperationalError, connectio
 from django.db.backends.signals import connection_created
 from django.db.utils import load_backend
 
-from django_taskclaim.contention import contention_code
+from django_taskclaim.contention import contention_code, refusal_code
 from django_taskclaim.dialects import dialect_for
 from django_taskclaim.exceptions import RetriesExhausted
 
@@ -21,6 +21,11 @@ TROUBLE = (OperationalError, InterfaceError, InternalError, RetriesExhausted)
 def is_contention(error: BaseException) -> bool:
     """Say whether others were in the way, which says nothing about the database being there."""
     return isinstance(error, RetriesExhausted) or contention_code(error) is not None
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Say whether *error* speaks of the rows that were to be written, and not of the database, nor of others."""
+    return not isinstance(error, TROUBLE) or refusal_code(error) is not None
 
 
 def use_own_connection(using: str) -> None:

@@ -163,6 +163,8 @@ def _taken(order: Order) -> Iterator[list[Any]]:
     except AWAY as error:
         if not committing or committed or contention_code(error) is not None:
             raise
+        if not place.dialect.may_be_done(error):
+            raise
         _tell_after_lost_commit(order, place, rows, keys, error)
 
 

@@ -88,7 +88,7 @@ class _Runner:
         self.service = _NoService()
         self.running = _Inline(using, self.inflight, cast(Service, self.service), None)
         sizes = {handler.model: BatchSize(handler, threads=1)}
-        self.writer = Writer(using, self.inflight, Vitals(), sizes)
+        self.writer = Writer(using, self.inflight, Vitals(), sizes, self.service.was_away_since)
         self.ran = Ran()
         #: Keys of rows that have come back, or may have.
         self._had: list[Any] = []
@@ -193,11 +193,10 @@ class _NoService:
         back, self._back = self._back, []
         return back
 
-    def settled_since(self, moment: float, timeout: float) -> bool:
-        return True
-
     def troubled_since(self, moment: float) -> bool:
         return False
+
+    was_away_since = troubled_since
 
 
 class _Inline(Running):

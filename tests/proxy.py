@@ -4,6 +4,7 @@ import contextlib
 import re
 import select
 import socket
+import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Self
@@ -189,7 +190,9 @@ class LocalCommit:
         if fate is swallowed:
             commit()
         self.sprung.set()
-        raise OperationalError("disk I/O error")
+        error = OperationalError("disk I/O error")
+        error.sqlite_errorcode = sqlite3.SQLITE_IOERR  # type: ignore[attr-defined]
+        raise error
 
 
 @pytest.fixture

@@ -10,7 +10,13 @@ counts as such a caller, for a deadlock takes away what it had set up.
 after the idea of database gateways wrapped so that none of their callers has to think of deadlocks.
 """
 
-from django_taskclaim.contention.codes import Code, contention_code
+from django_taskclaim.contention.codes import (
+    Code,
+    contention_code,
+    is_lock_timeout,
+    refusal_code,
+    server_code,
+)
 from django_taskclaim.contention.retriable import Retriable
 from django_taskclaim.contention.retry import (
     Attempt,
@@ -28,5 +34,8 @@ __all__ = [
     "RetryOptions",
     "contention_code",
     "contention_retried",
+    "is_lock_timeout",
+    "refusal_code",
     "retry_on_contention",
+    "server_code",
 ]

@@ -11,10 +11,11 @@ from datetime import datetime, timedelta
 from typing import Any, ClassVar
 
 from django.core.exceptions import EmptyResultSet
-from django.db import DataError, NotSupportedError, models, transaction
+from django.db import NotSupportedError, models, transaction
 
 from django_taskclaim import conf
 from django_taskclaim.columns import ClaimColumns, KeyColumns
+from django_taskclaim.contention import refusal_code
 from django_taskclaim.dialects.inspection import Inspection
 from django_taskclaim.dialects.orders import ClaimOrder, Renewal
 from django_taskclaim.dialects.sessions import Sessions
@@ -80,12 +81,8 @@ class Dialect(Inspection, Sessions):
     # Sending statements
 
     def may_be_done(self, error: Exception) -> bool:
-        """Say whether the single statement that *error* came from may have been carried out all the same."""
-        return True
-
-    def refuses_text(self, error: Exception) -> bool:
-        """Say whether *error* is that a text does not fit its column: characters it has not, or too many."""
-        return isinstance(error, (DataError, UnicodeError))
+        """Say whether the statement, or the COMMIT, that *error* came from may have been carried out all the same."""
+        return refusal_code(error) is None
 
     def compiled(
         self, queryset: "models.QuerySet[Any]", limit: int, fields: Sequence[AnyField]

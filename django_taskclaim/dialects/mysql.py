@@ -32,11 +32,11 @@ from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.fields import AnyField
 from django_taskclaim.states import WORKER_MARK, Status, Token
 
+#: Seconds that a session of ours waits for a row: it counts whole ones.
+LOCK_WAIT = 1
+
 #: ER_NO_SUCH_THREAD
 NO_SUCH_THREAD = 1094
-#: Incorrect string value, illegal mix of collations (MariaDB), cannot convert string (MySQL): mysqlclient calls them
-#: operational errors, like those of a server that is away.
-TEXT_REFUSED = frozenset({1366, 1267, 3854})
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +90,6 @@ class MySQL(MySQLInspection, Dialect):
     #: The most keys in one of them: MariaDB makes a table of a thousand, and may then walk ours from its first row.
     MOST_KEYS = 500
 
-    def refuses_text(self, error: Exception) -> bool:
-        number = error.args[0] if isinstance(error, OperationalError) and error.args else None
-        return number in TEXT_REFUSED or super().refuses_text(error)
-
     def later(self, wait: timedelta) -> SQL:
         return SQL(
             f"({self.now} + INTERVAL %s MICROSECOND)", (int(wait / timedelta(microseconds=1)),)
@@ -108,9 +104,10 @@ class MySQL(MySQLInspection, Dialect):
         if not self.commits_alone:
             self.run(SQL("SET TRANSACTION ISOLATION LEVEL READ COMMITTED"))
 
-    def limit_lock_wait(self, seconds: int) -> None:
-        # Of the session: there is no such setting for a transaction.
-        self.run(SQL(f"SET SESSION innodb_lock_wait_timeout = {seconds}"))
+    def limit_lock_wait(self, seconds: float) -> None:
+        # Of the session: there is no such setting for a transaction. It counts whole seconds.
+        whole = max(1, math.ceil(seconds))
+        self.run(SQL(f"SET SESSION innodb_lock_wait_timeout = {whole}"))
 
     @contextmanager
     def keeping_limits(self) -> Iterator[None]:
@@ -135,7 +132,7 @@ class MySQL(MySQLInspection, Dialect):
     def end_idle_transactions(self, idle: timedelta, *, ours_alone: bool) -> None:
         seconds = max(1, math.ceil(idle.total_seconds()))
         if ours_alone:
-            self.run(SQL("SET SESSION innodb_lock_wait_timeout = 2"))
+            self.limit_lock_wait(LOCK_WAIT)
             self.run(SQL("SET SESSION lock_wait_timeout = 2"))
         if self._is_mariadb:
             self.run(SQL(f"SET SESSION idle_transaction_timeout = {seconds}"))

@@ -16,6 +16,7 @@ from django_taskclaim.dialects.orders import ClaimOrder
 from django_taskclaim.dialects.statements import PREPARED, SQL, Key, KeyTable, Table, sql, value
 from django_taskclaim.dialects.watching import Standing
 from django_taskclaim.fields import AnyField, MomentField
+from django_taskclaim.policy import RENEWALS_PER_LEASE
 from django_taskclaim.states import Status
 from django_taskclaim.switch_reading import TABLE as SWITCH_TABLE
 
@@ -31,6 +32,12 @@ SMALL = 1000
 
 #: Assumed for a table that was never analysed.
 ROWS_A_PAGE = 40
+
+#: Milliseconds that a session of ours waits for a lock at most.
+LOCK_WAIT = 1000
+
+#: Where a connection of ours behind a pooler keeps how long it may wait for a lock.
+WAIT = "_taskclaim_lock_wait"
 
 #: Where a connection keeps its session, and the level that transactions of it begin at.
 LEVEL = "_taskclaim_isolation"
@@ -78,10 +85,12 @@ class PostgreSQL(Dialect):
 
     @property
     def commits_alone(self) -> bool:
-        return not self._isolates_too_much
+        return not self._isolates_too_much and vars(self.connection).get(WAIT) is None
 
     def begin_transaction(self) -> None:
         # Two claims that meet under REPEATABLE READ are an error.
+        if (wait := vars(self.connection).get(WAIT)) is not None:
+            self.limit_lock_wait(wait / 1000)
         if self._isolates_too_much:
             self.run(SQL("SET TRANSACTION ISOLATION LEVEL READ COMMITTED"))
 
@@ -98,8 +107,8 @@ class PostgreSQL(Dialect):
         session: Any = self.connection.connection
         return session is not None and session.info.transaction_status == IN_TRANSACTION
 
-    def limit_lock_wait(self, seconds: int) -> None:
-        self.run(SQL(f"SET LOCAL lock_timeout = '{seconds}s'"))
+    def limit_lock_wait(self, seconds: float) -> None:
+        self.run(SQL(f"SET LOCAL lock_timeout = {max(1, int(seconds * 1000))}"))
 
     @contextmanager
     def keeping_limits(self) -> Iterator[None]:
@@ -118,13 +127,15 @@ class PostgreSQL(Dialect):
         self.fetch(SQL("SELECT set_config('statement_timeout', %s, true)", (setting,)))
 
     def end_idle_transactions(self, idle: timedelta, *, ours_alone: bool) -> None:
-        if self._is_pooled:
-            # What one client sets, the next one has.
-            return
         milliseconds = int(idle / timedelta(milliseconds=1))
+        wait = min(LOCK_WAIT, max(1, milliseconds // RENEWALS_PER_LEASE))
+        if self._is_pooled:
+            # What one client sets, the next one has: each transaction is told by itself.
+            vars(self.connection)[WAIT] = wait if ours_alone else None
+            return
         self.run(SQL(f"SET idle_in_transaction_session_timeout = {milliseconds}"))
         if ours_alone:
-            self.run(SQL("SET lock_timeout = '2s'"))
+            self.run(SQL(f"SET lock_timeout = {wait}"))
 
     @contextmanager
     def guarded_transaction(self, idle: timedelta) -> Iterator[None]:

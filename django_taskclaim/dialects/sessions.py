@@ -12,7 +12,7 @@ from django_taskclaim.dialects.time_limits import TimeBudget
 class Sessions(KeyedTables):
     """The part of a dialect that bounds and ends sessions; where the database cannot be told, nothing happens."""
 
-    def limit_lock_wait(self, seconds: int) -> None:
+    def limit_lock_wait(self, seconds: float) -> None:
         """Let the current transaction wait at most *seconds* for a row, where the database can be told so."""
 
     @contextmanager

@@ -9,6 +9,7 @@ from typing import Any
 from django.db import DatabaseError, connections, models
 
 from django_taskclaim.columns import claim_columns
+from django_taskclaim.connecting import is_refusal
 from django_taskclaim.dialects import Renewal
 from django_taskclaim.failures import in_ascii
 from django_taskclaim.guard import show
@@ -362,10 +363,9 @@ def write_failed(
 ) -> list[Any]:
     """Write the failure of rows of one database, final or not, and return those that were still held.
 
-    *waits* says by ``id()`` how long each waits for its next try, or None. A text that the database refuses, for its
-    encoding lacks a character, is written again in escapes, and left out if that is refused too.
+    *waits* says by ``id()`` how long each waits for its next try, or None. What the database refuses, for its encoding
+    lacks a character of the text or for any other reason, is written again in escapes, and then without the text.
     """
-    dialect = Desk.of(type(rows[0]), carried_claim(rows[0]).alias).dialect
     write = partial(
         write_held,
         rows,
@@ -377,7 +377,7 @@ def write_failed(
         try:
             return write(failure_assignments(waits, *words))
         except (DatabaseError, UnicodeError) as error:
-            if not dialect.refuses_text(error):
+            if not is_refusal(error):
                 raise
     return write(failure_assignments(waits, "", ""))
 

@@ -11,6 +11,7 @@ from django.db.models import Q
 
 from django_taskclaim import conf
 from django_taskclaim.columns import claim_columns, has_ranges, range_columns, unit_of
+from django_taskclaim.connecting import is_refusal
 from django_taskclaim.dialects import DatabaseNow
 from django_taskclaim.dialects.statements import SQL, sql, value
 from django_taskclaim.failures import in_ascii, recorded
@@ -220,12 +221,11 @@ def fail_rows(queryset: Rows, states: Sequence[Status], error: BaseException | s
     """Fail what is in one of *states*; a text that the database refuses is written in escapes, or left out."""
     error_class, text = recorded(error)
     told = (error_class or OPERATOR, text)
-    dialect = Desk.of(queryset.model, queryset.db).dialect
     for words in (told, in_ascii(told)):
         try:
             return change(queryset, "failed", states, fail_assignments(words))
         except (DatabaseError, UnicodeError) as error:
-            if not dialect.refuses_text(error):
+            if not is_refusal(error):
                 raise
     return change(queryset, "failed", states, fail_assignments((OPERATOR, "")))
 

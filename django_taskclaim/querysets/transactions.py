@@ -10,7 +10,7 @@ from django.db import DatabaseError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_taskclaim import conf
-from django_taskclaim.contention import contention_code, retry_on_contention
+from django_taskclaim.contention import contention_code, is_lock_timeout, retry_on_contention
 from django_taskclaim.dialects import dialect_for, savepoint_around
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.querysets.lost_commits import AWAY, give_up
@@ -155,6 +155,23 @@ def joins(desk: Desk) -> bool:
     return _joined.get() and desk.dialect.connection.in_atomic_block
 
 
+#: Whether verbs of this thread wait for a lock once only.
+_waits_once = ContextVar("taskclaim_waits_once", default=False)
+
+
+@contextmanager
+def waiting_once() -> Iterator[None]:
+    """Let the verbs of the block pass a lock timeout on at once, to a caller who can go around the lock.
+
+    While they wait they hold locks of their own, so that nobody renews those rows.
+    """
+    token = _waits_once.set(True)
+    try:
+        yield
+    finally:
+        _waits_once.reset(token)
+
+
 class _Unanswered(Exception):
     """The COMMIT was sent, and an error of the connection came instead of an answer."""
 
@@ -179,6 +196,8 @@ def _retried(
         except AWAY as error:
             if not committing or contention_code(error) is not None:
                 raise
+            if not desk.dialect.may_be_done(error):
+                raise
             raise _Unanswered(result, error) from error
 
     return _answered(desk, once, look_again)
@@ -191,6 +210,8 @@ def _answered(desk: Desk, once: Callable[[], R], look_again: LookAgain[R] | None
         try:
             return once()
         except Exception as error:
+            if _waits_once.get() and is_lock_timeout(error):
+                raise
             retry = retry_on_contention(
                 retries=int(conf.setting("RETRIES")), using=desk.alias, atomic=False
             )
@@ -198,8 +219,8 @@ def _answered(desk: Desk, once: Callable[[], R], look_again: LookAgain[R] | None
     except _Unanswered as lost:
         give_up(desk.dialect.connection)
         if look_again is None:
-            raise lost.error from None
+            raise lost.error from lost.error.__cause__
         try:
             return look_again(lost.result)
         except AWAY:
-            raise lost.error from None
+            raise lost.error from lost.error.__cause__

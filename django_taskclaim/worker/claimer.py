@@ -55,14 +55,15 @@ class Claimer(threading.Thread):
         self.service = service
         self._sizes = {handler.model: BatchSize(handler, options.threads) for handler in handlers}
         self.work = Work(options, handlers, inflight, service)
-        self.writer = Writer(options.using, inflight, service.vitals, self._sizes)
+        self.writer = Writer(
+            options.using, inflight, service.vitals, self._sizes, service.was_away_since
+        )
         inflight.low = max((self._least(handler) for handler in handlers), default=1)
         inflight.enough = ENOUGH
         self.leaving = threading.Event()
         #: Set when there is nothing more to take: drained, or the limits of rows or time are reached.
         self.finished = threading.Event()
-        #: By ``clock()``, when this thread last came round.
-        self.last_turn = clock()
+        self._last_turn = clock()
         self.claimed = 0
         #: Told how many rows have been claimed so far, after each claim.
         self.on_claimed: Callable[[int], None] = lambda rows: None
@@ -72,6 +73,11 @@ class Claimer(threading.Thread):
         #: What its last claim was told by limits of the whole fleet, by model.
         self._answers = {handler.model: Answer() for handler in handlers}
         self._limited = Limited()
+
+    @property
+    def last_turn(self) -> float:
+        """When this thread last came round, or to one of many statements, by ``clock()``."""
+        return max(self._last_turn, self.writer.last_turn)
 
     def leave(self) -> None:
         """Claim nothing more; end once all results are written."""
@@ -84,7 +90,7 @@ class Claimer(threading.Thread):
         failures = 0
         try:
             while not self._is_over():
-                self.last_turn = clock()
+                self._last_turn = clock()
                 try:
                     self._turn()
                     tidy_up()
@@ -361,7 +367,7 @@ class Claimer(threading.Thread):
         while not self.inflight.is_empty():
             if self.leaving.is_set():
                 return False
-            self.last_turn = clock()
+            self._last_turn = clock()
             self.inflight.wait_for(
                 lambda: self.writer.wait() == 0.0 or self.inflight.is_empty(), 0.5
             )

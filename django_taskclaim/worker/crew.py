@@ -1,6 +1,7 @@
 """The threads of one process, started together and stopped in order."""
 
 from django_taskclaim.handlers import Handler
+from django_taskclaim.tokens import clock
 from django_taskclaim.wording import counted
 from django_taskclaim.worker.claimer import Claimer
 from django_taskclaim.worker.executors import Executor, HandlerThread, LoopThread
@@ -43,8 +44,14 @@ class Crew:
             thread.start()
 
     def has_ended(self) -> bool:
-        """Say whether the work came to its own end: the claimer is done and every row it took is settled."""
-        return self.claimer.finished.is_set() and self.inflight.is_empty()
+        """Say whether the work came to its own end: the claimer is done and every row it took is settled.
+
+        Once the time is over, results that cannot be written are waited for no longer than a grace period.
+        """
+        if self.claimer.finished.is_set() and self.inflight.is_empty():
+            return True
+        end, grace = self.options.ends_at, self.options.grace.total_seconds()
+        return end is not None and clock() > end + grace and self.inflight.runs_dry()
 
     def must_be_replaced(self) -> bool:
         """Say whether a handler has overrun, so that its thread can only be got rid of with the process."""
@@ -87,6 +94,7 @@ class Crew:
         for executor in self.executors:
             executor.leave()
         self.service.cut_short(cut_short)
+        self.service.give_back(self.inflight.undelivered(), "its result could not be written")
         self.service.leave()
         self.service.join(GIVE_BACK)
         if not cut_short:

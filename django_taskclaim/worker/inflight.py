@@ -272,11 +272,17 @@ class InFlight:
                 self._changed.notify_all()
 
     def unwritten(self) -> list[Result]:
-        """Return what may be written now, the oldest first."""
+        """Return what may be written now, the oldest first; what has met a lock comes last."""
         with self._lock:
             now = clock()
             again = [result for result in self._postponed if result.came <= now]
-            return [*again, *self._unwritten.values()]
+            return [*self._unwritten.values(), *sorted(again, key=lambda result: result.came)]
+
+    def undelivered(self) -> list[Task]:
+        """Return the rows whose result is not written yet."""
+        with self._lock:
+            results = [*self._unwritten.values(), *self._postponed]
+            return [result.task for result in results]
 
     def written(self, results: Iterable[Result]) -> None:
         """Let go of these rows."""
@@ -328,8 +334,7 @@ class InFlight:
         with self._lock:
             running = [task for unit in self._running for task in unit.tasks]
             waiting = [task for units in self._waiting.values() for u in units for task in u.tasks]
-            results = [*self._unwritten.values(), *self._postponed]
-            return [*running, *waiting, *(result.task for result in results)]
+            return [*running, *waiting, *self.undelivered()]
 
     def held_of(self, model: Any) -> int:
         """Return how many rows of *model* there are, as ``held`` has them."""

@@ -14,11 +14,11 @@ from django_taskclaim.failures import redacted
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.ranges import halve
 from django_taskclaim.tokens import clock
-from django_taskclaim.worker.connections import TROUBLE, end_session_of, is_contention
+from django_taskclaim.worker.connections import end_session_of, is_contention, is_refusal
 from django_taskclaim.worker.heartbeat import Vitals
 from django_taskclaim.worker.inflight import Task, Unit
 from django_taskclaim.worker.outcomes import outlived
-from django_taskclaim.worker.records import changed, logger, lost, named
+from django_taskclaim.worker.records import changed, logger, lost, named, unrecorded
 from django_taskclaim.worker.writer import note_failure
 
 #: What a coroutine may take to end once it has been cancelled.
@@ -72,11 +72,13 @@ class Overrun:
             self._write(using, vitals)
         except ClaimLost:
             lost(self.task.row, "noticed when it had overrun")
-        except TROUBLE as error:
-            if not is_contention(error):
+        except Exception as error:
+            if is_contention(error):
+                self._free(using)
+                return False
+            if not is_refusal(error):
                 raise
-            self._free(using)
-            return False
+            unrecorded(self.task.row, error)
         return True
 
     def _free(self, using: str) -> None:

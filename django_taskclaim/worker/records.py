@@ -146,6 +146,12 @@ def broken(what: str, error: BaseException | str, **facts: Any) -> None:
     log(logger, logging.ERROR, "%s", said, raised=raised, extra=facts)
 
 
+def unrecorded(row: Any, error: BaseException) -> None:
+    """Log that the database refuses even what says that a row has failed, or goes back; nothing more is written."""
+    what = "what became of it could not be recorded, and it stays as it is until its lease ends"
+    broken(f"{named(row)}: {what}", error, event="unrecorded", keys=[_key(row)])
+
+
 def summary(name: str, vitals: Any, held: int, unit: str = "row") -> None:
     """Record how far one process has got; *unit* is what its rows are called."""
     logger.info(

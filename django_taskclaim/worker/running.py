@@ -67,9 +67,6 @@ AWAY = PutBack("the database was away", timedelta(seconds=1))
 #: For so many seconds after a COMMIT a connection is taken to be there still, and not asked.
 USED_LATELY = 1.0
 
-#: Seconds for which the service's connection must live on before a broken session is the row's own fault.
-SETTLING = 0.5
-
 
 class Running:
     """Runs units and says what became of their rows; all but an atomic handler's completion is written later."""
@@ -296,9 +293,7 @@ class Running:
         )
         if not broken:
             return False
-        # A server that goes down ends its sessions one after the other.
-        self.service.settled_since(clock() + SETTLING, timeout=10)
-        return self.service.troubled_since(since)
+        return self.service.was_away_since(since)
 
     # The calls
 

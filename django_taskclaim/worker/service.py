@@ -66,6 +66,8 @@ PRUNE_EVERY = 3600.0
 TICK = 0.25
 #: Seconds until a renewal that failed, or passed over locked rows, is tried again.
 RENEW_AGAIN = 1.0
+#: Seconds for which this connection must live on before a broken session is the row's own fault.
+SETTLING = 0.5
 #: How long, in seconds, the last rows are tried to be given back.
 LAST_TRIES = 1.5
 
@@ -131,9 +133,9 @@ class Service(threading.Thread):
 
     # What the other threads ask of it
 
-    def give_back(self, tasks: Iterable[Task]) -> None:
-        """Release rows that were claimed but not started, uncounted; at once, in this thread."""
-        self._take_back(Return(list(tasks), "not started"))
+    def give_back(self, tasks: Iterable[Task], reason: str = "not started") -> None:
+        """Release rows that nobody works on, uncounted; at once, in this thread."""
+        self._take_back(Return(list(tasks), reason))
 
     def withdraw(self, model: Any) -> None:
         """Give back the rows of *model* that have not started, and ask for those that run."""
@@ -172,6 +174,15 @@ class Service(threading.Thread):
             self.calls.bell.ring()
             self._leave.wait(0.05)
         return False
+
+    def was_away_since(self, moment: float) -> bool:
+        """Say whether the database was away at any time since *moment*; waits until this thread has asked it again.
+
+        If not, the server has cut off one session, and has its reason in what was sent there.
+        """
+        # A server that goes down ends its sessions one after the other.
+        self.settled_since(clock() + SETTLING, timeout=10)
+        return self.troubled_since(moment)
 
     def leases_changed(self) -> None:
         """Measure open transactions by the leases that are claimed under from now on."""

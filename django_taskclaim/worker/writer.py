@@ -10,20 +10,25 @@ from typing import Any
 from django.db import connections
 
 from django_taskclaim.columns import claim_columns
-from django_taskclaim.completion import Clear, Mark
+from django_taskclaim.contention import server_code
 from django_taskclaim.dialects import dialect_for
 from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.failures import described
-from django_taskclaim.policy import policy_for
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.completing import CallRaised
 from django_taskclaim.querysets.everyone import stop_everyone
 from django_taskclaim.querysets.fencing import lock_free
 from django_taskclaim.querysets.lost_commits import judge_after_lost_commit
+from django_taskclaim.querysets.transactions import waiting_once
 from django_taskclaim.states import WORKER_MARK, Status
 from django_taskclaim.throttling.throttles import working_on
 from django_taskclaim.tokens import Ended, clock
-from django_taskclaim.worker.connections import TROUBLE, is_contention
+from django_taskclaim.worker.connections import (
+    drop_broken,
+    ensure_usable,
+    is_contention,
+    is_refusal,
+)
 from django_taskclaim.worker.heartbeat import Vitals
 from django_taskclaim.worker.inflight import InFlight, Result
 from django_taskclaim.worker.outcomes import (
@@ -34,28 +39,50 @@ from django_taskclaim.worker.outcomes import (
     Undecided,
     judged,
 )
-from django_taskclaim.worker.records import broken, changed, failed, lost, named
+from django_taskclaim.worker.records import (
+    Limited,
+    broken,
+    changed,
+    failed,
+    lost,
+    named,
+    unrecorded,
+)
 from django_taskclaim.worker.sizing import BatchSize
 
 #: Seconds that a result waits for others to be written with, while more are to come.
 LINGER = 0.05
 #: Results that are enough not to wait for more: one statement's worth.
 ENOUGH = 500
-#: Seconds until a row that somebody has locked is tried again.
+#: Seconds until a result that has met a lock is tried again.
 LOCKED = 1.0
+#: Seconds that such a result waits for the lock then, where the database counts parts of a second.
+WAIT_AGAIN = 0.1
+#: Seconds for which results are tried one by one before others get their turn.
+PATIENCE = 2.0
 
 
 class Writer:
     """Writes results until the database answers; whether they still count, the fence decides."""
 
     def __init__(
-        self, using: str, inflight: InFlight, vitals: Vitals, sizes: Mapping[Any, BatchSize]
+        self,
+        using: str,
+        inflight: InFlight,
+        vitals: Vitals,
+        sizes: Mapping[Any, BatchSize],
+        was_away_since: Callable[[float], bool],
     ) -> None:
         self.using = using
         self.inflight = inflight
         self.vitals = vitals
         #: Told how long the rows of each model take.
         self.sizes = sizes
+        #: Says whether the database was away since a moment, as ``Service.was_away_since`` does.
+        self.was_away_since = was_away_since
+        #: By ``clock()``, when it last began a statement.
+        self.last_turn = clock()
+        self._limited = Limited()
 
     def wait(self, *, more_to_come: bool = False) -> float | None:
         """Return for how many seconds nothing need be written yet: 0 for at once, None where nothing is to be.
@@ -72,36 +99,45 @@ class Writer:
         """
         groups = _alike(self.inflight.unwritten())
         for results in groups:
-            # What was locked a moment ago would hold up all the others again.
+            # What met a lock a moment ago would hold up all the others again.
             with working_on(results[0].task.handler.model):
-                self._write(results, passing_over_locked=results[0].locked)
+                self._write(results, around_locks=results[0].locked)
         return any(type(results[0].outcome) is not Ended for results in groups)
 
-    def _write(self, results: list[Result], *, passing_over_locked: bool = False) -> None:
+    def _write(self, results: list[Result], *, around_locks: bool = False) -> None:
         for result in results:
             result.task.ending = True
         verb = self._verbs[type(results[0].outcome)]
+        self.last_turn = began = clock()
         try:
-            if passing_over_locked:
-                results = self._write_unlocked(results, verb)
-            else:
-                verb(self, results)
+            with waiting_once():
+                if around_locks:
+                    results = self._write_unlocked(results, verb)
+                else:
+                    verb(self, results)
         except ClaimLost as error:
             self._tell_lost(_those_of(results, error.lost))
-        except TROUBLE as error:
-            if not is_contention(error):
-                raise
-            if not passing_over_locked:
-                self._write(results, passing_over_locked=True)
-            elif self._reaches_further(results[0]):
-                self._put_off(results)
+        except Exception as error:
+            if is_contention(error):
+                self._go_around(results, error, tried=around_locks)
+            elif is_refusal(error) or self._broke_its_session(results, error, began):
+                self._refused(results, error)
             else:
                 raise
             return
-        except Exception as refused:
-            self._refused(results, refused)
-            return
         self._let_go(results)
+
+    def _broke_its_session(self, results: list[Result], error: Exception, began: float) -> bool:
+        """Say whether these results are why the session has ended: the database lets us in again, and was never away.
+
+        Of many this is assumed; smaller parts will tell.
+        """
+        connection = connections[self.using]
+        if connection.in_atomic_block or server_code(error) is not None:
+            return False
+        drop_broken(self.using)
+        connection.ensure_connection()
+        return len(results) > 1 or not self.was_away_since(began)
 
     def _let_go(self, results: list[Result]) -> None:
         """Hold these rows no longer; a batch of which nothing is left has come to its end."""
@@ -118,51 +154,64 @@ class Writer:
 
     def _write_unlocked(self, results: list[Result], verb: "Verb") -> list[Result]:
         """Write the rows that nobody has locked, and return all but the locked ones, which come round again."""
-        with dialect_for(connections[self.using]).own_transaction():
+        dialect = dialect_for(connections[self.using])
+        with dialect.own_transaction():
             free, busy = lock_free([result.task.row for result in results])
             if isinstance(results[0].outcome, Done):
                 held_up = results[0].task.handler.held_up(free)
                 free, busy = [row for row in free if row not in held_up], [*busy, *held_up]
             unlocked, locked = _those_of(results, free), _those_of(results, busy)
             if unlocked:
+                dialect.limit_lock_wait(WAIT_AGAIN)
                 verb(self, unlocked)
-        for result in locked:
-            result.task.ending = False
-        self.inflight.postpone(locked, LOCKED)
+        self._postpone(locked)
         decided = [result for result in results if result not in locked]
         self._tell_lost(result for result in decided if result not in unlocked)
         return decided
 
-    def _reaches_further(self, result: Result) -> bool:
-        """Say whether writing it may meet locks on other rows than its own: dependent ones, or a function's."""
-        if (
-            not isinstance(result.outcome, Done)
-            or dialect_for(connections[self.using]).has_one_writer
-        ):
-            return False
-        completion = policy_for(type(result.task.row)).completion
-        return not isinstance(completion, (Mark, Clear))
+    def _go_around(self, results: list[Result], error: Exception, *, tried: bool) -> None:
+        """Write what meets no lock, on its own row or on another that it refers to; the rest comes round again."""
+        if dialect_for(connections[self.using]).has_one_writer:
+            raise error
+        if not tried:
+            self._write(results, around_locks=True)
+        elif len(results) == 1:
+            what = f"{named(results[0].task.row)}: its result waits for a lock that somebody else holds"
+            self._limited.warn(what, error)
+            self._postpone(results)
+        else:
+            self._write_one_by_one(results)
 
-    def _put_off(self, results: list[Result]) -> None:
-        """Find the rows that cannot be written for a lock elsewhere, and let them come round again alone."""
-        if len(results) == 1:
-            results[0].task.ending = False
-            self.inflight.postpone(results, LOCKED)
-            return
+    def _write_one_by_one(self, results: list[Result]) -> None:
+        """Try each result by itself; what there was no time for comes before what has met a lock, in the next turn."""
+        end = clock() + PATIENCE
+        for number, result in enumerate(results):
+            if clock() >= end:
+                self._postpone(results[number:], 0.0)
+                break
+            self._write([result], around_locks=True)
+
+    def _postpone(self, results: list[Result], seconds: float = LOCKED) -> None:
+        """Let results wait, and their rows be renewed meanwhile."""
         for result in results:
-            self._write([result], passing_over_locked=True)
+            result.task.ending = False
+        self.inflight.postpone(results, seconds)
 
     def _refused(self, results: list[Result], error: Exception) -> None:
         """Find the row whose result the database, or the policy's function, refuses: that is its own fault."""
+        if not connections[self.using].in_atomic_block:
+            # The answer may have been the last of its session.
+            ensure_usable(self.using)
         if len(results) > 1:
-            for result in results:
-                self._write([result])
+            half = (len(results) + 1) // 2
+            self._write(results[:half])
+            self._write(results[half:])
         elif isinstance(results[0].outcome, Done):
             raised = error.error if isinstance(error, CallRaised) else error
             results[0].outcome = judged(results[0].task.row, raised)
             self._write(results)
         else:
-            broken(f"{named(results[0].task.row)}: what became of it could not be recorded", error)
+            unrecorded(results[0].task.row, error)
             self._let_go(results)
 
     def _tell_lost(self, results: Iterable[Result]) -> None:

@@ -5,7 +5,7 @@ import sqlite3
 import pytest
 from django.db import DatabaseError, IntegrityError, OperationalError
 
-from django_taskclaim.contention import contention_code
+from django_taskclaim.contention import contention_code, refusal_code, server_code
 from django_taskclaim.exceptions import RetriesExhausted
 from tests.contention.conftest import Deadlock
 
@@ -47,3 +47,44 @@ def caused_by(cause: Exception, error: Exception) -> Exception:
 )
 def test_only_contention_has_a_code(error: Exception, code: str | int | None) -> None:
     assert contention_code(error) == code
+
+
+class Answer(OperationalError):
+    """An error of PostgreSQL."""
+
+    def __init__(self, sqlstate: str | None) -> None:
+        super().__init__(sqlstate)
+        self.sqlstate = sqlstate
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (Answer("54000"), "54000"),
+        (Answer("57014"), "57014"),
+        (Answer("53400"), "53400"),
+        (OperationalError(1644, "SIGNAL"), 1644),
+        (OperationalError(3140, "Invalid JSON text"), 3140),
+        (IntegrityError(4025, "CONSTRAINT failed"), 4025),
+        # The server can write nothing, stops, or has said nothing.
+        (Answer("25006"), None),
+        (Answer("53100"), None),
+        (Answer("57P01"), None),
+        (Answer(None), None),
+        (OperationalError(1290, "--read-only"), None),
+        (OperationalError(1053, "Server shutdown in progress"), None),
+        (OperationalError(2013, "Lost connection"), None),
+        # Others are in the way.
+        (Deadlock(), None),
+        (RetriesExhausted(3, 1.0, "40P01"), None),
+    ],
+    ids=repr,
+)
+def test_what_speaks_of_the_rows(error: Exception, code: str | int | None) -> None:
+    assert refusal_code(error) == code
+
+
+def test_what_speaks_of_the_server() -> None:
+    assert server_code(Answer("25006")) == "25006"
+    assert server_code(OperationalError(1290, "--read-only")) == 1290
+    assert server_code(OperationalError(2006, "Server has gone away")) is None

@@ -6,11 +6,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from django_taskclaim.handlers import handler, unregister
+from django_taskclaim.worker.crew import Crew
+from django_taskclaim.worker.options import WorkerOptions
 from tests import jsonlog
 from tests.testapp.models import Job
 
@@ -152,6 +156,30 @@ def start_worker(process_env: dict[str, str], tmp_path: Path) -> Iterator[Callab
         if worker.process.stderr is not None:
             sys.stderr.write(worker.process.stderr.read())
             worker.process.stderr.close()
+
+
+@pytest.fixture
+def start_crew(transactional_db: None, settings: Any) -> Iterator[Callable[..., Crew]]:
+    """Start the threads of a worker that drains *model* in this process, with *function* as its handler."""
+    settings.TASKCLAIM = {"REAPER_INTERVAL": 0.5}
+    started: list[tuple[Crew, Any]] = []
+
+    def start(
+        model: Any, function: Callable[[Any], Any], *, options: Any = None, **how: Any
+    ) -> Crew:
+        """*options* are the worker's, *how* is the handler's."""
+        handler(model, **how)(function)
+        given = {"drain": True, "grace": timedelta()} | (options or {})
+        crew = Crew(WorkerOptions((model._meta.label,), "crew", "default", **given))
+        started.append((crew, model))
+        crew.start()
+        return crew
+
+    yield start
+    for crew, model in started:
+        crew.stop()
+        crew.finish()
+        unregister(model)
 
 
 def jobs(n: int, act: str = "work", **values: Any) -> list[int]:

@@ -114,6 +114,11 @@ def done(rows: list[Any]) -> InFlight:
     return inflight
 
 
+def never(moment: float) -> bool:
+    """The database was never away."""
+    return False
+
+
 def claimer(do: Handler, *, drain: bool) -> Claimer:
     options, inflight = (
         WorkerOptions(("testapp.Job",), "worker", "default", drain=drain),
@@ -158,7 +163,7 @@ def test_what_a_lost_commit_leaves_untold_is_said_to_be_so(
     jobs(2)
     inflight, vitals = done(Job.objects.claim_batch(2)), Vitals()
     commits.arm(swallowed)
-    Writer("default", inflight, vitals, {}).write()
+    Writer("default", inflight, vitals, {}, never).write()
     assert commits.sprung.is_set()
     assert inflight.is_empty()
     told = [record for record in caplog.records if getattr(record, "event", "") == "undecided"]
@@ -176,7 +181,7 @@ def test_nothing_can_be_written_while_others_have_locked_every_row(
     rival.connection.set_autocommit(False, force_begin_transaction_with_broken_autocommit=True)
     rival.execute("SELECT 1 FROM testapp_job FOR UPDATE")
     inflight = done(rows)
-    writer = Writer("default", inflight, Vitals(), {})
+    writer = Writer("default", inflight, Vitals(), {}, never)
     # As the claimer's session has it, which waits for nobody for long.
     dialect_for(connection).end_idle_transactions(timedelta(seconds=60), ours_alone=True)
     try:
@@ -206,7 +211,7 @@ def test_a_lock_on_what_goes_with_a_row_holds_up_no_other_row(
     rival.connection.set_autocommit(False, force_begin_transaction_with_broken_autocommit=True)
     rival.execute("SELECT 1 FROM testapp_stamp WHERE id = %s FOR UPDATE", [stamp.pk])
     inflight = done(rows)
-    writer = Writer("default", inflight, Vitals(), {})
+    writer = Writer("default", inflight, Vitals(), {}, never)
     # As the claimer's session has it, which waits for nobody for long.
     dialect_for(connection).end_idle_transactions(timedelta(seconds=60), ours_alone=True)
     try:

@@ -1,0 +1,236 @@
+"""A result that the database refuses is the fault of its row, whatever class the driver gives the error."""
+
+import random
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection, connections
+
+from django_taskclaim.tokens import clock
+from tests.behaviour.support import execute
+from tests.factories import make
+from tests.testapp.models import Job, Photo
+from tests.worker.conftest import Worker, jobs, states, wait_until
+
+StartCrew = Callable[..., Any]
+
+HOUR = 3600
+REFUSED = "this one not"
+#: What the trigger of ``refusing`` answers with.
+ANSWERS = {"postgresql": "54000", "mysql": "1644", "sqlite": "1"}
+#: What a server that may not write answers with; SQLite has none that a trigger could give.
+READ_ONLY = {"postgresql": "25006", "mysql": "1290"}.get(connection.vendor)
+
+
+def refusing(
+    condition: str, code: str = ANSWERS[connection.vendor], table: str = "testapp_photo"
+) -> tuple[list[str], list[str]]:
+    """Return what makes a trigger that answers with *code* to updates that meet *condition*, and what drops it."""
+    before = f"CREATE TRIGGER refuses BEFORE UPDATE ON {table}"
+    if connection.vendor == "postgresql":
+        raises = f"RAISE EXCEPTION '{REFUSED}' USING ERRCODE = '{code}'"
+        body = f"BEGIN IF {condition} THEN {raises}; END IF; RETURN NEW; END"
+        return [
+            f"CREATE FUNCTION refuses() RETURNS trigger LANGUAGE plpgsql AS $${body}$$",
+            f"{before} FOR EACH ROW EXECUTE FUNCTION refuses()",
+        ], [f"DROP TRIGGER refuses ON {table}", "DROP FUNCTION refuses()"]
+    if connection.vendor == "mysql":
+        signal = f"SIGNAL SQLSTATE '45000' SET MYSQL_ERRNO = {code}, MESSAGE_TEXT = '{REFUSED}'"
+        body = f"FOR EACH ROW IF {condition} THEN {signal}; END IF"
+        return [f"{before} {body}"], ["DROP TRIGGER refuses"]
+    return [f"{before} WHEN {condition} BEGIN SELECT json('no'); END"], ["DROP TRIGGER refuses"]
+
+
+@contextmanager
+def prepared(before: list[str], after: list[str]) -> Iterator[None]:
+    for statement in before:
+        execute(statement)
+    try:
+        yield
+    finally:
+        for statement in after:
+            execute(statement)
+
+
+def most_of_a_packet() -> int:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT @@max_allowed_packet")
+        return int(cursor.fetchone()[0])
+
+
+def words(length: int) -> str:
+    """Return text that no compression makes short, of words that occur once."""
+    return " ".join(f"{random.Random(0).getrandbits(64):x}{n:x}" for n in range(length // 20))
+
+
+PLAIN = "ALTER TABLE testapp_photo MODIFY note longtext CHARACTER SET utf8mb4 NOT NULL"
+
+#: What prepares the table, what restores it, the value that is refused, and what the driver says of it.
+REFUSALS: dict[str, dict[str, Any]] = {
+    "postgresql": {
+        "54000-index": (
+            ["CREATE INDEX refuses ON testapp_photo (note)"],
+            ["DROP INDEX refuses"],
+            lambda: words(100_000),
+            "index row",
+        ),
+        "54000-tsvector": (
+            ["CREATE INDEX refuses ON testapp_photo USING gin (to_tsvector('simple', note))"],
+            ["DROP INDEX refuses"],
+            lambda: words(2_000_000),
+            "too long for tsvector",
+        ),
+    },
+    "mysql": {
+        "1644": (*refusing("NEW.note = 'refused'"), lambda: "refused", REFUSED),
+        "1366": (
+            ["ALTER TABLE testapp_photo MODIFY note longtext CHARACTER SET latin1 NOT NULL"],
+            [PLAIN],
+            lambda: "\N{GRINNING FACE}",
+            "1366",
+        ),
+        # MariaDB has a CHECK there.
+        "3140": (
+            ["ALTER TABLE testapp_photo MODIFY note json"],
+            ["DELETE FROM testapp_photo", PLAIN],
+            lambda: "NaN",
+            "3140|4025",
+        ),
+        "1153": ([], [], lambda: "x" * (most_of_a_packet() + 1000), "1153|2006|2013"),
+    },
+    "sqlite": {"1": (*refusing("NEW.note = 'refused'"), lambda: "refused", "malformed JSON")},
+}
+OURS = REFUSALS[connection.vendor]
+
+
+@pytest.mark.parametrize("code", OURS)
+def test_the_row_whose_result_is_refused_fails_alone(start_crew: StartCrew, code: str) -> None:
+    """Of 100 rows the database refuses one: 99 are complete, and that one failed with the driver's words."""
+    before, after, value, said = OURS[code]
+    refused = value()
+    with prepared(before, after):
+        bad = make(Photo, 100, note='"plain"')[57].pk
+
+        def do(photo: Photo) -> None:
+            photo.note = refused if photo.pk == bad else '"done"'
+
+        began = time.monotonic()
+        how: Any = {"update_fields": ["note"], "max_attempts": 1, "batch_size": 100, "lease": HOUR}
+        crew = start_crew(Photo, do, **how)
+        wait_until(crew.has_ended)
+        print(f"{code}: {time.monotonic() - began:.1f} s")
+        others = Photo.objects.exclude(pk=bad).values_list("status", "note")
+        assert set(others) == {("complete", '"done"')}
+        failed = Photo.objects.get(pk=bad)
+        assert (failed.status, failed.attempts) == ("failed", 1)
+        assert re.search(said, failed.last_error)
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_real_processes_write_the_others(
+    start_worker: Callable[..., Worker], processes: str
+) -> None:
+    """Results come in batches of many claims, and the refused one is found in them."""
+    before, after = refusing("NEW.act = 'work:no' AND NEW.status = 'complete'", table="testapp_job")
+    jobs(57)
+    (bad,) = jobs(1, "work:no")
+    jobs(42)
+    began = time.monotonic()
+    with prepared(before, after):
+        worker = start_worker("--drain", "--processes", processes, TASKCLAIM_TEST_ATTEMPTS="1")
+        assert worker.wait() == 0
+    print(f"{processes} processes: {time.monotonic() - began:.1f} s with their start")
+    assert states() == {"complete": 99, "failed": 1}
+    assert Job.objects.failed().get().pk == bad
+
+
+#: By vendor, what a row's trigger does to take a tenth of a second, and the option that bounds a statement.
+SLOW = {
+    "postgresql": ("PERFORM pg_sleep(0.1)", ("options", "-c statement_timeout=1200")),
+    "mysql": ("DO SLEEP(0.1)", ("init_command", "SET max_statement_time = 1.2")),
+}
+
+
+def limited(vendor: str) -> tuple[str, tuple[str, str]]:
+    """Return what takes a tenth of a second, and the option of a connection that bounds a statement; or skip."""
+    if vendor == "sqlite" or (vendor == "mysql" and not connection.mysql_is_mariadb):  # type: ignore[attr-defined]
+        pytest.skip("needs a server that bounds the time of an UPDATE")
+    return SLOW[vendor]
+
+
+def test_a_batch_that_takes_too_long_is_written_in_parts(
+    start_crew: StartCrew, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No row is refused by itself, so all are complete."""
+    slow, (option, value) = limited(connection.vendor)
+    monkeypatch.setitem(connections.settings["default"]["OPTIONS"], option, value)
+    before, after = refusing("NEW.status <> 'complete'")
+    raising = re.compile(r"RAISE EXCEPTION .*?(?=; END IF)|SIGNAL .*?(?=; END IF)")
+    before = [raising.sub(slow, one).replace("<>", "=") for one in before]
+    with prepared(before, after):
+        make(Photo, 20)
+        began = time.monotonic()
+        crew = start_crew(Photo, lambda photo: None, batch_size=20, lease=HOUR, max_attempts=1)
+        wait_until(crew.has_ended)
+        print(f"{time.monotonic() - began:.1f} s")
+    assert set(Photo.objects.values_list("status", "attempts")) == {("complete", 0)}
+
+
+@pytest.mark.parametrize("text", ["refused", "accepted without"])
+def test_a_failure_that_is_refused_is_no_trouble_either(
+    start_crew: StartCrew, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is written without the text; where that is refused, too, it is said once, and the row is let go."""
+    condition = "NEW.last_error <> ''" if text == "accepted without" else "NEW.status = 'failed'"
+    with prepared(*refusing(condition)):
+        bad = make(Photo, 10)[3].pk
+
+        def do(photo: Photo) -> None:
+            if photo.pk == bad:
+                raise ValueError("not this one")
+
+        crew = start_crew(Photo, do, batch_size=10, lease=HOUR, max_attempts=1)
+        wait_until(crew.inflight.is_empty)
+        wait_until(lambda: Photo.objects.filter(status="complete").count() == 9)
+        wait_until(crew.inflight.is_empty)
+        told = [one for one in caplog.records if getattr(one, "event", "") == "unrecorded"]
+        photo = Photo.objects.get(pk=bad)
+        if text == "refused":
+            assert [one.keys for one in told] == [[str(bad)]]
+            assert photo.status == "processing"
+        else:
+            assert told == []
+            assert (photo.status, photo.attempts, photo.last_error) == ("failed", 1, "")
+
+
+@pytest.mark.skipif(READ_ONLY is None, reason="needs a server that can be made read-only")
+def test_a_server_that_may_not_write_is_no_fault_of_the_rows(
+    start_crew: StartCrew, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its sessions can still be used, as after a failover: results are kept, and nobody is charged."""
+    ran: list[Any] = []
+    with prepared(*refusing("NEW.status = 'complete'", READ_ONLY or "")):
+        make(Photo, 10)
+        crew = start_crew(Photo, lambda photo: ran.append(photo.pk), lease=HOUR, batch_size=10)
+        wait_until(lambda: "claiming and writing" in caplog.text)
+    wait_until(crew.has_ended)
+    assert set(Photo.objects.values_list("status", "attempts", "iteration")) == {("complete", 0, 0)}
+    assert len(ran) == 10
+
+
+@pytest.mark.skipif(READ_ONLY is None, reason="needs a server that can be made read-only")
+def test_the_time_limit_counts_while_nothing_can_be_written(start_crew: StartCrew) -> None:
+    """After a grace period the rows go back, uncharged."""
+    with prepared(*refusing("NEW.status = 'complete'", READ_ONLY or "")):
+        make(Photo, 3)
+        end = {"ends_at": clock() + 2.0, "grace": timedelta(seconds=1)}
+        crew = start_crew(Photo, lambda photo: None, lease=HOUR, options=end)
+        wait_until(crew.has_ended)
+        assert clock() >= end["ends_at"]  # type: ignore[operator]
+        assert crew.finish() == 0
+        assert set(Photo.objects.values_list("status", "attempts")) == {("open", 0)}
