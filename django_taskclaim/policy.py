@@ -122,6 +122,11 @@ class Policy:
         return conf.duration("LEASE") if self.own_lease is None else self.own_lease
 
     @property
+    def renewal_interval(self) -> timedelta:
+        """How often whoever lives renews a lease; and how long a reaper waits for that."""
+        return self.lease / RENEWALS_PER_LEASE
+
+    @property
     def max_attempts(self) -> int:
         return (
             int(conf.setting("MAX_ATTEMPTS"))

@@ -37,6 +37,16 @@ def is_stopped(pid: int) -> bool:
     return set(states) == {"T"}
 
 
+def offspring(pid: int) -> list[int]:
+    """Return the processes that this one has started, as they are at this moment."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if int(stat(folder)[1]) == pid:
+                found.append(int(folder.name))
+    return found
+
+
 def stat(folder: Path) -> list[str]:
     """Return what /proc says of a process or thread, from its state on."""
     return (folder / "stat").read_text().rpartition(")")[2].split()

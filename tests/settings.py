@@ -147,5 +147,8 @@ if log := os.environ.get("TASKCLAIM_TEST_LOG"):
         "loggers": {"django_taskclaim": {"handlers": ["json"], "level": "INFO"}},
     }
 
-if interval := os.environ.get("TASKCLAIM_TEST_REAPER_INTERVAL"):
-    TASKCLAIM = {"REAPER_INTERVAL": float(interval)}
+TASKCLAIM = {
+    key: float(number)
+    for key in ("REAPER_INTERVAL", "LEASE")
+    if (number := os.environ.get(f"TASKCLAIM_TEST_{key}"))
+}

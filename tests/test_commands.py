@@ -183,7 +183,7 @@ def test_a_loop_frees_rows_until_it_is_stopped(
     lapsed(Photo, 1)
     loop = subprocess.Popen(
         [sys.executable, "-m", "django", "release_expired", "--loop", "--interval", "50ms"],
-        env=process_env,
+        env=process_env | {"TASKCLAIM_TEST_LEASE": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -260,7 +260,7 @@ def test_a_loop_outlives_what_refuses(process_env: dict[str, str]) -> None:
                 "--interval",
                 "200ms",
             ],
-            env=process_env,
+            env=process_env | {"TASKCLAIM_TEST_LEASE": "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -136,7 +136,7 @@ def test_a_full_fleet_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_expired_rows_are_a_problem_once_every_reaper_should_have_come(settings: Any) -> None:
     lapsed(Job, 2)
     assert "nobody has put them back yet" in told(Job)
-    settings.TASKCLAIM = {"REAPER_INTERVAL": 0.0001}
+    settings.TASKCLAIM = {"REAPER_INTERVAL": 0.0001, "LEASE": 0.0001}
     (problem,) = problems(examine(Job, "default"))
     assert "The leases of 2 rows have ended" in problem.message
     assert problem.advice.startswith("manage.py release_expired testapp.Job")
@@ -157,7 +157,7 @@ def test_rows_without_an_end_of_the_lease_are_told_of_once(settings: Any) -> Non
     assert shown.message.startswith("2 rows are processing without an end of the lease")
     assert shown.advice == advice
     lapsed(Job, 1)
-    settings.TASKCLAIM = {"REAPER_INTERVAL": 0.0001}
+    settings.TASKCLAIM = {"REAPER_INTERVAL": 0.0001, "LEASE": 0.0001}
     once, late = problems(examine(Job, "default"))
     assert once == problem
     assert "The leases of 1 row have ended" in late.message

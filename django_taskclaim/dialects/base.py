@@ -78,6 +78,16 @@ class Dialect(Inspection, Sessions):
         ((said,),) = self.fetch(SQL(f"SELECT {self.now}"))
         return as_utc(MomentField().from_db_value(said, None, self.connection) or said)
 
+    def writable_at(self, table: Table) -> datetime:
+        """Wait until rows of the table can be written, as by a renewal, and return what the clock says then.
+
+        Questions may be answered all the while: beside SQLite's one writer, or beside a migration that locks the table.
+        """
+        unchanged = SQL(table.column(table.columns.iteration))
+        change = table.assign(table.columns.iteration, unchanged)
+        self.run(sql("UPDATE {} SET {} WHERE 1 = 0", table.name, change))
+        return self.current_time()
+
     # Sending statements
 
     def may_be_done(self, error: Exception) -> bool:

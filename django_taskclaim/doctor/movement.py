@@ -16,6 +16,7 @@ from django_taskclaim.handlers import handler_for
 from django_taskclaim.links import is_companion, source_link
 from django_taskclaim.localized import lasting, listed, moment, number
 from django_taskclaim.overview import Overview, overview, throttles_by_source, workers
+from django_taskclaim.policy import policy_for
 from django_taskclaim.querysets import ClaimQuerySet, CompanionQuerySet
 from django_taskclaim.querysets.limits import limits_over, without_room
 from django_taskclaim.querysets.scope import Desk
@@ -137,7 +138,7 @@ def _expired(seen: Overview) -> Iterator[Finding]:
         "rows": _at_least(seen, seen.expired - seen.endless),
         "ago": _("%(time)s ago") % {"time": lasting(late)},
     }
-    if late > 3 * conf.duration("REAPER_INTERVAL"):
+    if late > 3 * conf.duration("REAPER_INTERVAL") + policy_for(seen.model).renewal_interval:
         yield Finding.problem(
             _(
                 "The leases of %(rows)s have ended, the first %(ago)s, and nobody has put them back: no reaper runs."

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
@@ -51,13 +51,17 @@ Write = Callable[[Desk, list[list[Any]]], int]
 Told = Callable[[int], None]
 
 
-def expired_condition(desk: Desk) -> Q:
-    """Match rows whose lease has ended by the database's clock; a processing row without expiry counts as expired."""
-    columns = desk.columns
-    ended = Q(**{f"{columns.expires_at.name}__isnull": True}) | Q(
-        **{f"{columns.expires_at.name}__lte": DatabaseNow()}
-    )
-    return Q(**{columns.status.name: Status.PROCESSING}) & ended
+def expired_condition(desk: Desk, cutoff: datetime | None = None) -> Q:
+    """Match rows whose lease has ended by the database's clock; a processing row without expiry counts as expired.
+
+    With *cutoff*, those alone whose lease had ended by then.
+    """
+    columns, expiry = desk.columns, desk.columns.expires_at.name
+    ended = Q(**{f"{expiry}__lte": DatabaseNow()})
+    if cutoff is not None:
+        ended &= Q(**{f"{expiry}__lte": cutoff})
+    never = Q(**{f"{expiry}__isnull": True})
+    return Q(**{columns.status.name: Status.PROCESSING}) & (never | ended)
 
 
 def in_chunks(
@@ -301,9 +305,10 @@ def _take_from(desk: Desk, holder: str | None, keys: list[Any], assignments: lis
 # The reaper
 
 
-def release_expired(queryset: Rows, limit: int | None) -> int:
-    """Put back, or fail, rows whose lease has ended; see ``ClaimQuerySet.release_expired``."""
-    return in_chunks(queryset, expired_condition, _write_expired, _JUDGED_BY, limit)
+def release_expired(queryset: Rows, limit: int | None, cutoff: datetime | None = None) -> int:
+    """Put back, or fail, rows whose lease has ended, by the *cutoff* if one is given; see ``ClaimQuerySet``."""
+    condition = partial(expired_condition, cutoff=cutoff)
+    return in_chunks(queryset, condition, _write_expired, _JUDGED_BY, limit)
 
 
 def _write_expired(desk: Desk, locked: list[list[Any]]) -> int:

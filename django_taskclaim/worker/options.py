@@ -7,7 +7,6 @@ from typing import Any, Self
 
 from django.apps import apps
 
-from django_taskclaim import conf
 from django_taskclaim.handlers import Handler, handler_for
 from django_taskclaim.sources import or_what_works_on_it
 from django_taskclaim.worker.selection import narrowed
@@ -85,7 +84,3 @@ class WorkerOptions:
             )
         given: dict[str, Any] = {"own_lease": self.lease, "own_batch_size": self.batch_size}
         return replace(found, **{name: one for name, one in given.items() if one is not None})
-
-    def reaper_interval(self) -> timedelta:
-        """Return how often this worker looks for expired claims."""
-        return conf.duration("REAPER_INTERVAL")

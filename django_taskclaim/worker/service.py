@@ -22,6 +22,7 @@ from django_taskclaim.handlers import Handler
 from django_taskclaim.policy import RENEWALS_PER_LEASE, SELF_FENCE
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.fencing import lock_free, renew
+from django_taskclaim.querysets.reaping import Reaper
 from django_taskclaim.switch import stops_of
 from django_taskclaim.throttling.throttles import Throttles
 from django_taskclaim.tokens import clock
@@ -64,7 +65,7 @@ SECOND_REPORT = 1.0
 MOST_LOOKS_LEFT_OUT = 6
 PRUNE_EVERY = 3600.0
 TICK = 0.25
-#: Seconds until a renewal that failed, or passed over locked rows, is tried again.
+#: Seconds until a renewal that failed, or passed over locked rows, is tried again; sooner for short leases.
 RENEW_AGAIN = 1.0
 #: Seconds for which this connection must live on before a broken session is the row's own fault.
 SETTLING = 0.5
@@ -124,6 +125,10 @@ class Service(threading.Thread):
         self.unheard = UnheardClaims(options.using)
         self._returned: deque[Return] = deque()
         self._overruns: list[Overrun] = []
+        self._reapers = [
+            Reaper(handler.model, options.using, lease=partial(self.lease_of, handler))
+            for handler in handlers
+        ]
         #: What this thread waits for between two rounds.
         self.calls = Calls(options, handlers, inflight.wake)
         self._leave = threading.Event()
@@ -239,7 +244,10 @@ class Service(threading.Thread):
         self._guarded("listening for calls", self._listen_when_due)
         self._guarded("asking health checks", self._throttle_when_due)
         self._guarded("ending overrun rows", self._end_overrun)
-        self._guarded("looking for expired claims", self._reap_when_due)
+        for reaper in self._reapers:
+            # Each by itself: a table that cannot be read keeps no other model's rows from coming back.
+            what = f"looking for expired claims of {reaper.model._meta.label}"
+            self._guarded(what, partial(self._reap, reaper))
         self._guarded("reporting", self._report_when_due)
         for one in self._attachments:
             busy = bool(self.inflight.held())
@@ -247,7 +255,15 @@ class Service(threading.Thread):
         self._guarded("forgetting what is old", self._prune_when_due)
 
     def _guarded(self, what: str, job: Callable[[], bool | None]) -> None:
-        """Run one duty; trouble with the database spoils no other duty and is remembered."""
+        """Run one duty; trouble with the database spoils no other duty and is remembered.
+
+        Leases are renewed as soon as a silence of the database is over, before the next duty.
+        """
+        self._run_guarded(what, job)
+        if clock() - self.last_turn > self._shortest_renewal() / 2:
+            self._run_guarded("renewing leases", self._renew_when_due)
+
+    def _run_guarded(self, what: str, job: Callable[[], bool | None]) -> None:
         self.last_turn = clock()
         try:
             if job():
@@ -255,6 +271,8 @@ class Service(threading.Thread):
         except TROUBLE as error:
             if not is_contention(error):
                 self._last_trouble = clock()
+                for reaper in self._reapers:
+                    reaper.start_over()
             self._limited.warn(f"{self.options.name}: {what}", error)
             drop_broken(self.options.using)
         except Exception as error:
@@ -334,9 +352,9 @@ class Service(threading.Thread):
         renewable = {id(task.carrier()): task for task in held if _is_renewable(task)}
         self._renewed = began = clock()
         # Unless all goes well, again soon: an outage that is over must not cost the rest of a long lease.
-        self._renew_by = began + RENEW_AGAIN
+        self._renew_by = again = began + min(RENEW_AGAIN, self._shortest_renewal() / 4)
         outcome = renew([task.row for task in renewable.values()], None)
-        self._renew_by = began + RENEW_AGAIN if outcome.skipped else float("inf")
+        self._renew_by = again if outcome.skipped else float("inf")
         for row in outcome.skipped:
             # Locked, perhaps by its own handler, and seen to stand: no loss until the next look, a second away.
             task = renewable[id(row)]
@@ -424,34 +442,17 @@ class Service(threading.Thread):
 
     # The reaper
 
-    def _reap_when_due(self) -> bool:
-        if not self._is_due("reap", self.options.reaper_interval().total_seconds()):
+    def _reap(self, reaper: Reaper) -> bool:
+        if reaper.turn(int(setting("CHUNK_SIZE")), until_done=True) is None:
             return False
-        if self.troubled_since(clock() - self._longest_renewal()):
-            # The living renew first.
-            return False
-        for handler in self.handlers:
-            # Each by itself: a table that cannot be read keeps no other model's rows from coming back.
-            what = f"looking for expired claims of {handler.model._meta.label}"
-            self._guarded(what, partial(self._reap, handler))
-        return False
+        self.count_questions(reaper.model)
+        return True
 
     def count_questions(self, model: Any, number: int = 1) -> None:
         """Have the claimer leave out a look for each question asked while there was nothing to do."""
         if not self.inflight.held() and model not in self.paused:
             asked = self.idle_questions[model] + number
             self.idle_questions[model] = min(asked, MOST_LOOKS_LEFT_OUT)
-
-    def _reap(self, handler: Handler) -> bool:
-        chunk = int(setting("CHUNK_SIZE"))
-        rows: ClaimQuerySet[Any] = ClaimQuerySet(handler.model, using=self.options.using)
-        self.count_questions(handler.model)
-        if rows.release_expired(chunk) == chunk:
-            self._due["reap"] = 0.0
-        return True
-
-    def _longest_renewal(self) -> float:
-        return self.longest_lease.total_seconds() / RENEWALS_PER_LEASE
 
     def _shortest_renewal(self) -> float:
         return min(map(self.lease_of, self.handlers)).total_seconds() / RENEWALS_PER_LEASE

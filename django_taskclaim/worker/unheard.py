@@ -9,7 +9,7 @@ from django_taskclaim.querysets.claiming import Request
 from django_taskclaim.tokens import clock
 from django_taskclaim.worker.inflight import Task
 
-#: Seconds between two looks for what such claims may have taken.
+#: Seconds between two looks for what such claims may have taken; fewer for short leases.
 EVERY = 1.0
 
 
@@ -17,6 +17,8 @@ EVERY = 1.0
 class _Claim:
     handler: Handler
     holder: str
+    #: Seconds.
+    lease: float
     #: By ``clock()``, when its COMMIT can arrive no more.
     until: float
 
@@ -32,8 +34,8 @@ class UnheardClaims:
     def note(self, handler: Handler, request: Request) -> None:
         """Remember a claim that ended in an error; its holder is its alone."""
         # The COMMIT may be on its way for as long as the server lets the transaction stand.
-        until = clock() + 2 * request.lease.total_seconds()
-        self._claims.append(_Claim(handler, request.holder, until))
+        lease = request.lease.total_seconds()
+        self._claims.append(_Claim(handler, request.holder, lease, clock() + 2 * lease))
 
     def find(self, *, now: bool = False) -> list[Task]:
         """Return the rows that have been claimed after all; the database's errors pass on.
@@ -43,8 +45,9 @@ class UnheardClaims:
         """
         if not self._claims or (clock() < self._next_look and not now):
             return []
-        self._next_look = clock() + EVERY
         noted = list(self._claims)
+        # Found before a reaper finds them, which waits for a quarter of the lease.
+        self._next_look = clock() + min(EVERY, *(one.lease / 16 for one in noted))
         found = [task for handler in _handlers(noted) for task in self._find(handler, noted)]
         for one in noted:
             if clock() >= one.until:

@@ -152,7 +152,8 @@ def test_a_silent_worker_is_greyed_and_says_when_its_rows_return(login: Any) -> 
     holder = row.claim.token.holder.partition("#")[0]
     worker(holder, seen_at=timezone.now() - timedelta(minutes=2))
     worker("worker@web-2:42")
-    client, back_at = login(*VIEW), facts(row).expires_at + timedelta(seconds=10)
+    # The reaper's interval, and a quarter of the default lease.
+    client, back_at = login(*VIEW), facts(row).expires_at + timedelta(seconds=10 + 15)
     most = back_at - timezone.now()
     page = client.get(url())
     least = back_at - timezone.now()
@@ -167,7 +168,7 @@ def test_a_silent_worker_is_greyed_and_says_when_its_rows_return(login: Any) -> 
 @override_settings(USE_THOUSAND_SEPARATOR=True)
 def test_what_programs_read_and_names_of_processes_have_no_separators(login: Any) -> None:
     make(Job, 1)
-    (row,) = Job.objects.claim_batch(1, durable=False, lease=4080)
+    (row,) = Job.objects.claim_batch(1, durable=False, lease=4065)
     holder = row.claim.token.holder.partition("#")[0]
     worker(holder, pid=40711, seen_at=timezone.now() - timedelta(minutes=2))
     worker("another@web-9:1")

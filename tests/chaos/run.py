@@ -75,9 +75,9 @@ class Bounds:
     @classmethod
     def of(cls, plan: Plan) -> "Bounds":
         return cls(
-            kill=plan.lease + plan.reaper + 2,
+            kill=1.25 * plan.lease + plan.reaper + 2,
             # Servers count idle time in whole seconds, and look only now and then.
-            freeze=2 * plan.lease + plan.reaper + 4,
+            freeze=2.25 * plan.lease + plan.reaper + 4,
             stop=plan.grace + 10,
         )
 

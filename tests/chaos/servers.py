@@ -31,6 +31,8 @@ class Server(Protocol):
 
     @property
     def url(self) -> str: ...
+    @property
+    def pid(self) -> int: ...
     def crash(self) -> None: ...
     def restart(self) -> None: ...
     def stop(self) -> None: ...
@@ -72,9 +74,12 @@ class OwnPostgres:
     def url(self) -> str:
         return self._server.url
 
+    @property
+    def pid(self) -> int:
+        return int((self._server.data / "postmaster.pid").read_text().splitlines()[0])
+
     def crash(self) -> None:
-        number = (self._server.data / "postmaster.pid").read_text().splitlines()[0]
-        os.kill(int(number), signal.SIGKILL)
+        os.kill(self.pid, signal.SIGKILL)
 
     def restart(self) -> None:
         end = time.monotonic() + DEADLINE
@@ -110,6 +115,10 @@ class OwnMySQL:
     @property
     def url(self) -> str:
         return f"mysql://root@127.0.0.1:{self._port}/test"
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def crash(self) -> None:
         self._process.kill()

@@ -137,7 +137,7 @@ def _line(
         # Of several models: it may be of one that this page's onlookers must not see.
         last_error=worker.last_error if len(worker.labels) == 1 else _class_of(worker.last_error),
         alive=worker.alive,
-        returns_in=None if worker.alive else _returns_in(holder, now),
+        returns_in=None if worker.alive else _returns_in(model, holder, now),
         silence=words.ago(silence),
     )
 
@@ -179,9 +179,10 @@ def _lease(model: type[models.Model], holder: Holder | None, now: datetime) -> t
     return _("%(time)s left") % {"time": lasting(left)}, level
 
 
-def _returns_in(holder: Holder | None, now: datetime) -> int | None:
+def _returns_in(model: type[models.Model], holder: Holder | None, now: datetime) -> int | None:
     """Return after how many seconds at most the reaper has put the rows of a dead process back."""
     if holder is None:
         return None
     end = now if holder.next_expiry is None else holder.next_expiry
-    return max(0, round((end + conf.duration("REAPER_INTERVAL") - now).total_seconds()))
+    wait = conf.duration("REAPER_INTERVAL") + policy_for(model).renewal_interval
+    return max(0, round((end + wait - now).total_seconds()))

@@ -4,13 +4,13 @@ import signal
 import sys
 import time
 from argparse import ArgumentParser
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 from django.core.management.base import CommandError
 from django.db import Error, connections
 
-from django_taskclaim import conf
 from django_taskclaim.control.acts import account_of, record_act
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.management.arguments import (
@@ -24,6 +24,7 @@ from django_taskclaim.management.base import USAGE, ClaimCommand, whoami
 from django_taskclaim.management.keeping import forget
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.operating import written_before
+from django_taskclaim.querysets.reaping import Reaper
 from django_taskclaim.wording import counted, first_line
 
 #: Seconds between two rounds of forgetting what is old, with --loop.
@@ -39,8 +40,10 @@ class Command(ClaimCommand):
 
 Workers do this by themselves; the command is for projects where people or cron jobs claim rows. A row that a
 worker lost is charged a try and fails once its tries are used up; a row that a person let lapse is never charged.
-Rows that are locked at the moment are left for the next time. What is written down and too old (silent workers, acts,
-histories, minutes of throughput) is forgotten. Safe to run anywhere, any number of times at once."""
+Rows that are locked at the moment are left for the next time. With --loop a row comes back a quarter of its lease
+after it was found, so that living workers renew first where the database was away. What is written down and too old
+(silent workers, acts, histories, minutes of throughput) is forgotten. Safe to run anywhere, any number of times at
+once."""
     epilog = """examples:
   manage.py release_expired                         every claimable model, once (from cron)
   manage.py release_expired photos.Photo --loop     look every 10 seconds until SIGTERM or Ctrl-C
@@ -91,9 +94,13 @@ exit codes:
             text = "A --loop is nobody's act: leave out --by and --reason."
             raise CommandError(text, returncode=USAGE)
         if loop:
-            self._loop(where, limit, interval or conf.duration("REAPER_INTERVAL"))
+            self._loop(where, limit, interval)
             return
-        total, refused = self._release(where, limit, _act(by, reason))
+
+        def release(model: Any, alias: str) -> int:
+            return ClaimQuerySet[Any](model, using=alias).release_expired(limit)
+
+        total, refused = self._release(where, release, _act(by, reason))
         refused += _forgotten(where)
         if refused:
             raise CommandError("\n".join(refused))
@@ -101,16 +108,19 @@ exit codes:
             self.stdout.write("No claim has expired.")
 
     def _release(
-        self, where: list[tuple[Any, str]], limit: int | None, act: dict[str, Any] | None = None
+        self,
+        where: list[tuple[Any, str]],
+        release: Callable[[Any, str], int],
+        act: dict[str, Any] | None = None,
     ) -> tuple[int, list[str]]:
-        """Put back what has expired, at most *limit* rows of each model; recorded where it is somebody's *act*.
+        """Have *release* put back what has expired of each model; recorded where it is somebody's *act*.
 
         Returns how many rows that were, and what was said of models that could not be reached: one stops no other.
         """
         total, refused = 0, []
         for model, alias in where:
             try:
-                rows = ClaimQuerySet[Any](model, using=alias).release_expired(limit)
+                rows = release(model, alias)
             except (Error, TaskClaimError) as error:
                 rows = written_before(error)
                 refused.append(f"{model._meta.label} on {alias!r}: {first_line(error)}")
@@ -125,13 +135,20 @@ exit codes:
             self.stdout.write(f"{model._meta.label}: put back {counted(count, 'expired row')}.")
             self.stdout.flush()
 
-    def _loop(self, where: list[tuple[Any, str]], limit: int | None, interval: timedelta) -> None:
+    def _loop(
+        self, where: list[tuple[Any, str]], limit: int | None, interval: timedelta | None
+    ) -> None:
+        reapers = {(model, alias): Reaper(model, alias, interval) for model, alias in where}
+
+        def turn(model: Any, alias: str) -> int:
+            return reapers[model, alias].turn(limit) or 0
+
         if hasattr(signal, "pthread_sigmask"):
             # They wait while rows are put back, and end the pause.
             signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         forget_at = time.monotonic()
         while True:
-            _, refused = self._release(where, limit)
+            _, refused = self._release(where, turn)
             if time.monotonic() >= forget_at:
                 forget_at = time.monotonic() + FORGET_EVERY
                 refused += _forgotten(where)
@@ -139,7 +156,7 @@ exit codes:
                 self.stderr.write(f"{sentence}; trying again.")
             for alias in {alias for _, alias in where}:
                 connections[alias].close_if_unusable_or_obsolete()
-            if _told_to_stop_within(interval.total_seconds()):
+            if _told_to_stop_within(min(reaper.due_in() for reaper in reapers.values())):
                 return
 
 
