@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,9 +14,9 @@ from django.db import Error, connection, connections, transaction
 
 from django_taskclaim.switch import pause, resume
 from tests import freezing
-from tests.chaos.app.models import Work
+from tests.chaos.app.models import Resource, Work
 from tests.chaos.crew import Worker, is_running
-from tests.chaos.records import act, leave, orphans
+from tests.chaos.records import act, harm, leave, orphans
 from tests.sessions import end_session, other_sessions
 
 if TYPE_CHECKING:
@@ -35,9 +36,12 @@ class Kind:
 
 KINDS: dict[str, Kind] = {}
 
+#: The resource that results refer to, and that nobody else locks.
+REFERENCE = 3
+
 
 def fault(weight: int, needs: str = "") -> Callable[[Fault], Fault]:
-    """Register a fault: *needs* names what some surroundings lack (sessions, row_locks, proxy, server)."""
+    """Register a fault: *needs* names what some surroundings lack (sessions, row_locks, proxy, server, silence)."""
 
     def register(function: Fault) -> Fault:
         KINDS[function.__name__] = Kind(function, weight, needs)
@@ -60,7 +64,10 @@ def victim(
     ]
     if not fit:
         raise LookupError("everybody is dead, frozen or leaving")
-    return run.rng.choice(fit)
+    chosen = run.rng.choice(fit)
+    # What is done to the network is done to all who use it.
+    harm("" if proxied else chosen.name)
+    return chosen
 
 
 def holders() -> set[str]:
@@ -153,6 +160,7 @@ def freeze(run: "Run") -> None:
 @fault(weight=4, needs="sessions")
 def cut_sessions(run: "Run") -> None:
     """End some sessions of workers, whatever they are doing."""
+    harm()
     sessions = other_sessions()
     for number in run.rng.sample(sessions, min(len(sessions), run.rng.randint(1, 3))):
         end_session(number)
@@ -161,6 +169,7 @@ def cut_sessions(run: "Run") -> None:
 @fault(weight=3, needs="row_locks")
 def deadlock(run: "Run") -> None:
     """Lock rows that are being worked on from the highest key down, as none of our statements does."""
+    harm()
     keys = list(
         Work.objects.filter(status="processing").order_by("-pk").values_list("pk", flat=True)[:20]
     )
@@ -179,6 +188,7 @@ def deadlock(run: "Run") -> None:
 def crash_server(run: "Run") -> None:
     """Kill the server itself; what the workers held is judged by the time of its return."""
     assert run.server is not None
+    harm()
     down = time.monotonic()
     run.server.crash()
     connection.close()
@@ -187,6 +197,77 @@ def crash_server(run: "Run") -> None:
     run.connect_again()
     leave(time.monotonic() - down + 10)
     run.calm_down(10)
+
+
+@fault(weight=1, needs="silence")
+def silence(run: "Run") -> None:
+    """Keep the connections and answer nothing for longer than a lease; afterwards nobody is charged for that."""
+    seconds = run.rng.uniform(1.2, 3.0) * run.plan.lease
+    # Somebody works on a claim from before the silence to after it.
+    sleeper = Work.objects.create(act=f"sleep:{seconds + 1}", priority=1)
+    run.wait_for(Work.objects.filter(pk=sleeper.pk, status="processing").exists)
+    with act("silence"):
+        with silent(run):
+            time.sleep(seconds)
+        run.connect_again()
+    leave(seconds + 10)
+    run.calm_down(10)
+
+
+@contextlib.contextmanager
+def silent(run: "Run") -> Iterator[None]:
+    """Stop every process of the run's own server; on SQLite, whose server is its file, keep the write lock."""
+    if run.server is not None:
+        signal_server(run.server.pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            signal_server(run.server.pid, signal.SIGCONT)
+        return
+    name = connection.settings_dict["NAME"]
+    writer = sqlite3.connect(name, timeout=60, isolation_level=None)
+    writer.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    finally:
+        writer.execute("ROLLBACK")
+        writer.close()
+
+
+def signal_server(pid: int, number: signal.Signals) -> None:
+    """Send a signal to the server's first process and to those that it has started."""
+    os.kill(pid, number)
+    for child in freezing.offspring(pid):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, number)
+
+
+# Single rows
+
+
+@fault(weight=2)
+def refused_result(run: "Run") -> None:
+    """Add rows whose completion the database refuses, with an error that looks like a database in trouble."""
+    Work.objects.bulk_create([Work(act="refuse", priority=1) for _ in range(3)])
+
+
+@fault(weight=2, needs="row_locks")
+def locked_reference(run: "Run") -> None:
+    """Keep a row locked for longer than a lease, and add rows whose results refer to it."""
+    hold = run.rng.uniform(1.5, 3.0) * run.plan.lease
+    locked = threading.Event()
+
+    def lock() -> None:
+        with contextlib.suppress(Error), act("locked_reference"), transaction.atomic():
+            list(Resource.objects.select_for_update().filter(pk=REFERENCE))
+            locked.set()
+            time.sleep(hold)
+        connections.close_all()
+
+    threading.Thread(target=lock, daemon=True).start()
+    if not locked.wait(30):
+        raise LookupError("somebody else has the lock")
+    Work.objects.bulk_create([Work(act=f"refer:{REFERENCE}", priority=1) for _ in range(20)])
 
 
 # The network

@@ -278,6 +278,43 @@ def orphans_claim_nothing(rules: Rules) -> str:
     )
 
 
+# Promise 12
+
+
+def silence_charges_nobody(rules: Rules) -> str:
+    """12: while the database is silent, or a lock holds up results, no row of a worker in health is charged.
+
+    Nothing was done to the worker itself lately, and no row that kills was among those of its process.
+    """
+    # A worker that fails a row writes when it is due again.
+    expired = (
+        f"{HELD} AND h.old_expires_at < h.at AND h.new_attempts = h.old_attempts + 1"
+        " AND ((h.new_status = 'open' AND h.new_not_before = h.old_not_before)"
+        " OR h.new_error_class = 'LeaseExpired')"
+    )
+    theirs = "a.worker || '%%'" if connection.vendor == "sqlite" else "CONCAT(a.worker, '%%')"
+    process = {
+        "postgresql": "SPLIT_PART({}, '#', 1)",
+        "mysql": "SUBSTRING_INDEX({}, '#', 1)",
+        "sqlite": "SUBSTR({0}, 1, INSTR({0}, '#'))",
+    }[connection.vendor]
+    calm = (
+        "NOT EXISTS (SELECT 1 FROM chaos_act a WHERE a.kind = 'harm' AND h.old_claimed_by LIKE"
+        f" {theirs} AND h.at BETWEEN a.began_at AND a.ended_at)"
+    )
+    harmless = (
+        "NOT EXISTS (SELECT 1 FROM chaos_history d JOIN chaos_work w ON w.id = d.work_id AND w.act = 'die'"
+        f" WHERE d.new_status = 'processing' AND {process.format('d.new_claimed_by')}"
+        f" = {process.format('h.old_claimed_by')})"
+    )
+    soon = later(connection, "s.ended_at", rules.lease / 4)
+    return (
+        "SELECT h.* FROM chaos_act s JOIN chaos_history h ON h.at >= s.began_at"
+        f" AND (s.ended_at IS NULL OR h.at <= {soon})"
+        f" WHERE s.kind IN ('silence', 'locked_reference') AND {expired} AND {calm} AND {harmless} LIMIT 100"
+    )
+
+
 # Promises 9 and 10
 
 
@@ -343,6 +380,7 @@ CHECKS: Mapping[str, Check] = {
         the_database_clock_decides,
         the_dead_lose_their_rows_in_time,
         orphans_claim_nothing,
+        silence_charges_nobody,
         nothing_is_claimed_while_paused,
         rows_fail_only_when_allowed,
         nothing_is_lost,

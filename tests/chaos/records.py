@@ -22,6 +22,12 @@ def act(kind: str, worker: str = "") -> Iterator[None]:
     Act.objects.filter(pk=noted.pk).update(ended_at=DatabaseNow(), ended_after=last)
 
 
+def harm(worker: str = "", seconds: float = 40) -> None:
+    """Write down that a worker, or everybody, may lose claims for so many seconds from now."""
+    until = DatabaseLater(timedelta(seconds=seconds))
+    Act.objects.create(kind="harm", worker=worker, began_at=DatabaseNow(), ended_at=until)
+
+
 def orphans(kind: str, worker: str, bound: float) -> None:
     """Write down the claims of a worker that has just been killed or frozen; they must end within *bound* seconds."""
     execute(

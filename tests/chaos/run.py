@@ -18,10 +18,10 @@ from tests import servers
 from tests.chaos import ledger, sql
 from tests.chaos.app.models import Act, Effect, History, Orphan, Resource, Work
 from tests.chaos.crew import FAKETIME, Crew, Seat
-from tests.chaos.faults import KINDS, unpause
+from tests.chaos.faults import KINDS, REFERENCE, unpause
 from tests.chaos.oracle import Offences, Rules, offences
 from tests.chaos.proxy import ProxyProcess
-from tests.chaos.records import leave
+from tests.chaos.records import harm, leave
 from tests.chaos.servers import Server
 from tests.chaos.stalls import Stalls
 
@@ -128,6 +128,14 @@ class Run:
                     raise
                 time.sleep(0.1)
 
+    def wait_for(self, state: Callable[[], bool], seconds: float = 30) -> None:
+        """Return once *state* is true; LookupError where it takes too long for this fault."""
+        end = time.monotonic() + seconds
+        while not state():
+            if time.monotonic() > end:
+                raise LookupError("nobody is fit for this now")
+            time.sleep(0.05)
+
     # The run
 
     def go(self) -> None:
@@ -157,6 +165,7 @@ class Run:
         """Give the claims of the lately dead as much more time as the machine has kept from the living."""
         if stood_still := self.stalls.since_last_asked():
             self._due_now(lambda: leave(stood_still))
+            self._due_now(lambda: harm(seconds=2 * self.plan.lease))
 
     def _is_done(self) -> bool:
         return self.plan.rows is not None and self._added >= self.plan.rows and not waiting()
@@ -218,6 +227,7 @@ class Run:
             "row_locks": not connection.features.has_select_for_update,
             "proxy": self.proxy is None,
             "server": self.server is None,
+            "silence": self.server is None and connection.vendor != "sqlite",
         }
         return {name for name, lacking in missing.items() if lacking}
 
@@ -281,7 +291,7 @@ def prepared() -> Iterator[None]:
     sql.uninstall()
     for model in (Work, History, Effect, Act, Orphan, Resource):
         model._base_manager.all()._raw_delete("default")
-    Resource.objects.bulk_create([Resource(pk=1), Resource(pk=2)])
+    Resource.objects.bulk_create([Resource(pk=1), Resource(pk=2), Resource(pk=REFERENCE)])
     ledger.prepare()
     sql.install()
     try:

@@ -1,4 +1,7 @@
-"""The triggers that copy every change of the work table into the history, and other SQL that differs by database."""
+"""The triggers that copy every change of the work table into the history, and other SQL that differs by database.
+
+One more trigger refuses the completion of rows with the act "refuse", with an error of Django's OperationalError.
+"""
 
 from typing import Any
 
@@ -9,12 +12,31 @@ from tests.chaos.app.models import TRACKED, Work
 
 TABLE = "chaos_work"
 COPY = "chaos_copy"
+REFUSE = "chaos_refuse"
 
 #: The clock of the database at the start of the statement, the one that claims are decided by.
 NOW = {
     "postgresql": "STATEMENT_TIMESTAMP()",
     "mysql": "UTC_TIMESTAMP(6)",
     "sqlite": "STRFTIME('%%Y-%%m-%%d %%H:%%M:%%f', 'now')",
+}
+
+_REFUSED = "NEW.status = 'complete' AND NEW.act = 'refuse'"
+REFUSING = {
+    "postgresql": [
+        f"CREATE FUNCTION {REFUSE}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        " RAISE EXCEPTION 'the trigger refuses this result' USING ERRCODE = '54000'; END $$",
+        f"CREATE TRIGGER {REFUSE} BEFORE UPDATE ON {TABLE} FOR EACH ROW WHEN ({_REFUSED}) EXECUTE FUNCTION {REFUSE}()",
+    ],
+    "mysql": [
+        f"CREATE TRIGGER {REFUSE} BEFORE UPDATE ON {TABLE} FOR EACH ROW BEGIN IF {_REFUSED} THEN"
+        " SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'the trigger refuses this result'; END IF; END"
+    ],
+    # RAISE() would be an IntegrityError.
+    "sqlite": [
+        f"CREATE TRIGGER {REFUSE} BEFORE UPDATE ON {TABLE} FOR EACH ROW WHEN {_REFUSED}"
+        " BEGIN SELECT JSON('the trigger refuses this result'); END"
+    ],
 }
 
 
@@ -50,7 +72,7 @@ def install(using: str = "default") -> None:
     """Put the triggers on the work table."""
     uninstall(using)
     connection = connections[using]
-    for statement in _triggers(connection):
+    for statement in [*_triggers(connection), *REFUSING[connection.vendor]]:
         execute(connection, statement)
 
 
@@ -59,7 +81,9 @@ def uninstall(using: str = "default") -> None:
     connection = connections[using]
     if connection.vendor == "postgresql":
         execute(connection, f"DROP FUNCTION IF EXISTS {COPY}() CASCADE")
+        execute(connection, f"DROP FUNCTION IF EXISTS {REFUSE}() CASCADE")
         return
+    execute(connection, f"DROP TRIGGER IF EXISTS {REFUSE}")
     for operation in ("insert", "update", "delete"):
         execute(connection, f"DROP TRIGGER IF EXISTS {COPY}_{operation}")
 

@@ -235,6 +235,14 @@ def claimed_by_an_orphan() -> None:
     cheat(row, claim_of("w1.@host#1"))
 
 
+def charged_for_silence() -> None:
+    """A row whose worker lived through the silence is put back as if it had died."""
+    act("silence")
+    (row,) = claimed()
+    cheat(row, f"expires_at = {clock('-1 SECOND')}")
+    cheat(row, f"iteration = iteration + 1, attempts = attempts + 1, {OPEN}")
+
+
 def claimed_while_paused() -> None:
     act("pause")
     claimed()
@@ -286,6 +294,7 @@ CHEATS: dict[Callable[[], None], str] = {
     never_freed: "the_dead_lose_their_rows_in_time",
     freed_late: "the_dead_lose_their_rows_in_time",
     claimed_by_an_orphan: "orphans_claim_nothing",
+    charged_for_silence: "silence_charges_nobody",
     claimed_while_paused: "nothing_is_claimed_while_paused",
     failed_too_soon: "rows_fail_only_when_allowed",
     failed_without_having_run: "rows_fail_only_when_allowed",
@@ -323,6 +332,13 @@ def test_an_honest_run_is_no_offence() -> None:
     run(*rows)
     finish(*rows)
     assert offences(RULES) == {}
+
+
+def test_a_silence_that_follows_harm_charges_as_usual() -> None:
+    """A worker that was killed before the silence loses its rows, and each counts."""
+    records.harm()
+    charged_for_silence()
+    assert "silence_charges_nobody" not in offences(RULES)
 
 
 def test_a_claim_that_began_while_paused_may_wait_for_the_resume() -> None:

@@ -42,6 +42,15 @@ def permanent(row: Work, detail: str) -> None:
     raise Permanent(f"row {row.pk} can never be done")
 
 
+def refuse(row: Work, detail: str) -> None:
+    """Nothing: a trigger refuses the completion of such a row, see ``tests.chaos.sql``."""
+
+
+def refer(row: Work, detail: str) -> None:
+    """Return a reference to a row that somebody may have locked."""
+    row.resource_id = int(detail)
+
+
 def die(row: Work, detail: str) -> None:
     os._exit(9)
 
@@ -73,7 +82,8 @@ def _lock(number: int) -> None:
 
 
 ACTS: dict[str, Callable[[Work, str], None]] = {
-    act.__name__: act for act in (work, save, sleep, fail, later, permanent, die, deadlock, swallow)
+    act.__name__: act
+    for act in (work, save, sleep, fail, later, permanent, refuse, refer, die, deadlock, swallow)
 }
 
 

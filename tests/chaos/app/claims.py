@@ -78,7 +78,7 @@ _function, _options = KINDS[MODE]
 handler(
     Work,
     queryset=Work.objects.filter(wanted=True),
-    update_fields=["signed_by", "signed_iteration"],
+    update_fields=["signed_by", "signed_iteration", "resource"],
     max_attempts=MAX_ATTEMPTS,
     backoff=lambda failures: 0.2,
     # On SQLite an atomic handler is the one writer, and may be for a quarter of the lease.

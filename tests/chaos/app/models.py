@@ -33,6 +33,8 @@ class Work(TaskMixin):
     wanted = models.BooleanField(default=True)
     signed_by = HolderField(null=True, default=None)
     signed_iteration = models.IntegerField(null=True, default=None)
+    #: A result that refers to another table.
+    resource = models.ForeignKey("Resource", models.PROTECT, null=True, related_name="+")
 
 
 class History(models.Model):
@@ -100,6 +102,6 @@ class Orphan(models.Model):
 
 
 class Resource(models.Model):
-    """Something that handlers lock beside their row, in either order, so that deadlocks happen."""
+    """Something that handlers lock beside their row, in either order, so that deadlocks happen, or refer to."""
 
     counter = models.IntegerField(default=0)
