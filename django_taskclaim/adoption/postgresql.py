@@ -199,14 +199,16 @@ class PostgreSQLTable(LiveTable):
     @contextmanager
     def _without_limits(self) -> Iterator[None]:
         """Lift the limits of the session, if it has any: what waits here keeps nobody else waiting."""
-        set_ones = [name for name in _LIMITS if self._rows(f"SHOW {name}", ())[0][0] != "0"]
+        limits = {name: self._rows(f"SHOW {name}", ())[0][0] for name in _LIMITS}
+        set_ones = {name: limit for name, limit in limits.items() if limit != "0"}
         for name in set_ones:
             self.editor.execute(f"SET {name} = 0", None)
         try:
             yield
         finally:
-            for name in set_ones:
-                self.editor.execute(f"RESET {name}", None)
+            # Not RESET: the session may have been given limits of its own since it was opened.
+            for name, limit in set_ones.items():
+                self.editor.execute(f"SET {name} = '{limit}'", None)
 
     # What it tells
 

@@ -95,6 +95,28 @@ def test_it_gives_up_and_says_for_whom(
     assert parcel.objects.filter(status="paused").count() == 5
 
 
+#: Time limits of a session, and what asks for one.
+OWN_LIMITS: dict[str, tuple[str, dict[str, str]]] = {
+    "postgresql": ("SHOW ", {"lock_timeout": "77s", "statement_timeout": "7min"}),
+    "mysql": ("SELECT @@SESSION.", {"lock_wait_timeout": "77", "innodb_lock_wait_timeout": "78"}),
+}
+
+
+def test_a_session_keeps_its_own_time_limits(project: Project, parcel: Any) -> None:
+    """A migration before this one may have given it some."""
+    ask, limits = OWN_LIMITS[connection.vendor]
+    project.adopt("adoption.Parcel")
+    for name, limit in limits.items():
+        value = limit if limit.isdigit() else f"'{limit}'"
+        execute(f"SET SESSION {name} = {value}")
+    try:
+        for target in ("", "0001", ""):
+            project.migrate(target)
+            assert {name: str(execute(f"{ask}{name}")[0][0]) for name in limits} == limits
+    finally:
+        connection.close()
+
+
 @instant_only
 def test_what_broke_off_between_two_statements_is_taken_up_again(
     project: Project, parcel: Any
