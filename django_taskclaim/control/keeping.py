@@ -49,9 +49,8 @@ def compact(using: str, chunk: int) -> bool:
     dialect = dialect_for(connections[using])
     before = slot_start(database_time(using) - AGE_OF_MINUTES, TEN_MINUTES)
     rows = ThroughputMinute.objects.using(using)
-    with dialect.own_transaction():
-        # Another process may be at it; the leases of this one do not wait for that.
-        dialect.limit_lock_wait(1)
+    # Another process may be at it; the leases of this one do not wait for that.
+    with dialect.own_transaction(), dialect.limit_lock_wait(1):
         old = rows.filter(at__lt=before).exclude(process="")
         minutes = list(old.select_for_update().order_by("at", "id")[:chunk])
         together: dict[Any, list[ThroughputMinute]] = {}

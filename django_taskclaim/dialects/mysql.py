@@ -104,20 +104,29 @@ class MySQL(MySQLInspection, Dialect):
         if not self.commits_alone:
             self.run(SQL("SET TRANSACTION ISOLATION LEVEL READ COMMITTED"))
 
-    def limit_lock_wait(self, seconds: float) -> None:
-        # Of the session: there is no such setting for a transaction. It counts whole seconds.
+    @contextmanager
+    def limit_lock_wait(self, seconds: float) -> Iterator[None]:
+        # It counts whole seconds.
         whole = max(1, math.ceil(seconds))
-        self.run(SQL(f"SET SESSION innodb_lock_wait_timeout = {whole}"))
+        with self._keeping("innodb_lock_wait_timeout"):
+            self.run(SQL(f"SET SESSION innodb_lock_wait_timeout = {whole}"))
+            yield
 
     @contextmanager
     def keeping_limits(self) -> Iterator[None]:
-        ((before,),) = self.fetch(SQL(f"SELECT @@SESSION.{self._limit}"))
+        with self._keeping(self._limit):
+            yield
+
+    @contextmanager
+    def _keeping(self, name: str) -> Iterator[None]:
+        """Give the session back the setting that it had: there is none for a transaction."""
+        ((before,),) = self.fetch(SQL(f"SELECT @@SESSION.{name}"))
         try:
             yield
         finally:
             # A session that is gone takes the setting with it.
             with suppress(Error):
-                self.run(SQL(f"SET SESSION {self._limit} = {before}"))
+                self.run(SQL(f"SET SESSION {name} = {before}"))
 
     def limit_statements(self, limit: timedelta) -> None:
         unit = timedelta(seconds=1) if self._is_mariadb else timedelta(milliseconds=1)
@@ -132,7 +141,7 @@ class MySQL(MySQLInspection, Dialect):
     def end_idle_transactions(self, idle: timedelta, *, ours_alone: bool) -> None:
         seconds = max(1, math.ceil(idle.total_seconds()))
         if ours_alone:
-            self.limit_lock_wait(LOCK_WAIT)
+            self.run(SQL(f"SET SESSION innodb_lock_wait_timeout = {LOCK_WAIT}"))
             self.run(SQL("SET SESSION lock_wait_timeout = 2"))
         if self._is_mariadb:
             self.run(SQL(f"SET SESSION idle_transaction_timeout = {seconds}"))

@@ -90,7 +90,7 @@ class PostgreSQL(Dialect):
     def begin_transaction(self) -> None:
         # Two claims that meet under REPEATABLE READ are an error.
         if (wait := vars(self.connection).get(WAIT)) is not None:
-            self.limit_lock_wait(wait / 1000)
+            self.run(SQL(f"SET LOCAL lock_timeout = {wait}"))
         if self._isolates_too_much:
             self.run(SQL("SET TRANSACTION ISOLATION LEVEL READ COMMITTED"))
 
@@ -107,8 +107,10 @@ class PostgreSQL(Dialect):
         session: Any = self.connection.connection
         return session is not None and session.info.transaction_status == IN_TRANSACTION
 
-    def limit_lock_wait(self, seconds: float) -> None:
+    @contextmanager
+    def limit_lock_wait(self, seconds: float) -> Iterator[None]:
         self.run(SQL(f"SET LOCAL lock_timeout = {max(1, int(seconds * 1000))}"))
+        yield
 
     @contextmanager
     def keeping_limits(self) -> Iterator[None]:

@@ -12,8 +12,13 @@ from django_taskclaim.dialects.time_limits import TimeBudget
 class Sessions(KeyedTables):
     """The part of a dialect that bounds and ends sessions; where the database cannot be told, nothing happens."""
 
-    def limit_lock_wait(self, seconds: float) -> None:
-        """Let the current transaction wait at most *seconds* for a row, where the database can be told so."""
+    @contextmanager
+    def limit_lock_wait(self, seconds: float) -> Iterator[None]:
+        """Let the open transaction wait at most *seconds* for a lock in this block, where the database can be told so.
+
+        On PostgreSQL that holds until the transaction ends.
+        """
+        yield
 
     @contextmanager
     def time_limit(self, limit: timedelta) -> Iterator[None]:

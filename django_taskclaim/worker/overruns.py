@@ -94,8 +94,7 @@ class Overrun:
         text = outlived(handler)
         together = len(self.unit.called) > 1 and claim_columns(handler.model).not_before is not None
         dialect = dialect_for(connections[using])
-        with dialect.own_transaction():
-            dialect.limit_lock_wait(1)
+        with dialect.own_transaction(), dialect.limit_lock_wait(1):
             if together:
                 rows._set_apart(row)
             else:

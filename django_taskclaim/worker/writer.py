@@ -162,8 +162,8 @@ class Writer:
                 free, busy = [row for row in free if row not in held_up], [*busy, *held_up]
             unlocked, locked = _those_of(results, free), _those_of(results, busy)
             if unlocked:
-                dialect.limit_lock_wait(WAIT_AGAIN)
-                verb(self, unlocked)
+                with dialect.limit_lock_wait(WAIT_AGAIN):
+                    verb(self, unlocked)
         self._postpone(locked)
         decided = [result for result in results if result not in locked]
         self._tell_lost(result for result in decided if result not in unlocked)

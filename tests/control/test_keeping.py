@@ -15,6 +15,7 @@ from django_taskclaim.control.reading import slot_start, throughput
 from django_taskclaim.dialects import DatabaseLater
 from django_taskclaim.overview import database_time
 from django_taskclaim.worker.histogram import packed
+from tests.behaviour.support import ROW_LOCKS
 from tests.testapp.models import Photo
 
 pytestmark = pytest.mark.django_db(databases="__all__")
@@ -118,3 +119,17 @@ def test_two_workers_that_take_minutes_together_count_none_twice() -> None:
         continue
     assert ThroughputMinute.objects.aggregate(done=Sum("done"))["done"] == 60
     assert ThroughputMinute.objects.count() <= 7
+
+
+@pytest.mark.django_db(transaction=True, databases="__all__")
+@pytest.mark.skipif(not ROW_LOCKS, reason="needs row locks")
+def test_a_session_waits_for_locks_as_long_as_before() -> None:
+    """``release_expired`` prunes too, on a session that may go on with something else."""
+    ask = {"postgresql": "SHOW lock_timeout", "mysql": "SELECT @@SESSION.innodb_lock_wait_timeout"}
+    limits = []
+    for _ in range(2):
+        with connections["default"].cursor() as cursor:
+            cursor.execute(ask[connections["default"].vendor])
+            limits.append(cursor.fetchone())
+        compact("default", 5)
+    assert limits[0] == limits[1]

@@ -150,12 +150,12 @@ def _lock(place: Place, pk: Any, state: tuple[str, Token]) -> bool:
     """Lock the range, waiting for a chunk under way to end, and say whether it is still as it was seen."""
     desk = place.desk
     status, token = state
-    desk.dialect.limit_lock_wait(PATIENCE)
-    if status == Status.PROCESSING:
-        return bool(desk.dialect.lock_standing(desk.table, token, [pk]))
     columns = desk.columns
-    found = desk.dialect.lock_at_once(desk.table, [pk], [columns.status, columns.iteration])
-    return found == [[status, token.iteration]]
+    with desk.dialect.limit_lock_wait(PATIENCE):
+        if status == Status.PROCESSING:
+            return bool(desk.dialect.lock_standing(desk.table, token, [pk]))
+        found = desk.dialect.lock_at_once(desk.table, [pk], [columns.status, columns.iteration])
+        return found == [[status, token.iteration]]
 
 
 def _condition(place: Place, state: tuple[str, Token]) -> SQL:
