@@ -210,7 +210,7 @@ class PostgreSQL(Dialect):
             CANDIDATES,
             here,
             self.lock_clause,
-            table.name,
+            _unqualified(table.name),
             table.name,
             self.claim_assignments(order, table),
             CANDIDATES,
@@ -256,7 +256,7 @@ class PostgreSQL(Dialect):
         # A row that will go may not be referred to meanwhile: the DELETE would wait for that transaction.
         clause = "FOR UPDATE" if deleting else self.lock_clause
         return table.python_keys(
-            self.fetch(sql("{} {} OF {} SKIP LOCKED", rows, clause, table.name))
+            self.fetch(sql("{} {} OF {} SKIP LOCKED", rows, clause, _unqualified(table.name)))
         )
 
     def queue(self, name: str) -> None:
@@ -338,7 +338,7 @@ class PostgreSQL(Dialect):
 
     def _relations(self, table: Table) -> frozenset[str]:
         """Return the names of the table and of its partitions."""
-        name = real_name(table.columns.owner._meta.db_table)
+        name = real_name(_unqualified(table.name)).strip('"')
         spelled = value(real_name(table.name))
         parts = self.fetch(
             sql("SELECT relid::regclass::text FROM pg_partition_tree({}::regclass)", spelled)
@@ -363,8 +363,9 @@ class PostgreSQL(Dialect):
         shares = self.fetch(
             sql(
                 "SELECT unnest(most_common_vals::text::text[]), unnest(most_common_freqs) FROM ("
-                "SELECT s.most_common_vals, s.most_common_freqs FROM pg_stats s JOIN pg_class c"
-                " ON c.relname = s.tablename AND c.relnamespace = s.schemaname::regnamespace"
+                "SELECT s.most_common_vals, s.most_common_freqs FROM pg_stats s"
+                " JOIN pg_namespace n ON n.nspname = s.schemaname"
+                " JOIN pg_class c ON c.relname = s.tablename AND c.relnamespace = n.oid"
                 " WHERE c.oid = {}::regclass AND s.attname = {} ORDER BY s.inherited DESC LIMIT 1) known",
                 name,
                 value(real_name(table.columns.status.column)),
@@ -372,15 +373,21 @@ class PostgreSQL(Dialect):
         )
         return Belief(float(rows), {state: share * float(rows) for state, share in shares})
 
-    def ignored_indexes(self, table_name: str) -> set[str]:
-        # What a failed CREATE INDEX CONCURRENTLY leaves behind.
-        name = value(self.connection.ops.quote_name(table_name))
-        found = sql(
-            "SELECT c.relname FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid"
-            " WHERE i.indrelid = to_regclass({}) AND NOT i.indisvalid",
-            name,
+    def indexes(self, table: Table) -> list[list[tuple[str, str]]]:
+        # Django's introspection finds no table of another schema. What a failed CREATE INDEX CONCURRENTLY leaves behind
+        # is not valid.
+        found = self.fetch(
+            sql(
+                "SELECT array_agg(COALESCE(a.attname::text, '') ORDER BY part.place),"
+                " array_agg(CASE WHEN part.option & 1 = 1 THEN 'DESC' ELSE 'ASC' END ORDER BY part.place)"
+                " FROM pg_index i"
+                " CROSS JOIN unnest(i.indkey, i.indoption) WITH ORDINALITY part(number, option, place)"
+                " LEFT JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = part.number"
+                " WHERE i.indrelid = to_regclass({}) AND i.indisvalid GROUP BY i.indexrelid",
+                value(real_name(table.name)),
+            )
         )
-        return {row[0] for row in self.fetch(found)}
+        return [list(zip(names, orders, strict=True)) for names, orders in found]
 
     def configured_faults(self) -> Iterator[Fault]:
         asked = self._asked_isolation
@@ -431,6 +438,12 @@ class PostgreSQL(Dialect):
                 " the cursors of iterator() break when it pools transactions.",
                 f'DATABASES["{self.connection.alias}"]["DISABLE_SERVER_SIDE_CURSORS"] = True',
             )
+
+
+def _unqualified(name: str) -> str:
+    """Return a quoted table name without its schema, as a lock clause and a plan want it."""
+    _, schema_ends, last = name.rpartition('"."')
+    return f'"{last}' if schema_ends else name
 
 
 _INDEX_WALKS = {"Index Scan", "Index Only Scan", "Bitmap Index Scan"}

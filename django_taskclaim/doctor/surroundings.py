@@ -97,11 +97,11 @@ def _is_elsewhere(desk: Desk) -> bool:
 
 def _missing_columns(desk: Desk) -> Iterator[Finding]:
     connection = desk.dialect.connection
+    name = real_name(desk.columns.owner._meta.db_table)
     with connection.cursor() as cursor:
-        name = real_name(desk.columns.owner._meta.db_table)
-        known = {
-            column.name for column in connection.introspection.get_table_description(cursor, name)
-        }
+        # Django's introspection describes no table of another schema.
+        cursor.execute(f"SELECT * FROM {desk.table.name} WHERE 1 = 0", ())
+        known = {column[0] for column in cursor.description}
     columns = desk.columns
     ours = [*columns.guarded, *([columns.priority] if columns.priority is not None else [])]
     wanted = [real_name(field.column) for field in ours]

@@ -12,7 +12,10 @@ import pytest
 from django.apps import apps
 from django.db import connection, transaction
 
+from django_taskclaim.doctor import Kind, examine
 from django_taskclaim.exceptions import ClaimLost
+from django_taskclaim.indexes import ClaimIndex
+from django_taskclaim.taking import take
 from tests.behaviour.support import clock, set_raw
 from tests.factories import make
 from tests.test_doctor import told
@@ -25,7 +28,7 @@ if not apps.is_installed("tests.surroundings.app"):
         "needs partitions by range and hash, and triggers in PL/pgSQL", allow_module_level=True
     )
 
-from tests.surroundings.app.models import AUDITED, SURROUNDED, ByHash, ByRange
+from tests.surroundings.app.models import AUDITED, SURROUNDED, ByHash, ByRange, Elsewhere
 
 surrounded = pytest.mark.parametrize("model", SURROUNDED, ids=lambda model: model.__name__)
 audited = pytest.mark.skipif(not AUDITED, reason="needs the row triggers of django-pghistory")
@@ -59,6 +62,28 @@ def test_the_life_of_rows(model: Any) -> None:
     assert model.objects.reset() == 1
     assert model.objects.get(pk=others[0].pk).counter == others[0].pk
     assert not model.objects.filter(note="too late").exists()
+
+
+@pytest.mark.django_db
+def test_the_doctor_finds_a_table_of_another_schema_and_its_index() -> None:
+    schema, _, _ = Elsewhere._meta.db_table.partition(".")
+    (index,) = (one for one in Elsewhere._meta.indexes if isinstance(one, ClaimIndex))
+    make(Elsewhere, 1200)
+    with connection.cursor() as cursor:
+        cursor.execute(f"ANALYZE {Elsewhere._meta.db_table}")
+        assert [one for one in examine(Elsewhere, "default") if one.kind is Kind.PROBLEM] == []
+        cursor.execute(f"DROP INDEX {schema}.{index.name}")
+    said = told(Elsewhere)
+    assert "has no index on status, priority, not_before and id" in said
+    assert "reads the whole table" in said
+
+
+@pytest.mark.django_db
+def test_rows_of_another_schema_are_taken() -> None:
+    made = make(Elsewhere, 4)
+    with take(Elsewhere.objects.all(), 2) as rows:
+        assert [row.pk for row in rows] == [row.pk for row in made[:2]]
+    assert Elsewhere.objects.count() == 2
 
 
 @surrounded

@@ -14,6 +14,7 @@ class SurroundingsConfig(AppConfig):
     def ready(self) -> None:
         # Sent after migrate and after every flush, so each test finds the tables there and empty.
         post_migrate.connect(fresh_partitions, sender=self)
+        post_migrate.connect(fresh_schema, sender=self)
 
 
 def fresh_partitions(using: str, **kwargs: Any) -> None:
@@ -49,3 +50,22 @@ def fresh_partitions(using: str, **kwargs: Any) -> None:
         with connection.cursor() as cursor:
             for statement in statements:
                 cursor.execute(statement)
+
+
+def fresh_schema(using: str, **kwargs: Any) -> None:
+    """Make the table in another schema, or empty it."""
+    from tests.surroundings.app.models import Elsewhere
+
+    table = Elsewhere._meta.db_table
+    schema, _, _ = table.partition(".")
+    connection = connections[using]
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT to_regclass(%s)", [table])
+        if cursor.fetchone() == (None,):
+            cursor.execute(f"CREATE SCHEMA {schema}")
+            with connection.schema_editor() as editor:
+                editor.create_model(Elsewhere)
+                for index in Elsewhere._meta.indexes:
+                    editor.add_index(Elsewhere, index)
+        else:
+            cursor.execute(f"TRUNCATE {table} RESTART IDENTITY")

@@ -1,4 +1,4 @@
-"""What a table may be surrounded by on PostgreSQL: an audit package's row triggers, partitions."""
+"""What a table may be surrounded by on PostgreSQL: an audit package's row triggers, partitions, a schema of its own."""
 
 from importlib.util import find_spec
 from typing import Any
@@ -35,6 +35,15 @@ PARTITIONED: dict[Any, tuple[str, list[str]]] = {
     ),
 }
 
+
+class Elsewhere(TaskMixin, Payload):
+    """In another schema than those of the search path."""
+
+    class Meta:
+        managed = False
+        db_table = '"taskclaim elsewhere"."task"'
+
+
 AUDITED: list[Any] = []
 
 if find_spec("pghistory"):
@@ -46,4 +55,4 @@ if find_spec("pghistory"):
 
     AUDITED.append(Audited)
 
-SURROUNDED: list[Any] = [*PARTITIONED, *AUDITED]
+SURROUNDED: list[Any] = [*PARTITIONED, Elsewhere, *AUDITED]
