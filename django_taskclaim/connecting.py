@@ -40,20 +40,24 @@ def use_own_connection(using: str) -> None:
     connections[using] = load_backend(settings["ENGINE"]).DatabaseWrapper(settings, using)
 
 
-#: The server's number for the latest session of each thread and alias.
-_sessions: dict[tuple[int, str], int | None] = {}
+#: Where a connection keeps its session as it was opened, and what tells it from all others of the server.
+SESSION = "_taskclaim_session"
 
 
 def end_session_of(thread: int | None, using: str) -> bool:
     """End, from the calling thread's connection, the session that another thread works on; False if it has none.
 
-    What that thread wrote and has not committed is undone, and the rows it has locked are free.
+    What that thread wrote and has not committed is undone, and the rows it has locked are free. A session that the
+    thread has closed, or given back to a pool, is left alone.
     """
-    number = _sessions.get((thread or 0, using))
-    if number is None:
+    opened = _opened.get(thread or 0, {}).get(using)
+    connection = None if opened is None else opened()
+    if connection is None or connection.closed_in_transaction:
         return False
-    dialect_for(connections[using]).end_session(number)
-    return True
+    session, mark = vars(connection).get(SESSION, (None, None))
+    if mark is None or session is not connection.connection:
+        return False
+    return dialect_for(connections[using]).end_session(mark)
 
 
 #: What the connections of this thread are for; the main thread's are none of our business.
@@ -116,7 +120,7 @@ def _guard(connection: Any, **kwargs: Any) -> None:
         return
     _opened_by_this_thread()[connection.alias] = weakref.ref(connection)
     dialect = dialect_for(connection)
-    _sessions[threading.get_ident(), connection.alias] = dialect.session_id()
+    vars(connection)[SESSION] = connection.connection, dialect.session_mark()
     dialect.end_idle_transactions(idle, ours_alone=_duty.ours_alone)
     session_idle = getattr(_duty, "session_idle", None)
     if session_idle is not None:

@@ -31,6 +31,7 @@ from django_taskclaim.dialects.statements import (
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.fields import AnyField
 from django_taskclaim.states import WORKER_MARK, Status, Token
+from django_taskclaim.tokens import clock
 
 #: Seconds that a session of ours waits for a row: it counts whole ones.
 LOCK_WAIT = 1
@@ -173,16 +174,23 @@ class MySQL(MySQLInspection, Dialect):
                 with suppress(Error):
                     self.run(SQL(f"SET SESSION {name} = {usual}"))
 
-    def session_id(self) -> int | None:
+    def session_mark(self) -> Any:
         raw: Any = self.connection.connection
-        return None if raw is None else int(raw.thread_id())
+        return int(raw.thread_id()), clock()
 
-    def end_session(self, number: int) -> None:
+    def end_session(self, mark: Any) -> bool:
+        number, since = mark
+        ((_, uptime),) = self.fetch(SQL("SHOW GLOBAL STATUS LIKE 'Uptime'"))
+        if int(uptime) + 1 < clock() - since:
+            # A server that was started again counts from 1.
+            return False
         try:
             self.run(SQL("KILL %s", (number,)))
         except OperationalError as error:
             if error.args[:1] != (NO_SUCH_THREAD,):
                 raise
+            return False
+        return True
 
     def service_options(self) -> dict[str, Any]:
         # mysqlclient waits for ever by default.

@@ -162,12 +162,22 @@ class PostgreSQL(Dialect):
         """Whether a transaction pooler seems to be in front, so that a session is not ours alone."""
         return bool(self.connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS"))
 
-    def session_id(self) -> int | None:
-        raw: Any = self.connection.connection
-        return None if raw is None or self._is_pooled else int(raw.info.backend_pid)
+    def session_mark(self) -> Any:
+        if self._is_pooled:
+            return None
+        # The number that the driver knows may be a pooler's.
+        asked = "SELECT pid, backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid()"
+        return tuple(self.fetch(SQL(asked))[0])
 
-    def end_session(self, number: int) -> None:
-        self.fetch(SQL("SELECT pg_terminate_backend(%s)", (number,)))
+    def end_session(self, mark: Any) -> bool:
+        # Process numbers come round.
+        ended = self.fetch(
+            SQL(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid = %s AND backend_start = %s",
+                mark,
+            )
+        )
+        return ended == [(True,)]
 
     def service_options(self) -> dict[str, Any]:
         return {

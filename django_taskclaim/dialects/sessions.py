@@ -50,12 +50,16 @@ class Sessions(KeyedTables):
     def limit_idle_session(self, idle: timedelta | None) -> None:
         """Let the server end this session once it has been idle for so long, where it knows no idle transactions."""
 
-    def session_id(self) -> int | None:
-        """Return the number by which ``end_session`` can end this connection's session; None where nothing can."""
+    def session_mark(self) -> Any:
+        """Return what ``end_session`` finds this connection's new session by; None where nothing can end it."""
         return None
 
-    def end_session(self, number: int) -> None:
-        """End another session of ours on the same server: its transaction is rolled back, its locks are freed."""
+    def end_session(self, mark: Any) -> bool:
+        """End another session of ours: its transaction is rolled back, its locks are freed. False if it is gone.
+
+        Another session that bears its number since is left alone.
+        """
+        return False
 
     def service_options(self) -> dict[str, Any]:
         """Return OPTIONS of a connection that must notice soon when its server is gone."""
