@@ -9,10 +9,17 @@ from typing import Any, NoReturn
 
 from django_taskclaim.tokens import clock
 from django_taskclaim.worker.health import HealthFile, goes_on
-from django_taskclaim.worker.stop_signals import SignalPipe, leave
+from django_taskclaim.worker.options import ExitCode
+from django_taskclaim.worker.stop_signals import SignalPipe, leave, leave_at_last
 
 #: How long running rows may go on once the supervisor is gone.
 ORPHAN_GRACE = 5.0
+
+#: When an orphan ends that could not end in good order.
+ORPHAN_END = 7.5
+
+#: What a process that must be replaced has beyond the grace period, in seconds.
+AFTER_GRACE = 4.0
 
 #: How long giving everything back may take after "now".
 NOW = 1.0
@@ -39,6 +46,7 @@ def run_child(options: Any, link: Connection) -> None:
 
     log_to_console(options.verbosity)
     said = Link(link)
+    said.end_with_supervisor()
     if signals.stop_asked() or link.poll():
         # Told to stop, or orphaned, while it imported.
         said.goodbye(0)
@@ -47,9 +55,11 @@ def run_child(options: Any, link: Connection) -> None:
     gc.freeze()
     if options.once or options.max_rows is not None:
         crew.claimer.on_claimed = said.claimed
-    # Before the first claim: a row that kills this process at once is no reason to give it up.
-    said.ready()
-    crew.start()
+    # Ready before the first claim: a row that kills this process at once is no reason to give it up.
+    if not crew.start(said.ready):
+        crew.tell_why()
+        # Without a goodbye: it is a start that failed.
+        leave(ExitCode.CUT_SHORT)
     said.goodbye(Watch(crew, options, signals, said).until_the_end())
 
 
@@ -78,6 +88,19 @@ class Link:
 
     def fileno(self) -> int:
         return self._connection.fileno()
+
+    def end_with_supervisor(self) -> None:
+        """See to it, in a thread of its own, that the process ends soon after its supervisor.
+
+        The main thread ends it in good order, unless it is held up by then, as in a log that nobody reads.
+        """
+        threading.Thread(target=self._follow, name="taskclaim-lifeline", daemon=True).start()
+
+    def _follow(self) -> None:
+        death = select.poll()
+        death.register(self._connection, 0)
+        death.poll()
+        leave_at_last(ORPHAN_END, ExitCode.CUT_SHORT)
 
     def ready(self) -> None:
         """Say that the process works now."""
@@ -136,9 +159,8 @@ class Watch:
             self._listen()
             self.crew.service.fence()
             self._show_life()
-            if self.crew.must_be_replaced() and self._deadline is None:
-                self._recycling = True
-                self._stop(self._grace)
+            if self._deadline is None and self.crew.must_be_replaced():
+                self._recycle()
             if self.crew.service.told_to_stop.is_set() and self._deadline is None:
                 self._stop(self._grace)
             if self._deadline is None:
@@ -184,6 +206,14 @@ class Watch:
             self.link.alive()
         elif self.health is not None:
             self.health.touch()
+
+    def _recycle(self) -> None:
+        self._recycling = True
+        if self.link is not None:
+            # First, for what hangs may hold the lock of a log.
+            leave_at_last(self._grace + AFTER_GRACE, ExitCode.RECYCLE)
+        self.crew.tell_why()
+        self._stop(self._grace)
 
     def _stop(self, grace: float) -> None:
         end = clock() + grace

@@ -60,6 +60,8 @@ class Claimer(threading.Thread):
         )
         inflight.low = max((self._least(handler) for handler in handlers), default=1)
         inflight.enough = ENOUGH
+        #: Set by this thread once it is at work, and by whoever lets it claim then.
+        self.begun, self.opened = threading.Event(), threading.Event()
         self.leaving = threading.Event()
         #: Set when there is nothing more to take: drained, or the limits of rows or time are reached.
         self.finished = threading.Event()
@@ -82,11 +84,14 @@ class Claimer(threading.Thread):
     def leave(self) -> None:
         """Claim nothing more; end once all results are written."""
         self.leaving.set()
+        self.opened.set()
         self.inflight.wake()
 
     def run(self) -> None:
         use_own_connection(self.options.using)
         guard_connections(self.service.longest_lease, ours_alone=True)
+        self.begun.set()
+        self.opened.wait()
         failures = 0
         try:
             while not self._is_over():

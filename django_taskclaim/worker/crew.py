@@ -1,15 +1,23 @@
 """The threads of one process, started together and stopped in order."""
 
+import threading
+from collections.abc import Callable
+
+from django_taskclaim.failures import redacted
 from django_taskclaim.handlers import Handler
 from django_taskclaim.tokens import clock
 from django_taskclaim.wording import counted
 from django_taskclaim.worker.claimer import Claimer
 from django_taskclaim.worker.executors import Executor, HandlerThread, LoopThread
+from django_taskclaim.worker.health import Silence
 from django_taskclaim.worker.inflight import InFlight
 from django_taskclaim.worker.options import ExitCode, WorkerOptions
+from django_taskclaim.worker.overruns import stack_of
 from django_taskclaim.worker.records import logger, named, summary
 from django_taskclaim.worker.service import Service
 
+#: Seconds between two looks at threads that start.
+LOOK = 0.05
 #: How long a process may take to give rows back once nothing runs any more.
 GIVE_BACK = 2.0
 #: How long for each of the other threads, which have nothing left to do but to close their connections.
@@ -26,6 +34,9 @@ class Crew:
         self.service = Service(options, handlers, self.inflight)
         self.claimer = Claimer(options, handlers, self.inflight, self.service)
         self.executors = self._executors(handlers)
+        self.threads: list[Service | Executor | Claimer]
+        self.threads = [self.service, *self.executors, self.claimer]
+        self.silences = [Silence(thread) for thread in (self.service, self.claimer)]
         self._stopping = False
 
     def _executors(self, handlers: list[Handler]) -> list[Executor]:
@@ -39,9 +50,17 @@ class Crew:
             crew.append(LoopThread(self.options, self.inflight, self.service, "loop"))
         return crew
 
-    def start(self) -> None:
-        for thread in (self.service, *self.executors, self.claimer):
+    def start(self, ready: Callable[[], None] = lambda: None) -> bool:
+        """Start the threads and call *ready* once each is at work, before the first claim; False if one has died."""
+        for thread in self.threads:
             thread.start()
+        for thread in self.threads:
+            while not thread.begun.wait(LOOK):
+                if not thread.is_alive():
+                    return False
+        ready()
+        self.claimer.opened.set()
+        return True
 
     def has_ended(self) -> bool:
         """Say whether the work came to its own end: the claimer is done and every row it took is settled.
@@ -53,15 +72,27 @@ class Crew:
         end, grace = self.options.ends_at, self.options.grace.total_seconds()
         return end is not None and clock() > end + grace and self.inflight.runs_dry()
 
+    def hung(self, beyond: float = 0.0) -> list[threading.Thread]:
+        """Return those of claimer and service that hang, for so many seconds longer than would do."""
+        return [one.thread for one in self.silences if one.hangs(beyond)]
+
     def must_be_replaced(self) -> bool:
-        """Say whether a handler has overrun, so that its thread can only be got rid of with the process."""
-        if self._stopping:
-            return self.service.overrun.is_set()
-        threads = (self.service, self.claimer, *self.executors)
-        died = [thread for thread in threads if not thread.is_alive()]
-        for thread in died:
-            logger.error("%s: the thread %s has died", self.options.name, thread.name)
-        return bool(died) or self.service.overrun.is_set()
+        """Say whether a thread can only be got rid of with the process, or be had again with another one."""
+        return self.service.overrun.is_set() or bool(self._lost_threads())
+
+    def tell_why(self) -> None:
+        """Log which threads the process has to be replaced for; a handler that has overrun is logged already."""
+        for thread in self._lost_threads():
+            what = (
+                f"hangs; it is here:\n{stack_of(thread.ident)}" if thread.is_alive() else "has died"
+            )
+            text = f"{self.options.name}: the thread {thread.name} {what}"
+            logger.error("%s", redacted(text, keep_end=True))
+
+    def _lost_threads(self) -> list[threading.Thread]:
+        died = [thread for thread in self.threads if not thread.is_alive()]
+        # A lease more: what it could not renew belongs to others by then, and is not run beside them.
+        return [*died, *self.hung(self.service.longest_lease.total_seconds())]
 
     def stop(self) -> None:
         """Claim nothing more and give back what has not started; running rows go on."""

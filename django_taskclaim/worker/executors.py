@@ -39,6 +39,8 @@ class Executor(threading.Thread):
         self.service = service
         self.throttles = service.throttles
         self.running = Running(options.using, inflight, service, 2 * service.longest_lease)
+        #: Set once this thread is at work.
+        self.begun = threading.Event()
         self.leaving = threading.Event()
         self._limited = Limited()
         #: Those that this thread's connections are prepared for.
@@ -107,6 +109,7 @@ class HandlerThread(Executor):
 
     def run(self) -> None:
         self._prepare_for()
+        self.begun.set()
         try:
             while (unit := self._take()) is not None:
                 self._work(unit)
@@ -147,6 +150,7 @@ class LoopThread(Executor):
     async def _run(self) -> None:
         await self._follow_leases()
         self.running.orm_thread = await sync_to_async(threading.get_ident)()
+        self.begun.set()
         working: set[asyncio.Task[None]] = set()
         while not self.leaving.is_set():
             # What waits already needs no other thread to wait for it.

@@ -1,39 +1,73 @@
 """Signs of life: whether the threads of a process go on, and the file that a liveness probe looks at."""
 
 import contextlib
+import sys
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from django_taskclaim.tokens import clock
 from django_taskclaim.worker.records import Limited
 
-#: Seconds without a sign after which a thread is taken for hung: longer than a slow statement or a hoarded GIL.
+#: Seconds without a sign after which a thread is taken for hung: three times the 10 s or so that bound each of its
+#: calls (``service_options``), and longer than a hoarded GIL.
 HUNG_AFTER = 30.0
+
+#: What one look adds to a silence at most: longer than the pause between two looks.
+LONGEST_LOOK = 2.0
 
 #: Seconds between two touches of the health file.
 TOUCH_EVERY = 3.0
+
+#: Modules that wait for a database, and those through which they do; the first of another kind tells who waits.
+DRIVERS = ("django.db", "psycopg", "MySQLdb", "sqlite3")
+SOCKETS = ("selectors", "socket", "ssl")
+
+
+class Silence:
+    """For how long a thread has neither come round nor waited for its database.
+
+    A silent database hangs nobody: PostgreSQL's driver waits for as long as the server keeps the connection, and a
+    process that was replaced for that would be replaced again and again. Time does not count in which the thread that
+    looks stood still as well, as in a process that was frozen.
+    """
+
+    def __init__(self, thread: Any) -> None:
+        self.thread = thread
+        self._turn = thread.last_turn
+        self._seconds = 0.0
+        self._looked = clock()
+
+    def hangs(self, beyond: float = 0.0) -> bool:
+        """Look, and say whether the thread has been silent for HUNG_AFTER and so many seconds more."""
+        now = clock()
+        self._seconds += min(now - self._looked, LONGEST_LOOK)
+        self._looked = now
+        if self.thread.last_turn != self._turn or _waits_for_database(self.thread):
+            self._turn, self._seconds = self.thread.last_turn, 0.0
+        return self._seconds > HUNG_AFTER + beyond
+
+
+def _waits_for_database(thread: Any) -> bool:
+    frame = sys._current_frames().get(thread.ident)
+    while frame is not None and _module(frame).startswith(SOCKETS):
+        frame = frame.f_back
+    return frame is not None and _module(frame).startswith(DRIVERS)
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))
 
 
 def goes_on(crew: Any) -> bool:
     """Say whether claimer and service of a process make progress, or are about to end as asked.
 
-    A database that is away hangs nobody: the service's connection gives up soon, and as long as the service is told
-    so, a claimer that waits for the same database is excused. A handler that has overrun is there until its process
-    is replaced.
+    A handler that has overrun is there until its process is replaced.
     """
-    service, claimer = crew.service, crew.claimer
-    if service.overrun.is_set():
+    service, claimer, hung = crew.service, crew.claimer, crew.hung()
+    if service.overrun.is_set() or not service.is_alive() or service in hung:
         return False
-    if not service.is_alive() or _hangs(service):
-        return False
-    if claimer.leaving.is_set():
-        return True
-    excused = service.troubled_since(clock() - HUNG_AFTER)
-    return claimer.is_alive() and (excused or not _hangs(claimer))
-
-
-def _hangs(thread: Any) -> bool:
-    return clock() - float(thread.last_turn) > HUNG_AFTER
+    return claimer.leaving.is_set() or (claimer.is_alive() and claimer not in hung)
 
 
 class HealthFile:

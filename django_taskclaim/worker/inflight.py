@@ -226,7 +226,7 @@ class InFlight:
     def withdraw(self, which: Callable[[Task], bool] = lambda task: True) -> list[Task]:
         """Take back those waiting rows that *which* accepts, so that no handler is called with them."""
         with self._lock:
-            taken = []
+            taken: list[Task] = []
             for units in self._waiting.values():
                 for unit in units:
                     tasks, unit.tasks = unit.tasks, []

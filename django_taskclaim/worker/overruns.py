@@ -50,7 +50,7 @@ def abandon(unit: Unit) -> "list[Overrun]":
     """Wait no more for the unit, whose thread goes on, and return what is to be written of its call."""
     for task in unit.tasks:
         task.abandoned = True
-    text = f"{named(unit.called[0].row)} overran; it is here:\n{_stack(unit)}"
+    text = f"{named(unit.called[0].row)} overran; it is here:\n{stack_of(unit.thread)}"
     logger.error("%s", redacted(text, keep_end=True))
     return [Overrun(unit, task) for task in unit.called]
 
@@ -108,7 +108,7 @@ class Overrun:
             note_failure(vitals, row, text, clock() - began, ran=ran)
 
 
-def _stack(unit: Unit) -> str:
-    """Return where the unit's thread is at this moment."""
-    frame = sys._current_frames().get(unit.thread or 0)
+def stack_of(thread: int | None) -> str:
+    """Return where a thread is at this moment."""
+    frame = sys._current_frames().get(thread or 0)
     return "".join(traceback.format_stack(frame)) if frame else "its thread is gone"

@@ -131,6 +131,8 @@ class Service(threading.Thread):
         ]
         #: What this thread waits for between two rounds.
         self.calls = Calls(options, handlers, inflight.wake)
+        #: Set once this thread is at work.
+        self.begun = threading.Event()
         self._leave = threading.Event()
         self._due: dict[str, float] = {"summary": clock() + SUMMARY_EVERY}
         self._limited = Limited()
@@ -216,6 +218,7 @@ class Service(threading.Thread):
         use_own_connection(self.options.using)
         guard_connections(self.longest_lease, ours_alone=True)
         self.throttles.listen()
+        self.begun.set()
         try:
             while not self._leave.is_set():
                 self._round()

@@ -28,6 +28,13 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
+def leave_at_last(seconds: float, code: int) -> None:
+    """Have the process end after so many seconds, whatever holds it up: a lock, or a log that nobody reads."""
+    last = threading.Timer(seconds, os._exit, [code])
+    last.daemon = True
+    last.start()
+
+
 def hold_stop_signals() -> None:
     """Keep stop signals waiting until somebody asks for them, where the platform can."""
     if hasattr(signal, "pthread_sigmask"):

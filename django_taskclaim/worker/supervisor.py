@@ -232,7 +232,7 @@ class Supervisor:
     def _restart(self, child: Child, code: int) -> None:
         name = child.options.name
         if child.parted and code == ExitCode.RECYCLE:
-            logger.warning("%s is replaced, because a handler overran", name)
+            logger.warning("%s is replaced, as its log says", name)
             return
         child.stillborn = 0 if child.ready else child.stillborn + 1
         if child.stillborn >= HOPELESS:

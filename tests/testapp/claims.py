@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import json
+import logging
 import multiprocessing
 import os
 import threading
@@ -36,6 +37,15 @@ from tests.testapp.models import (
 if os.environ.get("TASKCLAIM_TEST_STILLBORN") and multiprocessing.parent_process() is not None:
     # A child that cannot even import the project's code.
     os._exit(int(os.environ["TASKCLAIM_TEST_STILLBORN"]))
+
+if os.environ.get("TASKCLAIM_TEST_DEAD_THREAD") and multiprocessing.parent_process() is not None:
+    # A child of which one thread dies before its first turn.
+    def die_at_start(frame: Any, event: str, arg: Any) -> None:
+        ours = threading.current_thread().name == os.environ["TASKCLAIM_TEST_DEAD_THREAD"]
+        if ours and frame.f_code.co_name == "run":
+            raise RuntimeError("refused at the start")
+
+    threading.settrace(die_at_start)
 
 OPTIONS: dict[str, Any] = {
     "update_fields": ["counter"],
@@ -344,6 +354,14 @@ def busy(job: Job, detail: str) -> None:
         cursor.execute(f"SELECT {pause}(%s)", [float(detail)])
 
 
+def shout(job: Job, detail: str) -> None:
+    """Log to standard error until nobody reads it any more, and this thread waits for somebody who does."""
+    log = logging.getLogger("django_taskclaim")
+    log.addHandler(logging.StreamHandler())
+    while True:
+        log.error("Look here! " * 100)
+
+
 def hook_raises(job: Job, detail: str) -> None:
     def hook() -> None:
         raise ValueError("too late")
@@ -377,6 +395,7 @@ ACTS = {
     "connect": connect,
     "time_out": time_out,
     "hook": hook_raises,
+    "shout": shout,
     "hang": hang,
     "leave_open": leave_open,
     "autocommit_off": autocommit_off,

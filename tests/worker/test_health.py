@@ -14,7 +14,7 @@ from django.db import connection, connections
 from django_taskclaim.models import Throttle
 from django_taskclaim.switch import pause
 from django_taskclaim.worker import health
-from django_taskclaim.worker.health import HealthFile, goes_on
+from django_taskclaim.worker.health import HealthFile, Silence, goes_on
 from tests import servers
 from tests.chaos.proxy import ProxyProcess
 from tests.factories import make
@@ -157,22 +157,28 @@ def test_a_handler_that_has_overrun_lets_it_age(start_worker: Start, tmp_path: P
 
 
 @real
+@pytest.mark.parametrize("way", ["refuse", "hang"])
 @pytest.mark.skipif(connection.vendor == "sqlite", reason="needs a server that can be away")
-def test_a_database_that_is_away_is_no_illness(start_worker: Start, tmp_path: Path) -> None:
-    """A restart of the worker would mend nothing: the file is touched as long as the outage lasts, and after it."""
+def test_a_database_that_is_away_is_no_illness(
+    start_worker: Start, tmp_path: Path, way: str
+) -> None:
+    """A restart of the worker would mend nothing: the file is touched as long as the outage lasts, and after it.
+
+    A server that is silent for longer than a hang and a lease is away, too, and the same process outlives that.
+    """
     path = tmp_path / "alive"
     settings = connections["default"].settings_dict
     with ProxyProcess(settings["HOST"], int(settings["PORT"])) as proxy:
         there = settings | {"HOST": "127.0.0.1", "PORT": proxy.port}
         worker = start_worker(
-            "--health-file", str(path), "--in-process", DATABASE_URL=servers.url_of(there)
+            *("--health-file", str(path), "--in-process", "--lease", "5"),
+            DATABASE_URL=servers.url_of(there),
         )
         # From this row on a thread counts as hung after 6 s.
         jobs(1, "hang:nobody")
         wait_until(lambda: worker.events("completed"), 30)
-        proxy.tell("refuse")
-        wait_until(lambda: worker.events("trouble"), 20)
-        end = time.monotonic() + 15
+        proxy.tell(way)
+        end = time.monotonic() + 20
         while time.monotonic() < end:
             assert is_touched_again(path)
         proxy.tell("pass")
@@ -188,45 +194,101 @@ class Thread:
     """What is asked of claimer and service."""
 
     def __init__(self) -> None:
-        self.alive, self.trouble, self.last_turn = True, False, 0.0
+        self.alive, self.last_turn, self.ident = True, 0.0, 0
         self.leaving, self.overrun = threading.Event(), threading.Event()
 
     def is_alive(self) -> bool:
         return self.alive
 
-    def troubled_since(self, moment: float) -> bool:
-        return self.trouble
-
 
 class Crew:
     def __init__(self) -> None:
         self.claimer, self.service = Thread(), Thread()
+        self.silences = [Silence(self.claimer), Silence(self.service)]
+
+    def hung(self) -> list[Thread]:
+        return [one.thread for one in self.silences if one.hangs()]
 
 
-def test_who_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A silent thread hangs, unless it is about to end as asked, or the database is away."""
-    now = health.HUNG_AFTER
-    monkeypatch.setattr(health, "clock", lambda: now)
+@pytest.fixture
+def turn_clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Let the clock of the threads go on by so many seconds, of which each look sees one."""
+    now = [1000.0]
+    monkeypatch.setattr(health, "clock", lambda: now[0])
+
+    def turn(seconds: float, looks: Callable[[], Any] = lambda: None) -> None:
+        for _ in range(int(seconds)):
+            now[0] += 1
+            looks()
+
+    return turn
+
+
+def test_who_goes_on(turn_clock: Callable[..., None]) -> None:
+    """A silent thread hangs, unless it is about to end as asked."""
     crew: Any = Crew()
+    turn_clock(health.HUNG_AFTER, crew.hung)
     assert goes_on(crew)
-    now += 1
-    crew.service.last_turn = now
+    crew.service.last_turn += 1
+    turn_clock(1, crew.hung)
     assert not goes_on(crew)
-    crew.service.trouble = True
-    assert goes_on(crew)
     crew.claimer.alive = False
     assert not goes_on(crew)
     crew.claimer.leaving.set()
     assert goes_on(crew)
-    crew.service.last_turn = 0.0
+    turn_clock(health.HUNG_AFTER + 1, crew.hung)
     assert not goes_on(crew)
-    crew.service.last_turn = now
+    crew.service.last_turn += 1
+    assert goes_on(crew)
     crew.service.overrun.set()
     assert not goes_on(crew)
     crew.service.overrun.clear()
     assert goes_on(crew)
     crew.service.alive = False
     assert not goes_on(crew)
+
+
+def test_a_frozen_process_hangs_nobody(turn_clock: Callable[..., None]) -> None:
+    """Where the thread that looks stood still, the others did, too."""
+    thread = Thread()
+    silence = Silence(thread)
+    turn_clock(3600)
+    assert not silence.hangs()
+    turn_clock(health.HUNG_AFTER + 1, silence.hangs)
+    assert silence.hangs()
+    assert not silence.hangs(5)
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_a_thread_that_waits_for_its_database_does_not_hang(
+    turn_clock: Callable[..., None], asks: bool
+) -> None:
+    """What runs in its place after a statement may hang: a hook, a receiver, a function of a policy."""
+    asked, end = threading.Event(), threading.Event()
+
+    def wait(*args: Any) -> int:
+        asked.set()
+        return int(end.wait(120))
+
+    def ask() -> None:
+        # As a driver written in C: its caller in django.db is the innermost frame. And a function that it calls back.
+        scope: dict[str, Any] = {"__name__": "django.db.backends.any", "wait": wait, "lock": lock}
+        call = "asked(), lock.acquire()" if asks else "wait()"
+        exec(f"def execute(asked): {call}", scope)
+        scope["execute"](asked.set)
+
+    lock = threading.Lock()
+    lock.acquire()
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.last_turn = 0.0  # type: ignore[attr-defined]
+    thread.start()
+    silence = Silence(thread)
+    assert asked.wait(60)
+    wait_until(lambda: health._waits_for_database(thread) is asks)
+    turn_clock(health.HUNG_AFTER + 1, silence.hangs)
+    assert silence.hangs() is not asks
+    end.set()
+    lock.release()
 
 
 def test_a_file_that_is_somebodys_is_refused(tmp_path: Path) -> None:

@@ -83,7 +83,9 @@ def test_a_young_process_soon_tells_what_it_holds(monkeypatch: pytest.MonkeyPatc
     assert worker.held == 1
 
 
-def test_a_process_that_cannot_report_works_all_the_same(start_worker: Callable[..., Worker]) -> None:
+def test_a_process_that_cannot_report_works_all_the_same(
+    start_worker: Callable[..., Worker],
+) -> None:
     """Monitoring never holds up work, and live settings are followed without a report."""
     change_settings(Job, {"batch_size": 2}, by="ada", using="default")
     jobs(5)

@@ -113,7 +113,11 @@ def test_a_fork_after_a_run_keeps_its_signals(process_env: dict[str, str]) -> No
     """The process that ran a worker may go on and fork; nothing of that worker is left in it."""
     jobs(1)
     done = subprocess.run(
-        [sys.executable, "-c", FORK_LATER], env=process_env, capture_output=True, text=True, timeout=240
+        [sys.executable, "-c", FORK_LATER],
+        env=process_env,
+        capture_output=True,
+        text=True,
+        timeout=240,
     )
     assert done.returncode == 0, done.stderr
     assert states() == {"complete": 1}

@@ -84,7 +84,9 @@ def test_a_claim_and_a_release_tell_how_long_the_statement_took_and_a_loss_nothi
     ]
 
 
-def test_a_fault_that_comes_back_brings_its_traceback_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_fault_that_comes_back_brings_its_traceback_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """A duty that fails at every turn says so now and then; another kind of fault brings its own traceback."""
     limited = records.Limited()
     for error in [*(KeyError(number) for number in range(5)), ValueError("new")]:

@@ -181,15 +181,29 @@ def test_a_child_that_hangs_is_killed_at_last(start_worker: Start) -> None:
 # Deaths
 
 
-def test_a_stillborn_child_is_tried_again_with_growing_pauses(start_worker: Start) -> None:
-    """Five deaths before a child was ready, and the worker gives up with 1."""
-    worker = start_worker(TASKCLAIM_TEST_STILLBORN="7")
+@pytest.mark.parametrize(
+    ("code", "env"),
+    [
+        (7, {"TASKCLAIM_TEST_STILLBORN": "7"}),
+        (1, {"TASKCLAIM_TEST_DEAD_THREAD": "taskclaim-service"}),
+        (1, {"TASKCLAIM_TEST_DEAD_THREAD": "taskclaim-claimer"}),
+        (1, {"TASKCLAIM_TEST_DEAD_THREAD": "taskclaim-handler-1"}),
+    ],
+    ids=["process", "service", "claimer", "handler"],
+)
+def test_a_stillborn_child_is_tried_again_with_growing_pauses(
+    start_worker: Start, code: int, env: dict[str, str]
+) -> None:
+    """Five deaths, of the process or of one of its threads, before a child was ready: the worker gives up with 1."""
+    jobs(1)
+    worker = start_worker(**env)
     assert worker.wait(90) == 1
-    said = texts(worker, level="ERROR")
+    said = [text for text in texts(worker, level="ERROR") if "has died" not in text]
     pauses = [float(text.split(" in ")[1].split()[0]) for text in said if "a new one" in text]
     assert pauses == [1.0, 2.0, 4.0, 8.0]
-    assert all("died with code 7" in text for text in said[:-1])
+    assert all(f"died with code {code}" in text for text in said[:-1])
     assert "died 5 times before it was ready; giving up" in said[-1]
+    assert states() == {"open": 1}
 
 
 def test_a_child_that_finds_no_room_is_tried_again(start_worker: Start) -> None:
@@ -223,6 +237,25 @@ def test_deaths_at_work_are_no_stillbirths(start_worker: Start) -> None:
     assert all(text.endswith("died with code 9; a new one starts in 0.1 s") for text in deaths)
 
 
+@pytest.mark.parametrize("thread", ["claimer", "service"])
+def test_a_child_with_a_thread_that_hangs_is_replaced(start_worker: Start, thread: str) -> None:
+    """It would never do any work again; its rows go back as those of a dead child, and another one does them."""
+    jobs(1, f"hang:{thread}")
+    jobs(4, "sleep:0.1")
+    worker = start_worker("--lease", "4", "--grace", "1", TASKCLAIM_TEST_ATTEMPTS="50")
+    wait_until(Ledger.objects.exists)
+    before = set(worker.children())
+    Job.objects.update(act="work")
+    wait_until(lambda: set(worker.children()) - before, what="another process")
+    jobs(1)
+    wait_until(lambda: states() == {"complete": 6})
+    assert any(
+        f"the thread taskclaim-{thread} hangs" in one for one in texts(worker, level="ERROR")
+    )
+    worker.signal(signal.SIGTERM)
+    assert worker.wait() == 0
+
+
 @pytest.mark.parametrize("act", ["sleep:0.1", "sleep:60"])
 def test_children_of_a_killed_supervisor(start_worker: Start, act: str) -> None:
     """They claim nothing after 3 s, are gone within 8 s, and leave no row behind."""
@@ -235,6 +268,17 @@ def test_children_of_a_killed_supervisor(start_worker: Start, act: str) -> None:
     wait_until(lambda: not worker.session(), killed_at + 8 - time.time(), "all are gone")
     assert [event for event in worker.events("claimed") if event["at"] > killed_at + 3] == []
     assert states().get("processing") is None
+
+
+def test_a_child_that_nobody_reads_ends_with_its_supervisor(start_worker: Start) -> None:
+    """Standard error is a full pipe: every thread that has something to say, the main one too, waits for ever."""
+    jobs(1, "shout")
+    worker = start_worker("--lease", "2")
+    wait_until(Job.objects.expired().exists, what="the process could not even renew")
+    worker.signal(signal.SIGKILL)
+    killed_at = time.time()
+    worker.process.wait(5)
+    wait_until(lambda: not worker.session(), killed_at + 8 - time.time(), "all are gone")
 
 
 def test_children_that_are_starting_when_the_supervisor_is_killed(start_worker: Start) -> None:
