@@ -9,7 +9,7 @@ from django.db import connections, models, transaction
 from django_taskclaim.awaitables import refuse_not_run
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.completion import Archive, Call, Clear, Completion, Delete, Mark
-from django_taskclaim.contention import contention_code
+from django_taskclaim.contention import contention_code, server_code
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.guard import show_written, told_apart
 from django_taskclaim.policy import policy_for
@@ -161,7 +161,7 @@ def _called(function: Callable[[list[Any]], Any], alias: str, rows: list[Any]) -
             returned = True
     except BaseException as error:
         # SystemExit included: in a worker it would end the thread that writes for all rows.
-        if contention_code(error) is not None:
+        if contention_code(error) is not None or server_code(error) is not None:
             raise
         if returned:
             raise CallRaised(_nothing_was_kept(error)) from error

@@ -133,6 +133,8 @@ class Result:
     came: float = field(default_factory=clock)
     #: Somebody had the row locked at the last try.
     locked: bool = False
+    #: The session in which it alone was written has ended, perhaps by accident.
+    ended_a_session: bool = False
 
 
 def units_of(handler: Handler, rows: Iterable[Any]) -> list[Unit]:

@@ -13,7 +13,7 @@ from asgiref.sync import sync_to_async
 from django.db import InterfaceError, OperationalError
 
 from django_taskclaim.columns import claim_columns
-from django_taskclaim.contention import contention_code
+from django_taskclaim.contention import server_code
 from django_taskclaim.exceptions import ClaimLost, SourceGone, TaskClaimError
 from django_taskclaim.failures import told
 from django_taskclaim.handlers import Handler
@@ -32,6 +32,8 @@ from django_taskclaim.worker.connections import (
     ensure_all_usable,
     ensure_usable,
     has_opened,
+    is_contention,
+    is_refusal,
     left_open,
     limit_idle_session,
 )
@@ -288,10 +290,12 @@ class Running:
         If the service's connection has lived on since the call began, the server has cut off this one session, and
         a row that brings that about each time must end in ``failed``.
         """
-        broken = (
-            isinstance(error, (OperationalError, InterfaceError)) and contention_code(error) is None
-        )
-        if not broken:
+        if server_code(error) is not None:
+            # It can write nothing, whatever the session.
+            return True
+        if not isinstance(error, (OperationalError, InterfaceError)) or (
+            is_refusal(error) or is_contention(error)
+        ):
             return False
         return self.service.was_away_since(since)
 

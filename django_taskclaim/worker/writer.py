@@ -120,24 +120,43 @@ class Writer:
         except Exception as error:
             if is_contention(error):
                 self._go_around(results, error, tried=around_locks)
-            elif is_refusal(error) or self._broke_its_session(results, error, began):
+            elif is_refusal(error):
                 self._refused(results, error)
+            elif self._is_let_in_again(error):
+                self._find_what_ends_sessions(results, error, began)
             else:
                 raise
             return
         self._let_go(results)
 
-    def _broke_its_session(self, results: list[Result], error: Exception, began: float) -> bool:
-        """Say whether these results are why the session has ended: the database lets us in again, and was never away.
+    def _is_let_in_again(self, error: Exception) -> bool:
+        """Open a new session after one that has ended; False where it goes on, but the server can write nothing.
 
-        Of many this is assumed; smaller parts will tell.
+        Raises the error of a database that is away.
         """
         connection = connections[self.using]
         if connection.in_atomic_block or server_code(error) is not None:
             return False
         drop_broken(self.using)
         connection.ensure_connection()
-        return len(results) > 1 or not self.was_away_since(began)
+        return True
+
+    def _find_what_ends_sessions(
+        self, results: list[Result], error: Exception, began: float
+    ) -> None:
+        """Write smaller parts, each in a new session; a row that ends its session twice does so by itself."""
+        if len(results) > 1 or not results[0].ended_a_session:
+            results[0].ended_a_session = len(results) == 1
+            self._write_halves(results)
+        elif self.was_away_since(began):
+            raise error
+        else:
+            self._refused(results, error)
+
+    def _write_halves(self, results: list[Result]) -> None:
+        half = (len(results) + 1) // 2
+        for part in filter(None, (results[:half], results[half:])):
+            self._write(part)
 
     def _let_go(self, results: list[Result]) -> None:
         """Hold these rows no longer; a batch of which nothing is left has come to its end."""
@@ -203,9 +222,7 @@ class Writer:
             # The answer may have been the last of its session.
             ensure_usable(self.using)
         if len(results) > 1:
-            half = (len(results) + 1) // 2
-            self._write(results[:half])
-            self._write(results[half:])
+            self._write_halves(results)
         elif isinstance(results[0].outcome, Done):
             raised = error.error if isinstance(error, CallRaised) else error
             results[0].outcome = judged(results[0].task.row, raised)

@@ -28,7 +28,7 @@ from tests.behaviour.conftest import rival  # noqa: F401 - a fixture
 from tests.behaviour.models import Parcel, Stamp
 from tests.behaviour.support import ROW_LOCKS, Rival
 from tests.factories import make
-from tests.proxy import commits, swallowed  # noqa: F401 - a fixture
+from tests.proxy import HAS_A_SERVER, commits, swallowed, withheld  # noqa: F401 - a fixture
 from tests.testapp.models import Effect, Job, Ledger
 from tests.worker.conftest import Worker, jobs, wait_until
 from tests.worker.test_stampede import assert_every_extra_run_is_explained
@@ -169,6 +169,25 @@ def test_what_a_lost_commit_leaves_untold_is_said_to_be_so(
     told = [record for record in caplog.records if getattr(record, "event", "") == "undecided"]
     assert len(told) == (2 if said else 0)
     assert vitals.done == (0 if said else 2)
+
+
+@pytest.mark.skipif(not HAS_A_SERVER, reason="needs a server behind a network")
+@pytest.mark.parametrize("rows", [1, 4])
+def test_a_session_that_ends_once_charges_nobody(
+    commits: Any,  # noqa: F811
+    rows: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The database lets us in again, so the results are written in a new session."""
+    monkeypatch.setitem(policy._policies, Job, Policy(completion=Delete()))
+    jobs(rows)
+    inflight, vitals = done(Job.objects.claim_batch(rows)), Vitals()
+    commits.arm(withheld)
+    Writer("default", inflight, vitals, {}, never).write()
+    assert commits.sprung.is_set()
+    assert inflight.is_empty()
+    assert (vitals.done, vitals.failed) == (rows, 0)
+    assert not Job.objects.exists()
 
 
 @pytest.mark.skipif(not ROW_LOCKS, reason="no rows are locked one by one")
