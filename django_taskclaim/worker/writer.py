@@ -147,16 +147,17 @@ class Writer:
         """Write smaller parts, each in a new session; a row that ends its session twice does so by itself."""
         if len(results) > 1 or not results[0].ended_a_session:
             results[0].ended_a_session = len(results) == 1
-            self._write_halves(results)
+            self._write_parts(results)
         elif self.was_away_since(began):
             raise error
         else:
             self._refused(results, error)
 
-    def _write_halves(self, results: list[Result]) -> None:
-        half = (len(results) + 1) // 2
-        for part in filter(None, (results[:half], results[half:])):
-            self._write(part)
+    def _write_parts(self, results: list[Result]) -> None:
+        """Write a quarter at a time: as many statements as with halves, of which half as many fail."""
+        size = max(1, len(results) // 4)
+        for start in range(0, len(results), size):
+            self._write(results[start : start + size])
 
     def _let_go(self, results: list[Result]) -> None:
         """Hold these rows no longer; a batch of which nothing is left has come to its end."""
@@ -222,7 +223,7 @@ class Writer:
             # The answer may have been the last of its session.
             ensure_usable(self.using)
         if len(results) > 1:
-            self._write_halves(results)
+            self._write_parts(results)
         elif isinstance(results[0].outcome, Done):
             raised = error.error if isinstance(error, CallRaised) else error
             results[0].outcome = judged(results[0].task.row, raised)

@@ -235,3 +235,29 @@ def test_an_update_tells_nothing_of_its_commit(
     ):
         commits.arm(fate)
     assert Letter.objects.filter(sent=True).count() == (2 if fate is swallowed else 0)
+
+
+@pytest.mark.skipif(
+    connection.vendor != "postgresql", reason="needs triggers that wait for the COMMIT"
+)
+def test_a_commit_that_is_refused_was_answered(letters: list[Letter]) -> None:
+    """The server has said that nothing was committed, by an error like those of a server in trouble."""
+    execute(
+        "CREATE FUNCTION refuses() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$BEGIN RAISE EXCEPTION 'not this one' USING ERRCODE = '54000'; END$$"
+    )
+    execute(
+        "CREATE CONSTRAINT TRIGGER refuses AFTER UPDATE ON taking_letter DEFERRABLE INITIALLY DEFERRED"
+        " FOR EACH ROW EXECUTE FUNCTION refuses()"
+    )
+    try:
+        with (
+            pytest.raises(OperationalError, match="not this one") as error,
+            take(Letter.objects.all(), 2, update={"sent": True}),
+        ):
+            pass
+    finally:
+        execute("DROP TRIGGER refuses ON taking_letter")
+        execute("DROP FUNCTION refuses()")
+    assert not isinstance(error.value, CommitUndecided)
+    assert not Letter.objects.filter(sent=True).exists()

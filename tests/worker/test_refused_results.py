@@ -2,16 +2,23 @@
 
 import random
 import re
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection, connections
+from django.db import DatabaseError, connection, connections
 
+from django_taskclaim.handlers import Handler, handler, unregister
+from django_taskclaim.testing import run_due
 from django_taskclaim.tokens import clock
+from django_taskclaim.worker.heartbeat import Vitals
+from django_taskclaim.worker.inflight import units_of
+from django_taskclaim.worker.overruns import abandon
 from tests.behaviour.support import execute
 from tests.factories import make
 from tests.testapp.models import Job, Photo
@@ -234,3 +241,78 @@ def test_the_time_limit_counts_while_nothing_can_be_written(start_crew: StartCre
         assert clock() >= end["ends_at"]  # type: ignore[operator]
         assert crew.finish() == 0
         assert set(Photo.objects.values_list("status", "attempts")) == {("open", 0)}
+
+
+# Beside the writer
+
+
+def test_what_is_refused_to_go_back_keeps_nothing_else(
+    start_crew: StartCrew, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A stop gives back the other rows that have not started."""
+    running, go_on = threading.Event(), threading.Event()
+
+    def do(photo: Photo) -> None:
+        running.set()
+        go_on.wait(60)
+
+    with prepared(*refusing("NEW.note = 'no' AND NEW.status = 'open'")):
+        make(Photo, 9)
+        make(Photo, 1, note="no")
+        crew = start_crew(Photo, do, batch_size=10, lease=HOUR)
+        assert running.wait(60)
+        crew.stop()
+        wait_until(lambda: states_of(Photo) == {"open": 8, "processing": 2})
+        wait_until(lambda: not crew.service.has_to_give_back())
+        go_on.set()
+        wait_until(crew.is_idle)
+    assert states_of(Photo) == {"open": 8, "processing": 1, "complete": 1}
+    assert len([one for one in caplog.records if getattr(one, "event", "") == "unrecorded"]) == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_row_that_overran_is_let_go_where_its_failure_is_refused(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It is said once, and the service has nothing left to write."""
+    with prepared(*refusing("NEW.status <> 'processing'")):
+        make(Photo, 1)
+        (unit,) = units_of(Handler(Photo, print), Photo.objects.claim_batch(1))
+        unit.begin(unit.tasks)
+        (overrun,) = abandon(unit)
+        assert overrun.write("default", Vitals())
+    assert [one for one in caplog.records if getattr(one, "event", "") == "unrecorded"]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_run_due_finds_the_refused_row() -> None:
+    handler(Photo, max_attempts=1)(lambda photo: None)
+    try:
+        with prepared(*refusing("NEW.note = 'no' AND NEW.status = 'complete'")):
+            make(Photo, 9)
+            make(Photo, 1, note="no")
+            ran = run_due(Photo)
+    finally:
+        unregister(Photo)
+    assert (ran.completed, ran.failed) == (9, 1)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_view_hears_of_the_refusal_and_nothing_is_half_written() -> None:
+    """The caller's session stays as it is."""
+    with prepared(*refusing("NEW.note = 'no'")):
+        make(Photo, 9)
+        make(Photo, 1, note="no")
+        rows = Photo.objects.claim_batch(9)
+        session = connection.connection
+        rows[4].note = "no"
+        with pytest.raises(DatabaseError):
+            Photo.objects.complete(rows, update_fields=["note"])
+        assert connection.connection is session
+    assert states_of(Photo) == {"processing": 9, "open": 1}
+    rows[4].note = "yes"
+    assert Photo.objects.complete(rows, update_fields=["note"]) == 9
+
+
+def states_of(model: Any) -> dict[str, int]:
+    return dict(Counter(model.objects.values_list("status", flat=True)))
