@@ -18,7 +18,7 @@ from django_taskclaim.links import is_companion
 from django_taskclaim.policy import Backoff, Policy, Rule, policy_for, set_policy
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.called import called_for
-from django_taskclaim.sources import hand_out, lacks_source, load_sources
+from django_taskclaim.sources import hand_out, lacks_source, load_readable_sources
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -94,10 +94,17 @@ class Handler:
         # What is yielded is part of the call, and of its transaction.
         return list(answer) if inspect.isgenerator(answer) else answer
 
-    def prepare(self, rows: Sequence[Any]) -> None:
-        """Load what the function needs beside the claimed *rows*: the sources of companions, all in one query."""
-        if self.needs_source:
-            load_sources(rows)
+    def prepare(self, rows: Sequence[Any]) -> list[Any]:
+        """Load what the function needs beside the claimed *rows*, and return those that it can be called with.
+
+        That is the sources of companions, all in one query; a row whose source cannot be read fails with the error.
+        """
+        unreadable = load_readable_sources(rows) if self.needs_source else []
+        if not unreadable:
+            return list(rows)
+        querysets.unreadable.fail_unreadable(unreadable)
+        failed = {id(row) for row, _ in unreadable}
+        return [row for row in rows if id(row) not in failed]
 
     def lacks_source(self, row: Any) -> bool:
         """Say whether the function cannot be called with *row*, for it is a companion whose source is gone."""

@@ -21,6 +21,7 @@ __all__ = [
     "companions_of",
     "hand_out",
     "lacks_source",
+    "load_readable_sources",
     "load_sources",
     "or_what_works_on_it",
     "ranges_of",
@@ -82,6 +83,22 @@ def load_sources(rows: Sequence[Any]) -> list[Any]:
         for start in range(0, len(rows), most)
         for row in link.load(rows[start : start + most], using)
     ]
+
+
+def load_readable_sources(rows: Sequence[Any]) -> list[tuple[Any, Exception]]:
+    """Do what ``load_sources`` does, and return the rows whose source cannot be read, each with the error."""
+    if not rows:
+        return []
+    link, reading = source_link(type(rows[0])), querysets.unreadable
+    using = link.alias_beside(rows[0]._state.db)
+    try:
+        load_sources(rows)
+    except Exception as error:
+        if not reading.may_be_of_a_row(error, using):
+            raise
+    else:
+        return []
+    return reading.read_apart(rows, load_sources, models.QuerySet(link.source, using=using))
 
 
 def hand_out(row: Any) -> Any:

@@ -117,8 +117,7 @@ class _Runner:
         )
         rows: Any = self.handler.rows(self.using)
         claimed: list[Any] = rows.exclude(pk__in=self._had)._claim(request)
-        self.handler.prepare(claimed)
-        return claimed
+        return self.handler.prepare(claimed)
 
     def _results(self) -> list[Result]:
         """Run all units and write what came of them, as a worker does: the rows of one claim together."""

@@ -231,14 +231,6 @@ def attach_all(rows: Iterable[Any], claims: Iterable[Claim]) -> None:
         row.__dict__[ATTRIBUTE] = claim
 
 
-def bare(model: type[models.Model], claim: Claim) -> models.Model:
-    """Return an instance of the row that *claim* is of, which knows its key and carries the claim; it asks nothing."""
-    row = model.from_db(claim.alias, [], [])
-    row.pk = claim.pk
-    attach(row, claim)
-    return row
-
-
 def detach(row: models.Model) -> None:
     """Let *row* carry no claim: it denotes another row now."""
     row.__dict__.pop(ATTRIBUTE, None)

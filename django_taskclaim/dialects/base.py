@@ -11,7 +11,14 @@ from datetime import datetime, timedelta
 from typing import Any, ClassVar
 
 from django.core.exceptions import EmptyResultSet
-from django.db import NotSupportedError, models, transaction
+from django.db import (
+    InterfaceError,
+    InternalError,
+    NotSupportedError,
+    OperationalError,
+    models,
+    transaction,
+)
 
 from django_taskclaim import conf
 from django_taskclaim.columns import ClaimColumns, KeyColumns
@@ -93,6 +100,10 @@ class Dialect(Inspection, Sessions):
     def may_be_done(self, error: Exception) -> bool:
         """Say whether the statement, or the COMMIT, that *error* came from may have been carried out all the same."""
         return refusal_code(error) is None
+
+    def may_be_of_reading(self, error: Exception) -> bool:
+        """Say whether *error* may come from values of a row that cannot be read, and not from a server in trouble."""
+        return not isinstance(error, (OperationalError, InterfaceError, InternalError))
 
     def compiled(
         self, queryset: "models.QuerySet[Any]", limit: int, fields: Sequence[AnyField]

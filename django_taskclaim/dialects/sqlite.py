@@ -1,5 +1,6 @@
 """SQLite 3.35+: one writer at a time, so a single UPDATE … RETURNING claims and nothing needs a row lock."""
 
+import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -24,6 +25,12 @@ INSTRUCTIONS = 20_000
 
 #: SQLITE_IOERR, the low byte of its extended codes.
 IO_ERROR = 10
+
+
+def _is_of_decoding(error: Exception) -> bool:
+    """Say whether a text is not UTF-8: an OperationalError of the driver's own, which has no code of SQLite's."""
+    cause = error.__cause__
+    return isinstance(cause, sqlite3.OperationalError) and not hasattr(cause, "sqlite_errorcode")
 
 
 class RowValues(KeyTable):
@@ -83,6 +90,9 @@ class SQLite(Dialect):
         # No server is between the statement and its answer, but a file system that fails may have kept its COMMIT.
         code = getattr(error.__cause__, "sqlite_errorcode", None)
         return code is None or code & 0xFF == IO_ERROR
+
+    def may_be_of_reading(self, error: Exception) -> bool:
+        return _is_of_decoding(error) or super().may_be_of_reading(error)
 
     def later(self, wait: timedelta) -> SQL:
         return SQL(

@@ -82,7 +82,9 @@ def claim_statements(model: type[models.Model], alias: str) -> list[SQL]:
     if not hasattr(rows, "claim_batch"):
         rows = ClaimQuerySet(model, using=alias)
     limit = handler.batch_size if handler is not None else int(setting("BATCH_SIZE"))
-    last = desk.rows.order_by().first()
+    # Of the user's columns none: one that cannot be read is not the doctor's concern.
+    ours = [*desk.columns.key, *(field for field in [desk.columns.priority] if field)]
+    last = desk.rows.only(*(field.attname for field in ours)).order_by().first()
     # Where the settings ask for REPEATABLE READ, a limit per key refuses this transaction, though no worker's own.
     with listening(desk, locks_find=True) as heard, suppress(RuntimeError):
         rows.claim_batch(limit, durable=False)

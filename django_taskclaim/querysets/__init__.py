@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from django_taskclaim.querysets import repairing as repairing
     from django_taskclaim.querysets import results as results
     from django_taskclaim.querysets import scope as scope
+    from django_taskclaim.querysets import unreadable as unreadable
     from django_taskclaim.querysets import waking as waking
     from django_taskclaim.querysets import why_empty as why_empty
     from django_taskclaim.querysets.companions import CompanionManager, CompanionQuerySet
@@ -53,6 +54,7 @@ else:
             "repairing",
             "results",
             "scope",
+            "unreadable",
             "waking",
             "why_empty",
         }

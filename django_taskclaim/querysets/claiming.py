@@ -27,7 +27,7 @@ from django_taskclaim.querysets.fleet import (
     learns_of_limits,
     take_as_limited,
 )
-from django_taskclaim.querysets.instances import build, read_again
+from django_taskclaim.querysets.instances import bare, build, like, read_again
 from django_taskclaim.querysets.limits import limits_over, take_within
 from django_taskclaim.querysets.lost_commits import PATIENCE, judge_after_lost_commit
 from django_taskclaim.querysets.lower_bound import Looks, LowerBound, Row
@@ -38,8 +38,15 @@ from django_taskclaim.querysets.scope import (
     in_policy_order,
     on_claim_table,
     refuse_unclaimable,
+    without_conditions,
 )
-from django_taskclaim.querysets.transactions import alone, durably, may_stand_alone
+from django_taskclaim.querysets.transactions import (
+    alone,
+    belongs_to_the_caller,
+    durably,
+    may_stand_alone,
+)
+from django_taskclaim.querysets.unreadable import fail_unreadable, may_be_of_a_row, read_apart
 from django_taskclaim.states import WORKER_MARK, Status, Token
 from django_taskclaim.tokens import Claim, attach_all, clock
 
@@ -134,6 +141,24 @@ def claim(queryset: Rows, request: Request) -> list[Any]:
 
 
 def _claim(one: "_Call") -> list[Any]:
+    try:
+        return _claim_at_once(one)
+    except Exception as error:
+        if not _may_be_unreadable(error, one):
+            raise
+    # Again, with our columns first, so that rows which cannot be read keep nobody from the others.
+    unreadable: dict[Any, tuple[models.Model, Exception]] = {}
+    rows = _claim_at_once(replace(one, unreadable=unreadable, order_begun=None))
+    fail_unreadable(unreadable.values())
+    return rows
+
+
+def _may_be_unreadable(error: Exception, one: "_Call") -> bool:
+    refused = one.request.durable and belongs_to_the_caller(one.desk.dialect.connection)
+    return not refused and may_be_of_a_row(error, one.desk.alias)
+
+
+def _claim_at_once(one: "_Call") -> list[Any]:
     started, request = clock(), one.request
     begun = one.begin()
     if len(begun) == request.limit:
@@ -180,6 +205,8 @@ class _Call:
     request: Request
     #: What was asked for by what has begun, if it has.
     order_begun: ClaimOrder | None = None
+    #: The rows claimed that cannot be read, by key, each with the error; None where that is not looked for.
+    unreadable: "dict[Any, tuple[models.Model, Exception]] | None" = None
 
     @cached_property
     def limits(self) -> Sequence[KeyLimit]:
@@ -188,10 +215,15 @@ class _Call:
     @cached_property
     def fields(self) -> list[AnyField]:
         """The columns that the claim must give back."""
-        fields = _wanted_columns(self.queryset, self.desk)
+        fields = _all_columns(self.desk.columns.owner) if self.is_plain else _facts(self.desk)
         if not self.limits:
             return fields
         return list(dict.fromkeys([*fields, *(one.field for one in self.limits)]))
+
+    @cached_property
+    def is_plain(self) -> bool:
+        """Whether the columns that the claim gives back make the instances."""
+        return self.unreadable is None and _is_plain(self.queryset, self.desk)
 
     @cached_property
     def bound(self) -> LowerBound | None:
@@ -215,7 +247,7 @@ class _Call:
             or not keeps_to_marks(order, desk)
             or not self.looks.beyond
             or not desk.dialect.claims_in_one_statement
-            or not _is_plain(self.queryset, desk)
+            or not self.is_plain
             or not may_stand_alone(desk)
         ):
             return []
@@ -231,9 +263,14 @@ class _Call:
         """Claim, in the transaction that is open, what is still wanted beside the rows *begun*."""
         held: Taken = ([], [])
         request, desk = self.request, self.desk
+        if self.unreadable is not None:
+            self.unreadable.clear()
         if request.include_held:
             desk.queue(request.holder)
-            held = _extend_held(self.queryset, desk, request)
+            held = self._extend_held(self.queryset)
+        elif self.unreadable is not None and self.bound is not None:
+            # What the first try has begun is committed, whatever the conditions say of a claimed row.
+            held = self._extend_held(without_conditions(self.queryset))
         rows, claims = held
         wanted = request.limit - len(rows)
         if wanted <= 0:
@@ -266,7 +303,67 @@ class _Call:
 
     def instances(self, raw: list[Row]) -> Taken:
         """Return the rows claimed, each with what it is to remember of its claim."""
-        return _instances(self.queryset, self.desk, self.request, self.fields, raw)
+        places = {field: place for place, field in enumerate(self.fields)}
+        raw = _sorted(raw, self.desk, places)
+        claims = _claims_of(self.desk, self.request, places, raw)
+        if not self.is_plain:
+            return self._read(claims)
+        rows = build(self.queryset, self.fields, raw)
+        self._prefetch(rows)
+        return rows, claims
+
+    def _read(self, claims: Sequence[Claim]) -> Taken:
+        """Read claimed rows again as the queryset asks; those that cannot be read are noted instead, if asked for."""
+        queryset, desk = self.queryset, self.desk
+        by_key = {claim.pk: claim for claim in claims}
+
+        def read(keys: Sequence[Any]) -> list[Any]:
+            rows = read_again(queryset, desk, list(keys))
+            self._prefetch(rows)
+            return rows
+
+        keys = list(by_key)
+        if self.unreadable is not None:
+            for key, error in read_apart(keys, read, like(queryset, desk)):
+                self.unreadable[key] = bare(queryset.model, by_key[key]), error
+            keys = [key for key in keys if key not in self.unreadable]
+        rows = read(keys)
+        return rows, [by_key[desk.columns.key_of(row)] for row in rows]
+
+    def _prefetch(self, rows: list[Any]) -> None:
+        prefetches = self.queryset._prefetch_related_lookups  # type: ignore[attr-defined]
+        if prefetches:
+            models.prefetch_related_objects(rows, *prefetches)
+
+    def _extend_held(self, queryset: Rows) -> Taken:
+        """Return what the holder has among *queryset*, ``limit`` rows at most, each lease extended and none shortened.
+
+        Rows are found without locks and waited for: a row passed over because it is locked would be handed out twice.
+        """
+        desk, request = self.desk, self.request
+        columns = desk.columns
+        rows = on_claim_table(queryset, desk).filter(
+            **{columns.status.name: Status.PROCESSING, columns.claimed_by.name: request.holder}
+        )
+        fields = _facts(desk)
+        ordered = in_claim_order(rows, queryset, desk)
+        places = {field: place for place, field in enumerate(fields)}
+        found = desk.dialect.first(ordered, desk.table, request.limit, fields)
+        claims = {
+            claim.pk: claim
+            for claim in _claims_of(desk, request, places, _sorted(found, desk, places))
+        }
+        by_token: dict[Token, list[Any]] = {}
+        for claim in claims.values():
+            by_token.setdefault(claim.token, []).append(claim.pk)
+        extension = [desk.dialect.extension(desk.table, request.lease)]
+        still: set[Any] = set()
+        for token, keys in by_token.items():
+            for part in desk.dialect.chunks(sorted(keys), desk.table):
+                still.update(desk.dialect.update_held(desk.table, token, part, extension))
+        for claim in claims.values():
+            claim.held_before = True
+        return self._read([claim for key, claim in claims.items() if key in still])
 
     def _order(self, limit: int) -> ClaimOrder:
         queryset, desk = self.queryset, self.desk
@@ -316,11 +413,6 @@ def _is_plain(queryset: Rows, desk: Desk) -> bool:
         and query.deferred_loading == (frozenset(), True)
         and not query.order_by
     )
-
-
-def _wanted_columns(queryset: Rows, desk: Desk) -> list[AnyField]:
-    """Return the columns that the claim must give back: the key first, then what tokens and instances need."""
-    return _all_columns(desk.columns.owner) if _is_plain(queryset, desk) else _facts(desk)
 
 
 @cache
@@ -411,24 +503,6 @@ def _just_claimed(desk: Desk, holder: str) -> SQL:
     )
 
 
-def _instances(
-    queryset: Rows, desk: Desk, request: Request, fields: Sequence[AnyField], raw: list[list[Any]]
-) -> Taken:
-    places = {field: place for place, field in enumerate(fields)}
-    raw = _sorted(raw, desk, places)
-    claims = _claims_of(desk, request, places, raw)
-    if _is_plain(queryset, desk):
-        found = build(queryset, fields, raw)
-    else:
-        found = read_again(queryset, desk, [claim.pk for claim in claims])
-        by_key = {claim.pk: claim for claim in claims}
-        claims = [by_key[desk.columns.key_of(row)] for row in found]
-    prefetches = queryset._prefetch_related_lookups  # type: ignore[attr-defined]
-    if prefetches:
-        models.prefetch_related_objects(found, *prefetches)
-    return found, claims
-
-
 def _claims_of(
     desk: Desk, request: Request, places: dict[AnyField, int], raw: list[list[Any]]
 ) -> list[Claim]:
@@ -457,36 +531,3 @@ def _sorted(raw: list[list[Any]], desk: Desk, places: dict[Any, int]) -> list[li
     for field, descending in reversed(desk.columns.ranking):
         rows.sort(key=itemgetter(places[field]), reverse=descending)
     return rows
-
-
-# Rows that the holder has already
-
-
-def _extend_held(queryset: Rows, desk: Desk, request: Request) -> Taken:
-    """Return what the holder has among *queryset*, ``limit`` rows at most, each lease extended and none shortened.
-
-    Rows are found without locks and waited for: a row passed over because it is locked would be handed out twice.
-    """
-    columns = desk.columns
-    rows = on_claim_table(queryset, desk).filter(
-        **{columns.status.name: Status.PROCESSING, columns.claimed_by.name: request.holder}
-    )
-    fields = _facts(desk)
-    ordered = in_claim_order(rows, queryset, desk)
-    places = {field: place for place, field in enumerate(fields)}
-    found = desk.dialect.first(ordered, desk.table, request.limit, fields)
-    claims = {
-        claim.pk: claim for claim in _claims_of(desk, request, places, _sorted(found, desk, places))
-    }
-    by_token: dict[Token, list[Any]] = {}
-    for claim in claims.values():
-        by_token.setdefault(claim.token, []).append(claim.pk)
-    extension = [desk.dialect.extension(desk.table, request.lease)]
-    still: set[Any] = set()
-    for token, keys in by_token.items():
-        for part in desk.dialect.chunks(sorted(keys), desk.table):
-            still.update(desk.dialect.update_held(desk.table, token, part, extension))
-    for claim in claims.values():
-        claim.held_before = True
-    again = read_again(queryset, desk, [key for key in claims if key in still])
-    return again, [claims[columns.key_of(row)] for row in again]

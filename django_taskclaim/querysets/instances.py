@@ -15,6 +15,7 @@ from django.db.models.signals import post_init, pre_init
 from django_taskclaim.fields import AnyField
 from django_taskclaim.guard import LOADED
 from django_taskclaim.querysets.scope import Desk, Rows, without_conditions
+from django_taskclaim.tokens import Claim, attach
 
 
 def build(queryset: Rows, fields: Sequence[AnyField], raw: Sequence[Sequence[Any]]) -> list[Any]:
@@ -76,6 +77,17 @@ def _laid_out(model: Any, alias: str, names: list[str], values: Iterable[Any]) -
     return rows
 
 
+def bare(model: type[models.Model], claim: Claim) -> models.Model:
+    """Return an instance of the row that *claim* is of, which knows its key and carries the claim; it asks nothing.
+
+    No code of the user's takes part in it.
+    """
+    (row,) = _laid_out(model, claim.alias, [], [()])
+    row.pk = claim.pk
+    attach(row, claim)
+    return cast("models.Model", row)
+
+
 def _set_fetch_mode(queryset: Rows, rows: Sequence[Any]) -> None:
     """Let the rows fetch what they lack as the queryset asks, which Django can be told since 6.1."""
     mode = getattr(queryset, "_fetch_mode", None)
@@ -93,10 +105,7 @@ def read_again(queryset: Rows, desk: Desk, keys: list[Any]) -> list[Any]:
     if not keys:
         return []
     path = f"{desk.columns.key_path(queryset.model)}__in"
-    query = queryset.query
-    computed = query.annotations or query.extra
-    rows = without_conditions(queryset) if computed else _fresh_like(queryset)
-    rows = rows.using(desk.alias).prefetch_related(None).filter(**{path: keys})
+    rows = like(queryset, desk).filter(**{path: keys})
     ordered = (
         rows.order_by(*queryset.query.order_by) if queryset.query.order_by else rows.order_by()
     )
@@ -114,6 +123,14 @@ def read_again(queryset: Rows, desk: Desk, keys: list[Any]) -> list[Any]:
         ):
             by_key[desk.columns.key_of(row)] = row
     return list(by_key.values()) if queryset.query.order_by else [by_key[key] for key in keys]
+
+
+def like(queryset: Rows, desk: Desk) -> Rows:
+    """Return the rows of the whole table, read as *queryset* reads them but for its prefetches."""
+    query = queryset.query
+    computed = query.annotations or query.extra
+    rows = without_conditions(queryset) if computed else _fresh_like(queryset)
+    return rows.using(desk.alias).prefetch_related(None)
 
 
 def _fresh_like(queryset: Rows) -> Rows:

@@ -328,13 +328,13 @@ class Claimer(threading.Thread):
             self.claimed += len(rows)
             self.work.note_claim()
             self.on_claimed(self.claimed)
-            self._prepare(handler, rows)
+            rows = self._prepare(handler, rows)
         return rows
 
-    def _prepare(self, handler: Handler, rows: list[Any]) -> None:
+    def _prepare(self, handler: Handler, rows: list[Any]) -> list[Any]:
         """Load what the handler needs beside the rows; they go back uncounted where that cannot be had."""
         try:
-            handler.prepare(rows)
+            return handler.prepare(rows)
         except Exception:
             self._give_back(units_of(handler, rows))
             # The connection to another database may have broken.

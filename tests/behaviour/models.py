@@ -280,3 +280,36 @@ class Notice(TaskMixin):
 
     class Meta:
         app_label = "testapp"
+
+
+class SealedField(models.TextField):
+    """Keeps what nobody can open any more, as an encrypted field does once its key was changed."""
+
+    def from_db_value(self, value: Any, *args: Any) -> Any:
+        if value == "broken":
+            raise ValueError("the seal is broken")
+        return value
+
+
+class Sealed(TaskMixin, Payload):
+    secret = SealedField(default="fine")
+    seen_at = models.DateTimeField(null=True)
+
+    class Meta:
+        app_label = "testapp"
+
+
+class SealedChild(Sealed):
+    extra = models.TextField(blank=True, default="")
+
+    class Meta:
+        app_label = "testapp"
+
+
+class Envelope(TaskMixin, Payload):
+    """Leads to a row that may not be readable."""
+
+    inside = models.ForeignKey(Sealed, on_delete=models.CASCADE)
+
+    class Meta:
+        app_label = "testapp"

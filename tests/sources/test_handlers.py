@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from django.db import DatabaseError, connections, models, transaction
+from django.db.models.signals import post_init
 from django.test.utils import CaptureQueriesContext, isolate_apps
 
 from django_taskclaim.exceptions import ClaimColumnError, ClaimLost, SourceGone
@@ -15,6 +16,7 @@ from django_taskclaim.handlers import Handler, handler_for
 from django_taskclaim.models import SourceMixin, TaskMixin
 from django_taskclaim.querysets.results import with_locked_source
 from django_taskclaim.sources import companion_of, load_sources
+from django_taskclaim.testing import run_due
 from django_taskclaim.worker.claimer import Claimer
 from django_taskclaim.worker.inflight import InFlight
 from django_taskclaim.worker.options import WorkerOptions
@@ -154,7 +156,8 @@ async def _nothing(page: Page) -> str:
 
 def test_coroutines_get_the_source() -> None:
     (row,) = claimed_pages(1)
-    call = Handler(model=PageTask, function=_nothing, gets_sources=True).call([row])
+    load_sources([row])
+    call = Handler(model=PageTask, function=_nothing, gets_sources=True).acall([row])
     assert asyncio.run(call) == row.source_id
 
 
@@ -313,6 +316,41 @@ def test_rows_go_back_uncounted_while_their_sources_cannot_be_read() -> None:
     assert (row.status, row.attempts, row.iteration) == ("open", 0, 1)
     (row,) = claimer._rows(copy_title, 5)
     assert row.source.title == "x"
+
+
+@pytest.fixture
+def unreadable() -> Iterator[list[str]]:
+    """The slugs of pages that nobody can read, as with a field whose key was changed."""
+    slugs: list[str] = []
+
+    def receive(instance: Page, **facts: Any) -> None:
+        if instance.slug in slugs:
+            raise LookupError("the key was changed")
+
+    post_init.connect(receive, sender=Page)
+    yield slugs
+    post_init.disconnect(receive, sender=Page)
+
+
+def test_a_source_that_cannot_be_read_fails_its_own_row_alone(unreadable: list[str]) -> None:
+    rows = claimed_pages(9)
+    unreadable += ["002", "007"]
+    usable = registered(PageTask).prepare(rows)
+    assert [row.source_id for row in usable] == [f"00{n}" for n in (0, 1, 3, 4, 5, 6, 8)]
+    assert {row.source.title for row in usable} == {"two words"}
+    failed = PageTask.objects.filter(attempts=1).values_list("source_id", "error_class")
+    assert sorted(failed) == [("002", "LookupError"), ("007", "LookupError")]
+    assert PageTask.objects.complete(usable) == 7
+
+
+def test_a_handler_is_called_with_the_other_sources(unreadable: list[str]) -> None:
+    PageTask.objects.release(claimed_pages(9))
+    unreadable += ["000", "008"]
+    assert run_due(PageTask).completed == 7
+    assert set(PageTask.objects.filter(attempts=1).values_list("source_id", flat=True)) == {
+        "000",
+        "008",
+    }
 
 
 @contextmanager
