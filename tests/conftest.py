@@ -51,9 +51,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    from django_taskclaim.querysets import refusals
     from tests.factories import start_over
 
     start_over()
+    # Keys come again in the next test.
+    refusals._refusals.clear()
 
 
 def server_version(alias: str = "default") -> str:

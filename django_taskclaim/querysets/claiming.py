@@ -11,7 +11,7 @@ from functools import cache, cached_property, partial
 from operator import itemgetter
 from typing import Any
 
-from django.db import OperationalError, models
+from django.db import DatabaseError, OperationalError, models
 from django.db.models.query import ModelIterable
 
 from django_taskclaim import conf
@@ -31,6 +31,7 @@ from django_taskclaim.querysets.instances import bare, build, like, read_again
 from django_taskclaim.querysets.limits import limits_over, take_within
 from django_taskclaim.querysets.lost_commits import PATIENCE, judge_after_lost_commit
 from django_taskclaim.querysets.lower_bound import Looks, LowerBound, Row
+from django_taskclaim.querysets.refusals import Search, may_be_refused, without_refused
 from django_taskclaim.querysets.scope import (
     Desk,
     Rows,
@@ -52,6 +53,9 @@ from django_taskclaim.tokens import Claim, attach_all, clock
 
 #: How often a row that may have killed its worker goes before the others it was claimed with.
 CRASHED_FIRST = 0.1
+
+#: How many rows are looked at for each one wanted, while some refuse to be claimed; others may have locked them.
+LOOK_AHEAD = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +136,7 @@ def claim(queryset: Rows, request: Request) -> list[Any]:
     desk = Desk.of(queryset.model, queryset.db)
     if queryset.query.is_empty():
         return []
-    one = _Call(in_policy_order(queryset), desk, request)
+    one = _Call(in_policy_order(without_refused(queryset)), desk, request)
     rows = _claim(one)
     # A worker hears of it when it reads the switch.
     if not rows and request.answer is None and learns_of_limits(desk):
@@ -144,18 +148,25 @@ def _claim(one: "_Call") -> list[Any]:
     try:
         return _claim_at_once(one)
     except Exception as error:
-        if not _may_be_unreadable(error, one):
+        if not _may_be_of_rows(error, one):
             raise
     # Again, with our columns first, so that rows which cannot be read keep nobody from the others.
     unreadable: dict[Any, tuple[models.Model, Exception]] = {}
-    rows = _claim_at_once(replace(one, unreadable=unreadable, order_begun=None))
+    again = replace(one, unreadable=unreadable, order_begun=None)
+    try:
+        rows = _claim_at_once(again)
+    except DatabaseError as error:
+        # Again, without the rows that refuse to be claimed.
+        rows = _claim_at_once(replace(again, search=Search(one.desk, error)))
     fail_unreadable(unreadable.values())
     return rows
 
 
-def _may_be_unreadable(error: Exception, one: "_Call") -> bool:
-    refused = one.request.durable and belongs_to_the_caller(one.desk.dialect.connection)
-    return not refused and may_be_of_a_row(error, one.desk.alias)
+def _may_be_of_rows(error: Exception, one: "_Call") -> bool:
+    """Say whether *error* may come from some rows of the claim: they cannot be read, or refuse to be written."""
+    if one.request.durable and belongs_to_the_caller(one.desk.dialect.connection):
+        return False
+    return may_be_of_a_row(error, one.desk.alias) or may_be_refused(error, one.desk)
 
 
 def _claim_at_once(one: "_Call") -> list[Any]:
@@ -207,6 +218,8 @@ class _Call:
     order_begun: ClaimOrder | None = None
     #: The rows claimed that cannot be read, by key, each with the error; None where that is not looked for.
     unreadable: "dict[Any, tuple[models.Model, Exception]] | None" = None
+    #: Claims part by part, because the database refuses to have some rows written; None where it does not.
+    search: Search | None = None
 
     @cached_property
     def limits(self) -> Sequence[KeyLimit]:
@@ -273,12 +286,40 @@ class _Call:
             held = self._extend_held(without_conditions(self.queryset))
         rows, claims = held
         wanted = request.limit - len(rows)
-        if wanted <= 0:
+        if self.search is not None:
+            raw = self._take_apart(wanted, self.search)
+            self.search.end(rows or raw)
+        elif wanted <= 0:
             return held
-        more, their_claims = self._take(wanted, begun)
+        else:
+            raw = self._take(wanted, begun)
+        more, their_claims = self.instances(raw)
         return [*rows, *more], [*claims, *their_claims]
 
-    def _take(self, limit: int, begun: list[Row]) -> Taken:
+    def _take_apart(self, limit: int, search: Search) -> list[Row]:
+        """Claim the first rows by their keys, each part as a claim of its own, without those that are refused."""
+        if limit <= 0:
+            return []
+        desk, most = self.desk, LOOK_AHEAD * limit
+        order = self._order(most)
+        found = desk.dialect.first(order.candidates, desk.table, most, desk.columns.key)
+        keys = list(dict.fromkeys(map(desk.table.key_of, found)))
+        raw: dict[Any, Row] = {}
+
+        def take(part: Sequence[Any]) -> list[Row]:
+            alike = replace(self.request, bound=None)
+            call = replace(self, queryset=self.queryset.filter(pk__in=part), request=alike)
+            return call._take(limit - len(raw), [], all_parts=False)
+
+        parts = (keys[start : start + limit] for start in range(0, len(keys), limit))
+        for rows in search.send(parts, take):
+            # By key: some strategies return all that the holder has.
+            raw |= {desk.table.key_of(row): row for row in rows}
+            if len(raw) >= limit:
+                break
+        return _keep_apart_what_crashed(list(raw.values()), desk, self.request, self.fields)
+
+    def _take(self, limit: int, begun: list[Row], *, all_parts: bool = True) -> list[Row]:
         desk, bound = self.desk, self.bound
 
         def take(order: ClaimOrder) -> list[Row]:
@@ -289,6 +330,8 @@ class _Call:
                 raw = bound.claim(order, desk, self.looks, begun)
             else:
                 raw = desk.dialect.claim(order, desk.columns)
+            if not all_parts:
+                return raw
             kept = _keep_apart_what_crashed(raw, desk, self.request, self.fields)
             if bound is not None and len(kept) < len(raw):
                 bound.look_in_full()
@@ -296,10 +339,8 @@ class _Call:
             return kept
 
         if begun and self.order_begun is not None:
-            raw = take(self.order_begun)
-        else:
-            raw = take_as_limited(self._order(limit), desk, take, self.request.answer)
-        return self.instances(raw)
+            return take(self.order_begun)
+        return take_as_limited(self._order(limit), desk, take, self.request.answer)
 
     def instances(self, raw: list[Row]) -> Taken:
         """Return the rows claimed, each with what it is to remember of its claim."""
@@ -359,8 +400,11 @@ class _Call:
         extension = [desk.dialect.extension(desk.table, request.lease)]
         still: set[Any] = set()
         for token, keys in by_token.items():
-            for part in desk.dialect.chunks(sorted(keys), desk.table):
-                still.update(desk.dialect.update_held(desk.table, token, part, extension))
+            parts = desk.dialect.chunks(sorted(keys), desk.table)
+            extend = partial(desk.dialect.update_held, desk.table, token, assignments=extension)
+            sent = map(extend, parts) if self.search is None else self.search.send(parts, extend)
+            for extended in sent:
+                still.update(extended)
         for claim in claims.values():
             claim.held_before = True
         return self._read([claim for key, claim in claims.items() if key in still])

@@ -207,7 +207,8 @@ class ClaimQuerySet(PeopleVerbs[M]):
         """Extend leases to *lease* from now (by default as long as they were asked for) and return how many.
 
         Never shortens a lease and never waits: a row that another transaction has locked is left as it is, neither
-        renewed nor lost. Raises ClaimLost as ``complete`` does.
+        renewed nor lost, and so is, with an ERROR in the log, one that the database refuses to have written. Raises
+        ClaimLost as ``complete`` does.
         """
         given = querysets.fencing.as_rows(rows)
         carrying, without = querysets.fencing.carrying(given)
@@ -231,7 +232,8 @@ class ClaimQuerySet(PeopleVerbs[M]):
 
         A worker's row is charged a try; on its last try it is first put back with the mark *crashed*, to be claimed
         alone, and only if that claim expires too it becomes ``failed``. Rows of holders that a caller named are never
-        charged. Rows that another transaction has locked are left for the next call.
+        charged. Rows that another transaction has locked are left for the next call, and those that the database
+        refuses to have written stay as they are, each with an ERROR in the log.
         """
         self._for_write = True
         return querysets.operating.release_expired(self, limit)

@@ -15,6 +15,7 @@ from django_taskclaim.failures import in_ascii
 from django_taskclaim.guard import show
 from django_taskclaim.querysets.assignments import Assignments, failure_assignments
 from django_taskclaim.querysets.lost_commits import judge_after_lost_commit
+from django_taskclaim.querysets.refusals import Search
 from django_taskclaim.querysets.scope import Desk
 from django_taskclaim.querysets.telling import tell
 from django_taskclaim.querysets.transactions import (
@@ -393,12 +394,14 @@ class Renewed:
     #: Locked by another transaction at that moment: neither renewed nor lost.
     skipped: list[Any]
     lost: list[Any]
+    #: Not renewed, because the database refuses to have them, or some among them, written.
+    refused: list[Any]
 
 
 def renew(rows: Sequence[Any], lease: timedelta | None) -> Renewed:
     """Extend the leases that stand, never wait for a locked row, and shorten none."""
     started = clock()
-    result = Renewed([], [], [])
+    result = Renewed([], [], [], [])
     try:
         for group in grouped(rows):
             by_lease: dict[timedelta, list[Any]] = {}
@@ -419,16 +422,29 @@ def renew(rows: Sequence[Any], lease: timedelta | None) -> Renewed:
 def _renew_group(group: Group, lease: timedelta, result: Renewed) -> None:
     for part in group.desk.dialect.chunks(group.rows, group.desk.table):
         by_key = {carried_claim(row).pk: row for row in part}
-        outcome = _renew_keys(group.desk, group.token, list(by_key), lease)
-        result.renewed.extend(by_key[key] for key in outcome.renewed)
-        result.skipped.extend(by_key[key] for key in outcome.skipped)
-        result.lost.extend(by_key[key] for key in outcome.lost)
+        send = partial(_renew_keys, group.desk, group.token, lease)
+        try:
+            _sort_out([send(list(by_key))], by_key, result)
+        except DatabaseError as error:
+            extend = partial(
+                group.desk.dialect.renew_held, group.desk.table, group.token, lease=lease
+            )
+            search = Search(group.desk, error)
+            _sort_out(search.send([list(by_key)], extend), by_key, result)
+            result.refused.extend(by_key.values())
 
 
-def _renew_keys(desk: Desk, token: Token, keys: list[Any], lease: timedelta) -> Renewal:
+def _renew_keys(desk: Desk, token: Token, lease: timedelta, keys: list[Any]) -> Renewal:
     send = partial(desk.dialect.renew_held, desk.table, token, keys, lease)
     # It is sent again where its COMMIT was not answered: it shortens no lease, and the fence stands.
     return transactionally(desk, send, lambda unknown: transactionally(desk, send))
+
+
+def _sort_out(outcomes: Iterable[Renewal], by_key: dict[Any, Any], result: Renewed) -> None:
+    for outcome in outcomes:
+        result.renewed.extend(by_key.pop(key) for key in outcome.renewed)
+        result.skipped.extend(by_key.pop(key) for key in outcome.skipped)
+        result.lost.extend(by_key.pop(key) for key in outcome.lost)
 
 
 def lock_free(rows: Sequence[Any]) -> tuple[list[Any], list[Any]]:

@@ -18,6 +18,7 @@ from django_taskclaim.failures import in_ascii, recorded
 from django_taskclaim.policy import policy_for
 from django_taskclaim.querysets.assignments import crash_mark, open_again, pass_on
 from django_taskclaim.querysets.claiming import is_crash_mark, is_unbegun
+from django_taskclaim.querysets.refusals import Search
 from django_taskclaim.querysets.scope import Desk, Rows, on_claim_table, refuse_unclaimable
 from django_taskclaim.querysets.transactions import transactionally
 from django_taskclaim.querysets.waking import call_workers
@@ -75,8 +76,9 @@ def in_chunks(
     """Lock, write and commit chunk by chunk what matches, and return how many rows were written.
 
     *limit* bounds them, in the order of their keys but on SQLite; *progress* hears of each chunk. Rows that another
-    transaction has locked are left alone. Inside a caller's transaction all chunks are part of it. Of an error that
-    ends it half-way ``written_before`` says how many rows were written.
+    transaction has locked are left alone, and a few that the database refuses to have written, each with an ERROR in
+    the log. Inside a caller's transaction all chunks are part of it. Of an error that ends it half-way
+    ``written_before`` says how many rows were written.
     """
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
         raise ValueError(f"limit must be a whole number from 1, not {limit!r}.")
@@ -86,16 +88,24 @@ def in_chunks(
     desk = Desk.of(queryset.model, queryset.db)
     rows = on_claim_table(queryset, desk).filter(condition(desk))
     key = [field.attname for field in desk.columns.key]
-    total = 0
+    total, refused = 0, list[Any]()
     while limit is None or total < limit:
         size = (
             int(conf.setting("CHUNK_SIZE"))
             if limit is None
             else min(int(conf.setting("CHUNK_SIZE")), limit - total)
         )
-        chunk = partial(_chunk, desk, rows.order_by(*key), size, write, fields)
+        ordered, locked = rows.order_by(*key), None
         try:
-            locked, written = transactionally(desk, chunk)
+            try:
+                locked, written = transactionally(
+                    desk, partial(_chunk, desk, ordered, size, write, fields)
+                )
+            except DatabaseError as error:
+                search = Search(desk, error, refused)
+                written = _write_apart(desk, ordered, size, write, fields, search)
+                refused = search.refused
+                rows = rows.exclude(pk__in=refused)
         except BaseException as error:
             # Ctrl-C among them: what was committed before it stays.
             setattr(error, _WRITTEN, total)
@@ -103,12 +113,28 @@ def in_chunks(
         total += written
         if progress is not None:
             progress(total)
+        if locked is None:
+            continue
         if len(locked) < size:
             break
         if desk.dialect.locks_in_key_order:
             # Else each chunk would walk past all that the ones before it have done.
             rows = rows.filter(pk__gt=desk.table.key_of(locked[-1]))
     return total
+
+
+def _write_apart(
+    desk: Desk, rows: Rows, size: int, write: Write, fields: Sequence[str], search: Search
+) -> int:
+    """Write a chunk without the rows that the database refuses, part by part, and return how many were written."""
+
+    def attempt(keys: Sequence[Any]) -> int:
+        return _chunk(desk, rows.filter(pk__in=keys), len(keys), write, fields)[1]
+
+    found = desk.dialect.first(rows, desk.table, size, desk.columns.key)
+    written = sum(search.send([desk.table.keys_of(found)], attempt))
+    search.end(written)
+    return written
 
 
 def written_before(error: BaseException) -> int:

@@ -9,6 +9,7 @@ from django_taskclaim import conf
 from django_taskclaim.policy import RENEWALS_PER_LEASE, policy_for
 from django_taskclaim.querysets.claims import ClaimQuerySet
 from django_taskclaim.querysets.operating import release_expired
+from django_taskclaim.querysets.refusals import without_refused
 from django_taskclaim.querysets.scope import Desk
 from django_taskclaim.tokens import clock
 
@@ -99,7 +100,7 @@ class Reaper:
         self._due = self._answered + self._renewal_interval() / PROBES
 
     def _rows(self) -> ClaimQuerySet[Any]:
-        return ClaimQuerySet(self.model, using=self.using)
+        return without_refused(ClaimQuerySet(self.model, using=self.using))
 
     def _renewal_interval(self) -> float:
         return self._lease().total_seconds() / RENEWALS_PER_LEASE

@@ -13,7 +13,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from django.db import connections
+from django.db import DatabaseError, connections
 
 from django_taskclaim.columns import unit_of
 from django_taskclaim.conf import setting
@@ -23,6 +23,8 @@ from django_taskclaim.policy import RENEWALS_PER_LEASE, SELF_FENCE
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.fencing import lock_free, renew
 from django_taskclaim.querysets.reaping import Reaper
+from django_taskclaim.querysets.refusals import Search, is_refused
+from django_taskclaim.querysets.scope import Desk
 from django_taskclaim.switch import stops_of
 from django_taskclaim.throttling.throttles import Throttles
 from django_taskclaim.tokens import clock
@@ -345,16 +347,30 @@ class Service(threading.Thread):
             by_model.setdefault(type(task.row), []).append(task)
         for model, same in by_model.items():
             began = clock()
-            with dialect_for(connections[self.options.using]).own_transaction():
-                free, busy = lock_free([task.carrier() for task in same])
-                if free:
-                    ClaimQuerySet(model).release(free)
+            try:
+                with dialect_for(connections[self.options.using]).own_transaction():
+                    free, busy = lock_free([task.carrier() for task in same])
+                    if free:
+                        ClaimQuerySet(model).release(free)
+            except DatabaseError as error:
+                self._release_apart(Desk.of(model, self.options.using), same, given, error)
+                continue
             if free:
                 changed("released", free, clock() - began, why=given.reason)
             if busy:
                 locked = {id(row) for row in busy}
                 rest = [task for task in same if id(task.row) in locked]
                 self._returned.append(Return(rest, given.reason))
+
+    def _release_apart(
+        self, desk: Desk, tasks: list[Task], given: "Return", error: DatabaseError
+    ) -> None:
+        """Try halves of what was refused; a row that is refused alone stays held until its lease ends."""
+        search, middle = Search(desk, error), len(tasks) // 2
+        if not middle:
+            search.note(tasks[0].claim.pk, error)
+        for part in (tasks[:middle], tasks[middle:]) if middle else ():
+            self._returned.append(Return(part, given.reason, given.thread))
 
     # Renewing
 
@@ -373,7 +389,8 @@ class Service(threading.Thread):
         # Unless all goes well, again soon: an outage that is over must not cost the rest of a long lease.
         self._renew_by = again = began + min(RENEW_AGAIN, self._shortest_renewal() / 4)
         outcome = renew([task.row for task in renewable.values()], None)
-        self._renew_by = again if outcome.skipped else float("inf")
+        # Of many rows that are refused, a few are found each time.
+        self._renew_by = again if outcome.skipped or outcome.refused else float("inf")
         for row in outcome.skipped:
             # Locked, perhaps by its own handler, and seen to stand: no loss until the next look, a second away.
             task = renewable[id(row)]
@@ -517,5 +534,8 @@ class Service(threading.Thread):
 
 
 def _is_renewable(task: Task) -> bool:
-    gone = task.claim.lost and not task.fenced
-    return not (task.abandoned or gone or task.claim.ended)
+    claim = task.claim
+    gone = claim.lost and not task.fenced
+    if task.abandoned or gone or claim.ended:
+        return False
+    return not is_refused(type(task.row), claim.alias, claim.pk)

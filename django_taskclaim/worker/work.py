@@ -11,6 +11,7 @@ from django_taskclaim.completion import Clear
 from django_taskclaim.dialects import dialect_for
 from django_taskclaim.handlers import Handler
 from django_taskclaim.querysets.ranges import end_of_source, is_unplanned, open_more
+from django_taskclaim.querysets.refusals import refusals, without_refused
 from django_taskclaim.states import Status
 from django_taskclaim.tokens import clock
 from django_taskclaim.worker.inflight import InFlight
@@ -110,9 +111,18 @@ class Work:
         label = handler.model._meta.label
         if handler.model in self.service.paused:
             return f"{label} is paused"
+        if self._only_refused_are_left(handler):
+            return f"the database refuses to have the last rows of {label} written"
         reason = self.service.throttles.reason_for(handler.model)
         # What still runs may be what the circuit breaker waits for.
         return f"{label} is throttled ({reason})" if reason and self.inflight.is_empty() else ""
+
+    def _only_refused_are_left(self, handler: Handler) -> bool:
+        return (
+            bool(refusals(handler.model, self.options.using))
+            and self.inflight.is_empty()
+            and not without_refused(self._unfinished(handler)).exists()
+        )
 
     def _tell_what_it_waits_for(self, handlers: list[Handler]) -> None:
         if clock() < self._tell_at or not self.inflight.is_empty():

@@ -1,0 +1,180 @@
+"""Rows that the database lets nobody write keep no other row from being claimed, renewed, put back or reset."""
+
+import logging
+from collections import Counter
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import DatabaseError, connection, transaction
+from django.test.utils import CaptureQueriesContext
+
+from django_taskclaim.querysets.claiming import checked_request
+from django_taskclaim.querysets.lower_bound import LowerBound
+from django_taskclaim.querysets.operating import written_before
+from tests.behaviour.refusing import FROZEN, SAID, WAYS, refused
+from tests.behaviour.support import clock, execute, facts, keys, quoted, set_raw, table_of
+from tests.testapp.models import Photo
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def photos(n: int, *frozen: int, **values: Any) -> list[int]:
+    """Make *n* rows, those at the places *frozen* to be refused, and return their keys."""
+    return [
+        Photo.objects.create(note=FROZEN if place in frozen else "", **values).pk
+        for place in range(n)
+    ]
+
+
+def told(caplog: Any) -> list[str]:
+    """Return the keys of the rows that were logged as refused, in that order."""
+    return [
+        key
+        for record in caplog.records
+        if getattr(record, "event", "") == "refused" and record.levelno == logging.ERROR
+        for key in record.keys
+    ]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_claim_takes_all_others_in_order_and_names_the_row(
+    way: str, strategy: str, caplog: Any
+) -> None:
+    made = photos(100, 0, 7, 99)
+    good = [key for place, key in enumerate(made) if place not in (0, 7, 99)]
+    with refused(Photo, way):
+        assert keys(Photo.objects.claim_batch(50)) == good[:50]
+        assert told(caplog) == [str(made[0]), str(made[7])]
+        assert ("refusing" if way == "check" else SAID) in caplog.text
+        assert keys(Photo.objects.claim_batch(50)) == good[50:]
+        assert told(caplog) == [str(made[place]) for place in (0, 7, 99)]
+        with CaptureQueriesContext(connection) as sent:
+            assert Photo.objects.claim_batch(50) == []
+        assert len(sent) < 10
+    assert len(told(caplog)) == 3
+
+
+def test_a_claim_beyond_a_bound_and_one_of_rows_that_waited_do_so_too(caplog: Any) -> None:
+    """A worker's claims go on where the one before ended, by a statement that commits by itself."""
+    made = photos(12, 5)
+    bound = LowerBound(waited_first=1.0)
+    set_raw(Photo.objects.get(pk=made[9]), "not_before", clock("-1 HOUR"))
+    with refused(Photo):
+        claimed = [
+            Photo.objects.all()._claim(
+                replace(checked_request(Photo, 3, None, None, False, True), bound=bound)
+            )
+            for _ in range(5)
+        ]
+    taken = [key for rows in claimed for key in keys(rows)]
+    assert sorted(taken) == [key for key in made if key != made[5]]
+    assert told(caplog) == [str(made[5])]
+
+
+def test_inside_a_callers_transaction_the_claim_leaves_that_usable() -> None:
+    made = photos(4, 1)
+    with refused(Photo), transaction.atomic():
+        first = Photo.objects.create()
+        rows = Photo.objects.claim_batch(10, durable=False)
+        assert keys(rows) == [made[0], made[2], made[3], first.pk]
+        assert Photo.objects.complete(rows) == 4
+    assert Photo.objects.progress().complete == 4
+
+
+def test_a_person_keeps_what_could_be_extended_and_is_given_others() -> None:
+    made = photos(3)
+    Photo.objects.claim_batch(3, claimed_by="user:ada")
+    Photo.objects.filter(pk=made[1]).update(note=FROZEN)
+    more = photos(3, 0)
+    with refused(Photo):
+        rows = Photo.objects.claim_batch(4, claimed_by="user:ada", include_held=True)
+        assert keys(rows) == [made[0], made[2], *more[1:]]
+        assert keys(Photo.objects.holdings("user:ada", lease=60)) == [*made, *more[1:]]
+
+
+@pytest.mark.parametrize("option", [{"max_running": 5}, {"limit_per": {"width": 2}}])
+def test_limits_hold_and_the_others_are_claimed(rule: Any, option: dict[str, Any]) -> None:
+    rule(Photo, **option)
+    for width in range(3):
+        photos(4, 0, width=width)
+    with refused(Photo):
+        rows = [row for _ in range(8) for row in Photo.objects.claim_batch(2)]
+    running = Counter(row.width for row in rows)
+    assert running == ({0: 3, 1: 2} if "max_running" in option else {0: 2, 1: 2, 2: 2})
+
+
+def test_an_error_of_all_rows_is_raised_and_blames_none(caplog: Any) -> None:
+    photos(3)
+    column = quoted("claimed_at")
+    execute(f"ALTER TABLE {table_of(Photo)} RENAME COLUMN {column} TO mislaid")
+    try:
+        with pytest.raises(DatabaseError, match="claimed_at"):
+            Photo.objects.claim_batch(3)
+    finally:
+        execute(f"ALTER TABLE {table_of(Photo)} RENAME COLUMN mislaid TO {column}")
+    assert told(caplog) == []
+    assert len(Photo.objects.claim_batch(3)) == 3
+
+
+def test_a_table_whose_first_rows_are_refused_is_claimed_from_after_a_few_errors() -> None:
+    """One call finds ten of them at most, and says so by the error where it has claimed none."""
+    made = photos(40, *range(35))
+    with refused(Photo):
+        for _ in range(3):
+            with pytest.raises(DatabaseError, match=SAID):
+                Photo.objects.claim_batch(20)
+        assert keys(Photo.objects.claim_batch(20)) == made[35:]
+
+
+# Of rows that are held
+
+
+def test_a_renewal_extends_all_others(caplog: Any) -> None:
+    photos(9)
+    rows = Photo.objects.claim_batch(9, lease=60)
+    Photo.objects.filter(pk=rows[4].pk).update(note=FROZEN)
+    ends = facts(rows[4]).expires_at
+    with refused(Photo):
+        assert Photo.objects.renew(rows, timedelta(hours=1)) == 8
+    assert told(caplog) == [str(rows[4].pk)]
+    assert facts(rows[4]).expires_at == ends
+    assert all(
+        facts(row).expires_at - ends > timedelta(minutes=50) for row in rows if row is not rows[4]
+    )
+    assert Photo.objects.complete(rows) == 9
+
+
+def test_the_reaper_puts_back_all_others_and_counts_them_alone(
+    settings: Any, caplog: Any, let_lease_lapse: Any
+) -> None:
+    settings.TASKCLAIM = {"CHUNK_SIZE": 5}
+    photos(17, 3, 16)
+    rows = Photo.objects.claim_batch(17)
+    let_lease_lapse(rows)
+    with refused(Photo):
+        assert Photo.objects.release_expired(5) == 5
+        assert Photo.objects.release_expired() == 10
+        assert Photo.objects.release_expired() == 0
+    assert Photo.objects.progress().open == 15
+    assert set(told(caplog)) == {str(rows[3].pk), str(rows[16].pk)}
+    assert Photo.objects.release_expired() == 2
+
+
+# Of operators
+
+
+def test_an_operators_verb_changes_all_others_and_a_freeze_of_all_is_an_error(caplog: Any) -> None:
+    made = photos(30, 3)
+    with refused(Photo):
+        assert Photo.objects.pause_rows() == 29
+        assert told(caplog) == [str(made[3])]
+        assert Photo.objects.filter(pk=made[3]).pause_rows() == 0
+        assert Photo.objects.resume_rows() == 29
+        assert Photo.objects.fail_rows("no more of them") == 29
+        assert Photo.objects.reset() == 29
+        photos(30, *range(30))
+        with pytest.raises(DatabaseError, match=SAID) as caught:
+            Photo.objects.pause_rows()
+    assert written_before(caught.value) == 29
