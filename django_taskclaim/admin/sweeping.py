@@ -23,7 +23,9 @@ from django_taskclaim.admin.rows import EXPIRED
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.operating import written_before
+from django_taskclaim.querysets.refusals import refusals
 from django_taskclaim.states import Status
+from django_taskclaim.tokens import clock
 
 #: A request works for so many seconds, then answers; servers and proxies give up on those that take long.
 BUDGET = 5.0
@@ -38,6 +40,8 @@ _SALT = "django_taskclaim.admin.sweeping"
 
 #: Why rows were left alone, beside their state.
 FORBIDDEN, MEANWHILE = "forbidden", "meanwhile"
+#: What such a reason begins with where the database refused; its error follows.
+REFUSED = "refused "
 
 #: Given rows, returns those that the user may act on.
 Sieve = Callable[[list[Any]], set[Any]]
@@ -125,6 +129,7 @@ def _act_on(
     claims = ClaimQuerySet[Any](rows.model, using=alias_of(rows))
     states = _states(claims, act, {key: state for key, state in found.items() if key in allowed})
     chosen = [key for key, state in states.items() if state in act.changes]
+    began = clock()
     try:
         changed = act.verb(claims.filter(pk__in=chosen)) if chosen else 0
     except Exception as error:
@@ -134,7 +139,9 @@ def _act_on(
     tally.changed += changed
     tally.left.update(state for state in states.values() if state not in act.changes)
     tally.left[FORBIDDEN] += len(found) - len(allowed)
-    tally.left[MEANWHILE] += len(chosen) - changed
+    refused = [one for one in refusals(rows.model, claims.db, since=began) if one.key in chosen]
+    tally.left.update(REFUSED + one.error for one in refused)
+    tally.left[MEANWHILE] += len(chosen) - changed - len(refused)
 
 
 def _states(claims: ClaimQuerySet[Any], act: Act, found: Mapping[Any, str]) -> dict[Any, str]:
@@ -159,6 +166,9 @@ def left_alone(tally: Tally) -> str:
 def _why(reason: str) -> str:
     if reason == FORBIDDEN:
         return _("that you may not change")
+    if reason.startswith(REFUSED):
+        error = reason.removeprefix(REFUSED)
+        return _("that the database refuses to have written (%(error)s)") % {"error": error}
     if reason == MEANWHILE:
         return _("that somebody else has locked or changed meanwhile")
     return str(phrases.STATES.get(reason, reason))

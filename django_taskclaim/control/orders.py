@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured, ValidationError
-from django.db import Error, IntegrityError, connections, models
+from django.db import DatabaseError, Error, IntegrityError, connections, models
 from django.db.models import F
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext, pgettext, pgettext_lazy
@@ -26,8 +26,10 @@ from django_taskclaim.models import WorkerProcess
 from django_taskclaim.overview import Worker, workers
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.operating import written_before
+from django_taskclaim.querysets.refusals import refusals
 from django_taskclaim.states import WORKER_MARK
 from django_taskclaim.switch_reading import scope_of
+from django_taskclaim.tokens import clock
 from django_taskclaim.wording import first_line
 
 if TYPE_CHECKING:
@@ -173,8 +175,11 @@ def _take_back(
         return 0, None
     holder = claim_columns(model).claimed_by.name
     rows: ClaimQuerySet[Any] = ClaimQuerySet(model, using=using)
+    began = clock()
     try:
-        return rows.filter(**{f"{holder}__startswith": holders_of(worker.name)}).take_back(), None
+        taken = rows.filter(**{f"{holder}__startswith": holders_of(worker.name)}).take_back()
+        refused = refusals(model, using, since=began)
+        return taken, DatabaseError(str(refused[0])) if refused else None
     except (Error, TaskClaimError) as error:
         if not connections[using].in_atomic_block:
             connections[using].close_if_unusable_or_obsolete()

@@ -1,6 +1,6 @@
 """What is wrong with one model's claims on one database, and what to do about it; ``claimdoctor`` prints it.
 
-``examine`` looks and changes nothing: statements are explained, not run.
+``examine`` changes nothing. Statements are explained, not run; only an UPDATE of the next rows is, and rolled back.
 """
 
 from collections.abc import Iterator
@@ -12,6 +12,7 @@ from django_taskclaim.doctor.findings import Finding, Kind
 from django_taskclaim.doctor.hangers import hanging_on
 from django_taskclaim.doctor.movement import why_nothing_moves
 from django_taskclaim.doctor.plans import judged_plans, missing_indexes, missing_key_indexes
+from django_taskclaim.doctor.refusing import refusing_rows
 from django_taskclaim.doctor.surroundings import missing_source, missing_tables, refused
 from django_taskclaim.doctor.upkeep import worn_tables
 
@@ -40,4 +41,5 @@ def _examine(model: type[models.Model], alias: str) -> Iterator[Finding]:
     yield from worn_tables(model, alias)
     yield from hanging_on(model, alias)
     yield from contradictions(model, alias)
+    yield from refusing_rows(model, alias)
     yield from why_nothing_moves(model, alias)

@@ -141,7 +141,8 @@ def _expired(seen: Overview) -> Iterator[Finding]:
     if late > 3 * conf.duration("REAPER_INTERVAL") + policy_for(seen.model).renewal_interval:
         yield Finding.problem(
             _(
-                "The leases of %(rows)s have ended, the first %(ago)s, and nobody has put them back: no reaper runs."
+                "The leases of %(rows)s have ended, the first %(ago)s, and nobody has put them back: no reaper runs, or"
+                " the database refuses to have them written."
             )
             % leases,
             _("manage.py release_expired %(model)s, or start a worker.")

@@ -19,7 +19,9 @@ from django_taskclaim.management.base import USAGE, ClaimCommand, lacking_tables
 from django_taskclaim.management.commands.claimpopulate import STOPPED, Report
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.operating import written_before
+from django_taskclaim.querysets.refusals import refusals
 from django_taskclaim.states import Status
+from django_taskclaim.tokens import clock
 from django_taskclaim.wording import counted, first_line
 from django_taskclaim.worker.selection import Selection, SelectionError
 
@@ -133,7 +135,7 @@ class RowsCommand(ClaimCommand):
 
     def _go(self, choice: Choice, wanted: int, limit: int | None, options: dict[str, Any]) -> None:
         report = _Report(self.stdout, wanted)
-        changed = 0
+        changed, began = 0, clock()
         try:
             changed = self.change(choice, limit, report.so_far)
         except BaseException as error:
@@ -152,13 +154,17 @@ class RowsCommand(ClaimCommand):
                 f"{self.done} {counted(changed, 'row')} of {choice.label}{self.also()}."
             )
         )
-        if changed < wanted:
-            left = counted(wanted - changed, "row")
+        refused = refusals(choice.rows.model, choice.rows.db, since=began)
+        if changed + len(refused) < wanted:
+            left = counted(wanted - changed - len(refused), "row")
             self.stdout.write(
                 self.style.WARNING(
                     f"Left alone: {left} that others have locked or changed meanwhile."
                 )
             )
+
+        if refused:
+            raise CommandError("\n".join(map(str, refused)))
 
     def _stopped(self, changed: int, error: BaseException) -> NoReturn:
         kept = f"{self.done} {counted(changed, 'row')}, and that stays."

@@ -12,6 +12,7 @@ from django_taskclaim.dialects import DatabaseLater, DatabaseNow
 from django_taskclaim.leases import LeaseRows
 from django_taskclaim.models import WorkerProcess
 from django_taskclaim.querysets import claiming
+from django_taskclaim.querysets.refusals import last_refusal
 from django_taskclaim.worker.options import WorkerOptions
 from django_taskclaim.worker.tally import Tally
 
@@ -59,7 +60,8 @@ def report(options: WorkerOptions, vitals: Vitals, *, held: int, paused: bool) -
         "rows_held": held,
         "rows_done": vitals.done,
         "rows_failed": vitals.failed,
-        "last_error": vitals.last_error,
+        # As long as there is a row that nobody can write, people are to see it.
+        "last_error": last_refusal(options.using)[:500] or vitals.last_error,
     }
     name = process_name(options)
     if vitals.introduced and rows.filter(name=name).update(**facts):

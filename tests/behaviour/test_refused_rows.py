@@ -10,11 +10,16 @@ import pytest
 from django.db import DatabaseError, connection, transaction
 from django.test.utils import CaptureQueriesContext
 
+from django_taskclaim.admin.acts import take_back
+from django_taskclaim.admin.sweeping import Tally, _act_on, left_alone
+from django_taskclaim.doctor import Kind
+from django_taskclaim.doctor.refusing import refusing_rows
 from django_taskclaim.querysets.claiming import checked_request
 from django_taskclaim.querysets.lower_bound import LowerBound
 from django_taskclaim.querysets.operating import written_before
 from tests.behaviour.refusing import FROZEN, SAID, WAYS, refused
-from tests.behaviour.support import clock, execute, facts, keys, quoted, set_raw, table_of
+from tests.behaviour.support import clock, execute, facts, keys, quoted, set_raw, stored, table_of
+from tests.test_commands import refused as refused_by
 from tests.testapp.models import Photo
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -178,3 +183,35 @@ def test_an_operators_verb_changes_all_others_and_a_freeze_of_all_is_an_error(ca
         with pytest.raises(DatabaseError, match=SAID) as caught:
             Photo.objects.pause_rows()
     assert written_before(caught.value) == 29
+
+
+def test_commands_and_the_admin_tell_what_was_refused(let_lease_lapse: Any) -> None:
+    photos(3, 1)
+    let_lease_lapse(Photo.objects.claim_batch(3))
+    with refused(Photo):
+        code, said = refused_by("release_expired", "testapp.Photo")
+        assert (code, SAID in said) == (1, True)
+        Photo.objects.filter(status="open").fail_rows("wrong")
+        code, said = refused_by("claimreset", "testapp.Photo", "--running", "--failed")
+        assert (code, SAID in said) == (1, True)
+        tally = Tally()
+        everyone = dict(Photo.objects.values_list("pk", "status"))
+        _act_on(Photo.objects.all(), take_back(), everyone, tally, None)
+    assert Photo.objects.progress().open == 2
+    assert SAID in left_alone(tally)
+    assert "somebody else" not in left_alone(tally)
+
+
+def test_the_doctor_names_due_and_expired_rows_and_changes_nothing(let_lease_lapse: Any) -> None:
+    lapsed = photos(4, 1)
+    let_lease_lapse(Photo.objects.claim_batch(4))
+    due = photos(4, 2)
+    before = [stored(row) for row in Photo.objects.all()]
+    assert list(refusing_rows(Photo, "default")) == []
+    with refused(Photo):
+        (found,) = refusing_rows(Photo, "default")
+    assert found.kind is Kind.PROBLEM
+    assert "refuses to have 2 rows of testapp.Photo written" in found.message
+    assert [line.partition(":")[0] for line in found.details] == [str(due[2]), str(lapsed[1])]
+    assert all(SAID in line for line in found.details)
+    assert [stored(row) for row in Photo.objects.all()] == before

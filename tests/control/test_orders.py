@@ -12,6 +12,7 @@ from django_taskclaim.control.models import OperatorAct, WorkerOrder
 from django_taskclaim.control.orders import OrderError, order
 from django_taskclaim.models import WorkerProcess
 from django_taskclaim.querysets import operating
+from tests.behaviour.refusing import FROZEN, SAID, refused
 from tests.behaviour.support import set_raw
 from tests.factories import make
 from tests.testapp.models import Job, Photo, UuidKey
@@ -89,3 +90,12 @@ def test_the_rest_follows_with_the_next_order(refuses: Callable[[Any, int], None
         order(DEAD, "release", by="ada", using="default")
     assert order(DEAD, "release", by="ada", using="default").put_back == 4
     assert not Photo.objects.filter(status="processing").exists()
+
+
+@pytest.mark.usefixtures("held")
+@pytest.mark.django_db(transaction=True, databases="__all__")
+def test_a_row_that_nobody_can_write_is_told_and_keeps_no_other() -> None:
+    Photo.objects.filter(pk=Photo.objects.order_by("pk")[1].pk).update(note=FROZEN)
+    with refused(Photo), pytest.raises(OrderError, match=SAID) as told:
+        order(DEAD, "release", by="ada", using="default")
+    assert (told.value.put_back, list(told.value.errors)) == (11, ["testapp.Photo"])

@@ -28,8 +28,9 @@ class Command(ClaimCommand):
     help = """Examine the claims of models: tables, indexes, plans, server settings, and why nothing is moving.
 
 Every statement that claims, completes, renews and reaps is explained (EXPLAIN) on the live table exactly as it would
-be sent, and none is run: nothing is changed, no row is locked, but by --repair. A sort or a sequential scan is a
-problem; so is a missing index, which is reported with the statement that creates it."""
+be sent, and none is run. A sort or a sequential scan is a problem; so is a missing index, which is reported with the
+statement that creates it. The next rows to be claimed or put back are written by way of trial, and that is rolled
+back; those that others have locked are passed over. Nothing is changed but by --repair."""
     in_english = True
     epilog = """examples:
   manage.py claimdoctor                     every claimable model

@@ -25,6 +25,8 @@ from django_taskclaim.management.keeping import forget
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.operating import written_before
 from django_taskclaim.querysets.reaping import Reaper
+from django_taskclaim.querysets.refusals import refusals
+from django_taskclaim.tokens import clock
 from django_taskclaim.wording import counted, first_line
 
 #: Seconds between two rounds of forgetting what is old, with --loop.
@@ -119,11 +121,13 @@ exit codes:
         """
         total, refused = 0, []
         for model, alias in where:
+            began = clock()
             try:
                 rows = release(model, alias)
             except (Error, TaskClaimError) as error:
                 rows = written_before(error)
                 refused.append(f"{model._meta.label} on {alias!r}: {first_line(error)}")
+            refused += [str(one) for one in refusals(model, alias, since=began)]
             self._tell(model, rows)
             if rows and act is not None:
                 record_act(model, "release expired", rows=rows, using=alias, **act)

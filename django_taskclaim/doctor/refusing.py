@@ -1,0 +1,74 @@
+"""Rows that the database lets nobody write: an UPDATE of those that are next is tried, and rolled back."""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from django.db import DatabaseError, models, transaction
+
+from django_taskclaim.dialects.statements import SQL
+from django_taskclaim.doctor.findings import Finding
+from django_taskclaim.failures import told
+from django_taskclaim.policy import policy_for
+from django_taskclaim.querysets import ClaimQuerySet
+from django_taskclaim.querysets.assignments import open_again, pass_on
+from django_taskclaim.querysets.refusals import MOST_ROWS, Search, refusals
+from django_taskclaim.querysets.scope import Desk, Rows, on_claim_table
+from django_taskclaim.querysets.transactions import transactionally
+from django_taskclaim.states import Status
+from django_taskclaim.tokens import clock
+from django_taskclaim.wording import counted
+
+#: So many due rows are tried, and as many whose lease has ended.
+TRIED = 500
+
+#: Seconds that such an UPDATE may wait for a lock.
+PATIENCE = 1
+
+
+def refusing_rows(model: type[models.Model], alias: str) -> Iterator[Finding]:
+    """Yield which of the rows that are next to be claimed, or put back, cannot be written."""
+    desk = Desk.of(model, alias)
+    rows: ClaimQuerySet[Any] = ClaimQuerySet(model, using=alias)
+    claimed = [
+        desk.table.assign(desk.columns.status, SQL(f"'{Status.PROCESSING.value}'")),
+        *pass_on(desk, "claimdoctor", policy_for(model).lease),
+    ]
+    began = clock()
+    try:
+        _try(desk, rows.due(), claimed, *desk.columns.order)
+        _try(desk, rows.expired(), open_again(desk))
+    except DatabaseError as error:
+        yield Finding.note(f"Whether all rows can be written could not be tried: {told(error)}.")
+    found = refusals(model, alias, since=began)
+    if found:
+        few = "" if len(found) < MOST_ROWS else "at least "
+        yield Finding.problem(
+            f"The database refuses to have {few}{counted(len(found), 'row')} of {model._meta.label} written: no worker"
+            " claims them or puts them back. All others go on.",
+            "Mend the rows, or the check or trigger that refuses them.",
+            tuple(f"{one.key}: {one.error}" for one in found),
+        )
+
+
+def _try(desk: Desk, found: Rows, assignments: Sequence[SQL], *order: str) -> None:
+    """Write the first rows that nobody has locked, and roll that back."""
+    dialect, table, key = desk.dialect, desk.table, desk.columns.key
+    rows = on_claim_table(found, desk)
+
+    def attempt(keys: Sequence[Any]) -> None:
+        locked = dialect.lock_first(rows.filter(pk__in=keys), table, len(keys), key)
+        if locked:
+            dialect.update_where(table, table.keys_of(locked), SQL("1 = 1"), assignments)
+
+    with transaction.atomic(using=desk.alias):
+        dialect.limit_lock_wait(PATIENCE)
+        keys = table.keys_of(dialect.first(rows.order_by(*order), table, TRIED, key))
+        try:
+            if keys:
+                transactionally(desk, partial(attempt, keys))
+        except DatabaseError as error:
+            for _ in Search(desk, error).send([keys], attempt):
+                pass
+        finally:
+            transaction.set_rollback(True, using=desk.alias)
