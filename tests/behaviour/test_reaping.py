@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from django.db import OperationalError
 
+from django_taskclaim.policy import policy_for
 from django_taskclaim.querysets import reaping
 from django_taskclaim.querysets.reaping import Reaper
 from tests.behaviour.support import facts, set_raw, stored_moment
@@ -54,15 +55,16 @@ def claimed(number: int = 1) -> list[Any]:
 
 
 def test_rows_of_the_dead_come_back_a_renewal_interval_after_a_look(
-    time: Time, let_lease_lapse: Lapse
+    time: Time, shape: Any, let_lease_lapse: Lapse
 ) -> None:
-    (row,) = claimed()
+    make(shape, 1)
+    (row,) = shape.objects.claim_batch(1)
     let_lease_lapse(row)
-    reaper = Reaper(Photo, "default")
-    assert put_back(reaper, time, RENEWAL_INTERVAL) == 0
+    reaper = Reaper(shape, "default")
+    assert put_back(reaper, time, policy_for(shape).renewal_interval.total_seconds()) == 0
     assert facts(row).status == "processing"
     assert put_back(reaper, time, 3) == 1
-    assert (facts(row).status, facts(row).attempts) == ("open", 1)
+    assert (facts(row).status, facts(row).iteration) == ("open", 1)
 
 
 def test_rows_that_are_renewed_meanwhile_stay(time: Time, let_lease_lapse: Lapse) -> None:
