@@ -211,9 +211,9 @@ class _Inline(Running):
         self._around.leave(answer.error)
         return _unless_meant_for_the_test(answer)
 
-    async def _acall(self, handler: Handler, tasks: list[Task]) -> Answer:
+    async def _acall(self, unit: Unit, tasks: list[Task]) -> Answer:
         self._around = await sync_to_async(_Savepoints)()
-        answer = await super()._acall(handler, tasks)
+        answer = await super()._acall(unit, tasks)
         await sync_to_async(self._around.leave)(answer.error)
         return _unless_meant_for_the_test(answer)
 

@@ -22,6 +22,7 @@ from django_taskclaim.worker.outcomes import Done, Failed
 from django_taskclaim.worker.records import Limited, broken, logger, named
 from django_taskclaim.worker.running import Running
 from django_taskclaim.worker.service import Service
+from django_taskclaim.worker.turns import Turns
 
 #: Seconds between two looks whether the worker is leaving.
 LOOK = 5.0
@@ -148,6 +149,8 @@ class LoopThread(Executor):
         asyncio.run(self._run())
 
     async def _run(self) -> None:
+        turns = Turns(lambda: [unit for unit in self.inflight.running() if unit.handler.is_async])
+        asyncio.get_running_loop().set_task_factory(turns.task_factory)
         await self._follow_leases()
         self.running.orm_thread = await sync_to_async(threading.get_ident)()
         self.begun.set()
@@ -161,7 +164,7 @@ class LoopThread(Executor):
                 await sync_to_async(self._tidy_up)(idle=True)
                 continue
             unit.thread = threading.get_ident()
-            working.add(task := asyncio.create_task(self._work(unit)))
+            working.add(task := turns.start(unit, self._work(unit)))
             task.add_done_callback(working.discard)
         await sync_to_async(close_all)()
 

@@ -4,6 +4,7 @@ The claimer puts units in at one end, executors run them, and the writer takes t
 A row is held, and its lease renewed, until its result has been written.
 """
 
+import asyncio
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
@@ -100,10 +101,29 @@ class Unit:
     thread: int | None = None
     #: The rows of the call under way: fewer than the unit's while a batch is run in halves.
     called: list[Task] = field(default_factory=list)
+    #: Seconds of the call under way for which others blocked the event loop that it runs on.
+    blocked: float = 0.0
+    #: Returns for how many seconds another unit has been blocking it just now.
+    blocked_now: Callable[[], float] = float
+    #: What cancels the call at its timeout, where it is a coroutine's.
+    limit: asyncio.Timeout | None = None
 
     def begin(self, tasks: list[Task]) -> None:
         """Note that a call with these rows begins."""
-        self.called, self.started = tasks, clock()
+        self.called, self.started, self.blocked = tasks, clock(), 0.0
+
+    def ran(self) -> float:
+        """Return how many seconds of its timeout the call under way has used."""
+        if self.started is None:
+            return 0.0
+        return clock() - self.started - self.blocked - self.blocked_now()
+
+    def excuse(self, seconds: float) -> None:
+        """Take so many seconds off the time that the call under way has used."""
+        self.blocked += seconds
+        if self.limit is not None and not self.limit.expired():
+            when = self.limit.when()
+            self.limit.reschedule(None if when is None else when + seconds)
 
     def ask_back(self, why: str, *, too_long: bool = False) -> None:
         """Have a handler that comes to resting places, as one that walks a range does, stop at the next one."""

@@ -31,19 +31,17 @@ PATIENT_FOR = 0.8
 def overran(unit: Unit) -> bool:
     """Say whether the call under way is still at it after its time."""
     limit = unit.handler.timeout
-    if limit is None or unit.started is None:
+    if limit is None:
         return False
     # A coroutine is cancelled at its timeout; what is still there then holds up the event loop.
     patience = CANCELLING if unit.handler.is_async else 0.0
-    return clock() - unit.started > limit.total_seconds() + patience
+    return unit.ran() > limit.total_seconds() + patience
 
 
 def will_overrun(unit: Unit) -> bool:
     """Say whether the call under way has had so much of its time that it had better stop at a resting place."""
     limit = unit.handler.timeout
-    if limit is None or unit.started is None:
-        return False
-    return clock() - unit.started > PATIENT_FOR * limit.total_seconds()
+    return limit is not None and unit.ran() > PATIENT_FOR * limit.total_seconds()
 
 
 def abandon(unit: Unit) -> "list[Overrun]":

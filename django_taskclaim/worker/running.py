@@ -16,7 +16,6 @@ from django_taskclaim.columns import claim_columns
 from django_taskclaim.contention import server_code
 from django_taskclaim.exceptions import ClaimLost, SourceGone, TaskClaimError
 from django_taskclaim.failures import told
-from django_taskclaim.handlers import Handler
 from django_taskclaim.querysets import (
     ClaimQuerySet,
     # Not with the first row that fails, days later: by then the files may be those of another version.
@@ -123,7 +122,7 @@ class Running:
         calls = self._calls(unit)
         step = _advance(calls, None)
         while not isinstance(step, _End):
-            answer = await self._acall(unit.handler, step)
+            answer = await self._acall(unit, step)
             step = await self._in_another_thread(_advance)(calls, answer)
         return step.results
 
@@ -134,7 +133,7 @@ class Running:
         results: list[Result] = []
         if tasks := self._callable(unit.tasks, results):
             unit.begin(tasks)
-            answer = await self._acall(unit.handler, tasks)
+            answer = await self._acall(unit, tasks)
             if answer.error is None and not unit.handler.batch:
                 self._note(unit, tasks, answer, results)
             else:
@@ -328,17 +327,21 @@ class Running:
             answer = Answer(error=error)
         return self._unless_left_open(answer)
 
-    async def _acall(self, handler: Handler, tasks: list[Task]) -> Answer:
+    async def _acall(self, unit: Unit, tasks: list[Task]) -> Answer:
+        handler = unit.handler
         timeout = None if handler.timeout is None else handler.timeout.total_seconds()
         limit = asyncio.timeout(timeout)
         try:
             if self.service.troubled_since(self._looked):
                 await sync_to_async(self._replace_broken_connections)()
             async with limit:
+                unit.limit = limit
                 answer = Answer(await handler.acall([task.row for task in tasks]))
         except BaseException as error:
             late = limit.expired() and isinstance(error, TimeoutError)
             answer = Answer(error=TaskClaimError(outlived(handler)) if late else error)
+        finally:
+            unit.limit = None
         if self.orm_thread and not has_opened(self.orm_thread):
             return answer
         # Where Django's own async methods have their connections.

@@ -206,11 +206,17 @@ async def do_asynchronously(job: AsyncJob) -> None:
         await asyncio.sleep(float(detail))
     elif act == "block":
         time.sleep(float(detail))
+    elif act == "block_below":
+        await asyncio.gather(asyncio.sleep(0), asyncio.create_task(block(float(detail))))
     elif act == "fail":
         raise ValueError(f"job {job.pk}")
     elif act == "complete":
         await job.claim.acomplete()
     job.counter += 1
+
+
+async def block(seconds: float) -> None:
+    time.sleep(seconds)
 
 
 def work(job: Job, detail: str) -> None:

@@ -145,6 +145,26 @@ def test_a_coroutine_that_holds_up_the_loop_is_got_rid_of(start_worker: Start) -
     assert states() == {"failed": 1}
 
 
+@pytest.mark.parametrize("act", ["block:60", "block_below:60", "block:11"])
+def test_a_coroutine_that_holds_up_the_loop_costs_its_neighbours_nothing(
+    start_worker: Start, act: str
+) -> None:
+    """What they wait for the loop is not their time: they are neither failed nor charged, whoever ends the wait."""
+    neighbours = jobs(3, "sleep:1")
+    (blocking,) = jobs(1, act)
+    worker = start_worker(
+        *("--drain", "--grace", "1"),
+        model="testapp.AsyncJob",
+        TASKCLAIM_TEST_TIMEOUT="10",
+        TASKCLAIM_TEST_ATTEMPTS="1",
+    )
+    assert worker.wait() == 0
+    assert set(Job.objects.filter(pk__in=neighbours).values_list("status", "attempts")) == {
+        ("complete", 0)
+    }
+    assert act == "block:11" or Job.objects.get(pk=blocking).status == "failed"
+
+
 # Atomic handlers
 
 
