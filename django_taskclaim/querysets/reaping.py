@@ -1,6 +1,7 @@
 """When expired rows are put back again and again: only after the living could have renewed them."""
 
 import random
+from collections import deque
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
@@ -13,17 +14,17 @@ from django_taskclaim.querysets.refusals import without_refused
 from django_taskclaim.querysets.scope import Desk
 from django_taskclaim.tokens import clock
 
-#: How often the database is asked in a renewal interval whether it answers.
-PROBES = 8
+#: How often the database's clock is read in a renewal interval, at least.
+READINGS = 8
 
 
 class Reaper:
     """Puts back the expired rows of one model for as long as ``turn`` is called, several times a second.
 
-    A look that finds some reads the database's clock: the cutoff. What had expired by then is put back once the
-    database has answered promptly for a renewal interval. Meanwhile the living renew, and a renewed lease ends after
-    the cutoff. So a silence charges no row of a living worker: not a silence of the database, nor one of this
-    process, nor one that the last statement itself waits through.
+    As long as there are some, the database's clock is read again and again. What had expired by a reading is put back
+    once the database has answered promptly for a renewal interval after it. Meanwhile the living renew, and a renewed
+    lease ends after the reading. So a silence charges no row of a living worker: not a silence of the database, nor
+    one of this process, nor one that the last statement itself waits through.
     """
 
     def __init__(
@@ -40,8 +41,9 @@ class Reaper:
         """
         self.model, self.using, self._every = model, using, every
         self._lease = lease or (lambda: policy_for(model).lease)
-        self._cutoff: datetime | None = None
-        #: Seconds of prompt answers since the cutoff was read, and when the last answer came, by ``clock()``.
+        #: What the database's clock said, and for how many seconds there had been prompt answers by then.
+        self._readings: deque[tuple[datetime, float]] = deque()
+        #: Seconds of prompt answers since the first reading, and when the last answer came, by ``clock()``.
         self._prompt, self._answered = 0.0, 0.0
         self._due = self._next_look = 0.0
 
@@ -51,53 +53,70 @@ class Reaper:
 
     def start_over(self) -> None:
         """Wait for a whole renewal interval again, as after any error of the database."""
-        self._cutoff = None
+        self._readings.clear()
 
     def turn(self, limit: int | None = None, *, until_done: bool = False) -> int | None:
         """Do what is due and return how many rows were put back, at most *limit*; None if there was nothing to do.
 
-        With *until_done*, a call that reached its limit is repeated by the next turn.
+        With *until_done*, a call that reached its limit is repeated by the next turn, at once.
         """
         if self.due_in():
             return None
         try:
-            if self._cutoff is None:
+            if not self._readings:
                 self._look()
                 return 0
-            return self._go_on(self._cutoff, limit, until_done=until_done)
+            self._read()
+            return self._put_back(limit, until_done=until_done)
         except BaseException:
-            self.start_over()
-            self._due = self._next_look
+            self._rest()
             raise
 
     def _look(self) -> None:
-        every = conf.duration("REAPER_INTERVAL") if self._every is None else self._every
-        self._due = self._next_look = clock() + every.total_seconds() * random.uniform(0.75, 1.0)
-        if self._rows().expired().exists():
-            self._cutoff, self._prompt = self._probe(), 0.0
-            self._note_answer()
+        """Find out whether anything has expired; only then is there anything to read, or to go on reading."""
+        self._next_look = clock() + self._interval() * random.uniform(0.75, 1.0)
+        if not self._rows().expired().exists():
+            self._rest()
+        elif not self._readings:
+            self._prompt, self._answered = 0.0, clock()
+            self._read()
 
-    def _go_on(self, cutoff: datetime, limit: int | None, *, until_done: bool) -> int:
-        since = self._answered
-        self._probe()
-        self._note_answer()
-        # One silence, however long, counts for no more than half of the time that the living need.
-        self._prompt += min(self._answered - since, self._renewal_interval() / 2)
-        if self._prompt < self._renewal_interval():
+    def _rest(self) -> None:
+        self.start_over()
+        self._due = self._next_look
+
+    def _put_back(self, limit: int | None, *, until_done: bool) -> int:
+        cutoff, prompt = self._readings[0]
+        if self._prompt - prompt < self._renewal_interval():
             return 0
         released = release_expired(self._rows(), limit, cutoff)
-        if not until_done or released != limit:
-            self._cutoff, self._due = None, self._next_look
+        if released != limit:
+            # More may have expired since that reading, and waits for one of its own.
+            self._look()
+        elif until_done:
+            self._due = 0.0
+        else:
+            self._rest()
         return released
 
-    def _probe(self) -> datetime:
-        """Return the database's clock, read once a renewal could be written."""
+    def _read(self) -> None:
+        """Read the database's clock once a renewal could be written, and forget all readings older than needed."""
         desk = Desk.of(self.model, self.using)
-        return desk.dialect.writable_at(desk.table)
+        moment, renewal = desk.dialect.writable_at(desk.table), self._renewal_interval()
+        since, self._answered = self._answered, clock()
+        if self._readings:
+            # One silence, however long, counts for no more than half of the time that the living need.
+            self._prompt += min(self._answered - since, renewal / 2)
+        self._readings.append((moment, self._prompt))
+        while len(self._readings) > 1 and self._prompt - self._readings[1][1] >= renewal:
+            self._readings.popleft()
+        wait = min(renewal / READINGS, self._interval())
+        missing = renewal - (self._prompt - self._readings[0][1])
+        self._due = self._answered + (min(wait, missing) if missing > 0 else wait)
 
-    def _note_answer(self) -> None:
-        self._answered = clock()
-        self._due = self._answered + self._renewal_interval() / PROBES
+    def _interval(self) -> float:
+        every = conf.duration("REAPER_INTERVAL") if self._every is None else self._every
+        return every.total_seconds()
 
     def _rows(self) -> ClaimQuerySet[Any]:
         return without_refused(ClaimQuerySet(self.model, using=self.using))

@@ -10,6 +10,7 @@ from django.db import OperationalError
 from django_taskclaim.policy import policy_for
 from django_taskclaim.querysets import reaping
 from django_taskclaim.querysets.reaping import Reaper
+from django_taskclaim.querysets.scope import Desk
 from tests.behaviour.support import facts, set_raw, stored_moment
 from tests.factories import make
 from tests.testapp.models import Photo
@@ -104,7 +105,7 @@ def test_an_error_begins_the_wait_again(
     reaper = Reaper(Photo, "default")
     assert put_back(reaper, time, RENEWAL_INTERVAL - 2) == 0
     with monkeypatch.context() as away:
-        away.setattr(reaper, "_probe", refuse)
+        away.setattr(reaper, "_read", refuse)
         with pytest.raises(OperationalError):
             put_back(reaper, time, 5)
     assert put_back(reaper, time, RENEWAL_INTERVAL) == 0
@@ -127,20 +128,41 @@ def test_a_statement_that_is_carried_out_late_takes_nothing_that_expired_meanwhi
 
     monkeypatch.setattr(reaping, "release_expired", late)
     reaper = Reaper(Photo, "default")
-    assert put_back(reaper, time, RENEWAL_INTERVAL + 3) == 1
+    while not (released := reaper.turn()):
+        time.now += 1
+    assert released == 1
     assert facts(alive).status == "processing"
 
 
+@pytest.mark.parametrize("lease", [60, 3600])
 def test_a_call_that_reached_its_limit_is_repeated_at_once(
-    time: Time, let_lease_lapse: Lapse
+    time: Time, let_lease_lapse: Lapse, lease: int
 ) -> None:
+    """However many rows the dead held, and however long their leases were."""
     let_lease_lapse(claimed(5))
-    reaper = Reaper(Photo, "default")
-    for _ in range(RENEWAL_INTERVAL + 3):
+    reaper = Reaper(Photo, "default", lease=lambda: timedelta(seconds=lease))
+    while not reaper.turn(2, until_done=True):
         time.now += 1
-        if reaper.turn(2, until_done=True):
-            break
-    time.now += 2
-    assert reaper.turn(2, until_done=True) == 2
-    time.now += 2
-    assert reaper.turn(2, until_done=True) == 1
+    assert [reaper.turn(2, until_done=True) for _ in range(2)] == [2, 1]
+
+
+@pytest.mark.parametrize("lease", [60, 600, 3600])
+def test_what_expires_while_others_are_waited_for_has_a_wait_of_its_own(
+    time: Time, let_lease_lapse: Lapse, lease: int
+) -> None:
+    """So each row comes back a renewal interval and a reaper interval after its lease, and not two of the former."""
+    rows = claimed(5)
+    reaper = Reaper(Photo, "default", lease=lambda: timedelta(seconds=lease))
+    clock = Desk.of(Photo, "default").dialect.current_time
+    expired: list[float] = []
+    took: list[float] = []
+    while len(took) < len(rows):
+        if len(expired) < len(rows) and time.now - 1000 >= len(expired) * lease / 25:
+            read = clock()
+            wait_until(lambda read=read: clock() > read, every=0.001)
+            set_raw(rows[len(expired)], "expires_at", "%s", [stored_moment(clock())])
+            expired.append(time.now)
+        time.now += 0.25
+        for _ in range(reaper.turn() or 0):
+            took.append(time.now - expired[len(took)])
+    assert max(took) <= lease / 4 + 10 + 1
