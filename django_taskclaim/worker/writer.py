@@ -196,8 +196,8 @@ class Writer:
         if not tried:
             self._write(results, around_locks=True)
         elif len(results) == 1:
-            what = f"{named(results[0].task.row)}: its result waits for a lock that somebody else holds"
-            self._limited.warn(what, error)
+            model = results[0].task.handler.model._meta.label
+            self._limited.warn(f"{model}: a result waits for a lock that somebody holds", error)
             self._postpone(results)
         else:
             self._write_one_by_one(results)

@@ -6,6 +6,8 @@ from datetime import timedelta
 import pytest
 from django.db import Error, OperationalError, connection, transaction
 
+from django_taskclaim.dialects import dialect_for
+from django_taskclaim.dialects.statements import SQL
 from django_taskclaim.worker.connections import guard_connections
 from tests.behaviour.support import DEADLINE, elsewhere
 from tests.factories import make
@@ -54,6 +56,24 @@ def test_idle_transactions_of_a_worker_are_ended_by_the_server() -> None:
         thaw.set()
     with pytest.raises(Error):
         frozen.result(DEADLINE)
+
+
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="needs settings of a transaction")
+def test_behind_a_pooler_each_transaction_is_told_how_long_to_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What a session is told there, the next client would have."""
+    monkeypatch.setitem(connection.settings_dict, "DISABLE_SERVER_SIDE_CURSORS", True)
+    dialect = dialect_for(connection)
+    dialect.end_idle_transactions(timedelta(seconds=60), ours_alone=True)
+    try:
+        assert not dialect.commits_alone
+        assert dialect.fetch(SQL("SHOW lock_timeout")) == [("0",)]
+        with dialect.own_transaction():
+            assert dialect.fetch(SQL("SHOW lock_timeout")) == [("1s",)]
+    finally:
+        dialect.end_idle_transactions(timedelta(seconds=60), ours_alone=False)
+    assert dialect.commits_alone
 
 
 def test_an_open_connection_follows_another_bound() -> None:
