@@ -19,6 +19,7 @@ from django_taskclaim.overview import Overview, overview, throttles_by_source, w
 from django_taskclaim.policy import policy_for
 from django_taskclaim.querysets import ClaimQuerySet, CompanionQuerySet
 from django_taskclaim.querysets.limits import limits_over, without_room
+from django_taskclaim.querysets.refusals import REFUSED
 from django_taskclaim.querysets.scope import Desk
 from django_taskclaim.querysets.serial import InTurn
 from django_taskclaim.states import Status
@@ -59,6 +60,7 @@ def reasons(seen: Overview) -> Iterator[Finding]:
         *_waiting(seen),
         *_held(seen),
         *_nobody_works(seen),
+        *_refused(seen),
         *_hidden(seen),
         *_limited(seen),
         *_full(seen),
@@ -244,6 +246,19 @@ def _nobody_works(seen: Overview) -> Iterator[Finding]:
             heard = {"finding": idle, "time": lasting(seen.now - last)}
             told = _("%(finding)s; the last was heard of %(time)s ago") % heard
         yield Finding.note(f"{told}.", f"manage.py claimworker {label}", headline=idle)
+
+
+def _refused(seen: Overview) -> Iterator[Finding]:
+    """Tell what workers report of rows that nobody can write; which rows, not everybody may know."""
+    label = seen.model._meta.label
+    if not seen.due and not seen.expired:
+        return
+    reports = [worker.last_error for worker in workers(seen.alias) if worker.alive]
+    if any(f" {label} " in report and REFUSED in report for report in reports):
+        told = _(
+            "The database refuses to have rows of %(model)s written; workers go on without them."
+        )
+        yield Finding.note(told % {"model": label}, f"manage.py claimdoctor {label}")
 
 
 def _hidden(seen: Overview) -> Iterator[Finding]:

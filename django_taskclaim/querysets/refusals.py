@@ -35,6 +35,9 @@ REMEMBERED, MOST_REMEMBERED = 60.0, 1000
 #: One search sends so many statements, and finds so many rows, at most.
 MOST_STATEMENTS, MOST_ROWS = 64, 10
 
+#: What is said of such a row, in a worker's report too.
+REFUSED = "cannot be written"
+
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
@@ -49,7 +52,7 @@ class Refusal:
     def __str__(self) -> str:
         name, _, text = self.error.partition(": ")
         # The class first: who may not see the row is shown no more of it.
-        return f"{name}: {self.label} {self.key} cannot be written: {text}"
+        return f"{name}: {self.label} {self.key} {REFUSED}: {text}"
 
 
 class Search:
@@ -143,10 +146,11 @@ def _remember(desk: Desk, key: Key, error: Exception) -> None:
     for oldest in list(known)[:-MOST_REMEMBERED]:
         known.pop(oldest, None)
     logger.error(
-        "%s %s cannot be written: %s. Other rows go on; this one stays as it is and is tried again in a minute. Mend"
+        "%s %s %s: %s. Other rows go on; this one stays as it is and is tried again in a minute. Mend"
         " the row, or the check or trigger that refuses it.",
         refusal.label,
         key,
+        REFUSED,
         refusal.error.rstrip("."),
         extra={
             "event": "refused",

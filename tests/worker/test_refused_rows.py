@@ -35,6 +35,7 @@ def test_a_worker_does_all_others_and_names_those_refused(
         wait_until(lambda: WorkerProcess.objects.filter(last_error__contains="cannot be written"))
         page = text_of(somebody(*VIEW).get(url()))
         assert any(f"testapp.Job {key} cannot be written: {SAID}" in page for key in frozen)
+        assert "refuses to have rows of testapp.Job written" in page
         assert not worker.events("trouble", "failed")
         code, said = doctor("testapp.Job")
         assert code == 1
