@@ -70,6 +70,14 @@ class KeyedTables:
         )
         return set(table.python_keys(self.fetch(statement)))
 
+    def in_order(self, table: KeyTable, keys: Sequence[Key]) -> list[Key]:
+        """Return *keys* in the order that the database has them in, without those that are gone."""
+        key = table.list_of(table.columns.key)
+        statement = sql(
+            "SELECT {} FROM {} WHERE {} ORDER BY {}", key, table.name, table.keyed(keys), key
+        )
+        return table.python_keys(self.fetch(statement))
+
     def lock_keyed(self, table: KeyTable, keys: Sequence[Key]) -> set[Key]:
         """Lock the rows with these keys that nobody else has locked, and return their keys."""
         statement = sql(

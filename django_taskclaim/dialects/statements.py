@@ -7,7 +7,7 @@ it means in Django's own statements.
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from datetime import datetime
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple, TypeVar
 
 from django.conf import settings
@@ -98,6 +98,20 @@ class KeyTable:
         self.key_index = key_index
         #: Whether keys are whole numbers, which are sent, and come back, as they are.
         self.has_plain_key = len(columns.key) == 1 and type(columns.key[0]) in PLAIN_INTEGERS
+
+    @cached_property
+    def sorts_as_python(self) -> bool:
+        """Whether Python puts keys into the order that the database has them in: no text, which has a collation."""
+        return all(map(self._sorts_as_python, self.columns.key))
+
+    def _sorts_as_python(self, field: Any) -> bool:
+        while field.is_relation:
+            field = field.target_field
+        if type(field) is models.UUIDField:
+            # The native one of MariaDB has an order of its own.
+            is_native = self.connection.features.has_native_uuid_field
+            return self.connection.vendor != "mysql" or not is_native
+        return type(field) in PLAIN_INTEGERS
 
     def _quote(self, name: str) -> str:
         return self.connection.ops.quote_name(name)

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cache, cached_property, partial
-from operator import itemgetter
 from typing import Any
 
 from django.db import DatabaseError, OperationalError, models
@@ -39,6 +38,7 @@ from django_taskclaim.querysets.scope import (
     in_policy_order,
     on_claim_table,
     refuse_unclaimable,
+    sort_claimed,
     without_conditions,
 )
 from django_taskclaim.querysets.transactions import (
@@ -323,13 +323,10 @@ class _Call:
         desk, bound = self.desk, self.bound
 
         def take(order: ClaimOrder) -> list[Row]:
-            if self.limits:
-                due, undo = _due(self.queryset, desk), partial(_undo, desk, self.request.holder)
-                raw = take_within(self.limits, order, due, desk, undo)
-            elif bound is not None:
+            if bound is not None:
                 raw = bound.claim(order, desk, self.looks, begun)
             else:
-                raw = desk.dialect.claim(order, desk.columns)
+                raw = self._claim_within_limits(order)
             if not all_parts:
                 return raw
             kept = _keep_apart_what_crashed(raw, desk, self.request, self.fields)
@@ -342,10 +339,19 @@ class _Call:
             return take(self.order_begun)
         return take_as_limited(self._order(limit), desk, take, self.request.answer)
 
+    def _claim_within_limits(self, order: ClaimOrder) -> list[Row]:
+        queryset, desk = self.queryset, self.desk
+        if self.limits:
+            due, undo = _due(queryset, desk), partial(_undo, desk, self.request.holder)
+            raw = take_within(self.limits, order, due, desk, undo)
+        else:
+            raw = desk.dialect.claim(order, desk.columns)
+        # In an order of the caller's they are read again.
+        return raw if queryset.query.order_by else sort_claimed(raw, self.fields, desk)
+
     def instances(self, raw: list[Row]) -> Taken:
         """Return the rows claimed, each with what it is to remember of its claim."""
         places = {field: place for place, field in enumerate(self.fields)}
-        raw = _sorted(raw, self.desk, places)
         claims = _claims_of(self.desk, self.request, places, raw)
         if not self.is_plain:
             return self._read(claims)
@@ -390,10 +396,7 @@ class _Call:
         ordered = in_claim_order(rows, queryset, desk)
         places = {field: place for place, field in enumerate(fields)}
         found = desk.dialect.first(ordered, desk.table, request.limit, fields)
-        claims = {
-            claim.pk: claim
-            for claim in _claims_of(desk, request, places, _sorted(found, desk, places))
-        }
+        claims = {claim.pk: claim for claim in _claims_of(desk, request, places, found)}
         by_token: dict[Token, list[Any]] = {}
         for claim in claims.values():
             by_token.setdefault(claim.token, []).append(claim.pk)
@@ -566,12 +569,3 @@ def _claims_of(
         for row, claim in zip(raw, claims, strict=True) if marked else ():
             claim.suspect = id(row) in suspects
     return claims
-
-
-def _sorted(raw: list[list[Any]], desk: Desk, places: dict[Any, int]) -> list[list[Any]]:
-    """Put returned rows into the model's claim order again; RETURNING has none."""
-    # The least important column first: sorting leaves rows that are alike in the order that they have.
-    rows = list(raw)
-    for field, descending in reversed(desk.columns.ranking):
-        rows.sort(key=itemgetter(places[field]), reverse=descending)
-    return rows

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from django_taskclaim.dialects import ClaimOrder, Spellings
 from django_taskclaim.fields import NEVER_WAITED, as_utc
-from django_taskclaim.querysets.scope import Desk
+from django_taskclaim.querysets.scope import Desk, sort_claimed
 from django_taskclaim.tokens import clock
 
 Row: TypeAlias = list[Any]
@@ -99,8 +99,9 @@ class LowerBound:
         self._urgent_look_at = now + _pause(now - start, URGENT_LOOK_SHARE)
 
     def claim_beyond(self, order: ClaimOrder, desk: Desk) -> list[Row]:
-        """Claim what there is beyond the bound, and move it; none of these rows has ever waited."""
-        rows = desk.dialect.claim(self._beyond(order, desk), desk.columns)
+        """Claim what there is beyond the bound, in order, and move it; none of these rows has ever waited."""
+        claimed = desk.dialect.claim(self._beyond(order, desk), desk.columns)
+        rows = sort_claimed(claimed, order.returning, desk)
         self.was_full = len(rows) == order.limit
         self._pass(order, rows, desk)
         return rows
@@ -108,7 +109,7 @@ class LowerBound:
     def claim(
         self, order: ClaimOrder, desk: Desk, looks: Looks, begun: Sequence[Row] = ()
     ) -> list[Row]:
-        """Claim as the dialect does what is wanted beside what was *begun*, and move the bound; return all of it."""
+        """Claim what is wanted beside what was *begun*, and move the bound; return all of it in order."""
         rows: dict[Any, Row] = {desk.table.key_of(row): row for row in begun}
         if looks.urgent:
             start = clock()
@@ -126,8 +127,9 @@ class LowerBound:
             self._full_look_at = clock() + _pause(clock() - start, FULL_LOOK_SHARE)
             self._urgent_look_at = clock() + FULL_LOOK_EVERY
         self.was_full = len(rows) == order.limit
-        self._move(order, list(rows.values()), desk, everywhere=everywhere)
-        return list(rows.values())
+        ordered = sort_claimed(list(rows.values()), order.returning, desk)
+        self._move(order, ordered, desk, everywhere=everywhere)
+        return ordered
 
     def look_in_full(self) -> None:
         """Let the next claim look everywhere: some of the rows just claimed were put back."""
@@ -178,15 +180,11 @@ class LowerBound:
 
     def _pass(self, order: ClaimOrder, rows: list[Row], desk: Desk) -> None:
         """Stand at the last of *rows*, none of which has ever waited, if there are any."""
-        field, key_of = desk.columns.priority, desk.table.key_of
         if not rows:
             return
-        priority = None
-        if field is not None:
-            place = order.place_of(field)
-            priority = min(row[place] for row in rows)
-            rows = [row for row in rows if row[place] == priority]
-        self._stand(desk, max(map(key_of, rows)), priority)
+        field, last = desk.columns.priority, rows[-1]
+        priority = None if field is None else last[order.place_of(field)]
+        self._stand(desk, desk.table.key_of(last), priority)
 
     def _stand(self, desk: Desk, key: Any, priority: int | None = None) -> None:
         self._stands, self._key = True, key

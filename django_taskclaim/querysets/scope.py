@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 from django.core.exceptions import FieldError
@@ -11,6 +12,7 @@ from django.db.models.sql.where import WhereNode
 from django_taskclaim.columns import ClaimColumns, KeyColumns, claim_columns, key_columns
 from django_taskclaim.dialects import DatabaseNow, Dialect, dialect_for
 from django_taskclaim.dialects.statements import KeyTable, Table
+from django_taskclaim.fields import AnyField
 from django_taskclaim.policy import policy_for
 
 Rows = models.QuerySet[Any]
@@ -155,6 +157,25 @@ def in_claim_order(rows: Rows, queryset: Rows, desk: Place) -> Rows:
         raise TypeError(f"A claim is ordered by columns; {', '.join(annotated)} is an annotation.")
     ordered = rows.order_by(*(_from_owner(item, queryset.model, desk) for item in asked))
     return ordered if queryset.query.standard_ordering else ordered.reverse()
+
+
+def sort_claimed(raw: Sequence[Any], fields: Sequence[AnyField], desk: Desk) -> list[Any]:
+    """Put rows that a claim returned, with *fields*, into the model's claim order; RETURNING has none.
+
+    Text is compared by the database alone, which costs one statement.
+    """
+    rows, table = list(raw), desk.table
+    ranking = desk.columns.ranking
+    if not table.sorts_as_python and len(rows) > 1:
+        ordered = desk.dialect.in_order(table, [table.key_of(row) for row in rows])
+        ranks = {key: rank for rank, key in enumerate(ordered)}
+        rows.sort(key=lambda row: ranks.get(table.key_of(row), len(ranks)))
+        ranking = ranking[: -len(desk.columns.key)]
+    places = {field: place for place, field in enumerate(fields)}
+    # The least important column first: sorting leaves rows that are alike in the order that they have.
+    for field, descending in reversed(ranking):
+        rows.sort(key=itemgetter(places[field]), reverse=descending)
+    return rows
 
 
 def _ordered_by(item: Any) -> list[str]:

@@ -85,6 +85,27 @@ class Narrow(TaskMixin):
         app_label = "testapp"
 
 
+FOLDED = {"postgresql": "und-x-icu", "mysql": "utf8mb4_general_ci"}.get(connection.vendor, "nocase")
+
+
+class FoldedKey(TaskMixin):
+    """Keys that the database does not have in Python's order."""
+
+    key = models.CharField(primary_key=True, max_length=50, db_collation=FOLDED)
+
+    class Meta:
+        app_label = "testapp"
+
+
+class FoldedPair(TaskMixin):
+    pk = models.CompositePrimaryKey("number", "key")
+    number = models.IntegerField(default=1)
+    key = models.CharField(max_length=50, db_collation=FOLDED)
+
+    class Meta:
+        app_label = "testapp"
+
+
 class Label(models.Model):
     name = models.CharField(max_length=20)
 

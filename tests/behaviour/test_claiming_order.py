@@ -4,13 +4,17 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.db import connection
 from django.db.models import F, Value
 from django.db.models.functions import Concat, Lower
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_taskclaim import policy
+from django_taskclaim.columns import claim_columns
+from django_taskclaim.dialects import dialect_for
 from django_taskclaim.policy import Policy
-from tests.behaviour.models import Label, Labelled
+from tests.behaviour.models import FoldedKey, FoldedPair, Label, Labelled
 from tests.behaviour.support import keys, names
 from tests.factories import make
 from tests.testapp.models import (
@@ -20,6 +24,7 @@ from tests.testapp.models import (
     OrderedByForeignKey,
     Photo,
     PrefixedOwnStatus,
+    UuidKey,
 )
 
 pytestmark = pytest.mark.django_db
@@ -46,8 +51,44 @@ def test_without_a_priority_the_key_decides(claimable: Any) -> None:
 
 def assert_claimed_in_twos(model: Any, expected: list[Any]) -> None:
     """The database decides how keys compare: MariaDB's native uuid sorts in its own way."""
-    batches = [set(keys(model.objects.claim_batch(2))) for _ in range(3)]
-    assert batches == [{*expected[:2]}, {*expected[2:4]}, {*expected[4:]}]
+    batches = [keys(model.objects.claim_batch(2)) for _ in range(3)]
+    assert batches == [expected[:2], expected[2:4], expected[4:]]
+
+
+#: In the order of a collation; Python has capitals first.
+LETTERS = ["a", "B", "c", "D", "e", "F", "g", "H"]
+
+
+@pytest.mark.usefixtures("strategy")
+@pytest.mark.parametrize("model", [FoldedKey, FoldedPair])
+def test_text_keys_come_in_the_order_of_the_database(model: Any) -> None:
+    for letter in reversed(LETTERS):
+        model.objects.create(key=letter)
+    first = model.objects.claim_batch(3, claimed_by="user:1")
+    both = model.objects.claim_batch(5, claimed_by="user:1", include_held=True)
+    assert [row.key for row in [*first, *both]] == [*LETTERS[:3], *LETTERS[:5]]
+    assert [row.key for row in model.objects.holdings("user:1")] == LETTERS[:5]
+    model.objects.release(both)
+    assert [row.key for row in model.objects.claim_batch(9)] == LETTERS
+
+
+@pytest.mark.parametrize("model", [Photo, UuidKey, FoldedKey])
+def test_only_keys_that_python_cannot_compare_cost_a_statement(model: Any) -> None:
+    rows = make(model, 6) if model is not FoldedKey else None
+    for letter in [] if rows else LETTERS[:6]:
+        model.objects.create(key=letter)
+    sent = []
+    for size in (1, 3):
+        with CaptureQueriesContext(connection) as queries:
+            assert len(model.objects.claim_batch(size)) == size
+        sent.append(len(queries))
+    compared = not dialect_for(connection).table(claim_columns(model)).sorts_as_python
+    assert sent[1] - sent[0] == compared
+    assert compared is (model is FoldedKey or (model is UuidKey and has_own_uuid()))
+
+
+def has_own_uuid() -> bool:
+    return connection.vendor == "mysql" and connection.features.has_native_uuid_field
 
 
 @pytest.mark.usefixtures("strategy")
