@@ -27,9 +27,12 @@ SERVER_SQLITE_CODES = frozenset({7, 8, 10, 11, 13, 14, 15, 26})
 # A limit of one statement (temp_file_limit), although its class is that of insufficient resources
 STATEMENT_SQLSTATES = frozenset({"53400"})
 
-# The last that a session hears: its connection fails, an operator intervenes, the server stops.
-ENDING_CLASSES = ("08", "57P")
+# The last that a session hears: its connection fails, an operator intervenes, the server stops, a transaction of its
+# own stood still or took too long.
+ENDING_CLASSES = ("08", "57P", "25P03", "25P04")
 ENDING_NUMBERS = frozenset({1053, 1159, 1160, 1161, 1927, 4031})
+# What comes instead of a session: too many there are, nobody is let in, or not this account.
+DOOR_NUMBERS = frozenset({1040, 1042, 1043, 1044, 1045, 1049, 1129, 1130, 1203, 1226, 1698, 3118})
 
 
 def contention_code(error: BaseException | None) -> Code | None:
@@ -84,7 +87,9 @@ def _is_refusal(code: Code, kind: str) -> bool:
     if isinstance(code, str):
         return not code.startswith(ENDING_CLASSES)
     # From 2000 to 2999 it is the client that speaks: the server is gone.
-    return kind == "sqlite" or (code // 1000 not in (0, 2) and code not in ENDING_NUMBERS)
+    return kind == "sqlite" or (
+        code // 1000 not in (0, 2) and code not in ENDING_NUMBERS | DOOR_NUMBERS
+    )
 
 
 def _first_code(error: BaseException | None, is_wanted: Callable[[Code, str], bool]) -> Code | None:

@@ -74,6 +74,9 @@ class Answer(OperationalError):
         (OperationalError(1290, "--read-only"), None),
         (OperationalError(1053, "Server shutdown in progress"), None),
         (OperationalError(2013, "Lost connection"), None),
+        (OperationalError(1040, "Too many connections"), None),
+        (OperationalError(1045, "Access denied"), None),
+        (Answer("25P03"), None),
         # Others are in the way.
         (Deadlock(), None),
         (RetriesExhausted(3, 1.0, "40P01"), None),
