@@ -38,7 +38,6 @@ from django_taskclaim.worker.connections import (
     end_session_of,
     guard_connections,
     is_contention,
-    is_refusal,
     use_own_connection,
 )
 from django_taskclaim.worker.fleet import FleetWatch
@@ -52,7 +51,6 @@ from django_taskclaim.worker.records import (
     logger,
     lost,
     summary,
-    unrecorded,
 )
 from django_taskclaim.worker.unheard import UnheardClaims
 
@@ -301,7 +299,7 @@ class Service(threading.Thread):
         for _ in range(len(self._returned)):
             given = self._returned.popleft()
             try:
-                self._release_each(given)
+                self._release(given)
             except BaseException:
                 self._returned.append(given)
                 raise
@@ -323,20 +321,6 @@ class Service(threading.Thread):
             if clock() >= end:
                 return
             time.sleep(TICK / 5)
-
-    def _release_each(self, given: "Return") -> None:
-        """Release rows; one that the database refuses to release is found by halves, and left to its lease."""
-        try:
-            self._release(given)
-        except Exception as error:
-            if not is_refusal(error):
-                raise
-            tasks, half = given.tasks, len(given.tasks) // 2
-            if not half:
-                unrecorded(tasks[0].row, error)
-                return
-            for part in (tasks[:half], tasks[half:]):
-                self._release_each(Return(part, given.reason))
 
     def _release(self, given: "Return") -> None:
         """Release what nobody has locked; a locked row comes round again, and keeps no other waiting."""

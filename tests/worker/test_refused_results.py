@@ -267,7 +267,7 @@ def test_what_is_refused_to_go_back_keeps_nothing_else(
         go_on.set()
         wait_until(crew.is_idle)
     assert states_of(Photo) == {"open": 8, "processing": 1, "complete": 1}
-    assert len([one for one in caplog.records if getattr(one, "event", "") == "unrecorded"]) == 1
+    assert len([one for one in caplog.records if getattr(one, "event", "") == "refused"]) == 1
 
 
 @pytest.mark.django_db(transaction=True)
