@@ -154,8 +154,8 @@ class Result:
     came: float = field(default_factory=clock)
     #: Somebody had the row locked at the last try.
     locked: bool = False
-    #: The session in which it alone was written has ended, perhaps by accident.
-    ended_a_session: bool = False
+    #: Its statement was refused, or its session ended, when it alone was written; that may have been an accident.
+    met_trouble: bool = False
 
 
 def units_of(handler: Handler, rows: Iterable[Any]) -> list[Unit]:

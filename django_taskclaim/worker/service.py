@@ -187,11 +187,12 @@ class Service(threading.Thread):
     def was_away_since(self, moment: float) -> bool:
         """Say whether the database was away at any time since *moment*; waits until this thread has asked it again.
 
-        If not, the server has cut off one session, and has its reason in what was sent there.
+        No answer means that it still is. If it was not, the server has cut off one session, and has its reason in what
+        was sent there.
         """
         # A server that goes down ends its sessions one after the other.
-        self.settled_since(clock() + SETTLING, timeout=10)
-        return self.troubled_since(moment)
+        settled = self.settled_since(clock() + SETTLING, timeout=10)
+        return not settled or self.troubled_since(moment)
 
     def leases_changed(self) -> None:
         """Measure open transactions by the leases that are claimed under from now on."""

@@ -24,6 +24,7 @@ from django_taskclaim.states import WORKER_MARK, Status
 from django_taskclaim.throttling.throttles import working_on
 from django_taskclaim.tokens import Ended, clock
 from django_taskclaim.worker.connections import (
+    TROUBLE,
     drop_broken,
     ensure_usable,
     is_contention,
@@ -145,13 +146,17 @@ class Writer:
         self, results: list[Result], error: Exception, began: float
     ) -> None:
         """Write smaller parts, each in a new session; a row that ends its session twice does so by itself."""
-        if len(results) > 1 or not results[0].ended_a_session:
-            results[0].ended_a_session = len(results) == 1
+        if self._may_pass(results):
             self._write_parts(results)
         elif self.was_away_since(began):
             raise error
         else:
             self._refused(results, error)
+
+    def _may_pass(self, results: list[Result]) -> bool:
+        """Say whether smaller parts may be written; of one result, whether it has not met trouble alone before."""
+        before, results[0].met_trouble = results[0].met_trouble, len(results) == 1
+        return len(results) > 1 or not before
 
     def _write_parts(self, results: list[Result]) -> None:
         """Write a quarter at a time: as many statements as with halves, of which half as many fail."""
@@ -222,7 +227,8 @@ class Writer:
         if not connections[self.using].in_atomic_block:
             # The answer may have been the last of its session.
             ensure_usable(self.using)
-        if len(results) > 1:
+        if len(results) > 1 or (isinstance(error, TROUBLE) and self._may_pass(results)):
+            # Of a single one an operator, or a server that stood still, may have cancelled the statement.
             self._write_parts(results)
         elif isinstance(results[0].outcome, Done):
             raised = error.error if isinstance(error, CallRaised) else error

@@ -53,6 +53,10 @@ def refusing(
     return [f"{before} WHEN {condition} BEGIN SELECT json('no'); END"], ["DROP TRIGGER refuses"]
 
 
+#: What a trigger of ``refusing`` does, to be replaced by something else.
+RAISING = re.compile(r"RAISE EXCEPTION .*?(?=; END IF)|SIGNAL .*?(?=; END IF)")
+
+
 @contextmanager
 def prepared(before: list[str], after: list[str]) -> Iterator[None]:
     for statement in before:
@@ -177,8 +181,7 @@ def test_a_batch_that_takes_too_long_is_written_in_parts(
     slow, (option, value) = limited(connection.vendor)
     monkeypatch.setitem(connections.settings["default"]["OPTIONS"], option, value)
     before, after = refusing("NEW.status <> 'complete'")
-    raising = re.compile(r"RAISE EXCEPTION .*?(?=; END IF)|SIGNAL .*?(?=; END IF)")
-    before = [raising.sub(slow, one).replace("<>", "=") for one in before]
+    before = [RAISING.sub(slow, one).replace("<>", "=") for one in before]
     with prepared(before, after):
         make(Photo, 20)
         began = time.monotonic()
@@ -186,6 +189,51 @@ def test_a_batch_that_takes_too_long_is_written_in_parts(
         wait_until(crew.has_ended)
         print(f"{time.monotonic() - began:.1f} s")
     assert set(Photo.objects.values_list("status", "attempts")) == {("complete", 0)}
+
+
+#: By vendor, what a row's trigger does to take a moment, which sessions are in it, and how an operator cancels that.
+CANCEL = {
+    "postgresql": (
+        "PERFORM pg_sleep(5)",
+        "pid FROM pg_stat_activity WHERE wait_event = 'PgSleep' AND datname = current_database()",
+        "SELECT pg_cancel_backend(%s)",
+    ),
+    "mysql": (
+        "DO SLEEP(5)",
+        "id FROM information_schema.processlist WHERE state = 'User sleep' AND db = database()",
+        "KILL QUERY %s",
+    ),
+}
+
+
+@pytest.mark.skipif(connection.vendor == "sqlite", reason="needs a server that cancels statements")
+def test_a_statement_that_is_cancelled_charges_nobody(start_crew: StartCrew) -> None:
+    """By an operator, or by a server that stood still for longer than a statement may take."""
+    slow, sessions, cancel = CANCEL[connection.vendor]
+    before, after = refusing("NEW.status = 'complete'")
+
+    def sleeping() -> list[int]:
+        with connection.cursor() as cursor:
+            cursor.execute(f"SELECT {sessions}")
+            return [number for (number,) in cursor.fetchall()]
+
+    with prepared([RAISING.sub(slow, one) for one in before], after):
+        make(Photo, 1)
+        crew = start_crew(Photo, lambda photo: None, lease=HOUR, max_attempts=1)
+        (session,) = wait_until(sleeping)
+        execute(cancel, [session])
+        wait_until(crew.has_ended)
+    assert list(Photo.objects.values_list("status", "attempts")) == [("complete", 0)]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_session_that_ends_while_the_service_hears_nothing_charges_nobody(
+    start_crew: StartCrew, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failover that cuts one connection, and leaves another without an answer."""
+    crew = start_crew(Photo, lambda photo: None, lease=HOUR)
+    monkeypatch.setattr(crew.service, "settled_since", lambda moment, timeout: False)
+    assert crew.service.was_away_since(clock())
 
 
 @pytest.mark.parametrize("text", ["refused", "accepted without"])
