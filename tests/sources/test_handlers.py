@@ -347,10 +347,8 @@ def test_a_handler_is_called_with_the_other_sources(unreadable: list[str]) -> No
     PageTask.objects.release(claimed_pages(9))
     unreadable += ["000", "008"]
     assert run_due(PageTask).completed == 7
-    assert set(PageTask.objects.filter(attempts=1).values_list("source_id", flat=True)) == {
-        "000",
-        "008",
-    }
+    tried = PageTask.objects.filter(attempts__gt=0).values_list("source_id", flat=True)
+    assert set(tried) == {"000", "008"}
 
 
 @contextmanager
