@@ -247,7 +247,7 @@ def test_a_commit_that_is_refused_was_answered(letters: list[Letter]) -> None:
         " $$BEGIN RAISE EXCEPTION 'not this one' USING ERRCODE = '54000'; END$$"
     )
     execute(
-        "CREATE CONSTRAINT TRIGGER refuses AFTER UPDATE ON taking_letter DEFERRABLE INITIALLY DEFERRED"
+        f"CREATE CONSTRAINT TRIGGER refuses AFTER UPDATE ON {Letter._meta.db_table} DEFERRABLE INITIALLY DEFERRED"
         " FOR EACH ROW EXECUTE FUNCTION refuses()"
     )
     try:
@@ -257,7 +257,7 @@ def test_a_commit_that_is_refused_was_answered(letters: list[Letter]) -> None:
         ):
             pass
     finally:
-        execute("DROP TRIGGER refuses ON taking_letter")
+        execute(f"DROP TRIGGER refuses ON {Letter._meta.db_table}")
         execute("DROP FUNCTION refuses()")
     assert not isinstance(error.value, CommitUndecided)
     assert not Letter.objects.filter(sent=True).exists()
