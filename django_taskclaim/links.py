@@ -50,7 +50,7 @@ class SourceLink(NamedTuple):
 
     def with_keys(self, keys: Iterable[SourceKeyValues], alias: str) -> "models.QuerySet[Any]":
         """Return the sources with these keys on the database *alias*."""
-        # Whatever managers hide: a source that is hidden is not gone.
+        # Without the model's managers: a source that one of them hides is not gone.
         rows: models.QuerySet[Any] = models.QuerySet(self.source, using=alias)
         if len(self.theirs) > 1:
             return rows.filter(pk__in=list(keys))

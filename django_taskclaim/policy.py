@@ -123,7 +123,7 @@ class Policy:
 
     @property
     def renewal_interval(self) -> timedelta:
-        """How often whoever lives renews a lease; and how long a reaper waits for that."""
+        """How often a living worker renews a lease, and how long a reaper waits for that."""
         return self.lease / RENEWALS_PER_LEASE
 
     @property

@@ -33,7 +33,7 @@ from django_taskclaim.fields import AnyField
 from django_taskclaim.states import WORKER_MARK, Status, Token
 from django_taskclaim.tokens import clock
 
-#: Seconds that a session of ours waits for a row: it counts whole ones.
+#: How long our own sessions wait for a row, in whole seconds.
 LOCK_WAIT = 1
 
 #: ER_NO_SUCH_THREAD

@@ -33,10 +33,10 @@ SMALL = 1000
 #: Assumed for a table that was never analysed.
 ROWS_A_PAGE = 40
 
-#: Milliseconds that a session of ours waits for a lock at most.
+#: How long our own sessions wait for a lock at most, in milliseconds.
 LOCK_WAIT = 1000
 
-#: Where a connection of ours behind a pooler keeps how long it may wait for a lock.
+#: Where our own connection behind a pooler keeps how long it may wait for a lock.
 WAIT = "_taskclaim_lock_wait"
 
 #: Where a connection keeps its session, and the level that transactions of it begin at.
@@ -132,7 +132,7 @@ class PostgreSQL(Dialect):
         milliseconds = int(idle / timedelta(milliseconds=1))
         wait = min(LOCK_WAIT, max(1, milliseconds // RENEWALS_PER_LEASE))
         if self._is_pooled:
-            # What one client sets, the next one has: each transaction is told by itself.
+            # The next client of the session would have the same setting, so each transaction sets its own.
             vars(self.connection)[WAIT] = wait if ours_alone else None
             return
         self.run(SQL(f"SET idle_in_transaction_session_timeout = {milliseconds}"))

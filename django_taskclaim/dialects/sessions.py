@@ -55,7 +55,7 @@ class Sessions(KeyedTables):
         return None
 
     def end_session(self, mark: Any) -> bool:
-        """End another session of ours: its transaction is rolled back, its locks are freed. False if it is gone.
+        """End another of our sessions: its transaction is rolled back, its locks are freed. False if it is gone.
 
         Another session that bears its number since is left alone.
         """

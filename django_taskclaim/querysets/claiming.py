@@ -282,7 +282,7 @@ class _Call:
             desk.queue(request.holder)
             held = self._extend_held(self.queryset)
         elif self.unreadable is not None and self.bound is not None:
-            # What the first try has begun is committed, whatever the conditions say of a claimed row.
+            # The first try may have committed rows, and a claimed row need not match the conditions any more.
             held = self._extend_held(without_conditions(self.queryset))
         rows, claims = held
         wanted = request.limit - len(rows)

@@ -299,7 +299,7 @@ class ClaimQuerySet(PeopleVerbs[M]):
     ) -> int:
         """Django's ``bulk_update``, fenced: where an instance's claim was lost, ClaimLost and nothing written.
 
-        Instances that carry a claim are written whatever this queryset's conditions are, as by a verb.
+        Instances that carry a claim are written as by a verb: this queryset's conditions do not count.
         """
         rows, names = list(objs), list(fields)
         refuse_names(self.model, names, "bulk_update()")

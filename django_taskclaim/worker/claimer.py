@@ -60,7 +60,7 @@ class Claimer(threading.Thread):
         )
         inflight.low = max((self._least(handler) for handler in handlers), default=1)
         inflight.enough = ENOUGH
-        #: Set by this thread once it is at work, and by whoever lets it claim then.
+        #: Set by this thread once it is at work, and by the thread that lets it claim then.
         self.begun, self.opened = threading.Event(), threading.Event()
         self.leaving = threading.Event()
         #: Set when there is nothing more to take: drained, or the limits of rows or time are reached.

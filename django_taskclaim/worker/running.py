@@ -290,7 +290,7 @@ class Running:
         a row that brings that about each time must end in ``failed``.
         """
         if server_code(error) is not None:
-            # It can write nothing, whatever the session.
+            # The server can write nothing in any session.
             return True
         if not isinstance(error, (OperationalError, InterfaceError)) or (
             is_refusal(error) or is_contention(error)

@@ -29,7 +29,7 @@ def leave(code: int) -> NoReturn:
 
 
 def leave_at_last(seconds: float, code: int) -> None:
-    """Have the process end after so many seconds, whatever holds it up: a lock, or a log that nobody reads."""
+    """Have the process end after so many seconds, even where a lock, or a log that nobody reads, holds it up."""
     last = threading.Timer(seconds, os._exit, [code])
     last.daemon = True
     last.start()

@@ -305,7 +305,7 @@ def test_the_page_works_without_scripts(page: Browser) -> None:
 def test_a_bulk_action_goes_on_by_itself_to_its_end(
     page: Browser, monkeypatch: pytest.MonkeyPatch, settings: Any
 ) -> None:
-    """What the browser sends again is what the next request is signed for, whatever the text and the keys."""
+    """What the browser sends again is what the next request is signed for, with any text and any keys."""
     settings.TASKCLAIM = {"CHUNK_SIZE": 1}
     monkeypatch.setattr(sweeping, "BUDGET", 0.0)
     rows = make(TextKey, 4)

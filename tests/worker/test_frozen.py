@@ -62,7 +62,7 @@ def test_idle_transactions_of_a_worker_are_ended_by_the_server() -> None:
 def test_behind_a_pooler_each_transaction_is_told_how_long_to_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What a session is told there, the next client would have."""
+    """A setting of the session there would be that of the next client, too."""
     monkeypatch.setitem(connection.settings_dict, "DISABLE_SERVER_SIDE_CURSORS", True)
     dialect = dialect_for(connection)
     dialect.end_idle_transactions(timedelta(seconds=60), ours_alone=True)

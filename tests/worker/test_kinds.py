@@ -149,7 +149,7 @@ def test_a_coroutine_that_holds_up_the_loop_is_got_rid_of(start_worker: Start) -
 def test_a_coroutine_that_holds_up_the_loop_costs_its_neighbours_nothing(
     start_worker: Start, act: str
 ) -> None:
-    """What they wait for the loop is not their time: they are neither failed nor charged, whoever ends the wait."""
+    """What they wait for the loop is not their time: they are neither failed nor charged."""
     neighbours = jobs(3, "sleep:1")
     (blocking,) = jobs(1, act)
     worker = start_worker(

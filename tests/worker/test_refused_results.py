@@ -1,4 +1,4 @@
-"""A result that the database refuses is the fault of its row, whatever class the driver gives the error."""
+"""A result that the database refuses is the fault of its row, with any class of error."""
 
 import random
 import re

@@ -187,7 +187,7 @@ class HeldRowMixin(HolderMixin, _Form):
         return self.may_edit(self.request.user, self.stored_row(self.kwargs["pk"]))
 
     def may_take_over(self, row: Any) -> bool:
-        """Say whether the user may take *row* from whoever holds it: an act of an operator, with their permission.
+        """Say whether the user may take *row* from its holder: an operator's act, which needs an operator's permission.
 
         That is ``taskclaim_control.operate`` where ``django_taskclaim.control`` is installed.
         """
@@ -195,7 +195,7 @@ class HeldRowMixin(HolderMixin, _Form):
         return self.may_edit(user, row) and may_operate(user)
 
     def why_refused(self) -> str:
-        """Say what the user may not do here; nothing of the row is told."""
+        """Say what the user may not do here, and nothing about the row."""
         if not self.may_edit(self.request.user):
             return super().why_refused()
         words = {"name": self.get_queryset().model._meta.verbose_name}

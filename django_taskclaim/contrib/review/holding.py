@@ -60,7 +60,7 @@ class HolderMixin(LoginRequiredMixin, Base):
     """For a view on which the user who is logged in holds rows; ``get_queryset()`` says which rows there are for them.
 
     Who may work on them, ``may_edit()`` says: a row that the user may not edit is neither shown nor claimed nor
-    written. The view runs outside ATOMIC_REQUESTS, and checks the CSRF token whatever middleware there is.
+    written. The view runs outside ATOMIC_REQUESTS, and checks the CSRF token without any middleware.
     """
 
     #: How long a claim lasts after the last sign of its holder.
