@@ -27,6 +27,7 @@ from django_taskclaim.querysets import (
 from django_taskclaim.tokens import Ended, clock, standing_claim
 from django_taskclaim.worker.atomic import call_atomically
 from django_taskclaim.worker.connections import (
+    TROUBLE,
     drop_broken,
     ensure_all_usable,
     ensure_usable,
@@ -289,8 +290,9 @@ class Running:
         If the service's connection has lived on since the call began, the server has cut off this one session, and
         a row that brings that about each time must end in ``failed``.
         """
-        if server_code(error) is not None:
-            # The server can write nothing in any session.
+        if isinstance(error, TROUBLE) and server_code(error) is not None:
+            # It can write nothing through any session. Any error but Django's is about a file of the handler's.
+            return True
             return True
         if not isinstance(error, (OperationalError, InterfaceError)) or (
             is_refusal(error) or is_contention(error)

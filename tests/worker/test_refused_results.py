@@ -1,13 +1,16 @@
 """A result that the database refuses is the fault of its row, with any class of error."""
 
+import contextlib
 import random
 import re
+import sqlite3
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -234,6 +237,21 @@ def test_a_session_that_ends_while_the_service_hears_nothing_charges_nobody(
     crew = start_crew(Photo, lambda photo: None, lease=HOUR)
     monkeypatch.setattr(crew.service, "settled_since", lambda moment, timeout: False)
     assert crew.service.was_away_since(clock())
+
+
+def test_a_file_of_the_handlers_own_is_no_server(start_crew: StartCrew, tmp_path: Path) -> None:
+    """Its driver says so by the code of a database that can write nothing; the row fails all the same."""
+    upload = tmp_path / "upload"
+    upload.write_bytes(b"no database" * 100)
+
+    def do(photo: Photo) -> None:
+        with contextlib.closing(sqlite3.connect(upload)) as file:
+            file.execute("SELECT * FROM measures")
+
+    make(Photo, 1)
+    wait_until(start_crew(Photo, do, lease=HOUR, max_attempts=1).has_ended)
+    photo = Photo.objects.get()
+    assert (photo.status, photo.last_error) == ("failed", "file is not a database")
 
 
 @pytest.mark.parametrize("text", ["refused", "accepted without"])
