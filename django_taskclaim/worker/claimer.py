@@ -18,6 +18,7 @@ from django_taskclaim.worker.connections import (
     drop_broken,
     ensure_usable,
     guard_connections,
+    is_refusal,
     tidy_up,
     use_own_connection,
 )
@@ -233,11 +234,11 @@ class Claimer(threading.Thread):
             full = self._claim(handler)
             if self.options.once and full is not None:
                 pause, full = NEVER, False
-        except TROUBLE:
-            # Whatever made it look, it still has to.
-            self._next_look[handler.model] = 0.0
-            raise
         except Exception as error:
+            if not is_refusal(error):
+                # Whatever made it look, it still has to.
+                self._next_look[handler.model] = 0.0
+                raise
             # Of this model alone: a column that is missing, a queryset that is wrong. The others go on.
             self._limited.broken(f"{self.options.name}: claiming from {handler.name}", error)
             drop_broken(self.options.using)

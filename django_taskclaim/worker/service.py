@@ -38,6 +38,7 @@ from django_taskclaim.worker.connections import (
     end_session_of,
     guard_connections,
     is_contention,
+    is_refusal,
     use_own_connection,
 )
 from django_taskclaim.worker.fleet import FleetWatch
@@ -275,7 +276,7 @@ class Service(threading.Thread):
             if job():
                 self._last_good = clock()
         except TROUBLE as error:
-            if not is_contention(error):
+            if not (is_contention(error) or is_refusal(error)):
                 self._last_trouble = clock()
                 for reaper in self._reapers:
                     reaper.start_over()

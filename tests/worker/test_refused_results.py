@@ -19,12 +19,14 @@ from django.db import DatabaseError, connection, connections
 from django_taskclaim.handlers import Handler, handler, unregister
 from django_taskclaim.testing import run_due
 from django_taskclaim.tokens import clock
+from django_taskclaim.worker.crew import Crew
 from django_taskclaim.worker.heartbeat import Vitals
 from django_taskclaim.worker.inflight import units_of
+from django_taskclaim.worker.options import WorkerOptions
 from django_taskclaim.worker.overruns import abandon
 from tests.behaviour.support import execute
 from tests.factories import make
-from tests.testapp.models import Job, Photo
+from tests.testapp.models import Job, Photo, UuidKey
 from tests.worker.conftest import Worker, jobs, states, wait_until
 
 StartCrew = Callable[..., Any]
@@ -348,6 +350,30 @@ def test_a_row_that_overran_is_let_go_where_its_failure_is_refused(
         (overrun,) = abandon(unit)
         assert overrun.write("default", Vitals())
     assert [one for one in caplog.records if getattr(one, "event", "") == "unrecorded"]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_table_that_lacks_a_column_keeps_no_other_model_from_its_rows(settings: Any) -> None:
+    """Some drivers call that an operational error; the others are claimed, and put back where their worker died."""
+    settings.TASKCLAIM = {"REAPER_INTERVAL": 0.5}
+    models = (UuidKey, Photo)
+    for model in models:
+        handler(model, lease=2)(lambda row: None)
+    make(Photo, 2)
+    Photo.objects.claim_batch(1)
+    execute("UPDATE testapp_photo SET expires_at = NULL WHERE status = 'processing'")
+    crew = Crew(WorkerOptions(tuple(model._meta.label for model in models), "crew", "default"))
+    renamed = "ALTER TABLE testapp_uuidkey RENAME COLUMN {} TO {}"
+    before, after = renamed.format("expires_at", "gone"), renamed.format("gone", "expires_at")
+    with prepared([before], [after]):
+        crew.start()
+        try:
+            wait_until(lambda: states_of(Photo) == {"complete": 2})
+        finally:
+            crew.stop()
+            crew.finish()
+            for model in models:
+                unregister(model)
 
 
 @pytest.mark.django_db(transaction=True)
