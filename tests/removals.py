@@ -83,10 +83,10 @@ REMOVALS = [
             "querysets/completing.py": [
                 (
                     """        with transaction.atomic(using=alias):
-            function(list(rows))
+            refuse_not_run(function(list(rows)), function)
             returned = True
 """,
-                    """        function(list(rows))
+                    """        refuse_not_run(function(list(rows)), function)
         returned = True
 """,
                 )

@@ -99,6 +99,8 @@ class Carrier:
     ended: bool = False
     #: … in a transaction that is still open.
     pending: bool = False
+    #: Other instances of the same claim: a call that was given both has made them share it.
+    sharing: "list[Carrier]" = field(default_factory=list, repr=False)
 
     @property
     def is_deleted(self) -> bool:
@@ -164,7 +166,8 @@ class World:
         )
 
     def end(self, one: Carrier) -> None:
-        one.ended, one.pending = True, bool(self._before)
+        for each in (one, *one.sharing):
+            each.ended, each.pending = True, bool(self._before)
 
     def tried(self, row: Belief) -> int:
         return row.attempts if self.has_tries else row.iteration

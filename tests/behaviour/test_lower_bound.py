@@ -24,6 +24,7 @@ from tests.behaviour.support import (
     stored_moment,
 )
 from tests.behaviour.support import clock as moment
+from tests.behaviour.test_claiming_order import in_order
 from tests.factories import make
 from tests.testapp.models import Photo
 
@@ -76,9 +77,7 @@ def test_the_bound_stands_at_the_last_key_as_the_database_compares_them(
     model: Any, bound: LowerBound
 ) -> None:
     """Python has capitals first: a bound at "c" would pass "D" over, or one at "D" find all before it."""
-    letters = ["a", "B", "c", "D", "e", "F", "g", "H"]
-    for letter in letters:
-        model.objects.create(key=letter)
+    letters = in_order(model)
     taken = [[row.key for row in claim(model, 2, bound)] for _ in range(4)]
     assert taken == [letters[:2], letters[2:4], letters[4:6], letters[6:]]
 

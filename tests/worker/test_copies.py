@@ -9,8 +9,9 @@ from asgiref.sync import sync_to_async
 from django_taskclaim import handler
 from django_taskclaim.exceptions import RetryLater
 from django_taskclaim.handlers import unregister
+from django_taskclaim.querysets.instances import bare
 from django_taskclaim.testing import Ran, run_due
-from django_taskclaim.tokens import bare, carried_claim
+from django_taskclaim.tokens import carried_claim
 from tests.behaviour.support import facts, fresh
 from tests.factories import SHAPES, make
 from tests.testapp.models import Photo
