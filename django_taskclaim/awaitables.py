@@ -1,4 +1,4 @@
-"""Functions of the user's that are async, and what a plain one returned that nobody has run yet."""
+"""Finds functions that are async, and work that a plain function returned without running it."""
 
 import functools
 import inspect

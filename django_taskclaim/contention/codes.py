@@ -27,11 +27,11 @@ SERVER_SQLITE_CODES = frozenset({7, 8, 10, 11, 13, 14, 15, 26})
 # A limit of one statement (temp_file_limit), although its class is that of insufficient resources
 STATEMENT_SQLSTATES = frozenset({"53400"})
 
-# The last that a session hears: its connection fails, an operator intervenes, the server stops, a transaction of its
-# own stood still or took too long.
+# Errors that end a session: its connection fails, an operator intervenes, the server stops, its transaction stood
+# still or took too long.
 ENDING_CLASSES = ("08", "57P", "25P03", "25P04")
 ENDING_NUMBERS = frozenset({1053, 1159, 1160, 1161, 1927, 4031})
-# What comes instead of a session: too many there are, nobody is let in, or not this account.
+# Errors that refuse a session: there are too many, or this account is not let in.
 DOOR_NUMBERS = frozenset({1040, 1042, 1043, 1044, 1045, 1049, 1129, 1130, 1203, 1226, 1698, 3118})
 
 

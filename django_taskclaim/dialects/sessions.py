@@ -57,7 +57,7 @@ class Sessions(KeyedTables):
     def end_session(self, mark: Any) -> bool:
         """End another of our sessions: its transaction is rolled back, its locks are freed. False if it is gone.
 
-        Another session that bears its number since is left alone.
+        Another session that has got its number meanwhile is left alone.
         """
         return False
 

@@ -6,7 +6,7 @@ from operator import itemgetter
 from typing import Any
 
 from django.core.exceptions import FieldError
-from django.db import connections, models, router
+from django.db import DatabaseError, connections, models, router
 from django.db.models.sql.where import WhereNode
 
 from django_taskclaim.columns import ClaimColumns, KeyColumns, claim_columns, key_columns
@@ -61,6 +61,14 @@ class Desk(Place):
             columns, dialect = claim_columns(model), dialect_for(connection)
             desk = known[model] = cls(model, alias, columns, dialect, dialect.table(columns))
         return desk
+
+    def is_writable(self) -> bool:
+        """Say whether the database takes writes of the table now; asks it to write no row."""
+        try:
+            self.dialect.writable_at(self.table)
+        except DatabaseError:
+            return False
+        return True
 
     def queue(self, holder: str) -> None:
         """Let the calls of one holder wait for each other, until the transaction of each has ended."""

@@ -236,7 +236,7 @@ class Claimer(threading.Thread):
                 pause, full = NEVER, False
         except Exception as error:
             if not is_refusal(error):
-                # Whatever made it look, it still has to.
+                # The reason for this look still holds.
                 self._next_look[handler.model] = 0.0
                 raise
             # Of this model alone: a column that is missing, a queryset that is wrong. The others go on.

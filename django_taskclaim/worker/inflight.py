@@ -322,7 +322,7 @@ class InFlight:
         return True
 
     def postpone(self, results: Iterable[Result], seconds: float) -> None:
-        """Let these results wait, and nobody wait for them."""
+        """Postpone these results by so many seconds; others are written before them."""
         with self._lock:
             for result in results:
                 result.came, result.locked = clock() + seconds, True

@@ -16,6 +16,7 @@ from django_taskclaim.columns import claim_columns
 from django_taskclaim.contention import server_code
 from django_taskclaim.exceptions import ClaimLost, SourceGone, TaskClaimError
 from django_taskclaim.failures import told
+from django_taskclaim.handlers import Handler
 from django_taskclaim.querysets import (
     ClaimQuerySet,
     # Not with the first row that fails, days later: by then the files may be those of another version.
@@ -24,6 +25,7 @@ from django_taskclaim.querysets import (
     holding,  # noqa: F401
     orphans,  # noqa: F401
 )
+from django_taskclaim.querysets.scope import Desk
 from django_taskclaim.tokens import Ended, clock, standing_claim
 from django_taskclaim.worker.atomic import call_atomically
 from django_taskclaim.worker.connections import (
@@ -255,7 +257,7 @@ class Running:
             broken(f"{named(tasks[0].row)}: a hook raised after its COMMIT", error)
             return [task.claim.how_ended() or Ended(completed=task.ending) for task in tasks]
         otherwise: PutBack | None = None
-        if self._was_an_outage(error, since):
+        if self._was_an_outage(tasks[0].handler, error, since):
             otherwise = AWAY
         elif len(tasks) > 1 and claim_columns(tasks[0].handler.model).not_before is not None:
             otherwise = PutBack("the COMMIT of its batch failed", apart=True)
@@ -267,7 +269,7 @@ class Running:
         row = next((task.carrier() for task in tasks if not task.claim.ended), None)
         if row is not None and isinstance(judged(row, error), PutBack):
             return True
-        return self._was_an_outage(error, since)
+        return self._was_an_outage(tasks[0].handler, error, since)
 
     def _outcome(self, task: Task, error: BaseException | str | None, since: float) -> Outcome:
         if (ended := task.claim.how_ended()) is not None:
@@ -280,20 +282,21 @@ class Running:
         row = task.carrier()
         if task.fenced:
             return PutBack("its claim could not be renewed in time")
-        if isinstance(error, BaseException) and self._was_an_outage(error, since):
+        if isinstance(error, BaseException) and self._was_an_outage(task.handler, error, since):
             return AWAY
         return judged(row, error)
 
-    def _was_an_outage(self, error: BaseException, since: float) -> bool:
-        """Say whether the handler's session broke because the database was away, which is not the row's fault.
+    def _was_an_outage(self, handler: Handler, error: BaseException, since: float) -> bool:
+        """Say whether the handler failed because the database was away, or takes no writes: not the fault of the row.
 
         If the service's connection has lived on since the call began, the server has cut off this one session, and
         a row that brings that about each time must end in ``failed``.
         """
+        # Any error but Django's is about a file of the handler's.
         if isinstance(error, TROUBLE) and server_code(error) is not None:
-            # It can write nothing through any session. Any error but Django's is about a file of the handler's.
-            return True
-            return True
+            # The handler may write to another database, or in a transaction that only reads.
+            is_ours = not Desk.of(handler.model, self.using).is_writable()
+            return is_ours or self.service.was_away_since(since)
         if not isinstance(error, (OperationalError, InterfaceError)) or (
             is_refusal(error) or is_contention(error)
         ):

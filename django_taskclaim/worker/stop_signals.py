@@ -104,7 +104,7 @@ class SignalPipe:
         return False
 
 
-#: Those in use: what is registered for forks stays registered, but a fork after a run is none of the worker's.
+#: The pipes in use. A hook for forks cannot be removed, so it does nothing once this is empty.
 _pipes: set[SignalPipe] = set()
 
 

@@ -299,6 +299,22 @@ def test_a_server_that_may_not_write_is_no_fault_of_the_rows(
 
 
 @pytest.mark.skipif(READ_ONLY is None, reason="needs a server that can be made read-only")
+def test_a_handler_that_only_reads_where_it_writes_fails(start_crew: StartCrew) -> None:
+    """Its error is that of a server that takes no writes, but the rows' own table takes them."""
+    make(Photo, 1)
+
+    def do(photo: Photo) -> None:
+        execute("START TRANSACTION READ ONLY")
+        try:
+            Photo.objects.filter(pk=photo.pk).update(note="written")
+        finally:
+            execute("ROLLBACK")
+
+    wait_until(start_crew(Photo, do, lease=HOUR, max_attempts=1).has_ended)
+    assert Photo.objects.get().status == "failed"
+
+
+@pytest.mark.skipif(READ_ONLY is None, reason="needs a server that can be made read-only")
 def test_the_time_limit_counts_while_nothing_can_be_written(start_crew: StartCrew) -> None:
     """After a grace period the rows go back, uncharged."""
     with prepared(*refusing("NEW.status = 'complete'", READ_ONLY or "")):
