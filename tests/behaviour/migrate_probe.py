@@ -7,6 +7,7 @@
 # ruff: noqa: E402 - models can be imported only once Django is set up
 
 import json
+import os
 import sys
 
 import django
@@ -31,6 +32,9 @@ from django_taskclaim.fields import NEVER_WAITED
 
 def main() -> None:
     usual_name = connection.settings_dict["NAME"]
+    if connection.vendor != "sqlite":
+        # That of a test run and an environment together is longer than servers allow.
+        connection.settings_dict["TEST"]["NAME"] = f"test_migrate_{os.getpid()}"
     connection.creation.create_test_db(verbosity=0, autoclobber=True)
     try:
         Article.objects.create(source="Python")
