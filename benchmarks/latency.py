@@ -50,7 +50,7 @@ def main(options: argparse.Namespace) -> None:
     with own_database() as url, open(os.open(pipe, os.O_RDWR)) as told, workers(url, ways):
         from django.apps import apps
 
-        from django_taskclaim.querysets.waking import called_for
+        from django_taskclaim.querysets.called import called_for
 
         called_for.add(apps.get_model("bench", WAYS[BY_HAND]))
         for model in ways.values():

@@ -150,9 +150,8 @@ class ClaimColumns(KeyColumns):
 
 def has_claim_columns(model: Any) -> bool:
     """Say whether *model* is a concrete model that carries the claim columns."""
-    names = getattr(model, "claim_fields", None)
     meta = getattr(model, "_meta", None)
-    return names is not None and meta is not None and not meta.abstract
+    return hasattr(model, "claim_fields") and meta is not None and not meta.abstract
 
 
 def range_columns(model: type[models.Model]) -> list[AnyField]:
@@ -203,7 +202,10 @@ def _columns_of(model: Any) -> ClaimColumns:
         raise TypeError(
             f"{model.__name__} has no claim columns; add django_taskclaim.models.TaskMixin to it."
         )
-    names: Mapping[str, str] = {**PLAIN_NAMES, **model.claim_fields}
+    spelled: Any = model.claim_fields
+    if not isinstance(spelled, Mapping) or not all(isinstance(n, str) for n in spelled.values()):
+        raise TypeError(f"{model._meta.label}.claim_fields must map roles to names of fields.")
+    names: Mapping[str, str] = {**PLAIN_NAMES, **spelled}
     present = {
         f.name: f
         for f in model._meta.concrete_fields
@@ -212,7 +214,8 @@ def _columns_of(model: Any) -> ClaimColumns:
     lacking = [names[role] for role in NEEDED_ROLES if names[role] not in present]
     if lacking:
         raise TypeError(
-            f"{model._meta.label} has no claim column named {', '.join(lacking)}; manage.py check says more."
+            f"{model._meta.label} has no claim column named {', '.join(lacking)}. If something of its own has that"
+            " name, rename it or inherit from PrefixedTaskMixin; else add django_taskclaim.models.TaskMixin."
         )
     columns: dict[str, Any] = {role: present.get(names[role]) for role in PLAIN_NAMES}
     return ClaimColumns(columns["status"].model, columns)

@@ -100,26 +100,43 @@ class Call:
     told: ClassVar[str] = ""
 
 
-Completion: TypeAlias = Mark | Delete | Archive | Clear | Call
+@dataclass(frozen=True, slots=True)
+class Save:
+    """The row is marked, and saved by its own ``save()`` in the transaction that completes it, so signals are sent.
+
+    Every column is saved, or those in ``update_fields`` where it names some. What ``save()`` or a receiver raises rolls
+    the completion back and is judged as what a handler raises. Of a companion its own row is saved, not its source.
+    """
+
+    keeps: ClassVar[bool] = True
+    told: ClassVar[str] = ""
+
+
+Completion: TypeAlias = Mark | Delete | Archive | Clear | Call | Save
 
 #: What ``@handler(completion=…)`` takes.
 CompletionOption: TypeAlias = (
-    Literal["mark", "delete", "clear"] | Completion | Callable[[list[Any]], Any]
+    Literal["mark", "save", "delete", "clear"] | Completion | Callable[[list[Any]], Any]
 )
 
-_BY_NAME: dict[str, Completion] = {"mark": Mark(), "delete": Delete(), "clear": Clear()}
+_BY_NAME: dict[str, Completion] = {
+    "mark": Mark(),
+    "save": Save(),
+    "delete": Delete(),
+    "clear": Clear(),
+}
 
 
 def as_completion(given: Any) -> Completion:
     """Return the policy that *given* names; TypeError in one sentence for what names none."""
-    if isinstance(given, (Mark, Delete, Archive, Clear, Call)):
+    if isinstance(given, (Mark, Delete, Archive, Clear, Call, Save)):
         return given
     if isinstance(given, str) and given in _BY_NAME:
         return _BY_NAME[given]
     if isinstance(given, type) or not callable(given):
         raise TypeError(
-            f'completion must be "mark", "delete", "clear", Delete(…), Archive(…), Clear(…) or a function of the rows,'
-            f" not {given!r:.200}."
+            'completion must be "mark", "save", "delete", "clear", Delete(…), Archive(…), Clear(…) or a function of the'
+            f" rows, not {given!r:.200}."
         )
     if is_coroutine_function(given):
         raise TypeError(

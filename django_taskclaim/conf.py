@@ -1,12 +1,14 @@
 """The one settings dictionary, ``TASKCLAIM``: defaults beside it, read at the moment of use."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any, NamedTuple
 
 from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
 
-#: Every key that ``TASKCLAIM`` may hold, with its default. Durations are seconds (or timedeltas).
+#: Every key that ``TASKCLAIM`` may hold, with its default. Durations are seconds, timedeltas, or texts such as "5m".
 DEFAULTS: Mapping[str, Any] = {
     "LEASE": 60.0,
     "TIMEOUT": 900.0,
@@ -22,8 +24,10 @@ DEFAULTS: Mapping[str, Any] = {
     "RETRIES": 2,
     "ERROR_LENGTH": 4000,
     "STORE_TRACEBACK": False,
+    "FAIL_UNSAVED": None,
     "REDACT": None,
     "CLAIM_STRATEGY": "auto",
+    "FIXTURES_WRITE_CLAIMS": False,
     "WORKER_RETENTION": 86400.0,
     "HEALTH_CHECKS": (),
     "HEALTH_EVERY": 10.0,
@@ -49,16 +53,30 @@ LONGEST = timedelta(days=36500)
 
 SETTING = "TASKCLAIM"
 
+#: The last value of each key that was found right: the same object is not looked at again.
+_accepted: dict[str, Any] = {}
+
 
 def setting(name: str) -> Any:
-    """Return the value of one key of ``TASKCLAIM``, or its default. KeyError for an unknown key."""
+    """Return the value of one key of ``TASKCLAIM``, or its default. KeyError for an unknown key.
+
+    ImproperlyConfigured for a value that E001 reports; a wrong REDACT is returned, because its user then shows nothing.
+    """
     default = DEFAULTS[name]
-    return getattr(settings, SETTING, {}).get(name, default)
+    values = getattr(settings, SETTING, {})
+    if not isinstance(values, Mapping):
+        raise ImproperlyConfigured(_no_dictionary(values).message)
+    value = values.get(name, default)
+    if value is not _accepted.get(name, default) and value is not default and name != "REDACT":
+        if problem := _problem(name, value):
+            raise ImproperlyConfigured(problem.message)
+        _accepted[name] = value
+    return value
 
 
 def given(name: str) -> Any:
     """Return what the project has set for one key of ``TASKCLAIM``; None where it leaves that to us."""
-    return getattr(settings, SETTING, {}).get(name)
+    return setting(name) if name in getattr(settings, SETTING, {}) else None
 
 
 def duration(name: str) -> timedelta:
@@ -82,9 +100,26 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and value == value
 
 
-def as_duration(value: float | timedelta) -> timedelta:
-    """Accept seconds at the edge, work with timedeltas inside."""
+def as_duration(value: float | str | timedelta) -> timedelta:
+    """Accept seconds, or a text such as "5m", at the edge, and work with timedeltas inside."""
+    if isinstance(value, str):
+        return parse_duration(value)
     return value if isinstance(value, timedelta) else timedelta(seconds=value)
+
+
+_DURATION = re.compile(r"(?P<number>\d+(?:\.\d+)?)(?P<unit>ms|s|m|h|d)?")
+_SECONDS = {None: 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def parse_duration(text: str) -> timedelta:
+    """Return a time longer than zero: seconds, or a number with ms, s, m, h or d; else ValueError."""
+    match = _DURATION.fullmatch(text)
+    seconds = float(match["number"]) * _SECONDS[match["unit"]] if match is not None else 0.0
+    if not 0 < seconds <= LONGEST.total_seconds():
+        raise ValueError(
+            f"{text!r} is no time longer than zero; write seconds, or 500ms, 30s, 5m, 2h, 1d"
+        )
+    return timedelta(seconds=seconds)
 
 
 def positive_duration(value: float | timedelta, what: str) -> timedelta:
@@ -111,9 +146,11 @@ class Problem(NamedTuple):
 
 
 def _is_duration(value: Any) -> bool:
-    if isinstance(value, timedelta):
-        return value > timedelta(0)
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
+    try:
+        positive_duration(parse_duration(value) if isinstance(value, str) else value, "")
+    except ValueError:
+        return False
+    return True
 
 
 def _is_count(value: Any) -> bool:
@@ -162,6 +199,7 @@ def _is_share(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= 1
 
 
+_DURATIONS = 'seconds above 0, a timedelta, or a text such as "90s" or "5m"'
 _RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "BATCH_SIZE": (_is_batch, f"a whole number from 1 to {MAX_BATCH_SIZE}"),
     "CONCURRENCY": (_is_count, "a whole number from 1"),
@@ -170,6 +208,8 @@ _RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "RETRIES": (_is_count_or_zero, "a whole number from 0"),
     "ERROR_LENGTH": (_is_count, "a whole number from 1"),
     "STORE_TRACEBACK": (_is_flag, "True or False"),
+    "FIXTURES_WRITE_CLAIMS": (_is_flag, "True or False"),
+    "FAIL_UNSAVED": (lambda value: value is None or _is_flag(value), "True, False or None"),
     "REDACT": (_is_path_or_none, "the dotted path of a function, or None"),
     "CLAIM_STRATEGY": (CLAIM_STRATEGIES.__contains__, f"one of {', '.join(CLAIM_STRATEGIES)}"),
     "HEALTH_CHECKS": (_are_checks, "a list of health checks, or of dotted paths to some"),
@@ -178,26 +218,33 @@ _RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
         _is_breaker,
         "None, or a dictionary with some of: rate above 0 and up to 1, outcomes from 1, within and rest in seconds",
     ),
-    "TIMEOUT": (lambda value: value is None or _is_duration(value), "seconds above 0, or None"),
+    "TIMEOUT": (lambda value: value is None or _is_duration(value), f"{_DURATIONS}, or None"),
 }
-_DURATION_RULE = (_is_duration, "seconds above 0, or a timedelta")
+_DURATION_RULE = (_is_duration, _DURATIONS)
 
 
 def problems() -> Iterator[Problem]:
     """Yield what is wrong with the dictionary, for the system checks."""
     given = getattr(settings, SETTING, {})
     if not isinstance(given, Mapping):
-        yield Problem("", f"{SETTING} is {given!r}, not a dictionary.", f"{SETTING} = {{}}")
+        yield _no_dictionary(given)
         return
-    for key, value in given.items():
-        if key not in DEFAULTS:
-            known = ", ".join(sorted(DEFAULTS))
-            yield Problem(key, f"{SETTING} has no key {key!r}.", f"Known keys: {known}.")
-            continue
-        accepts, expected = _RULES.get(key, _DURATION_RULE)
-        if not accepts(value):
-            yield Problem(
-                key,
-                f"{SETTING}[{key!r}] is {value!r}; expected {expected}.",
-                f'{SETTING} = {{"{key}": {DEFAULTS[key]!r}}}  # the default',
-            )
+    yield from filter(None, (_problem(key, value) for key, value in given.items()))
+
+
+def _no_dictionary(given: Any) -> Problem:
+    return Problem("", f"{SETTING} is {given!r:.200}, not a dictionary.", f"{SETTING} = {{}}")
+
+
+def _problem(key: Any, value: Any) -> Problem | None:
+    if key not in DEFAULTS:
+        known = ", ".join(sorted(DEFAULTS))
+        return Problem(key, f"{SETTING} has no key {key!r}.", f"Known keys: {known}.")
+    accepts, expected = _RULES.get(key, _DURATION_RULE)
+    if accepts(value):
+        return None
+    return Problem(
+        key,
+        f"{SETTING}[{key!r}] is {value!r:.200}; expected {expected}.",
+        f'{SETTING} = {{"{key}": {DEFAULTS[key]!r}}}  # the default',
+    )

@@ -40,6 +40,26 @@ def use_own_connection(using: str) -> None:
     connections[using] = load_backend(settings["ENGINE"]).DatabaseWrapper(settings, using)
 
 
+def small_pool(using: str, threads: int) -> list[str]:
+    """Say that Django's pool cannot give so many handler threads of a process a connection each, and what to write.
+
+    Claims, completions and renewals use connections outside the pool.
+    """
+    pool = connections.settings[using]["OPTIONS"].get("pool")
+    if not pool:
+        return []
+    given = pool if isinstance(pool, dict) else {}
+    # What psycopg_pool takes where nothing is said.
+    size = given.get("max_size") or given.get("min_size", 4)
+    if size >= threads:
+        return []
+    return [
+        f"The pool of the database {using!r} has {size} connections for each process, and --threads {threads} may need"
+        f" {threads} at once: a handler that gets none within the pool's timeout fails."
+        f' Write OPTIONS = {{"pool": {{"max_size": {threads}}}}}, or --threads {size}.'
+    ]
+
+
 #: Where a connection keeps its session as it was opened, and what tells it from all others of the server.
 SESSION = "_taskclaim_session"
 
@@ -71,6 +91,9 @@ def guard_connections(idle: timedelta, *, ours_alone: bool) -> None:
     transaction keeps its bound. To be called again whenever the bound may have changed; where it has not, that costs
     nothing.
     """
+    for alias in connections if _schema else ():
+        # Before it connects: a handler may ask for the tenant first.
+        _enter_schema(connections[alias])
     if getattr(_duty, "idle", None) == idle:
         return
     _opened_by_this_thread()
@@ -144,6 +167,27 @@ def limit_idle_session(using: str, idle: timedelta | None) -> None:
 
 
 connection_created.connect(_guard, dispatch_uid="django_taskclaim.guard")
+
+#: The schema of the tenant that this process works for, where django-tenants chose one for the command.
+_schema: str | None = None
+_ENTERED = "_taskclaim_schema"
+
+
+def work_in_schema(name: str | None) -> None:
+    """Have all threads of this process work in the schema *name* of django-tenants, which knows one thread's only."""
+    global _schema
+    _schema = name
+
+
+def _enter_schema(connection: Any, **kwargs: Any) -> None:
+    # Once: a handler may leave the schema, and its connection may break there.
+    if _schema and hasattr(connection, "set_schema") and _ENTERED not in vars(connection):
+        vars(connection)[_ENTERED] = _schema
+        if connection.schema_name != _schema:
+            connection.set_schema(_schema)
+
+
+connection_created.connect(_enter_schema, dispatch_uid="django_taskclaim.schema")
 
 
 def ensure_usable(using: str) -> None:

@@ -109,7 +109,9 @@ class PriorityField(_IntegerField):
     """The user's own order of claims; higher comes first."""
 
     def deconstruct(self) -> Any:
-        return without_name(super().deconstruct())
+        """Leave out whether forms have it: a change of that is no change of the table."""
+        name, path, args, kwargs = without_name(super().deconstruct())
+        return name, path, args, {key: kwargs[key] for key in kwargs if key != "editable"}
 
 
 class RangeColumn(ClaimColumn):

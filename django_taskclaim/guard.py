@@ -1,10 +1,11 @@
 """Keeps the claim columns out of every write that is no verb.
 
 On a row that exists, a column of ours that was assigned is an error before any SQL. A new row is born open, unless
-it was constructed with one of the states it may be born in.
+it was constructed with one of the states it may be born in, and with nothing that only a claim writes.
 """
 
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 from typing import Any
 
 from django.core.exceptions import ValidationError
@@ -12,12 +13,11 @@ from django.db import models
 
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.exceptions import ClaimColumnError
-from django_taskclaim.fields import AnyField, RangeColumn
-from django_taskclaim.states import BIRTH_STATES, Status
+from django_taskclaim.fields import AnyField, RangeColumn, as_utc
+from django_taskclaim.states import Status
 from django_taskclaim.tokens import Claim, claim_of, detach
 
 LOADED = "_taskclaim_loaded"
-NAMED = "_taskclaim_named"
 
 #: Why an instance that carries a claim, or once did, is not stored as a new row under the key that it had claimed.
 NEVER_INSERTED = "the row is gone, and an instance that was claimed never inserts its key again"
@@ -125,10 +125,19 @@ def assigned(row: models.Model) -> AnyField | None:
     for field in claim_columns(type(row)).guarded:
         attname = field.attname
         if attname in row.__dict__ and (
-            attname not in known or known[attname] != row.__dict__[attname]
+            attname not in known or _differs(known[attname], row.__dict__[attname])
         ):
             return field
     return None
+
+
+def _differs(known: Any, value: Any) -> bool:
+    """Compare as an export, a form or a spreadsheet keeps values: whole seconds, and no NULL beside an empty text."""
+    if known == value or (not known and value in ("", None)):
+        return False
+    if isinstance(known, datetime) and isinstance(value, datetime) and not value.microsecond:
+        return as_utc(known).replace(microsecond=0) != as_utc(value)
+    return True
 
 
 def _assigned_message(row: models.Model, field: AnyField) -> str:
@@ -144,21 +153,6 @@ def _assigned_message(row: models.Model, field: AnyField) -> str:
 def is_stored(row: models.Model) -> bool:
     """Say whether the row was loaded, or saved before: then its values of our columns are not the user's wish."""
     return LOADED in row.__dict__
-
-
-def remember_named(row: models.Model, names: Iterable[str]) -> None:
-    """Note that the row was constructed with these names; one of ours counts also where it names the default."""
-    if not claim_columns(type(row)).guarded_names.isdisjoint(names):
-        row.__dict__[NAMED] = True
-
-
-def names_its_state(row: models.Model) -> bool:
-    """Say whether a constructed row names a claim column, so that it can only be meant as a new row."""
-    if is_stored(row):
-        return False
-    return NAMED in row.__dict__ or any(
-        _value(row, field) != field.get_default() for field in claim_columns(type(row)).guarded
-    )
 
 
 def is_copy(row: models.Model) -> bool:
@@ -191,39 +185,35 @@ def _read_key(row: models.Model, key: Any) -> Any:
 
 
 def prepare_birth(row: models.Model) -> None:
-    """Make the row fit to be inserted: a copy is born open, a constructed one as it names, within limits.
+    """Make the row fit to be inserted: one that was loaded, or names what a claim writes, is a copy and is born open.
 
-    Raises ClaimColumnError for a constructed row that names what only a verb may write.
+    Raises ClaimColumnError for a constructed row whose state is none.
     """
     columns = claim_columns(type(row))
-    if is_stored(row) or claim_of(row) is not None:
-        for field in columns.guarded:
-            row.__dict__[field.attname] = field.get_default()
-        claim = claim_of(row)
-        if claim is not None and claim.pk != claim_columns(type(row)).key_of(row):
-            # With the same key, but on another database, the instance still carries the claim of the row here.
-            detach(row)
-        return
-    check_birth(row)
+    claim, ours = claim_of(row), columns.guarded
+    if not is_stored(row) and claim is None:
+        # What a new range is of, its maker says.
+        ours = [field for field in ours if not isinstance(field, RangeColumn)]
+        if not _names_a_claim(row, ours):
+            return
+    for field in ours:
+        row.__dict__[field.attname] = field.get_default()
+    if claim is not None and claim.pk != columns.key_of(row):
+        # With the same key, but on another database, the instance still carries the claim of the row here.
+        detach(row)
 
 
-def check_birth(row: models.Model) -> None:
-    """Raise ClaimColumnError for a constructed row that names what only a verb may write."""
+def _names_a_claim(row: models.Model, ours: Iterable[AnyField]) -> bool:
     columns = claim_columns(type(row))
     state = _value(row, columns.status)
-    if state not in BIRTH_STATES:
+    if state not in Status.values:
         raise ClaimColumnError(
-            f"A new {row._meta.label} cannot be {state!r}: only claim_batch() leads there."
+            f"A new {row._meta.label} cannot be {state!r}, only open, paused, complete or failed."
         )
-    free = {columns.status, columns.not_before}
-    for field in columns.guarded:
-        if field in free or isinstance(field, RangeColumn):
-            continue
-        if _value(row, field) != field.get_default():
-            raise ClaimColumnError(
-                f"A new {row._meta.label} names {field.name}={_value(row, field)!r}; a new row may name its status"
-                f" and not_before only."
-            )
+    free = (columns.status, columns.not_before)
+    return state == Status.PROCESSING or any(
+        field not in free and _value(row, field) != field.get_default() for field in ours
+    )
 
 
 def _value(row: models.Model, field: AnyField) -> Any:

@@ -1,24 +1,38 @@
 """What is done with a claimed row: the registry that ``@handler`` fills from each app's ``claims.py``."""
 
+import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, TypeVar
+from difflib import get_close_matches
+from typing import Any, TypeVar, cast
 
+from asgiref.sync import sync_to_async
+from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured
 from django.db import models
 from django.db.models.expressions import Combinable
 
 from django_taskclaim import conf, querysets
 from django_taskclaim.awaitables import is_coroutine_function, name_of, refuse_not_run
-from django_taskclaim.columns import claim_columns, has_ranges
+from django_taskclaim.columns import claim_columns, has_ranges, is_claimable
 from django_taskclaim.completion import Completion, CompletionOption, Mark, as_completion
 from django_taskclaim.links import is_companion
-from django_taskclaim.policy import Backoff, Policy, Rule, policy_for, set_policy
+from django_taskclaim.policy import (
+    Backoff,
+    Policy,
+    Rule,
+    fault_of,
+    faults,
+    policy_for,
+    refuse_no_number,
+    set_policy,
+)
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.called import called_for
 from django_taskclaim.sources import hand_out, lacks_source, load_readable_sources
+from django_taskclaim.unsaved import Watch
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -56,26 +70,35 @@ class Handler:
     has_ranges: bool = field(init=False, compare=False)
     #: Whether the function is a coroutine function.
     is_async: bool = field(init=False, compare=False)
+    #: Finds what the function sets although nothing writes it.
+    watch: Watch = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "needs_source", is_companion(self.model))
         object.__setattr__(self, "has_ranges", has_ranges(self.model))
         object.__setattr__(self, "is_async", is_coroutine_function(self.function))
+        object.__setattr__(self, "watch", Watch(self.model, self.update_fields))
 
     def call(self, rows: Sequence[Any]) -> Any:
         """Call the function with its row, or as a batch handler with all of *rows*, and return what it answers.
 
         TypeError where that is work which nobody has run, such as the coroutine of a function that is not async.
         """
+        held = self.watch.before(rows)
         answer = self._answer(rows)
         if answer is not None:
             refuse_not_run(answer, self.function)
+        if changed := self.watch.after(held):
+            self.watch.look(changed)
         return answer
 
     async def acall(self, rows: Sequence[Any]) -> Any:
         """Do what ``call`` does with a coroutine function."""
+        held = self.watch.before(rows)
         answer = await self._answer(rows)
         refuse_not_run(answer, self.function, may_yield=self.batch)
+        if changed := self.watch.after(held):
+            await sync_to_async(self.watch.look)(changed)
         return answer
 
     def _answer(self, rows: Sequence[Any]) -> Any:
@@ -87,10 +110,9 @@ class Handler:
             refuse_not_run(answer, self.function)
             querysets.ranges.refuse_unfinished(rows[0])
             return None
-        given = [hand_out(row) for row in rows] if self.gets_sources else list(rows)
         if not self.batch:
-            return self.function(given[0])
-        answer = self.function(given)
+            return self.function(hand_out(rows[0]) if self.gets_sources else rows[0])
+        answer = self.function([hand_out(row) if self.gets_sources else row for row in rows])
         # What is yielded is part of the call, and of its transaction.
         return list(answer) if inspect.isgenerator(answer) else answer
 
@@ -99,6 +121,7 @@ class Handler:
 
         That is the sources of companions, all in one query; a row whose source cannot be read fails with the error.
         """
+        self.watch.read_settings()
         unreadable = load_readable_sources(rows) if self.needs_source else []
         if not unreadable:
             return list(rows)
@@ -181,9 +204,83 @@ _UNSET: Any = object()
 MISSING_SOURCE = ("fail", "complete")
 _handlers: dict[type[models.Model], Handler] = {}
 
+#: Registrations made while models are still being loaded.
+_waiting: list[Callable[[], object]] = []
 
+
+def _noted_for_checks(make: F) -> F:
+    """Let ``handler`` take labels, and note while Django starts what it refuses: a traceback would hide the checks."""
+
+    @functools.wraps(make)
+    def decorator(model: Any = None, **options: Any) -> Any:
+        def decorate(function: Any) -> Any:
+            if not apps.models_ready:
+                _waiting.append(functools.partial(decorate, function))
+                return function
+            try:
+                return make(_model_of(model), **options)(function)
+            except Exception as error:
+                if apps.ready:
+                    raise
+                _note_fault(model, function, error)
+                return function
+
+        if inspect.isroutine(model):
+            # @handler without parentheses
+            return decorate(model)
+        return make(_model_of(model), **options) if apps.ready else decorate
+
+    return cast(F, decorator)
+
+
+def register_waiting() -> None:
+    """Register what was decorated while models were still being loaded."""
+    while _waiting:
+        _waiting.pop(0)()
+
+
+def _model_of(given: Any) -> type[models.Model]:
+    """Return the model that ``@handler`` was given, or the one that its label names."""
+    if given is None or inspect.isroutine(given):
+        raise TypeError("The model is missing. Write @handler(Photo), or @handler('photos.Photo').")
+    if isinstance(given, str):
+        return _labelled(given)
+    if not (inspect.isclass(given) and issubclass(given, models.Model)):
+        raise TypeError(
+            f"@handler takes a model, such as Photo or 'photos.Photo', not {given!r:.200}."
+        )
+    if given._meta.abstract:
+        below = [f"@handler({kind.__name__})" for kind in given.__subclasses__()]
+        raise TypeError(
+            f"{given.__name__} is abstract and has no rows. Write a line for each model that inherits from it:"
+            f" {', '.join(below) or '@handler(Photo)'}."
+        )
+    return given
+
+
+def _labelled(label: str) -> type[models.Model]:
+    try:
+        return apps.get_model(label)
+    except (LookupError, ValueError):
+        known = {model._meta.label.lower(): model._meta.label for model in apps.get_models()}
+        close = get_close_matches(label.lower(), known, n=1)
+        meant = f"Did you mean {known[close[0]]!r}?" if close else "Write 'app_label.Model'."
+        raise ImproperlyConfigured(f"No installed model is called {label!r}. {meant}") from None
+
+
+def _note_fault(given: Any, function: Any, error: Exception) -> None:
+    try:
+        model: Any = given if inspect.isclass(given) else apps.get_model(given)
+    except (AttributeError, LookupError, ValueError):
+        model = None
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    line = f" (line {code.co_firstlineno})" if code is not None else ""
+    faults.append((model, f"{name_of(function)}{line} is not registered as a handler: {error}"))
+
+
+@_noted_for_checks
 def handler(
-    model: type[models.Model],
+    model: type[models.Model] | str,
     *,
     batch_size: int | None = None,
     lease: float | timedelta | None = None,
@@ -211,8 +308,10 @@ def handler(
     """Register the decorated function as what workers do with each row of *model*.
 
     The function, plain or ``async def``, gets one row. When it returns, the row is completed, and the columns named
-    in *update_fields* are written from the instance in the same fenced statement: no ``save()`` is needed. When it
-    raises, the row is put back (see *max_attempts*, *backoff*) or failed: ``Permanent`` fails it at once,
+    in *update_fields* are written from the instance in the same fenced statement: no ``save()`` is needed. Other
+    columns that it sets are not written, and the worker says so (see the setting ``FAIL_UNSAVED``). The statement sends
+    no ``post_save``; with ``completion="save"`` each row is saved by its own ``save()``. When the function raises, the
+    row is put back (see *max_attempts*, *backoff*) or failed: ``Permanent`` fails it at once,
     ``RetryLater`` puts it back uncounted. *batch_size* rows at most are claimed at a time, without it as many as take
     about a second, for *lease* (seconds or timedelta), renewed while they run. *timeout* bounds one call; only a
     written None lifts it. *backoff* gets the number of failures and returns seconds or a timedelta. *errors* says for
@@ -237,30 +336,29 @@ def handler(
     happens exactly once; an atomic batch is all or nothing. A coroutine function cannot be atomic. *concurrency* is
     how many calls of a coroutine function may be under way at a time in one process. *health_checks* stop the claims
     of this model while one of them says so, beside those of the settings. With *wake_up* new rows are taken within
-    milliseconds instead of at the next poll, on PostgreSQL; elsewhere it changes nothing.
+    milliseconds instead of at the next poll, on PostgreSQL without a pooler; elsewhere it changes nothing.
 
     The function of a companion (``SourceMixin``) gets the source instead of the row, and *update_fields* may name
     columns of either. A row whose source is gone fails, or is completed with ``missing_source="complete"``, and the
     function is not called.
 
+    *model* may be a label (``"photos.Photo"``). A handler goes before a ``process()`` of the model.
+
     Raises TypeError or ValueError in one sentence for options that make no sense, and ImproperlyConfigured for a
-    second handler of the same model.
+    second handler of the same model. While Django starts nothing is raised: ``manage.py check`` reports it (E014), and
+    nothing claims rows of that model.
     """
+    assert not isinstance(model, str), "its label has been looked up"
     claim_columns(model)
-    if batch_size is not None and not 1 <= batch_size <= conf.MAX_BATCH_SIZE:
-        raise ValueError(
-            f"batch_size must lie between 1 and {conf.MAX_BATCH_SIZE}, not {batch_size!r}."
-        )
-    if max_attempts is not None and max_attempts < 1:
-        raise ValueError(f"max_attempts must be 1 or more, not {max_attempts!r}.")
+    refuse_no_number(batch_size, "batch_size", conf.MAX_BATCH_SIZE)
+    refuse_no_number(max_attempts, "max_attempts")
+    refuse_no_number(concurrency, "concurrency")
     if backoff is not None and not callable(backoff):
         raise TypeError(f"backoff must be a function of the number of failures, not {backoff!r}.")
-    if concurrency is not None and concurrency < 1:
-        raise ValueError(f"concurrency must be 1 or more, not {concurrency!r}.")
-    if isinstance(health_checks, str) or callable(health_checks):
+    if not isinstance(health_checks, (list, tuple)):
         raise TypeError(f"health_checks is a list of checks, not {health_checks!r}.")
-    if isinstance(update_fields, str):
-        raise TypeError(f"update_fields is a list of names, not the text {update_fields!r}.")
+    if isinstance(update_fields, str) or not _are_names(update_fields):
+        raise TypeError(f"update_fields is a list of names, not {update_fields!r:.200}.")
     if queryset is not None and not isinstance(queryset, models.QuerySet):
         raise TypeError(f"queryset must be a queryset of {model.__name__}, not {queryset!r}.")
     if missing_source not in MISSING_SOURCE:
@@ -319,6 +417,10 @@ def handler(
     return register
 
 
+def _are_names(given: Any) -> bool:
+    return isinstance(given, Collection) and all(isinstance(name, str) for name in given)
+
+
 def _refuse_shape(
     function: Callable[..., Any], *, batch: bool, atomic: bool, concurrency: int | None
 ) -> None:
@@ -336,11 +438,9 @@ def _refuse_shape(
         raise TypeError(
             f"{name} is no coroutine function; what bounds it is claimworker --threads."
         )
-    try:
-        inspect.signature(function).bind(object())
-    except TypeError as error:
+    if reason := _why_not_one(function):
         what = "a list of rows" if batch else "one row"
-        raise TypeError(f"{name} must take {what}: {error}.") from error
+        raise TypeError(f"{name} must take {what}: {reason}.")
 
 
 def _refuse_for_ranges(
@@ -378,10 +478,29 @@ def _note_who_is_called() -> None:
 
 def handler_for(model: type[models.Model]) -> Handler | None:
     """Return the handler of *model*: the registered one, its own ``process()``, or None."""
-    found = _handlers.get(model)
-    if found is None and callable(getattr(model, "process", None)):
-        found = Handler(model=model, function=model.process)  # type: ignore[attr-defined]
+    found, own = _handlers.get(model), getattr(model, "process", None)
+    if found is None and callable(own) and not fault_of(model) and not _why_not_one(own):
+        found = Handler(model=model, function=own)
     return found
+
+
+def _why_not_one(function: Callable[..., Any]) -> str:
+    """Say why the function cannot be called with one argument; empty where it can."""
+    try:
+        inspect.signature(function).bind(object())
+    except (TypeError, ValueError) as error:
+        return str(error)
+    return ""
+
+
+def models_with_handler() -> list[type[models.Model]]:
+    """Return the models with a registered handler, and those with a table and a ``process()`` of their own."""
+    own = [
+        model
+        for model in apps.get_models()
+        if is_claimable(model) and claim_columns(model).owner is model and handler_for(model)
+    ]
+    return sorted({*_handlers, *own}, key=lambda model: model._meta.label)
 
 
 def unregister(model: type[models.Model]) -> None:

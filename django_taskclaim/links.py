@@ -50,8 +50,10 @@ class SourceLink(NamedTuple):
 
     def with_keys(self, keys: Iterable[SourceKeyValues], alias: str) -> "models.QuerySet[Any]":
         """Return the sources with these keys on the database *alias*."""
-        # Without the model's managers: a source that one of them hides is not gone.
-        rows: models.QuerySet[Any] = models.QuerySet(self.source, using=alias)
+        # Rows of the kind that `row.source` gives (django-polymorphic's are of several classes), but all of them: a
+        # source that a manager hides is not gone.
+        kind = type(self.source._base_manager.get_queryset())
+        rows: models.QuerySet[Any] = kind(self.source, using=alias)
         if len(self.theirs) > 1:
             return rows.filter(pk__in=list(keys))
         return rows.filter(**{f"{self.theirs[0].attname}__in": [key for (key,) in keys]})

@@ -11,13 +11,14 @@ from typing import Any, NamedTuple
 
 from django.db import connections, models
 from django.db.models import Count, Min, Q
+from django.db.models.functions import Substr
 
 from django_taskclaim.census import MOST, Census, census
 from django_taskclaim.columns import ClaimColumns, claim_columns, has_ranges
 from django_taskclaim.dialects import dialect_for
 from django_taskclaim.fields import CRASHED_UNBEGUN, UNSETTLED, as_utc
 from django_taskclaim.limits import FleetLimits, limits_of
-from django_taskclaim.links import source_link, told_key
+from django_taskclaim.links import is_companion, source_link, told_key
 from django_taskclaim.models import Switch, Throttle, WorkerProcess
 from django_taskclaim.querysets import ClaimQuerySet, Progress
 from django_taskclaim.querysets.everyone import everyones_stop
@@ -165,6 +166,39 @@ def first_failed(model: type[models.Model], alias: str, most: int) -> list[str]:
     rows: Any = ClaimQuerySet(model, using=alias)
     found = rows.failed().order_by().values_list("pk", *(field.attname for field in link.own))
     return [with_source(str(pk), told_key(source)) for pk, *source in found[:most]]
+
+
+class Failure(NamedTuple):
+    """What the last try of a row ended with."""
+
+    key: str
+    error: str
+    text: str
+
+
+def last_errors(seen: Overview, most: int) -> list[Failure]:
+    """Return what tries of rows ended with that failed or are to be tried again, the latest last.
+
+    Among very many failed rows, and among open ones, those that the claim index has last stand for the latest.
+    """
+    columns = claim_columns(seen.model)
+    if columns.error_class is None or columns.last_error is None:
+        return []
+    rows: Any = ClaimQuerySet(seen.model, using=seen.alias)
+    behind = [name[1:] if name[0] == "-" else f"-{name}" for name in columns.order]
+    when = behind if Status.FAILED in seen.estimated else [f"-{columns.claimed_at.name}"]
+    link = source_link(seen.model).own if is_companion(seen.model) else ()
+    source = [field.attname for field in link]
+    facts = ("pk", columns.error_class.name, Substr(columns.last_error.name, 1, 200), *source)
+    found = [
+        *rows.failed().order_by(*when).values_list(*facts)[:most],
+        *rows.open().order_by(*behind).values_list(*facts)[:most],
+    ]
+    return [
+        Failure(with_source(str(pk), told_key(of)), error or "", text or "")
+        for pk, error, text, *of in reversed(found)
+        if error or text
+    ]
 
 
 def database_time(alias: str) -> datetime:

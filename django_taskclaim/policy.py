@@ -12,6 +12,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, TypeAlias
 
+from django.core.exceptions import ImproperlyConfigured
 from django.db import models
 from django.db.models.expressions import Combinable
 
@@ -52,11 +53,7 @@ class Retry:
     backoff: Backoff | None = None
 
     def __post_init__(self) -> None:
-        tries = self.max_attempts
-        if tries is not None and (
-            isinstance(tries, bool) or not isinstance(tries, int) or tries < 1
-        ):
-            raise ValueError(f"max_attempts must be a whole number from 1, not {tries!r}.")
+        refuse_no_number(self.max_attempts, "max_attempts")
         if self.backoff is not None and not callable(self.backoff):
             raise TypeError(
                 f"backoff must be a function of the number of failures, not {self.backoff!r}."
@@ -241,10 +238,12 @@ def _parsed(kind: type[Rate] | type[Hours], given: Any) -> Any:
     return given if given is None or isinstance(given, kind) else kind.parse(given)
 
 
-def refuse_no_number(most: Any) -> None:
-    """Raise ValueError in one sentence for a ``max_running`` that is none."""
-    if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
-        raise ValueError(f"max_running must be a whole number from 1, not {most!r:.100}.")
+def refuse_no_number(given: Any, name: str = "max_running", most: float = math.inf) -> None:
+    """Raise ValueError in one sentence unless *given* is None or a whole number from 1 to *most*."""
+    whole = isinstance(given, int) and not isinstance(given, bool)
+    if given is not None and not (whole and 1 <= given <= most):
+        upwards = "" if most == math.inf else f" to {most}"
+        raise ValueError(f"{name} must be a whole number from 1{upwards}, not {given!r:.100}.")
 
 
 def _refuse_no_series(policy: Policy) -> None:
@@ -262,6 +261,21 @@ def _refuse_no_series(policy: Policy) -> None:
         )
     if "?" in policy.own_order:
         raise ValueError(f"serial_by={name!r} needs an order that stays the same, and '?' is none.")
+
+
+#: What could not be registered while Django started: the model, where it is known, and why. ``check`` reports each.
+faults: list[tuple[type[models.Model] | None, str]] = []
+
+
+def fault_of(model: type[models.Model]) -> str:
+    """Say why the handler of *model*, or of a class it inherits from, is not registered; empty where none is wrong."""
+    return next((why for named, why in faults if named and issubclass(model, named)), "")
+
+
+def refuse_faulty(model: type[models.Model]) -> None:
+    """Raise ImproperlyConfigured where the rules for claims of *model* are not known, because its handler is wrong."""
+    if why := fault_of(model):
+        raise ImproperlyConfigured(why)
 
 
 _DEFAULT = Policy()

@@ -1,7 +1,7 @@
 """Signals about changes of state, each sent after the commit that made it true.
 
-Every one is sent with ``sender`` the model class, ``rows`` the instances and ``using`` the database alias, but for
-``rows_expired`` and ``rows_acted_on``, which have ``keys`` instead of ``rows``. A receiver that raises is logged and
+Each is sent with ``sender`` (the model class), ``rows`` (the instances) and ``using`` (the database alias).
+``rows_expired`` and ``rows_acted_on`` have ``keys`` instead of ``rows``. A receiver that raises an error is logged and
 stops nothing.
 """
 
@@ -11,24 +11,27 @@ from typing import Any
 from django.db import connections, models, transaction
 from django.dispatch import Signal
 
+#: A claim took these rows.
 rows_claimed = Signal()
-#: Whatever their completion policy made of them: they may be gone by then, or open again.
+#: The rows are done. Their completion policy may have deleted them by now, or opened them again.
 rows_completed = Signal()
 #: Also carries ``error``.
 rows_failed = Signal()
+#: Their holder gave these rows back.
 rows_released = Signal()
 #: Also carries ``to``, who holds them now. The instances carry the claims that have ended.
 rows_handed_over = Signal()
 #: Their leases were extended.
 rows_renewed = Signal()
+#: A verb of a holder found that its claim on these rows had ended.
 claim_lost = Signal()
-#: From the reaper, which loads no instances: ``keys``, and their ``fate``, which is "charged" (open again, one try
-#: used up), "uncharged" (open again; a holder that a caller had named), "crashed" (open again after its last try, to
-#: be claimed alone) or "failed". Also ``holders``, who had claimed them, in the order of the keys.
+#: From the reaper, which loads no instances. Carries ``keys`` and ``holders`` (who had claimed them, in the order of
+#: the keys), and their ``fate``: "charged" (open again, one try used up), "uncharged" (open again; a caller had named
+#: the holder), "crashed" (open again after the last try; claimed alone next time) or "failed".
 rows_expired = Signal()
-#: From the verbs of operators, which load no instances: ``keys``, and the ``act``, which is "reset", "paused",
-#: "resumed", "taken back", "failed", "repaired", "pruned" (they are gone) or "taken over"; the last also with ``by``,
-#: who holds them now, and ``reason``.
+#: From the verbs of operators, which load no instances. Carries ``keys`` and the ``act``: "reset", "paused",
+#: "resumed", "taken back", "failed", "repaired", "pruned" (the rows are gone) or "taken over". The last also carries
+#: ``by``, who holds them now, and ``reason``.
 rows_acted_on = Signal()
 
 

@@ -16,9 +16,6 @@ class Status(models.TextChoices):
     PAUSED = "paused", _("paused")
 
 
-#: A row may be born in any state but ``processing``: only a claim leads there.
-BIRTH_STATES = frozenset({Status.OPEN, Status.PAUSED, Status.COMPLETE, Status.FAILED})
-
 #: Worker ids are ``<worker>@<host>#<random>``; a holder named by the caller has no such mark.
 WORKER_MARK = "#"
 

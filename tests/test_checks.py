@@ -51,10 +51,15 @@ def ids(messages: Iterable[CheckMessage]) -> list[str]:
     return [str(message.id).removeprefix("taskclaim.") for message in found]
 
 
+def heard(messages: Iterable[CheckMessage]) -> list[CheckMessage]:
+    """Return what the settings do not silence."""
+    return [message for message in messages if not message.is_silenced()]
+
+
 @pytest.mark.django_db(databases="__all__")
 def test_a_right_project_is_quiet() -> None:
     found = run_checks(databases=["default", "other"])
-    assert [message for message in found if str(message.id).startswith("taskclaim")] == []
+    assert [m for m in heard(found) if str(m.id).startswith("taskclaim")] == []
 
 
 def test_every_id_is_documented() -> None:
@@ -79,7 +84,7 @@ def test_every_id_is_documented() -> None:
     "wrong",
     [
         {"LEASE": -1},
-        {"LEASE": "60"},
+        {"LEASE": "soon"},
         {"LAESE": 60},
         {"BATCH_SIZE": 0},
         {"CLAIM_STRATEGY": "fast"},
@@ -164,8 +169,8 @@ def test_a_manager_without_the_verbs() -> None:
 
     (foreign,), (bare,) = problems_of(Foreign), problems_of(Bare)
     assert ids([foreign, bare]) == ["E002", "E002"]
-    assert "rows = ClaimManager.from_queryset(PublishedQuerySet)()" in str(foreign.hint)
-    assert "Let BareManager inherit from" in str(bare.hint)
+    assert "rows = ClaimManager.from_queryset(ClaimPublishedQuerySet)()" in str(foreign.hint)
+    assert "class ClaimBareManager(ClaimManager, BareManager):" in str(bare.hint)
 
 
 @isolate_apps("tests.testapp")
@@ -354,7 +359,7 @@ def test_a_handlers_options(options: dict[str, Any], expected: list[str], word: 
         assert ids(messages) == expected
         assert all(word in f"{message.msg} {message.hint}" for message in messages)
         # The registered check finds the same.
-        assert [m.msg for m in run_checks(tags=[checks.TAG])] == [m.msg for m in messages]
+        assert [m.msg for m in heard(run_checks(tags=[checks.TAG]))] == [m.msg for m in messages]
     finally:
         unregister(Photo)
 
@@ -437,7 +442,7 @@ def test_options_of_the_database_that_break_a_promise(monkeypatch: pytest.Monkey
 
 def test_no_server_is_asked_unless_a_database_is_named() -> None:
     """This test has no access to the database, so asking would fail it."""
-    assert run_checks(tags=[checks.TAG]) == []
+    assert heard(run_checks(tags=[checks.TAG])) == []
     assert check_servers(databases=None) == []
 
 

@@ -2,78 +2,31 @@
 
 import io
 import os
-import pty
 import re
 import signal
-import subprocess
-import sys
-import time
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from django.core.management.base import OutputWrapper
+from django.db import connection
 
 from django_taskclaim import overview as overview_module
 from django_taskclaim.census import Census
-from django_taskclaim.management import watching
+from django_taskclaim.management import display, figures
 from django_taskclaim.management.commands.claimstatus import Command
-from django_taskclaim.management.watching import Pace, clipped, draw
+from django_taskclaim.management.display import Pace, clipped, draw
 from django_taskclaim.overview import Worker, overview
 from django_taskclaim.querysets import Progress
 from tests.behaviour.support import DEADLINE
 from tests.factories import make
+from tests.terminal import Terminal
 from tests.test_commands import no_savepoint, refused, table_away
 from tests.testapp.models import Photo, UuidKey
 
 pytestmark = pytest.mark.django_db(databases="__all__")
-
-
-class Terminal:
-    """A terminal with a command in it, and all that was written there."""
-
-    def __init__(self, env: dict[str, str], *words: str) -> None:
-        self.end, theirs = pty.openpty()
-        command = [sys.executable, "-m", "django", *words]
-        self.process = subprocess.Popen(
-            command,
-            env={**env, "TERM": "xterm"},
-            stdin=theirs,
-            stdout=theirs,
-            stderr=theirs,
-            # What a shell starts in the background is deaf to Ctrl-C, and so is all that it starts.
-            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
-        )
-        os.close(theirs)
-        self.written = ""
-
-    def read_until(self, pattern: str) -> re.Match[str]:
-        """Return what matches in the text that came since the last call."""
-        deadline = time.monotonic() + 3 * DEADLINE
-        while not (found := re.search(pattern, self.written, re.DOTALL)):
-            assert time.monotonic() < deadline, self.written
-            self.written += self._read()
-        self.written = self.written[found.end() :]
-        return found
-
-    def _read(self) -> str:
-        try:
-            return os.read(self.end, 65536).decode()
-        except OSError:
-            # Linux says so where nobody writes any more.
-            raise AssertionError(f"the command ended: {self.written}") from None
-
-    def rest(self) -> str:
-        """Return what came since, up to the command's end."""
-        try:
-            while part := self._read():
-                self.written += part
-        except AssertionError:
-            pass
-        return self.written
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -81,20 +34,26 @@ def test_it_is_drawn_again_until_it_is_stopped_and_what_was_last_seen_stays(
     number: signal.Signals, process_env: dict[str, str]
 ) -> None:
     make(Photo, 3)
-    shown = Terminal(process_env, "claimstatus", "testapp.Photo", "--watch", "100ms", "--no-color")
+    shown = Terminal(
+        process_env,
+        "claimstatus",
+        "testapp.Photo",
+        "--watch",
+        "100ms",
+        "--no-color",
+        size=(100, 30),
+    )
     try:
-        shown.read_until(r"\x1b\[\?1049h.*\x1b\[Hclaimstatus every 0 s.*testapp\.Photo +3 ")
+        shown.read_until(r"\x1b\[\?1049h.*\x1b\[Hclaimstatus every 0 s.*testapp\.Photo.* 0 of 3\b")
         make(Photo, 4)
-        shown.read_until(r"\x1b\[H.*testapp\.Photo +7 ")
+        shown.read_until(r"\x1b\[H.*testapp\.Photo.* 0 of 7\b")
         shown.process.send_signal(number)
         # Back on the terminal's own screen.
         shown.read_until(r"\x1b\[\?25h\x1b\[\?1049l")
-        assert re.search(r"^MODEL .*\r\ntestapp\.Photo +7 ", shown.rest())
+        assert re.search(r"^testapp\.Photo\r\n +\.+ +0\.0 % +0 of 7\r\n", shown.rest())
         assert shown.process.wait(DEADLINE) == 0
     finally:
-        shown.process.kill()
-        shown.process.wait()
-        os.close(shown.end)
+        shown.end()
 
 
 @pytest.mark.parametrize(
@@ -117,27 +76,66 @@ def test_where_it_cannot_be_drawn_one_sentence_says_so(
 
 @no_savepoint
 def test_a_database_that_refuses_is_part_of_the_picture() -> None:
-    command = Command(no_color=True)
     where = [(UuidKey, "default"), (Photo, "default")]
     with table_away(UuidKey):
-        picture = command._picture(where)
-    assert "testapp.UuidKey on 'default' cannot be read: " in picture
-    assert "\ntestapp.Photo " in picture
-    assert "cannot be read" not in command._picture(where)
+        picture = pictured(*where)
+    assert "has no table testapp_uuidkey for testapp.UuidKey." in picture
+    assert "testapp.Photo\n" in picture
+    assert "has no table" not in pictured(*where)
 
 
-def test_estimates_are_marked_and_stand_in_their_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_questions_that_take_too_long_are_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table that cannot be read in time is part of the picture, as is the next one."""
+    make(Photo, 300)
+    table = connection.ops.quote_name(Photo._meta.db_table)
+
+    def endless(*args: Any, **options: Any) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute(
+                f"SELECT COUNT(*) FROM {table} a, {table} b, {table} c, {table} d, {table} e"
+            )
+
+    monkeypatch.setattr(figures, "overview", endless)
+    assert "testapp.Photo on 'default' cannot be read: " in pictured((Photo, "default"))
+
+
+def pictured(*where: tuple[Any, str], width: int = 80) -> str:
+    command = Command(no_color=True)
+    return "\n".join(command._picture(command._look([*where]), width))
+
+
+def test_estimates_are_marked(monkeypatch: pytest.MonkeyPatch) -> None:
     make(Photo)
     estimate = Census(Progress(open=30_000_000, failed=3), frozenset({"open"}))
     monkeypatch.setattr(overview_module, "census", lambda model, alias: estimate)
-    heads, line = Command(no_color=True)._picture([(Photo, "default")]).splitlines()[:2]
-    assert line.split()[1:6] == ["~30,000,000", "0", "0", "3", "0"]
-    assert line.index("~30,000,000") + len("~30,000,000") == heads.index("OPEN") + len("OPEN")
+    _, line, legend = pictured((Photo, "default")).splitlines()[:3]
+    assert line.endswith("  0.0 %  ~3 of ~30,000,003")
+    assert legend == "  x 3 failed   . ~30,000,000 open"
+
+
+def test_the_bar_shows_every_state_and_is_as_wide_as_the_window() -> None:
+    make(Photo, 60)
+    done: Any = Photo.objects.claim_batch(30)
+    Photo.objects.complete(done)
+    for row in Photo.objects.claim_batch(2):
+        row.claim.fail(ValueError("no\x1b[2J picture"), retry=False)
+    Photo.objects.claim_batch(9)
+    Photo.objects.filter(pk__in=Photo.objects.open().values("pk")[:1]).pause_rows()
+    for width in (60, 80, 110):
+        _, line, *rest = pictured((Photo, "default"), width=width).splitlines()
+        assert re.fullmatch(r"  #+x+>+=\.+  53\.3 %  32 of 60", line)
+        assert len(line) == width
+        assert "# 30 complete   x 2 failed   > 9 running   = 1 paused" in rest[0]
+        assert rest[-1] == "Workers: none alive"
+    # What rows say may not reach into the terminal.
+    assert re.search(
+        r"\nLast errors\n  testapp.Photo \d+: ValueError: no \[2J picture\n", "\n".join(rest)
+    )
 
 
 def drawn(lines: list[str], monkeypatch: pytest.MonkeyPatch, size: tuple[int, int]) -> list[str]:
     out = io.StringIO()
-    monkeypatch.setattr(watching.shutil, "get_terminal_size", lambda: os.terminal_size(size))
+    monkeypatch.setattr(display.shutil, "get_terminal_size", lambda: os.terminal_size(size))
     draw(OutputWrapper(out), lines)
     text = out.getvalue()
     assert text.startswith("\x1b[H")
@@ -156,10 +154,10 @@ def test_colours_have_no_width_and_end_where_a_line_is_cut() -> None:
     assert clipped(line, 2) == "\x1b[31;1mre\x1b[0m"
 
 
-def test_the_pace_is_that_of_the_last_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pace_is_that_of_the_last_half_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     make(Photo, 10)
     now = SimpleNamespace(monotonic=lambda: 0.0)
-    monkeypatch.setattr(watching, "time", now)
+    monkeypatch.setattr(display, "time", now)
     pace = Pace()
 
     def look(at: float, done: int) -> list[str]:
@@ -170,8 +168,10 @@ def test_the_pace_is_that_of_the_last_minute(monkeypatch: pytest.MonkeyPatch) ->
         return list(pace.told(overview(Photo, "default")))
 
     assert look(0, 0) == []
-    assert look(10, 5) == ["0.5 rows/s over the last 10 s, 10 s left"]
-    assert look(65, 1) == ["0.0 rows/s over the last 55 s, 3 min 40 s left"]
+    (told,) = look(10, 5)
+    assert re.fullmatch(r"0\.5 rows/s over the last 10 s, about 10 s left, done at \d\d:\d\d", told)
+    (told,) = look(35, 1)
+    assert told.startswith("0.0 rows/s over the last 25 s, about 1 min 40 s left, done at ")
     assert look(200, 0) == []
 
 
@@ -179,7 +179,7 @@ def test_the_pace_of_a_large_table_is_what_its_workers_report(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = SimpleNamespace(monotonic=lambda: 0.0)
-    monkeypatch.setattr(watching, "time", now)
+    monkeypatch.setattr(display, "time", now)
     pace = Pace()
     seen = replace(
         overview(Photo, "default"), progress=Progress(open=6_000), estimated=frozenset({"open"})
@@ -193,10 +193,10 @@ def test_the_pace_of_a_large_table_is_what_its_workers_report(
     assert look(0, one=900) == []
     assert look(8, one=1_000) == []
     # The second has begun since, and the first has ended: what it did stays done.
-    assert look(10, one=1_700, two=200) == [
-        "about 100.0 rows/s over the last 10 s, about 1 min left"
-    ]
-    assert look(20, two=1_200) == ["about 100.0 rows/s over the last 20 s, about 1 min left"]
+    (told,) = look(10, one=1_700, two=200)
+    assert told.startswith("about 100.0 rows/s over the last 10 s, about 1 min left, done at ")
+    (told,) = look(20, two=1_200)
+    assert told.startswith("about 100.0 rows/s over the last 20 s, about 1 min left, done at ")
 
 
 def reported(name: str, done: int) -> Worker:

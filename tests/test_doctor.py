@@ -452,9 +452,9 @@ def test_a_column_that_is_not_migrated() -> None:
         (finding,) = examine(ClaimOnly, "default")
     finally:
         execute(f"ALTER TABLE {table} RENAME COLUMN taken_at TO claimed_at")
-    assert "lacks the columns claimed_at" in finding.message
-    assert finding.advice.startswith("manage.py migrate testapp --database default; where no ")
-    assert "first manage.py claimadopt testapp.ClaimOnly, lest" in finding.advice
+    assert "lacks the column claimed_at" in finding.message
+    assert finding.advice.startswith("manage.py makemigrations testapp (or manage.py claimadopt")
+    assert finding.advice.endswith(", then manage.py migrate testapp --database default")
 
 
 @changes_tables

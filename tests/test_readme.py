@@ -1,4 +1,4 @@
-"""The README is true: its code runs, its first steps work from nothing, its tables name what there is.
+"""The README and the pages beside it are true: their code runs, the first steps work, the tables name what there is.
 
 Every Python block is run, each by itself, with ``Photo`` and ``Outbox``, of 20 rows each, at hand. A line that ends in
 ``# → value`` is compared with that value. A block whose first line is ``# some/file.py`` is a file of the first steps
@@ -45,9 +45,28 @@ from tests.testapp.models import Photo
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-#: Its code is run like the README's.
-COMPLETION = (ROOT / "docs" / "completion.md").read_text(encoding="utf-8")
-ADOPTING = (ROOT / "docs" / "adopting.md").read_text(encoding="utf-8")
+GUARANTEES = (ROOT / "docs" / "guarantees.md").read_text(encoding="utf-8")
+#: The pages whose code is run like the README's. Other tests run that of the others.
+PAGES = {
+    name: (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
+    for name in (
+        "admin",
+        "adopting",
+        "columns",
+        "completion",
+        "contention",
+        "control",
+        "databases",
+        "failures",
+        "handlers",
+        "leases",
+        "settings",
+        "take",
+        "throttling",
+        "verbs",
+        "workers",
+    )
+}
 
 #: The smallest PNG that there is, so that the first steps need no network.
 DOT = (
@@ -58,14 +77,16 @@ DOT = (
 
 FILES = {
     name[1]: block.values[0]
-    for block in documents.blocks(README, "python")
+    for page in (README, PAGES["admin"])
+    for block in documents.blocks(page, "python")
     if (name := re.match(r"# (\S+\.py)\n", str(block.values[0])))
 }
 SNIPPETS = [
-    block for block in documents.blocks(README, "python") if block.values[0] not in FILES.values()
+    block
+    for name, page in {"README": README, **PAGES}.items()
+    for block in documents.blocks(page, "python", f"{name}.md")
+    if block.values[0] not in FILES.values()
 ]
-SNIPPETS += documents.blocks(COMPLETION, "python", "completion.md")
-SNIPPETS += documents.blocks(ADOPTING, "python", "adopting.md")
 
 
 def run(source: str) -> dict[str, Any]:
@@ -198,7 +219,9 @@ def manage(folder: Path, *words: str) -> str:
 def table(heading: str) -> dict[str, str]:
     """Return the first two columns of the table whose first heading is given and whose second is "default"."""
     found = re.findall(
-        rf"^\| {heading} \| default \|.*\n\|[-| ]+\|\n((?:\|.*\n)+)", README, re.MULTILINE
+        rf"^\| {heading} \| default \|.*\n\|[-| ]+\|\n((?:\|.*\n)+)",
+        "".join(PAGES[name] for name in ("handlers", "workers", "settings", "leases", "take")),
+        re.MULTILINE,
     )
     rows = [row.split("|") for text in found for row in text.splitlines()]
     return {row[1].strip().strip("`"): row[2].strip() for row in rows}
@@ -279,22 +302,76 @@ def told_default(cell: str) -> Any:
 def test_commands_named_in_the_readme_exist() -> None:
     folder = Path(apps.get_app_config("taskclaim").path) / "management" / "commands"
     ours = {path.stem for path in folder.glob("[!_]*.py")}
-    named = {name for name in ours if re.search(rf"\b{name}\b", README)}
-    typed = set(re.findall(r"manage\.py (claim\w+)", README))
-    assert named == ours
+    typed = {
+        name
+        for page in DOCUMENTS
+        for name in re.findall(r"manage\.py (claim\w+)", page.read_text(encoding="utf-8"))
+    }
+    assert {name for name in ours if re.search(rf"\b{name}\b", README)} == ours
     assert typed <= ours
 
 
-def test_files_that_the_readme_links_to_exist() -> None:
-    links = re.findall(r"\]\((?!#|https?:)([^)]+)\)", README)
-    assert len(links) >= 8
-    assert [link for link in links if not (ROOT / link.partition("#")[0]).exists()] == []
+#: Every page that is ours to keep true.
+DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 
 
-def test_headings_that_the_readme_links_to_exist() -> None:
-    headings = re.findall(r"^#+ (.*)$", README, re.MULTILINE)
-    anchors = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
-    assert set(re.findall(r"\]\(#([^)]+)\)", README)) <= anchors
+def anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+#: The README is shown where the package is listed, too, so it links to the pages of the site.
+SITE = "https://django-taskclaim.readthedocs.io/en/latest/"
+
+
+def links_of(page: Path) -> list[str]:
+    """Return what a page links to in this repository, relative to its folder; pages of the site as their sources."""
+    found = re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8"))
+    ours = [
+        re.sub(r"\.html(?=#|$)", ".md", link).replace(SITE + "_images/", "docs/images/")
+        for link in found
+        if link.startswith(SITE) or not link.startswith("http")
+    ]
+    return [link.replace(SITE, "docs/") for link in ours]
+
+
+@pytest.mark.parametrize("page", DOCUMENTS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_what_a_page_links_to_exists(page: Path) -> None:
+    """Files, and the headings in them."""
+    missing = []
+    for link in links_of(page):
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            missing.append(link)
+    assert missing == []
+
+
+def test_each_promise_names_tests_that_exist() -> None:
+    promises = re.findall(r"^\| (?!promise|---)(.+) \| (.+) \|$", GUARANTEES, re.MULTILINE)
+    assert len(promises) >= 20
+    for promise, tests in promises:
+        named = re.findall(r"`(tests/[\w/.]+)`", tests)
+        assert named, promise
+        assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_every_page_can_be_reached() -> None:
+    """A page that no other page links to is not found by anybody."""
+    reached = {
+        (page.parent / link.partition("#")[0]).resolve()
+        for page in DOCUMENTS
+        for link in links_of(page)
+    }
+    # The contents of the site name the rest.
+    contents = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    listed = {ROOT / "docs" / f"{line}.md" for line in contents.splitlines()}
+    assert set(DOCUMENTS) - reached - listed <= {ROOT / "README.md", ROOT / "docs" / "index.md"}
+
+
+def test_the_readme_is_one_page() -> None:
+    assert len(README.splitlines()) <= 200
+    assert len(re.findall(r"^## ", README.partition("(TaskMixin)")[0], re.MULTILINE)) <= 2
 
 
 def test_what_ci_greps_for_is_a_line_of_its_own() -> None:

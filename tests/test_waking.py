@@ -10,7 +10,8 @@ from django.test.utils import CaptureQueriesContext
 
 from django_taskclaim.dialects.waking import CHANNEL, Listener, why_deaf
 from django_taskclaim.operations import CallOnInsert
-from django_taskclaim.querysets.waking import called_for
+from django_taskclaim.querysets import waking
+from django_taskclaim.querysets.called import called_for
 from tests.test_doctor_surroundings import Pooler
 from tests.testapp.models import Job, Ledger, Photo, QuickJob, TextKey
 
@@ -22,12 +23,20 @@ only_where_sessions_call = pytest.mark.skipif(
 
 
 @pytest.fixture(autouse=True)
-def wanted() -> Iterator[None]:
-    """Workers of these tables want to be called; others' do not."""
+def wanted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Workers of these tables want to be called, others' do not, and no call is followed by silence."""
     models = {Job, TextKey}
     called_for.update(models)
+    silent_for(monkeypatch, 0.0)
     yield
     called_for.difference_update(models)
+
+
+def silent_for(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Let this process, which has called nobody so far, be silent for so long after each call."""
+    monkeypatch.setattr(waking, "_callers", {})
+    monkeypatch.setattr(waking, "QUIET", seconds)
+    monkeypatch.setattr(waking, "SHARE", float("inf"))
 
 
 @pytest.fixture
@@ -36,7 +45,7 @@ def heard() -> Iterator[list[str]]:
     other = connections.create_connection("default")
     calls: list[str] = []
     other.ensure_connection()
-    calls_of[id(calls)] = (other, Listener.on(other, calls.append))
+    calls_of[id(calls)] = (other, Listener.on(other, lambda table, silence: calls.append(table)))
     yield calls
     del calls_of[id(calls)]
     other.close()
@@ -119,29 +128,81 @@ def test_a_call_outlives_the_savepoint_of_an_equal_one(heard: list[str]) -> None
 
 
 @only_where_sessions_call
-def test_without_autocommit_the_call_is_part_of_the_transaction(heard: list[str]) -> None:
+def test_without_autocommit_nobody_is_called(heard: list[str]) -> None:
+    """Django hears of no commit then, and in the transaction itself a call would have others wait."""
     transaction.set_autocommit(False)
     try:
         Job.objects.create()
-        assert hear(heard) == []
         transaction.commit()
-        assert hear(heard) == [JOBS]
+        assert hear(heard) == []
     finally:
         transaction.rollback()
         transaction.set_autocommit(True)
 
 
-def test_nobody_is_called_who_did_not_ask() -> None:
-    """Not on a database without calls, either: adding rows costs no further statement there."""
-    called_for.clear()
-    with CaptureQueriesContext(connection) as plain:
+@only_where_sessions_call
+def test_a_process_that_goes_on_inserting_calls_once_in_a_while(
+    heard: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent_for(monkeypatch, 3600.0)
+    for _ in range(3):
         Job.objects.create()
-    called_for.add(Job)
-    with CaptureQueriesContext(connection) as called:
+        with transaction.atomic():
+            Job.objects.create()
+    TextKey.objects.create(pk="a")
+    assert hear(heard) == [JOBS, OTHERS]
+
+
+@only_where_sessions_call
+def test_calls_take_a_small_part_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a call takes long, because many processes insert, the silence is longer, and the calls say how long."""
+    other = connections.create_connection("default")
+    other.ensure_connection()
+    silences: list[float] = []
+    listener = Listener.on(other, lambda table, silence: silences.append(silence))
+    # Any call takes more than a nanosecond.
+    monkeypatch.setattr(waking, "SHARE", 1e-9)
+    try:
+        for _ in range(2):
+            Job.objects.create()
+        with other.cursor() as cursor:
+            cursor.execute("SELECT 1")
+        listener.take()
+    finally:
+        other.close()
+    assert silences == [0.0, waking.LONGEST]
+
+
+@only_where_sessions_call
+def test_a_call_that_fails_breaks_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """The session ends between the commit and the call."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_backend_pid()")
+        ((session,),) = cursor.fetchall()
+
+    def end_it() -> None:
+        other = connections.create_connection("default")
+        with other.cursor() as cursor:
+            cursor.execute("SELECT pg_terminate_backend(%s, 10000)", [session])
+        other.close()
+
+    with transaction.atomic():
+        transaction.on_commit(end_it)
         Job.objects.create()
-    more = [query["sql"] for query in called][len(plain) :]
-    assert len(more) == (connection.vendor == "postgresql")
-    assert all("pg_notify" in sql for sql in more)
+    assert "terminating connection" in caplog.text
+    # As at the end of each request.
+    connection.close_if_unusable_or_obsolete()
+    assert Job.objects.count() == 1
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_no_query_is_counted_for_a_call(asked: bool) -> None:
+    """Users count the queries of their code in tests, and a call comes or does not come."""
+    if not asked:
+        called_for.clear()
+    with CaptureQueriesContext(connection) as queries:
+        Job.objects.create()
+    assert len(queries) == 1
 
 
 def test_a_migration_has_raw_sql_call_as_well(request: pytest.FixtureRequest) -> None:
@@ -178,12 +239,9 @@ def insert_by_hand() -> None:
         cursor.execute(f"INSERT INTO {JOBS} ({names}) SELECT {names} FROM {JOBS} LIMIT 1")
 
 
-def test_who_cannot_hear_says_why() -> None:
-    why = why_deaf(connection)
-    if connection.vendor != "postgresql":
-        assert why == f"{connection.display_name} has none"
-        return
-    assert why == ""
+@only_where_sessions_call
+def test_who_is_said_to_have_a_pooler_does_not_listen() -> None:
+    assert why_deaf(connection) == ""
     other = connections.create_connection("default")
     try:
         other.settings_dict = {**connection.settings_dict, "DISABLE_SERVER_SIDE_CURSORS": True}
@@ -214,7 +272,7 @@ def test_nobody_listens_behind_a_pooler() -> None:
 def test_the_end_of_a_session_is_seen_while_it_listens() -> None:
     other = connections.create_connection("default")
     other.ensure_connection()
-    listener = Listener.on(other, print)
+    listener = Listener.on(other, lambda table, silence: None)
     assert listener.still_on(other)
     with connection.cursor() as cursor:
         cursor.execute(

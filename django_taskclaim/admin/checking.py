@@ -8,6 +8,7 @@ from django.core.checks import CheckMessage
 
 from django_taskclaim.admin.columns_shown import raw_names
 from django_taskclaim.checks.messages import message
+from django_taskclaim.columns import has_claim_columns
 from django_taskclaim.wording import listed
 
 
@@ -38,7 +39,14 @@ def _edited_claims(admin: Any) -> Iterator[CheckMessage]:
     """E022: verbs alone write the claim columns, so a list that edits one could be neither shown nor saved."""
     # What is no list of names is told by Django's own check.
     edited = admin.list_editable if isinstance(admin.list_editable, (list, tuple)) else ()
-    raw = raw_names(admin.model)
+    try:
+        raw = raw_names(admin.model)
+    except TypeError as error:
+        # Where the model has claim columns that are wrong, its own checks report it.
+        if not has_claim_columns(admin.model):
+            hint = "Use ClaimAdminMixin for claimable models only."
+            yield message("E022", str(error), hint, admin.__class__)
+        return
     ours = [name for name in edited if name in raw]
     if ours:
         rest = [name for name in edited if name not in raw]

@@ -7,7 +7,7 @@ from django.db import transaction
 from django_taskclaim.adoption.columns import NewColumn, must_be_computed
 from django_taskclaim.adoption.live import LiveTable, measured
 
-LOCKED = "Who writes and has a shorter timeout than that is told that the database is locked."
+LOCKED = "A writer whose timeout is shorter than that gets 'database is locked'."
 
 
 class SQLiteTable(LiveTable):

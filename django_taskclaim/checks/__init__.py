@@ -4,7 +4,7 @@
 id        what it says
 ========= ====================================================================================================
 E001      an entry of ``TASKCLAIM`` is unknown or has a value that makes no sense
-E002      a claimable model's default manager does not have the verbs
+E002      the default manager of a claimable model returns rows without the verbs
 E003      a field or attribute of the user's replaces a claim column
 E004      a field or attribute of the user's replaces ``row.claim``
 E005      ``claim_fields`` names a role or a field that does not exist
@@ -16,6 +16,8 @@ E010      the queryset of a handler cannot be claimed from
 E011      claim columns of one model lie on two tables, or its parent is a queue of its own
 E012      a database that holds a claimable model has ``AUTOCOMMIT`` False
 E013      the hook ``TASKCLAIM["REDACT"]`` cannot be imported or called, or returns no text
+E014      a handler could not be registered while Django started
+E015      the manager of a mixin hides another base's manager
 E021      the buttons of ``ClaimAdminMixin`` need ``admin_actions`` in INSTALLED_APPS
 E022      ``list_editable`` of a ModelAdmin with ``ClaimAdminMixin`` names a claim column, which verbs alone write
 E031      an entry of ``TASKCLAIM["HEALTH_CHECKS"]`` leads to nothing, or to what is no check
@@ -41,6 +43,7 @@ W003      a lease is so short that renewals cannot keep up, or so long that a de
 W004      a handler's timeout is shorter than a second
 W009      an atomic handler may hold up all other writers for longer than a quarter of its lease
 W010      rows of one ``serial_by`` have no order that means anything: the key is not counted up
+W011      two handlers take the same rows: of a table and of its proxy or child
 W021      ``admin_actions`` comes after ``django.contrib.admin``, whose templates it must replace
 W051      rows are deleted past Django, which would follow relations or call receivers
 W052      rows are to be open again on a model without ``RetryMixin``
@@ -56,10 +59,11 @@ The ids are written ``taskclaim.E001``. Those from E101 on touch the database, s
 ``manage.py check --database default`` and ``migrate`` only; ``claimdoctor`` runs them always.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from django.core.checks import CheckMessage, Tags, register
+from django.core.exceptions import ImproperlyConfigured
 
 from django_taskclaim.checks.messages import TAG
 
@@ -82,6 +86,7 @@ def check_project(**kwargs: Any) -> list[CheckMessage]:
         throttling,
     )
 
+    wrong = settings.check_settings()
     every = (
         companions.check_companions,
         completion.check_completion,
@@ -91,11 +96,25 @@ def check_project(**kwargs: Any) -> list[CheckMessage]:
         history.check_history,
         models.check_models,
         ranges.check_ranges,
-        settings.check_settings,
         settings.check_redaction,
         throttling.check_health_checks,
     )
-    return [found for check in every for found in check(**kwargs)]
+    return [*wrong, *(found for check in every for found in _unless(wrong, check, **kwargs))]
+
+
+def _unless(
+    wrong: list[CheckMessage],
+    check: Callable[..., Iterable[CheckMessage]],
+    *args: Any,
+    **kwargs: Any,
+) -> list[CheckMessage]:
+    """Return what *check* finds; nothing where it needs a setting that is *wrong*, which its own message says."""
+    try:
+        return list(check(*args, **kwargs))
+    except ImproperlyConfigured:
+        if not wrong:
+            raise
+        return []
 
 
 # Not under our own tag as well: Django 6.1 asks every server when a tag is named.
@@ -104,9 +123,8 @@ def check_servers(databases: Sequence[str] | None = None, **kwargs: Any) -> list
     """What the servers themselves answer: the ids from E101 on."""
     # Late, as above.
     from django_taskclaim.checks import databases as servers
-    from django_taskclaim.checks import throttling
+    from django_taskclaim.checks import settings, throttling
 
-    return [
-        *servers.check_servers(databases, **kwargs),
-        *throttling.check_health_answers(databases, **kwargs),
-    ]
+    wrong = settings.check_settings()
+    every = (servers.check_servers, throttling.check_health_answers)
+    return [found for check in every for found in _unless(wrong, check, databases, **kwargs)]

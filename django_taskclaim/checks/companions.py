@@ -91,7 +91,7 @@ def _results(handler: Handler, link: SourceLink) -> Iterator[CheckMessage]:
                 f"update_fields of {handler.name} names {listed(far)} of {link.source._meta.label}, which is on another"
                 f" database, {link.alias_beside(alias)!r}: no transaction can store it with the completion.",
                 f"Store results in columns of {link.companion._meta.label}, or save() the source in the handler.",
-                handler.function,
+                handler.model,
             )
         return
     both = sorted(set(handler.update_fields) & own & theirs) if handler.gets_sources else []
@@ -101,5 +101,5 @@ def _results(handler: Handler, link: SourceLink) -> Iterator[CheckMessage]:
             f"update_fields of {handler.name} names {listed(both)}, a column of {link.companion._meta.label} and of"
             f" {link.source._meta.label} alike; without a prefix it is the companion's.",
             f"update_fields=[{PREFIX + both[0]!r}] for the source's, which the function gets.",
-            handler.function,
+            handler.model,
         )

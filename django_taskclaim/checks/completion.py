@@ -44,12 +44,12 @@ def _archive(handler: Handler, completion: Archive) -> Iterator[CheckMessage]:
     name = handler.model.__name__
     try:
         archive = completion.model
-    except (LookupError, ValueError) as error:
+    except (LookupError, ValueError):
         yield message(
             "E051",
-            f"The archive of {handler.name} cannot be found: {error}",
+            f"The archive of {handler.name} cannot be found: no installed model is called {completion.to!r}.",
             f'@handler({name}, completion=Archive("app_label.{name}Archive"))',
-            handler.function,
+            handler.model,
         )
         return
     if reason := _why_no_archive(handler.model, archive):
@@ -57,7 +57,7 @@ def _archive(handler: Handler, completion: Archive) -> Iterator[CheckMessage]:
             "E051",
             f"{archive._meta.label} cannot be the archive of {handler.name}: {reason}.",
             f"Archive to a model of its own, on one table: class {name}Archive(models.Model).",
-            handler.function,
+            handler.model,
         )
         return
     yield from _lacking(handler, completion, archive)
@@ -89,7 +89,7 @@ def _lacking(
             "E053",
             f"{archive._meta.label}, the archive of {handler.name}, lacks {listed(lost)}, which would be lost.",
             f"Add the columns, or say that it may be: Archive({archive.__name__}, leave_out={lost!r}).",
-            handler.function,
+            handler.model,
         )
     empty = [
         field.name
@@ -102,7 +102,7 @@ def _lacking(
             f"{archive._meta.label}, the archive of {handler.name}, needs {listed(empty)}, which"
             f" {handler.model._meta.label} does not have.",
             "Give the columns a default, or let them be NULL.",
-            handler.function,
+            handler.model,
         )
 
 
@@ -132,7 +132,7 @@ def _clear(handler: Handler, completion: Clear) -> Iterator[CheckMessage]:
             f"Rows of {label} cannot wait for {completion.pause.total_seconds():g} s, as Clear(every=…) of"
             f" {handler.name} says: the model has no not_before.",
             hint,
-            handler.function,
+            handler.model,
         )
         return
     yield message(
@@ -140,7 +140,7 @@ def _clear(handler: Handler, completion: Clear) -> Iterator[CheckMessage]:
         f"Rows of {label} are opened again by {handler.name} without RetryMixin: the lowest keys come first each time,"
         " a drain has no end, and after some rounds one failure is final.",
         hint,
-        handler.function,
+        handler.model,
     )
 
 
@@ -163,7 +163,7 @@ def _skipped(handler: Handler) -> Iterator[CheckMessage]:
             f"{handler.name} deletes rows of {handler.model._meta.label} that are done past Django, which would mind"
             f" {listed(skipped)}.",
             f"completion={kind}({'…, ' if kind == 'Archive' else ''}cascade=True) lets Django mind them, at its price.",
-            handler.function,
+            handler.model,
         )
 
 

@@ -17,24 +17,45 @@ from django_taskclaim.switch import claimable_models, holds
 
 
 def check_routers(**kwargs: Any) -> list[CheckMessage]:
-    """E006 where our tables may not go."""
+    """E006 where our tables may not go, or a router names a database that is none."""
+    unknown = {
+        alias: model
+        for model in _sound_models()
+        if (alias := router.db_for_write(model)) not in connections
+    }
     return [
-        message(
-            "E006",
-            f"A router keeps the tables of taskclaim away from the database {alias!r}, which holds"
-            f" {model._meta.label}: every claim there reads the switch in its own statement.",
-            f"Let allow_migrate({alias!r}, 'taskclaim') return True, and run: manage.py migrate taskclaim"
-            f" --database {alias}",
-        )
-        for alias, model in first_models().items()
-        if not router.allow_migrate_model(alias, Switch)
+        *(
+            message(
+                "E006",
+                f"A router writes {model._meta.label} to the database {alias!r}, and DATABASES has no such alias.",
+                f"Let db_for_write() return one of {', '.join(connections)}, or None.",
+                model,
+            )
+            for alias, model in unknown.items()
+        ),
+        *(
+            message(
+                "E006",
+                f"A router keeps the tables of taskclaim away from the database {alias!r}, which holds"
+                f" {model._meta.label}: every claim there reads the switch in its own statement.",
+                f"Let allow_migrate({alias!r}, 'taskclaim') return True, and run: manage.py migrate taskclaim"
+                f" --database {alias}",
+            )
+            for alias, model in first_models().items()
+            if not router.allow_migrate_model(alias, Switch)
+        ),
     ]
 
 
 def check_configuration(**kwargs: Any) -> list[CheckMessage]:
     """E007, E008, W001 and W002, which the settings alone show."""
     aliases = dict.fromkeys(router.db_for_write(model) for model in _sound_models())
-    return [from_fault(fault) for alias in aliases for fault in configured_faults(alias)]
+    return [
+        from_fault(fault)
+        for alias in aliases
+        if alias in connections
+        for fault in configured_faults(alias)
+    ]
 
 
 def check_servers(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:

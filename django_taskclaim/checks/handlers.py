@@ -1,7 +1,8 @@
 """Registered handlers: names that exist, querysets that can be claimed from, times that make sense."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
+from itertools import permutations
 from typing import Any
 
 from django.apps import apps
@@ -9,10 +10,11 @@ from django.core.checks import CheckMessage
 from django.db import connections, router
 
 from django_taskclaim.checks.messages import message
-from django_taskclaim.columns import claim_columns, is_claimable
+from django_taskclaim.columns import claim_columns, has_claim_columns, is_claimable
 from django_taskclaim.dialects import dialect_for
 from django_taskclaim.handlers import Handler, handler_for
 from django_taskclaim.links import is_companion, source_link
+from django_taskclaim.policy import faults
 from django_taskclaim.querysets.results import PREFIX, writable
 from django_taskclaim.querysets.scope import refuse_unclaimable
 from django_taskclaim.wording import lasting, listed
@@ -20,14 +22,63 @@ from django_taskclaim.wording import lasting, listed
 SHORTEST_LEASE = timedelta(seconds=2)
 LONGEST_LEASE = timedelta(days=1)
 SHORTEST_TIMEOUT = timedelta(seconds=1)
+NOTHING_CLAIMED = (
+    "Mend that line. Until then no worker runs the function, and nothing claims rows of its model."
+)
 #: How often in a lease all others may be kept from writing, one row after the other.
 WAITS_PER_LEASE = 4
 
 
 def check_handlers(**kwargs: Any) -> list[CheckMessage]:
-    """E009, E010, W003, W004, W009 and W010 for every model that has a handler."""
+    """E014 for a handler that is not registered; E009, E010, W003, W004 and W009 to W011 for the others."""
     handlers = [handler_for(model) for model in apps.get_models() if is_claimable(model)]
-    return [found for handler in handlers if handler is not None for found in problems_of(handler)]
+    return [
+        # Of columns that are not as they must be, E003 and E005 tell more.
+        *(
+            message("E014", why, NOTHING_CLAIMED, model)
+            for model, why in faults
+            if not has_claim_columns(model) or is_claimable(model)
+        ),
+        *(found for handler in handlers if handler is not None for found in problems_of(handler)),
+        *_shared_rows([handler for handler in handlers if handler is not None]),
+    ]
+
+
+def _shared_rows(handlers: Sequence[Handler]) -> Iterator[CheckMessage]:
+    """W011: a row that two handlers take is done by the one whose worker comes first."""
+    for one, other in permutations(handlers, 2):
+        model: Any = one.model._meta.concrete_model
+        same = other.model._meta.concrete_model is model
+        below = not same and model in other.model._meta.all_parents
+        if (below and _takes_all(one)) or (
+            same and _rank(one) < _rank(other) and (_takes_all(one) or _takes_all(other))
+        ):
+            name = one.model.__name__
+            link: Any = other.model._meta.get_ancestor_link(model) if below else None
+            path = (
+                f"{link.related_query_name()}=None" if link and link.related_model is model else "…"
+            )
+            yield message(
+                "W011",
+                f"{one.name} takes rows of {one.model._meta.label}, and {other.name} those of"
+                f" {other.model._meta.label}, which are the same rows: the first worker to claim one decides which"
+                " function runs.",
+                f"@handler({name}, queryset={name}.objects.filter({path}))"
+                + ("  # and a queryset for the other" if same else ""),
+                one.model,
+            )
+
+
+def _rank(handler: Handler) -> tuple[bool, str]:
+    return handler.model._meta.proxy, handler.name
+
+
+def _takes_all(handler: Handler) -> bool:
+    try:
+        return not handler.rows().query.where
+    except Exception:
+        # E002 and E010 tell of rows that cannot be asked for.
+        return False
 
 
 def problems_of(handler: Handler) -> Iterator[CheckMessage]:
@@ -57,7 +108,7 @@ def _update_fields(handler: Handler) -> Iterator[CheckMessage]:
             "E009",
             f"update_fields of {handler.name} names {listed(ours)}: claim columns are written by the verbs alone.",
             "Leave them out; completing the row writes them.",
-            handler.function,
+            handler.model,
         )
     unknown = sorted(names.difference(guarded, *(writable(model) for model in places)))
     if unknown:
@@ -72,7 +123,7 @@ def _update_fields(handler: Handler) -> Iterator[CheckMessage]:
             "E009",
             f"update_fields of {handler.name} names {listed(unknown)}: {either} has no such column to write.",
             f"Columns that can be written: {', '.join(sorted(known))}.",
-            handler.function,
+            handler.model,
         )
 
 
@@ -95,7 +146,7 @@ def _queryset(handler: Handler) -> Iterator[CheckMessage]:
             "E010",
             f"The queryset of {handler.name} {reason}.",
             f"queryset={handler.model.__name__}.objects.filter(…), without slices, unions, values() and aggregates",
-            handler.function,
+            handler.model,
         )
 
 
@@ -113,14 +164,14 @@ def _times(handler: Handler) -> Iterator[CheckMessage]:
                 " need not be as long as the work."
             ),
             f"@handler({handler.model.__name__}, lease=60)",
-            handler.function,
+            handler.model,
         )
     if timeout is not None and timeout < SHORTEST_TIMEOUT:
         yield message(
             "W004",
             f"{handler.name} may run for {timeout.total_seconds():g} s a row only; timeout is in seconds.",
             f"@handler({handler.model.__name__}, timeout=900)",
-            handler.function,
+            handler.model,
         )
 
 
@@ -136,7 +187,7 @@ def _series(handler: Handler) -> Iterator[CheckMessage]:
         " does not tell which row came first.",
         f'@handler({handler.model.__name__}, serial_by="{column}", order_by=["created_at"])  # or another column of'
         " yours that does",
-        handler.function,
+        handler.model,
     )
 
 
@@ -165,7 +216,8 @@ def shortest_lease(handler: Handler, alias: str) -> timedelta:
 def _one_writer(handler: Handler) -> Iterator[CheckMessage]:
     """Look at atomic handlers where an open transaction keeps everybody else from writing."""
     alias = router.db_for_write(handler.model)
-    if not keeps_others_out(handler, alias):
+    # Of an alias that is none, E006 tells.
+    if alias not in connections or not keeps_others_out(handler, alias):
         return
     most = handler.lease / WAITS_PER_LEASE
     if handler.timeout is None or handler.timeout > most:
@@ -175,5 +227,5 @@ def _one_writer(handler: Handler) -> Iterator[CheckMessage]:
             f" lease on the database {alias!r} can be renewed, no row claimed and none completed.",
             f"@handler({handler.model.__name__}, atomic=True, timeout={most.total_seconds():g})  # a quarter of the"
             " lease at most",
-            handler.function,
+            handler.model,
         )

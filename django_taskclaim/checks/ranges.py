@@ -8,7 +8,7 @@ from django.core.checks import CheckMessage
 from django.db import models, router
 
 from django_taskclaim.checks.messages import message
-from django_taskclaim.columns import claim_columns, has_claim_columns, has_ranges
+from django_taskclaim.columns import claim_columns, has_ranges, is_claimable
 from django_taskclaim.models import RangeMixin
 from django_taskclaim.querysets.ranges.place import Place, source_of
 from django_taskclaim.querysets.ranges.settling import refuse_unsettled
@@ -23,7 +23,7 @@ def check_ranges(**kwargs: Any) -> list[CheckMessage]:
 def problems_of(model: type[models.Model]) -> Iterator[CheckMessage]:
     """Yield what is wrong with one model of ranges."""
     label = model._meta.label
-    if model._meta.parents or not has_ranges(model) or not has_claim_columns(model):
+    if model._meta.parents or not has_ranges(model):
         yield message(
             "E073",
             f"{label} inherits from another table, so its ranges cannot be planned in bulk nor checked by one token.",
@@ -44,7 +44,7 @@ def problems_of(model: type[models.Model]) -> Iterator[CheckMessage]:
             f"Let the router's db_for_write() send {model.__name__} to {others!r}.",
             model,
         )
-    if has_claim_columns(model):
+    if is_claimable(model):
         yield from problems_of_planning(model, own)
 
 

@@ -76,9 +76,8 @@ def _refusals(check: Check, where: Surroundings, *, ask: bool) -> list[tuple[str
 
 
 def _shared() -> Sequence[Any]:
-    entries = conf.setting("HEALTH_CHECKS")
-    # Else E001 has said so.
-    return entries if isinstance(entries, (list, tuple)) else ()
+    entries: Sequence[Any] = conf.setting("HEALTH_CHECKS")
+    return entries
 
 
 def _fault(entry: Any) -> str:

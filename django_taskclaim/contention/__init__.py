@@ -14,6 +14,7 @@ from django_taskclaim.contention.codes import (
     Code,
     contention_code,
     is_lock_timeout,
+    is_of_the_schema,
     refusal_code,
     server_code,
 )
@@ -35,6 +36,7 @@ __all__ = [
     "contention_code",
     "contention_retried",
     "is_lock_timeout",
+    "is_of_the_schema",
     "refusal_code",
     "retry_on_contention",
     "server_code",

@@ -27,6 +27,10 @@ SERVER_SQLITE_CODES = frozenset({7, 8, 10, 11, 13, 14, 15, 26})
 # A limit of one statement (temp_file_limit), although its class is that of insufficient resources
 STATEMENT_SQLSTATES = frozenset({"53400"})
 
+# No such table, no such column; SQLite says so with a code that has many meanings.
+SCHEMA_CODES = frozenset({"42P01", "42703", 1146, 1054})
+SCHEMA_WORDS = ("no such table", "no such column", "has no column")
+
 # Errors that end a session: its connection fails, an operator intervenes, the server stops, its transaction stood
 # still or took too long.
 ENDING_CLASSES = ("08", "57P", "25P03", "25P04")
@@ -48,6 +52,12 @@ def contention_code(error: BaseException | None) -> Code | None:
 def is_lock_timeout(error: BaseException) -> bool:
     """Say whether somebody held a lock for longer than the session was to wait."""
     return contention_code(error) in LOCK_TIMEOUTS
+
+
+def is_of_the_schema(error: BaseException) -> bool:
+    """Say whether a table or a column is missing that the statement names."""
+    known = _first_code(error, lambda code, kind: code in SCHEMA_CODES and kind != "sqlite")
+    return known is not None or str(error).startswith(SCHEMA_WORDS)
 
 
 def server_code(error: BaseException | None) -> Code | None:

@@ -6,7 +6,7 @@ One INSERT a batch, on the connection of whoever changed the rows; an error is l
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from django.db.models import F
 from django.dispatch import Signal
@@ -190,8 +190,11 @@ def listen(**changed: Any) -> None:
     """Hear of every change from now on, if the history of any model is switched on: else nobody pays for it."""
     if changed and changed["setting"] != conf.SETTING:
         return
-    # What is no dictionary is for the system check to tell.
-    named = isinstance(getattr(settings, conf.SETTING, {}), dict) and conf.setting("HISTORY")
+    try:
+        named = conf.setting("HISTORY")
+    except ImproperlyConfigured:
+        # E001 reports it.
+        named = ()
     for signal, receiver in _RECEIVERS.items():
         if named:
             signal.connect(receiver, dispatch_uid=__name__)

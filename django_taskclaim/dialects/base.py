@@ -61,6 +61,8 @@ class Dialect(Inspection, Sessions):
     names_open_transactions: ClassVar[bool] = False
     #: Whether a transaction that writes keeps everybody else from writing anything.
     has_one_writer: ClassVar[bool] = False
+    #: Whether a server is asked, which may be away or end a session.
+    has_server: ClassVar[bool] = True
     #: Whether the claim index leaves out rows that are complete; see ``indexes``.
     leaves_out_complete: ClassVar[bool] = False
 

@@ -3,10 +3,13 @@
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
+from django.apps import apps
+from django.db import DatabaseError
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_taskclaim import conf
 from django_taskclaim.columns import KeyColumns
+from django_taskclaim.contention import is_of_the_schema
 from django_taskclaim.dialects.statements import SQL, Key, KeyTable, sql
 from django_taskclaim.fields import AnyField
 
@@ -24,14 +27,33 @@ class KeyedTables:
     def fetch(self, statement: SQL) -> list[Any]:
         """Run a statement and return all its rows, so that nothing stays half executed."""
         with self.connection.cursor() as cursor:
-            cursor.execute(statement.text, statement.params)
+            self._send(cursor, statement)
             return list(cursor.fetchall())
 
     def run(self, statement: SQL) -> int:
         """Run a statement and return how many rows it matched."""
         with self.connection.cursor() as cursor:
-            cursor.execute(statement.text, statement.params)
+            self._send(cursor, statement)
             return int(cursor.rowcount)
+
+    def _send(self, cursor: Any, statement: SQL) -> None:
+        try:
+            cursor.execute(statement.text, statement.params)
+        except DatabaseError as error:
+            if is_of_the_schema(error):
+                error.add_note(self._how_to_migrate(str(error), statement.text))
+            raise
+
+    def _how_to_migrate(self, said: str, statement: str) -> str:
+        """Return the command that creates what is missing."""
+        by_table = {model._meta.db_table: model._meta.app_label for model in apps.get_models()}
+        # An error names a missing table, but not always the table of a missing column.
+        named = [table for table in by_table if table in said]
+        sent = [table for table in by_table if table in statement and "taskclaim_" not in table]
+        label = by_table.get(max(named or sent, key=len, default=""), "")
+        using = f" --database {self.connection.alias}" if self.connection.alias != "default" else ""
+        first = "" if label.startswith("taskclaim") else f"manage.py makemigrations {label}, then "
+        return f"Has a migration been forgotten? Run {first}manage.py migrate {label}{using}."
 
     def keyed_table(self, columns: KeyColumns) -> KeyTable:
         """Return any table of a model as this connection spells it, its rows told apart by those columns."""

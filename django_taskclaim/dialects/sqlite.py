@@ -66,6 +66,7 @@ class SQLite(Dialect):
     greatest = "MAX"
     locks_in_key_order = False
     has_one_writer = True
+    has_server = False
     names_open_transactions = True
 
     @property

@@ -11,26 +11,28 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 #: One for all tables: what is called is told in the call.
 CHANNEL = "taskclaim"
 
+#: The least time between two calls of one process for a table, and between two looks of a worker for calls, in seconds.
+QUIET = 0.05
+
 
 def can_call(connection: BaseDatabaseWrapper) -> bool:
     """Say whether sessions of this database can call each other."""
     return connection.vendor == "postgresql"
 
 
-def call(connection: BaseDatabaseWrapper, table: str) -> None:
-    """Call the workers of *table*; inside a transaction they hear of it when that commits."""
-    asks = "SELECT pg_notify(%s, %s)"
-    if connection.get_autocommit():
-        # A transaction of its own, which a call makes a writing one. Nobody is to wait until it is on disk.
-        asks = f"{asks}, set_config('synchronous_commit', 'off', true)"
-    with connection.cursor() as cursor:
-        cursor.execute(asks, [CHANNEL, table])
+def call(connection: BaseDatabaseWrapper, table: str, silence: float) -> None:
+    """Call the workers of *table* in a transaction of its own, and say for how many seconds no further call comes."""
+    # Such a transaction is a writing one. Nobody is to wait until it is on disk.
+    asks = "SELECT pg_notify(%s, %s), set_config('synchronous_commit', 'off', true)"
+    connection.ensure_connection()
+    # Past Django's own cursor: users' tests that count queries count the same ones each time.
+    driver: Any = connection.connection
+    with connection.wrap_database_errors, driver.cursor() as cursor:
+        cursor.execute(asks, [CHANNEL, f"{silence:.3f} {table}"])
 
 
 def why_deaf(connection: BaseDatabaseWrapper) -> str:
-    """Say why this session can hear no calls; empty where it can. Asks the server."""
-    if not can_call(connection):
-        return f"{connection.display_name} has none"
+    """Say why this session of PostgreSQL can hear no calls; empty where it can. Asks the server."""
     connection.ensure_connection()
     driver: Any = connection.connection
     if not hasattr(driver, "add_notify_handler"):
@@ -50,17 +52,19 @@ def why_deaf(connection: BaseDatabaseWrapper) -> str:
 class Listener:
     """One session that listens, until its connection is closed."""
 
-    def __init__(self, connection: BaseDatabaseWrapper, heard: Callable[[str], None]) -> None:
+    def __init__(
+        self, connection: BaseDatabaseWrapper, heard: Callable[[str, float], None]
+    ) -> None:
         self._driver: Any = connection.connection
         self._errors = connection.wrap_database_errors
         self._heard = heard
 
     @classmethod
-    def on(cls, connection: BaseDatabaseWrapper, heard: Callable[[str], None]) -> Self:
-        """Listen on *connection* from now on, and have *heard* called with the table of each call."""
+    def on(cls, connection: BaseDatabaseWrapper, heard: Callable[[str, float], None]) -> Self:
+        """Listen on *connection* from now on, and have *heard* called with each call's table and silence."""
         listener = cls(connection, heard)
         # Calls also come along with the answers to statements.
-        listener._driver.add_notify_handler(lambda notify: heard(str(notify.payload)))
+        listener._driver.add_notify_handler(lambda notify: listener._hear(notify.payload))
         with connection.cursor() as cursor:
             cursor.execute(f"LISTEN {CHANNEL}")
         return listener
@@ -81,7 +85,11 @@ class Listener:
         with self._errors:
             raw.consume_input()
             while notify := raw.notifies():
-                self._heard(notify.extra.decode(encoding))
+                self._hear(notify.extra.decode(encoding))
+
+    def _hear(self, payload: str) -> None:
+        silence, _, table = payload.partition(" ")
+        self._heard(table, float(silence))
 
 
 #: What a trigger of ours is called, on every table; it calls a function of the same name.
@@ -96,7 +104,7 @@ def trigger_statements(connection: BaseDatabaseWrapper, table: str) -> list[str]
         f"CREATE OR REPLACE FUNCTION {TRIGGER}() RETURNS trigger LANGUAGE plpgsql AS $$"
         f" BEGIN PERFORM pg_notify('{CHANNEL}', TG_ARGV[0]); RETURN NULL; END $$",
         f"CREATE TRIGGER {TRIGGER} AFTER INSERT ON {name}"
-        f" FOR EACH STATEMENT EXECUTE FUNCTION {TRIGGER}('{told}')",
+        f" FOR EACH STATEMENT EXECUTE FUNCTION {TRIGGER}('0 {told}')",
     ]
 
 

@@ -1,10 +1,12 @@
 """What the tables, the settings and the server must be like."""
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from django.apps import apps
 from django.core.checks.messages import ERROR
 from django.db import Error, connections, models, router
+from django.db.migrations.loader import MigrationLoader
 
 from django_taskclaim.checks.databases import check_routers, faults_of
 from django_taskclaim.checks.handlers import check_handlers
@@ -14,6 +16,7 @@ from django_taskclaim.columns import has_ranges
 from django_taskclaim.dialects.inspection import real_name
 from django_taskclaim.doctor.findings import Finding
 from django_taskclaim.doctor.upkeep import clearing
+from django_taskclaim.fields import AnyField, ClaimColumn
 from django_taskclaim.links import is_companion, source_link
 from django_taskclaim.models import NamedLease, Switch, WorkerProcess
 from django_taskclaim.querysets.ranges.place import source_of
@@ -24,22 +27,58 @@ from django_taskclaim.wording import first_line, listed
 CONTROL, CONTROL_LABEL = "django_taskclaim.control", "taskclaim_control"
 
 
-def missing_tables(model: type[models.Model], alias: str) -> Iterator[Finding]:
-    """Yield the tables and columns that the database lacks; without them nothing else can be asked."""
+def missing_tables(
+    model: type[models.Model], alias: str, *, whole: bool = False
+) -> Iterator[Finding]:
+    """Yield the tables and columns that the database lacks; without them nothing else can be asked.
+
+    With *whole* also columns and tables of the user's own, without which no row can be read.
+    """
     desk = Desk.of(model, alias)
     connection = connections[alias]
     with connection.cursor() as cursor:
         there = set(connection.introspection.table_names(cursor, include_views=True))
     yield from _missing_of_ours(there, alias)
-    table = real_name(desk.columns.owner._meta.db_table)
-    if table not in there and not _is_elsewhere(desk):
-        label = model._meta.label
-        yield Finding.problem(
-            f"The database {alias!r} has no table {table} for {label}.",
-            f"manage.py migrate {model._meta.app_label} --database {alias}",
-        )
-    else:
-        yield from _missing_columns(desk)
+    owner: Any = desk.columns.owner
+    concrete: Any = model._meta.concrete_model
+    for part in dict.fromkeys([owner, concrete, *concrete._meta.all_parents] if whole else [owner]):
+        table = real_name(part._meta.db_table)
+        if table not in there and not _is_elsewhere(part._meta.db_table):
+            yield Finding.problem(
+                f"The database {alias!r} has no table {table} for {part._meta.label}.",
+                how_to_make(part, alias),
+            )
+            continue
+        ours = [*desk.columns.guarded, desk.columns.priority] if part is owner else []
+        wanted = part._meta.local_concrete_fields if whole else ours
+        yield from _missing_columns(part, alias, [field for field in wanted if field is not None])
+
+
+def how_to_make(model: type[models.Model], alias: str, columns: Iterable[AnyField] = ()) -> str:
+    """Return the commands that make the table of *model*, or these *columns* of it."""
+    meta = model._meta
+    if not meta.managed:
+        return "Look at db_table and at DATABASES: migrations do not make this table (managed = False)."
+    migrate = f"manage.py migrate {meta.app_label} --database {alias}"
+    if _is_in_migrations(model, columns):
+        return migrate
+    other = (
+        f" (or manage.py claimadopt {meta.label}, so that rows that are there are not done again)"
+    )
+    ours = any(isinstance(field, ClaimColumn) for field in columns)
+    return f"manage.py makemigrations {meta.app_label}{other if ours else ''}, then {migrate}"
+
+
+def _is_in_migrations(model: type[models.Model], columns: Iterable[AnyField]) -> bool:
+    """Say whether the app has migrations that make the table and these columns, run or not."""
+    label, name = model._meta.app_label, model._meta.model_name
+    try:
+        loader = MigrationLoader(None)
+        state = loader.project_state().models.get((label, name))
+    except Exception:
+        # Somebody else's broken migration is no reason to write another one.
+        return True
+    return state is not None and {field.name for field in columns} <= state.fields.keys()
 
 
 def missing_source(model: type[models.Model], alias: str) -> Iterator[Finding]:
@@ -52,16 +91,14 @@ def missing_source(model: type[models.Model], alias: str) -> Iterator[Finding]:
     if source is None:
         return
     table, connection = real_name(source._meta.db_table), connections[using]
-    if '"."' in table or "`.`" in table:
+    if _is_elsewhere(source._meta.db_table):
         return
     with connection.cursor() as cursor:
         there = connection.introspection.table_names(cursor, include_views=True)
     if table not in there:
         yield Finding.problem(
             f"The database {using!r} has no table {table} for {source._meta.label}, the source of {model._meta.label}.",
-            f"manage.py migrate {source._meta.app_label} --database {using}"
-            if source._meta.managed
-            else "Look at db_table and at DATABASES: migrations do not make this table (managed = False).",
+            how_to_make(source, using),
         )
 
 
@@ -90,28 +127,26 @@ def _missing_of_ours(there: set[str], alias: str) -> Iterator[Finding]:
             )
 
 
-def _is_elsewhere(desk: Desk) -> bool:
+def _is_elsewhere(table: str) -> bool:
     """Say whether the table's name carries a schema, so that a list of tables cannot show it."""
-    return '"."' in desk.table.name or "`.`" in desk.table.name
+    return '"."' in table or "`.`" in table
 
 
-def _missing_columns(desk: Desk) -> Iterator[Finding]:
-    connection = desk.dialect.connection
-    name = real_name(desk.columns.owner._meta.db_table)
+def _missing_columns(
+    model: type[models.Model], alias: str, wanted: Iterable[Any]
+) -> Iterator[Finding]:
+    connection, table = connections[alias], model._meta.db_table
     with connection.cursor() as cursor:
         # Django's introspection describes no table of another schema.
-        cursor.execute(f"SELECT * FROM {desk.table.name} WHERE 1 = 0", ())
-        known = {column[0] for column in cursor.description}
-    columns = desk.columns
-    ours = [*columns.guarded, *([columns.priority] if columns.priority is not None else [])]
-    wanted = [real_name(field.column) for field in ours]
-    missing = [column for column in wanted if column not in known]
+        cursor.execute(f"SELECT * FROM {connection.ops.quote_name(table)} WHERE 1 = 0", ())
+        # Most databases take no notice of capital letters.
+        known = {column[0].lower() for column in cursor.description}
+    missing = [field for field in wanted if real_name(field.column).lower() not in known]
     if missing:
-        meta = columns.owner._meta
+        names = listed([real_name(field.column) for field in missing], most=20)
         yield Finding.problem(
-            f"The table {name} on {desk.alias!r} lacks the columns {listed(missing, most=20)}.",
-            f"manage.py migrate {meta.app_label} --database {desk.alias}; where no migration adds them yet, first"
-            f" manage.py claimadopt {meta.label}, lest rows that are there be done again.",
+            f"The table {real_name(table)} on {alias!r} lacks the column{'s' * (len(missing) > 1)} {names}.",
+            how_to_make(model, alias, missing),
         )
 
 

@@ -1,6 +1,5 @@
 """What the commands read from their command line: each wrong word is one clear sentence and exit code 2."""
 
-import re
 from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Sequence
 from datetime import timedelta
@@ -14,9 +13,6 @@ from django_taskclaim import conf
 from django_taskclaim.columns import claim_columns, is_claimable
 from django_taskclaim.sources import or_what_works_on_it
 from django_taskclaim.switch import claimable_models
-
-_DURATION = re.compile(r"(?P<number>\d+(?:\.\d+)?)(?P<unit>ms|s|m|h|d)?")
-_SECONDS = {None: 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def claimable_model(text: str) -> Any:
@@ -63,13 +59,10 @@ def whole_number(text: str, *, most: int | None = None) -> int:
 
 def duration(text: str) -> timedelta:
     """Return a time longer than zero: seconds, or a number with ms, s, m, h or d."""
-    match = _DURATION.fullmatch(text)
-    seconds = float(match["number"]) * _SECONDS[match["unit"]] if match is not None else 0.0
-    if not 0 < seconds <= conf.LONGEST.total_seconds():
-        raise ArgumentTypeError(
-            f"{text!r} is no time longer than zero; write seconds, or 500ms, 30s, 5m, 2h, 1d"
-        )
-    return timedelta(seconds=seconds)
+    try:
+        return conf.parse_duration(text)
+    except ValueError as error:
+        raise ArgumentTypeError(str(error)) from error
 
 
 def add_models(parser: ArgumentParser, what: str) -> None:

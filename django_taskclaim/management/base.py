@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import getpass
+import os
 import re
 import socket
 import sys
@@ -24,11 +25,13 @@ from django_taskclaim.management.arguments import places
 
 #: Exit code of a command line that makes no sense.
 USAGE = 2
+#: Exit code where nobody reads what is printed, as a shell shows SIGPIPE.
+BROKEN_PIPE = 141
 
 
-def lacking_tables(model: type[models.Model], alias: str) -> list[str]:
+def lacking_tables(model: type[models.Model], alias: str, *, whole: bool = False) -> list[str]:
     """Return what tables and columns the database lacks for *model*, in sentences that name the command to run."""
-    return [_told(found) for found in missing_tables(model, alias)]
+    return [_told(found) for found in missing_tables(model, alias, whole=whole)]
 
 
 def lacking_source(model: type[models.Model], alias: str) -> list[str]:
@@ -74,6 +77,19 @@ class ClaimCommand(BaseCommand):
     in_english: ClassVar[bool] = False
     #: Whether it writes to the databases of its models.
     writes: ClassVar[bool] = True
+
+    def run_from_argv(self, argv: list[str]) -> None:
+        try:
+            try:
+                super().run_from_argv(argv)
+            finally:
+                sys.stdout.flush()
+        except BrokenPipeError:
+            # Nobody reads on, as behind "| head". What Python flushes as it ends must not complain again.
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            for stream in (sys.stdout, sys.stderr):
+                os.dup2(nowhere, stream.fileno())
+            sys.exit(BROKEN_PIPE)
 
     def execute(self, *args: Any, **options: Any) -> str | None:
         if self.writes:

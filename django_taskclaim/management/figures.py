@@ -4,20 +4,29 @@ The names are part of the interface: new ones may come, none goes, none changes 
 """
 
 from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from django.db import Error, models
+from django.db import Error, connections, models
 from django.db.models import Min
 from django.utils import timezone
 
 from django_taskclaim.columns import claim_columns
+from django_taskclaim.dialects import dialect_for
 from django_taskclaim.fields import CRASHED_UNBEGUN, as_utc
 from django_taskclaim.handlers import handler_for
-from django_taskclaim.overview import Overview, Worker, overview, workers
+from django_taskclaim.management.base import lacking_tables
+from django_taskclaim.overview import Failure, Overview, Worker, last_errors, overview, workers
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.wording import first_line
+
+#: How long the questions about one model may take, and those about workers, where they are asked again and again.
+AGAIN = timedelta(seconds=2)
+
+#: Of each model so many errors are known at a time.
+ERRORS = 5
 
 #: A number of rows or workers, a duration, or None where there is none of it.
 Figure = int | timedelta | None
@@ -30,26 +39,40 @@ class Look:
     seen: list[Overview] = field(default_factory=list)
     #: By database.
     workers: dict[str, list[Worker]] = field(default_factory=dict)
+    #: Of each model what went wrong lately, the latest last, where that was asked for.
+    errors: list[tuple[type[models.Model], Failure]] = field(default_factory=list)
     #: Model, database, and what the database said.
     refused: list[tuple[type[models.Model], str, str]] = field(default_factory=list)
 
     @property
     def refusals(self) -> list[str]:
         """What could not be read, a sentence each."""
-        return [
-            f"{model._meta.label} on {alias!r} cannot be read: {said}"
-            for model, alias, said in self.refused
-        ]
+        found: dict[str, None] = {}
+        for model, alias, said in self.refused:
+            lacking: list[str] = []
+            with suppress(Error):
+                lacking = lacking_tables(model, alias)
+            usual = f"{model._meta.label} on {alias!r} cannot be read: {said}"
+            found.update(dict.fromkeys(lacking or [usual]))
+        return list(found)
 
 
 def look_at(where: Sequence[tuple[Any, str]], *, exact: bool = True) -> Look:
-    """Look at models, each on its database; one that cannot be read keeps no other from being seen."""
+    """Look at models, each on its database; one that cannot be read keeps no other from being seen.
+
+    Where it need not be *exact* the questions may not take long, and the last errors are among them.
+    """
     look = Look()
     for model, alias in where:
         try:
-            if alias not in look.workers:
-                look.workers[alias] = workers(alias)
-            look.seen.append(overview(model, alias, exact=exact))
+            dialect = dialect_for(connections[alias])
+            with nullcontext() if exact else dialect.time_limit(AGAIN):
+                if alias not in look.workers:
+                    look.workers[alias] = workers(alias)
+                seen = overview(model, alias, exact=exact)
+                look.seen.append(seen)
+                if not exact:
+                    look.errors += [(model, one) for one in last_errors(seen, ERRORS)]
         except Error as error:
             look.refused.append((model, alias, first_line(error)))
     return look

@@ -8,6 +8,14 @@ altered.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from django.apps import apps
+from django.core.exceptions import ImproperlyConfigured
+
+if apps.apps_ready and not apps.is_installed("django_taskclaim"):
+    raise ImproperlyConfigured(
+        "Add 'django_taskclaim' to INSTALLED_APPS, then run manage.py migrate."
+    )
+
 from django_taskclaim.models.tables import (
     Control,
     FleetLimit,

@@ -1,50 +1,44 @@
 """What ``save()`` and ``delete()`` of a claimable row may do: never write a claim column, never pass a lost claim."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial, wraps
 from typing import Any, Self
 
-from django.db import models, router, transaction
+import django
+from django.db import connections, models, router, transaction
 from django.db.models.lookups import Exact
 
-from django_taskclaim import querysets
+from django_taskclaim import conf, querysets
 from django_taskclaim.columns import claim_columns
-from django_taskclaim.exceptions import ClaimColumnError, ClaimLost
+from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.guard import (
     NEVER_INSERTED,
-    assigned,
-    check_birth,
     claim_on,
     is_copy,
     is_stored,
-    names_its_state,
     prepare_birth,
     prepare_copy,
     refuse_assigned,
     refuse_names,
     remember,
     remember_loaded,
-    remember_named,
+    show,
 )
 from django_taskclaim.states import Status
 from django_taskclaim.tokens import Claim, claim_of
 
-#: The arguments of ``save()`` in order; Django 5.2 still takes them by position.
-_SAVE_OPTIONS = ("force_insert", "force_update", "using", "update_fields")
+#: With so many arguments by position, which Django 5.2 still takes, ``update_fields`` is the last; later it never is.
+_BY_POSITION = 4 if django.VERSION < (6, 0) else -1
 
 
 class FencedModel(models.Model):
     """Base of the mixins. It hooks into the methods that Django documents for no one but that all saving goes through.
 
-    ``save_base`` is no place for it, because fixtures call that one unbound, past any override.
+    Fixtures call ``save_base`` unbound, past its override here, so that what must hold of them, too, is further inside.
     """
 
     class Meta:
         abstract = True
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        if kwargs:
-            remember_named(self, kwargs)
 
     @classmethod
     def from_db(
@@ -65,62 +59,56 @@ class FencedModel(models.Model):
         if from_queryset is None and claim_of(self) is not None:
             from_queryset = _all_rows(type(self), using, instance=self)
         super().refresh_from_db(using, None if names is None else list(names), from_queryset)
-        guarded = claim_columns(type(self)).guarded
-        remember(self, [f.attname for f in guarded if names is None or names & {f.name, f.attname}])
+        remember(self, _attnames(self, names))
 
-    def save(self, *args: Any, **kwargs: Any) -> None:
+    def save(self, *args: Any, **kwargs: Any) -> Any:
         """Django's ``save``, without the claim columns and fenced while the row carries a claim.
 
-        Raises ClaimColumnError before any SQL where a claim column was assigned or named, and ClaimLost where the
-        claim stands no more; then nothing was written and the caller's transaction must be rolled back.
+        Takes and returns what the next base does. Raises ClaimColumnError before any SQL where a claim column was
+        assigned or named, and ClaimLost where the claim stands no more; then nothing was written and the caller's
+        transaction must be rolled back.
         """
-        options = dict(zip(_SAVE_OPTIONS, args, strict=False)) | kwargs
-        refuse_names(type(self), options.get("update_fields"), "update_fields of save()")
+        names = kwargs.get("update_fields", args[3] if len(args) == _BY_POSITION else None)
+        refuse_names(type(self), names, "update_fields of save()")
         if is_copy(self):
             prepare_copy(self)
-            if assigned(self) is not None:
-                # An UPDATE of a row that has the new key after all would drop it without a word.
-                options["force_insert"] = self._only_insert(options)
         else:
             refuse_assigned(self)
-        if options.get("update_fields") is None and names_its_state(self):
-            options["force_insert"] = self._only_insert(options)
-        if options.get("force_insert"):
-            self._refuse_claimed_key(options.get("using"))
-        self._save_fenced(options)
-        remember(self, [field.attname for field in claim_columns(type(self)).guarded])
+        saved: Any = super().save(*args, **kwargs)
+        remember(self, _attnames(self, names, claim_columns(type(self)).guarded))
+        return saved
 
-    def _save_fenced(self, options: dict[str, Any]) -> None:
+    def save_base(
+        self,
+        raw: bool = False,
+        force_insert: Any = False,
+        force_update: bool = False,
+        using: str | None = None,
+        update_fields: Iterable[str] | None = None,
+    ) -> None:
         columns = claim_columns(type(self))
+        alias = using or router.db_for_write(type(self), instance=self)
+        claim = claim_on(self, alias, columns.key_of(self))
+        if force_insert and claim is not None:
+            raise ClaimLost([self], reason=NEVER_INSERTED)
+        save = partial(
+            super().save_base,
+            raw=raw,
+            force_insert=force_insert,
+            force_update=force_update,
+            using=alias,
+            update_fields=update_fields,
+        )
         if not type(self)._meta.concrete_model._meta.parents:  # type: ignore[union-attr]
-            super().save(**options)
+            save()
             return
         # Several tables are saved, ours not always first or at all: so the token is locked before them.
-        alias = options.get("using") or router.db_for_write(type(self), instance=self)
-        claim = claim_on(self, alias, columns.key_of(self))
         with transaction.atomic(using=alias, savepoint=False):
             stands = claim is None or claim.ended or querysets.fencing.lock_claim(self, alias)
             if stands:
-                super().save(**options)
+                save()
         if not stands:
             querysets.losses.raise_lost([self], [])
-
-    def _only_insert(self, options: dict[str, Any]) -> Any:
-        """Return ``force_insert`` for a row that names its state: an UPDATE would drop that without a word."""
-        if options.get("force_update"):
-            raise ClaimColumnError(
-                f"{self._meta.label} {self.pk!r} names a claim column, so it can only be inserted as a new row;"
-                f" on a row that exists the verbs alone write them."
-            )
-        if not is_stored(self):
-            check_birth(self)
-        # The parents too, if one of them has our columns.
-        return options.get("force_insert") or (claim_columns(type(self)).owner,)
-
-    def _refuse_claimed_key(self, using: str | None) -> None:
-        alias = using or router.db_for_write(type(self), instance=self)
-        if claim_on(self, alias, claim_columns(type(self)).key_of(self)) is not None:
-            raise ClaimLost([self], reason=NEVER_INSERTED)
 
     def _save_table(self, raw: bool = False, cls: Any = None, *args: Any, **kwargs: Any) -> Any:
         self._state.taskclaim_raw = raw  # type: ignore[attr-defined]
@@ -139,18 +127,23 @@ class FencedModel(models.Model):
     ) -> Any:
         columns = claim_columns(type(self))
         update: Any = super()._do_update
-        raw = self._state.taskclaim_raw  # type: ignore[attr-defined]
-        if not raw and claim_on(self, using, columns.key_of(self)) is not None:
+        if claim_on(self, using, columns.key_of(self)) is not None:
             base_qs = _all_rows(base_qs.model, using)
-        if base_qs.model is not columns.owner or raw:
+        if base_qs.model is not columns.owner:
             return update(base_qs, using, pk_val, values, update_fields, forced_update, *returning)
-        guarded = set(columns.guarded)
-        values = [entry for entry in values if entry[0] not in guarded]
+        raw = self._state.taskclaim_raw  # type: ignore[attr-defined]
+        rules = raw and conf.setting("FIXTURES_WRITE_CLAIMS")
+        if not rules:
+            guarded = set(columns.guarded)
+            values = [entry for entry in values if entry[0] not in guarded]
         claim = claim_on(self, using, pk_val)
         if claim is None or claim.ended:
             found = update(base_qs, using, pk_val, values, update_fields, forced_update, *returning)
             if not found and claim is not None:
                 raise ClaimLost([self], reason=NEVER_INSERTED)
+            if found and not rules and not is_stored(self):
+                # The row has its own values of our columns, whatever this instance was constructed with.
+                show([self], dict.fromkeys(columns.guarded, models.DEFERRED))
             return found
         if values:
             found = update(
@@ -173,33 +166,44 @@ class FencedModel(models.Model):
         self, manager: Any, using: str, fields: Any, returning_fields: Any, raw: bool
     ) -> Any:
         columns = claim_columns(type(self))
-        if manager.model is columns.owner and not raw:
+        if manager.model is columns.owner:
             if claim_on(self, using, self._get_pk_val(columns.owner._meta)) is not None:
                 raise ClaimLost([self], reason=NEVER_INSERTED)
-            prepare_birth(self)
+            if not raw:
+                prepare_birth(self)
         insert: Any = super()._do_insert  # type: ignore[misc]
         inserted = insert(manager, using, fields, returning_fields, raw)
         querysets.waking.call_workers(manager.model, using)
         return inserted
 
-    def delete(
-        self, using: str | None = None, keep_parents: bool = False
-    ) -> tuple[int, dict[str, int]]:
+    def delete(self, *args: Any, **kwargs: Any) -> tuple[int, dict[str, int]]:
         """Django's ``delete``, fenced while the row carries a claim; deleting the row ends it.
 
-        Raises ClaimLost where the claim stands no more; nothing was deleted and the caller's transaction stays usable.
-        Where the answer to its COMMIT was lost, the instance keeps its key and its claim, and the call may be repeated:
-        CommitUndecided then means that the row is gone, or another's.
+        Takes and returns what the next base does. Raises ClaimLost where the claim stands no more; nothing was deleted
+        and the caller's transaction stays usable. Where the answer to its COMMIT was lost, the instance keeps its key
+        and its claim, and the call may be repeated: CommitUndecided then means that the row is gone, or another's.
         """
-        alias = using or router.db_for_write(type(self), instance=self)
+        deleted: tuple[int, dict[str, int]] = self._delete_fenced(super().delete, *args, **kwargs)
+        return deleted
+
+    def _delete_fenced(self, delete: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        given = kwargs.get("using", args[0] if args else None)
+        # A base's own arguments may come first.
+        alias = (
+            given if given in list(connections) else router.db_for_write(type(self), instance=self)
+        )
         claim, key = claim_on(self, alias, claim_columns(type(self)).key_of(self)), self.pk
         if claim is None or claim.ended:
-            return super().delete(using, keep_parents)
-        stands = False
+            return delete(*args, **kwargs)
+        stands = gone = False
+        deleted: Any = None
         try:
             with transaction.atomic(using=alias):
                 stands = querysets.fencing.lock_claim(self, alias)
-                deleted = super().delete(using, keep_parents) if stands else (0, {})
+                if stands:
+                    deleted = delete(*args, **kwargs)
+                    # A base may only mark the row, or delete it by a queryset, which leaves the key here.
+                    gone = self.pk != key or not querysets.fencing.lock_claim(self, alias)
         except BaseException:
             # Django has taken the key away already, and without it nothing could be repeated.
             if stands and self.pk != key:
@@ -208,13 +212,41 @@ class FencedModel(models.Model):
         if not stands:
             claim.undecided = claim.undecided or claim.unanswered
             querysets.losses.raise_unless_all([self], [])
-        claim.end()
+        if gone:
+            claim.end()
         return deleted
+
+
+def fence_delete(model: Any) -> None:
+    """Fence the ``delete()`` of a base that stands before our mixin and may never call ours, as django-treebeard's."""
+    if not issubclass(model, FencedModel):
+        return
+    before = model.__mro__[: model.__mro__.index(FencedModel)]
+    if not any("delete" in vars(base) and not issubclass(base, FencedModel) for base in before):
+        return
+    unfenced = model.delete
+
+    @wraps(unfenced)
+    def delete(self: FencedModel, *args: Any, **kwargs: Any) -> Any:
+        return self._delete_fenced(partial(unfenced, self), *args, **kwargs)
+
+    model.delete = delete
 
 
 def _all_rows(model: type[models.Model], using: str | None, **hints: Any) -> Any:
     """Return every row of *model*: one that is claimed may be hidden by the base manager (``base_manager_name``)."""
     return models.QuerySet(model, using=using, hints=hints)
+
+
+def _attnames(
+    row: models.Model, names: Iterable[str] | None, always: Iterable[Any] = ()
+) -> list[str]:
+    """Return the attnames of the columns with these *names*, or of all, and of those that *always* count."""
+    fields = row._meta.concrete_fields
+    if names is None:
+        return [field.attname for field in fields]
+    wanted = {*names, *(field.name for field in always)}
+    return [field.attname for field in fields if not wanted.isdisjoint((field.name, field.attname))]
 
 
 def _fenced(rows: Any, claim: Claim) -> Any:

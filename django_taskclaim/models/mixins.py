@@ -44,6 +44,10 @@ def _counter(name: Any) -> CounterField:
     return CounterField(name, default=0, db_default=0, editable=False)
 
 
+def _priority(name: Any) -> PriorityField:
+    return PriorityField(name, default=0, db_default=0, editable=False)
+
+
 class ClaimBase(FencedModel):
     """What all the mixins share: the manager and ``row.claim``."""
 
@@ -112,9 +116,12 @@ class RetryMixin(models.Model):
 
 
 class PriorityMixin(models.Model):
-    """The user's own order: higher comes first. This column is the user's to write."""
+    """The user's own order: higher comes first. This column is the user's to write.
 
-    priority = PriorityField(_("priority"), default=0, db_default=0)
+    A model that declares it again, ``priority = PriorityField(default=0, db_default=0)``, has it in its forms.
+    """
+
+    priority = _priority(_("priority"))
 
     class Meta:
         abstract = True
@@ -156,7 +163,7 @@ class PrefixedTaskMixin(PrefixedClaimMixin):
     claim_error_class = ErrorClassField(
         _("claim error class"), default="", db_default="", blank=True, editable=False
     )
-    claim_priority = PriorityField(_("claim priority"), default=0, db_default=0)
+    claim_priority = _priority(_("claim priority"))
 
     class Meta:
         abstract = True

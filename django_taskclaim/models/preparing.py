@@ -14,6 +14,7 @@ from django.db.models.signals import class_prepared
 from django_taskclaim.columns import claim_columns, has_claim_columns, is_claimable
 from django_taskclaim.guard import remember
 from django_taskclaim.indexes import ClaimIndex
+from django_taskclaim.models.fence import fence_delete
 from django_taskclaim.models.handle import ClaimHandle
 from django_taskclaim.querysets import ClaimManager
 
@@ -25,6 +26,7 @@ def prepare(sender: type[models.Model], **kwargs: Any) -> None:
     if not has_claim_columns(sender) or sender._meta.swapped:
         return
     _give_manager(sender)
+    fence_delete(sender)
     for name in SHORT_FORMS:
         if not hasattr(sender, name):
             setattr(sender, name, _short_form(name))

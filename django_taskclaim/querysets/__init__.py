@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from django_taskclaim.querysets import populating as populating
     from django_taskclaim.querysets import pruning as pruning
     from django_taskclaim.querysets import ranges as ranges
+    from django_taskclaim.querysets import removing as removing
     from django_taskclaim.querysets import repairing as repairing
     from django_taskclaim.querysets import results as results
     from django_taskclaim.querysets import scope as scope
@@ -51,6 +52,7 @@ else:
             "populating",
             "pruning",
             "ranges",
+            "removing",
             "repairing",
             "results",
             "scope",

@@ -17,7 +17,7 @@ from django_taskclaim import conf
 from django_taskclaim.dialects import ClaimOrder, DatabaseNow, SwitchIsOn
 from django_taskclaim.dialects.statements import SQL, sql, value
 from django_taskclaim.fields import CRASHED, CRASHED_UNBEGUN, NEVER_WAITED, AnyField, as_utc
-from django_taskclaim.policy import policy_for
+from django_taskclaim.policy import policy_for, refuse_faulty
 from django_taskclaim.querysets.counting import KeyLimit
 from django_taskclaim.querysets.fleet import (
     Answer,
@@ -115,6 +115,7 @@ def checked_request(
         holder = new_holder()
     else:
         holder = checked_name(claimed_by)
+    refuse_faulty(model)
     duration = policy_for(model).lease if lease is None else conf.positive_duration(lease, "lease")
     return Request(limit, holder, duration, include_held, durable)
 

@@ -222,7 +222,9 @@ class ClaimQuerySet(PeopleVerbs[M]):
             renewed += outcome.renewed
             lost = [*outcome.lost, *lost]
         if lost:
-            querysets.losses.raise_lost(lost, renewed)
+            # In the order of the caller: renewals are sent in the order of the keys.
+            place = {id(row): number for number, row in enumerate(given)}
+            querysets.losses.raise_lost(sorted(lost, key=lambda row: place[id(row)]), renewed)
         return len(renewed)
 
     # Acting on many rows

@@ -1,18 +1,18 @@
 """Finishing rows well, each in the way that the policy of its model names; the worker comes here like any caller."""
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
-from django.db import connections, models, transaction
+from django.db import connections, models, router, transaction
 
 from django_taskclaim.awaitables import refuse_not_run
 from django_taskclaim.columns import claim_columns
-from django_taskclaim.completion import Archive, Call, Clear, Completion, Delete, Mark
+from django_taskclaim.completion import Archive, Call, Clear, Completion, Delete, Mark, Save
 from django_taskclaim.contention import contention_code, server_code
 from django_taskclaim.exceptions import TaskClaimError
-from django_taskclaim.guard import show_written, told_apart
-from django_taskclaim.policy import policy_for
+from django_taskclaim.guard import show, show_written, told_apart
+from django_taskclaim.policy import policy_for, refuse_faulty
 from django_taskclaim.querysets.assignments import (
     clear_assignments,
     complete_assignments,
@@ -24,6 +24,7 @@ from django_taskclaim.querysets.fencing import (
     by_database,
     end,
     held_write,
+    keys_of,
     send_held,
     write_held,
     write_standing,
@@ -33,7 +34,7 @@ from django_taskclaim.querysets.scope import Desk
 from django_taskclaim.querysets.telling import tell
 from django_taskclaim.signals import rows_completed
 from django_taskclaim.states import Status
-from django_taskclaim.tokens import COMPLETED
+from django_taskclaim.tokens import COMPLETED, carried_claim
 
 Rows = Sequence[Any]
 Names = Sequence[str]
@@ -68,10 +69,10 @@ def complete(rows: Rows, names: Names, also: Also | None = None) -> list[Any]:
 def _by_completion(rows: Rows) -> Iterable[tuple[Completion, list[Any]]]:
     """Group rows by their policy and, but for those that are marked, by their class."""
     if len(kinds := set(map(type, rows))) == 1:
-        return [(policy_for(kinds.pop()).completion, list(rows))]
+        return [(_completion_of(kinds.pop()), list(rows))]
     groups: dict[Any, tuple[Completion, list[Any]]] = {}
     for model, same in _by_class(rows).items():
-        completion = policy_for(model).completion
+        completion = _completion_of(model)
         place = Mark if isinstance(completion, Mark) else model
         groups.setdefault(place, (completion, []))[1].extend(same)
     return groups.values()
@@ -152,6 +153,40 @@ def _call(completion: Call, rows: Rows, names: Names, also: Also | None) -> list
     return _mark(Mark(), rows, names, _both(also, call))
 
 
+def _save(completion: Save, rows: Rows, names: Names, also: Also | None) -> list[Any]:
+    # The claims are checked, and the rows locked, by the statement before.
+    return _call(Call(partial(_save_each, names)), rows, (), also)
+
+
+def _save_each(names: Names, rows: Rows) -> None:
+    """Call ``save()`` of rows of one database; where one raises, all instances are what they were before."""
+    before = [dict(row.__dict__) for row in rows]
+    _show_completed_at(rows)
+    try:
+        for row in rows:
+            options: dict[str, Any] = {"update_fields": names} if names else {}
+            alias = carried_claim(row).alias
+            if router.db_for_write(type(row), instance=row) != alias:
+                options["using"] = alias
+            row.save(**options)
+    except BaseException:
+        for row, own in zip(rows, before, strict=True):
+            row.__dict__.clear()
+            row.__dict__.update(own)
+        raise
+
+
+def _show_completed_at(rows: Rows) -> None:
+    """Let instances show when they were completed: ``save()`` would leave out a column that it would have to read."""
+    desk = Desk.of(type(rows[0]), carried_claim(rows[0]).alias)
+    field = desk.columns.completed_at
+    if field is not None:
+        for part in desk.dialect.chunks(rows, desk.table):
+            moments = dict(desk.rows.filter(pk__in=keys_of(part)).values_list("pk", field.name))
+            for row in part:
+                show([row], {field: moments[carried_claim(row).pk]})
+
+
 def _called(function: Callable[[list[Any]], Any], alias: str, rows: list[Any]) -> None:
     """Call *function* in a savepoint, which is missing in the end if it has lost the transaction and told nobody."""
     returned = False
@@ -183,7 +218,13 @@ _WAYS: dict[type, Callable[[Any, Rows, Names, Also | None], list[Any]]] = {
     Archive: _archive,
     Clear: _clear,
     Call: _call,
+    Save: _save,
 }
+
+
+def _completion_of(model: type[models.Model]) -> Completion:
+    refuse_faulty(model)
+    return policy_for(model).completion
 
 
 def _by_class(rows: Rows) -> dict[type[models.Model], list[Any]]:

@@ -8,7 +8,7 @@ from django.db import models
 
 from django_taskclaim.exceptions import Permanent
 from django_taskclaim.failures import recorded, told
-from django_taskclaim.policy import Verdict, policy_for
+from django_taskclaim.policy import Verdict, policy_for, refuse_faulty
 from django_taskclaim.querysets import fencing
 from django_taskclaim.querysets.assignments import (
     Assignments,
@@ -49,6 +49,7 @@ def fail(given: Sequence[M], error: BaseException | str, *, retry: bool) -> int:
 def _verdict(row: models.Model, error: object, retry: bool) -> Verdict:
     claim = standing_claim(row)
     assert claim is not None, "only rows that carry a claim are judged"
+    refuse_faulty(type(row))
     return policy_for(type(row)).judge(error, claim.attempts + 1, retry=retry)
 
 

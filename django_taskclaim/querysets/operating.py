@@ -15,7 +15,7 @@ from django_taskclaim.connecting import is_refusal
 from django_taskclaim.dialects import DatabaseNow
 from django_taskclaim.dialects.statements import SQL, sql, value
 from django_taskclaim.failures import in_ascii, recorded
-from django_taskclaim.policy import policy_for
+from django_taskclaim.policy import fault_of, policy_for
 from django_taskclaim.querysets.assignments import crash_mark, open_again, pass_on
 from django_taskclaim.querysets.claiming import is_crash_mark, is_unbegun
 from django_taskclaim.querysets.refusals import Search
@@ -35,6 +35,14 @@ logger = logging.getLogger("django_taskclaim")
 
 #: The error class of a row that an operator failed by word alone.
 OPERATOR = "FailedByOperator"
+
+#: What the log says of rows whose lease has ended, by their fate.
+EXPIRED = {
+    "charged": "put back, one try counted",
+    "uncharged": "put back, no try counted",
+    "crashed": "put back for the last try, to be claimed alone",
+    "failed": "failed, no try is left",
+}
 
 #: The acts after which there is something to do.
 OPENING = frozenset({"reset", "resumed"})
@@ -353,7 +361,8 @@ def _fate(desk: Desk, row: list[Any]) -> str:
     if is_unbegun(facts.get("not_before")):
         return "uncharged"
     tried = facts.get("attempts", facts["iteration"])
-    if tried + 1 < policy_for(desk.model).max_attempts:
+    # With a handler that could not be registered, nobody knows how many tries there are.
+    if fault_of(desk.model) or tried + 1 < policy_for(desk.model).max_attempts:
         return "charged"
     if "not_before" not in facts or is_crash_mark(facts["not_before"]):
         return "failed"
@@ -397,7 +406,7 @@ def _write_fate(desk: Desk, fate: str, rows: list[list[Any]]) -> int:
         "%s of %s expired: %s",
         counted(written, unit_of([desk.model])),
         label,
-        fate,
+        EXPIRED[fate],
         extra={
             "event": "expired",
             "fate": fate,

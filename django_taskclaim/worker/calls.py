@@ -9,12 +9,13 @@ import selectors
 import socket
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from django.db import connections
 
 from django_taskclaim.columns import claim_columns
-from django_taskclaim.dialects.waking import Listener, why_deaf
+from django_taskclaim.dialects.waking import QUIET, Listener, can_call, why_deaf
 from django_taskclaim.handlers import Handler
 from django_taskclaim.tokens import clock
 from django_taskclaim.worker.options import WorkerOptions
@@ -67,6 +68,17 @@ def _ends() -> tuple[socket.socket, socket.socket]:
     return ends
 
 
+@dataclass(slots=True)
+class _Look:
+    """What a model has been looked at for, in seconds by ``clock()``."""
+
+    began: float = 0.0
+    #: The last call.
+    called: float = float("-inf")
+    #: Until when rows may come in without a call.
+    silent_until: float = float("-inf")
+
+
 class Calls:
     """The calls that one process hears, and what it still has to look at because of them."""
 
@@ -76,24 +88,30 @@ class Calls:
         self.bell = Bell()
         self._options = options
         self._on_call = on_call
+        self._looks = {handler.model: _Look() for handler in handlers}
         self._models: dict[str, list[Any]] = {}
         for handler in handlers:
             if handler.wake_up:
                 table = claim_columns(handler.model).owner._meta.db_table
                 self._models.setdefault(table, []).append(handler.model)
-        self._called: set[Any] = set()
         self._listener: Listener | None = None
-        self._deaf = not self._models
+        self._deaf = not self._models or not can_call(connections[options.using])
 
     # Of the claimer
 
-    def has_called(self, model: Any) -> bool:
-        """Say whether rows of *model* have come in since its last look began."""
-        return model in self._called
+    def look_at(self, model: Any) -> float:
+        """Return when to look for rows of *model* because of calls, by ``clock()``.
 
-    def answer(self, model: Any) -> None:
+        At once after a call, and at the end of the silence that follows it; calls in quick succession are one.
+        """
+        look = self._looks[model]
+        if look.began <= look.called:
+            return look.began + QUIET
+        return look.silent_until if look.began < look.silent_until else float("inf")
+
+    def begin_look(self, model: Any) -> None:
         """Note that a look begins: a call that comes from now on asks for another one."""
-        self._called.discard(model)
+        self._looks[model].began = clock()
 
     # Of the service
 
@@ -108,7 +126,7 @@ class Calls:
         why = why_deaf(connection)
         if why:
             self._deaf = True
-            logger.warning(
+            logger.info(
                 "%s hears no wake-up calls (%s) and looks for rows every %s s",
                 self._options.name,
                 why,
@@ -117,9 +135,8 @@ class Calls:
             return True
         self._listener = Listener.on(connection, self._hear)
         # What came in before is for the next poll, unless somebody looks now.
-        for models in self._models.values():
-            self._called.update(models)
-        self._on_call()
+        for table in self._models:
+            self._hear(table, 0.0)
         return True
 
     def wait(self, seconds: float) -> None:
@@ -130,8 +147,11 @@ class Calls:
         else:
             self.bell.wait(seconds)
 
-    def _hear(self, table: str) -> None:
-        models = self._models.get(table)
-        if models:
-            self._called.update(models)
-            self._on_call()
+    def _hear(self, table: str, silence: float) -> None:
+        now = clock()
+        for model in self._models.get(table, ()):
+            look = self._looks[model]
+            is_first = look.called < look.began
+            look.called, look.silent_until = now, max(look.silent_until, now + silence)
+            if is_first:
+                self._on_call()

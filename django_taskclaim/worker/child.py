@@ -8,8 +8,10 @@ from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
 from django_taskclaim.tokens import clock
+from django_taskclaim.wording import listed
 from django_taskclaim.worker.health import HealthFile, goes_on
 from django_taskclaim.worker.options import ExitCode
+from django_taskclaim.worker.platforms import show_title
 from django_taskclaim.worker.stop_signals import SignalPipe, leave, leave_at_last
 
 #: How long running rows may go on once the supervisor is gone.
@@ -31,26 +33,29 @@ SIGN_EVERY = 1.0
 STOPPING, BUSY, QUIET = 0.02, 0.2, 1.0
 
 
-def run_child(options: Any, link: Connection) -> None:
+def run_child(options: Any, link: Connection, memory: Any) -> None:
     """Be a child of a supervisor: says ``ready``, hears ``stop`` and ``now``, and takes an end of file for its death.
 
     The process comes with the stop signals blocked, so it cannot die of one while it imports; it ends by
     ``os._exit``, because a handler that sleeps would never be joined.
     """
     signals = SignalPipe()
+    show_title(f"child {options.name}, {listed(options.labels)}")
     import django
 
     django.setup()
+    from django_taskclaim.connecting import work_in_schema
     from django_taskclaim.worker.crew import Crew
     from django_taskclaim.worker.records import log_to_console
 
     log_to_console(options.verbosity)
+    work_in_schema(options.schema)
     said = Link(link)
     said.end_with_supervisor()
     if signals.stop_asked() or link.poll():
         # Told to stop, or orphaned, while it imported.
         said.goodbye(0)
-    crew = Crew(options)
+    crew = Crew(options, memory)
     # What is loaded by now stays: looking through it for garbage again and again costs more than rows do.
     gc.freeze()
     if options.once or options.max_rows is not None:

@@ -200,11 +200,10 @@ class Claimer(threading.Thread):
 
     def _look_at(self, handler: Handler) -> float:
         """Return when, by ``clock()``, to look for rows of this model again."""
-        moment, calls = self._next_look[handler.model], self.service.calls
-        if moment != NEVER and (
-            handler.model in self.service.to_look_for or calls.has_called(handler.model)
-        ):
-            moment = 0.0
+        moment = self._next_look[handler.model]
+        if moment != NEVER:
+            asked = handler.model in self.service.to_look_for
+            moment = 0.0 if asked else min(moment, self.service.calls.look_at(handler.model))
         return max(moment, self.service.limits.next_at(handler.model))
 
     def _has_room(self, handler: Handler) -> bool:
@@ -228,7 +227,7 @@ class Claimer(threading.Thread):
         pause = self._poll_pause(handler.model)
         self._answers[handler.model].refusal = None
         self.service.to_look_for.discard(handler.model)
-        self.service.calls.answer(handler.model)
+        self.service.calls.begin_look(handler.model)
         full: bool | None = False
         try:
             full = self._claim(handler)

@@ -2,11 +2,13 @@
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 from django_taskclaim.failures import redacted
 from django_taskclaim.handlers import Handler
 from django_taskclaim.tokens import clock
 from django_taskclaim.wording import counted
+from django_taskclaim.worker.begun import Notes
 from django_taskclaim.worker.claimer import Claimer
 from django_taskclaim.worker.executors import Executor, HandlerThread, LoopThread
 from django_taskclaim.worker.health import Silence
@@ -27,10 +29,10 @@ LAST_WORDS = 0.5
 class Crew:
     """Claimer, service and handler threads around the rows they hold."""
 
-    def __init__(self, options: WorkerOptions) -> None:
+    def __init__(self, options: WorkerOptions, memory: Any = None) -> None:
         self.options = options
         handlers = options.handlers()
-        self.inflight = InFlight()
+        self.inflight = InFlight(Notes(memory))
         self.service = Service(options, handlers, self.inflight)
         self.claimer = Claimer(options, handlers, self.inflight, self.service)
         self.executors = self._executors(handlers)
@@ -134,6 +136,8 @@ class Crew:
                 thread.join(LAST_WORDS)
         # What was cut short has just been given back.
         summary(self.options.name, self.service.vitals, 0, self.service.unit)
+        for sentence in self.claimer.work.set_aside:
+            logger.info("%s", sentence)
         if recycle:
             return ExitCode.RECYCLE
         if cut_short:

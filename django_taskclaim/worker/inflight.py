@@ -7,7 +7,7 @@ A row is held, and its lease renewed, until its result has been written.
 import asyncio
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,16 +17,9 @@ from django_taskclaim.policy import SELF_FENCE
 from django_taskclaim.querysets.instances import bare
 from django_taskclaim.tokens import ATTRIBUTE, Claim, clock
 from django_taskclaim.wording import listed
+from django_taskclaim.worker.begun import Batch, Notes
 from django_taskclaim.worker.outcomes import Outcome
-
-
-@dataclass(eq=False, slots=True)
-class Batch:
-    """The rows of one claim, until the last of them is written."""
-
-    left: int
-    #: By ``clock()``, when they were claimed.
-    began: float = field(default_factory=clock)
+from django_taskclaim.worker.records import logger, named
 
 
 @dataclass(eq=False, slots=True)
@@ -36,6 +29,8 @@ class Task:
     row: Any
     handler: Handler
     batch: Batch | None = None
+    #: Which of the batch it is.
+    number: int = 0
     #: Its result is being written: what a renewal under way says of it no longer counts.
     ending: bool = False
     #: Its lease could not be renewed in time; it may still stand, and is renewed if it does.
@@ -60,8 +55,14 @@ class Task:
         return self.row
 
     def told_nothing(self) -> Permanent | None:
-        """Return an error where nobody can tell what the handler wanted written of this row."""
+        """Return an error where what the handler wanted written of this row cannot be told, or would be lost."""
         self.carrier()
+        if self.claim.unsaved and self.handler.watch.fails:
+            text = unsaved_told(self, self.claim.unsaved, "so the row fails")
+            label = self.handler.model._meta.label
+            return Permanent(
+                f"{text} Then run manage.py claimreset {label}, which opens failed rows."
+            )
         names = self.handler.update_fields
         if not self.remade or not names:
             return None
@@ -82,6 +83,30 @@ class Task:
         """Say whether a handler may be called with the row: its claim stands, as far as is known here."""
         claim = self.claim
         return not (claim.ended or self.abandoned or claim.lost or self.is_overdue(now))
+
+
+def unsaved_told(task: Task, columns: Sequence[str], what_happens: str) -> str:
+    """Say what the handler has set although nothing writes it, what happens, and what to do."""
+    names = ", ".join(f'"{name}"' for name in (*task.handler.update_fields, *columns))
+    return (
+        f"{named(task.row)}: {task.handler.name} set {listed(columns)}, but nothing writes it, {what_happens}."
+        f" Register the handler with update_fields=[{names}], or call save() in it."
+    )
+
+
+def warn_unsaved(task: Task) -> None:
+    """Warn, once for each column in this process, that a row is complete without what its handler has set."""
+    if task.claim.unsaved and (columns := task.handler.watch.first_time(task.claim.unsaved)):
+        logger.warning(
+            "%s",
+            unsaved_told(task, columns, "so this row and others are completed without it"),
+            extra={
+                "event": "unsaved",
+                "model": task.handler.model._meta.label,
+                "keys": [str(task.claim.pk)],
+                "columns": columns,
+            },
+        )
 
 
 def may_start(tasks: Iterable[Task]) -> bool:
@@ -161,8 +186,8 @@ class Result:
 def units_of(handler: Handler, rows: Iterable[Any]) -> list[Unit]:
     """Return the rows of one claim as the units that *handler* is called with."""
     held = list(rows)
-    batch = Batch(len(held))
-    tasks = [Task(row, handler, batch) for row in held]
+    batch = Batch(len(held), bytearray(len(held)))
+    tasks = [Task(row, handler, batch, number) for number, row in enumerate(held)]
     if handler.batch:
         return [Unit(handler, tasks)] if tasks else []
     return [Unit(handler, [task]) for task in tasks]
@@ -172,6 +197,7 @@ def units_of(handler: Handler, rows: Iterable[Any]) -> list[Unit]:
 class InFlight:
     """Thread-safe; units of one model are run in the order of their claim, several models take turns."""
 
+    notes: Notes = field(default_factory=Notes)
     _waiting: dict[Any, deque[Unit]] = field(default_factory=dict)
     _running: list[Unit] = field(default_factory=list)
     _unwritten: dict[int, Result] = field(default_factory=dict)
@@ -196,17 +222,25 @@ class InFlight:
 
     # In at one end
 
-    def add(self, units: Iterable[Unit]) -> bool:
-        """Queue *units*; False, and nothing queued, once the worker is stopping."""
+    def add(self, units: Sequence[Unit]) -> bool:
+        """Note and queue the *units* of one claim; False, and nothing queued, once the worker is stopping."""
+        if not units:
+            return True
+        self._note(units)
         with self._lock:
             if self.closed:
                 return False
-            for unit in units:
-                model = unit.handler.model
-                self._waiting.setdefault(model, deque()).append(unit)
-                self._held[model] += len(unit.tasks)
+            model = units[0].handler.model
+            self._waiting.setdefault(model, deque()).extend(units)
+            self._held[model] += sum([len(unit.tasks) for unit in units])
             self._arrived.notify_all()
             return True
+
+    def _note(self, units: Sequence[Unit]) -> None:
+        if (batch := (first := units[0].tasks[0]).batch) is not None:
+            keys = [task.claim.pk for unit in units for task in unit.tasks]
+            label = first.handler.model._meta.label
+            self.notes.add(batch, label, first.claim.token.holder, keys)
 
     def take(
         self,
@@ -231,6 +265,9 @@ class InFlight:
                 self._waiting[model] = units
             unit.thread = threading.get_ident()
             unit.begin(unit.tasks)
+            if (batch := unit.tasks[0].batch) is not None:
+                for task in unit.tasks:
+                    batch.begun[task.number] = 1
             self._running.append(unit)
             if len(units) < self.low:
                 self._changed.notify_all()

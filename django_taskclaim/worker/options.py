@@ -8,6 +8,7 @@ from typing import Any, Self
 from django.apps import apps
 
 from django_taskclaim.handlers import Handler, handler_for
+from django_taskclaim.policy import fault_of, faults
 from django_taskclaim.sources import or_what_works_on_it
 from django_taskclaim.worker.selection import narrowed
 
@@ -50,6 +51,8 @@ class WorkerOptions:
     filters: tuple[str, ...] = ()
     #: Touched while all is well.
     health_file: str | None = None
+    #: Of the tenant for whom the command was called by django-tenants.
+    schema: str | None = None
 
     @property
     def connections(self) -> int:
@@ -76,8 +79,13 @@ class WorkerOptions:
         return narrowed(found, self.filters)
 
     def _handler(self, model: Any) -> Handler:
+        if why := fault_of(model):
+            raise LookupError(why)
         found = handler_for(model)
         if found is None:
+            # What names no model that is known may have been meant for this one.
+            if why := next((why for named, why in faults if named is None), ""):
+                raise LookupError(f"{model._meta.label} has no handler, and {why}")
             raise LookupError(
                 f"{model._meta.label} has no handler: write one with @handler({model.__name__}) in the claims.py of an"
                 f" installed app, or give the model a process() method{or_what_works_on_it(model)}."

@@ -3,12 +3,20 @@
 import signal
 import sys
 import threading
+from contextlib import suppress
+from importlib import import_module
 
 #: What a supervisor waits for its children with; Windows has none of them, macOS lacks the first.
 SIGNALS = ("sigtimedwait", "pthread_sigmask", "SIGCHLD")
 
 #: The claimer's and the service's, beside those of handlers.
 OWN_THREADS = 2
+
+
+def show_title(title: str) -> None:
+    """Have ``ps`` and ``top`` say what this process is, where setproctitle is installed."""
+    with suppress(ImportError):
+        import_module("setproctitle").setproctitle(f"claimworker: {title}")
 
 
 def lacking(*, in_process: bool, threads: int) -> list[str]:

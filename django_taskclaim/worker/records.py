@@ -1,9 +1,13 @@
 """What a worker writes to the log: one record per change of state, the facts in ``extra``."""
 
 import logging
+import re
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from traceback import walk_tb
 from typing import Any
+
+from django.conf import settings
 
 from django_taskclaim.columns import unit_of
 from django_taskclaim.exceptions import ClaimLost
@@ -232,11 +236,42 @@ class Limited:
 _OF_ONE_ROW = frozenset({"failed", "lost", "raised"})
 
 
-def _without_traceback(record: logging.LogRecord) -> bool:
-    """Leave a failed row's traceback to ``-v 2``; those of our own errors are always shown."""
-    if getattr(record, "event", None) in _OF_ONE_ROW:
-        record.exc_info = record.exc_text = None
-    return True
+#: Kinds of failures that bring a traceback, in one process.
+MOST_KINDS = 100
+
+
+class _FirstOfEachKind:
+    """Keeps the traceback of the first failed row of each kind; those of our own errors are always shown.
+
+    A kind is an error's class with the lines that led to it.
+    """
+
+    def __init__(self) -> None:
+        self._seen: set[tuple[Any, ...]] = set()
+
+    def __call__(self, record: logging.LogRecord) -> bool:
+        if getattr(record, "event", None) in _OF_ONE_ROW and not self._is_new(record):
+            record.exc_info = record.exc_text = None
+        return True
+
+    def _is_new(self, record: logging.LogRecord) -> bool:
+        if record.exc_info:
+            lines = [(frame.f_code, line) for frame, line in walk_tb(record.exc_info[2])]
+            kind = (record.exc_info[0], *lines)
+        else:
+            # Redacted, it is there as text alone.
+            kind = tuple(re.findall(r"^ *File .*", record.exc_text or "", re.MULTILINE))
+        if kind in self._seen or len(self._seen) >= MOST_KINDS:
+            return False
+        self._seen.add(kind)
+        return True
+
+
+class _Formatter(logging.Formatter):
+    """Leaves out an exception that nobody raised: it has no traceback, and the message has its text."""
+
+    def formatException(self, ei: Any) -> str:
+        return super().formatException(ei) if ei[2] is not None else ""
 
 
 def log_to_console(verbosity: int) -> None:
@@ -245,10 +280,11 @@ def log_to_console(verbosity: int) -> None:
     if ours.hasHandlers():
         return
     console = logging.StreamHandler()
-    console.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S"))
+    console.setFormatter(_Formatter("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S"))
     if verbosity < 2:
         # A busy worker would make them for nobody: no other handler is there.
         _console.tells_all = False
-        console.addFilter(_without_traceback)
+        if not settings.DEBUG:
+            console.addFilter(_FirstOfEachKind())
     ours.addHandler(console)
     ours.setLevel(logging.INFO if verbosity > 0 else logging.WARNING)

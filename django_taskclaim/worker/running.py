@@ -10,10 +10,11 @@ from datetime import timedelta
 from typing import Any, ParamSpec, TypeVar
 
 from asgiref.sync import sync_to_async
-from django.db import InterfaceError, OperationalError
+from django.db import InterfaceError, OperationalError, connections
 
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.contention import server_code
+from django_taskclaim.dialects import dialect_for
 from django_taskclaim.exceptions import ClaimLost, SourceGone, TaskClaimError
 from django_taskclaim.failures import told
 from django_taskclaim.handlers import Handler
@@ -39,7 +40,14 @@ from django_taskclaim.worker.connections import (
     left_open,
     limit_idle_session,
 )
-from django_taskclaim.worker.inflight import InFlight, Result, Task, Unit, may_start
+from django_taskclaim.worker.inflight import (
+    InFlight,
+    Result,
+    Task,
+    Unit,
+    may_start,
+    warn_unsaved,
+)
 from django_taskclaim.worker.outcomes import (
     DONE,
     Answer,
@@ -227,14 +235,16 @@ class Running:
     def _outcomes(self, tasks: list[Task], answer: Answer, since: float) -> list[Outcome] | None:
         """Return the outcome of each row; None where the batch must be run in halves to find the row that raises."""
         if answer.committed:
-            return [task.claim.how_ended() or Ended(completed=task.ending) for task in tasks]
+            return [_ended(task) or Ended(completed=task.ending) for task in tasks]
         if answer.error is not None and answer.at_commit:
             return self._after_commit(tasks, answer.error, since)
         if answer is NOTHING_SAID:
             return [
                 DONE
-                if not task.remade and standing_claim(task.row) is not None
-                else task.claim.how_ended() or _done(task)
+                if not task.remade
+                and standing_claim(task.row) is not None
+                and not task.claim.unsaved
+                else _ended(task) or _done(task)
                 for task in tasks
             ]
         said, error = _read(tasks, answer)
@@ -272,7 +282,7 @@ class Running:
         return self._was_an_outage(tasks[0].handler, error, since)
 
     def _outcome(self, task: Task, error: BaseException | str | None, since: float) -> Outcome:
-        if (ended := task.claim.how_ended()) is not None:
+        if (ended := _ended(task)) is not None:
             # The handler called a verb itself, or deleted the row.
             if error is not None:
                 broken(f"{named(task.row)}: its handler ended the claim and then raised", error)
@@ -300,6 +310,8 @@ class Running:
         if not isinstance(error, (OperationalError, InterfaceError)) or (
             is_refusal(error) or is_contention(error)
         ):
+            return False
+        if not dialect_for(connections[self.using]).has_server:
             return False
         return self.service.was_away_since(since)
 
@@ -372,7 +384,18 @@ class Running:
 def _done(task: Task) -> Outcome:
     """Return what is to become of a row that its handler is done with."""
     error = task.told_nothing()
-    return DONE if error is None else judged(task.carrier(), error)
+    if error is not None:
+        return judged(task.carrier(), error)
+    warn_unsaved(task)
+    return DONE
+
+
+def _ended(task: Task) -> Ended | None:
+    """Return how the claim was ended, by a verb of the handler's own or with its transaction."""
+    ended = task.claim.how_ended()
+    if ended is not None and ended.completed:
+        warn_unsaved(task)
+    return ended
 
 
 def _without_source(task: Task) -> Outcome:

@@ -230,6 +230,7 @@ class Service(threading.Thread):
             self._guarded(
                 "looking for claims never heard of", partial(self._find_unheard, now=True)
             )
+            self._guarded("looking for rows never begun", self._find_unbegun)
             self._guarded("giving rows back", self._release_the_last)
             for one in self._attachments:
                 self._guarded(f"ending {type(one).__name__}", one.leave)
@@ -243,6 +244,7 @@ class Service(threading.Thread):
     def _round(self) -> None:
         guard_connections(self.longest_lease, ours_alone=True)
         self._guarded("looking for claims never heard of", self._find_unheard)
+        self._guarded("looking for rows never begun", self._find_unbegun)
         self._guarded("giving rows back", self._release_returned)
         self._guarded("renewing leases", self._renew_when_due)
         self.fence()
@@ -313,6 +315,19 @@ class Service(threading.Thread):
         found = self.unheard.find(now=now)
         self._take_back(Return(found, "the claim's COMMIT was not answered"))
         return bool(found)
+
+    def _find_unbegun(self) -> bool:
+        """Have given back what the process before this one had claimed and not begun when it died."""
+        unbegun = self.inflight.notes.unbegun
+        for one in list(unbegun):
+            for handler in self.handlers:
+                if handler.model._meta.label == one.label:
+                    rows: Any = ClaimQuerySet(handler.model, using=self.options.using)
+                    held = rows.filter(pk__in=one.keys)._claimed_by([one.holder])
+                    tasks = [Task(row, handler, one.batch) for row in held]
+                    self._take_back(Return(tasks, "the process before it had not begun it"))
+            unbegun.remove(one)
+        return False
 
     def _release_the_last(self) -> None:
         """Write all that is left; what a session that is being ended has locked, as soon as it lets go."""

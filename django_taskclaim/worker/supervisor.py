@@ -4,12 +4,13 @@ import contextlib
 import logging
 import multiprocessing
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any
 
 from django_taskclaim.tokens import clock
+from django_taskclaim.worker.begun import shared_memory
 from django_taskclaim.worker.child import run_child
 from django_taskclaim.worker.health import HealthFile
 from django_taskclaim.worker.options import ExitCode, WorkerOptions
@@ -39,6 +40,8 @@ class Child:
     """One place in the crew; the process in it may change."""
 
     options: WorkerOptions
+    #: Where a process notes what the one after it gives back.
+    memory: Any = field(default_factory=shared_memory)
     process: Any = None
     link: Connection | None = None
     ready: bool = False
@@ -130,6 +133,11 @@ class Supervisor:
                 signal.signal(one, handler)
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
+    @property
+    def signals(self) -> int:
+        """How many stop signals have come."""
+        return self._signals
+
     # Starting
 
     def _start_due(self) -> None:
@@ -154,7 +162,7 @@ class Supervisor:
         ours, theirs = self._spawn.Pipe()
         options = child.options
         process = self._spawn.Process(
-            target=run_child, args=(options, theirs), name=options.name, daemon=False
+            target=run_child, args=(options, theirs, child.memory), name=options.name, daemon=False
         )
         # The child inherits the blocked signals, so it cannot die of one while it imports.
         process.start()

@@ -6,7 +6,7 @@ from typing import Any
 from django.db import connections
 from django.db.models import Model, Q
 
-from django_taskclaim.columns import claim_columns
+from django_taskclaim.columns import claim_columns, unit_of
 from django_taskclaim.completion import Clear
 from django_taskclaim.dialects import dialect_for
 from django_taskclaim.handlers import Handler
@@ -14,6 +14,7 @@ from django_taskclaim.querysets.ranges import end_of_source, is_unplanned, open_
 from django_taskclaim.querysets.refusals import refusals, without_refused
 from django_taskclaim.states import Status
 from django_taskclaim.tokens import clock
+from django_taskclaim.wording import counted
 from django_taskclaim.worker.inflight import InFlight
 from django_taskclaim.worker.options import WorkerOptions
 from django_taskclaim.worker.records import waits_for
@@ -21,6 +22,8 @@ from django_taskclaim.worker.service import Service
 
 #: A drain that has claimed nothing for so many seconds says what it waits for, and says it again as often.
 WAITED = 10.0
+#: Paused rows that a drain counts at its end: in a table just adopted there may be any number.
+MOST_COUNTED = 100_000
 
 
 class Work:
@@ -35,6 +38,8 @@ class Work:
         self.service = service
         #: Why a drain ended before the work did; empty otherwise.
         self.left_over = ""
+        #: What a drain left alone because somebody has paused it, in sentences.
+        self.set_aside: list[str] = []
         #: What a drain has to do of models whose rows open again when they are done.
         self._this_round: dict[Any, Q] = {}
         self._ends_of_sources: dict[Any, str | None] = {}
@@ -83,6 +88,7 @@ class Work:
         """Say whether a drain is over: nothing that matches is open or processing by anyone, or all is stopped."""
         unfinished = [handler for handler in self.handlers if self.is_left(handler)]
         if not unfinished:
+            self.set_aside = [said for one in self.handlers if (said := self._paused_rows(one))]
             return True
         self.service.read_switch()
         self.service.fleet.look()
@@ -103,8 +109,24 @@ class Work:
         return bool(self._unfinished(handler).exists())
 
     def _unfinished(self, handler: Handler) -> Any:
+        return self._in_state(handler, Status.OPEN, Status.PROCESSING)
+
+    def _in_state(self, handler: Handler, *states: Status) -> Any:
         status = claim_columns(handler.model).status.name
-        return self.rows(handler).filter(**{f"{status}__in": [Status.OPEN, Status.PROCESSING]})
+        return self.rows(handler).filter(**{f"{status}__in": states})
+
+    def _paused_rows(self, handler: Handler) -> str:
+        """Say how many rows are paused and how to open them; empty where none are."""
+        found = self._in_state(handler, Status.PAUSED).order_by()[: MOST_COUNTED + 1].count()
+        if not found:
+            return ""
+        more = found > MOST_COUNTED
+        many = counted(min(found, MOST_COUNTED), unit_of([handler.model]))
+        label = handler.model._meta.label
+        return (
+            f"{'more than ' if more else ''}{many} of {label} {'is' if found == 1 else 'are'} paused and"
+            f" left alone; manage.py claimresume {label} --rows opens {'it' if found == 1 else 'them'}"
+        )
 
     def _stop_of(self, handler: Handler) -> str:
         """Say what keeps a model's rows from being claimed; empty where nothing does, or may not for long."""

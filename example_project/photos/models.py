@@ -2,6 +2,7 @@
 
 from django.db import models
 
+from django_taskclaim.fields import PriorityField
 from django_taskclaim.models import TaskMixin
 
 
@@ -14,6 +15,8 @@ class Photo(TaskMixin):
     average_colour = models.CharField(max_length=7, null=True)
     perceptual_hash = models.CharField(max_length=16, null=True)
     thumbnail = models.BinaryField(null=True)
+    # Declared again, so that the admin's form has it.
+    priority = PriorityField(default=0, db_default=0)
 
     def __str__(self) -> str:
         return self.url

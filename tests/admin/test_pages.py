@@ -170,7 +170,7 @@ def test_a_stale_form_changes_no_claim_column(boss: Client, in_states: Any, mode
 def test_a_row_is_added_open_whatever_the_form_says(boss: Client) -> None:
     boss.post(
         address(Photo, "add"),
-        {"url": "u", "counter": 0, "priority": 0, "status": "processing", "claimed_by": "me"},
+        {"url": "u", "counter": 0, "status": "processing", "claimed_by": "me"},
     )
     row = Photo.objects.get()
     assert (facts(row).status, facts(row).claimed_by) == ("open", None)

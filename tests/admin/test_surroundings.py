@@ -12,6 +12,7 @@ from django.contrib import admin
 from django.contrib.staticfiles import finders
 from django.core.checks import run_checks
 from django.core.exceptions import ImproperlyConfigured
+from django.db import models
 from django.test import Client, override_settings
 from django.test.utils import isolate_apps
 from django.urls import reverse
@@ -21,7 +22,7 @@ from django_taskclaim.admin.checking import problems
 from django_taskclaim.fields import StatusField
 from django_taskclaim.models import ClaimMixin
 from tests.factories import make
-from tests.testapp.models import CompositeKey, Parent, Photo, PrefixedOwnStatus
+from tests.testapp.models import CompositeKey, Parent, Photo, PrefixedOwnStatus, UuidKey
 
 
 def the_admin() -> Any:
@@ -82,10 +83,10 @@ def test_claim_columns_that_the_user_has_spelled_are_as_read_only_as_others() ->
 
 
 def test_a_list_that_would_edit_claim_columns_is_refused_with_what_to_write_instead() -> None:
-    found = told(edited(Photo, "status", "priority", "expires_at"))
-    assert "['status', 'priority', 'expires_at']" in found.msg
+    found = told(edited(Photo, "status", "note", "expires_at"))
+    assert "['status', 'note', 'expires_at']" in found.msg
     assert "status and expires_at" in found.msg
-    assert found.hint.startswith("list_editable = ['priority'];")
+    assert found.hint.startswith("list_editable = ['note'];")
 
 
 def test_columns_of_any_name_are_known_as_ours() -> None:
@@ -93,8 +94,31 @@ def test_columns_of_any_name_are_known_as_ours() -> None:
     assert "names claim_status," in found.msg
 
 
-def test_the_users_own_columns_and_the_priority_may_be_edited_in_the_list() -> None:
-    assert edited(Photo, "priority", "url").check() == []
+def test_the_users_own_columns_and_a_priority_that_is_declared_again_may_be_edited_in_the_list() -> (
+    None
+):
+    assert edited(UuidKey, "priority", "note").check() == []
+
+
+@isolate_apps("tests.testapp")
+def test_a_model_with_a_status_of_its_own_is_left_to_the_checks_of_models() -> None:
+    class OwnStatus(ClaimMixin):
+        status = models.CharField(max_length=10)
+
+        class Meta:
+            app_label = "testapp"
+
+    assert list(problems(edited(OwnStatus))) == []
+
+
+@isolate_apps("tests.testapp")
+def test_a_model_that_cannot_be_claimed_is_named() -> None:
+    class Plain(models.Model):
+        class Meta:
+            app_label = "testapp"
+
+    (found,) = problems(edited(Plain))
+    assert found.msg.startswith("Plain has no claim columns")
 
 
 @pytest.mark.parametrize("nonsense", ["status", None, 17])

@@ -145,6 +145,7 @@ def test_a_mixin_that_has_grown_gets_what_it_lacks(project: Project, parcel: Any
 def test_a_dry_run_writes_nothing(project: Project) -> None:
     said = project.adopt("adoption.Parcel", "--dry-run")
     assert project.files == ["0001_initial"]
+    assert "Nothing was written. Without --dry-run" in said
     assert "AddClaimColumns(" in said
     assert "AddClaimIndex(" in said
     assert said.count("atomic = False") == 2

@@ -345,3 +345,41 @@ class Envelope(TaskMixin, Payload):
 
     class Meta:
         app_label = "testapp"
+
+
+class Publishing(models.Model):
+    """A base of somebody else's: arguments and answers of its own, and a delete() by queryset, as treebeard's."""
+
+    note = models.CharField(max_length=20, default="")
+
+    class Meta:
+        abstract = True
+
+    def save(self, clean: bool = True, user: Any = None, **kwargs: Any) -> Any:
+        super().save(**kwargs)
+        return ("saved", clean, user)
+
+    def delete(self, *args: Any, user: Any = None, **kwargs: Any) -> Any:
+        type(self)._base_manager.filter(pk=self.pk).delete()
+        return ("deleted", args, user, kwargs)
+
+
+class MixinFirst(TaskMixin, Publishing):
+    class Meta:
+        app_label = "testapp"
+
+
+class MixinLast(Publishing, TaskMixin):
+    class Meta:
+        app_label = "testapp"
+
+
+class OnlyMarked(Publishing, TaskMixin):
+    """Its ``delete()`` deletes nothing."""
+
+    class Meta:
+        app_label = "testapp"
+
+    def delete(self, *args: Any, **kwargs: Any) -> Any:
+        self.note = "deleted"
+        self.save()

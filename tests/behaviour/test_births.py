@@ -143,17 +143,28 @@ def born(model: Any, how: str, values: dict[str, Any]) -> Any:
 
 @pytest.mark.parametrize("role", [role for role in STRANGE if role not in ("status", "not_before")])
 @pytest.mark.parametrize("how", ["create", "save", "bulk_create"])
-def test_a_new_row_may_name_nothing_else(
-    role: str, how: str, django_assert_num_queries: NoQueries
-) -> None:
-    with django_assert_num_queries(0), pytest.raises(ClaimColumnError, match=role):
-        born(Photo, how, {role: STRANGE[role]})
-    assert not Photo.objects.exists()
+def test_a_new_row_that_names_more_is_a_copy_and_open(role: str, how: str) -> None:
+    row = born(Photo, how, {"status": "complete", role: STRANGE[role]})
+    assert_open(row)
+    assert_open(fresh(row))
+    assert row.status == "open"
 
 
-@pytest.mark.parametrize("state", ["processing", "finished", "", None])
 @pytest.mark.parametrize("how", ["create", "save", "bulk_create"])
-def test_no_row_is_born_processing_or_in_a_state_that_is_none(
+def test_a_new_row_that_names_a_claim_is_open(how: str) -> None:
+    row = born(Photo, how, {"status": "processing", "claimed_by": "user:17", "iteration": 3})
+    assert_open(row)
+    assert Photo.objects.claim_batch(2) == [row]
+
+
+def test_a_new_row_of_any_shape_that_names_processing_is_open(shape: Any) -> None:
+    (row,) = make(shape, **named(shape, status="processing"))
+    assert_open(row)
+
+
+@pytest.mark.parametrize("state", ["finished", "", None])
+@pytest.mark.parametrize("how", ["create", "save", "bulk_create"])
+def test_no_row_is_born_in_a_state_that_is_none(
     state: Any, how: str, django_assert_num_queries: NoQueries
 ) -> None:
     with django_assert_num_queries(0), pytest.raises(ClaimColumnError):
@@ -161,58 +172,58 @@ def test_no_row_is_born_processing_or_in_a_state_that_is_none(
 
 
 @pytest.mark.parametrize("model", [Child, ChildOwnsClaim])
-def test_no_inheriting_row_is_born_processing(
-    model: Any, django_assert_num_queries: NoQueries
-) -> None:
-    with django_assert_num_queries(0), pytest.raises(ClaimColumnError):
-        model.objects.create(status="processing")
+def test_no_inheriting_row_is_born_in_a_state_that_is_none(model: Any) -> None:
+    with pytest.raises(ClaimColumnError), transaction.atomic():
+        model.objects.create(status="finished")
+    assert not model.objects.exists()
 
 
 # A constructed instance with the key of a row that exists
 
 
-@pytest.mark.parametrize("state", ["open", "paused", "complete", "failed"])
-def test_a_constructed_row_that_names_a_state_is_only_ever_inserted(shape: Any, state: str) -> None:
-    (row,) = make(shape)
-    (held,) = shape.objects.claim_batch(1)
-    before = stored(row)
-    again = shape(**key_of(row), note="again", **named(shape, status=state))
-    with pytest.raises(IntegrityError), transaction.atomic():
-        again.save()
-    assert stored(row) == before
-    assert held.claim.check()
-
-
-def key_of(row: Any) -> dict[str, Any]:
-    fields = type(row)._meta.pk_fields
-    return {field.attname: getattr(row, field.attname) for field in fields}
-
-
-def test_naming_a_waiting_time_counts_as_naming_a_state() -> None:
-    (row,) = make(Photo)
-    with pytest.raises(IntegrityError), transaction.atomic():
-        Photo(pk=row.pk, not_before=timezone.now()).save()
-
-
-@pytest.mark.parametrize("model", [Photo, Child, ChildOwnsClaim])
-def test_what_a_constructed_row_names_is_never_dropped_by_a_forced_update(
-    model: Any, django_assert_num_queries: NoQueries
+@pytest.mark.parametrize("state", [None, "open", "paused", "complete", "failed", "processing"])
+@pytest.mark.parametrize("force", [True, False])
+def test_over_a_row_that_exists_it_writes_the_users_columns_only(
+    shape: Any, state: str | None, force: bool
 ) -> None:
-    (row,) = make(model)
-    again = model(**key_of(row), status="complete")
-    with django_assert_num_queries(0), pytest.raises(ClaimColumnError):
-        again.save(force_update=True)
-
-
-def test_a_constructed_row_that_names_no_state_updates_the_users_columns_only(shape: Any) -> None:
     (row,) = make(shape)
     (held,) = shape.objects.claim_batch(1)
     before = facts(row)
+    names_ours = named(shape, status=state, claimed_by="user:thief", iteration=7) if state else {}
+    again = shape(**(unnamed(row) | {"note": "again"} | names_ours))
     # Django itself would insert a row whose key has a default.
-    shape(**(unnamed(row) | {"note": "overwritten"})).save(force_update=True)
-    assert fresh(row).note == "overwritten"
+    again._state.adding = shape is not UuidKey
+    again.save(force_update=force)
+    assert fresh(row).note == "again"
     assert facts(row) == before
     held.claim.complete()
+
+
+@pytest.mark.parametrize("model", [Photo, Child, ChildOwnsClaim])
+def test_it_shows_and_saves_what_the_row_has(model: Any) -> None:
+    (row,) = make(model)
+    again = model(**unnamed(row), status="complete", claimed_by="user:thief", iteration=7)
+    again.save()
+    assert (again.status, again.claimed_by, again.iteration) == ("open", None, 0)
+    again.note = "once more"
+    again.save()
+    assert fresh(row).note == "once more"
+    again.status = "failed"
+    with pytest.raises(ClaimColumnError):
+        again.save()
+
+
+def test_it_is_saved_by_the_statements_that_django_sends(
+    django_assert_num_queries: NoQueries,
+) -> None:
+    (row,) = make(Photo)
+    with django_assert_num_queries(1):
+        Photo(pk=row.pk, status="complete").save()
+    with django_assert_num_queries(2):
+        Photo(pk=row.pk + 1, status="complete").save()
+    assert [one.status for one in Photo.objects.order_by("pk")] == ["open", "complete"]
+    with pytest.raises(IntegrityError), transaction.atomic():
+        Photo(pk=row.pk).save(force_insert=True)
 
 
 def test_a_child_of_an_existing_parent_that_names_a_state_is_inserted() -> None:
@@ -222,11 +233,10 @@ def test_a_child_of_an_existing_parent_that_names_a_state_is_inserted() -> None:
     assert facts(child).status == "paused"
 
 
-def test_a_parent_with_our_columns_is_not_overwritten_by_a_child_that_names_a_state() -> None:
+def test_a_child_of_an_existing_parent_leaves_the_claim_of_that_alone() -> None:
     parent = Parent.objects.create(note="was there")
-    with pytest.raises(IntegrityError), transaction.atomic():
-        Child(parent_ptr=parent, status="complete").save()
-    assert facts(parent).status == "open"
+    Child(parent_ptr=parent, note="now a child", status="complete").save()
+    assert (fresh(parent).note, facts(parent).status) == ("now a child", "open")
 
 
 # Copies
@@ -297,6 +307,16 @@ def test_a_copy_is_born_open_also_where_its_state_was_assigned(shape: Any) -> No
     copied.save()
     assert_open(copied)
     assert getattr(copied, names(shape)["status"]) == "open"
+
+
+def test_a_copy_over_a_row_that_exists_leaves_its_claim_alone() -> None:
+    original, taken = make(Photo, 2)
+    copied = fresh(original)
+    copied.pk, copied._state.adding, copied.status = taken.pk, True, "complete"
+    before = facts(taken)
+    copied.save()
+    assert facts(taken) == before
+    assert fresh(taken).url == original.url
 
 
 @pytest.mark.parametrize("model", BULK, ids=lambda model: model.__name__[:20])

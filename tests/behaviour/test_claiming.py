@@ -12,6 +12,7 @@ from django.db.models.functions import Lower, RowNumber
 from django.test import override_settings
 from django.utils import timezone
 
+from django_taskclaim.dialects import dialect_for
 from tests.behaviour.models import Label, Labelled
 from tests.behaviour.support import facts, keys, names
 from tests.factories import make
@@ -80,10 +81,11 @@ def test_a_wrong_name_is_a_value_error(name: Any, django_assert_num_queries: NoQ
 
 
 def test_a_strategy_that_the_database_has_not_is_refused_by_name() -> None:
+    if "update_limit" in dialect_for(connection).strategies:
+        pytest.skip("this database has every strategy that there is")
     make(Photo)
-    missing = "postponed" if connection.vendor == "mysql" else "update_limit"
-    asked = override_settings(TASKCLAIM={"CLAIM_STRATEGY": missing})
-    with asked, pytest.raises(ValueError, match=f"{missing}.*not available"):
+    asked = override_settings(TASKCLAIM={"CLAIM_STRATEGY": "update_limit"})
+    with asked, pytest.raises(ValueError, match=r"update_limit. is not available"):
         Photo.objects.claim_batch(1)
 
 

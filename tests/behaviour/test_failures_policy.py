@@ -7,15 +7,16 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.core.exceptions import ImproperlyConfigured
 from django.utils import timezone
 
-from django_taskclaim import Retry
+from django_taskclaim import Retry, policy
 from django_taskclaim.conf import LONGEST
 from django_taskclaim.exceptions import ClaimLost, Permanent, RetryLater
 from django_taskclaim.fields import NEVER_WAITED
 from django_taskclaim.policy import Policy, policy_for
 from django_taskclaim.signals import rows_failed, rows_released
-from tests.behaviour.support import DEADLINE, elsewhere, facts, has, lose
+from tests.behaviour.support import DEADLINE, elsewhere, facts, has, lose, set_raw
 from tests.factories import make
 from tests.testapp.models import Child, ClaimOnly, Photo, PhotoProxy
 
@@ -466,3 +467,24 @@ def test_without_the_retry_columns_one_try_is_left_after_a_reset(
     else:
         expire(row, let_lease_lapse)
     assert facts(row).status == "failed"
+
+
+def test_where_the_rules_are_not_known_nobody_follows_others(
+    let_lease_lapse: Lapse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The handler could not be registered: a row may have more tries than usual, and may not be there when done."""
+    row = claimed(Photo)
+    set_raw(row, "attempts", "7")
+    monkeypatch.setattr(policy, "faults", [(Photo, "measure is not registered")])
+    for verb in (row.claim.complete, lambda: row.claim.fail("broken")):
+        with pytest.raises(ImproperlyConfigured, match="measure is not registered"):
+            verb()
+    let_lease_lapse(row)
+    # The reaper continues: other models have expired rows, too.
+    for attempts in (8, 9):
+        assert Photo.objects.release_expired() == 1
+        assert (facts(row).status, facts(row).attempts) == ("open", attempts)
+        monkeypatch.setattr(policy, "faults", [])
+        (row,) = Photo.objects.claim_batch(1)
+        monkeypatch.setattr(policy, "faults", [(Photo, "measure is not registered")])
+        let_lease_lapse(row)

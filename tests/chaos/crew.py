@@ -71,7 +71,7 @@ def children(parent: int) -> list[int]:
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             words = (folder / "cmdline").read_bytes()
-            if int(stat(folder)[1]) == parent and b"spawn_main" in words:
+            if int(stat(folder)[1]) == parent and (b"spawn_main" in words or b": child " in words):
                 found.append(int(folder.name))
     return found
 

@@ -58,6 +58,28 @@ class Hiding(models.Manager[Any]):
         return super().get_queryset().none()
 
 
+def test_a_source_is_loaded_as_its_base_manager_loads_rows(
+    companion: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As over a foreign key: django-polymorphic's rows, for one, come as what they are."""
+    source = companion._meta.get_field("source").related_model
+    own = models.Manager.from_queryset(Marking)()
+    own.model = source
+    monkeypatch.setitem(vars(source._meta), "base_manager", own)
+    companion.objects.remove_orphans()
+    rows = companion.objects.claim_batch(12)
+    load_sources(rows)
+    assert {row.source.note for row in rows} == {"marked"}
+
+
+class Marking(models.QuerySet[Any]):
+    def __iter__(self) -> Any:
+        for row in super().__iter__():
+            if isinstance(row, models.Model):
+                row.note = "marked"
+            yield row
+
+
 def test_no_orphan_that_is_processing_is_removed(companion: Any) -> None:
     (running,) = companion.objects.orphans().claim_batch(1)
     assert companion.objects.remove_orphans() == 7
@@ -114,14 +136,14 @@ def test_wrong_usage_is_one_sentence(words: list[str], sentence: str) -> None:
     assert caught.value.returncode == 2
 
 
-def test_a_missing_table_is_told_with_the_command_that_makes_it(
+def test_a_missing_table_is_told_with_where_to_look(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(PageTask._meta, "db_table", "not_made_yet")
     with pytest.raises(CommandError) as caught:
         run("sources.PageTask")
     assert "has no table not_made_yet for sources.PageTask" in str(caught.value)
-    assert "Run: manage.py migrate sources --database default" in str(caught.value)
+    assert "migrations do not make this table (managed = False)" in str(caught.value)
     assert caught.value.returncode == 2
 
 

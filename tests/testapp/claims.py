@@ -1,6 +1,7 @@
 """Autodiscovered like any app's ``claims.py``. Only ``Job`` and its proxies have handlers; tests register others."""
 
 import asyncio
+import ctypes
 import gc
 import json
 import logging
@@ -212,6 +213,8 @@ async def do_asynchronously(job: AsyncJob) -> None:
         raise ValueError(f"job {job.pk}")
     elif act == "complete":
         await job.claim.acomplete()
+    elif act == "forget":
+        forget(job, detail)
     job.counter += 1
 
 
@@ -225,6 +228,10 @@ def work(job: Job, detail: str) -> None:
 
 def fail(job: Job, detail: str) -> None:
     raise ValueError(f"job {job.pk} {detail}")
+
+
+def forget(job: Job, detail: str) -> None:
+    job.note = "seen"
 
 
 def permanent(job: Job, detail: str) -> None:
@@ -285,6 +292,11 @@ def garbage(job: Job, detail: str) -> None:
 
 def die(job: Job, detail: str) -> None:
     os._exit(int(detail or 9))
+
+
+def segfault(job: Job, detail: str) -> None:
+    """Read where no memory is, as broken native code does."""
+    ctypes.string_at(0)
 
 
 def leave(job: Job, detail: str) -> None:
@@ -408,6 +420,7 @@ ACTS = {
     "other_instance": other_instance,
     "work": work,
     "fail": fail,
+    "forget": forget,
     "permanent": permanent,
     "later": later,
     "sleep": sleep,
@@ -415,6 +428,7 @@ ACTS = {
     "count": count,
     "garbage": garbage,
     "die": die,
+    "segfault": segfault,
     "leave": leave,
     "complete": complete,
     "delete": delete,

@@ -5,6 +5,7 @@ from typing import Any
 
 from django.db import connection, models
 
+from django_taskclaim.fields import PriorityField
 from django_taskclaim.models import ClaimMixin, PrefixedTaskMixin, RangeMixin, TaskMixin
 from django_taskclaim.querysets import ClaimManager, ClaimQuerySet
 
@@ -39,6 +40,8 @@ class ClaimOnly(ClaimMixin, Payload):
 
 class UuidKey(TaskMixin, Payload):
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
+    # Its forms have it.
+    priority = PriorityField(default=0, db_default=0)
 
 
 class TextKey(TaskMixin, Payload):

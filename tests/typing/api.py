@@ -230,6 +230,11 @@ def announce(photos: list[Photo]) -> None:
     """Belongs to the completion."""
 
 
+@handler(Photo, completion="save")
+def save_it(photo: Photo) -> None:
+    """Sends signals."""
+
+
 @handler(Photo, completion="delete")
 def vanish(photo: Photo) -> None: ...
 

@@ -74,7 +74,8 @@ class Worker:
                 words = (folder / "cmdline").read_bytes()
             except (FileNotFoundError, ProcessLookupError):
                 continue
-            if int(parent) == self.pid and b"spawn_main" in words:
+            # With setproctitle its command line is a title.
+            if int(parent) == self.pid and (b"spawn_main" in words or b": child " in words):
                 found.append(int(folder.name))
         return found
 
@@ -165,12 +166,17 @@ def start_crew(transactional_db: None, settings: Any) -> Iterator[Callable[..., 
     started: list[tuple[Crew, Any]] = []
 
     def start(
-        model: Any, function: Callable[[Any], Any], *, options: Any = None, **how: Any
+        model: Any,
+        function: Callable[[Any], Any],
+        *,
+        options: Any = None,
+        memory: Any = None,
+        **how: Any,
     ) -> Crew:
-        """*options* are the worker's, *how* is the handler's."""
+        """*options* are the worker's, *how* is the handler's, *memory* is that of the process before it."""
         handler(model, **how)(function)
         given = {"drain": True, "grace": timedelta()} | (options or {})
-        crew = Crew(WorkerOptions((model._meta.label,), "crew", "default", **given))
+        crew = Crew(WorkerOptions((model._meta.label,), "crew", "default", **given), memory)
         started.append((crew, model))
         crew.start()
         return crew

@@ -317,3 +317,21 @@ def test_a_file_that_can_no_longer_be_touched_stops_nothing(
     file.touch()
     file.remove()
     assert "touching the health file" in caplog.text
+
+
+@pytest.mark.django_db(transaction=True, databases="__all__")
+def test_processes_have_titles_where_setproctitle_is_installed(start_worker: Start) -> None:
+    pytest.importorskip("setproctitle")
+    jobs(2, "sleep:60")
+    worker = start_worker("--processes", "2", "--batch-size", "1", "--grace", "0.1")
+
+    def titles() -> list[str]:
+        lines = [Path(f"/proc/{pid}/cmdline") for pid in (worker.pid, *worker.children())]
+        return sorted(one.read_bytes().strip(b"\0").decode() for one in lines)
+
+    expected = [
+        "claimworker: child worker-1, testapp.Job",
+        "claimworker: child worker-2, testapp.Job",
+        "claimworker: supervisor, testapp.Job",
+    ]
+    wait_until(lambda: titles() == expected)

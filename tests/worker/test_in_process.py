@@ -40,7 +40,7 @@ def run(env: dict[str, str], *words: str, first: str = "") -> "subprocess.Comple
 
 
 def test_it_is_quiet_unless_something_failed(process_env: dict[str, str]) -> None:
-    """Cron mails whatever is said: of a good run nothing, of a bad one the row and why, without a traceback."""
+    """Cron mails whatever is said: of a good run nothing, of a bad one the row, why and where."""
     jobs(3)
     good = run(process_env, *DRAIN)
     assert (good.returncode, good.stdout, good.stderr) == (0, "", "")
@@ -48,10 +48,51 @@ def test_it_is_quiet_unless_something_failed(process_env: dict[str, str]) -> Non
     told = run(process_env, *DRAIN)
     assert (told.returncode, told.stdout) == (0, "")
     assert re.fullmatch(
-        rf"\S+ ERROR Failed testapp\.Job {bad}, .*Permanent: job {bad} will never work; no try is left\n",
+        rf"\S+ ERROR Failed testapp\.Job {bad}, .*Permanent: job {bad} will never work; no try is left\n"
+        rf"Traceback .*, in permanent\n.*Permanent: job {bad} will never work\n",
         told.stderr,
+        re.DOTALL,
     )
     assert states() == {"complete": 3, "failed": 1}
+
+
+@pytest.mark.parametrize(
+    ("words", "first", "tracebacks"),
+    [
+        (["--in-process"], "", 2),
+        ([], "", 2),
+        (["--in-process", "-v", "2"], "", 5),
+        (["-v", "2"], "", 5),
+        (
+            ["--in-process"],
+            "from django.conf import settings; settings.TASKCLAIM = {'REDACT': 'builtins.str'}",
+            2,
+        ),
+        (["--in-process"], "from django.conf import settings; settings.DEBUG = True", 5),
+    ],
+    ids=["in process", "child", "in process, all", "child, all", "redacted", "debug"],
+)
+def test_without_logging_the_first_failure_of_each_kind_brings_its_traceback(
+    process_env: dict[str, str], words: list[str], first: str, tracebacks: int
+) -> None:
+    """A kind is a class raised at a place; ``-v 2`` and DEBUG show the tracebacks of all."""
+    jobs(3, "permanent")
+    jobs(2, "lookup")
+    told = run(process_env, "--drain", *words, first=first)
+    assert told.returncode == 0
+    assert len(re.findall(r" ERROR Failed testapp\.Job ", told.stderr)) == 5
+    assert told.stderr.count("Traceback (most recent call last)") == tracebacks
+    assert states() == {"failed": 5}
+
+
+def test_what_nobody_raised_is_said_once(process_env: dict[str, str]) -> None:
+    """The worker itself fails rows whose columns nothing writes: there is no traceback, only the sentence."""
+    jobs(3, "forget")
+    debug = "from django.conf import settings; settings.DEBUG = True"
+    told = run(process_env, *DRAIN, first=debug)
+    assert told.returncode == 0
+    assert told.stderr.count("nothing writes it") == 3
+    assert states() == {"failed": 3}
 
 
 @pytest.mark.parametrize(
@@ -121,6 +162,31 @@ def test_a_fork_after_a_run_keeps_its_signals(process_env: dict[str, str]) -> No
     )
     assert done.returncode == 0, done.stderr
     assert states() == {"complete": 1}
+
+
+#: Give connections of this process to Django's pool.
+A_POOL = """
+from django.conf import settings
+settings.DATABASES["default"].setdefault("OPTIONS", {})["pool"] = {"min_size": 1, "max_size": 2}
+"""
+
+
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="needs Django's pool")
+def test_a_pool_with_fewer_connections_than_handler_threads_is_named(
+    process_env: dict[str, str],
+) -> None:
+    """Those of claims and renewals are none of the pool's."""
+    jobs(2)
+    enough = run(process_env, *DRAIN, "--threads", "2", first=A_POOL)
+    assert (enough.returncode, enough.stderr) == (0, "")
+    small = run(process_env, *DRAIN, "--threads", "3", first=A_POOL)
+    assert small.stderr == (
+        "The pool of the database 'default' has 2 connections for each process, and --threads 3 may need 3 at once: a"
+        ' handler that gets none within the pool\'s timeout fails. Write OPTIONS = {"pool": {"max_size": 3}}, or'
+        " --threads 2.\n"
+    )
+    assert small.returncode == 0
+    assert states() == {"complete": 2}
 
 
 # What a platform cannot do

@@ -5,8 +5,10 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.db import DatabaseError, InterfaceError, OperationalError, connection, transaction
 
 from django_taskclaim import Retry
+from django_taskclaim.dialects import dialect_for
 from django_taskclaim.exceptions import Permanent, RetryLater
 from django_taskclaim.handlers import Handler
 from django_taskclaim.policy import Policy, forget_policy, set_policy
@@ -57,3 +59,24 @@ def test_any_other_error_fails_the_row(error: Exception) -> None:
 def test_a_batch_that_is_put_off_is_not_run_in_halves() -> None:
     assert [type(one) for one in outcomes(TimeoutError("busy"), rows=4)] == [PutBack] * 4
     assert outcomes(ValueError("which?"), rows=4) is None
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["SELECT missing FROM testapp_photo", "SELECT 1 FROM missing", "SELECT FROM FROM"],
+)
+def test_the_answer_to_a_wrong_statement_fails_the_row_without_waiting_for_news_of_the_database(
+    statement: str,
+) -> None:
+    """Nobody is there to be asked: the service that would tell of an outage is None."""
+    with pytest.raises(DatabaseError) as raised, transaction.atomic():
+        connection.cursor().execute(statement)
+    assert outcomes(raised.value) == [Failed(raised.value)]
+
+
+@pytest.mark.parametrize("error", [OperationalError("x"), InterfaceError("x")])
+def test_without_a_server_no_error_is_an_outage(error: Exception) -> None:
+    """Each would cost a second, in which the service asks whether the server is there."""
+    if dialect_for(connection).has_server:
+        pytest.skip("a server may have been away")
+    assert outcomes(error) == [Failed(error)]

@@ -329,9 +329,9 @@ def test_a_drain_of_many_processes_is_3_if_one_leaves_work(start_worker: Start) 
     assert start_worker("--drain", "--processes", "2").wait() == 3
 
 
-def test_the_unit_of_the_readme_fits() -> None:
+def test_the_unit_of_the_docs_fits() -> None:
     """systemd restarts what failed, never what was called wrongly, and kills no worker before its stop is over."""
-    unit = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    unit = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text(encoding="utf-8")
     settings = dict(re.findall(r"^(Restart\w*|TimeoutStopSec)=(.+)$", unit, re.MULTILINE))
     assert settings["Restart"] == "on-failure"
     assert settings["RestartPreventExitStatus"] == str(int(ExitCode.USAGE))

@@ -6,21 +6,24 @@ from signal import SIGTERM
 import pytest
 from django.db import connection
 
-from django_taskclaim.querysets.waking import called_for
+from django_taskclaim.querysets import waking
+from django_taskclaim.querysets.called import called_for
+from tests.servers import url_of
 from tests.sessions import end_session, other_sessions
+from tests.test_doctor_surroundings import Pooler
 from tests.testapp.models import Job
-from tests.worker.conftest import Worker, jobs, states, wait_until
+from tests.worker.conftest import Worker, jobs, looked_for, states, wait_until
 
 pytestmark = [pytest.mark.processes, pytest.mark.django_db(transaction=True, databases="__all__")]
 
 Start = Callable[..., Worker]
 
 #: Nobody looks by itself while a test lasts.
-POLL = 300.0
+POLL = 600.0
 SOON = 30.0
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def called() -> Iterator[None]:
     called_for.add(Job)
     yield
@@ -37,7 +40,7 @@ only_where_sessions_call = pytest.mark.skipif(
 
 
 @pytest.fixture
-def waiting_worker(start_worker: Start, called: None) -> Worker:
+def waiting_worker(start_worker: Start) -> Worker:
     """A worker whose first look is over: from now on only calls make it look, for its poll is minutes away."""
     jobs(1)
     worker = start_worker("--poll", str(POLL), TASKCLAIM_TEST_WAKE_UP="1")
@@ -67,13 +70,49 @@ def test_a_worker_is_called_again_after_its_sessions_were_lost(waiting_worker: W
     assert waiting_worker.wait() == 0
 
 
-@pytest.mark.skipif(connection.vendor == "postgresql", reason="needs a database without NOTIFY")
-def test_a_worker_that_hears_no_calls_says_so_once_and_polls(start_worker: Start) -> None:
-    worker = start_worker(TASKCLAIM_TEST_WAKE_UP="1")
+@only_where_sessions_call
+def test_rows_in_the_silence_after_a_call_are_found_at_its_end(
+    waiting_worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waking, "_callers", {})
+    monkeypatch.setattr(waking, "QUIET", 5.0)
+    jobs(1)
+    wait_until(done, SOON)
+    # Nobody calls for these, and the worker has looked after the call.
+    jobs(1)
+    wait_until(done, SOON)
+
+
+@only_where_sessions_call
+def test_a_handler_that_wants_no_calls_gets_none(start_worker: Start) -> None:
+    jobs(1)
+    worker = start_worker("--poll", str(POLL))
+    wait_until(done)
+    jobs(1)
+    assert not looked_for(done, 2.0)
+    worker.signal(SIGTERM)
+    assert worker.wait() == 0
+    assert states() == {"complete": 1, "open": 1}
+
+
+@only_where_sessions_call
+def test_a_worker_behind_a_pooler_says_so_once_and_polls(start_worker: Start) -> None:
+    pooler = Pooler()
+    pooler.start()
+    there = connection.settings_dict | {"HOST": "127.0.0.1", "PORT": str(pooler.port)}
+    plain = "?sslmode=disable&gssencmode=disable"
+    worker = start_worker(DATABASE_URL=url_of(there) + plain, TASKCLAIM_TEST_WAKE_UP="1")
     for _ in range(3):
         jobs(1)
         wait_until(done)
     told = [one["text"] for one in worker.events() if "wake-up calls" in one["text"]]
-    assert told == [
-        f"worker hears no wake-up calls ({connection.display_name} has none) and looks for rows every 0.2 s"
-    ]
+    why = "a connection pooler stands before the database"
+    assert told == [f"worker hears no wake-up calls ({why}) and looks for rows every 0.2 s"]
+
+
+@pytest.mark.skipif(connection.vendor == "postgresql", reason="needs a database without NOTIFY")
+def test_where_there_are_no_calls_nothing_is_said_of_them(start_worker: Start) -> None:
+    worker = start_worker(TASKCLAIM_TEST_WAKE_UP="1")
+    jobs(1)
+    wait_until(done)
+    assert [one["text"] for one in worker.events() if "wake-up" in one["text"]] == []

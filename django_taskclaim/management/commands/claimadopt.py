@@ -6,7 +6,7 @@ from typing import Any
 
 from django.core.management.base import CommandError
 from django.core.management.utils import run_formatters
-from django.db import Error, connections, router
+from django.db import DEFAULT_DB_ALIAS, Error, connections, router
 from django.db.migrations.loader import MigrationLoader
 
 from django_taskclaim.adoption.columns import new_columns
@@ -21,6 +21,7 @@ from django_taskclaim.adoption.writing import (
     text_of,
 )
 from django_taskclaim.exceptions import WouldRewrite
+from django_taskclaim.handlers import handler_for
 from django_taskclaim.management.arguments import add_database, claimable_model
 from django_taskclaim.management.base import USAGE, ClaimCommand
 from django_taskclaim.wording import counted, first_line, listed
@@ -40,8 +41,9 @@ come later are open. The same files run on PostgreSQL, MySQL, MariaDB and SQLite
   manage.py claimadopt photos.Photo
   manage.py claimadopt photos.Photo --existing open       all that is there is work to do
 then:
-  manage.py migrate photos
+  manage.py migrate
   manage.py claimresume photos.Photo --rows --limit 1000  let workers begin with some of the past
+  manage.py claimworker photos.Photo
 
 exit codes:
   0  written
@@ -94,7 +96,7 @@ exit codes:
         for line in told:
             self.stdout.write(line)
         self._show(adoption) if dry_run else self._write(adoption)
-        self._say_what_is_next(adoption, existing)
+        self._say_what_is_next(adoption, existing, alias, dry_run=dry_run)
 
     # What the steps lock
 
@@ -133,7 +135,9 @@ exit codes:
         for path in paths:
             self.stdout.write(self.style.SUCCESS(f"Wrote {_shown(path)}"))
 
-    def _say_what_is_next(self, adoption: Adoption, existing: str) -> None:
+    def _say_what_is_next(
+        self, adoption: Adoption, existing: str, alias: str, *, dry_run: bool
+    ) -> None:
         lack = adoption.lack
         label = lack.model._meta.label
         if adoption.left:
@@ -142,13 +146,21 @@ exit codes:
                     f"Other changes of {lack.app} are left to manage.py makemigrations: {listed(adoption.left)}."
                 )
             )
-        self.stdout.write(
-            f"Next: manage.py migrate {lack.app}, before any code runs that has the mixin."
-        )
+        where = "" if alias == DEFAULT_DB_ALIAS else f" --database {alias}"
+        # All apps: claims read the switch in a table of our own.
+        steps = [(f"manage.py migrate{where}", "before any code runs that has the mixin")]
         if lack.columns and existing == EXISTING[0]:
-            self.stdout.write(
-                f"Rows that are there stay paused until manage.py claimresume {label} --rows."
-            )
+            steps.append((f"manage.py claimresume {label} --rows", "opens the rows that are there"))
+        unless = "" if handler_for(lack.model) else "once a claims.py has its handler"
+        steps.append((f"manage.py claimworker {label}", unless))
+        width = max(len(command) for command, _ in steps)
+        self.stdout.write(
+            "Nothing was written. Without --dry-run these steps come next:"
+            if dry_run
+            else "Next, in this order:"
+        )
+        for command, remark in steps:
+            self.stdout.write(f"  {command:{width}}  {remark}".rstrip())
 
 
 def _size(rows: float | None) -> str:

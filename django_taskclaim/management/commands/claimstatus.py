@@ -2,6 +2,11 @@
 
 import contextlib
 import io
+import os
+import select
+import shutil
+import signal
+import sys
 import textwrap
 import time
 from argparse import ArgumentParser
@@ -9,13 +14,18 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
+from django.apps import apps
 from django.core.management.base import CommandError, OutputWrapper
-from django.db import connections
+from django.core.management.color import no_style
+from django.db import Error, connections
 from django.utils import timezone
 
 from django_taskclaim.columns import has_ranges
+from django_taskclaim.connecting import use_own_connection
 from django_taskclaim.control.orders import in_words, open_orders
 from django_taskclaim.control.reading import live_settings
+from django_taskclaim.dialects import dialect_for
+from django_taskclaim.failures import one_line
 from django_taskclaim.fields import as_utc
 from django_taskclaim.limits import told
 from django_taskclaim.links import is_companion
@@ -28,14 +38,28 @@ from django_taskclaim.management.conditions import (
     reasons_to_fail,
     untold_ages,
 )
-from django_taskclaim.management.figures import Look, ages_are_known, look_at, oldest_due
+from django_taskclaim.management.display import (
+    AFTER,
+    Foot,
+    Pace,
+    bar,
+    draw,
+    has_foot,
+    left,
+    legend,
+    moves_cursor,
+    other_screen,
+    percent,
+    rows_of,
+)
+from django_taskclaim.management.figures import AGAIN, Look, ages_are_known, look_at, oldest_due
 from django_taskclaim.management.machine_readable import as_json
-from django_taskclaim.management.watching import Pace, draw, other_screen
 from django_taskclaim.overview import Overview, Worker, first_failed, throttles_by_source
 from django_taskclaim.policy import policy_for
 from django_taskclaim.ranges import strip
 from django_taskclaim.states import Status
-from django_taskclaim.wording import counted, lasting, listed, moment
+from django_taskclaim.tokens import clock
+from django_taskclaim.wording import counted, first_line, lasting, listed, moment
 
 #: How often --watch looks again where nothing else is said.
 WATCH_EVERY = timedelta(seconds=2)
@@ -48,6 +72,12 @@ NAMED = 10
 
 #: Of the failed companions that many are named.
 FAILED_NAMED = 3
+
+#: Seconds between two lines on a terminal that cannot be drawn on.
+TELL_EVERY = 5.0
+
+#: How many of the last errors are shown, and how many are remembered, so that an old one is not taken for a new one.
+ERRORS_SHOWN, ERRORS_KNOWN = 3, 200
 
 Style = Callable[[str], str]
 
@@ -62,7 +92,7 @@ Reads without locks; counting reads every row of the table once, but for --watch
     in_english = True
     epilog = f"""examples:
   manage.py claimstatus                       every claimable model
-  manage.py claimstatus photos.Photo --watch  drawn anew every 2 seconds
+  manage.py claimstatus photos.Photo --watch  drawn again every 2 seconds
   manage.py claimstatus --format json
   manage.py claimstatus -v 0 --fail-if "oldest_due>15m,failed>0,workers<1"     for monitors
   manage.py claimstatus photos.Photo --require-complete && deploy
@@ -78,6 +108,8 @@ exit codes:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._pace = Pace()
+        #: What went wrong since the first look, each once, in the order in which it was seen.
+        self._errors: dict[str, None] = {}
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         add_models(parser, "the models to show (default: every claimable model)")
@@ -91,7 +123,7 @@ exit codes:
             type=duration,
             const=WATCH_EVERY,
             metavar="SECONDS",
-            help="draw it anew every 2 seconds, or as often as is said, until Ctrl-C",
+            help="draw it again every 2 seconds, or as often as given here, until Ctrl-C",
         )
         parser.add_argument(
             "--fail-if",
@@ -151,35 +183,151 @@ exit codes:
             raise CommandError(text, returncode=USAGE)
         if not self.stdout.isatty():
             raise CommandError("--watch needs a terminal to draw on.", returncode=USAGE)
-        terminal, every = self.stdout, options["watch"]
-        picture = ""
+        every = options["watch"]
+        if not moves_cursor(self.stdout):
+            with contextlib.suppress(KeyboardInterrupt):
+                while True:
+                    self._tell(where)
+                    time.sleep(max(TELL_EVERY, every.total_seconds()))
+            return
+        terminal, picture = self.stdout, [""]
         with contextlib.suppress(KeyboardInterrupt), other_screen(terminal):
             while True:
-                picture = self._picture(where)
+                picture = self._picture(self._look(where), shutil.get_terminal_size().columns)
                 head = (
                     f"claimstatus every {lasting(every)}, {moment(timezone.now())}. Ctrl-C ends it."
                 )
-                draw(terminal, [self.style.MIGRATE_LABEL(head), "", *picture.splitlines()])
+                draw(terminal, [self.style.MIGRATE_LABEL(head), "", *picture])
                 time.sleep(every.total_seconds())
         # What was seen last stays to be read.
-        terminal.write(picture)
+        terminal.write("\n".join(picture))
 
-    def _picture(self, where: list[tuple[Any, str]]) -> str:
-        """Return what the command would show now; a database that is away is part of the picture."""
+    def _look(self, where: list[tuple[Any, str]]) -> Look:
+        """Look once more; a database that is away is part of the picture."""
+        look = look_at(where, exact=False)
+        for seen in look.seen:
+            self._pace.note(seen, look.workers[seen.alias])
+        for model, failure in look.errors:
+            said = "".join(
+                c if c.isprintable() else " " for c in one_line(failure.error, failure.text)
+            )
+            self._errors.setdefault(f"{model._meta.label} {failure.key}: {said}", None)
+        for old in list(self._errors)[:-ERRORS_KNOWN]:
+            del self._errors[old]
+        for connection in {connections[alias] for _model, alias in where}:
+            if not connection.in_atomic_block:
+                connection.close_if_unusable_or_obsolete()
+        return look
+
+    def _picture(
+        self, look: Look, width: int, *, lately: timedelta | None = None, final: bool = False
+    ) -> list[str]:
+        """Return the lines that show how the work goes on, or, being *final*, how far it got.
+
+        *lately* says how long ago this work began; then what has nothing to do with it is left out.
+        """
         written = io.StringIO()
         terminal, self.stdout = self.stdout, OutputWrapper(written)
         try:
-            look = look_at(where, exact=False)
             for seen in look.seen:
-                self._pace.note(seen, look.workers[seen.alias])
-            self._show(look)
+                lines = [*self._bar(seen, width - 2), *(() if final else self._pace.told(seen))]
+                with self._asking(seen.alias):
+                    self._details(seen, lines, brief=lately is not None)
             for sentence in look.refusals:
                 self.stdout.write(self.style.ERROR(sentence))
+            if self._errors:
+                self.stdout.write("")
+                self.stdout.write(self.style.MIGRATE_LABEL("Last errors"))
+                for said in list(self._errors)[-ERRORS_SHOWN:]:
+                    self.stdout.write(f"  {said}")
+            for alias in dict.fromkeys(one.alias for one in look.seen if not final):
+                with self._asking(alias):
+                    known = look.workers[alias]
+                    if lately is not None:
+                        known = _of_this_work(known, look.seen, lately)
+                    self._workers(known, alias, look.seen)
         finally:
             self.stdout = terminal
-        for alias in {alias for _model, alias in where}:
-            connections[alias].close_if_unusable_or_obsolete()
-        return written.getvalue()
+        return written.getvalue().strip("\n").splitlines()
+
+    @contextlib.contextmanager
+    def _asking(self, alias: str) -> Iterator[None]:
+        """Let what the block asks take a moment at most, and show what the database says against that."""
+        try:
+            with dialect_for(connections[alias]).time_limit(AGAIN):
+                yield
+        except Error as error:
+            self.stdout.write(self.style.ERROR(first_line(error)))
+
+    def _bar(self, seen: Overview, width: int) -> Iterator[str]:
+        if not seen.progress.total:
+            yield "no rows"
+            return
+        coloured = self.style.ERROR("") != ""
+        yield bar(seen, width, coloured=coloured)
+        yield from legend(seen, width, coloured=coloured)
+
+    def _tell(self, where: list[tuple[Any, str]]) -> None:
+        """Say how the work goes on in a line for each model, for a terminal that cannot do more."""
+        look = self._look(where)
+        for seen in look.seen:
+            failed = seen.progress.failed
+            wrong = [f"{failed:,} failed"] if failed else []
+            parts = [*wrong, *self._pace.told(seen), *self._paused(seen)]
+            told = f"{seen.model._meta.label}: {', '.join([rows_of(seen), *parts])}"
+            self.stdout.write(f"{moment(timezone.now())} {told}")
+        for sentence in look.refusals:
+            self.stdout.write(sentence)
+        self.stdout.flush()
+
+    # Beside a worker
+
+    def look_on(
+        self, *, labels: list[str], using: str, began: float, before: dict[str, Any], no_color: bool
+    ) -> None:
+        """Draw how the work goes on at the foot of the terminal until standard input ends, then say what was done.
+
+        *before* has the numbers of complete and of failed rows at the moment *began*, where these were counted.
+        """
+        for number in (signal.SIGINT, signal.SIGTERM):
+            # A worker that was told to stop has rows to give back, and these are to be seen.
+            signal.signal(number, signal.SIG_IGN)
+        if no_color or os.environ.get("NO_COLOR"):
+            self.style = no_style()
+        use_own_connection(using)
+        where = [(apps.get_model(label), using) for label in labels]
+        foot = Foot(self.stdout) if has_foot(self.stdout) else None
+        picture, due = [""], began + AFTER
+        while not select.select([sys.stdin], [], [], 0.5)[0]:
+            start = clock()
+            lately = timedelta(seconds=start - began)
+            if start >= due and foot is None:
+                self._tell(where)
+                due = start + TELL_EVERY
+            elif start >= due and foot is not None:
+                picture = self._picture(self._look(where), foot.width, lately=lately)
+                # Looking takes a tenth of the time at most.
+                due = clock() + max(1.0, 10 * (clock() - start))
+            if foot is not None and any(picture):
+                rule = f" {lasting(lately)} ──"
+                foot.draw([rule.rjust(foot.width, "─"), *picture])
+        look, lately = self._look(where), timedelta(seconds=clock() - began)
+        if foot is not None:
+            foot.clear()
+            picture = self._picture(look, foot.width, lately=lately, final=True)
+            self.stdout.write("\n".join(picture))
+        for seen in look.seen:
+            self._sum_up(seen, before.get(seen.model._meta.label), lately)
+
+    def _sum_up(self, seen: Overview, before: Sequence[int] | None, took: timedelta) -> None:
+        progress = seen.progress
+        told = f"{left(seen) or 'ended'} after {lasting(took)}"
+        if before is not None and not seen.estimated:
+            complete, failed = progress.complete - before[0], progress.failed - before[1]
+            rate = f"{(complete + failed) / took.total_seconds():,.1f} rows/s"
+            done = f"{counted(complete, 'row')} complete and {failed:,} failed"
+            told = f"{done} in {lasting(took)} ({rate}), {left(seen)}"
+        self.stdout.write(f"{seen.model._meta.label}: {told}.")
 
     # One line a model
 
@@ -194,9 +342,8 @@ exit codes:
     def _progress_row(self, seen: Overview, several: bool) -> list[tuple[str, Style]]:
         progress, plain = seen.progress, str
         name = f"{seen.model._meta.label} ({seen.alias})" if several else seen.model._meta.label
-        # Never "100 %" while rows are left.
         tells = progress.total and policy_for(seen.model).completion.keeps
-        share = f"{int(progress.fraction * 1000) / 10:.1f} %" if tells else "-"
+        share = percent(progress) if tells else "-"
         done = progress.total > 0 and progress.finished == progress.total
         return [
             (name, plain),
@@ -239,19 +386,19 @@ exit codes:
 
     # What else there is to know of a model
 
-    def _details(self, seen: Overview) -> None:
+    def _details(self, seen: Overview, first: Sequence[str] = (), *, brief: bool = False) -> None:
         lines = [
+            *first,
             *_ranges(seen),
-            *self._pace.told(seen),
             *self._paused(seen),
             *self._throttled(seen),
             *(f"all together keep to: {told(limits)}" for limits in seen.limits),
             *_settings(seen),
-            *self._waiting(seen),
+            *(() if brief else self._waiting(seen)),
             *_done(seen),
             *self._expired(seen),
             *self._failed(seen),
-            *_held(seen),
+            *(() if brief else _held(seen)),
         ]
         if lines:
             self.stdout.write("")
@@ -352,6 +499,15 @@ exit codes:
 
 def _texts(rows: Sequence[Sequence[tuple[str, Style]]]) -> list[list[str]]:
     return [[text for text, _ in row] for row in rows]
+
+
+def _of_this_work(
+    known: Sequence[Worker], seen: Sequence[Overview], lately: timedelta
+) -> list[Worker]:
+    """Return the workers that serve one of the models and were heard of in so long a time."""
+    now = seen[0].now
+    serving = [worker for worker in known if any(worker.serves(one.model) for one in seen)]
+    return [worker for worker in serving if now - worker.seen_at < lately]
 
 
 def _number(seen: Overview, state: Status) -> str:

@@ -5,36 +5,51 @@ import sys
 from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 from django.core.checks.messages import ERROR
 from django.core.management.base import CommandError
 from django.db import Error, connections, router
 
 from django_taskclaim import conf
-from django_taskclaim.checks.handlers import problems_of
-from django_taskclaim.handlers import Handler
+from django_taskclaim.census import census
+from django_taskclaim.checks import companions, completion, ranges
+from django_taskclaim.checks import handlers as handlers_check
+from django_taskclaim.checks import models as models_check
+from django_taskclaim.columns import has_ranges
+from django_taskclaim.connecting import small_pool, work_in_schema
+from django_taskclaim.handlers import Handler, models_with_handler
+from django_taskclaim.links import is_companion
 from django_taskclaim.management.arguments import (
-    claimable_model,
+    add_models,
     database_alias,
     duration,
+    models_to_claim,
     whole_number,
 )
 from django_taskclaim.management.base import ClaimCommand, lacking_tables
+from django_taskclaim.management.display import Onlooker
+from django_taskclaim.policy import faults, policy_for
+from django_taskclaim.switch import holds
 from django_taskclaim.throttling.configured import refused
 from django_taskclaim.tokens import clock
-from django_taskclaim.wording import counted, listed
+from django_taskclaim.wording import counted, first_line, listed
 from django_taskclaim.worker.child import run_in_process
 from django_taskclaim.worker.health import HealthFile
 from django_taskclaim.worker.options import ExitCode, WorkerOptions
-from django_taskclaim.worker.platforms import lacking
+from django_taskclaim.worker.platforms import lacking, show_title
 from django_taskclaim.worker.records import log_to_console
 from django_taskclaim.worker.selection import SelectionError
 from django_taskclaim.worker.stop_signals import answer_unless_stopped, hold_stop_signals, leave
 from django_taskclaim.worker.unmigrated import pending_migrations, wait_until_migrated
 
+T = TypeVar("T")
+
 #: How long a silent database may hold up the start.
 PATIENCE = 10.0
+
+#: Errors of checks that keep no worker from its rows: a hidden manager, a link that is not unique.
+WORKS_ALL_THE_SAME = ("taskclaim.E015", "taskclaim.E062")
 
 
 class Command(ClaimCommand):
@@ -45,7 +60,7 @@ class Command(ClaimCommand):
 Run it on as many machines as you like. A worker that dies, hangs or is cut off loses its rows when their lease
 is over, and others do them. While migrations of its models' apps or of ours are pending it waits, and says so."""
     epilog = """examples:
-  manage.py claimworker photos.Photo                      until SIGTERM or Ctrl-C
+  manage.py claimworker                                   every model that has a handler, until SIGTERM or Ctrl-C
   manage.py claimworker photos.Photo --processes 4 --threads 2
   manage.py claimworker photos.Photo mail.Outbox --drain  until nothing is left, for a Kubernetes Job
   manage.py claimworker mail.Outbox --in-process --drain  from cron, one process
@@ -63,13 +78,7 @@ exit codes:
   3  a drain ended with work left, because the model is paused or throttled"""
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument(
-            "models",
-            nargs="+",
-            metavar="app.Model",
-            type=claimable_model,
-            help="what to claim from",
-        )
+        add_models(parser, "what to claim from (every model that has a handler)")
         parser.add_argument(
             "--processes", type=whole_number, default=1, metavar="N", help="worker processes (1)"
         )
@@ -149,12 +158,15 @@ exit codes:
         super().run_from_argv(argv)
 
     def handle(self, *, models: list[Any], in_process: bool, **options: Any) -> None:
+        _refuse([f"{found.message} {found.hint}" for found in conf.problems()])
         _refuse_contradictions(in_process, options)
         _refuse(lacking(in_process=in_process, threads=options["threads"]))
+        models = models or _all_models(options["database"])
+        using = _database(models, options["database"])
         worker = WorkerOptions(
             labels=tuple(dict.fromkeys(model._meta.label for model in models)),
             name=_name(options["name"]),
-            using=_database(models, options["database"]),
+            using=using,
             processes=1 if in_process else options["processes"],
             threads=options["threads"],
             batch_size=options["batch_size"],
@@ -165,20 +177,29 @@ exit codes:
             once=options["once"],
             max_rows=options["max_rows"],
             ends_at=_end(options["max_time"]),
-            # Cron mails whatever a job says, so without a supervisor only trouble is told.
-            verbosity=options["verbosity"] - in_process,
+            # Cron mails all output, so without a supervisor only trouble is shown, unless -v 2 asks for everything.
+            verbosity=0 if in_process and options["verbosity"] == 1 else options["verbosity"],
             filters=tuple(options["filters"] or ()),
             health_file=options["health_file"],
+            schema=getattr(connections[using], "schema_name", None),
         )
+        work_in_schema(worker.schema)
         refuse_wrong_handlers(worker)
         _prepare_health_file(worker)
         log_to_console(worker.verbosity)
         if not self._is_migrated(worker):
             sys.exit(ExitCode.WORK_LEFT if worker.drain else ExitCode.ENDED)
         _refuse(self._answer(lambda: missing_in(worker)) or [])
+        for sentence in small_pool(worker.using, worker.threads):
+            self.stderr.write(self.style.WARNING(sentence))
         if not in_process:
             self._greet(worker)
-        code = run_in_process(worker) if in_process else _supervise(worker)
+        if in_process:
+            code = run_in_process(worker)
+        elif worker.drain and worker.verbosity and self.stdout.isatty():
+            code = self._supervise_visibly(worker, no_color=options["no_color"])
+        else:
+            code = _supervisor(worker).run()
         if code == ExitCode.RECYCLE:
             # Nobody is there to start it anew.
             code = ExitCode.CUT_SHORT
@@ -198,6 +219,18 @@ exit codes:
         )
         self.stdout.flush()
 
+    def _supervise_visibly(self, worker: WorkerOptions, *, no_color: bool) -> int:
+        """Let another process draw how the work goes on: the supervisor asks no database, and is never held up."""
+        before = self._answer(lambda: counted_in(worker))
+        onlooker = Onlooker(
+            labels=worker.labels, using=worker.using, before=dict(before or ()), no_color=no_color
+        )
+        supervisor = _supervisor(worker)
+        try:
+            return int(supervisor.run())
+        finally:
+            onlooker.end(supervisor.signals)
+
     @property
     def _from_shell(self) -> bool:
         """Whether this process is ours alone, with the stop signals held since its first line."""
@@ -213,7 +246,7 @@ exit codes:
             ends_at=worker.ends_at,
         )
 
-    def _answer(self, question: Callable[[], Sequence[str]]) -> Sequence[str] | None:
+    def _answer(self, question: Callable[[], Sequence[T]]) -> Sequence[T] | None:
         """Return the answer, None of a database that is silent; a stop signal ends a process of our own meanwhile."""
         return answer_unless_stopped(question, PATIENCE) if self._from_shell else question()
 
@@ -221,14 +254,30 @@ exit codes:
 def refuse_wrong_handlers(worker: WorkerOptions) -> None:
     """Raise CommandError for models without a handler, filters that make no sense, and handlers that fail every row."""
     try:
-        handlers = worker.handlers()
+        found = worker.handlers()
     except LookupError as error:
         _refuse([str(error)])
     except SelectionError as error:
         _refuse([_ended(f"--filter {error}")])
     else:
-        wrong = [found for one in handlers for found in problems_of(one) if found.level >= ERROR]
-        _refuse([f"{found.msg} {found.hint or ''}".rstrip() for found in wrong])
+        _refuse([text for handler in found for text in why_not_to_start(handler)])
+
+
+def why_not_to_start(handler: Handler) -> list[str]:
+    """Return what would make every claim, or every completion, of these rows an error."""
+    model = handler.model
+    wrong = [
+        *models_check.problems_of(model),
+        *handlers_check.problems_of(handler),
+        *completion.problems_of(handler),
+        *(companions.problems_of(model) if is_companion(model) else ()),
+        *(ranges.problems_of(model) if has_ranges(model) else ()),
+    ]
+    return [
+        f"{found.msg} {found.hint or ''}".rstrip()
+        for found in wrong
+        if found.level >= ERROR and found.id not in WORKS_ALL_THE_SAME and not found.is_silenced()
+    ]
 
 
 def missing_in(worker: WorkerOptions) -> list[str]:
@@ -240,11 +289,40 @@ def missing_in(worker: WorkerOptions) -> list[str]:
     try:
         for handler in worker.handlers():
             with contextlib.suppress(Error):
-                sentences += lacking_tables(handler.model, worker.using)
+                sentences += _raised_by_manager(handler)
+                sentences += lacking_tables(handler.model, worker.using, whole=True)
                 sentences += _refused_checks(handler, worker.using)
     finally:
         connections.close_all()
     return sentences
+
+
+def _raised_by_manager(handler: Handler) -> list[str]:
+    try:
+        handler.rows()
+    except Error:
+        raise
+    except Exception as error:
+        return [
+            f"get_queryset() of {handler.model._meta.label} raised {type(error).__name__}: {first_line(error)}. A"
+            " worker calls it outside of any request."
+        ]
+    return []
+
+
+def counted_in(worker: WorkerOptions) -> list[tuple[str, tuple[int, int]]]:
+    """Return how many rows of each model are complete and failed, where that is not too many to count."""
+    try:
+        with contextlib.suppress(Error):
+            counts = [(one.model, census(one.model, worker.using)) for one in worker.handlers()]
+            return [
+                (model._meta.label, (found.progress.complete, found.progress.failed))
+                for model, found in counts
+                if not found.estimated and policy_for(model).completion.keeps
+            ]
+    finally:
+        connections.close_all()
+    return []
 
 
 def pending_in(worker: WorkerOptions) -> list[str]:
@@ -295,11 +373,29 @@ def _ended(sentence: str) -> str:
     return sentence if sentence.endswith("?") else sentence.rstrip(".") + "."
 
 
-def _supervise(worker: WorkerOptions) -> int:
+def _supervisor(worker: WorkerOptions) -> Any:
     # Not importable where the platform has no POSIX signals; --in-process works there.
     from django_taskclaim.worker.supervisor import Supervisor
 
-    return Supervisor(worker).run()
+    show_title(f"supervisor, {listed(worker.labels)}")
+    return Supervisor(worker)
+
+
+def _all_models(alias: str | None) -> list[Any]:
+    """Return the models that have a handler; those on the database *alias* where one is named."""
+    _refuse([why for _model, why in faults])
+    found = [model for model in models_with_handler() if alias is None or holds(alias, model)]
+    if not found:
+        known = models_to_claim()
+        what = (
+            f"write one, with @handler({known[0].__name__}) for example, in the claims.py of an installed app, or give"
+            " the model a process() method"
+            if known
+            else "give one the mixin TaskMixin, and write @handler(…) in the claims.py of an installed app"
+        )
+        on = f" on the database {alias!r}" if alias else ""
+        _refuse([f"No model{on} has a handler: {what}."])
+    return found
 
 
 def _database(models: list[Any], named: str | None) -> str:

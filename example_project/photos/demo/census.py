@@ -2,47 +2,20 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from django.db.models import Count
 
 from django_taskclaim.states import Status
-from django_taskclaim.switch import paused_by
 
 from ..models import Photo
 from .account import Row
 from .records import trouble
 
 
-@dataclass(frozen=True, slots=True)
-class Census:
-    """Rows by state, and how many each worker has in its hands."""
-
-    complete: int
-    failed: int
-    held: int
-    due: int
-    waiting: int
-    in_hands: Counter[str]
-
-    @property
-    def unfinished(self) -> int:
-        """Rows that somebody has still to do something about."""
-        return self.held + self.due + self.waiting
-
-
-def census() -> Census:
-    """Count the rows."""
+def unfinished() -> int:
+    """How many rows somebody has still to do something about."""
     progress = Photo.objects.progress()
-    due = min(progress.open, Photo.objects.due().count())
-    return Census(
-        complete=progress.complete,
-        failed=progress.failed,
-        held=progress.processing,
-        due=due,
-        waiting=progress.open - due + progress.paused,
-        in_hands=in_hands(),
-    )
+    return progress.total - progress.finished
 
 
 def in_hands() -> Counter[str]:
@@ -52,14 +25,6 @@ def in_hands() -> Counter[str]:
     for holder, count in rows.annotate(Count("pk")):
         hands[holder.partition("@")[0]] += count
     return hands
-
-
-def paused() -> str | None:
-    """Who stopped the claims, and why; None while they flow."""
-    switch = paused_by(Photo)
-    if switch is None:
-        return None
-    return " ".join(("by", switch.by or "somebody", f"({switch.reason})" if switch.reason else ""))
 
 
 def make_rows(urls: Iterator[str]) -> int:

@@ -10,7 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from .account import Account, Times
-from .display import COMPLETE, FAILED, HELD, WIDEST, clock
+from .story import clock
+
+COMPLETE, FAILED, HELD = "green", "red", "cyan"
+WIDEST = 100
 
 
 def tell(account: Account, *, elapsed: float, again: Path, console: Console) -> None:

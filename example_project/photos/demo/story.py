@@ -7,12 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from .account import Account, settle
-from .census import Census, census, in_hands, make_rows, paused, rows
-from .display import Display
+from .census import in_hands, make_rows, rows, unfinished
 from .fates import Fates
 from .pictures import DISTINCT, PictureBook
 from .records import Ledger, Record, RecordFile
-from .scene import News, Pace, Scene, WorkerLine
 from .server import PictureServer, serving
 from .workers import Worker, crew, dismiss
 
@@ -57,11 +55,8 @@ class Story:
     workers: list[Worker]
     files: list[RecordFile]
     ledger: Ledger = field(default_factory=Ledger)
-    pace: Pace = field(default_factory=Pace)
-    news: list[News] = field(default_factory=list)
     began: float = field(default_factory=time.monotonic)
     _mourned: set[str] = field(default_factory=set)
-    _paused: str | None = None
 
     @property
     def elapsed(self) -> float:
@@ -73,76 +68,33 @@ class Story:
         """Whether a worker was killed, by us or by the reader."""
         return any(worker.killed for worker in self.workers)
 
-    def play(self, display: Display) -> float:
+    def play(self) -> float:
         """Look on until no row is left to do, and return the seconds that it took."""
         try:
-            while (now := self.look(display)).unfinished:
-                if self.plan.kill and not self.killed and self.is_half_way(now):
-                    self.kill_one(now)
+            while left := unfinished():
+                self.read_records()
+                if self.plan.kill and not self.killed and left <= KILL_AT * self.plan.rows:
+                    self.kill_one()
                 self.notice_deaths()
                 time.sleep(TICK)
             return self.elapsed
         finally:
             dismiss(self.workers)
-            self.look(display)
+            self.read_records()
 
-    def look(self, display: Display) -> Census:
-        """See how things are, and show it."""
+    def read_records(self) -> None:
+        """Take in what the workers wrote."""
         for file in self.files:
             for record in file.news():
                 self.ledger.enter(record)
                 self.notice(record)
-        now = census()
-        self.pace.note(self.elapsed, now.complete + now.failed)
-        self.notice_pause()
-        display.show(self.scene(now))
-        return now
 
-    def scene(self, now: Census) -> Scene:
-        """This moment as the display wants it."""
-        return Scene(
-            elapsed=self.elapsed,
-            complete=now.complete,
-            failed=now.failed,
-            held=now.held,
-            waiting=now.waiting,
-            open=now.due,
-            pace=self.pace,
-            workers=self.worker_lines(now),
-            news=self.news,
-            paused=self._paused,
-        )
-
-    def worker_lines(self, now: Census) -> list[WorkerLine]:
-        """A line for each worker."""
-        lines = []
-        for worker in self.workers:
-            tally = self.ledger.tallies[worker.name]
-            lines.append(
-                WorkerLine(
-                    name=worker.name,
-                    pid=worker.process.pid,
-                    condition=worker.condition(
-                        begun=tally.claimed > 0,
-                        paused=self._paused is not None and not now.in_hands[worker.name],
-                    ),
-                    done=tally.done,
-                    failed=tally.failed,
-                    put_back=tally.put_back,
-                    held=now.in_hands[worker.name],
-                )
-            )
-        return lines
-
-    def is_half_way(self, now: Census) -> bool:
-        """Whether half of the rows are finished."""
-        return now.complete + now.failed >= KILL_AT * self.plan.rows
-
-    def kill_one(self, now: Census) -> None:
+    def kill_one(self) -> None:
         """SIGKILL the worker that holds the most rows."""
         alive = [worker for worker in self.workers if worker.alive]
         if len(alive) > 1:  # the reader may have killed the others
-            max(alive, key=lambda worker: now.in_hands[worker.name]).kill()
+            held = in_hands()
+            max(alive, key=lambda worker: held[worker.name]).kill()
 
     def notice_deaths(self) -> None:
         """Tell of workers that are no more; StoryBroken where none is left."""
@@ -160,16 +112,9 @@ class Story:
         if record.event == "expired":
             self.tell(f"{record.worker} put back {plural(record.rows)} whose lease had run out")
 
-    def notice_pause(self) -> None:
-        """Tell when the switch is turned."""
-        now = paused()
-        if now != self._paused:
-            self.tell(f"paused {now}" if now else "resumed")
-            self._paused = now
-
     def tell(self, text: str) -> None:
         """A line for the reader."""
-        self.news.append(News(self.elapsed, text))
+        print(f"{clock(self.elapsed)}  {text}", flush=True)
 
     def account(self) -> Account:
         """Where every row went."""
@@ -183,6 +128,11 @@ class Story:
         )
         account.ended_badly = tuple(worker.name for worker in self.workers if worker.ended_badly)
         return account
+
+
+def clock(seconds: float) -> str:
+    """Minutes and seconds."""
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
 
 
 def plural(rows: int) -> str:

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from .scene import Condition
-
 MODEL = "photos.Photo"
 STOPPED_WITHIN = 15.0
 LONGEST_LIFE = 6 * 3600
@@ -69,18 +67,6 @@ class Worker:
             self.process.wait(max(0.0, deadline - time.monotonic()))
             return
         self.kill()
-
-    def condition(self, *, begun: bool, paused: bool) -> Condition:
-        """How it is doing, given whether it has claimed anything yet and whether claims are stopped."""
-        if self.killed:
-            return Condition.KILLED
-        if self.alive:
-            if self.stopping:
-                return Condition.STOPPING
-            if paused:
-                return Condition.PAUSED
-            return Condition.WORKING if begun else Condition.STARTING
-        return Condition.STOPPED if self.process.returncode == 0 else Condition.DEAD
 
     @property
     def killed(self) -> bool:

@@ -17,7 +17,7 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import connection
 from rich.console import Console
 
-from photos.demo.display import Playbill, display
+from django_taskclaim.management.display import Onlooker
 from photos.demo.pictures import PictureBook
 from photos.demo.report import tell
 from photos.demo.site import admin_site, stay
@@ -87,8 +87,9 @@ class Command(BaseCommand):
         make_superuser()
         self.paint(plan.book)
         with admin_site() as room:
-            with staged(plan) as story, display(playbill(plan, room)) as show:
-                elapsed = story.play(show)
+            self.announce(plan, room)
+            with staged(plan) as story, onlooking():
+                elapsed = story.play()
                 account = story.account()
             again = plan.folder / "claimed-again.csv"
             account.write_again(again)
@@ -105,18 +106,28 @@ class Command(BaseCommand):
         painted = book.paint()
         self.stdout.write(f"{painted:,} new, {book.size - painted:,} were there.")
 
+    def announce(self, plan: Plan, room: str) -> None:
+        """Say what the demo is about, and how to join in."""
+        version = ".".join(map(str, connection.get_database_version()))
+        manage = f"{relative(Path(sys.executable))} {relative(settings.BASE_DIR / 'manage.py')}"
+        same = "   (with the same DATABASE_URL)" if "DATABASE_URL" in os.environ else ""
+        self.stdout.write(
+            f"{plan.rows:,} pictures, {plan.workers} workers, {connection.display_name} {version}\n"
+            f"To pause, from another terminal:  {manage} claimpause {MODEL}{same}\n"
+            f"To go on:                         {manage} claimresume {MODEL}{same}\n"
+            f"The control room (demo, demo):    {room}"
+        )
+        self.stdout.flush()
 
-def playbill(plan: Plan, room: str) -> Playbill:
-    """What the demo is about, and how to join in."""
-    database = f"{connection.display_name} {'.'.join(map(str, connection.get_database_version()))}"
-    manage = f"{relative(Path(sys.executable))} {relative(settings.BASE_DIR / 'manage.py')}"
-    same = "   (with the same DATABASE_URL)" if "DATABASE_URL" in os.environ else ""
-    return Playbill(
-        title=f"{plan.rows:,} pictures · {plan.workers} workers · {database}",
-        pause=f"{manage} claimpause {MODEL}{same}",
-        resume=f"{manage} claimresume {MODEL}{same}",
-        room=room,
-    )
+
+@contextmanager
+def onlooking() -> Iterator[None]:
+    """Have the progress drawn as `claimworker --drain` has it."""
+    onlooker = Onlooker(labels=[MODEL], using="default", before={MODEL: [0, 0]}, no_color=False)
+    try:
+        yield
+    finally:
+        onlooker.end()
 
 
 def relative(path: Path) -> Path:

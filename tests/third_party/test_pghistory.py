@@ -1,0 +1,88 @@
+"""django-pghistory: events by row triggers, and their revert. PostgreSQL only."""
+
+from collections.abc import Callable
+
+import pghistory
+import pytest
+from django.db import connection, transaction
+
+from django_taskclaim.exceptions import ClaimLost
+from django_taskclaim.testing import run_due
+from tests.third_party.app.models import Crate, CrateScan, Parcel
+from tests.third_party.rows import facts, lose
+
+pytestmark = [
+    pytest.mark.django_db,
+    pytest.mark.skipif(connection.vendor != "postgresql", reason="needs row triggers in PL/pgSQL"),
+]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_worker_does_rows_with_events(work: Callable[..., str]) -> None:
+    Parcel.objects.create(text="four")
+    Crate.objects.create(text="five!")
+    CrateScan.objects.populate(Crate.objects.all())
+    work(Parcel, CrateScan)
+    assert (Parcel.objects.get().weight, CrateScan.objects.get().weight) == (4, 5)
+    assert Parcel.pgh_event_model.objects.count() == 2
+
+
+def test_a_revert_brings_back_the_users_columns_only() -> None:
+    parcel = Parcel.objects.create(text="four")
+    (held,) = Parcel.objects.claim_batch(1)
+    held.claim.release()
+    run_due(Parcel)
+    parcel.refresh_from_db()
+    assert (parcel.weight, parcel.status, parcel.iteration) == (4, "complete", 1)
+    with pghistory.context(user="zoe"):
+        parcel.text = "edited"
+        parcel.save()
+    before = facts(parcel)
+    first, done, edited = Parcel.pgh_event_model.objects.order_by("pgh_id")
+    assert [first.text, done.weight, edited.pgh_context.metadata] == ["four", 4, {"user": "zoe"}]
+    back = first.revert()
+    assert (back.text, back.weight, back.status) == ("four", None, "complete")
+    assert facts(parcel) == before
+    assert Parcel.objects.claim_batch(1) == []
+
+
+def test_it_gives_no_lost_claim_back() -> None:
+    Parcel.objects.create(text="four")
+    (late,) = Parcel.objects.claim_batch(1)
+    late.text = "held"
+    late.save()
+    current = lose(late)
+    Parcel.pgh_event_model.objects.last().revert()
+    for write in (late.claim.complete, late.save, late.delete):
+        with pytest.raises(ClaimLost), transaction.atomic():
+            write()
+    current.claim.complete()
+
+
+def test_a_deleted_row_comes_back_open() -> None:
+    Parcel.objects.create(text="four")
+    run_due(Parcel)
+    Parcel.objects.get().delete()
+    back = Parcel.pgh_event_model.objects.order_by("pgh_id").first().revert()
+    assert facts(back)["status"] == "open"
+    run_due(Parcel)
+    assert Parcel.objects.get().weight == 4
+
+
+def test_claims_are_no_events() -> None:
+    Parcel.objects.create(text="four")
+    (held,) = Parcel.objects.claim_batch(1)
+    held.claim.renew()
+    held.claim.fail("no", retry=False)
+    assert Parcel.pgh_event_model.objects.count() == 1
+
+
+def test_a_companion_leaves_events_and_revert_as_they_were() -> None:
+    crate = Crate.objects.create(text="four")
+    CrateScan.objects.populate(Crate.objects.all())
+    run_due(CrateScan)
+    crate.text = "edited"
+    crate.save()
+    Crate.pgh_event_model.objects.first().revert()
+    scan = CrateScan.objects.get()
+    assert (scan.source.text, scan.status, scan.weight) == ("four", "complete", 4)

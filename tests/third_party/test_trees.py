@@ -1,0 +1,110 @@
+"""Rows of a tree that are claimed: django-treebeard's three kinds, and django-mptt's."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from django_taskclaim.exceptions import ClaimLost
+from tests.third_party.app.models import Genre, Region, Staff, Topic
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def add(model: Any, name: str, under: Any = None) -> Any:
+    """Make a node as the package wants it made."""
+    if model is Genre:
+        return Genre.objects.create(name=name, parent=under and Genre.objects.get(pk=under.pk))
+    return again(under).add_child(name=name) if under else model.add_root(name=name)
+
+
+def move(node: Any, under: Any) -> None:
+    if isinstance(node, Genre):
+        again(node).move_to(again(under), "last-child")
+    else:
+        again(node).move(again(under), "last-child")
+
+
+def again(node: Any) -> Any:
+    return type(node).objects.get(pk=node.pk)
+
+
+def names(nodes: Any) -> list[str]:
+    return [node.name for node in nodes]
+
+
+def whole(model: Any) -> list[str]:
+    """Return the names of the whole tree, in its order, after the package's own look for mistakes."""
+    if model is Genre:
+        before = list(Genre.objects.values_list("pk", "lft", "rght", "level"))
+        Genre.objects.rebuild()
+        assert list(Genre.objects.values_list("pk", "lft", "rght", "level")) == before
+        return names(Genre.objects.all())
+    if model is Topic:
+        assert model.find_problems() == ([], [], [], [], [])
+    return names(model.get_tree())
+
+
+def test_a_worker_does_every_node_and_leaves_the_tree_as_it_is(work: Callable[..., str]) -> None:
+    for model in (Topic, Region, Staff, Genre):
+        add(model, "B", add(model, "A"))
+    work(Topic, Region, Staff, Genre)
+    for model in (Topic, Region, Staff, Genre):
+        assert list(model.objects.values_list("slug", "status")) == [
+            ("a", "complete"),
+            ("b", "complete"),
+        ]
+        assert whole(model) == ["A", "B"]
+
+
+KINDS = pytest.mark.parametrize("model", [Topic, Region, Staff, Genre])
+
+
+@KINDS
+def test_a_node_is_moved_while_it_is_worked_on(model: Any) -> None:
+    """The result is written, and the place stays the new one."""
+    a = add(model, "A")
+    b = add(model, "B", a)
+    add(model, "C", b)
+    d = add(model, "D")
+    assert whole(model) == ["A", "B", "C", "D"]
+    (first,) = model.objects.filter(name="B").claim_batch(1)
+    move(b, d)
+    first.slug = "done"
+    first.claim.complete(update_fields=["slug"])
+    assert whole(model) == ["A", "D", "B", "C"]
+    assert again(b).status == "complete"
+    again(b).delete()
+    assert whole(model) == ["A", "D"]
+
+
+@KINDS
+def test_a_queryset_without_the_order_of_the_tree_claims_by_priority(model: Any) -> None:
+    add(model, "A")
+    add(model, "B")
+    model.objects.filter(name="B").update(priority=5)
+    assert names(model.objects.order_by().claim_batch(2)) == ["B", "A"]
+
+
+@KINDS
+def test_a_lost_claim_deletes_no_branch(model: Any) -> None:
+    a = add(model, "A")
+    add(model, "B", a)
+    (lost,) = model.objects.filter(name="A").claim_batch(1)
+    model.objects.reset(running=True)
+    with pytest.raises(ClaimLost):
+        lost.delete()
+    assert whole(model) == ["A", "B"]
+
+
+@KINDS
+def test_a_held_row_is_moved_and_deleted_by_its_holder(model: Any) -> None:
+    a = add(model, "A")
+    add(model, "B", a)
+    add(model, "C")
+    (held,) = model.objects.filter(name="A").claim_batch(1)
+    held.name = "Z"
+    held.save()
+    assert whole(model) == ["Z", "B", "C"]
+    held.delete()
+    assert whole(model) == ["C"]

@@ -1,0 +1,164 @@
+"""Wagtail's pages as claimable rows, with the mixin before ``Page`` and behind it, and a companion of all pages."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.db import transaction
+from wagtail.models import Locale, Page
+
+from django_taskclaim.exceptions import ClaimLost
+from django_taskclaim.testing import run_due
+from tests.third_party.app.models import ArticlePage, PageAudit, ReportPage
+from tests.third_party.rows import assert_open, facts, lose
+
+pytestmark = pytest.mark.django_db
+
+PROCESSES = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture(params=[ArticlePage, ReportPage])
+def kind(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+@pytest.fixture
+def root() -> Page:
+    Locale.objects.get_or_create(language_code="en")
+    return Page.add_root(title="Root", slug="root")
+
+
+@pytest.fixture
+def page(kind: Any, root: Page) -> Any:
+    return root.add_child(instance=kind(title="One", body="one two"))
+
+
+@PROCESSES
+def test_a_worker_does_pages_of_both_kinds(root: Page, work: Callable[..., str]) -> None:
+    one = root.add_child(instance=ArticlePage(title="One", body="one two"))
+    root.add_child(instance=ReportPage(title="Two", body="one two three"))
+    one.save_revision().publish()
+    work(ArticlePage, ReportPage)
+    assert [facts(kind.objects.get())["status"] for kind in (ArticlePage, ReportPage)] == [
+        "complete",
+        "complete",
+    ]
+    assert (ArticlePage.objects.get().words, ReportPage.objects.get().words) == (2, 3)
+
+
+def test_it_is_created_edited_published_and_worked_on(page: Any, kind: Any) -> None:
+    page.title = "Edited"
+    page.save_revision().publish()
+    page.refresh_from_db()
+    assert (page.title, page.live, page.status) == ("Edited", True, "open")
+    run_due(kind)
+    page.refresh_from_db()
+    assert (page.words, page.status) == (2, "complete")
+    page.unpublish()
+    page.refresh_from_db()
+    assert (page.live, page.status) == (False, "complete")
+
+
+def test_an_old_revision_leaves_a_complete_row_complete(page: Any, kind: Any) -> None:
+    old = page.save_revision()
+    (held,) = kind.objects.claim_batch(1)
+    held.claim.release()
+    run_due(kind)
+    before = facts(page)
+    assert (before["status"], before["iteration"]) == ("complete", 1)
+    page = kind.objects.get()
+    page.title = "Later"
+    page.save_revision().publish()
+    old.publish()
+    again = kind.objects.get()
+    assert again.title == "One"
+    assert facts(again) == before
+    assert kind.objects.claim_batch(1) == []
+    # Wagtail's own way back: the old content as the latest draft, then published.
+    again.save_revision(previous_revision=old).publish()
+    assert facts(again) == before
+
+
+def test_a_revision_made_while_a_claim_stood_gives_it_back_to_nobody(page: Any, kind: Any) -> None:
+    (late,) = kind.objects.claim_batch(1)
+    revision = late.save_revision()
+    current = lose(late)
+    revision.publish()
+    before = facts(page)
+    late.body = "late"
+    for write in (late.claim.complete, late.save, late.delete, lambda: late.save(clean=False)):
+        with pytest.raises(ClaimLost), transaction.atomic():
+            write()
+    assert facts(page) == before
+    assert kind.objects.get().body == "one two"
+    current.claim.complete()
+
+
+def test_copies_are_open(page: Any, kind: Any, root: Page) -> None:
+    run_due(kind)
+    page.refresh_from_db()
+    before = facts(page)
+    copied = page.copy(update_attrs={"slug": "two", "title": "Two"})
+    below = page.copy(to=copied, recursive=True, update_attrs={"slug": "three"})
+    assert_open(copied)
+    assert_open(below)
+    assert facts(page) == before
+    run_due(kind)
+    assert set(kind.objects.values_list("words", "status")) == {(2, "complete")}
+
+
+def test_a_move_leaves_the_claim(page: Any, kind: Any, root: Page) -> None:
+    target = root.add_child(instance=Page(title="Target"))
+    (held,) = kind.objects.claim_batch(1)
+    before = facts(page)
+    page.move(target, pos="last-child")
+    assert facts(page) == before
+    assert kind.objects.get().get_parent().pk == target.pk
+    held.refresh_from_db()
+    held.body = "moved"
+    held.save(clean=False)
+    held.claim.complete()
+
+
+@pytest.mark.parametrize("how", ["save", "save_revision", "publish", "delete"])
+def test_a_handler_uses_the_claimed_page_itself(page: Any, kind: Any, how: str) -> None:
+    (held,) = kind.objects.claim_batch(1)
+    held.body = "held"
+    if how == "delete":
+        assert held.delete(user=None)[0] >= 1
+        assert not kind.objects.exists()
+        with pytest.raises(ClaimLost, match="ended"):
+            held.claim.complete()
+        return
+    if how == "save":
+        held.save(user=None, log_action=False)
+    else:
+        revision = held.save_revision()
+        if how == "publish":
+            revision.publish()
+    held.claim.complete(update_fields=["words"])
+    assert facts(page)["status"] == "complete"
+    assert kind.objects.get().get_latest_revision_as_object().body == "held"
+
+
+def test_its_bases_delete_it(page: Any, kind: Any, root: Page) -> None:
+    child = page.add_child(instance=kind(title="Below", body="one"))
+    (held,) = kind.objects.filter(pk=child.pk).claim_batch(1)
+    Page.objects.get(pk=page.pk).delete()
+    assert not kind.objects.exists()
+    with pytest.raises(ClaimLost):
+        held.claim.complete()
+
+
+def test_a_companion_of_all_pages(page: Any, kind: Any) -> None:
+    PageAudit.objects.populate(Page.objects.all())
+    run_due(PageAudit)
+    page.save_revision().publish()
+    page.copy(update_attrs={"slug": "two"})
+    assert set(PageAudit.objects.values_list("status", "level")) == {
+        ("complete", 1),
+        ("complete", 2),
+    }
+    assert PageAudit.objects.populate(Page.objects.all()) == 1
+    page.delete()
+    assert PageAudit.objects.count() == 2
