@@ -33,12 +33,16 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     return [f"database: {version}", f"django_taskclaim: {django_taskclaim.__path__[0]}"]
 
 
-#: How many lines of tests that start processes pytest-xdist may run side by side: they wait more than they compute.
+#: How many tests that start processes pytest-xdist may run side by side: they wait more than they compute.
 LINES = 3
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests that start processes, and let them stand in line, also where pytest-xdist runs others beside them."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what runs on SQLite only, and limit how many tests that start processes run side by side."""
+    if connections["default"].vendor != "sqlite":
+        once = [item for item in items if item.get_closest_marker("once")]
+        config.hook.pytest_deselected(items=once)
+        items[:] = [item for item in items if item not in set(once)]
     for item in items:
         starts = "process_env" in getattr(item, "fixturenames", ())
         if starts or item.get_closest_marker("processes"):
