@@ -2,9 +2,9 @@
 
     python -m benchmarks.by_hand 100 batch [table]
 
-It claims so many rows at a time, moves a lower bound along as workers do, and completes them together (``batch``) or
-each by a statement (``row``) or a transaction (``transaction``) of its own, until no row is left. No renewal, no
-reaper, no switch, no retries.
+It claims 100 rows, remembers the last key as workers do, and completes the rows together (``batch``) or each by a
+statement (``row``) or a transaction (``transaction``) of its own, until no row is left. It has no renewal, no reaper,
+no switch and no retries. ``benchmarks.throughput`` starts it; it waits for a line on its standard input.
 """
 
 import secrets

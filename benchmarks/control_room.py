@@ -8,17 +8,14 @@ without somebody who watches the page. The share that watching costs is the medi
 
 import argparse
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.database import own_database, worker
+from benchmarks.common import execute, multiply, own_database, say, settle, started
 
 #: How often an open page asks for its figures, in seconds.
 REFRESH = 2.5
-
-STATISTICS = {"postgresql": "VACUUM ANALYZE", "mysql": "ANALYZE TABLE", "sqlite": "ANALYZE"}
 
 
 def arguments() -> argparse.Namespace:
@@ -39,7 +36,7 @@ def main(options: argparse.Namespace) -> None:
         pages = addresses()
         report("alone", pages, options.asked)
         words = ("testapp.QuickJob", "--processes", str(options.workers), "--batch-size", "100")
-        with worker(url, *words):
+        with started(url, [("django", "claimworker", *words)]):
             wait_for_work()
             report(f"{options.workers} workers", pages, options.asked)
             shares = [watched_share(pages["refresh"], options.turn) for _ in range(options.pairs)]
@@ -50,27 +47,15 @@ def main(options: argparse.Namespace) -> None:
 
 def fill(rows: int) -> None:
     """Make rows of which every fourth is complete, every hundredth failed and every two hundredth paused."""
-    from django.db import connection
-
-    from tests.factories import make
     from tests.testapp.models import Job
 
-    make(Job, 1000)
-    names = [field.column for field in Job._meta.concrete_fields if not field.primary_key]
-    columns = ", ".join(map(connection.ops.quote_name, names))
-    table = connection.ops.quote_name(Job._meta.db_table)
-    with connection.cursor() as cursor:
-        while (missing := rows - Job.objects.count()) > 0:
-            cursor.execute(
-                f"INSERT INTO {table} ({columns}) SELECT {columns} FROM {table} LIMIT {missing}"
-            )
-        # Statements of the benchmark's own: no claim is made for what was never worked on.
-        cursor.execute(f"UPDATE {table} SET status = 'complete' WHERE MOD(id, 4) = 0")
-        cursor.execute(f"UPDATE {table} SET status = 'failed' WHERE MOD(id, 100) = 1")
-        cursor.execute(f"UPDATE {table} SET status = 'paused' WHERE MOD(id, 200) = 3")
-        cursor.execute(f"{STATISTICS[connection.vendor]} {table}")
-        if cursor.description:
-            cursor.fetchall()
+    multiply(Job, rows)
+    table = Job._meta.db_table
+    # Statements of the benchmark itself: no claim is made for what was never worked on.
+    execute(f"UPDATE {table} SET status = 'complete' WHERE MOD(id, 4) = 0")
+    execute(f"UPDATE {table} SET status = 'failed' WHERE MOD(id, 100) = 1")
+    execute(f"UPDATE {table} SET status = 'paused' WHERE MOD(id, 200) = 3")
+    settle(Job)
 
 
 def addresses() -> dict[str, Callable[[], Any]]:
@@ -156,11 +141,6 @@ def wait_for_work() -> None:
     first = done()
     while done() < first + 10_000:
         time.sleep(0.2)
-
-
-def say(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -9,8 +9,6 @@ listen, claim and complete; they take turns, row by row. What is timed begins be
 """
 
 import argparse
-import contextlib
-import json
 import os
 import random
 import tempfile
@@ -19,9 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-from benchmarks.database import own_database, worker
-from benchmarks.growth import percentile
-from benchmarks.throughput import say, started
+from benchmarks.common import own_database, percentile, say, started
 
 BY_HAND = "a loop by hand that listens"
 
@@ -34,9 +30,7 @@ def arguments() -> argparse.Namespace:
     add = parser.add_argument
     add("--rows", type=int, default=100, help="rows of each way (100)")
     add("--pause", type=float, default=0.3, help="seconds between rows, half to double (0.3)")
-    add("--only", action="append", help="a way by its name; again for more of them")
     add("--by-hand", action="store_true", help=argparse.SUPPRESS)
-    add("--json", type=Path, help="where to write every figure")
     return parser.parse_args()
 
 
@@ -45,41 +39,37 @@ def main(options: argparse.Namespace) -> None:
     pipe = folder / "pipe"
     os.mkfifo(pipe)
     os.environ |= {"BENCHMARK_PIPE": str(pipe), "DJANGO_SETTINGS_MODULE": "benchmarks.settings"}
-    ways = {name: model for name, model in WAYS.items() if name in (options.only or WAYS)}
-    took: dict[str, list[float]] = {name: [] for name in ways}
-    with own_database() as url, open(os.open(pipe, os.O_RDWR)) as told, workers(url, ways):
+    took: dict[str, list[float]] = {name: [] for name in WAYS}
+    commands = [command(name, model) for name, model in WAYS.items()]
+    with (
+        own_database() as url,
+        open(os.open(pipe, os.O_RDWR)) as told,
+        started(url, commands),
+    ):
         from django.apps import apps
 
         from django_taskclaim.querysets.called import called_for
 
         called_for.add(apps.get_model("bench", WAYS[BY_HAND]))
-        for model in ways.values():
+        for model in WAYS.values():
             # Until each has done a row it is not up.
             measured(apps.get_model("bench", model), told)
         time.sleep(2)
         for _ in range(options.rows):
-            for name, model in ways.items():
+            for name, model in WAYS.items():
                 time.sleep(options.pause * random.uniform(0.5, 2))
                 took[name].append(measured(apps.get_model("bench", model), told))
     for line in table(took):
         say(line)
-    if options.json:
-        options.json.write_text(json.dumps(took, indent=1))
     pipe.unlink()
     folder.rmdir()
 
 
-@contextlib.contextmanager
-def workers(url: str, ways: dict[str, str]) -> Iterator[None]:
-    """Run what serves each model, one process each."""
-    with contextlib.ExitStack() as stack:
-        for name, model in ways.items():
-            if name == BY_HAND:
-                command = [["-m", "benchmarks.latency", "--by-hand"]]
-                stack.enter_context(started(url, command))
-            else:
-                stack.enter_context(worker(url, f"bench.{model}"))
-        yield
+def command(name: str, model: str) -> list[str]:
+    """Return the command of the process that serves one model."""
+    if name == BY_HAND:
+        return ["benchmarks.latency", "--by-hand"]
+    return ["django", "claimworker", f"bench.{model}"]
 
 
 def serve_by_hand() -> None:

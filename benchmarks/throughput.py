@@ -1,233 +1,244 @@
-"""What a worker costs beside the loop that one would write by hand, in rows per second and seconds of CPU.
+"""What a worker costs beside the loop that one would write by hand, in rows a second and processor time.
 
     DATABASE_URL=postgres://postgres@127.0.0.1:5432/test python -m benchmarks.throughput --rounds 5
+    DATABASE_URL=postgres://postgres@127.0.0.1:5432/test python -m benchmarks.throughput workers waiting
 
-Four processes get through a table of rows that cost nothing to do, in rounds that go through every way in turn; what
-counts is the median over the rounds. Processes are up before the first row is claimed, and the database's own clock
-says when that was and when the last row was completed. ``--json`` writes every figure to a file.
+``ways``      each kind of handler, against the loop by hand that completes in the same way (the default)
+``workers``   1, 8 and 16 processes against 4, and the loop by hand in as many
+``waiting``   100,000 rows that are not due yet, of the same and of a higher priority
+``renewals``  a lease so short that it is renewed all the time, against one that never is
+``wide``      rows with 20 columns and five more indexes, against the loop by hand on the same table
+``held``      a transaction that another session holds open meanwhile
+
+Processes are up before the first row is claimed. The database's clock says when that was and when the last row was
+completed. The runs of a table take turns, forwards and backwards; shares are medians of the shares within a turn.
+``--json`` writes every figure to a file.
 """
 
 import argparse
 import contextlib
 import json
-import os
 import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("DJANGO_SETTINGS_MODULE", "benchmarks.settings")
+from benchmarks.common import (
+    cpu_seconds,
+    empty,
+    multiply,
+    own_database,
+    say,
+    settle,
+    spread,
+    started,
+    wait_until_up,
+)
 
-from benchmarks.database import HOME, own_database
-
-#: Where a claim is compared with the loop that completes in the same way.
-BATCHES, ROWS = "by hand, in batches", "by hand, row by row"
-TRANSACTIONS = "by hand, a transaction a row"
-#: What the loop calls them.
-BY_HAND = {BATCHES: "batch", ROWS: "row", TRANSACTIONS: "transaction"}
+#: When rows are due that nobody is to claim.
+NEXT_CENTURY = datetime(2100, 1, 1, tzinfo=UTC)
+WAITING_ROWS = 100_000
 
 
 @dataclass(frozen=True)
-class Way:
-    """One way to get through the table, and what it is compared with."""
+class Run:
+    """One way to get through a table of rows that cost nothing to do."""
 
     name: str
-    model: str = ""
+    model: str = "Batch"
+    #: How the loop by hand completes; it runs instead of workers.
+    by_hand: str = ""
+    #: The name of the run that it is compared with; without it, the first of its table.
+    against: str = ""
+    workers: int = 4
     options: tuple[str, ...] = ()
-    against: str = BATCHES
+    table: str = "Work"
+    #: Each row is written by itself, so fewer rows are enough.
+    slow: bool = False
+    #: Priority of the rows that are not due, where there are such.
+    waiting: int | None = None
+    #: Another session holds a transaction open.
+    held: bool = False
 
-    def command(self, workers: int, batch: int) -> list[list[str]]:
-        """Return the command of each process to start."""
-        if self.name in BY_HAND:
-            return [["-m", "benchmarks.by_hand", str(batch), BY_HAND[self.name]]] * workers
-        words = ["claimworker", f"bench.{self.model}", "--processes", str(workers)]
-        poll = ["--poll", "0.1", "--batch-size", str(batch)]
-        return [["-m", "django", *words, *poll, *self.options]]
+    def commands(self, batch: int) -> list[list[str]]:
+        if self.by_hand:
+            table = f"bench_{self.table.lower()}"
+            return [["benchmarks.by_hand", str(batch), self.by_hand, table]] * self.workers
+        words = ["django", "claimworker", f"bench.{self.model}", "--processes", str(self.workers)]
+        return [[*words, "--poll", "0.1", "--batch-size", str(batch), *self.options]]
 
 
-WAYS = (
-    Way(BATCHES),
-    Way("batch handler", "Batch"),
-    Way("handler", "Work"),
-    Way("handler, 4 threads", "Work", ("--threads", "4")),
-    Way("async handler", "Async"),
-    Way(ROWS, against=ROWS),
-    Way("completed row by row", "RowByRow", against=ROWS),
-    Way(TRANSACTIONS, against=TRANSACTIONS),
-    Way("atomic handler", "Atomic", against=TRANSACTIONS),
-)
+BATCHES, ROWS = "by hand, in batches", "by hand, row by row"
+TRANSACTIONS = "by hand, a transaction a row"
+
+TABLES: dict[str, tuple[Run, ...]] = {
+    "ways": (
+        Run(BATCHES, by_hand="batch"),
+        Run("batch handler"),
+        Run("handler", "Work"),
+        Run("handler, 4 threads", "Work", options=("--threads", "4")),
+        Run("async handler", "Async"),
+        Run(ROWS, by_hand="row", against=ROWS, slow=True),
+        Run("completed row by row", "RowByRow", against=ROWS, slow=True),
+        Run(TRANSACTIONS, by_hand="transaction", against=TRANSACTIONS, slow=True),
+        Run("atomic handler", "Atomic", against=TRANSACTIONS, slow=True),
+    ),
+    "workers": (
+        Run("4 workers"),
+        Run("1 worker", workers=1),
+        Run("8 workers", workers=8),
+        Run("16 workers", workers=16),
+        Run("4 loops by hand", by_hand="batch"),
+        Run("16 loops by hand", by_hand="batch", workers=16),
+    ),
+    "waiting": (
+        Run("no row waits"),
+        Run("100,000 wait, same priority", waiting=0),
+        Run("100,000 wait, higher priority", waiting=1),
+    ),
+    "renewals": (
+        Run("lease of 60 s", options=("--lease", "60")),
+        Run("lease of 2 s", options=("--lease", "2")),
+    ),
+    "wide": (
+        Run("wide, by hand", by_hand="batch", table="Wide"),
+        Run("wide, batch handler", "WideBatch", table="Wide"),
+        Run("wide, handler", "Wide", table="Wide"),
+    ),
+    "held": (
+        Run("no transaction open"),
+        Run("a transaction held open", held=True),
+    ),
+}
+
+Figures = dict[str, list[dict[str, float]]]
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.throughput")
     add = parser.add_argument
+    add("tables", nargs="*", metavar="table", help=f"{', '.join(TABLES)} (ways)")
     add("--rows", type=int, default=100_000, help="rows for each turn (100,000)")
-    add(
-        "--slow-rows", type=int, default=20_000, help="… of what writes each row by itself (20,000)"
-    )
-    add("--rounds", type=int, default=5, help="turns of each way (5)")
-    add("--workers", type=int, default=4, help="processes (4)")
+    add("--slow-rows", type=int, default=20_000, help="… of what writes each row alone (20,000)")
+    add("--rounds", type=int, default=5, help="turns of each run (5)")
     add("--batch-size", type=int, default=100, help="rows a claim (100)")
-    add("--only", action="append", help="a way by its name; again for more of them")
+    add("--only", action="append", help="a run by its name; again for more of them")
     add("--json", type=Path, help="where to write every figure")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if unknown := set(options.tables) - set(TABLES):
+        parser.error(f"no table {', '.join(sorted(unknown))}; there are {', '.join(TABLES)}")
+    return options
 
 
 def main(options: argparse.Namespace) -> None:
-    ways = [way for way in WAYS if not options.only or way.name in options.only]
-    figures: dict[str, list[dict[str, float]]] = {way.name: [] for way in ways}
+    everything: dict[str, Figures] = {}
     with own_database() as url:
-        for number in range(options.rounds):
-            for way in ways if number % 2 == 0 else reversed(ways):
-                figures[way.name].append(turn(way, url, options))
-        for line in table(ways, figures):
-            say(line)
+        for name in options.tables or ["ways"]:
+            runs = [run for run in TABLES[name] if not options.only or run.name in options.only]
+            figures: Figures = defaultdict(list)
+            for number in range(options.rounds):
+                for run in runs if number % 2 == 0 else reversed(runs):
+                    figures[run.name].append(turn(run, url, options))
+            for line in table(runs, figures):
+                say(line)
+            everything[name] = figures
     if options.json:
-        options.json.write_text(json.dumps(figures, indent=2))
+        options.json.write_text(json.dumps(everything, indent=1))
 
 
-def turn(way: Way, url: str, options: argparse.Namespace) -> dict[str, float]:
-    """Fill the table, let one way get through it, and return rows and microseconds of CPU."""
-    from benchmarks.app.models import Work
+def turn(run: Run, url: str, options: argparse.Namespace) -> dict[str, float]:
+    """Fill the table, let one run get through it, and return rows a second and microseconds of CPU a row."""
+    from django.apps import apps
+
     from django_taskclaim.models import WorkerProcess
     from django_taskclaim.switch import pause, resume
 
-    rows = options.rows if way.against == BATCHES else options.slow_rows
-    fill(rows)
+    model = apps.get_model("bench", run.table)
+    rows = options.slow_rows if run.slow else options.rows
+    empty(model)
+    if run.waiting is not None:
+        multiply(model, WAITING_ROWS, not_before=NEXT_CENTURY, priority=run.waiting)
+    multiply(model, rows)
+    settle(model)
     WorkerProcess.objects.all().delete()
-    pause(Work, by="benchmark", using="default")
-    with started(url, way.command(options.workers, options.batch_size)) as processes:
-        by_hand = not way.model
-        wait_until_up(processes, 0 if by_hand else options.workers)
-        before = cpu_seconds(processes)
-        resume(Work, using="default")
-        for process in processes if by_hand else []:
+    pause(model, by="benchmark", using="default")
+    beside = held_transaction(model) if run.held else contextlib.nullcontext()
+    with beside, started(url, run.commands(options.batch_size)) as processes:
+        wait_until_up(processes, 0 if run.by_hand else run.workers)
+        before = used = cpu_seconds(processes)
+        resume(model, using="default")
+        for process in processes if run.by_hand else []:
             assert process.stdin is not None
             process.stdin.write(b"go\n")
             process.stdin.flush()
-        used = before
-        while Work.objects.exclude(status="complete").exists():
+        end = time.monotonic() + 600
+        while due(model).exclude(status="complete").exists():
+            assert time.monotonic() < end, f"{run.name}: rows are left"
             used = max(used, cpu_seconds(processes))
             time.sleep(0.05)
-    from django.db.models import Max, Min
-
-    moments = Work.objects.aggregate(first=Min("claimed_at"), last=Max("completed_at"))
-    seconds = (moments["last"] - moments["first"]).total_seconds()
-    found = {"rows_per_second": rows / seconds, "cpu_us_per_row": (used - before) / rows * 1e6}
-    say(
-        f"  {way.name}: {found['rows_per_second']:,.0f} rows/s, {found['cpu_us_per_row']:.0f} µs of CPU a row"
-    )
+    found = {
+        "rows_per_second": rows / seconds_of(model),
+        "cpu_us_per_row": (used - before) / rows * 1e6,
+    }
+    say(f"  {run.name}: {found['rows_per_second']:,.0f} rows/s")
     return found
 
 
-def fill(rows: int) -> None:
-    from django.db import connection
+def due(model: Any) -> Any:
+    """Return the rows that can be worked on."""
+    return model._base_manager.filter(not_before__lt=NEXT_CENTURY)
 
-    from benchmarks.app.models import Work
 
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "TRUNCATE bench_work" if connection.vendor != "sqlite" else "DELETE FROM bench_work"
-        )
-    Work.objects.bulk_create([Work() for _ in range(min(rows, 1000))])
-    names = ", ".join(
-        connection.ops.quote_name(field.column)
-        for field in Work._meta.concrete_fields
-        if not field.primary_key
-    )
-    how = {"postgresql": "VACUUM ANALYZE", "mysql": "ANALYZE TABLE", "sqlite": "ANALYZE"}
-    with connection.cursor() as cursor:
-        made = min(rows, 1000)
-        while made < rows:
-            more = min(made, rows - made)
-            cursor.execute(
-                f"INSERT INTO bench_work ({names}) SELECT {names} FROM bench_work LIMIT {more}"
-            )
-            made += more
-        cursor.execute(f"{how[connection.vendor]} bench_work")
-        if cursor.description:
-            cursor.fetchall()
-        if connection.vendor == "postgresql":
-            cursor.execute("CHECKPOINT")
+def seconds_of(model: Any) -> float:
+    """Return the seconds from the first claim to the last completion, by the database's clock."""
+    from django.db.models import Max, Min
+
+    moments = due(model).aggregate(first=Min("claimed_at"), last=Max("completed_at"))
+    return float((moments["last"] - moments["first"]).total_seconds())
 
 
 @contextlib.contextmanager
-def started(url: str, commands: list[list[str]]) -> Iterator[list["subprocess.Popen[bytes]"]]:
-    """Run the processes while the block runs."""
-    environment: dict[str, Any] = os.environ | {"DATABASE_URL": url, "PYTHONPATH": str(HOME)}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, *command],
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        )
-        for command in commands
-    ]
-    try:
-        yield processes
-    finally:
-        for process in processes:
-            process.terminate()
-        for process in processes:
-            process.wait(60)
+def held_transaction(model: Any) -> Iterator[None]:
+    """Hold a transaction open that has read the table and goes on seeing it as it was then."""
+    from django.db import connections
+
+    session = connections.create_connection("default")
+    begin = {
+        "postgresql": ["BEGIN ISOLATION LEVEL REPEATABLE READ"],
+        "mysql": [
+            "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ",
+            "START TRANSACTION WITH CONSISTENT SNAPSHOT",
+        ],
+        "sqlite": ["BEGIN"],
+    }
+    with session.cursor() as cursor:
+        for statement in begin[session.vendor]:
+            cursor.execute(statement)
+        cursor.execute(f"SELECT COUNT(*) FROM {model._meta.db_table}")
+        cursor.fetchall()
+        try:
+            yield
+        finally:
+            cursor.execute("ROLLBACK")
+    session.close()
 
 
-def wait_until_up(processes: list["subprocess.Popen[bytes]"], workers: int) -> None:
-    """Wait until each loop says that it is ready, or so many worker processes have reported."""
-    from django_taskclaim.models import WorkerProcess
-
-    if not workers:
-        for process in processes:
-            assert process.stdout is not None
-            assert process.stdout.readline() == b"ready\n"
-        return
-    end = time.monotonic() + 60
-    while WorkerProcess.objects.filter(state="paused").count() < workers:
-        assert time.monotonic() < end, "the workers did not come up"
-        time.sleep(0.1)
-    time.sleep(1.0)
-
-
-def cpu_seconds(processes: list["subprocess.Popen[bytes]"]) -> float:
-    """Return what the processes and their children have used so far; those that ended count no more."""
-    parents = {process.pid for process in processes}
-    used = 0
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            fields = (folder / "stat").read_text().rpartition(")")[2].split()
-            if int(folder.name) in parents or int(fields[1]) in parents:
-                used += int(fields[11]) + int(fields[12])
-    return used / os.sysconf("SC_CLK_TCK")
-
-
-def table(ways: list[Way], figures: dict[str, list[dict[str, float]]]) -> Iterator[str]:
-    """Yield the lines of a table of medians, each with its share of what it is compared with."""
-    yield "| way | rows/s | least to most | share | µs of CPU a row |"
+def table(runs: Sequence[Run], figures: Figures) -> Iterator[str]:
+    """Yield the lines of a table of medians, each with its share of the run that it is compared with."""
+    yield "| run | rows/s | least to most | share | µs of CPU a row |"
     yield "| --- | --- | --- | --- | --- |"
-    for way in ways:
-        rates = [one["rows_per_second"] for one in figures[way.name]]
-        cpu = statistics.median(one["cpu_us_per_row"] for one in figures[way.name])
-        share = ""
-        if way.against in figures and way.name != way.against:
-            pairs = zip(rates, figures[way.against], strict=True)
-            share = (
-                f"{statistics.median(one / other['rows_per_second'] for one, other in pairs):.2f}"
-            )
-        yield (
-            f"| {way.name} | {statistics.median(rates):,.0f} | {min(rates):,.0f} to {max(rates):,.0f} | {share} |"
-            f" {cpu:.0f} |"
+    for run in runs:
+        rates = [one["rows_per_second"] for one in figures[run.name]]
+        base = figures.get(run.against or runs[0].name, figures[run.name])
+        share = statistics.median(
+            one / other["rows_per_second"] for one, other in zip(rates, base, strict=True)
         )
-
-
-def say(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
+        cpu = statistics.median(one["cpu_us_per_row"] for one in figures[run.name])
+        yield f"| {run.name} | {spread(rates)} | {share:.2f} | {cpu:.0f} |"
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ starts when the first is seen to be gone, and start-up is left out. Shares are m
 
 import argparse
 import contextlib
-import json
 import os
 import signal
 import statistics
@@ -25,8 +24,7 @@ from urllib.parse import urlsplit
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "benchmarks.settings")
 
-from benchmarks.database import HOME, own_database
-from benchmarks.throughput import say
+from benchmarks.common import HOME, empty, multiply, own_database, say, settle, spread
 
 REQUIREMENTS = Path(__file__).with_name("requirements.txt")
 EVERYWHERE, POSTGRESQL = ("postgresql", "mysql", "sqlite"), ("postgresql",)
@@ -50,10 +48,6 @@ class Peer:
     part: float = 1.0
     runs_on: tuple[str, ...] = EVERYWHERE
     ours: bool = False
-
-    @property
-    def is_django(self) -> bool:
-        return self.command[0] == "django"
 
 
 def ours(name: str, model: str, batch: int) -> Peer:
@@ -124,7 +118,6 @@ def arguments() -> argparse.Namespace:
     add("--only", action="append", help="a package by its name; again for more of them")
     add("--batch-size", type=int, help="another one for all, to find the best")
     add("--venv", type=Path, default=HOME / "build" / "peers", help="where they are installed")
-    add("--json", type=Path, help="where to write every figure")
     return parser.parse_args()
 
 
@@ -148,8 +141,6 @@ def main(options: argparse.Namespace) -> None:
                 say(f"  {peer.name}: {rate:,.0f} rows/s")
         for line in table(chosen, figures):
             say(line)
-    if options.json:
-        options.json.write_text(json.dumps(figures, indent=1))
 
 
 def environment(folder: Path) -> Path:
@@ -185,11 +176,8 @@ def peers_database(url: str) -> Iterator[str]:
 
 
 def prepare(python: Path, url: str, chosen: list[Peer]) -> None:
-    theirs = [peer for peer in chosen if not peer.ours]
-    if any(peer.is_django for peer in theirs):
-        side(python, url, "django-ox", "prepare")
-    for peer in theirs:
-        if not peer.is_django:
+    for peer in chosen:
+        if not peer.ours:
             side(python, url, peer.name, "prepare")
 
 
@@ -209,9 +197,11 @@ def turn(peer: Peer, python: Path, url: str, options: argparse.Namespace) -> flo
     rows = int(options.rows * peer.part)
     batch = options.batch_size or peer.batch
     if peer.ours:
-        from benchmarks.throughput import fill
+        from benchmarks.app.models import Work
 
-        fill(rows)
+        empty(Work)
+        multiply(Work, rows)
+        settle(Work)
     else:
         side(python, url, peer.name, "fill", str(rows))
     with left_in(peer, url) as left, working(peer, python, url, batch):
@@ -300,7 +290,7 @@ def table(chosen: list[Peer], figures: dict[str, list[float]]) -> Iterator[str]:
             for way in mine
         ]
         yield (
-            f"| {peer.name} | {peer.batch} | {statistics.median(rates):,.0f} | {min(rates):,.0f} to {max(rates):,.0f} |"
+            f"| {peer.name} | {peer.batch} | {spread(rates)} |"
             f" {' | '.join(f'{share:.1f}' for share in shares)} |"
         )
 
