@@ -3,22 +3,24 @@
 import math
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, Self
 
 import pytest
-from django.db import connection, models
+from django.db import models
 from django.db.models import Count, Exists, F, OuterRef, Prefetch, Q, Window
 from django.db.models.functions import Lower, RowNumber
+from django.db.models.signals import post_init
 from django.test import override_settings
+from django.test.utils import isolate_apps
 from django.utils import timezone
 
-from django_taskclaim.dialects import dialect_for
 from tests.behaviour.models import Label, Labelled
 from tests.behaviour.support import facts, keys, names
 from tests.factories import make
 from tests.testapp.models import (
     Child,
     ChildOwnsClaim,
+    CompositeKey,
     HiddenRows,
     OrderedByForeignKey,
     Parent,
@@ -31,61 +33,51 @@ pytestmark = pytest.mark.django_db
 NoQueries = Callable[..., Any]
 
 
-def stored_as_held(model: Any, holder: str) -> set[Any]:
-    held = {names(model)["status"]: "processing", names(model)["claimed_by"]: holder}
-    return set(model._base_manager.filter(**held).values_list("pk", flat=True))
-
-
 # How many
 
 
+@pytest.mark.promise(2)
 def test_a_batch_is_never_larger_than_asked_and_nothing_is_claimed_twice(claimable: Any) -> None:
     rows = make(claimable, 7)
     batches = [claimable.objects.claim_batch(3) for _ in range(4)]
     assert [len(batch) for batch in batches] == [3, 3, 1, 0]
-    claimed = [row.pk for batch in batches for row in batch]
-    assert sorted(claimed) == sorted(keys(rows))
+    assert sorted(row.pk for batch in batches for row in batch) == sorted(keys(rows))
+    assert len({batch[0].claim.token.holder for batch in batches[:3]}) == 3
 
 
+@pytest.mark.promise(2)
 def test_the_rows_returned_are_exactly_those_stored_as_held(claimable: Any) -> None:
     make(claimable, 5)
     rows = claimable.objects.claim_batch(3)
-    holder = rows[0].claim.token.holder
-    assert set(keys(rows)) == stored_as_held(claimable, holder)
-    assert {row.claim.token.holder for row in rows} == {holder}
+    (holder,) = {row.claim.token.holder for row in rows}
     assert "#" in holder
+    held = {names(claimable)["status"]: "processing", names(claimable)["claimed_by"]: holder}
+    assert {row.pk for row in claimable._base_manager.filter(**held)} == set(keys(rows))
 
 
-def test_every_call_has_a_holder_of_its_own() -> None:
-    make(Photo, 3)
-    holders = {Photo.objects.claim_batch(1)[0].claim.token.holder for _ in range(3)}
-    assert len(holders) == 3
+WRONG: list[tuple[str, dict[str, Any]]] = [
+    *(("1 to 1000", {"limit": limit}) for limit in (0, -1, 1001, True, "5", 1.5, None, math.inf)),
+    *(("lease", {"lease": lease}) for lease in (0, -1, timedelta(0), "60", True, math.nan, 1e15)),
+    *(("claimed_by", {"claimed_by": who}) for who in ("", 17, "a#b", "x" * 201, "nul\x00", b"me")),
+]
 
 
-@pytest.mark.parametrize("limit", [0, -1, 1001, True, "5", 1.5, None, math.inf])
-def test_a_wrong_limit_is_a_value_error(limit: Any, django_assert_num_queries: NoQueries) -> None:
-    with django_assert_num_queries(0), pytest.raises(ValueError, match="1 to 1000"):
-        Photo.objects.claim_batch(limit)
+@pytest.mark.once
+@pytest.mark.promise(2)
+@pytest.mark.parametrize(("named", "arguments"), WRONG)
+def test_a_wrong_argument_is_a_value_error_that_names_it(
+    named: str, arguments: dict[str, Any], django_assert_num_queries: NoQueries
+) -> None:
+    with django_assert_num_queries(0), pytest.raises(ValueError, match=named):
+        Photo.objects.claim_batch(**({"limit": 1} | arguments))
 
 
-@pytest.mark.parametrize("lease", [0, -1, timedelta(0), "60", True, math.nan, math.inf, 1e15])
-def test_a_wrong_lease_is_a_value_error(lease: Any, django_assert_num_queries: NoQueries) -> None:
-    with django_assert_num_queries(0), pytest.raises(ValueError, match="lease"):
-        Photo.objects.claim_batch(1, lease=lease)
-
-
-@pytest.mark.parametrize("name", ["", 17, "a#b", "x" * 201, "nul\x00", b"user:1"])
-def test_a_wrong_name_is_a_value_error(name: Any, django_assert_num_queries: NoQueries) -> None:
-    with django_assert_num_queries(0), pytest.raises(ValueError, match="claimed_by"):
-        Photo.objects.claim_batch(1, claimed_by=name)
-
-
+@pytest.mark.once
+@pytest.mark.promise(14)
 def test_a_strategy_that_the_database_has_not_is_refused_by_name() -> None:
-    if "update_limit" in dialect_for(connection).strategies:
-        pytest.skip("this database has every strategy that there is")
     make(Photo)
     asked = override_settings(TASKCLAIM={"CLAIM_STRATEGY": "update_limit"})
-    with asked, pytest.raises(ValueError, match=r"update_limit. is not available"):
+    with asked, pytest.raises(ValueError, match="update_limit"):
         Photo.objects.claim_batch(1)
 
 
@@ -93,31 +85,23 @@ def test_a_strategy_that_the_database_has_not_is_refused_by_name() -> None:
 
 
 @pytest.mark.usefixtures("strategy")
-def test_rows_that_wait_are_not_claimed_until_they_are_due() -> None:
+def test_rows_that_wait_are_not_claimed_and_do_not_stand_in_the_way() -> None:
     now = timezone.now()
-    later, due, soon = (
-        make(Photo, not_before=now + timedelta(seconds=wait))[0] for wait in (3600, -60, 60)
-    )
-    assert keys(Photo.objects.claim_batch(5)) == [due.pk]
-    assert {facts(row).status for row in (later, soon)} == {"open"}
-
-
-@pytest.mark.usefixtures("strategy")
-def test_rows_that_wait_do_not_stand_in_the_way_of_those_behind_them() -> None:
-    make(Photo, 30, priority=9, not_before=timezone.now() + timedelta(hours=1))
-    due = make(Photo, 5)
+    waiting = make(Photo, 30, priority=9, not_before=now + timedelta(hours=1))
+    due = make(Photo, 5, not_before=now - timedelta(seconds=60))
     assert keys(Photo.objects.claim_batch(3)) == keys(due[:3])
     assert keys(Photo.objects.order_by("-priority", "pk").claim_batch(3)) == keys(due[3:])
+    assert {facts(row).status for row in waiting} == {"open"}
 
 
+@pytest.mark.promise(2)
 def test_only_open_rows_are_claimed(claimable: Any) -> None:
     make(claimable, 5)
     done, failed, running = claimable.objects.claim_batch(3)
     done.claim.complete()
     failed.claim.fail("no", retry=False)
-    claimable._default_manager.filter(
-        pk=claimable.objects.open().order_by("pk").first().pk
-    ).pause_rows()
+    first = claimable.objects.open().order_by("pk").first()
+    claimable._default_manager.filter(pk=first.pk).pause_rows()
     assert len(claimable.objects.claim_batch(9)) == 1
     assert running.claim.check()
 
@@ -126,7 +110,6 @@ FILTERS: dict[str, Callable[[Any], Any]] = {
     "filter": lambda rows: rows.filter(note="yes"),
     "exclude": lambda rows: rows.exclude(note="no"),
     "Q with OR": lambda rows: rows.filter(Q(note="yes") | Q(counter=99)),
-    "negated Q": lambda rows: rows.filter(~Q(note="no")),
     "an IN of a subquery": lambda rows: rows.filter(
         note__in=rows.model._base_manager.filter(note="yes").values("note")
     ),
@@ -136,23 +119,23 @@ FILTERS: dict[str, Callable[[Any], Any]] = {
     "an annotation": lambda rows: rows.annotate(low=Lower("note")).filter(low="yes"),
     "an alias": lambda rows: rows.alias(twice=F("counter") * 2).filter(twice=2),
     "an expression": lambda rows: rows.filter(counter__gt=F("counter") - 1, counter=1),
-    "chained": lambda rows: rows.filter(counter__gte=0).exclude(counter=0).filter(note="yes"),
     "distinct": lambda rows: rows.filter(note="yes").distinct(),
-    "a union of querysets": lambda rows: rows.filter(note="yes") | rows.filter(counter=99),
-    "open()": lambda rows: rows.open().filter(note="yes"),
+    "a union of conditions": lambda rows: rows.filter(note="yes") | rows.filter(counter=99),
     "due()": lambda rows: rows.due().filter(note="yes"),
     "an order": lambda rows: rows.filter(note="yes").order_by("-pk"),
     "a percent sign": lambda rows: rows.filter(note="yes").exclude(note__contains="100%"),
 }
 
 
-@pytest.mark.parametrize("kind", FILTERS)
-def test_only_rows_that_match_the_filter_are_claimed(kind_of_table: Any, kind: str) -> None:
+@pytest.mark.promise(2)
+def test_only_rows_that_match_the_filter_are_claimed(kind_of_table: Any) -> None:
     make(kind_of_table, 6, note=lambda i: ["no", "yes"][i % 2], counter=lambda i: i % 2)
-    rows = FILTERS[kind](kind_of_table.objects.all())
-    first, second = rows.claim_batch(2), rows.claim_batch(2)
-    assert [row.note for row in [*first, *second]] == ["yes"] * 3
-    assert kind_of_table.objects.open().count() == 3
+    for kind, narrow in FILTERS.items():
+        rows = narrow(kind_of_table.objects.all())
+        first, second = rows.claim_batch(2), rows.claim_batch(2)
+        assert [row.note for row in [*first, *second]] == ["yes"] * 3, kind
+        assert kind_of_table.objects.open().count() == 3, kind
+        kind_of_table.objects.reset(running=True)
 
 
 @pytest.mark.usefixtures("strategy")
@@ -163,11 +146,12 @@ def test_a_child_is_filtered_by_columns_of_either_table(model: Any) -> None:
     assert [(row.extra, row.note) for row in rows] == [("a", "x"), ("a", "y")]
 
 
-def test_claims_of_a_child_take_no_plain_parents() -> None:
+def test_a_parent_and_its_child_are_one_row_with_one_claim() -> None:
     make(Parent, 2)
     make(Child, 2)
     assert {type(row) for row in Child.objects.claim_batch(9)} == {Child}
-    assert Parent.objects.open().count() == 2
+    assert len(Parent.objects.claim_batch(9)) == 2
+    assert Child.objects.claim_batch(9) == []
 
 
 @pytest.mark.usefixtures("strategy")
@@ -185,9 +169,10 @@ def test_a_filter_over_a_foreign_key_claims_what_matches() -> None:
     assert len(claimed) + len(rest) + len(through_the_author) == 6
 
 
+@pytest.mark.promise(2)
 @pytest.mark.usefixtures("strategy")
 @pytest.mark.parametrize("order", [[], ["note"], ["labels__name"]])
-def test_a_filter_that_shows_rows_more_than_once_claims_each_once(order: list[str]) -> None:
+def test_a_join_that_shows_rows_more_than_once_claims_each_once(order: list[str]) -> None:
     labels = [Label.objects.create(name=f"label {number}") for number in range(3)]
     rows = make(Labelled, 4)
     for row in rows[:3]:
@@ -200,67 +185,109 @@ def test_a_filter_that_shows_rows_more_than_once_claims_each_once(order: list[st
     assert keys(Labelled.objects.exclude(labels__name="label 1").claim_batch(9)) == [rows[3].pk]
 
 
-def test_a_manager_that_hides_rows_claims_none_of_the_hidden() -> None:
+def test_a_custom_manager_and_a_proxy_claim_rows_of_their_own_kind() -> None:
     make(HiddenRows, 4, hidden=lambda i: i % 2 == 0, note="ssh!")
     assert len(HiddenRows.objects.loud().claim_batch(9)) == 2
     assert len(HiddenRows.everything.claim_batch(9)) == 2
-
-
-def test_a_proxy_claims_the_rows_of_its_model_as_instances_of_itself() -> None:
     make(Photo, 2)
-    rows = PhotoProxy.objects.claim_batch(1)
-    assert {type(row) for row in rows} == {PhotoProxy}
+    assert {type(row) for row in PhotoProxy.objects.claim_batch(1)} == {PhotoProxy}
     assert len(Photo.objects.claim_batch(9)) == 1
 
 
 # What comes back
 
 
-def test_select_related_is_honoured(django_assert_num_queries: NoQueries) -> None:
+def test_a_claimed_instance_holds_what_a_loaded_one_does(shape: Any) -> None:
+    make(shape, 2)
+    claimed, other = shape.objects.claim_batch(2)
+    loaded = shape.objects.get(pk=claimed.pk)
+    for field in shape._meta.concrete_fields:
+        assert getattr(claimed, field.attname) == getattr(loaded, field.attname)
+    assert claimed == loaded
+    assert (claimed._state.adding, claimed._state.db) == (False, loaded._state.db)
+    assert claimed._state is not other._state
+
+
+@isolate_apps("tests.testapp")
+def test_methods_and_receivers_that_take_part_in_making_an_instance_are_called() -> None:
+    class Initialised(Photo):
+        class Meta:
+            proxy = True
+            app_label = "testapp"
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.seen = True
+
+    class FromDatabase(Photo):
+        class Meta:
+            proxy = True
+            app_label = "testapp"
+
+        @classmethod
+        def from_db(cls, *args: Any, **kwargs: Any) -> Self:
+            row = super().from_db(*args, **kwargs)
+            row.seen = True
+            return row
+
+    def receive(instance: Any, **kwargs: Any) -> None:
+        instance.seen = True
+
+    make(Photo, 3)
+    models_: list[Any] = [Initialised, FromDatabase]
+    assert all(model.objects.claim_batch(1)[0].seen for model in models_)
+    post_init.connect(receive, sender=Photo)
+    try:
+        assert Photo.objects.claim_batch(1)[0].seen  # type: ignore[attr-defined]
+    finally:
+        post_init.disconnect(receive, sender=Photo)
+
+
+def test_joins_and_prefetches_are_honoured(django_assert_num_queries: NoQueries) -> None:
     make(OrderedByForeignKey, 4)
     rows = OrderedByForeignKey.objects.select_related("author").claim_batch(4)
-    assert len(rows) == 4
     with django_assert_num_queries(0):
         assert any(row.author.name for row in rows if row.author_id)
-    OrderedByForeignKey.objects.complete(rows)
-
-
-def test_prefetches_are_honoured(django_assert_num_queries: NoQueries) -> None:
+    assert OrderedByForeignKey.objects.complete(rows) == 4
     label = Label.objects.create(name="wanted")
     make(Labelled, 2)[0].labels.add(label)
     wanted = Prefetch("labels", Label.objects.filter(name="wanted"), to_attr="wanted")
-    rows = Labelled.objects.prefetch_related("labels", wanted).claim_batch(2)
+    labelled = Labelled.objects.prefetch_related("labels", wanted).claim_batch(2)
     with django_assert_num_queries(0):
-        assert [list(row.labels.all()) for row in rows] == [[label], []]
-        assert [row.wanted for row in rows] == [[label], []]
+        assert [list(row.labels.all()) for row in labelled] == [[label], []]
+        assert [row.wanted for row in labelled] == [[label], []]
 
 
-def test_annotations_are_honoured(claimable: Any) -> None:
-    make(claimable, 2, counter=lambda i: i + 1)
-    rows = claimable.objects.annotate(twice=F("counter") * 2).filter(twice__gt=0).claim_batch(2)
-    assert [row.twice for row in rows] == [row.counter * 2 for row in rows]
-    assert {getattr(row, names(claimable)["status"]) for row in rows} == {"processing"}
-    claimable.objects.complete(rows)
-
-
-def test_only_and_defer_are_honoured(shape: Any, django_assert_num_queries: NoQueries) -> None:
-    make(shape, 2, note="asked for", counter=4)
+def test_annotations_and_deferred_columns_are_honoured(
+    shape: Any, django_assert_num_queries: NoQueries
+) -> None:
+    make(shape, 3, note="asked for", counter=4)
+    (more,) = shape.objects.annotate(twice=F("counter") * 2).filter(twice__gt=0).claim_batch(1)
     (narrow,) = shape.objects.only("note").claim_batch(1)
     (wide,) = shape.objects.defer("note").claim_batch(1)
+    assert getattr(more, names(shape)["status"]) == "processing"
     assert "counter" in narrow.get_deferred_fields()
     assert wide.get_deferred_fields() == {"note"}
     with django_assert_num_queries(0):
-        assert (narrow.note, wide.counter) == ("asked for", 4)
-    shape.objects.complete([narrow, wide])
+        assert (more.twice, narrow.note, wide.counter) == (8, "asked for", 4)
+    assert shape.objects.complete([more, narrow, wide]) == 3
 
 
-def test_extra_columns_are_honoured() -> None:
-    make(Photo, 1, counter=4)
-    (row,) = Photo.objects.extra(select={"more": "counter + 1"}).claim_batch(1)
-    assert row.more == 5
+@pytest.mark.skipif(not hasattr(models, "FETCH_PEERS"), reason="Django 6.1 brings fetch modes")
+@pytest.mark.parametrize("model", [Photo, Child, CompositeKey])
+def test_claimed_rows_fetch_what_they_lack_together(
+    model: Any, django_assert_num_queries: NoQueries
+) -> None:
+    make(model, 4, note="read")
+    rows = model.objects.fetch_mode(models.FETCH_PEERS).claim_batch(4)
+    for row in rows:
+        del row.__dict__["note"]
+    with django_assert_num_queries(1):
+        assert [row.note for row in rows] == ["read"] * 4
+    assert model.objects.complete(rows) == 4
 
 
-def test_a_plain_claim_of_a_batch_costs_few_statements(
+def test_a_claim_and_a_completion_of_a_batch_cost_few_statements(
     django_assert_max_num_queries: NoQueries,
 ) -> None:
     make(Photo, 50)
@@ -275,8 +302,7 @@ def test_a_plain_claim_of_a_batch_costs_few_statements(
 REFUSED: dict[str, Callable[[Any], Any]] = {
     "slice": lambda rows: rows[:5],
     "later slice": lambda rows: rows.order_by("pk")[2:],
-    "values": lambda rows: rows.values(),
-    "values of a column": lambda rows: rows.values("note"),
+    "values": lambda rows: rows.values("note"),
     "values_list": lambda rows: rows.values_list("pk", flat=True),
     "aggregate": lambda rows: rows.annotate(n=Count("pk")),
     "grouping": lambda rows: rows.values("note").annotate(n=Count("pk")),
@@ -285,31 +311,31 @@ REFUSED: dict[str, Callable[[Any], Any]] = {
     "dates": lambda rows: rows.dates("claimed_at", "day"),
     "window": lambda rows: rows.annotate(n=Window(RowNumber(), order_by="pk")).filter(n=1),
 }
+VERBS = ["claim_batch", "release_expired", "reset", "pause_rows"]
 
 
-@pytest.mark.parametrize("verb", ["claim_batch", "release_expired", "reset", "pause_rows"])
+@pytest.mark.once
+@pytest.mark.promise(2)
+@pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("kind", REFUSED)
 def test_a_queryset_that_cannot_be_claimed_from_is_refused_with_a_sentence(
     verb: str, kind: str, django_assert_num_queries: NoQueries
 ) -> None:
-    make(Photo, 3)
     rows = REFUSED[kind](Photo.objects.all())
-    arguments = [1] if verb == "claim_batch" else []
     with django_assert_num_queries(0), pytest.raises(TypeError, match="Photo"):
-        getattr(rows, verb)(*arguments)
+        getattr(rows, verb)(*([1] if verb == "claim_batch" else []))
 
 
-def test_an_order_by_an_annotation_is_refused_or_honoured(shape: Any) -> None:
-    make(shape, 3, counter=lambda i: i)
-    ordered = shape.objects.annotate(low=-F("counter")).order_by("low")
+@pytest.mark.once
+def test_an_order_by_an_annotation_is_refused_by_its_name() -> None:
+    ordered = Photo.objects.annotate(low=-F("counter")).order_by("low")
     with pytest.raises(TypeError, match="low"):
         ordered.claim_batch(2)
 
 
-@pytest.mark.parametrize("verb", ["claim_batch", "release_expired", "reset", "pause_rows"])
-@pytest.mark.parametrize("kind", ["none", "impossible"])
-def test_a_queryset_of_nothing_changes_nothing(shape: Any, verb: str, kind: str) -> None:
-    make(shape, 2)
-    rows = shape.objects.none() if kind == "none" else shape.objects.filter(pk__in=[])
-    assert not getattr(rows, verb)(*([3] if verb == "claim_batch" else []))
-    assert shape.objects.open().count() == 2
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_verb_on_an_empty_queryset_changes_nothing(kind_of_table: Any, verb: str) -> None:
+    make(kind_of_table, 2)
+    for rows in kind_of_table.objects.none(), kind_of_table.objects.filter(pk__in=[]):
+        assert not getattr(rows, verb)(*([3] if verb == "claim_batch" else []))
+    assert kind_of_table.objects.open().count() == 2
