@@ -1,16 +1,12 @@
-"""Rows to complete under a policy, and what is to be left of them."""
+"""Rows to complete under a policy, and what must be left of them."""
 
 from typing import Any
 
 import pytest
 
-from django_taskclaim.completion import Delete
 from django_taskclaim.exceptions import ClaimLost
 from tests.behaviour.support import stored
 from tests.factories import make
-
-#: One of each way to delete.
-DELETES = [Delete(), Delete(cascade=True)]
 
 
 def claimed(model: Any, n: int, **values: Any) -> list[Any]:
@@ -21,7 +17,7 @@ def claimed(model: Any, n: int, **values: Any) -> list[Any]:
 
 
 def gone(row: Any, key: Any) -> bool:
-    """Say whether nothing of the row is left on any of its tables."""
+    """Return whether nothing of the row is left on any of its tables."""
     return not stored(row, key)
 
 
