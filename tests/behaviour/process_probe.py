@@ -13,14 +13,19 @@ import django
 from django.db import connection, connections
 
 
-def complete(rows: list[Any]) -> Any:
-    """Finish the rows as the process that claimed them would."""
+def complete(rows: list[Any]) -> tuple[list[Any], list[Any]]:
+    """Finish the rows as the process that claimed them would; return the written ones and the lost keys."""
+    from django_taskclaim.exceptions import ClaimLost
+
     for row in rows:
         assert row.claim.remaining() is None, "the clock of another process says nothing here"
         assert not row.claim.lost
         row.note = f"by {os.getpid()}"
-    type(rows[0]).objects.complete(rows, update_fields=["note"])
-    return rows
+    try:
+        type(rows[0]).objects.complete(rows, update_fields=["note"])
+    except ClaimLost as error:
+        return [row for row in rows if row not in error.lost], [row.pk for row in error.lost]
+    return rows, []
 
 
 def fork(rows: list[Any]) -> Any:
