@@ -1,26 +1,35 @@
-"""The control room as tests find it: who comes and what they may, its addresses, and what has happened in it."""
+"""The admin as tests find it: who comes, the addresses, the forms, and what was said and recorded."""
 
 import re
 from datetime import timedelta
+from html.parser import HTMLParser
 from typing import Any
 
+from django.contrib.admin.utils import quote
 from django.contrib.auth.models import Permission, User
+from django.contrib.messages import get_messages
 from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
+from django_taskclaim.control.models import OperatorAct
 from django_taskclaim.models import WorkerProcess
 from tests.factories import make
-from tests.testapp.models import Job
+from tests.testapp.models import Photo
+
+WORKER, SILENT = "worker@web-1:41", "worker@web-2:42"
+
+VIEW = ("taskclaim_control.view_control", "testapp.view_photo", "testapp.view_job")
+OPERATE = (*VIEW, "taskclaim_control.operate", "testapp.change_photo")
+CONFIGURE = (*VIEW, "taskclaim_control.configure", "testapp.change_photo")
 
 
-def somebody(*permissions: str, csrf: bool = False, **user: Any) -> Client:
-    """Return the client of a member of staff who has these permissions."""
-    person = User.objects.create_user(
-        f"u{User.objects.count()}", is_staff=True, first_name="Ada", **user
-    )
-    for name in permissions:
-        app, codename = name.split(".")
+def somebody(*permissions: str, name: str = "", csrf: bool = False, **facts: Any) -> Client:
+    """Return the client of a member of staff who has these permissions and no others."""
+    name = name or f"u{User.objects.count()}"
+    person = User.objects.create_user(name, **{"is_staff": True, **facts})
+    for one in permissions:
+        app, codename = one.split(".")
         person.user_permissions.add(
             Permission.objects.get(content_type__app_label=app, codename=codename)
         )
@@ -29,41 +38,118 @@ def somebody(*permissions: str, csrf: bool = False, **user: Any) -> Client:
     return client
 
 
-VIEW = ("taskclaim_control.view_control", "testapp.view_job")
-OPERATE = (*VIEW, "taskclaim_control.operate", "testapp.change_job")
-CONFIGURE = (*VIEW, "taskclaim_control.configure", "testapp.change_job")
+# Addresses
+
+
+def address(model: Any, page: str = "changelist", *args: Any, site: str = "admin") -> str:
+    meta = model._meta
+    return reverse(f"{site}:{meta.app_label}_{meta.model_name}_{page}", args=args)
+
+
+def act_on(model: Any, act: str, row: Any = None) -> str:
+    """Return the address of a button: of one row, or of the whole list."""
+    args = () if row is None else (quote(row.pk),)
+    return address(model, f"claim_{act.replace('-', '_')}", *args)
 
 
 def url(page: str = "", model: str = "testapp_job", **kwargs: Any) -> str:
+    """Return an address of the control room of a model."""
     return reverse(f"admin:{model}_control{'_' if page else ''}{page}", kwargs=kwargs)
 
 
-def overview(page: str = "") -> str:
-    return reverse(
-        f"admin:taskclaim_control_{page}" if page else "admin:taskclaim_control_changelist"
-    )
+def photos(page: str = "", **kwargs: Any) -> str:
+    return url(page, "testapp_photo", **kwargs)
 
 
-def worker(name: str = "worker@web-1:41", **facts: Any) -> WorkerProcess:
-    now = timezone.now()
-    values: dict[str, Any] = {"labels": "testapp.Job", "host": "web-1", "pid": 41, "version": "1"}
-    values |= {"started_at": now - timedelta(hours=1), "seen_at": now}
-    return WorkerProcess.objects.create(name=name, **(values | facts))
+def overview(page: str = "changelist") -> str:
+    return reverse(f"admin:taskclaim_control_{page}")
 
 
-def failed_jobs(n: int, text: str = "job 7 has no width") -> list[Any]:
-    rows = make(Job, n)
-    for row in Job.objects.filter(pk__in=[row.pk for row in rows]).claim_batch(n, durable=False):
-        row.claim.fail(text, retry=False)
-    return rows
+def order_url(what: str, name: str = WORKER) -> str:
+    return f"{photos('orders')}?order={what}&worker={name}"
 
 
-def group_of(client: Client) -> str:
-    found = re.search(r'<tr data-key="([0-9a-f]{16})"', client.get(url()).content.decode())
-    assert found is not None
-    return found[1]
+# What a browser shows and sends
 
 
 def text_of(answer: Any) -> str:
     """Return the words of a page, without its tags."""
     return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", answer.content.decode()))
+
+
+def said(answer: Any) -> str:
+    return " ".join(str(message) for message in get_messages(answer.wsgi_request))
+
+
+class _Forms(HTMLParser):
+    """Finds the forms of a page: their addresses, and what a browser would send of each."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: dict[str, dict[str, list[str]]] = {}
+        self._fields: dict[str, list[str]] = {}
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        facts = dict(attrs)
+        if tag == "form":
+            self._fields = self.found.setdefault(facts.get("action") or "", {})
+        named = tag == "input" and facts.get("name")
+        if named and facts.get("type") not in {"submit", "checkbox", "radio"}:
+            self._fields.setdefault(str(facts["name"]), []).append(facts.get("value") or "")
+
+
+def form_of(page: Any, action: str = "") -> dict[str, list[str]]:
+    """Return what a browser sends of the form with this address, typed by nobody."""
+    return _Forms(page.content.decode()).found.get(action, {})
+
+
+def perform(client: Client, url: str, typed: dict[str, Any]) -> Any:
+    """Open a page that asks, answer it, and return what came back."""
+    return client.post(url, {**form_of(client.get(url)), **typed})
+
+
+def chosen(action: str, *rows: Any, **more: Any) -> dict[str, Any]:
+    """Return what the list sends when somebody chooses rows and an action."""
+    return {"action": action, "_selected_action": [str(row.pk) for row in rows], **more}
+
+
+def run_action(client: Client, url: str, sent: dict[str, Any]) -> Any:
+    """Choose an action, and answer the question that it may ask."""
+    page = client.post(url, sent)
+    return page if page.status_code != 200 else client.post(url, {**form_of(page), **sent})
+
+
+def recorded() -> list[tuple[Any, ...]]:
+    """Return the recorded acts, oldest first."""
+    fields = ("model", "act", "rows", "by", "reason", "key")
+    return list(OperatorAct.objects.order_by("id").values_list(*fields))
+
+
+# What has happened
+
+
+def worker(name: str = WORKER, *, silent: bool = False, **facts: Any) -> WorkerProcess:
+    """List a worker process of photos that has reported just now, or has fallen silent."""
+    now = timezone.now()
+    values: dict[str, Any] = {"labels": "testapp.Photo", "host": "web-1", "pid": 41, "version": "1"}
+    seen_at = now - timedelta(minutes=2 if silent else 0)
+    values |= {"started_at": now - timedelta(hours=1), "seen_at": seen_at}
+    return WorkerProcess.objects.create(name=name, **(values | facts))
+
+
+def failed(n: int, error: Any = "no width", model: Any = Photo, **values: Any) -> list[Any]:
+    """Make rows that have failed with this error."""
+    keys = [row.pk for row in make(model, n, **values)]
+    rows = model.objects.filter(pk__in=keys).claim_batch(n, durable=False)
+    for row in rows:
+        row.claim.fail(error, retry=False)
+    return list(rows)
+
+
+def group_of(client: Client, address: str = "") -> str:
+    """Return the name of the first group of failures in the control room."""
+    page = client.get(address or photos()).content.decode()
+    found = re.search(r"/failures/(\w+)/retry/", page)
+    assert found is not None, text_of(client.get(address or photos()))
+    return found[1]

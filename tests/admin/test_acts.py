@@ -1,334 +1,283 @@
-"""What may be done from the list and the pages, and what is said of it."""
+"""Every act of an operator: who may do it and how, what it changes, and what is recorded."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from django.contrib import admin
 from django.contrib.admin.models import LogEntry
+from django.db import connections
 from django.db.models import Count
 from django.test import Client
 
-from django_taskclaim.admin import sweeping
-from django_taskclaim.admin.confirming import CONFIRMED
 from django_taskclaim.exceptions import ClaimLost
-from django_taskclaim.switch import pause, pause_all, paused_by
-from tests.admin.acting import (
-    MODELS,
+from django_taskclaim.switch import pause, pause_all
+from tests.admin.acts import ACTS, Act, clear, scene, world
+from tests.admin.room import (
+    CONFIGURE,
+    OPERATE,
+    VIEW,
     act_on,
-    acts,
     address,
-    all_of,
-    answered,
     chosen,
+    overview,
+    perform,
+    photos,
+    recorded,
     said,
-    shown_on,
+    somebody,
+    text_of,
 )
 from tests.behaviour.support import facts, stored
 from tests.factories import make
-from tests.testapp.models import Child, ClaimOnly, Photo, TextKey, UuidKey
+from tests.testapp.models import (
+    Child,
+    ClaimOnly,
+    HiddenRows,
+    Photo,
+    PrefixedOwnStatus,
+    TextKey,
+    UuidKey,
+)
 
-pytestmark = pytest.mark.django_db(databases=["default", "other"])
+pytestmark = [pytest.mark.once, pytest.mark.django_db(databases=["default", "other"])]
+
+every_act = pytest.mark.parametrize("act", ACTS, ids=lambda act: act.name)
 
 
-# One row
+@pytest.fixture
+def rows(boss: Client, in_states: Any) -> Any:
+    return scene(boss, in_states)
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_buttons_of_a_row_do_what_they_say_whatever_the_key(
-    boss: Client, in_states: Any, model: Any
+def changed(before: dict[str, Any], rows: Any) -> dict[str, Any]:
+    return {name: value for name, value in world(rows).items() if value != before[name]}
+
+
+def perform_and_compare(act: Act, boss: Client, rows: Any) -> None:
+    act.first()
+    before = world(rows)
+    answer = act.send(boss, rows)
+    assert answer.status_code == 302, text_of(answer)
+    assert changed(before, rows) == act.changes
+    done = recorded()[-1]
+    assert done[:4] == ("*" if act.is_of_all else "testapp.photo", act.record, act.rows, "boss")
+    assert ("why" in done[4]) == ("reason" in act.typed)
+    assert LogEntry.objects.filter(user__username="boss").count() >= 1
+
+
+@every_act
+def test_an_act_does_what_it_says_and_is_recorded_with_who_and_why(
+    boss: Client, rows: Any, act: Act
 ) -> None:
+    perform_and_compare(act, boss, rows)
+
+
+@pytest.fixture
+def atomic_requests(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with monkeypatch.context() as patch:
+        for alias in connections:
+            patch.setitem(connections[alias].settings_dict, "ATOMIC_REQUESTS", True)
+        yield
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "other"])
+def test_every_act_does_the_same_under_atomic_requests(
+    boss: Client, in_states: Any, atomic_requests: None
+) -> None:
+    for act in ACTS:
+        perform_and_compare(act, boss, scene(boss, in_states))
+        clear()
+
+
+@every_act
+def test_a_get_changes_nothing(boss: Client, rows: Any, act: Act) -> None:
+    before, where = world(rows), act.where(rows)
+    for answer in (boss.get(where), boss.head(where), boss.get(where, act.sent(rows))):
+        assert answer.status_code in {200, 302, 404, 405}
+    assert changed(before, rows) == {}
+    assert recorded() == []
+
+
+@every_act
+def test_a_post_without_csrf_is_refused(boss: Client, rows: Any, act: Act) -> None:
+    before = world(rows)
+    strict = Client(enforce_csrf_checks=True)
+    strict.cookies = boss.cookies
+    sent = act.sent(rows) | {"taskclaim_confirmed": "yes"}
+    assert strict.post(act.where(rows), sent).status_code == 403
+    assert changed(before, rows) == {}
+
+
+GRANTED = {
+    "nothing": (),
+    "to look": VIEW,
+    "to change photos": ("testapp.view_photo", "testapp.change_photo"),
+    "to operate on other models": (
+        *VIEW,
+        "taskclaim_control.operate",
+        "taskclaim_control.configure",
+        "testapp.change_uuidkey",
+    ),
+}
+
+
+@every_act
+def test_without_every_permission_an_act_is_neither_offered_nor_done(rows: Any, act: Act) -> None:
+    before, where = world(rows), act.where(rows)
+    for allowed, granted in GRANTED.items():
+        if act.is_of_all and "operate" in allowed:
+            continue
+        client = somebody(*granted)
+        answer = client.post(where, act.sent(rows) | {"taskclaim_confirmed": "yes"})
+        assert answer.status_code == 403 or act.action, allowed
+        for page in (address(Photo), address(Photo, "change", rows["open"].pk), photos()):
+            text = client.get(page).content.decode()
+            assert f'href="{where}' not in text or act.action, (allowed, page)
+            assert not act.action or f'value="{act.action}"' not in text, (allowed, page)
+    assert Client().post(where, act.sent(rows)).status_code in {302, 403}
+    assert changed(before, rows) == {}
+    assert recorded() == []
+
+
+@every_act
+def test_the_permissions_named_suffice(rows: Any, act: Act) -> None:
+    act.first()
+    before = world(rows)
+    act.send(somebody(*act.needs, name="ada"), rows)
+    assert changed(before, rows).keys() == act.changes.keys()
+    assert recorded()[-1][3] == "ada"
+
+
+def test_to_operate_is_not_to_configure(db: None) -> None:
+    assert somebody(*OPERATE).post(photos("settings"), {"batch_size": 7}).status_code == 403
+    assert somebody(*CONFIGURE).post(photos("switch"), {"turn": "off"}).status_code == 403
+
+
+@pytest.mark.parametrize("facts", [{"is_staff": False}, {"is_active": False}])
+def test_only_an_active_member_of_the_staff_may_act(rows: Any, facts: dict[str, Any]) -> None:
+    client = somebody(is_superuser=True, **facts)
+    for where in (photos("switch"), act_on(Photo, "pause"), overview("pause")):
+        assert "/login/" in client.post(where, {"turn": "off"}).headers["Location"]
+    assert recorded() == []
+
+
+def test_without_the_control_app_the_models_own_permissions_count(
+    in_states: Any, settings: Any
+) -> None:
+    settings.INSTALLED_APPS = [
+        name for name in settings.INSTALLED_APPS if name != "django_taskclaim.control"
+    ]
+    row = in_states(Photo)["failed"]
+    assert somebody("testapp.view_photo").get(act_on(Photo, "reset", row)).status_code == 403
+    client = somebody("testapp.change_photo", "testapp.view_photo")
+    assert client.get(address(Photo)).status_code == 200
+    perform(client, act_on(Photo, "reset", row), {"reason": "again"})
+    assert facts(row).status == "open"
+    assert "again" in LogEntry.objects.get(object_id=str(row.pk)).change_message
+
+
+# Rows
+
+
+@pytest.mark.parametrize(
+    "model", [ClaimOnly, UuidKey, TextKey, PrefixedOwnStatus, Child, HiddenRows]
+)
+def test_buttons_and_actions_find_rows_by_any_key(boss: Client, in_states: Any, model: Any) -> None:
     rows = in_states(model)
-    for act, state, ends in (
-        ("reset", "failed", "open"),
-        ("pause-row", "open", "paused"),
-        ("resume-row", "paused", "open"),
-    ):
-        row = rows[state]
-        page = boss.get(act_on(model, act, row))
-        assert page.status_code == 200
-        assert facts(row).status == state
-        answer = answered(boss, act_on(model, act, row), {"reason": "why not"})
-        assert answer.status_code == 302
-        assert facts(row).status == ends
-        label = model._meta.concrete_model._meta.label_lower
-        assert acts()[-1][:2] == (label, act.replace("-", " ").replace("row", "rows"))
-        assert acts()[-1][2:] == (1, "boss", "why not", str(row.pk)[:255])
-        assert LogEntry.objects.latest("id").object_id == str(row.pk)
+    perform(boss, act_on(model, "pause-row", rows["open"]), {"reason": "r"})
+    assert facts(rows["open"]).status == "paused"
+    assert recorded()[-1][5] == str(rows["open"].pk)[:255]
+    answer = boss.post(address(model), chosen("claim_reset_failed", *rows.values()))
+    assert facts(rows["failed"]).status == "open"
+    assert "1 row was reset. Left alone: 1 complete, " in said(answer)
+    assert "2 processing" in said(answer)
 
 
-@pytest.mark.parametrize(("act", "ends"), [("take-back", "open"), ("fail", "failed")])
-def test_a_running_row_is_taken_from_its_holder_only_when_the_page_says_so(
-    boss: Client, in_states: Any, act: str, ends: str
+@pytest.mark.parametrize("key", ["0", "nonsense", "1;drop", "../1", "%00", "9" * 40])
+def test_an_impossible_key_is_not_found(boss: Client, key: str) -> None:
+    for model in (Photo, UuidKey):
+        assert boss.get(act_on(model, "reset", model(pk=key))).status_code == 404
+
+
+@pytest.mark.promise(3)
+@pytest.mark.parametrize("act", ["take-back", "fail"])
+def test_a_running_row_is_taken_only_when_the_operator_says_so(
+    boss: Client, in_states: Any, act: str
 ) -> None:
+    """Its holder then gets ``ClaimLost``."""
     row = in_states(Photo)["processing"]
-    page = boss.get(act_on(Photo, act, row))
-    assert "will lose it" in page.content.decode()
-    before = stored(row)
-    again = answered(boss, act_on(Photo, act, row), {"reason": "r"})
-    assert "the row stays with its holder" in again.content.decode()
+    where, before = act_on(Photo, act, row), stored(row)
+    assert "will lose it" in text_of(boss.get(where))
+    perform(boss, where, {"reason": "r"})
     assert stored(row) == before
-    answered(boss, act_on(Photo, act, row), {"reason": "r", "running": "on"})
-    assert facts(row).status == ends
+    perform(boss, where, {"reason": "r", "running": "on"})
     with pytest.raises(ClaimLost):
         row.claim.complete()
 
 
-def test_a_row_that_moved_on_meanwhile_is_left_alone_and_that_is_said(
+@pytest.mark.parametrize("action", ["claim_reset", "claim_fail", "claim_take_back"])
+def test_an_action_that_could_take_running_rows_asks_first(
+    boss: Client, rows: Any, action: str
+) -> None:
+    before = world(rows)
+    page = boss.post(address(Photo), chosen(action, *rows.values()))
+    assert "lose them" in text_of(page)
+    assert changed(before, rows) == {}
+
+
+def test_a_row_that_moved_on_is_left_alone_and_the_answer_says_so(
     boss: Client, in_states: Any
 ) -> None:
     row = in_states(Photo)["complete"]
-    answer = answered(boss, act_on(Photo, "resume-row", row), {})
+    answer = perform(boss, act_on(Photo, "resume-row", row), {})
     assert facts(row).status == "complete"
     assert said(answer) == "0 rows were resumed. Left alone: 1 complete."
 
 
-def test_from_the_page_one_returns_to_the_page_and_from_the_list_to_the_list_as_it_was(
-    boss: Client, in_states: Any
-) -> None:
+def test_a_button_leads_back_to_where_it_was_pressed(boss: Client, in_states: Any) -> None:
     row = in_states(Photo)["failed"]
-    text = boss.get(address(Photo), {"claim_state": "failed"}).content.decode()
-    kept = f"{act_on(Photo, 'reset', row)}?_changelist_filters=claim_state%3Dfailed"
-    assert kept in text
-    assert answered(boss, kept).url == f"{address(Photo)}?claim_state=failed"
+    where = act_on(Photo, "reset", row)
+    kept = f"{where}?_changelist_filters=claim_state%3Dfailed"
+    assert kept in boss.get(address(Photo), {"claim_state": "failed"}).content.decode()
+    assert perform(boss, kept, {}).url == f"{address(Photo)}?claim_state=failed"
     page = address(Photo, "change", row.pk)
-    assert f"{act_on(Photo, 'pause-row', row)}?from=page" in boss.get(page).content.decode()
-    assert answered(boss, f"{act_on(Photo, 'pause-row', row)}?from=page").url == page
+    assert perform(boss, f"{act_on(Photo, 'pause-row', row)}?from=page", {}).url == page
 
 
-# The whole model
-
-
-@pytest.mark.parametrize("model", [Photo, TextKey])
-def test_the_switch_is_turned_by_two_buttons(boss: Client, model: Any) -> None:
-    make(model)
-    assert "Pause claiming" in boss.get(address(model)).content.decode()
-    boss.post(act_on(model, "pause"), {"reason": "deploy", "lasts": "1h"})
-    switch = paused_by(model)
-    assert switch is not None
-    assert (switch.by, switch.reason) == ("boss", "deploy")
-    assert switch.until is not None
-    assert model.objects.claim_batch(1) == []
-    assert "Resume claiming" in boss.get(address(model)).content.decode()
-    boss.post(act_on(model, "resume"), {})
-    assert paused_by(model) is None
-    assert [act[1:4] for act in acts()] == [("pause", 0, "boss"), ("resume", 0, "boss")]
-
-
-def test_resuming_a_model_says_that_a_pause_of_everything_stays(boss: Client) -> None:
-    pause(Photo)
-    pause_all(by="eve")
-    text = boss.get(act_on(Photo, "resume")).content.decode()
-    assert "This one stays: paused, as all models are, by eve" in text
-
-
-def test_all_failed_rows_and_all_expired_ones(boss: Client, in_states: Any) -> None:
-    rows = in_states(Photo)
-    assert "1 row" in boss.get(act_on(Photo, "reset-failed")).content.decode()
-    boss.post(act_on(Photo, "reset-failed"), {})
-    boss.post(act_on(Photo, "release-expired"), {})
-    assert {facts(rows[state]).status for state in ("failed", "expired")} == {"open"}
-    assert facts(rows["processing"]).status == "processing"
-    assert [act[1:3] for act in acts()] == [("reset", 1), ("release expired", 1)]
-
-
-# Actions
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_actions_count_what_they_changed_and_what_they_left_alone_and_why(
-    boss: Client, in_states: Any, model: Any
+def test_an_action_on_all_rows_means_those_that_the_filters_match(
+    boss: Client, settings: Any
 ) -> None:
-    rows = in_states(model)
-    held = [state for state in ("processing", "expired") if state in rows]
-    answer = boss.post(address(model), chosen("claim_reset_failed", *rows.values()))
-    assert facts(rows["failed"]).status == "open"
-    told = said(answer)
-    assert told.startswith("1 row was reset. Left alone: 1 complete, ")
-    assert f"{len(held)} processing" in told
-    assert acts()[-1][1:3] == ("reset", 1)
-
-
-@pytest.mark.parametrize(
-    ("action", "changed"),
-    [
-        ("claim_pause_rows", {"open", "waiting"}),
-        ("claim_resume_rows", {"paused"}),
-        ("claim_release_expired", {"expired"}),
-    ],
-)
-def test_actions_that_take_nothing_from_anybody_act_at_once(
-    boss: Client, in_states: Any, action: str, changed: set[str]
-) -> None:
-    rows = in_states(Photo)
-    before = {state: stored(row) for state, row in rows.items()}
-    boss.post(address(Photo), chosen(action, *rows.values()))
-    assert {state for state, row in rows.items() if stored(row) != before[state]} == changed
-
-
-@pytest.mark.parametrize(
-    ("action", "answers", "changed"),
-    [
-        ("claim_reset", {}, {"failed"}),
-        ("claim_reset", {"complete": "on"}, {"failed", "complete"}),
-        ("claim_reset", {"running": "on"}, {"failed", "processing", "expired"}),
-        ("claim_fail", {}, {"open", "waiting", "paused"}),
-        (
-            "claim_fail",
-            {"running": "on"},
-            {"open", "waiting", "paused", "processing", "expired"},
-        ),
-        ("claim_take_back", {}, {"processing", "expired"}),
-    ],
-)
-def test_actions_that_may_take_rows_from_people_ask_first(
-    boss: Client, in_states: Any, action: str, answers: dict[str, str], changed: set[str]
-) -> None:
-    rows = in_states(Photo)
-    before = {state: stored(row) for state, row in rows.items()}
-    page = boss.post(address(Photo), chosen(action, *rows.values()))
-    assert page.status_code == 200
-    text = page.content.decode()
-    assert "lose them" in text
-    assert "2 processing" in text
-    assert {state: stored(row) for state, row in rows.items()} == before
-    answer = {**chosen(action, *rows.values()), **answers, "reason": "r", CONFIRMED: "yes"}
-    boss.post(address(Photo), answer)
-    assert {state for state, row in rows.items() if stored(row) != before[state]} == changed
-
-
-def test_all_that_the_filters_match_are_meant_and_no_others(boss: Client) -> None:
+    """They are done in committed chunks, and the answer counts every row."""
+    settings.TASKCLAIM = {"CHUNK_SIZE": 2}
     rows = make(Photo, 7, url=lambda i: "yes" if i < 5 else "no")
-    boss.post(f"{address(Photo)}?q=yes", all_of("claim_pause_rows", rows[0]))
+    Photo.objects.filter(pk=rows[0].pk).pause_rows()
+    sent = chosen("claim_pause_rows", rows[0], select_across="1")
+    answer = boss.post(f"{address(Photo)}?q=yes", sent)
     assert [facts(row).status for row in rows] == ["paused"] * 5 + ["open"] * 2
+    assert said(answer) == "4 rows were paused. Left alone: 1 paused."
+    assert sum(one[2] for one in recorded()) == 4
 
 
-def test_a_queryset_that_counts_related_rows_can_be_acted_on(
+def test_an_action_works_on_a_queryset_that_counts_related_rows(
     boss: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    site = admin.site._registry[Child]
-    usual = type(site).get_queryset
-    monkeypatch.setattr(
-        type(site),
-        "get_queryset",
-        lambda self, request: usual(self, request).annotate(n=Count("parent_ptr__pk")).distinct(),
-        raising=False,
-    )
+    kind = type(admin.site._registry[Child])
+    usual = kind.get_queryset
+
+    def counting(self: Any, request: Any) -> Any:
+        return usual(self, request).annotate(n=Count("parent_ptr__pk")).distinct()
+
+    monkeypatch.setattr(kind, "get_queryset", counting)
     rows = make(Child, 3)
-    answer = boss.post(address(Child), all_of("claim_pause_rows", rows[0]))
+    answer = boss.post(address(Child), chosen("claim_pause_rows", rows[0], select_across="1"))
     assert said(answer) == "3 rows were paused."
 
 
-# Many rows
-
-
-def test_many_rows_are_done_in_portions_and_every_one_is_accounted_for(
-    boss: Client, monkeypatch: pytest.MonkeyPatch, settings: Any
-) -> None:
-    settings.TASKCLAIM = {"CHUNK_SIZE": 4}
-    monkeypatch.setattr(sweeping, "BUDGET", 0.0)
-    rows = make(Photo, 18)
-    Photo.objects.filter(pk__in=[row.pk for row in rows[::3]]).pause_rows()
-    data = all_of("claim_pause_rows", rows[0])
-    answer = boss.post(address(Photo), data)
-    portions = 1
-    while answer.status_code == 200:
-        assert "Go on" in answer.content.decode()
-        data = {}
-        for name, value in answer.context["hidden"]:
-            data.setdefault(name, []).append(value)
-        answer = boss.post(address(Photo), data)
-        portions += 1
-    assert portions == 6
-    assert said(answer) == "12 rows were paused. Left alone: 6 paused."
-    assert sum(act[2] for act in acts()) == 12
-    assert {facts(row).status for row in rows} == {"paused"}
-
-
-@pytest.mark.parametrize("model", [UuidKey, TextKey, Child])
-def test_portions_go_on_behind_any_key(
-    boss: Client, monkeypatch: pytest.MonkeyPatch, settings: Any, model: Any
-) -> None:
-    settings.TASKCLAIM = {"CHUNK_SIZE": 2}
-    monkeypatch.setattr(sweeping, "BUDGET", 0.0)
-    rows = make(model, 5)
-    data: dict[str, Any] = all_of("claim_pause_rows", rows[0])
-    answer = boss.post(address(model), data)
-    while answer.status_code == 200:
-        data = {}
-        for name, value in answer.context["hidden"]:
-            data.setdefault(name, []).append(value)
-        answer = boss.post(address(model), data)
-    assert said(answer) == "5 rows were paused."
-
-
-@pytest.fixture
-def under_way(boss: Client, monkeypatch: pytest.MonkeyPatch, settings: Any) -> dict[str, Any]:
-    """What the page of a sweep over photos that has done two of five would send."""
-    settings.TASKCLAIM = {"CHUNK_SIZE": 2}
-    monkeypatch.setattr(sweeping, "BUDGET", 0.0)
-    rows = make(Photo, 5)
-    page = boss.post(address(Photo), all_of("claim_pause_rows", rows[0]))
-    sent: dict[str, Any] = {}
-    for name, value in page.context["hidden"]:
-        sent.setdefault(name, []).append(value)
-    return sent
-
-
-@pytest.mark.parametrize(
-    ("model", "query", "changed"),
-    [
-        (ClaimOnly, "", {}),
-        (UuidKey, "", {}),
-        (TextKey, "", {}),
-        (Photo, "", {"action": "claim_resume_rows"}),
-        (Photo, "", {"select_across": "0"}),
-        (Photo, "?q=yes", {}),
-        (Photo, "", {sweeping.FIELD: "nonsense"}),
-        (Photo, "", {sweeping.FIELD: ""}),
-    ],
-)
-def test_a_portion_counts_only_where_it_came_from(
-    boss: Client, under_way: dict[str, Any], model: Any, query: str, changed: dict[str, str]
-) -> None:
-    """Of another model, action, selection or list, or a forged one, it does nothing and says so."""
-    rows = [*make(model, 3), *Photo.objects.order_by("pk")]
-    before = [stored(row) for row in rows]
-    answer = boss.post(address(model) + query, under_way | changed)
-    assert answer.status_code == 302
-    assert said(answer).startswith("Nothing was done: this page is too old, or belongs to another")
-    assert [stored(row) for row in rows] == before
-    assert len(acts()) == 1
-
-
-def test_a_portion_of_somebody_else_or_of_another_database_is_refused(
-    boss: Client, login: Any, under_way: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    eve = login(superuser=True, name="eve")
-    assert "Nothing was done" in said(eve.post(address(Photo), under_way))
-    with monkeypatch.context() as patch:
-        patch.setattr(sweeping, "alias_of", lambda rows: "other")
-        assert "Nothing was done" in said(boss.post(address(Photo), under_way))
-    assert boss.post(address(Photo), under_way).status_code == 200
-
-
-def test_the_answer_for_one_row_counts_for_no_other(boss: Client) -> None:
-    one, other = make(Photo, 2)
-    shown = shown_on(boss.get(act_on(Photo, "pause-row", one)))
-    answer = boss.post(act_on(Photo, "pause-row", other), shown)
-    assert "Nothing was done: this has changed" in answer.content.decode()
-    assert facts(other).status == "open"
-
-
-def test_more_rows_than_are_quickly_counted_are_asked_about(
-    boss: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from django_taskclaim.admin import actions, switching
-
-    for module in (actions, switching):
-        monkeypatch.setattr(module, "MOST", 3)
-    rows = make(Photo, 5)
-    page = boss.post(address(Photo), all_of("claim_pause_rows", rows[0]))
-    assert "More than 3 rows, all that the filters match" in page.content.decode()
-    assert facts(rows[0]).status == "open"
-    boss.post(address(Photo), all_of("claim_pause_rows", rows[0], **{CONFIRMED: "yes"}))
-    assert {facts(row).status for row in rows} == {"paused"}
+def test_resuming_one_model_leaves_the_pause_of_all_and_says_so(boss: Client, rows: Any) -> None:
+    pause(Photo)
+    pause_all(by="eve")
+    assert "as all models are, by eve" in text_of(boss.get(act_on(Photo, "resume")))
+    boss.post(photos("switch"), {"turn": "on"})
+    assert world(rows)["switch"][:2] == ("*", "eve")
+    assert "All models are paused, not only this one." in text_of(boss.get(photos()))

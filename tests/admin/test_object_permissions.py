@@ -1,0 +1,238 @@
+"""A ModelAdmin, a row, a queryset or another model can deny what the permissions grant."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.contrib.admin import AdminSite, ModelAdmin, site
+from django.http import HttpRequest
+from django.test import Client, override_settings
+from django.urls import path
+
+from django_taskclaim.admin import ClaimAdminMixin
+from django_taskclaim.admin.control_room.mounting import register
+from django_taskclaim.control.models import WorkerOrder
+from tests.admin.room import (
+    OPERATE,
+    VIEW,
+    act_on,
+    address,
+    chosen,
+    failed,
+    group_of,
+    order_url,
+    overview,
+    perform,
+    photos,
+    recorded,
+    said,
+    somebody,
+    text_of,
+    worker,
+)
+from tests.behaviour.support import facts
+from tests.factories import make
+from tests.testapp.models import HiddenRows, Photo, UuidKey
+from tests.urls import urlpatterns as project
+
+pytestmark = [pytest.mark.once, pytest.mark.django_db(databases=["default", "other"])]
+
+ROW_BUTTONS = ["reset", "pause-row", "resume-row", "take-back", "fail"]
+
+own_site = AdminSite("own")
+
+
+class OursAdmin(ClaimAdminMixin, ModelAdmin):  # type: ignore[type-arg]
+    """Its users see the photos of New Zealand, and only Ada may change any."""
+
+    def get_queryset(self, request: HttpRequest) -> Any:
+        return super().get_queryset(request).filter(country="NZ")
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return request.user.get_username() == "ada"
+
+
+own_site.register(Photo, OursAdmin)
+register(own_site)
+urlpatterns = [*project, path("own/", own_site.urls)]
+
+
+@pytest.fixture(autouse=True)
+def _routes() -> Iterator[None]:
+    with override_settings(ROOT_URLCONF=__name__):
+        yield
+
+
+def deny(monkeypatch: pytest.MonkeyPatch, model: Any, method: str, *rows: Any) -> None:
+    """Let the ModelAdmin of *model* deny these rows, or everything."""
+    keys = {row.pk for row in rows}
+
+    def may(self: Any, request: Any, obj: Any = None) -> bool:
+        return bool(keys) and (obj is None or obj.pk not in keys)
+
+    monkeypatch.setattr(type(site._registry[model]), method, may, raising=False)
+
+
+# Rows
+
+
+def test_a_row_that_the_user_may_not_change_stays_as_it_is(boss: Client) -> None:
+    fixed, free = make(HiddenRows, 2, note=lambda i: "" if i else "fixed")
+    for act in ROW_BUTTONS:
+        assert boss.get(act_on(HiddenRows, act, fixed)).status_code == 403
+        assert boss.post(act_on(HiddenRows, act, fixed), {"reason": "r"}).status_code == 403
+    page = boss.get(address(HiddenRows)).content.decode()
+    assert act_on(HiddenRows, "pause-row", fixed) not in page
+    assert act_on(HiddenRows, "pause-row", free) in page
+    answer = boss.post(address(HiddenRows), chosen("claim_pause_rows", fixed, free))
+    assert (facts(fixed).status, facts(free).status) == ("open", "paused")
+    assert said(answer) == "1 row was paused. Left alone: 1 that you may not change."
+
+
+def test_a_row_outside_the_users_queryset_is_not_found(boss: Client) -> None:
+    (row,) = make(HiddenRows, hidden=True)
+    for act in ROW_BUTTONS:
+        assert boss.get(act_on(HiddenRows, act, row)).status_code == 404
+        assert boss.post(act_on(HiddenRows, act, row), {"reason": "r"}).status_code == 404
+    boss.post(address(HiddenRows), chosen("claim_pause_rows", row))
+    assert facts(row).status == "open"
+
+
+@pytest.mark.parametrize("method", ["has_change_permission", "has_operate_permission"])
+@pytest.mark.parametrize("by", ["first", "retry", "action"])
+def test_a_failed_row_that_the_user_may_not_change_is_not_retried(
+    boss: Client, monkeypatch: pytest.MonkeyPatch, by: str, method: str
+) -> None:
+    kept, *others = failed(3)
+    group = group_of(boss)
+    deny(monkeypatch, Photo, method, kept)
+    if by == "action":
+        sent = chosen("claim_reset_failed", kept, select_across="1")
+        somebody(*OPERATE).post(address(Photo), sent)
+    else:
+        somebody(*OPERATE).post(photos(by, group=group), {"reason": ""})
+    assert list(Photo.objects.failed()) == [kept]
+    assert recorded()[-1][2] == len(others)
+
+
+def test_a_model_admin_that_lets_nobody_operate_is_obeyed(
+    boss: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deny(monkeypatch, Photo, "has_operate_permission")
+    for where in (photos("switch"), act_on(Photo, "pause")):
+        assert boss.post(where, {"turn": "off"}).status_code == 403
+    for page in (photos(), address(Photo)):
+        assert "Pause claiming" not in text_of(boss.get(page))
+    assert recorded() == []
+
+
+# Workers that serve other models as well
+
+
+@pytest.mark.parametrize("labels", ["testapp.Photo, testapp.Job", "testapp.job,testapp.photo"])
+def test_an_order_needs_every_model_that_the_worker_serves(labels: str, db: None) -> None:
+    worker(labels=labels)
+    client = somebody(*OPERATE)
+    assert client.get(order_url("release")).status_code == 403
+    assert client.post(order_url("release"), {"reason": ""}).status_code == 403
+    assert not WorkerOrder.objects.exists()
+    other = somebody(*OPERATE, "testapp.change_job")
+    assert other.post(order_url("release"), {"reason": ""}).status_code == 302
+    assert WorkerOrder.objects.exists()
+
+
+def test_an_order_asks_the_model_admin_of_each_model(
+    boss: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker(labels="testapp.Photo, testapp.UuidKey")
+    deny(monkeypatch, UuidKey, "has_change_permission")
+    assert boss.post(order_url("stop"), {"reason": ""}).status_code == 403
+
+
+def test_a_worker_of_another_model_takes_no_order_from_this_page(boss: Client) -> None:
+    worker(labels="testapp.Job")
+    assert boss.post(order_url("stop"), {"reason": ""}).status_code == 403
+
+
+@pytest.mark.parametrize("what", ["%25", "dance", ""])
+def test_an_unknown_order_is_not_found(boss: Client, what: str) -> None:
+    worker()
+    assert boss.get(order_url(what)).status_code == 404
+    assert boss.post(order_url(what), {"reason": ""}).status_code == 404
+
+
+# What is shown
+
+
+@pytest.mark.parametrize("permissions", [(), ("testapp.view_photo",), VIEW[:1]])
+def test_without_the_permission_no_page_is_shown(permissions: tuple[str, ...], db: None) -> None:
+    client = somebody(*permissions)
+    pages = [photos(), photos("live"), photos("export"), overview(), overview("live")]
+    assert {client.get(page).status_code for page in pages} == {403}
+    assert "/login/" in Client().get(photos("live")).headers["Location"]
+
+
+def test_the_overview_shows_only_models_that_the_user_may_see(db: None) -> None:
+    page = text_of(somebody(*VIEW[:2]).get(overview()))
+    assert "testapp.Photo" in page
+    assert "testapp.Job" not in page
+
+
+def own(page: str = "", *args: Any) -> str:
+    return address(Photo, f"control{'_' if page else ''}{page}", *args, site="own")
+
+
+@pytest.fixture
+def ada(db: None) -> Client:
+    failed(6, "no picture of nz", country="NZ")
+    failed(4, "no picture of au", country="AU")
+    return somebody(name="ada", is_superuser=True)
+
+
+def test_another_site_has_a_control_room_with_its_own_addresses(ada: Client) -> None:
+    page = ada.get("/own/taskclaim/control/").content.decode()
+    assert f'href="{own()}"' in page
+    assert "/admin/taskclaim" not in page
+
+
+def test_failures_that_the_user_may_not_see_are_not_shown_exported_or_retried(ada: Client) -> None:
+    page = text_of(ada.get(own()))
+    assert "no picture of nz" in page
+    assert "no picture of au" not in page
+    answer: Any = ada.get(own("export"))
+    exported = b"".join(answer.streaming_content).decode()
+    assert exported.count("no picture of nz") == 6
+    assert "no picture of au" not in exported
+
+    visible = group_of(ada, own())
+    Photo.objects.filter(country="NZ").reset()
+    hidden = group_of(ada, photos())
+    assert hidden != visible
+    perform(ada, own("retry", hidden), {"reason": ""})
+    ada.post(own("first", hidden))
+    assert Photo.objects.failed().count() == 4
+
+
+def test_last_known_failures_are_not_shown_to_a_user_of_other_rows(ada: Client) -> None:
+    """Also while the database does not answer, and figures from before are shown."""
+    assert "no picture of au" in text_of(ada.get(photos()))
+    with override_settings(TASKCLAIM={"PAGE_TIMEOUT": 0.001}):
+        assert "no picture of au" in text_of(ada.get(photos()))
+        assert "no picture of au" not in text_of(ada.get(own()))
+
+
+def test_the_last_error_of_a_worker_is_named_only_to_a_user_who_may_see_every_row(
+    ada: Client,
+) -> None:
+    worker(last_error="ValueError: disk of au is full")
+    assert "ValueError" in text_of(ada.get(own()))
+    assert "disk of au" not in text_of(ada.get(own()))
+    assert "disk of au" in text_of(ada.get(photos()))
+
+
+def test_the_rules_of_the_model_admin_count_on_another_site(ada: Client) -> None:
+    grace = somebody(name="grace", is_superuser=True)
+    assert "Pause claiming" not in text_of(grace.get(own()))
+    assert grace.post(own("switch"), {"turn": "off"}).status_code == 403
+    assert grace.post(own("settings"), {"batch_size": 3}).status_code == 403
+    assert ada.post(own("switch"), {"turn": "off"}).status_code == 302

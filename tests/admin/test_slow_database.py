@@ -1,0 +1,136 @@
+"""A slow, hanging or refusing database: the page shows the last known figures, never an error."""
+
+import re
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import OperationalError, connection, transaction
+from django.test import Client, override_settings
+
+from django_taskclaim.admin.control_room import acts, figures
+from django_taskclaim.control.models import WorkerOrder
+from tests.admin.room import (
+    failed,
+    group_of,
+    order_url,
+    overview,
+    photos,
+    recorded,
+    said,
+    text_of,
+    worker,
+)
+from tests.factories import make
+from tests.testapp.models import Photo
+
+pytestmark = pytest.mark.django_db(databases=["default", "other"])
+
+impatient = override_settings(TASKCLAIM={"PAGE_TIMEOUT": 0.001})
+
+
+def test_a_slow_database_leaves_the_last_known_figures(boss: Client) -> None:
+    make(Photo, 3)
+    boss.get(photos())
+    make(Photo, 4)
+    with impatient:
+        page = text_of(boss.get(photos()))
+    assert "0 of 3" in page
+    assert re.search(r"Some figures are as of \d\d:\d\d:\d\d", page)
+    assert "0 of 7" in text_of(boss.get(photos()))
+
+
+def test_what_was_never_known_is_shown_as_unknown_and_not_as_none(boss: Client) -> None:
+    failed(2)
+    worker()
+    with impatient:
+        pages = [boss.get(where) for where in (photos(), photos("live"), overview())]
+    assert [page.status_code for page in pages] == [200, 200, 200]
+    page = text_of(pages[0])
+    assert "UNKNOWN" in page
+    assert page.count("The database has not answered in time yet.") >= 5
+    for untrue in ("No row has failed.", "Nothing yet.", "None. Start one"):
+        assert untrue not in page
+
+
+def test_a_refused_question_leaves_the_other_figures(
+    boss: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*args: Any, **options: Any) -> Any:
+        raise OperationalError("permission denied")
+
+    monkeypatch.setattr(figures, "overview", refused)
+    worker()
+    answer = boss.get(photos())
+    assert answer.status_code == 200
+    assert "web-1" in text_of(answer)
+
+
+@pytest.mark.parametrize("verb", ["get", "post"])
+def test_an_order_while_the_database_does_not_answer_is_not_given(boss: Client, verb: str) -> None:
+    worker()
+    with impatient:
+        answer = getattr(boss, verb)(order_url("drain"), {"reason": ""} if verb == "post" else {})
+    assert answer.status_code == 302
+    assert "did not answer in time" in said(answer)
+    assert not WorkerOrder.objects.exists()
+
+
+#: Hundreds of millions of rows to look at, on any database.
+SLOW = (
+    "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 900)"
+    " SELECT COUNT(*) FROM n a, n b, n c WHERE a.i * b.i + c.i = 0"
+)
+
+
+@pytest.mark.parametrize("page", ["first", "retry"])
+def test_a_retry_that_waits_for_a_slow_read_ends_with_what_was_done(
+    boss: Client, monkeypatch: pytest.MonkeyPatch, settings: Any, page: str
+) -> None:
+    """Without the limit the statement takes longer than the test may."""
+    settings.TASKCLAIM = {"CHUNK_SIZE": 2}
+    failed(4)
+    group, real = group_of(boss), acts.failed_rows
+
+    def slow_to_go_on(*args: Any) -> Iterator[Any]:
+        yield next(real(*args))
+        with connection.cursor() as cursor:
+            cursor.execute(SLOW)
+
+    monkeypatch.setattr(acts, "failed_rows", slow_to_go_on)
+    monkeypatch.setattr(acts, "READING_LIMIT", timedelta(seconds=0.3))
+    answer = boss.post(photos(page, group=group), {"reason": ""})
+    assert "2 failed rows are open again. Then the database refused: " in said(answer)
+    assert recorded()[-1][2] == Photo.objects.open().count() == 2
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "other"])
+@pytest.mark.skipif(
+    connection.vendor != "postgresql", reason="needs table locks that readers wait for"
+)
+def test_a_table_that_hangs_is_shown_as_it_was(boss: Client) -> None:
+    make(Photo, 3)
+    boss.get(photos())
+    locked, leave = threading.Event(), threading.Event()
+
+    def lock() -> None:
+        with transaction.atomic(), connection.cursor() as cursor:
+            cursor.execute("LOCK TABLE testapp_photo IN ACCESS EXCLUSIVE MODE")
+            locked.set()
+            leave.wait(100)
+        connection.close()
+
+    holder = threading.Thread(target=lock)
+    holder.start()
+    try:
+        assert locked.wait(60)
+        with override_settings(TASKCLAIM={"PAGE_TIMEOUT": 0.4}):
+            answer = boss.get(photos("live"))
+    finally:
+        leave.set()
+        holder.join()
+    assert answer.status_code == 200
+    assert re.search(r"Some figures are as of \d\d:\d\d:\d\d", text_of(answer))
+    assert "Some figures" not in text_of(boss.get(photos("live")))
