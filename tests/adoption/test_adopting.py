@@ -13,7 +13,7 @@ from django_taskclaim.adoption.operations import AddClaimColumns
 from django_taskclaim.exceptions import WouldRewrite
 from django_taskclaim.fields import CounterField, StatusField
 from tests.adoption.conftest import Project, execute
-from tests.test_every_command import nobody_answers
+from tests.commands import nobody_answers
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

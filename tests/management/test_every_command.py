@@ -1,0 +1,172 @@
+"""Every command has a help that reads well, and says in one sentence what is wrong."""
+
+from typing import Any
+
+import pytest
+from django.core.management import get_commands
+from django.db import connections
+
+from tests.commands import no_savepoint, nobody_answers, shell, table_away, typed
+from tests.sources.app.models import PageTask
+from tests.testapp.models import IntRange, IntSource
+
+pytestmark = no_savepoint
+
+#: Every command, with words that make sense to it.
+SENSIBLE: dict[str, tuple[str, ...]] = {
+    "claimadopt": ("testapp.Photo", "--dry-run"),
+    "claimdoctor": ("testapp.Photo",),
+    "claimlimit": ("testapp.Photo",),
+    "claimpause": ("testapp.Photo",),
+    "claimplan": ("testapp.IntRange",),
+    "claimpopulate": (PageTask._meta.label,),
+    "claimprune": ("testapp.Photo", "--complete", "--older-than", "30d"),
+    "claimreset": ("testapp.Photo",),
+    "claimresume": ("testapp.Photo",),
+    "claimstatus": ("testapp.Photo",),
+    "claimworker": ("testapp.QuickJob", "--in-process", "--max-time", "500ms"),
+    "release_expired": ("testapp.Photo",),
+}
+
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.mark.once
+def test_every_command_is_listed_here() -> None:
+    ours = {name for name, app in get_commands().items() if app.startswith("django_taskclaim")}
+    assert ours == set(SENSIBLE)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("command", SENSIBLE)
+def test_help_shows_examples_and_exit_codes(
+    command: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    code, out, errors = typed(capsys, command, "--help")
+    assert (code, errors) == (0, "")
+    assert f"examples:\n  manage.py {command}" in out
+    assert "exit codes:\n  0  " in out
+    assert max(map(len, out.splitlines())) <= 120
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("command", SENSIBLE)
+def test_bad_input_is_one_sentence_and_exit_code_2(command: str, capsys: Captured) -> None:
+    """An unknown model, a model without claim columns, an unknown option and an unknown database."""
+    wrong = ["testapp.Foto"], ["testapp.Ledger"], ["--nonsense"], ["--database", "nope"]
+    for words in wrong:
+        before = SENSIBLE[command] if words[0].startswith("--") else ()
+        code, out, errors = typed(capsys, command, *before, *words)
+        assert (code, out, errors.count("\n")) == (2, "", 1)
+        assert words[-1].strip("-").rpartition(".")[2] in errors
+
+
+#: Wrong words of single commands, and what their sentence names.
+WRONG: list[tuple[str, str]] = [
+    ("claimstatus photo", "testapp.Photo"),
+    ("claimstatus testapp.Foto", "testapp.Photo"),
+    ("claimstatus testapp.Photo --fail-if faild>0", "failed"),
+    ("claimstatus testapp.Photo --fail-if failed=>0", "=>"),
+    ("claimstatus testapp.Photo --fail-if failed>1.5", "1.5"),
+    ("claimstatus testapp.Photo --fail-if oldest_due>soon", "soon"),
+    ("claimstatus testapp.Photo --watch", "terminal"),
+    ("claimstatus testapp.Photo --watch --format json", "--watch"),
+    ("release_expired --limit 0", "--limit"),
+    ("release_expired --loop --interval -1", "--interval"),
+    ("release_expired --loop --reason because", "--reason"),
+    ("claimpause", "--all"),
+    ("claimpause --all testapp.Photo", "--all"),
+    ("claimresume", "--all"),
+    ("claimpause testapp.Photo --until soon", "--until"),
+    ("claimpause testapp.Photo --until 9e9", "--until"),
+    ("claimpause testapp.Photo --filter country=NZ", "--rows"),
+    ("claimpause testapp.Photo --rows --until 1h", "--until"),
+    ("claimresume testapp.Photo --limit 3", "--rows"),
+    ("claimresume testapp.Photo testapp.Job --rows", "one model"),
+    ("claimresume testapp.Photo --rows --filter nope=1", "nope"),
+    ("claimreset", "app.Model"),
+    ("claimreset testapp.Photo --filter country", "lookup=value"),
+    ("claimreset testapp.Photo --filter testapp.Job:act=x", "testapp.Photo"),
+    ("claimreset testapp.ClaimOnly --error ValueError", "error_class"),
+    ("claimprune testapp.Photo --older-than 30d", "--complete"),
+    ("claimprune testapp.Photo --complete", "--older-than"),
+    ("claimprune testapp.Photo --complete --older-than month", "month"),
+    ("claimprune testapp.ClaimOnly --complete --older-than 30d", "completed_at"),
+    ("claimworker testapp.Job --filter note", "lookup=value"),
+    ("claimworker testapp.Job --filter notte=1", "note"),
+    ("claimworker testapp.Job --filter counter=x", "counter"),
+    ("claimworker testapp.Job --once --drain", "--once"),
+    ("claimworker testapp.UuidKey --filter id=12", "handler"),
+]
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(("line", "named"), WRONG, ids=[line for line, _ in WRONG])
+def test_a_wrong_word_is_named(line: str, named: str, capsys: Captured) -> None:
+    code, out, errors = typed(capsys, *line.split())
+    assert (code, out, errors.count("\n")) == (2, "", 1)
+    assert named in errors
+
+
+#: They read, or write a file.
+READS = {"claimadopt", "claimdoctor", "claimstatus"}
+
+
+@pytest.mark.once
+@pytest.mark.promise(2, 14)
+@pytest.mark.parametrize("command", sorted(SENSIBLE.keys() - READS))
+def test_a_connection_that_commits_nothing_is_refused(
+    command: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(connections["default"].settings_dict, "AUTOCOMMIT", False)
+    code, out, errors = typed(capsys, command, *SENSIBLE[command])
+    assert (code, out, errors.count("\n")) == (2, "", 1)
+    assert "The database 'default' has AUTOCOMMIT False" in errors
+
+
+@pytest.mark.parametrize("command", sorted(SENSIBLE.keys() - {"claimworker", "claimadopt"}))
+def test_a_database_that_does_not_answer_is_a_sentence(command: str, capsys: Captured) -> None:
+    with nobody_answers():
+        code, out, errors = typed(capsys, command, *SENSIBLE[command])
+    assert code == 1
+    assert "Traceback" not in out + errors
+    assert 1 <= len(errors.splitlines()) <= 3
+
+
+@pytest.mark.parametrize(
+    ("command", "model", "table"),
+    [
+        ("claimpopulate", PageTask, PageTask._meta.get_field("source").related_model),
+        ("claimplan", IntRange, IntSource),
+        ("claimreset", IntRange, IntRange),
+        ("claimstatus", IntRange, IntRange),
+    ],
+)
+def test_a_missing_table_is_named(command: str, model: Any, table: Any, capsys: Captured) -> None:
+    with table_away(table):
+        code, _out, errors = typed(capsys, command, model._meta.label)
+    assert code == (1 if command == "claimstatus" else 2)
+    assert table._meta.db_table in errors
+    assert "Traceback" not in errors
+
+
+@pytest.mark.promise(12)
+def test_a_worker_waits_for_its_database(process_env: dict[str, str]) -> None:
+    """It ends as asked although the database never answered, without a traceback."""
+    away = {
+        "sqlite": "sqlite:////nowhere/at/all.sqlite3",
+        "postgresql": "postgres://nobody@127.0.0.1:9/nothing",
+        "mysql": "mysql://nobody@127.0.0.1:9/nothing",
+    }[connections["default"].vendor]
+    env = {**process_env, "DATABASE_URL": away, "OTHER_DATABASE_URL": away}
+    done = shell(env, "claimworker", *SENSIBLE["claimworker"])
+    assert done.returncode == 0
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+@pytest.mark.once
+def test_a_process_reports_bad_input_on_standard_error(process_env: dict[str, str]) -> None:
+    done = shell(process_env, "claimstatus", "testapp.Foto")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "testapp.Photo" in done.stderr

@@ -1,0 +1,212 @@
+"""``release_expired``, ``claimpause`` and ``claimresume``: what they change, report and record."""
+
+import io
+import signal
+import subprocess
+import sys
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import OperationalError, connection
+
+from django_taskclaim.control.models import OperatorAct
+from django_taskclaim.switch import pause, pause_all, paused_by
+from tests.behaviour.support import clock, set_raw
+from tests.commands import (
+    lapsed,
+    live_worker,
+    no_savepoint,
+    nobody_answers,
+    refused,
+    run,
+    table_away,
+    typed,
+)
+from tests.factories import make
+from tests.testapp.models import Child, Parent, Photo, UuidKey
+
+pytestmark = pytest.mark.django_db(databases="__all__")
+
+
+def acts() -> list[tuple[str, int, str, str]]:
+    return [(act.act, act.rows, act.by, act.reason) for act in OperatorAct.objects.order_by("id")]
+
+
+# release_expired
+
+
+@pytest.mark.once
+def test_expired_rows_are_put_back() -> None:
+    """Of the models that are named or of all, with a limit for each model."""
+    lapsed(Photo, 3)
+    lapsed(UuidKey, 1)
+    Photo.objects.claim_batch(1, lease=60)
+    words = ("release_expired", "testapp.Photo", "--limit", "2")
+    assert run(*words) == "testapp.Photo: put back 2 expired rows.\n"
+    assert run(*words) == "testapp.Photo: put back 1 expired row.\n"
+    assert run("release_expired") == "testapp.UuidKey: put back 1 expired row.\n"
+    assert run("release_expired", verbosity=0) == ""
+
+
+@pytest.mark.once
+def test_the_other_database_is_looked_at_when_it_is_named() -> None:
+    Photo.objects.using("other").create()
+    (row,) = Photo.objects.using("other").claim_batch(1)
+    set_raw(row, "expires_at", clock("-1 HOUR", "other"))
+    assert run("release_expired") == "No claim has expired.\n"
+    assert "put back 1 expired row" in run("release_expired", "--database", "other")
+
+
+@pytest.mark.once
+def test_rows_of_a_child_are_put_back_once() -> None:
+    """A child's own policy decides, not its parent's."""
+    lapsed(Child, 1)
+    assert run("release_expired") == "testapp.Child: put back 1 expired row.\n"
+    assert Parent.objects.get().attempts == 1
+
+
+@no_savepoint
+def test_a_model_without_its_table_does_not_stop_the_others() -> None:
+    lapsed(Photo, 1)
+    lapsed(UuidKey, 1)
+    out = io.StringIO()
+    with table_away(UuidKey), pytest.raises(CommandError, match=r"testapp\.UuidKey on 'default'"):
+        call_command("release_expired", "testapp.UuidKey", "testapp.Photo", stdout=out)
+    assert out.getvalue() == "testapp.Photo: put back 1 expired row.\n"
+
+
+@pytest.mark.once
+def test_what_was_put_back_before_a_failure_is_reported_and_recorded(settings: Any) -> None:
+    settings.TASKCLAIM = {"CHUNK_SIZE": 2}
+    lapsed(Photo, 4)
+
+    def break_second(execute: Any, sql: str, *rest: Any) -> Any:
+        if sql.startswith("UPDATE") and Photo.objects.open().count() == 2:
+            raise OperationalError("the disk is full")
+        return execute(sql, *rest)
+
+    out = io.StringIO()
+    with connection.execute_wrapper(break_second), pytest.raises(CommandError, match="is full"):
+        call_command("release_expired", "testapp.Photo", by="ada", stdout=out)
+    assert out.getvalue() == "testapp.Photo: put back 2 expired rows.\n"
+    assert acts() == [("release expired", 2, "ada", "")]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_loop_goes_on_until_a_signal_ends_it(
+    number: signal.Signals, process_env: dict[str, str]
+) -> None:
+    """It reports a table that is missing, and frees the rows once the table is back."""
+    lapsed(UuidKey, 1)
+    words = ["release_expired", "testapp.UuidKey", "--loop", "--interval", "50ms"]
+    with table_away(UuidKey):
+        loop = subprocess.Popen(
+            [sys.executable, "-m", "django", *words],
+            env=process_env | {"TASKCLAIM_TEST_LEASE": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert loop.stdout is not None
+        assert loop.stderr is not None
+        assert loop.stderr.readline().startswith("testapp.UuidKey on 'default': ")
+    assert loop.stdout.readline() == "testapp.UuidKey: put back 1 expired row.\n"
+    loop.send_signal(number)
+    _, errors = loop.communicate(timeout=120)
+    assert loop.returncode == 0
+    assert "Traceback" not in errors
+
+
+# The switch
+
+
+@pytest.mark.once
+@pytest.mark.promise(9)
+def test_a_pause_stops_claims_on_every_database_until_it_is_resumed() -> None:
+    make(Photo, 1)
+    why = ("--reason", "the server is down", "--by", "ann", "--until", "30m")
+    assert run("claimpause", "testapp.Photo", *why).startswith("Paused testapp.Photo for 30 min.")
+    for alias in ("default", "other"):
+        switch = paused_by(Photo, using=alias)
+        assert switch is not None
+        assert (switch.reason, switch.by) == ("the server is down", "ann")
+        assert switch.until is not None
+        assert switch.paused_at is not None
+        assert switch.until - switch.paused_at == timedelta(minutes=30)
+    assert Photo.objects.claim_batch(1) == []
+    live_worker("testapp.Photo")
+    assert run("claimresume", "testapp.Photo") == "Resumed testapp.Photo.\n"
+    assert len(Photo.objects.claim_batch(1)) == 1
+
+
+@pytest.mark.once
+def test_one_database_or_all_models_can_be_paused() -> None:
+    run("claimpause", "testapp.Photo", "--database", "other")
+    assert paused_by(Photo, using="default") is None
+    assert paused_by(Photo, using="other") is not None
+    run("claimpause", "--all")
+    switch = paused_by(UuidKey)
+    assert switch is not None
+    # Signed by the user who runs it.
+    assert "@" in switch.by
+    run("claimresume", "--all")
+    assert paused_by(UuidKey) is None
+
+
+@pytest.mark.once
+def test_a_resume_names_what_stays_paused_and_models_without_a_worker() -> None:
+    pause_all(by="ann")
+    pause(Photo, by="bob")
+    pause(Parent)
+    assert "manage.py claimresume --all" in run("claimresume", "testapp.UuidKey")
+    said = run("claimresume", "--all")
+    assert "testapp.Photo is paused by bob" in said
+    assert "testapp.Child stays paused: testapp.Parent is paused" in said
+    assert "testapp.UuidKey" not in said
+    assert "No worker for testapp.Job is alive" in run("claimresume", "testapp.Job")
+
+
+@no_savepoint
+def test_a_database_that_does_not_answer_is_named_and_the_other_is_paused() -> None:
+    with nobody_answers("other"):
+        code, message = refused("claimpause", "testapp.Photo")
+    assert code == 1
+    assert message.startswith("The switch was turned on default, but not on other: ")
+    assert paused_by(Photo, using="default") is not None
+
+
+@no_savepoint
+@pytest.mark.once
+def test_a_pause_is_possible_while_a_check_fails(
+    capsys: pytest.CaptureFixture[str], settings: Any
+) -> None:
+    settings.TASKCLAIM = {"LEASE": -1}
+    assert typed(capsys, "claimpause", "testapp.Photo")[0] == 0
+    assert paused_by(Photo) is not None
+
+
+# Single rows
+
+
+@pytest.mark.once
+def test_rows_are_paused_and_opened_in_chunks(settings: Any) -> None:
+    """Running rows and the switch are left alone; each act is recorded."""
+    settings.TASKCLAIM = {"CHUNK_SIZE": 3}
+    make(Photo, 11, country=lambda i: "NZ" if i % 2 else "AU")
+    (running,) = Photo.objects.filter(country="AU").claim_batch(1)
+    assert "Paused 10 rows" in run("claimpause", "testapp.Photo", "--rows")
+    assert running.claim.check()
+    assert paused_by(Photo) is None
+    resume = ("claimresume", "testapp.Photo", "--rows", "--by", "ada")
+    assert "Open 10 rows: not done" in run(*resume, "--dry-run")
+    assert "Opened 2 rows" in run(*resume, "--filter", "country=NZ", "--limit", "2")
+    assert {row.country for row in Photo.objects.open()} == {"NZ"}
+    pause(Photo)
+    said = run(*resume, "--reason", "all of it")
+    assert "Opened 8 rows" in said
+    # Nobody would take them before.
+    assert "manage.py claimresume testapp.Photo" in said
+    assert [act[:3] for act in acts()[1:]] == [("resume rows", 2, "ada"), ("resume rows", 8, "ada")]
+    assert acts()[-1][3].endswith("all of it")

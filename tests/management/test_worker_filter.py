@@ -1,0 +1,136 @@
+"""``claimworker --filter``: what it selects, and what it refuses before anything starts."""
+
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+
+from django_taskclaim.handlers import handler, unregister
+from tests.commands import refused
+from tests.testapp.models import (
+    Author,
+    Child,
+    CompositeKey,
+    HiddenRows,
+    OrderedByForeignKey,
+    Parent,
+    Photo,
+    PrefixedOwnStatus,
+    UuidKey,
+)
+
+pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
+
+Work = Callable[..., list[Any]]
+
+MODELS = [
+    Photo,
+    Child,
+    CompositeKey,
+    HiddenRows,
+    OrderedByForeignKey,
+    Parent,
+    PrefixedOwnStatus,
+    UuidKey,
+]
+
+
+@pytest.fixture
+def work() -> Iterator[Work]:
+    """Return what runs a worker with filters, and returns the rows that its handler was given."""
+    seen: list[Any] = []
+    for model in MODELS:
+        handler(model)(seen.append)
+
+    def run(model: Any, *filters: str) -> list[Any]:
+        seen.clear()
+        words = [word for text in filters for word in ("--filter", text)]
+        call_command("claimworker", model._meta.label, "--in-process", "--once", *words)
+        return [*seen]
+
+    yield run
+    for model in MODELS:
+        unregister(model)
+
+
+def test_only_rows_that_match_every_filter_are_claimed(work: Work) -> None:
+    """Column and lookup convert the value; an empty value is text, a list is divided at its commas."""
+    selections: list[tuple[tuple[str, ...], set[int]]] = [
+        (("country=",), {3}),
+        (("country__in=NZ,AU", "width__isnull=false"), {1}),
+        (("country__istartswith=n", "id__isnull=no"), {0}),
+        (("width__range=5,15", "priority__gte=1"), {1}),
+        (("width__gte=5", "width__gte=15", "note=a=b: c"), {2}),
+        (("testapp.photo:country=AU",), {1}),
+        (("not_before__date=2020-02-29", "not_before__year=2020"), {2}),
+        (("not_before__lt=2020-02-29T12:00",), {0, 1, 3}),
+    ]
+    for filters, wanted in selections:
+        Photo.objects.all().delete()
+        places = {row.pk: place for place, row in enumerate(photos())}
+        assert {places[row.pk] for row in work(Photo, *filters)} == wanted, filters
+
+
+def photos() -> list[Photo]:
+    leap_day = datetime(2020, 2, 29, 13, tzinfo=UTC)
+    return [
+        Photo.objects.create(country="NZ"),
+        Photo.objects.create(country="AU", width=10, priority=1),
+        Photo.objects.create(country="FR", width=20, note="a=b: c", not_before=leap_day),
+        Photo.objects.create(country=""),
+    ]
+
+
+def test_other_tables_and_other_keys_are_looked_at(work: Work) -> None:
+    """A row beyond a link, inherited tables from both sides, a UUID, part of a composite key, a boolean."""
+    ann, bob = (Author.objects.create(name=name) for name in ("Ann", "Bob"))
+    by_ann, by_bob, by_nobody = [
+        OrderedByForeignKey.objects.create(author=author) for author in (ann, bob, None)
+    ]
+    assert work(OrderedByForeignKey, "author__name=Ann") == [by_ann]
+    assert work(OrderedByForeignKey, f"author={bob.pk}") == [by_bob]
+    assert work(OrderedByForeignKey, "author__isnull=true") == [by_nobody]
+    first, second = (Child.objects.create(extra=extra, note=extra) for extra in "ab")
+    assert work(Child, "extra=a", "note=a") == [first]
+    assert [row.pk for row in work(Parent, "child__extra=b")] == [second.pk]
+    wanted, _other = UuidKey.objects.create(), UuidKey.objects.create()
+    assert work(UuidKey, f"id={wanted.pk}") == [wanted]
+    pair = CompositeKey.objects.create(tenant=1, number=2)
+    CompositeKey.objects.create(tenant=2, number=2)
+    assert work(CompositeKey, "tenant=1") == [pair]
+    HiddenRows.objects.create(hidden=True)
+    assert work(HiddenRows, "hidden=true") == []
+    draft = PrefixedOwnStatus.objects.create()
+    assert work(PrefixedOwnStatus, "status=draft") == [draft]
+
+
+REFUSED: list[tuple[Any, str, str]] = [
+    (Photo, "country", "lookup=value"),
+    (Photo, "countri=NZ", "did you mean country?"),
+    (Photo, "width__isnul=1", "did you mean isnull?"),
+    (Photo, "width=abc", "'abc' is no value for width"),
+    (Photo, "width=", "width__isnull=true"),
+    (Photo, "width__isnull=maybe", "'maybe' is neither true nor false"),
+    (Photo, "width__range=3", "a range has two ends"),
+    (Photo, f"id={10**30}", "is no value for id"),
+    (Photo, "not_before__date=soon", "'soon' is no value for not_before__date"),
+    (UuidKey, "id=12", "'12' is no value for id"),
+    (Photo, "status=open", "status tells no open row from another"),
+    (Child, "parent_ptr__status=open", "status tells no open row from another"),
+    (CompositeKey, "pk=1", "tenant, number"),
+    (OrderedByForeignKey, "author__orderedbyforeignkey__note=", "many other rows"),
+    (Photo, "testapp.Job:note=", "testapp.Job is not among the models"),
+]
+
+
+@pytest.mark.once
+@pytest.mark.usefixtures("work")
+@pytest.mark.parametrize(("model", "text", "named"), REFUSED, ids=[each[1] for each in REFUSED])
+def test_what_makes_no_sense_is_one_sentence(model: Any, text: str, named: str) -> None:
+    code, message = refused("claimworker", model._meta.label, "--filter", text)
+    assert code == 2
+    assert text in message
+    assert named in message
+    assert "\n" not in message
