@@ -4,6 +4,7 @@ import uuid
 from typing import Any
 
 import pytest
+from django.core.management import call_command
 from django.db.models import F
 
 from tests.testapp.models import (
@@ -17,10 +18,25 @@ from tests.testapp.models import (
     UuidSource,
 )
 
-KINDS = [IntRange, UuidRange, TextRange, CompositeRange]
+SOURCES: dict[Any, Any] = {
+    IntRange: IntSource,
+    UuidRange: UuidSource,
+    TextRange: TextSource,
+    CompositeRange: CompositeSource,
+}
+
+KEYS: dict[Any, Any] = {
+    # Gaps that grow.
+    IntSource: lambda n: {"id": n * n - 50},
+    UuidSource: lambda n: {"id": uuid.uuid4()},
+    # No order of numbers, and characters that collations sort in different ways.
+    TextSource: lambda n: {"key": f"{'aÄ_-z'[n % 5]}{n}'\"\\"},
+    # One tenant has nearly all.
+    CompositeSource: lambda n: {"tenant": 5 if n % 10 else n, "number": n},
+}
 
 
-@pytest.fixture(params=KINDS, ids=lambda model: model.__name__)
+@pytest.fixture(params=SOURCES, ids=lambda model: model.__name__)
 def ranges(request: pytest.FixtureRequest) -> Any:
     """Each kind of key in turn."""
     return request.param
@@ -33,22 +49,9 @@ def fill(ranges: Any, n: int) -> None:
     source.objects.bulk_create([source(**KEYS[source](number)) for number in range(have, have + n)])
 
 
-SOURCES: dict[Any, Any] = {
-    IntRange: IntSource,
-    UuidRange: UuidSource,
-    TextRange: TextSource,
-    CompositeRange: CompositeSource,
-}
-
-KEYS: dict[Any, Any] = {
-    # Gaps that grow.
-    IntSource: lambda n: {"id": n * n - 50},
-    UuidSource: lambda n: {"id": uuid.uuid4()},
-    # No order of numbers, and characters that collations sort as they like.
-    TextSource: lambda n: {"key": f"{'aÄ_-z'[n % 5]}{n}'\"\\"},
-    # One tenant has nearly all.
-    CompositeSource: lambda n: {"tenant": 5 if n % 10 else n, "number": n},
-}
+def planned(n: int, chunk_size: int = 1_000) -> None:
+    fill(IntRange, n)
+    IntRange.objects.plan(chunk_size=chunk_size)
 
 
 def counters(ranges: Any) -> set[int]:
@@ -67,7 +70,7 @@ def claimed(ranges: Any, lease: float = 60) -> Any:
     return range_
 
 
-def work_through(ranges: Any, size: int) -> int:
+def work_through(ranges: Any, size: int | None = None) -> int:
     """Claim and complete all open ranges, and return how many."""
     done = 0
     while claims := ranges.objects.claim_batch(1):
@@ -78,17 +81,16 @@ def work_through(ranges: Any, size: int) -> int:
     return done
 
 
-def covered(ranges: Any) -> list[tuple[Any, Any]]:
-    """Return the ranges in the order of their positions."""
-    found = ranges.objects.order_by("position")
-    return [(one.lower, one.upper) for one in found]
+def drain(model: Any, *options: str) -> None:
+    """Run a worker in this process until nothing is left."""
+    words = ["--in-process", "--drain", "--poll", "0.1", *options]
+    call_command("claimworker", model._meta.label, *words, verbosity=0)
 
 
 def assert_seamless(ranges: Any) -> None:
     """Each range begins where the one before ends, the first with no bound and the last with the last key."""
-    pairs = covered(ranges)
-    assert [lower for lower, _ in pairs] == [None, *(upper for _, upper in pairs[:-1])]
+    found = list(ranges.objects.order_by("position"))
+    assert [one.lower for one in found] == [None, *(one.upper for one in found[:-1])]
     source = SOURCES[ranges]
-    last = ranges.objects.order_by("position").last()
     names = [field.attname for field in source._meta.pk_fields]
-    assert last.upper_key == source.objects.order_by(*names).last().pk
+    assert found[-1].upper_key == source.objects.order_by(*names).last().pk

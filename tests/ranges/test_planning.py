@@ -1,102 +1,80 @@
-"""Ranges are cut once for each key, whatever the keys are like, by however many planners."""
+"""Ranges are planned once for each key, by any number of planners."""
 
 from typing import Any
 
 import pytest
+from django.apps import apps
+from django.contrib.auth.models import User
+from django.core.checks import run_checks
+from django.core.management import CommandError
+from django.db import models
+from django.test import Client
+from django.test.utils import isolate_apps
+from django.urls import reverse
 
+from django_taskclaim import handler
 from django_taskclaim.exceptions import ClaimColumnError
+from django_taskclaim.models import RangeMixin, TaskMixin
 from tests.behaviour.support import at_once
-from tests.ranges.conftest import assert_seamless, counters, covered, fill, work_through
+from tests.ranges.conftest import (
+    assert_seamless,
+    claimed,
+    counters,
+    fill,
+    planned,
+    work,
+    work_through,
+)
 from tests.test_commands import run
-from tests.testapp.models import IntRange, IntSource, TextRange
+from tests.testapp.models import IntRange, IntSource, LogRange, TextSource, UuidSource
+
+pytestmark = pytest.mark.django_db
 
 
-@pytest.mark.django_db
-def test_all_keys_are_in_one_range_each(ranges: Any) -> None:
-    """Walked in chunks smaller than the ranges, every row is worked on exactly once."""
-    fill(ranges, 97)
-    assert ranges.objects.plan(chunk_size=10) == 10
+def test_a_plan_goes_on_where_the_last_one_stopped(ranges: Any) -> None:
+    """What is planned stays; a limited plan is resumed, and rows that came since are added."""
+    assert ranges.objects.plan() == 0
+    fill(ranges, 25)
+    seen: list[int] = []
+    assert ranges.objects.plan(chunk_size=10, limit=2, progress=seen.append) == 2
+    assert seen == [2]
+    assert ranges.objects.plan(chunk_size=10) == 1
+    assert ranges.objects.plan(chunk_size=10) == 0
     assert_seamless(ranges)
-    assert list(ranges.objects.order_by("position").values_list("rows_planned", flat=True)) == [
-        *[10] * 9,
-        7,
-    ]
-    assert work_through(ranges, size=3) == 10
-    assert counters(ranges) == {1}
-    assert sum(ranges.objects.values_list("rows_done", flat=True)) == 97
+    sizes = ranges.objects.order_by("position").values_list("rows_planned", flat=True)
+    assert list(sizes) == [10, 10, 5]
 
 
-@pytest.mark.django_db
-def test_an_empty_source_has_no_ranges() -> None:
-    assert IntRange.objects.plan() == 0
-
-
-@pytest.mark.django_db
-def test_planning_again_goes_on_behind_the_last_key() -> None:
-    """What is planned stays; rows that came since are added."""
-    fill(IntRange, 20)
-    assert IntRange.objects.plan(chunk_size=10) == 2
-    assert IntRange.objects.plan(chunk_size=10) == 0
-    before = covered(IntRange)
-    fill(IntRange, 15)
-    assert IntRange.objects.plan(chunk_size=10) == 2
-    assert covered(IntRange)[:2] == before
-    assert_seamless(IntRange)
-
-
-@pytest.mark.django_db
 def test_pruned_ranges_are_not_planned_again() -> None:
-    """The last range stays, for what is planned next begins where it ends."""
-    fill(IntRange, 20)
-    IntRange.objects.plan(chunk_size=5)
-    work_through(IntRange, size=5)
+    """The last range stays, because the next plan begins where it ends."""
+    planned(20, chunk_size=5)
+    work_through(IntRange)
     assert IntRange.objects.prune(older_than=1e-6)[0] == 3
-    assert IntRange.objects.prune(older_than=1e-6)[0] == 0
     assert IntRange.objects.plan(chunk_size=5) == 0
     fill(IntRange, 5)
     assert IntRange.objects.plan(chunk_size=5) == 1
-    work_through(IntRange, size=5)
+    work_through(IntRange)
     assert counters(IntRange) == {1}
     said = run("claimprune", "testapp.IntRange", "--complete", "--older-than", "0.000001")
-    assert "1 complete" in said
     assert "Deleted 1 row" in said
     assert IntRange.objects.plan(chunk_size=5) == 0
 
 
-@pytest.mark.django_db
-def test_a_limited_plan_is_resumed(ranges: Any) -> None:
-    """Broken off after any range, the next call goes on with the next one."""
-    fill(ranges, 25)
-    seen: list[int] = []
-    assert ranges.objects.plan(chunk_size=5, limit=2, progress=seen.append) == 2
-    assert seen == [2]
-    assert ranges.objects.plan(chunk_size=5) == 3
-    assert_seamless(ranges)
-
-
 @pytest.mark.django_db(transaction=True)
-def test_two_planners_at_once_double_nothing() -> None:
-    """Each range is stored by one of them, whoever is first."""
+def test_two_planners_at_once_store_each_range_once() -> None:
     fill(IntRange, 300)
-    told = at_once(*[lambda: IntRange.objects.plan(chunk_size=10)] * 3)
-    assert sum(told) == 30
+    planned_by = at_once(*[lambda: IntRange.objects.plan(chunk_size=10)] * 3)
+    assert sum(planned_by) == 30
     assert_seamless(IntRange)
 
 
-@pytest.mark.django_db
-def test_numbers_that_make_no_sense_are_refused() -> None:
-    for wrong in (0, -1, True, "10"):
-        with pytest.raises(ValueError, match="chunk_size must be a whole number"):
-            IntRange.objects.plan(chunk_size=wrong)
-
-
-@pytest.mark.django_db
+@pytest.mark.once
 def test_the_columns_of_a_range_are_written_by_verbs_alone() -> None:
-    """A handler's save() must not bring back an upper key that a split has moved."""
-    fill(IntRange, 10)
-    IntRange.objects.plan(chunk_size=5)
-    range_ = IntRange.objects.first()
-    stale = IntRange.objects.get(pk=range_.pk)
+    """A handler's save() does not bring back an upper key that a split has moved."""
+    planned(10, chunk_size=5)
+    stale = IntRange.objects.first()
+    assert stale is not None
+    upper = stale.upper
     stale.note = "mine"
     stale.save()
     stale.upper = "7"
@@ -104,16 +82,114 @@ def test_the_columns_of_a_range_are_written_by_verbs_alone() -> None:
         stale.save()
     with pytest.raises(ClaimColumnError):
         IntRange.objects.update(checkpoint="7")
-    assert IntRange.objects.get(pk=range_.pk).upper == range_.upper
+    assert IntRange.objects.get(pk=stale.pk).upper == upper
 
 
-@pytest.mark.django_db
-def test_keys_are_typed() -> None:
-    """What a handler reads from its range is a key of the source, not a text."""
-    fill(TextRange, 3)
-    IntSource.objects.create(pk=7)
-    TextRange.objects.plan()
-    IntRange.objects.plan()
-    assert IntRange.objects.get().upper_key == 7
-    assert IntRange.objects.get().lower_key is None
-    assert isinstance(TextRange.objects.get().upper_key, str)
+# Commands and pages
+
+
+@pytest.mark.once
+def test_claimplan_tells_how_much_it_planned_and_is_for_ranges_alone() -> None:
+    fill(IntRange, 25)
+    first = run("claimplan", "testapp.IntRange", "--chunk-size", "10", "--limit", "2")
+    assert "Planned 2 ranges of testapp.IntRange." in first
+    assert "Planned 1 range of" in run("claimplan", "testapp.IntRange", "--chunk-size", "10")
+    with pytest.raises(CommandError, match=r"Photo .*RangeMixin"):
+        run("claimplan", "testapp.Photo")
+    with pytest.raises(CommandError, match="whole number"):
+        run("claimplan", "testapp.IntRange", "--chunk-size", "0")
+    with pytest.raises(ValueError, match="chunk_size must be a whole number"):
+        IntRange.objects.plan(chunk_size=True)
+
+
+@pytest.mark.once
+@pytest.mark.django_db(databases="__all__")
+def test_claimstatus_and_the_control_room_show_how_far_the_plan_is(settings: Any) -> None:
+    """A strip in the order of keys: done, running, failed and open parts."""
+    settings.TASKCLAIM = {"PAGE_TIMEOUT": 60}
+    planned(50, chunk_size=10)
+    done = claimed(IntRange)
+    for rows in done.rows():
+        work(rows)
+    done.claim.complete()
+    running, failing = claimed(IntRange), claimed(IntRange)
+    failing.claim.fail("no", retry=False)
+    assert IntRange.objects.split(at_least=1)
+    walk = running.rows(2)
+    next(walk), next(walk)
+    walk.close()
+    shown = run("claimstatus", "testapp.IntRange")
+    assert "12 rows done of about 50" in shown
+    assert "[#>.x..]" in shown
+    client = Client()
+    client.force_login(User.objects.create_superuser("ada"))
+    page = client.get(reverse("admin:testapp_intrange_control")).content.decode()
+    assert "12 of about 50 rows of the source done" in page
+
+
+# Checks
+
+
+def ids(model: Any) -> set[str]:
+    """Return the ids of what the system checks find wrong with a model of ranges."""
+    found = [message for message in run_checks() if message.obj is model]
+    assert all(message.hint for message in found)
+    return {str(message.id).removeprefix("taskclaim.") for message in found}
+
+
+@pytest.mark.once
+@pytest.mark.django_db(databases="__all__")
+@pytest.mark.parametrize(
+    ("model", "values", "found"),
+    [
+        (LogRange, {}, set()),
+        (LogRange, {"settle_after": 0}, {"E074"}),
+        (LogRange, {"settle_after": "soon"}, {"E074"}),
+        # Random keys have no end, and keys that programs give come in any order.
+        (LogRange, {"settle_after": None, "source": UuidSource}, {"E074"}),
+        (LogRange, {"settle_after": None, "source": TextSource}, {"E074"}),
+        (IntRange, {"plan_ahead": True}, {"E075"}),
+        (IntRange, {"source": "testapp.Nothing"}, {"E071"}),
+    ],
+)
+def test_a_model_of_ranges_that_cannot_work_is_a_check_error(
+    model: Any, values: dict[str, Any], found: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in values.items():
+        monkeypatch.setattr(model, name, value)
+    assert ids(model) == found
+
+
+class RangesElsewhere:
+    def db_for_write(self, model: type[models.Model], **hints: Any) -> str | None:
+        return "other" if model is IntRange else None
+
+
+@pytest.mark.once
+@pytest.mark.django_db(databases="__all__")
+def test_ranges_need_the_database_of_their_source_and_a_table_of_their_own(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.DATABASE_ROUTERS = [RangesElsewhere()]
+    assert "E072" in ids(IntRange)
+    with isolate_apps("tests.testapp"):
+
+        class Base(TaskMixin):
+            class Meta:
+                app_label = "testapp"
+
+        class Below(RangeMixin, Base):
+            source = IntSource
+
+            class Meta:
+                app_label = "testapp"
+
+    monkeypatch.setattr(apps, "get_models", lambda *args, **options: [Below])
+    assert "E073" in ids(Below)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("options", [{"batch": True}, {"atomic": True}, {"completion": "delete"}])
+def test_handlers_that_cannot_walk_a_range_are_refused(options: Any) -> None:
+    with pytest.raises(TypeError):
+        handler(IntRange, **options)(lambda ranges: None)

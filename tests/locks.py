@@ -1,0 +1,17 @@
+"""Whether a session waits for a lock, asked of the database itself."""
+
+from django.db import connection
+
+
+def waits_for_a_lock() -> bool:
+    """Say whether a session of this database waits for a lock of another."""
+    statement = {
+        "postgresql": "SELECT count(*) FROM pg_stat_activity"
+        " WHERE datname = current_database() AND wait_event_type = 'Lock'",
+        "mysql": "SELECT count(*) FROM information_schema.innodb_trx"
+        " JOIN information_schema.processlist ON id = trx_mysql_thread_id"
+        " WHERE db = DATABASE() AND trx_state = 'LOCK WAIT'",
+    }[connection.vendor]
+    with connection.cursor() as cursor:
+        cursor.execute(statement)
+        return bool(cursor.fetchone()[0])
