@@ -1,0 +1,189 @@
+"""How companions are declared: what Django makes of the link, and what the checks say of a wrong one."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.management import load_command_class
+from django.db import models
+from django.db.migrations.autodetector import MigrationAutodetector
+from django.db.migrations.state import ModelState, ProjectState
+from django.db.migrations.writer import MigrationWriter
+from django.test import override_settings
+from django.test.utils import isolate_apps
+
+from django_taskclaim.checks.companions import problems_of
+from django_taskclaim.handlers import handler, unregister
+from django_taskclaim.models import ClaimMixin, PrefixedTaskMixin, SourceKey, SourceMixin, TaskMixin
+from django_taskclaim.querysets import ClaimManager, CompanionManager, CompanionQuerySet
+from tests import documents
+from tests.sources.app.models import FarPage, Line, LineTask, Page
+from tests.testapp.models import Photo
+
+APP = "tests.sources.app"
+TEXT = (Path(__file__).parents[2] / "docs" / "companions.md").read_text(encoding="utf-8")
+
+pytestmark = pytest.mark.once
+
+
+def declare(*mixins: Any, name: str = "Declared", **body: Any) -> Any:
+    """Define a companion as a project's module would."""
+    meta = type("Meta", (), {"app_label": "sources"})
+    bases = mixins or (SourceMixin, TaskMixin)
+    return type(name, bases, {"__module__": APP, "Meta": meta, **body})
+
+
+def link(to: Any = Page, field: Any = models.OneToOneField) -> Any:
+    return field(to, models.CASCADE, related_name="+")
+
+
+def ids(model: Any) -> list[str]:
+    """Return the ids of what the system checks find wrong with a companion."""
+    found = list(problems_of(model))
+    assert all(message.hint for message in found)
+    return [str(message.id).removeprefix("taskclaim.") for message in found]
+
+
+def with_handler(model: Any, *names: str) -> list[str]:
+    """Return what is wrong while a handler has these results."""
+    handler(model, update_fields=names)(len)
+    try:
+        return ids(model)
+    finally:
+        unregister(model)
+
+
+class Loud(CompanionQuerySet):
+    pass
+
+
+@isolate_apps(APP)
+@pytest.mark.parametrize(
+    ("mixins", "body", "found"),
+    [
+        ((SourceMixin, PrefixedTaskMixin), {"source": link}, []),
+        ((TaskMixin, SourceMixin), {"source": link}, []),
+        ((), {"source": link, "objects": CompanionManager.from_queryset(Loud)}, []),
+        ((), {}, ["E061"]),
+        ((), {"source": models.IntegerField}, ["E061"]),
+        ((), {"source": lambda: link(field=models.ForeignKey)}, ["E062"]),
+        ((), {"source": link, "objects": ClaimManager}, ["E061"]),
+    ],
+)
+def test_a_link_or_manager_that_cannot_work_is_a_check_error(
+    mixins: Any, body: dict[str, Any], found: list[str]
+) -> None:
+    model = declare(*mixins, **{name: make() for name, make in body.items()})
+    assert ids(model) == found
+    assert found or hasattr(model.objects.all(), "populate")
+
+
+class Elsewhere:
+    def db_for_write(self, model: Any, **hints: Any) -> str | None:
+        return "other" if model is FarPage else None
+
+    db_for_read = db_for_write
+
+
+@isolate_apps(APP)
+def test_a_link_into_another_database_needs_a_source_key_and_has_results_of_its_own() -> None:
+    bound = declare(source=link(FarPage))
+    free = declare(name="Free", source=SourceKey(FarPage), title=models.CharField(max_length=100))
+    both = declare(name="Both", source=link(), words=models.IntegerField(null=True))
+    assert ids(bound) == []
+    with override_settings(DATABASE_ROUTERS=[Elsewhere()]):
+        assert ids(bound) == ["E063"]
+        assert ids(free) == []
+        assert with_handler(free, "source__title") == ["E064"]
+    # A column that both tables have must be told apart.
+    assert with_handler(both, "words") == ["E064"]
+    assert with_handler(both, "source__words", "title") == []
+
+
+@isolate_apps(APP)
+def test_a_source_key_copies_plain_columns_that_are_unique_together() -> None:
+    """The source may be named by its label before it is there, and an abstract companion may be inherited."""
+    copied = {field.name: field for field in LineTask._meta.concrete_fields}
+    page, number = copied["source_page_id"], copied["source_number"]
+    assert (type(page), page.max_length) == (models.CharField, 60)
+    assert (type(number), number.null, number.editable) == (models.IntegerField, False, False)
+    assert LineTask._meta.unique_together == (("source_page_id", "source_number"),)
+
+    class OfLate(SourceMixin, TaskMixin):
+        source = SourceKey("Late")
+
+        class Meta:
+            abstract = True
+            app_label = "sources"
+
+    children = [declare(OfLate, name=name) for name in ("First", "Second")]
+
+    class Late(models.Model):
+        number = models.BigAutoField(primary_key=True)
+
+        class Meta:
+            app_label = "sources"
+
+    for model in children:
+        column = model._meta.get_field("source_number")
+        assert (type(column), column.unique, column.model) == (models.BigIntegerField, True, model)
+
+
+def changes(before: ProjectState, *described: Any) -> Any:
+    after = ProjectState()
+    for model in described:
+        after.add_model(ModelState.from_model(model))
+    return MigrationAutodetector(before, after)._detect_changes()
+
+
+@isolate_apps(APP)
+def test_migrations_name_only_djangos_own_class_for_the_link() -> None:
+    """Made once, there is nothing more to migrate."""
+    over = declare(SourceMixin, ClaimMixin, name="Over", source=SourceKey(Line))
+    text = MigrationWriter(changes(ProjectState(), Page, Line, over)["sources"][0]).as_string()
+    assert "models.ForeignObject(" in text
+    assert "SourceKey" not in text
+    written: dict[str, Any] = {}
+    exec(compile(text, "migration", "exec"), written)
+    replayed = ProjectState()
+    for operation in written["Migration"].operations:
+        operation.state_forwards("sources", replayed)
+    assert changes(replayed, Page, Line, over) == {}
+
+
+def test_missing_source_names_what_it_takes() -> None:
+    with pytest.raises(ValueError, match="missing_source"):
+        handler(LineTask, missing_source="skip")
+
+
+# docs/companions.md
+
+
+@isolate_apps(APP)
+def test_the_example_and_each_way_to_declare_the_link_work() -> None:
+    names: dict[str, Any] = {"__name__": f"{APP}.docs", "models": models, "Page": Page}
+    (source,) = documents.blocks(TEXT, "python")
+    # The page of the text has a text, that of the tests a title.
+    example = source.values[0].replace("page.text", "page.title")
+    documents.run(
+        example.replace("db_constraint", 'related_name="+", db_constraint'), names, "companions.md"
+    )
+    try:
+        assert ids(names["PageTask"]) == []
+    finally:
+        unregister(names["PageTask"])
+    known = {"models": models, "SourceKey": SourceKey, "Page": Page, "Line": Line, "Photo": Photo}
+    for number, code in enumerate(re.findall(r"`source = (.*?)`", TEXT)):
+        field = eval(code, known)
+        field.remote_field.related_name = "+"
+        assert ids(declare(name=f"Told{number}", source=field)) == []
+
+
+def test_the_options_of_the_command_are_all_on_the_page() -> None:
+    def options(app: str, command: str) -> set[str]:
+        parser = load_command_class(app, command).create_parser("manage.py", command)
+        return {word for action in parser._actions for word in action.option_strings}
+
+    own = options("django_taskclaim", "claimpopulate") - options("django.core", "check")
+    assert set(re.findall(r"^\| `(--[a-z-]+)", TEXT, re.MULTILINE)) == own | {"--database"}

@@ -1,0 +1,99 @@
+"""Companions whose source is gone are found, and removed unless somebody works on them; the command of companions."""
+
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+from django.core.management.base import CommandError
+from django.db import connection, models
+
+from django_taskclaim.sources import load_sources
+from tests.companions.conftest import make_sources
+from tests.sources.app.models import Page, PageTask
+from tests.test_commands import run
+
+pytestmark = pytest.mark.django_db(databases=["default", "other"])
+
+
+class Hiding(models.Manager[Any]):
+    def get_queryset(self) -> Any:
+        return super().get_queryset().none()
+
+
+def test_orphans_are_removed_unless_somebody_works_on_them(
+    companion: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A companion whose source is only hidden by ``base_manager_name`` is no orphan."""
+    sources = make_sources(companion, 10)
+    companion.objects.populate(sources)
+    for source in sources.order_by("pk")[:4]:
+        source.delete()
+    hiding = Hiding()
+    hiding.model = sources.model
+    monkeypatch.setitem(vars(sources.model._meta), "base_manager", hiding)
+    orphans = companion.objects.orphans()
+    assert orphans.count() == 4
+    assert companion.objects.filter(pk=orphans.first().pk).orphans().count() == 1
+    (running,) = orphans.claim_batch(1)
+    assert companion.objects.remove_orphans() == 3
+    assert running.claim.check()
+    running.complete()
+    assert companion.objects.remove_orphans() == 1
+    assert companion.objects.remove_orphans() == 0
+    assert load_sources(companion.objects.claim_batch(10)) == []
+    assert companion.objects.count() == 6
+
+
+@pytest.mark.once
+def test_the_command_populates_and_removes_orphans() -> None:
+    make_sources(PageTask, 25)
+    first = sorted(Page.objects.values_list("pk", flat=True))[:2]
+    said = run("claimpopulate", "sources.PageTask", "--filter", "slug__lt=page 00005", "--paused")
+    assert "Added 5 rows to sources.PageTask." in said
+    assert "Added 20 rows" in run("claimpopulate", "sources.PageTask", "--chunk", "7")
+    assert PageTask.objects.progress().paused == 5
+    assert "source" not in run("claimdoctor", "sources.PageTask").replace("sources.", "")
+    Page.objects.filter(pk__in=first).delete()
+    assert "2 rows without a source" in run("claimdoctor", "sources.PageTask")
+    assert "--remove-orphans" in run("claimpopulate", "sources.PageTask")
+    assert "Removed 2 rows" in run("claimpopulate", "sources.PageTask", "--remove-orphans")
+    assert PageTask.objects.count() == 23
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["claimpopulate", "testapp.Photo"], "testapp.Photo has no source"),
+        (["claimpopulate", "sources.PageTask", "--filter", "vists=1"], "did you mean visits?"),
+        (["claimpopulate", "sources.PageTask", "--chunk", "0"], "'0'"),
+        # A worker that is asked for a source names what works on it.
+        (["claimworker", "sources.Page"], "sources.PageTask"),
+        (["claimworker", "sources.Task"], "sources.TaskAudit"),
+        (["claimworker", "testapp.IntSource"], "testapp.IntRange"),
+    ],
+)
+def test_wrong_usage_is_one_sentence_with_code_2(words: list[str], sentence: str) -> None:
+    with pytest.raises(CommandError, match=r"^[^\n]*$") as caught:
+        run(*words)
+    assert sentence in str(caught.value)
+    assert caught.value.returncode == 2
+
+
+@pytest.mark.once
+def test_a_stopped_command_tells_what_stays() -> None:
+    """After Ctrl-C between two chunks the next call adds the rest."""
+    make_sources(PageTask, 10)
+
+    def stop_at_the_second(send: Any, sql: str, *args: Any) -> Any:
+        if sql.startswith("INSERT") and PageTask.objects.exists():
+            raise KeyboardInterrupt
+        return send(sql, *args)
+
+    with (
+        connection.execute_wrapper(stop_at_the_second),
+        pytest.raises(CommandError, match="4 rows added") as caught,
+    ):
+        call_command("claimpopulate", "sources.PageTask", "--chunk", "4")
+    assert caught.value.returncode == 130
+    assert "Added 6 rows" in run("claimpopulate", "sources.PageTask", "--chunk", "4")

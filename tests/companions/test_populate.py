@@ -1,0 +1,168 @@
+"""``populate()`` gives each source one companion, for every kind of link, and may be repeated at any time."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.db import IntegrityError, connection, models, transaction
+from django.test.utils import isolate_apps
+
+from django_taskclaim.models import SourceMixin, TaskMixin
+from tests.behaviour.support import DEADLINE, at_once, elsewhere, wait_for
+from tests.companions.conftest import make_sources
+from tests.locks import waits_for_a_lock
+from tests.sources.app.models import FarPage, FarTask, Line, Page, PageTask, Task, TaskAudit
+
+pytestmark = pytest.mark.django_db(databases=["default", "other"])
+
+
+def linked(model: Any) -> list[tuple[Any, ...]]:
+    names = [field.attname for field in model._meta.get_field("source").local_related_fields]
+    return sorted(model.objects.values_list(*names))
+
+
+@pytest.mark.parametrize("chunk_size", [None, 4])
+def test_each_source_gets_one_open_or_paused_row(companion: Any, chunk_size: int | None) -> None:
+    """The next call adds only rows for sources that have none."""
+    sources = make_sources(companion, 10)
+    some = sources.filter(pk__in=[row.pk for row in sources.order_by("pk")[:3]])
+    assert companion.objects.populate(some, paused=True) == 3
+    assert companion.objects.populate(sources, chunk_size=chunk_size) == 7
+    assert companion.objects.populate(sources, chunk_size=chunk_size) == 0
+    key = companion._meta.get_field("source").related_model._meta.pk_fields
+    keys = sorted(sources.values_list(*(field.attname for field in key)))
+    assert linked(companion) == keys
+    progress = companion.objects.progress()
+    assert (progress.open, progress.paused) == (7, 3)
+    companion.objects.filter(pk=companion.objects.order_by("pk").first().pk).delete()
+    assert companion.objects.populate(sources, chunk_size=chunk_size) == 1
+    assert linked(companion) == keys
+
+
+def test_a_filter_chooses_sources_and_may_show_one_several_times() -> None:
+    make_sources(PageTask, 5)
+    made = list(Page.objects.order_by("pk"))
+    Line.objects.bulk_create(
+        [Line(page=page, number=number, text="x") for page in made[:2] for number in range(3)]
+    )
+    assert PageTask.objects.populate(Page.objects.filter(line__text="x")) == 2
+    assert PageTask.objects.populate(Page.objects.exclude(pk=made[4].pk)) == 2
+    assert PageTask.objects.populate(Page.objects.none()) == 0
+    assert PageTask.objects.populate(Page.objects) == 1
+
+
+@pytest.mark.django_db(databases=["default", "other"], transaction=True)
+@pytest.mark.parametrize("model", [PageTask, FarTask])
+def test_several_at_once_add_each_source_once(model: Any) -> None:
+    sources = make_sources(model, 60)
+
+    def populating(chunk_size: int | None) -> Callable[[], int]:
+        return lambda: model.objects.populate(sources, chunk_size=chunk_size)
+
+    assert sum(at_once(populating(None), populating(7), populating(None))) == 60
+    assert len(linked(model)) == 60
+
+
+@pytest.mark.django_db(databases=["default", "other"], transaction=True)
+@pytest.mark.skipif(not connection.features.has_select_for_update, reason="needs two writers")
+def test_a_row_that_another_session_adds_meanwhile_is_passed_over() -> None:
+    """A view may make a companion while a populate runs; each counts its own."""
+    sources = make_sources(PageTask, 5)
+    made, go = threading.Event(), threading.Event()
+
+    def view() -> None:
+        with transaction.atomic():
+            PageTask.objects.create(source=sources.order_by("pk")[2])
+            made.set()
+            assert go.wait(DEADLINE)
+
+    other = elsewhere(view)
+    assert made.wait(DEADLINE)
+    populate = elsewhere(PageTask.objects.populate, sources)
+    # MySQL answers anew only where nobody has asked for a tenth of a second.
+    wait_for(lambda: populate.done() or waits_for_a_lock(), every=0.3)
+    assert not populate.done()
+    go.set()
+    other.result(DEADLINE)
+    assert populate.result(DEADLINE) == 4
+    assert PageTask.objects.count() == 5
+
+
+@pytest.mark.django_db(databases=["default", "other"], transaction=True)
+@pytest.mark.parametrize("model", [PageTask, FarTask])
+def test_chunks_that_were_committed_stay_when_it_is_interrupted(model: Any) -> None:
+    """The next call adds the rest."""
+    sources = make_sources(model, 10)
+
+    def stop_at_the_third(send: Any, sql: str, *args: Any) -> Any:
+        if sql.startswith("INSERT") and model.objects.count() == 6:
+            raise KeyboardInterrupt
+        return send(sql, *args)
+
+    with connection.execute_wrapper(stop_at_the_third), pytest.raises(KeyboardInterrupt):
+        model.objects.populate(sources, chunk_size=3)
+    assert model.objects.count() == 6
+    assert model.objects.populate(sources, chunk_size=3) == 4
+
+
+def test_what_another_constraint_refuses_is_an_error() -> None:
+    """A row that is no duplicate is never left out silently."""
+    with pytest.raises(IntegrityError), transaction.atomic():
+        TaskAudit.objects.populate(make_sources(TaskAudit, 2))
+    assert TaskAudit.objects.count() == 0
+
+
+@pytest.mark.once
+@pytest.mark.promise(14)
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: Page.objects.all()[:3],
+        lambda: Page.objects.all().union(Page.objects.all()),
+        lambda: Page.objects.annotate(n=models.Count("line")),
+        lambda: Task.objects.all(),
+        lambda: [Page(slug="a")],
+        lambda: None,
+    ],
+)
+def test_anything_but_a_filtered_queryset_of_the_source_is_refused(wrong: Any) -> None:
+    with pytest.raises(TypeError, match=r"populate\(\) of sources\.PageTask"):
+        PageTask.objects.populate(wrong())
+
+
+@pytest.mark.once
+def test_sources_are_read_where_handlers_will_look_for_them() -> None:
+    make_sources(FarTask, 2)
+    with pytest.raises(ValueError, match="reads from 'default'"):
+        FarTask.objects.populate(FarPage.objects.using("default"))
+    assert FarTask.objects.populate(FarPage.objects.all()) == 2
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.skipif(connection.vendor != "mysql", reason="needs collations that cannot be compared")
+@isolate_apps("tests.sources.app")
+def test_a_link_has_the_collation_that_its_text_key_names() -> None:
+    class Old(models.Model):
+        code = models.CharField(primary_key=True, max_length=20, db_collation="latin1_swedish_ci")
+
+        class Meta:
+            app_label = "sources"
+
+    class OldTask(SourceMixin, TaskMixin):
+        source = models.OneToOneField(Old, models.DO_NOTHING, db_constraint=False)
+
+        class Meta:
+            app_label = "sources"
+
+    with connection.schema_editor() as editor:
+        for model in (Old, OldTask):
+            editor.create_model(model)
+    try:
+        Old.objects.bulk_create([Old(code="a"), Old(code="b")])
+        assert OldTask.objects.populate(Old.objects.filter(code="a")) == 1
+        assert OldTask.objects.populate(Old.objects.all()) == 1
+    finally:
+        with connection.schema_editor() as editor:
+            for model in (OldTask, Old):
+                editor.delete_model(model)
