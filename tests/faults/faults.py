@@ -1,0 +1,270 @@
+"""Small mistakes in the package, each of which breaks a promise of DESIGN §5; `python -m tests.faults` tries them."""
+
+from typing import NamedTuple
+
+DATABASES = ("sqlite", "postgresql", "mysql")
+
+
+class Edit(NamedTuple):
+    """The text *old*, which occurs exactly once in a file of the package, becomes *new*."""
+
+    file: str
+    old: str
+    new: str
+
+
+class Fault(NamedTuple):
+    """What goes wrong, the edits that make it so, and the databases on which they break the promise."""
+
+    sentence: str
+    edits: list[Edit]
+    databases: tuple[str, ...]
+
+
+def fault(sentence: str, *edits: tuple[str, str, str], on: tuple[str, ...] = DATABASES) -> Fault:
+    return Fault(sentence, [Edit(*edit) for edit in edits], on)
+
+
+OPERATING, CLAIMS, SCOPE = "querysets/operating.py", "querysets/claims.py", "querysets/scope.py"
+TRANSACTIONS, FENCE, STATEMENTS = (
+    "querysets/transactions.py",
+    "models/fence.py",
+    "dialects/statements.py",
+)
+BASE = "dialects/base.py"
+POSTGRESQL, ATOMIC, SERVICE = "dialects/postgresql.py", "worker/atomic.py", "worker/service.py"
+CREW, RUNNING = "worker/crew.py", "worker/running.py"
+
+#: By promise; "3.2" is the second fault of promise 3.
+FAULTS = {
+    1: [
+        fault(
+            "The reaper puts rows back a minute before their lease ends.",
+            (
+                OPERATING,
+                'ended = Q(**{f"{expiry}__lte": DatabaseNow()})',
+                "from django_taskclaim.dialects import DatabaseLater\n\n"
+                '    ended = Q(**{f"{expiry}__lte": DatabaseLater(timedelta(minutes=1))})',
+            ),
+            (OPERATING, "{expiry} <= {desk.dialect.now})", "{expiry} IS NOT NULL)"),
+        ),
+        fault(
+            "Claims that meet take the same rows: nothing is locked or looked at again.",
+            (POSTGRESQL, "({} {} OF {} SKIP LOCKED)", "({} /* {} OF {} SKIP LOCKED */)"),
+            (POSTGRESQL, "same_key,\n            table.in_state(Status.OPEN)", "same_key, 'true'"),
+            on=("postgresql",),
+        ),
+    ],
+    2: [
+        fault(
+            "A claim with include_held returns its limit beside what is held.",
+            ("querysets/claiming.py", "= request.limit - len(rows)\n", "= request.limit\n"),
+        ),
+        fault(
+            "A claim forgets a filter that joins another table.",
+            (SCOPE, "order_by().filter(pk__in=keys)", "order_by()"),
+        ),
+        fault(
+            "A durable claim runs inside the caller's transaction.",
+            (TRANSACTIONS, "if durable and belongs_to_the_caller(connection)", "if False"),
+            (TRANSACTIONS, "look_again, durable=durable)", "look_again, durable=False)"),
+        ),
+    ],
+    3: [
+        fault(
+            "The fence lets an older token of the same holder pass.",
+            (
+                STATEMENTS,
+                "{self.qualified(columns.iteration)} = %s",
+                "{self.qualified(columns.iteration)} >= %s",
+            ),
+        ),
+        fault(
+            "save() of an instance whose claim was lost writes the row.",
+            (FENCE, " _fenced(base_qs, claim),\n", " base_qs,\n"),
+        ),
+        fault(
+            "delete() of an instance whose claim was lost deletes the row.",
+            (
+                FENCE,
+                "stands = querysets.fencing.lock_claim(self, alias)\n                if stands",
+                "stands = True\n                if stands",
+            ),
+        ),
+        fault(
+            "complete() writes update_fields by a statement of its own, without the token.",
+            (
+                CLAIMS,
+                "written = querysets.completing.complete(carrying, names, also=sources)",
+                "for row in carrying if names else ():\n"
+                "            rows = models.QuerySet(type(row), using=standing_claim(row).alias)\n"
+                "            rows.filter(pk=row.pk).update(**{n: getattr(row, n) for n in names})\n"
+                "        written = querysets.completing.complete(carrying, (), also=sources)",
+            ),
+        ),
+        fault(
+            "complete() of rows whose claim was lost raises nothing.",
+            (CLAIMS, "querysets.losses.raise_unless_all(given, written)\n        return", "return"),
+        ),
+        fault(
+            "A row that is released keeps its iteration.",
+            (
+                "querysets/assignments.py",
+                '+ 1")),\n        table.assign(columns.claimed_by, SQL',
+                '+ 0")),\n        table.assign(columns.claimed_by, SQL',
+            ),
+        ),
+    ],
+    4: [
+        fault(
+            "The token of a claim that completed its row can still fail or release it.",
+            (STATEMENTS, "{self.status} = '{status.value}'", "{self.status} <> 'open'"),
+        ),
+    ],
+    5: [
+        fault(
+            "An atomic handler's row is completed after its transaction has committed.",
+            (
+                ATOMIC,
+                "            with joined():\n                _complete(handler, tasks)\n    ",
+                "        _complete(handler, tasks)\n",
+            ),
+        ),
+        fault(
+            "An atomic handler that swallows a deadlock counts as done.",
+            (ATOMIC, "with whole(using, SWALLOWED):", "if True:"),
+            on=("mysql",),
+        ),
+    ],
+    6: [
+        fault(
+            "A renewed lease ends by the clock of the worker.",
+            (
+                BASE,
+                "end = self.later(lease)",
+                "from django.utils import timezone\n\n"
+                "        end = table.bound(column, timezone.now() + lease)",
+            ),
+        ),
+    ],
+    7: [
+        fault(
+            "What a killed child had not begun waits for the end of its lease.",
+            (SERVICE, "unbegun = self.inflight.notes.unbegun", "unbegun = []"),
+        ),
+        fault(
+            "Children of a killed supervisor go on claiming.",
+            ("worker/child.py", "self._stop(min(self._grace, ORPHAN_GRACE))", "pass"),
+        ),
+        fault(
+            "The server never ends the transaction of a worker that is frozen in it.",
+            (
+                POSTGRESQL,
+                "in_transaction_session_timeout = {milli",
+                "in_transaction_session_timeout = {0 * milli",
+            ),
+            on=("postgresql",),
+        ),
+    ],
+    8: [
+        fault(
+            "A worker that cannot renew takes no claim for lost.",
+            (
+                "worker/inflight.py",
+                "* (1 - SELF_FENCE)\n\n    def may_start",
+                "* -1000\n\n    def may_start",
+            ),
+        ),
+        fault(
+            "renew() shortens a lease.",
+            (BASE, "table.qualified(column), end, end)", '"NULL", end, end)'),
+        ),
+    ],
+    9: [
+        fault(
+            "The claim statement does not know the pause of all models.",
+            ("querysets/fleet.py", "[*scopes_over(model), *(throttle", "[*own, *(throttle"),
+        ),
+        fault(
+            "A busy worker keeps what it has not started when its model is paused.",
+            (SERVICE, "= pause.reason\n            self.withdraw(handler.model)", "= pause.reason"),
+        ),
+    ],
+    10: [
+        fault(
+            "A row that kills its worker every time never fails.",
+            (OPERATING, 'return "failed"\n    return', 'return "crashed"\n    return'),
+        ),
+        fault(
+            "A crash on the last try fails all rows that the process held, begun or not.",
+            (OPERATING, '\n    return "crashed"', '\n    return "failed"'),
+        ),
+    ],
+    11: [
+        fault(
+            "A worker that was told to stop goes on claiming.",
+            (CREW, "_stopping = True\n        self.claimer.leave()", "_stopping = True"),
+        ),
+        fault(
+            "Rows that are given back unstarted are charged a try.",
+            (SERVICE, "(model).release(free)", "(model).fail(free, given.reason)"),
+        ),
+        fault(
+            "A drain that ends with work left exits with 0.",
+            (CREW, "return ExitCode.WORK_LEFT", "return ExitCode.ENDED"),
+        ),
+    ],
+    12: [
+        fault(
+            "After a silence the reaper charges rows before the living could renew.",
+            (
+                "querysets/reaping.py",
+                "if self._prompt - prompt < self._renewal_interval()",
+                "if False",
+            ),
+        ),
+        fault(
+            "A row whose handler meets an outage of the database is charged a try.",
+            (
+                RUNNING,
+                ".has_server:\n            return False\n        return self.service.was_away_since(since)",
+                ".has_server:\n            return False\n        return False",
+            ),
+            on=("postgresql", "mysql"),
+        ),
+    ],
+    13: [
+        fault(
+            "Every result that was written stays in memory.",
+            (
+                "worker/writer.py",
+                "self.inflight.written(results)\n",
+                "self.inflight.written(results)\n"
+                '        self.__dict__.setdefault("all", []).extend(results)\n',
+            ),
+        ),
+        fault(
+            "Every row leaves a database connection behind.",
+            (
+                "worker/executors.py",
+                "if has_opened(threading.get_ident()):\n",
+                "if has_opened(threading.get_ident()):\n"
+                "                from django.db import connections\n\n"
+                '                old = self.__dict__.setdefault("old", [])\n'
+                "                old.append(connections[self.options.using])\n"
+                "                del connections[self.options.using]\n",
+            ),
+        ),
+    ],
+    14: [
+        fault(
+            "A slice can be claimed from, and what it leaves out is claimed as well.",
+            (SCOPE, "elif query.is_sliced:", "elif False:"),
+        ),
+        fault(
+            "A server that isolates transactions too much is taken without a word.",
+            (POSTGRESQL, 'if "committed" not in isolation and', "if not isolation and"),
+            on=("postgresql",),
+        ),
+    ],
+}
