@@ -1,6 +1,6 @@
 """What the processes of ``test_processes`` do: ``python -m tests.leases.probe <act> <argument> …``.
 
-A line on standard output says how far an act is, a line on standard input lets it go on.
+A line on standard output tells how far an act is, a line on standard input lets it go on.
 """
 
 # ruff: noqa: E402 - models can be imported only once Django is set up
@@ -9,13 +9,11 @@ import json
 import os
 import random
 import select
-import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime, timedelta
-from threading import Event, Thread
 from typing import Any
 
 import django
@@ -27,7 +25,6 @@ from django.utils import timezone
 
 from django_taskclaim import named_lease
 from django_taskclaim.exceptions import ClaimLost, LeaseUnavailable
-from django_taskclaim.leases.renewer import renewer
 from tests.testapp.models import Ledger, Photo
 
 
@@ -37,7 +34,7 @@ def say(**facts: Any) -> None:
 
 
 def count(name: str, lease: str) -> None:
-    """Increment the counter again and again until told to stop."""
+    """Increment the counter again and again until a line comes."""
     done = 0
     while not select.select([sys.stdin], [], [], random.uniform(0, 0.05))[0]:
         # On a busy machine a lease may be lost; then nothing is written.
@@ -50,9 +47,8 @@ def count(name: str, lease: str) -> None:
 
 
 def hold(name: str, lease: str) -> None:
-    """Hold the lease, and increment the counter once told to, if it is still held then."""
+    """Hold the lease until a line comes, then increment the counter if the lease is still held."""
     lost, wrote, left = False, 0, "well"
-    say(ready=True)
     try:
         with named_lease(name, lease=float(lease), wait=60) as held:
             photo = Photo.objects.get()
@@ -67,26 +63,16 @@ def hold(name: str, lease: str) -> None:
 
 
 def increment(photo: Photo) -> int:
-    """Write what was read a while ago, plus one: wrong whenever two were at it. The ledger counts the calls."""
+    """Write what was read before, plus one: wrong if two did it at once. The ledger counts the calls."""
     with transaction.atomic():
         Ledger.objects.create(model="photo", key=str(photo.pk))
         return Photo.objects.filter(pk=photo.pk).update(counter=photo.counter + 1)
 
 
-@contextmanager
-def busy_renewer() -> Iterator[None]:
-    """Have another thread, which no fork takes along, in the middle of the renewer's bookkeeping."""
-    busy, done = Event(), Event()
-
-    def work() -> None:
-        with renewer()._changed:
-            busy.set()
-            done.wait(20)
-
-    Thread(target=work, daemon=True).start()
-    assert busy.wait(20)
-    yield
-    done.set()
+def wait_for_renewal(held: Any) -> None:
+    before = held.renewed
+    while held.renewed == before and not held.lost:
+        time.sleep(0.05)
 
 
 def fork(name: str, lease: str) -> None:
@@ -96,35 +82,25 @@ def fork(name: str, lease: str) -> None:
     assert held.renew()
     # Sessions are not shared with a child.
     connections.close_all()
-    reader, writer = os.pipe()
-    with busy_renewer():
-        child = os.fork()
+    child = os.fork()
     if not child:
-        told = {"lost": held.lost, "left": "well"}
+        lost, left = held.lost, "well"
         try:
             block.__exit__(None, None, None)
         except ClaimLost as error:
-            told["left"] = str(error)
+            left = str(error)
         with named_lease(f"{name}'s child", lease=float(lease)) as own:
-            before = own.renewed
-            while own.renewed == before:
-                time.sleep(0.05)
-            told["own"] = own.check()
-        os.write(writer, json.dumps(told).encode())
+            wait_for_renewal(own)
+            say(lost=lost, left=left, own=own.check())
         os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader) as pipe:
-        told = json.loads(pipe.read())
     os.waitpid(child, 0)
-    before = held.renewed
-    while held.renewed == before and not held.lost:
-        time.sleep(0.05)
-    say(child=told, parent=held.check())
+    wait_for_renewal(held)
+    say(parent=held.check())
     block.__exit__(None, None, None)
 
 
 def wrong_clock(name: str, days: str) -> None:
-    """Try everything in a process whose clock is wrong by days."""
+    """Ask for a lease that is held, and hold another one, in a process whose clock is wrong by days."""
     shift = timedelta(days=float(days))
     real_time = time.time
     time.time = lambda: real_time() + shift.total_seconds()  # type: ignore[assignment]
@@ -136,16 +112,12 @@ def wrong_clock(name: str, days: str) -> None:
 
     timezone.datetime = Shifted  # type: ignore[attr-defined]
     assert abs(timezone.now() - datetime.now(timezone.get_default_timezone())) > shift / 2
-    try:
-        with named_lease(name, lease=60):
-            say(taken=True)
-    except LeaseUnavailable as error:
-        say(taken=False, holder=error.holder)
-    with named_lease(f"{name} of {days}", lease=10) as held:
-        before = held.renewed
-        while held.renewed == before:
-            time.sleep(0.05)
-        say(lost=held.lost, remaining=held.remaining().total_seconds())
+    holder = ""
+    with suppress(LeaseUnavailable), named_lease(name):
+        holder = "this process"
+    with named_lease(f"{name} of {days}", lease=8) as held:
+        wait_for_renewal(held)
+        say(entered=holder, lost=held.lost, remaining=held.remaining().total_seconds())
         sys.stdin.readline()
 
 
@@ -154,5 +126,4 @@ ACTS: dict[str, Callable[..., None]] = {
 }
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
     ACTS[sys.argv[1]](*sys.argv[2:])

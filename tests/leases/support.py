@@ -26,10 +26,14 @@ def is_held(name: str, using: str = "default") -> bool:
     return rows.filter(name=name).exists() and not rows.free().filter(name=name).exists()
 
 
-def set_expiry(name: str, offset: str, using: str = "default") -> None:
-    """Move the expiry of a lease to a while from the database's own now, behind the back of everything."""
-    moment = clock(offset, using)
-    assert execute(f"UPDATE {TABLE} SET expires_at = {moment} WHERE name = %s", [name], using) == 1
+def set_moment(name: str, column: str, offset: str) -> None:
+    """Move a moment of a lease to a while from the database's own now, by SQL."""
+    statement = f"UPDATE {TABLE} SET {column} = {clock(offset)} WHERE name = %s"
+    assert execute(statement, [name]) == 1
+
+
+def expire(name: str) -> None:
+    set_moment(name, "expires_at", "-1 SECOND")
 
 
 @contextmanager
@@ -54,10 +58,10 @@ def held_by_another_thread(name: str, **options: Any) -> Iterator[threading.Even
 
 @contextmanager
 def ends_lost(name: str, **options: Any) -> Iterator[HeldLease]:
-    """Run a block that must learn at its end that its lease was lost."""
+    """Run a block that raises at its end that its lease was lost."""
     block = named_lease(name, **options)
     yield block.__enter__()
-    with pytest.raises(ClaimLost):
+    with pytest.raises(ClaimLost, match=f"Lease '{name}'"):
         block.__exit__(None, None, None)
 
 

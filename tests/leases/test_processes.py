@@ -1,21 +1,20 @@
 """Named leases between real processes: killed, frozen, forked, and with clocks that are wrong."""
 
 import json
-import os
 import select
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from typing import Any
 
 import pytest
 
+from django_taskclaim import named_lease
 from tests.freezing import freeze
 from tests.leases.support import is_held, stored
 from tests.testapp.models import Ledger, Photo
+from tests.worker.conftest import wait_until
 
 Start = Callable[..., "Probe"]
 
@@ -33,10 +32,9 @@ class Probe:
             bufsize=0,
         )
 
-    def told(self, seconds: float = 60) -> dict[str, Any]:
-        """Return the next line that the process says."""
+    def next_line(self) -> dict[str, Any]:
         assert self.process.stdout is not None
-        ready, _, _ = select.select([self.process.stdout], [], [], seconds)
+        ready, _, _ = select.select([self.process.stdout], [], [], 120)
         line = self.process.stdout.readline() if ready else b""
         assert line, "the process said nothing"
         facts: dict[str, Any] = json.loads(line)
@@ -46,20 +44,10 @@ class Probe:
         assert self.process.stdin is not None
         self.process.stdin.write(b"\n")
 
-    def signal(self, number: int) -> None:
-        os.kill(self.process.pid, number)
-
     def end(self) -> None:
         for number in (signal.SIGCONT, signal.SIGKILL):
             self.process.send_signal(number)
         self.process.communicate(timeout=30)
-
-
-def wait_for(state: Callable[[], Any], seconds: float = 30) -> None:
-    end = time.monotonic() + seconds
-    while not state():
-        assert time.monotonic() < end, "the state awaited did not come"
-        time.sleep(0.02)
 
 
 @pytest.fixture
@@ -71,96 +59,69 @@ def start(process_env: dict[str, str]) -> Iterator[Start]:
         started.append(Probe(process_env, *words))
         return started[-1]
 
+    Photo.objects.create()
     yield begin
     for probe in started:
         probe.end()
 
 
-def holding(probe: Probe) -> list[Any]:
-    """Wait until the process holds the lease, and return its token."""
-    assert probe.told() == {"ready": True}
-    token: list[Any] = probe.told()["token"]
-    return token
-
-
-@pytest.mark.timeout(400)
-def test_one_process_at_a_time_whoever_dies_or_sleeps(start: Start) -> None:
-    """No increment is lost, and the frozen process learns at its thaw that the lease has passed on."""
-    Photo.objects.create()
+@pytest.mark.promise(1, 3)
+def test_one_process_at_a_time_is_inside_while_another_is_frozen(start: Start) -> None:
+    """No increment is lost; the frozen one learns after its thaw that the lease has passed on, and writes nothing."""
     frozen = start("hold", "counter", 2)
-    token = holding(frozen)
-    # What it does between its check and its write is fenced by nothing, so no lease may end there.
-    counting = [start("count", "counter", 20) for _ in range(4)]
+    token = frozen.next_line()["token"]
+    # What they do between check and write is fenced by nothing, so none of their leases may end there.
+    counting = [start("count", "counter", 30) for _ in range(3)]
     freeze(frozen.process.pid)
-    wait_for(lambda: stored("counter").iteration > token[1] + 10, seconds=120)
-    freeze(counting[0].process.pid)
-    counting[0].signal(signal.SIGKILL)
-    frozen.signal(signal.SIGCONT)
+    wait_until(lambda: stored("counter").iteration > token[1] + 10)
+    frozen.process.send_signal(signal.SIGCONT)
     frozen.go_on()
-    thawed = frozen.told()
+    thawed = frozen.next_line()
     assert (thawed["lost"], thawed["wrote"]) == (True, 0)
     assert "Lease 'counter'" in thawed["left"]
     seen = stored("counter").iteration
-    wait_for(lambda: stored("counter").iteration > seen + 10, seconds=120)
-    for probe in counting[1:]:
+    wait_until(lambda: stored("counter").iteration > seen + 5)
+    for probe in counting:
         probe.go_on()
-    done = sum(probe.told()["done"] for probe in counting[1:])
-    assert Photo.objects.get().counter == Ledger.objects.count() >= max(10, done)
+    done = sum(probe.next_line()["done"] for probe in counting)
+    assert Photo.objects.get().counter == Ledger.objects.count() == done >= 10
     assert not is_held("counter")
 
 
+@pytest.mark.promise(7)
 def test_a_dead_holder_keeps_others_out_for_its_lease_and_no_longer(start: Start) -> None:
-    Photo.objects.create()
-    dead = start("hold", "report", 8)
-    holding(dead)
-    next_one = start("hold", "report", 60)
-    assert next_one.told() == {"ready": True}
+    dead = start("hold", "report", 4)
+    dead.next_line()
+    first = stored("report")
     # It renews as long as it lives.
-    wait_for(lambda: stored("report").expires_at - stored("report").claimed_at > timedelta(0, 8.5))
-    dead.signal(signal.SIGKILL)
-    dead.process.wait(20)
+    wait_until(lambda: stored("report").expires_at > first.expires_at)
+    dead.process.kill()
+    dead.process.wait(60)
     ends = stored("report").expires_at
-    next_one.told()
-    assert timedelta() <= stored("report").claimed_at - ends < timedelta(seconds=10)
-
-
-def test_a_thawed_release_writes_nothing(start: Start) -> None:
-    Photo.objects.create()
-    frozen = start("hold", "report", 2)
-    holding(frozen)
-    freeze(frozen.process.pid)
-    next_one = start("hold", "report", 60)
-    holding(next_one)
-    frozen.signal(signal.SIGCONT)
-    frozen.go_on()
-    assert "Lease 'report'" in frozen.told()["left"]
-    frozen.process.wait(60)
-    assert is_held("report")
-    next_one.go_on()
-    assert next_one.told() == {"lost": False, "wrote": 1, "left": "well"}
-    assert stored("report").claimed_by is None
+    with named_lease("report", wait=120):
+        assert stored("report").claimed_at >= ends
 
 
 def test_a_forked_child_leaves_the_lease_to_its_parent(start: Start) -> None:
-    told = start("fork", "report", 10).told()
-    assert told["parent"] is True
-    assert told["child"]["lost"] is True
-    assert "the process that this one was forked from" in told["child"]["left"]
-    assert told["child"]["own"] is True
+    """Both renew what is theirs."""
+    forked = start("fork", "report", 8)
+    child = forked.next_line()
+    assert (child["lost"], child["own"]) == (True, True)
+    assert "the process that this one was forked from" in child["left"]
+    assert forked.next_line() == {"parent": True}
 
 
+@pytest.mark.promise(6)
 @pytest.mark.parametrize("days", [1, -1])
 def test_a_process_with_a_wrong_clock_does_what_the_others_do(start: Start, days: int) -> None:
-    Photo.objects.create()
-    holding(start("hold", "report", 60))
-    wrong = start("wrong_clock", "report", days)
-    assert wrong.told() == {"taken": False, "holder": stored("report").claimed_by}
-    told = wrong.told()
-    assert told["lost"] is False
-    assert 0 < told["remaining"] <= 10
-    assert is_held(f"report of {days}")
-    row = stored(f"report of {days}")
-    assert 0 <= (row.expires_at - row.claimed_at).total_seconds() < 60
-    wrong.go_on()
-    assert wrong.process.wait(60) == 0
-    assert not is_held(f"report of {days}")
+    with named_lease("report", lease=600):
+        wrong = start("wrong_clock", "report", days)
+        said = wrong.next_line()
+        assert (said["entered"], said["lost"]) == ("", False)
+        assert 0 < said["remaining"] <= 8
+        name = f"report of {days}"
+        assert is_held(name)
+        assert 0 <= (stored(name).expires_at - stored(name).claimed_at).total_seconds() < 60
+        wrong.go_on()
+        assert wrong.process.wait(60) == 0
+        assert not is_held(name)
