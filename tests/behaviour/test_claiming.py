@@ -14,10 +14,18 @@ from django.test import override_settings
 from django.test.utils import isolate_apps
 from django.utils import timezone
 
-from tests.behaviour.models import Label, Labelled
-from tests.behaviour.support import facts, keys, names
+from tests.behaviour.models import (
+    ChildOfOrdered,
+    GrandChildProxy,
+    Label,
+    Labelled,
+    Labour,
+    OneToOneKey,
+)
+from tests.behaviour.support import facts, fresh, keys, names
 from tests.factories import make
 from tests.testapp.models import (
+    Author,
     Child,
     ChildOwnsClaim,
     CompositeKey,
@@ -183,6 +191,30 @@ def test_a_join_that_shows_rows_more_than_once_claims_each_once(order: list[str]
     assert Labelled.objects.filter(status="processing").count() == 2
     assert len(matching.claim_batch(9)) == 1
     assert keys(Labelled.objects.exclude(labels__name="label 1").claim_batch(9)) == [rows[3].pk]
+
+
+@pytest.mark.usefixtures("strategy")
+@pytest.mark.parametrize("model", [OneToOneKey, ChildOfOrdered, GrandChildProxy, Labour])
+def test_rows_of_any_family_are_claimed_in_the_order_of_their_keys_and_completed(
+    model: Any,
+) -> None:
+    """A key of another table, a parent with an order of its own, a grandchild, a field named like a verb."""
+    rows = []
+    for number in range(4):
+        needs = {"author": Author.objects.create(name=f"{-number}")} if model is OneToOneKey else {}
+        rows.append(model.objects.create(note=f"{number}", **needs))
+    claimed = [row for _ in range(2) for row in model.objects.claim_batch(2)]
+    assert keys(claimed) == keys(rows)
+    for row in claimed:
+        row.note = "done"
+    if model is Labour:
+        claimed[0].complete = True
+        claimed[0].claim.complete(update_fields=["complete", "note"])
+        assert fresh(rows[0]).complete is True
+    else:
+        claimed[0].complete(update_fields=["note"])
+    assert model.objects.complete(claimed[1:], update_fields=["note"]) == 3
+    assert [(fresh(row).note, facts(row).status) for row in rows] == [("done", "complete")] * 4
 
 
 def test_a_custom_manager_and_a_proxy_claim_rows_of_their_own_kind() -> None:
