@@ -35,7 +35,6 @@ class Stage(RuleBasedStateMachine):
         self.world = World(model)
         self.blocks: list[Block] = []
         self.number = 0
-        self.settings: Any = None
         for each in tables_of(model):
             models.QuerySet(each)._raw_delete("default")  # type: ignore[attr-defined]
         resume(model, using="default")
@@ -46,8 +45,6 @@ class Stage(RuleBasedStateMachine):
         while self.blocks:
             transaction.set_rollback(True)
             self.blocks.pop().atomic.__exit__(None, None, None)
-        if self.settings is not None:
-            self.settings.disable()
 
     def _leave(self) -> None:
         block = self.blocks.pop()
