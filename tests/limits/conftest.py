@@ -1,0 +1,28 @@
+"""Fixtures of the tests of limits."""
+
+from typing import Any
+
+from django_taskclaim.dialects import DatabaseLater
+from tests.behaviour.conftest import (  # noqa: F401 - fixtures
+    let_lease_lapse,
+    nothing_learned,
+    rival,
+    rule,
+    strategy,
+)
+from tests.testapp.models import Photo
+from tests.worker.conftest import start_worker  # noqa: F401 - a fixture
+
+
+def claimed(number: int, **given: Any) -> int:
+    """Claim photos and return how many were given."""
+    return len(Photo.objects.claim_batch(number, **given))
+
+
+def pass_time(seconds: float) -> None:
+    """Let the rates believe that they were last asked so long before now."""
+    from datetime import timedelta
+
+    from django_taskclaim.models import FleetLimit
+
+    FleetLimit.objects.update(filled_at=DatabaseLater(timedelta(seconds=-seconds)))

@@ -1,0 +1,82 @@
+"""``claimlimit``, and where its limits are shown."""
+
+from typing import Any
+
+import pytest
+
+from django_taskclaim.control.models import OperatorAct
+from django_taskclaim.limits import limits_of
+from django_taskclaim.models import FleetLimit
+from tests.behaviour.support import execute
+from tests.factories import make
+from tests.limits.conftest import claimed
+from tests.test_commands import refused, run
+from tests.testapp.models import Photo, UuidKey
+
+pytestmark = [
+    pytest.mark.django_db(databases="__all__"),
+    pytest.mark.usefixtures("nothing_learned"),
+    pytest.mark.once,
+]
+
+
+def test_limits_are_set_shown_followed_and_given_back() -> None:
+    here = ["testapp.Photo", "--database", "default"]
+    assert run("claimlimit", *here) == "testapp.Photo: no limits\n"
+    make(Photo, 30)
+    words = ["--rate", "100/m", "--max-running", "20", "--hours", "22:00-06:00", "--by", "ada"]
+    said = run("claimlimit", *here, *words)
+    assert said.startswith("testapp.Photo: rate 100/m, 20 running at once, hours 22:00-06:00 ")
+    assert "(set by ada)" in said
+    assert "rate 100/m" in run("claimstatus", "testapp.Photo")
+    run("claimlimit", *here, "--rate", "none", "--hours", "default", "--by", "bob")
+    (held,) = limits_of(Photo)
+    assert (held.rate, held.max_running, held.hours, held.set_by) == (None, 20, None, "bob")
+    assert claimed(30) == 20
+    assert run("claimlimit", *here, "--max-running", "default") == "testapp.Photo: no limits\n"
+
+
+def test_every_database_and_every_model_named_is_limited() -> None:
+    run("claimlimit", "testapp.Photo", "testapp.UuidKey", "--max-running", "2")
+    assert limits_of(Photo, using="other")[0].max_running == 2
+    assert limits_of(UuidKey)[0].max_running == 2
+
+
+def test_it_is_an_act_of_an_operator() -> None:
+    words = ["testapp.Photo", "--rate", "5/s", "--reason", "the API is slow", "--by", "ada"]
+    run("claimlimit", *words)
+    act = OperatorAct.objects.get()
+    assert (act.model, act.act, act.by) == ("testapp.photo", "limits", "ada")
+    assert act.reason == "rate 5/s: the API is slow"
+    run("claimlimit", "testapp.Photo")
+    assert OperatorAct.objects.count() == 1
+
+
+@pytest.mark.django_db(transaction=True, databases="__all__")
+def test_where_a_database_failed_the_act_is_kept_with_the_others() -> None:
+    table = FleetLimit._meta.db_table
+    execute(f"ALTER TABLE {table} RENAME TO taskclaim_away", using="default")
+    try:
+        code, said = refused("claimlimit", "testapp.Photo", "--rate", "5/s", "--by", "ada")
+    finally:
+        execute(f"ALTER TABLE taskclaim_away RENAME TO {table}", using="default")
+    assert code == 1
+    assert "set on other, but not on default" in said
+    assert not OperatorAct.objects.exists()
+    assert OperatorAct.objects.using("other").get().reason == "rate 5/s"
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ([], "models"),
+        (["testapp.Photo", "--rate", "fast"], "--rate"),
+        (["testapp.Photo", "--max-running", "-1"], "--max-running"),
+        (["testapp.Photo", "--hours", "22-6"], "--hours"),
+    ],
+)
+def test_a_wrong_limit_is_one_sentence_and_code_2(words: Any, named: str) -> None:
+    code, said = refused("claimlimit", *words)
+    assert code == 2
+    assert named in said
+    assert "\n" not in said

@@ -1,0 +1,192 @@
+"""Limits per key: at most so many rows of one customer at once, over all holders."""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.db import transaction
+
+from django_taskclaim.handlers import handler
+from django_taskclaim.policy import Policy
+from django_taskclaim.switch import pause, resume
+from tests.behaviour.support import ROW_LOCKS, at_once, names
+from tests.factories import make
+from tests.testapp.models import (
+    Author,
+    Child,
+    ChildOwnsClaim,
+    CompositeKey,
+    OrderedByForeignKey,
+    Parent,
+    Photo,
+    PhotoProxy,
+)
+
+pytestmark = pytest.mark.django_db
+
+Rule = Callable[..., None]
+
+
+def countries(rows: Any) -> dict[str, int]:
+    return dict(Counter(row.country for row in rows))
+
+
+@pytest.mark.usefixtures("strategy")
+@pytest.mark.parametrize(
+    ("model", "column"),
+    # Of a child, a column of the table that the claim columns are on.
+    [(Photo, "counter"), (Child, "counter"), (ChildOwnsClaim, "extra"), (CompositeKey, "tenant")],
+)
+def test_no_more_rows_of_a_key_run_at_once(
+    model: Any, column: str, rule: Rule, let_lease_lapse: Any
+) -> None:
+    """Whoever holds them; what a dead worker held counts until it is put back."""
+    rule(model, limit_per={column: 2})
+    make(model, 7, **{column: lambda i: str(i // 3)})
+    first = model.objects.claim_batch(7)
+    held = model._base_manager.filter(**{names(model)["status"]: "processing"})
+    assert sorted(Counter(held.values_list(column, flat=True)).values()) == [1, 2, 2]
+    assert model.objects.claim_batch(7, claimed_by="user:18") == []
+    done = next(row for row in first if str(getattr(row, column)) == "0")
+    done.claim.complete()
+    (again,) = model.objects.claim_batch(7)
+    assert str(getattr(again, column)) == "0"
+    let_lease_lapse([row for row in first if row is not done])
+    assert model.objects.claim_batch(7) == []
+    assert model.objects.release_expired() == 4
+    assert len(model.objects.claim_batch(7)) == 4
+
+
+@pytest.mark.usefixtures("strategy")
+def test_rows_come_in_claim_order_and_the_next_keys_follow(rule: Rule) -> None:
+    rule(Photo, limit_per={"country": 2})
+    rows = make(Photo, 8, country=lambda i: "AAAABBBC"[i], priority=lambda i: i == 3)
+    found = Photo.objects.claim_batch(4)
+    assert [rows.index(row) for row in found] == [3, 0, 4, 5]
+    assert countries(Photo.objects.claim_batch(4)) == {"C": 1}
+
+
+def test_an_order_and_a_filter_of_the_callers_are_kept(rule: Rule) -> None:
+    rule(Photo, limit_per={"country": 2})
+    rows = make(Photo, 8, country="A", note=lambda i: ["yes", "no"][i % 2])
+    found = PhotoProxy.objects.filter(note="yes").order_by("-pk").claim_batch(6)
+    assert [row.pk for row in found] == [rows[6].pk, rows[4].pk]
+
+
+@pytest.mark.usefixtures("strategy")
+def test_rows_without_a_key_are_not_limited(rule: Rule) -> None:
+    rule(OrderedByForeignKey, limit_per={"author": 1})
+    author = Author.objects.create(name="one")
+    make(OrderedByForeignKey, 6, author=lambda i: author if i % 2 else None)
+    found = OrderedByForeignKey.objects.claim_batch(6)
+    assert Counter(row.author_id for row in found) == {None: 3, author.pk: 1}
+
+
+def test_keys_that_a_collation_takes_for_one_are_counted_apart(rule: Rule) -> None:
+    rule(Photo, limit_per={"country": 1})
+    make(Photo, 6, country=lambda i: ["aa", "AA", "Aa"][i % 3])
+    assert countries(Photo.objects.claim_batch(6)) == {"aa": 1, "AA": 1, "Aa": 1}
+    assert Photo.objects.claim_batch(6) == []
+
+
+@pytest.mark.usefixtures("strategy")
+def test_several_limits_hold_together(rule: Rule) -> None:
+    rule(Photo, limit_per={"country": 3, "counter": 2}, max_running=3)
+    make(Photo, 8, country=lambda i: "AAAAAABB"[i], counter=lambda i: i % 2)
+    found = Photo.objects.claim_batch(8)
+    assert Counter(row.counter for row in found) == {0: 2, 1: 1}
+    assert Photo.objects.claim_batch(8) == []
+    rule(Photo, limit_per={"country": 3, "counter": 2})
+    assert countries([*found, *Photo.objects.claim_batch(8)]) == {"A": 3, "B": 1}
+
+
+def test_what_a_person_holds_comes_back_and_counts(rule: Rule) -> None:
+    rule(Photo, limit_per={"country": 2})
+    make(Photo, 8, country=lambda i: "AB"[i // 4])
+    mine = {"claimed_by": "user:17", "include_held": True}
+    first = Photo.objects.claim_batch(3, **mine)
+    assert countries(first) == {"A": 2, "B": 1}
+    assert Photo.objects.claim_batch(3, **mine) == first
+    first[0].claim.complete()
+    assert countries(Photo.objects.claim_batch(6, **mine)) == {"A": 2, "B": 2}
+
+
+def test_a_limit_of_the_parent_binds_its_children(rule: Rule) -> None:
+    rule(Child, limit_per={"note": 2})
+    rule(Parent, limit_per={"counter": 1})
+    make(Child, 4)
+    assert len(Child.objects.claim_batch(4)) == 1
+
+
+@pytest.mark.promise(9)
+def test_nothing_is_taken_while_the_switch_is_off(rule: Rule) -> None:
+    rule(Photo, limit_per={"country": 2})
+    make(Photo, 4)
+    pause(Photo, using="default")
+    assert Photo.objects.claim_batch(4) == []
+    resume(Photo, using="default")
+    assert len(Photo.objects.claim_batch(4)) == 2
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.skipif(not ROW_LOCKS, reason="needs row locks")
+@pytest.mark.usefixtures("strategy")
+def test_claims_that_meet_count_each_other(rule: Rule) -> None:
+    rule(Photo, limit_per={"country": 3})
+    make(Photo, 24, country=lambda i: "AB"[i % 2])
+    found = at_once(*[lambda: Photo.objects.claim_batch(2)] * 8)
+    assert countries(row for rows in found for row in rows) == {"A": 3, "B": 3}
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.skipif(not ROW_LOCKS, reason="needs row locks")
+def test_rows_that_somebody_has_locked_are_passed_over(rule: Rule, rival: Any) -> None:
+    rule(Photo, limit_per={"country": 2})
+    rows = make(Photo, 4, country="A")
+    rival.lock(rows[0])
+    assert [row.pk for row in Photo.objects.claim_batch(2)] == [rows[1].pk, rows[2].pk]
+
+
+def test_a_provisional_claim_counts_in_its_own_transaction(rule: Rule) -> None:
+    rule(Photo, limit_per={"country": 2})
+    make(Photo, 4)
+    with transaction.atomic():
+        found = [len(Photo.objects.claim_batch(n, durable=False)) for n in (1, 4, 4)]
+    assert found == [1, 1, 0]
+
+
+@pytest.mark.usefixtures("strategy")
+def test_what_stands_behind_a_crowd_without_room_is_reached(rule: Rule) -> None:
+    """Also rows without a key."""
+    rule(Photo, limit_per={"width": 2})
+    Photo.objects.bulk_create(Photo(width=1) for _ in range(450))
+    make(Photo, 9, width=lambda i: [2, None, 3][i // 3])
+    found = [Counter(row.width for row in Photo.objects.claim_batch(5)) for _ in range(3)]
+    assert found == [{1: 2, 2: 2, None: 1}, {None: 2, 3: 2}, {}]
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("given", [{"country": 0}, {"country": "3"}, ["country"], {3: "country"}])
+def test_a_wrong_limit_is_refused(given: Any) -> None:
+    with pytest.raises((ValueError, TypeError), match=r"whole number from 1|must map names"):
+        Policy(own_limit_per=given)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("model", "column"),
+    [
+        (Photo, "contry"),
+        (Photo, "author__name"),
+        (Child, "extra"),
+        (CompositeKey, "pk"),
+        (Photo, "claimed_by"),
+    ],
+)
+def test_a_column_that_cannot_be_counted_by_is_refused(model: Any, column: str, rule: Rule) -> None:
+    with pytest.raises(ValueError, match=column):
+        handler(model, limit_per={column: 2})(lambda row: None)
+    rule(model, limit_per={column: 2})
+    with pytest.raises(ValueError, match=column):
+        model.objects.claim_batch(1)

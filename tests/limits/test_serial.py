@@ -1,0 +1,221 @@
+"""``serial_by``: rows of one key one at a time and in order."""
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from django_taskclaim.completion import Clear, Delete
+from django_taskclaim.exceptions import RetryLater
+from django_taskclaim.handlers import handler
+from tests.behaviour.support import ROW_LOCKS, at_once
+from tests.factories import make
+from tests.testapp.models import (
+    Author,
+    Child,
+    ChildOwnsClaim,
+    CompositeKey,
+    OrderedByForeignKey,
+    Parent,
+    Photo,
+)
+
+pytestmark = pytest.mark.django_db
+
+Rule = Callable[..., None]
+
+
+def photos(countries: str, **values: Any) -> list[Photo]:
+    """Make a row for each letter, its country."""
+    rows: list[Photo] = make(Photo, len(countries), country=lambda i: countries[i], **values)
+    return rows
+
+
+def claim(rows: list[Any], queryset: Any = None) -> list[int]:
+    """Claim what can be claimed, and return the places of those rows."""
+    found = (Photo.objects.all() if queryset is None else queryset).claim_batch(9)
+    return [rows.index(row) for row in found]
+
+
+@pytest.mark.usefixtures("strategy")
+@pytest.mark.parametrize(
+    ("model", "column"),
+    [(Photo, "counter"), (Child, "counter"), (ChildOwnsClaim, "extra"), (CompositeKey, "counter")],
+)
+def test_one_row_of_each_key_at_a_time_and_in_order(model: Any, column: str, rule: Rule) -> None:
+    rule(model, serial_by=column)
+    rows = make(model, 6, **{column: lambda i: i // 3})
+    done: list[Any] = []
+    for _ in range(3):
+        found = model.objects.claim_batch(6)
+        assert model.objects.claim_batch(6) == []
+        done += sorted(row.pk for row in found)
+        assert model.objects.complete(found) == 2
+    keys = [row.pk for row in rows]
+    assert done == [keys[i] for i in (0, 3, 1, 4, 2, 5)]
+
+
+#: What becomes of the head of a key, and which places of "AAB" are claimed next.
+ENDS: dict[str, tuple[Callable[[Any], Any], list[int]]] = {
+    "complete": (lambda head: head.complete(), [1]),
+    "waits for its retry": (lambda head: head.fail("not yet"), []),
+    "put back": (lambda head: head.release(), [0]),
+    "due again, behind the others in claim order": (lambda head: head.fail(RetryLater(0)), [0]),
+    "failed": (lambda head: head.fail("no", retry=False), []),
+}
+
+
+@pytest.mark.usefixtures("strategy")
+@pytest.mark.parametrize("end", ENDS)
+def test_the_head_of_a_key_decides_when_the_next_row_has_its_turn(end: str, rule: Rule) -> None:
+    """Other keys go on."""
+    rule(Photo, serial_by="country", backoff=lambda failures: 600)
+    rows = photos("AABB")
+    head, other = Photo.objects.claim_batch(9)
+    finish, next_of_a = ENDS[end]
+    finish(head)
+    other.complete()
+    assert sorted(claim(rows)) == [*next_of_a, 3]
+
+
+def test_a_failed_head_blocks_nothing_where_the_handler_says_so(rule: Rule) -> None:
+    rule(Photo, serial_by="country", failed_blocks=False)
+    rows = photos("AA")
+    (head,) = Photo.objects.claim_batch(9)
+    head.fail("broken", retry=False)
+    assert claim(rows) == [1]
+
+
+def test_a_paused_row_blocks_its_key_when_its_turn_comes(rule: Rule) -> None:
+    rule(Photo, serial_by="country")
+    rows = photos("AAABB")
+    Photo.objects.filter(pk__in=[rows[1].pk, rows[3].pk]).pause_rows()
+    assert claim(rows) == [0]
+    Photo.objects.complete(Photo.objects.with_token(rows[0].pk, held_token(rows[0])))
+    assert claim(rows) == []
+    Photo.objects.resume_rows()
+    assert claim(rows) == [1, 3]
+
+
+def held_token(row: Any) -> Any:
+    row.refresh_from_db()
+    return (row.claimed_by, row.iteration)
+
+
+def test_an_expired_head_blocks_until_the_reaper_has_put_it_back(
+    rule: Rule, let_lease_lapse: Any
+) -> None:
+    rule(Photo, serial_by="country")
+    rows = photos("AA")
+    let_lease_lapse(Photo.objects.claim_batch(9))
+    assert claim(rows) == []
+    Photo.objects.release_expired()
+    assert claim(rows) == [0]
+
+
+def test_neither_filter_nor_order_of_a_queryset_changes_the_head(rule: Rule) -> None:
+    rule(Photo, serial_by="country")
+    rows = photos("AABB", url=lambda i: "other" if i == 0 else "mine")
+    assert claim(rows, Photo.objects.filter(url="mine").order_by("-pk")) == [2]
+    assert claim(rows, Photo.objects.filter(url="other")) == [0]
+
+
+def test_priority_and_the_order_of_the_handler_decide_who_is_next(rule: Rule) -> None:
+    rule(Photo, serial_by="country")
+    rows = photos("AA")
+    (head,) = Photo.objects.claim_batch(9)
+    rows += photos("A", priority=5)
+    assert claim(rows) == []
+    head.complete()
+    assert claim(rows) == [2]
+    rule(Photo, serial_by="country", order=("-width",))
+    rows = photos("CCD", width=lambda i: i)
+    assert sorted(claim(rows)) == [1, 2]
+
+
+def test_rows_without_a_key_are_free(rule: Rule) -> None:
+    rule(OrderedByForeignKey, serial_by="author")
+    author = Author.objects.create(name="one")
+    make(OrderedByForeignKey, 6, author=lambda i: author if i % 2 else None)
+    assert len(OrderedByForeignKey.objects.claim_batch(6)) == 4
+
+
+def test_a_child_obeys_its_parent_and_may_order_by_its_own_columns(rule: Rule) -> None:
+    rule(Parent, serial_by="counter")
+    make(Child, 3, counter=7)
+    assert len(Child.objects.claim_batch(3)) == 1
+    assert Child.objects.claim_batch(3) == []
+    rule(Parent)
+    rule(Child, serial_by="counter", order=("-extra",))
+    rows = make(Child, 3, counter=8, extra=lambda i: "bca"[i])
+    assert Child.objects.claim_batch(3) == [rows[1]]
+
+
+def test_it_goes_with_deletion_and_other_limits(rule: Rule) -> None:
+    rule(Photo, serial_by="country", limit_per={"width": 2}, max_running=3, completion=Delete())
+    rows = photos("ABCDEA", width=lambda i: i // 4)
+    found = Photo.objects.claim_batch(9)
+    assert [rows.index(row) for row in found] == [0, 1, 4]
+    assert claim(rows) == []
+    found[0].complete()
+    assert claim(rows) == [2]
+
+
+def test_people_keep_to_it(rule: Rule) -> None:
+    rule(Photo, serial_by="country")
+    rows = photos("AAB")
+    for _ in range(2):
+        mine = Photo.objects.claim_batch(5, claimed_by="user:17", include_held=True)
+        assert [rows.index(row) for row in mine] == [0, 2]
+    why = Photo.objects.why_empty("user:18")
+    assert (why.limited, why.held, why.ready) == (1, 2, 0)
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.skipif(not ROW_LOCKS, reason="needs row locks")
+@pytest.mark.usefixtures("strategy")
+def test_claims_that_meet_take_one_row_of_each_key(rule: Rule) -> None:
+    """Also while rows of a higher priority arrive and the heads are opened by an operator."""
+    rule(Photo, serial_by="country")
+    rows = photos("AABBCC" * 4)
+    Photo.objects.filter(pk=rows[0].pk).pause_rows()
+
+    def meddle() -> list[Any]:
+        Photo.objects.filter(pk=rows[0].pk).resume_rows()
+        photos("B", priority=9)
+        return []
+
+    found = at_once(*[lambda: Photo.objects.claim_batch(2)] * 6, meddle)
+    running = [row.country for some in found for row in some]
+    assert len(running) == len(set(running))
+    assert rows[1] not in [row for some in found for row in some]
+
+
+def test_heads_behind_a_crowd_are_reached(rule: Rule) -> None:
+    """Also a retry that stands behind 450 rows of its key, which have to wait for it."""
+    rule(Photo, serial_by="country")
+    Photo.objects.bulk_create(Photo(country="A") for _ in range(450))
+    crowd, others = list(Photo.objects.order_by("pk")), photos("BBCC")
+    found = Photo.objects.claim_batch(9)
+    assert found == [crowd[0], others[0], others[2]]
+    assert Photo.objects.claim_batch(9) == []
+    found[0].release(delay=timedelta(0))
+    assert Photo.objects.claim_batch(9) == crowd[:1]
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ({"serial_by": "contry"}, ValueError),
+        ({"serial_by": "claimed_by"}, ValueError),
+        ({"serial_by": ["country"]}, TypeError),
+        ({"serial_by": "country", "completion": Clear()}, ValueError),
+        ({"serial_by": "country", "order_by": ["?"]}, ValueError),
+        ({"failed_blocks": False}, ValueError),
+    ],
+)
+def test_a_wrong_series_is_refused(given: Any, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        handler(Photo, **given)(lambda row: None)

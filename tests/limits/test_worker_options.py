@@ -1,0 +1,115 @@
+"""What limits a worker itself: filters, one look, rows, time, connections."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+from django.db import connection
+
+from django_taskclaim.switch import pause
+from tests.testapp.models import Job, Ledger
+from tests.worker.conftest import Worker, jobs, states, wait_until
+
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.long,
+    pytest.mark.django_db(transaction=True, databases="__all__"),
+]
+
+Start = Callable[..., Worker]
+
+MODES = pytest.mark.parametrize("mode", [[], ["--in-process"]], ids=["supervised", "in-process"])
+
+
+@pytest.mark.promise(11)
+@MODES
+def test_a_filter_holds_in_every_process(start_worker: Start, mode: list[str]) -> None:
+    """Only rows that match are claimed; the drain waits for no others, and counts no others as left."""
+    wanted, others = jobs(3, note="a,b"), jobs(3, note="x")
+    assert start_worker("--drain", "--filter", "note__startswith=a", *mode).wait() == 0
+    assert set(Job.objects.filter(status="complete").values_list("pk", flat=True)) == set(wanted)
+    assert set(Job.objects.open().values_list("pk", flat=True)) == set(others)
+    pause(Job)
+    assert start_worker("--drain", "--filter", "note=y", *mode).wait() == 0
+    assert start_worker("--drain", "--filter", "note=x", *mode).wait() == 3
+
+
+@pytest.mark.parametrize("mode", [["--in-process"], ["--processes", "2"]])
+def test_once_is_one_batch_of_each_process(start_worker: Start, mode: list[str]) -> None:
+    jobs(9)
+    done = 2 if mode == ["--in-process"] else 4
+    assert start_worker("--once", "--batch-size", "2", *mode).wait() == 0
+    assert states() == {"complete": done, "open": 9 - done}
+    Job.objects.all().delete()
+    assert start_worker("--once", *mode).wait() == 0
+
+
+@pytest.mark.promise(11)
+def test_a_process_that_dies_over_its_only_batch_is_not_replaced(start_worker: Start) -> None:
+    (poison,) = jobs(1, "die")
+    jobs(3)
+    assert start_worker("--once", "--batch-size", "1").wait() == 1
+    assert Ledger.objects.get().key == str(poison)
+
+
+def test_rows_are_limited_across_processes_that_died(start_worker: Start) -> None:
+    """What a dead process had claimed counts: its replacement gets the rest."""
+    jobs(1, "die", priority=1)
+    jobs(9)
+    worker = start_worker("--max-rows", "5", "--batch-size", "1", TASKCLAIM_TEST_ATTEMPTS="1")
+    assert worker.wait() == 0
+    claims = worker.events("claimed")
+    assert sum(event["rows"] for event in claims) == 5
+    assert len({event["pid"] for event in claims}) == 2
+
+
+def test_time_is_limited(start_worker: Start) -> None:
+    """The worker ends by itself although work is left, and the rows it had claimed are done."""
+    jobs(2000, "sleep:0.1")
+    worker = start_worker("--max-time", "5", "--batch-size", "3")
+    assert worker.wait() == 0
+    assert states().keys() == {"complete", "open"}
+
+
+def test_an_empty_queue_is_drained_at_once_by_many(start_worker: Start) -> None:
+    """Nothing to do is no reason to wait for a poll."""
+    worker = start_worker("--processes", "4", "--drain", "--poll", "300")
+    assert worker.wait() == 0
+
+
+@pytest.mark.promise(13)
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="needs a server that names clients")
+def test_it_opens_no_more_connections_than_it_says(process_env: dict[str, str]) -> None:
+    """Two processes of three threads, each of which asks the database: counted on the server until they end."""
+    jobs(300, "sleep:0.02")
+    words = ["claimworker", "testapp.Job", "--drain", "--processes", "2", "--threads", "3"]
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "django", *words],
+        env=process_env | {"PGAPPNAME": "counted-run"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    seen: set[int] = set()
+
+    def is_over() -> bool:
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT COUNT(*) FROM pg_stat_activity WHERE application_name = 'counted-run'"
+            )
+            seen.add(cursor.fetchone()[0])
+        return worker.poll() is not None
+
+    with worker:
+        try:
+            wait_until(is_over, every=0.005)
+        finally:
+            worker.kill()
+        assert worker.stdout is not None
+        said = worker.stdout.read()
+    (stated,) = re.findall(r"at most (\d+) database connections", said)
+    assert worker.returncode == 0
+    # Of each process: one a thread, one to claim, one for the service.
+    assert int(stated) == 2 * (3 + 2)
+    assert 2 * 3 < max(seen) <= int(stated)

@@ -1,0 +1,154 @@
+"""Limits as real workers keep them, in processes of their own, some of them killed."""
+
+import json
+import signal
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from tests.testapp.models import Job, Ledger
+from tests.worker.conftest import Worker, jobs, states, wait_until
+
+pytestmark = [pytest.mark.processes, pytest.mark.django_db(transaction=True, databases="__all__")]
+
+Start = Callable[..., Worker]
+
+
+def under(**limits: Any) -> dict[str, str]:
+    """Return the environment of a worker whose handler has these options."""
+    return {"TASKCLAIM_TEST_LIMITS": json.dumps(limits)}
+
+
+def most(moments: list[tuple[Any, int]]) -> int:
+    """Return the largest sum of the steps so far, in the order of their moments."""
+    sums = [0]
+    for _, step in sorted(moments):
+        sums.append(sums[-1] + step)
+    return max(sums)
+
+
+def spans() -> Any:
+    return Job.objects.filter(status="complete").values_list("claimed_at", "completed_at")
+
+
+def most_within(seconds: float) -> int:
+    """Return how many rows at most were claimed within so many seconds, by the clock of the database."""
+    window = timedelta(seconds=seconds)
+    return most([change for start, _ in spans() for change in ((start, 1), (start + window, -1))])
+
+
+def most_at_once() -> int:
+    """Return how many rows were processing at once at most."""
+    return most([change for start, end in spans() for change in ((start, 1), (end, -1))])
+
+
+@pytest.mark.promise(11)
+def test_a_drain_that_is_kept_from_its_work_ends_with_work_left(start_worker: Start) -> None:
+    """By the hours, or by an upstream that asks everybody to wait."""
+    ends = [timezone.localtime() + timedelta(hours=n) for n in (1, 2)]
+    closed = "-".join(f"{end:%H:%M}" for end in ends)
+    jobs(3)
+    worker = start_worker("--in-process", "--drain", **under(hours=closed))
+    assert worker.wait() == 3
+    assert states() == {"open": 3}
+    # Longer than any machine needs to end a worker.
+    jobs(1, "later_all:600", priority=1)
+    jobs(20, "sleep:0.2")
+    worker = start_worker("--in-process", "--drain", "--batch-size", "5")
+    assert worker.wait() == 3
+    *_, ended = (record for record in worker.events() if "the drain ends" in record["text"])
+    assert "429 Too Many Requests" in ended["text"]
+    assert states()["open"] >= 10
+
+
+def test_a_drain_under_a_rate_waits_and_goes_on(start_worker: Start) -> None:
+    """Eleven rows at five a second, the first of them at once."""
+    jobs(11)
+    worker = start_worker("--in-process", "--drain", **under(rate="300/m"))
+    assert worker.wait() == 0
+    assert states() == {"complete": 11}
+    moments = [start for start, _ in spans()]
+    assert max(moments) - min(moments) > timedelta(seconds=1.8)
+
+
+@pytest.mark.promise(7)
+def test_workers_never_exceed_a_limit_and_a_killed_one_gives_its_places_back(
+    start_worker: Start,
+) -> None:
+    """Two processes with room for many more rows than the limits allow."""
+    for name in "ab":
+        jobs(6, "count:0.05", note=name)
+    stuck = jobs(2, "stay", note="c", priority=1)
+    jobs(3, "count:0", note="c")
+    limited = under(limit_per={"note": 2}, max_running=5)
+    options = ["--in-process", "--threads", "6", "--batch-size", "10", "--lease", "4"]
+    killed = start_worker(*options, **limited)
+    wait_until(lambda: Ledger.objects.filter(key__in=stuck).count() == 2, what="both are stuck")
+    other = start_worker("--drain", *options, **limited)
+    wait_until(lambda: states().get("complete", 0) >= 8, what="both do what they may")
+    assert not Job.objects.filter(note="c", status="complete").exists()
+    killed.signal(signal.SIGKILL)
+    Job.objects.filter(pk__in=stuck).update(act="count:0")
+    assert other.wait() == 0
+    assert states() == {"complete": 17}
+    seen = Ledger.objects.filter(note__contains=" of ").values_list("note", flat=True)
+    assert max(int(note.partition(" ")[0]) for note in seen) == 2
+    assert most_at_once() <= 5
+
+
+def test_a_series_goes_on_after_failures_in_order(start_worker: Start) -> None:
+    for _ in range(3):
+        jobs(1, "stumble:1", note="a")
+        jobs(1, note="b")
+    workers = [start_worker("--in-process", "--drain", **under(serial_by="note")) for _ in "12"]
+    assert [worker.wait() for worker in workers] == [0, 0]
+    assert states() == {"complete": 6}
+    for name, runs_each in (("a", 2), ("b", 1)):
+        keys = [str(pk) for pk in Job.objects.filter(note=name).values_list("pk", flat=True)]
+        runs = Ledger.objects.filter(key__in=keys).order_by("pk").values_list("key", flat=True)
+        assert list(runs) == [key for key in sorted(keys, key=int) for _ in range(runs_each)]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_four_workers_keep_to_a_rate_over_two_minutes(start_worker: Start) -> None:
+    """One of them is killed and replaced: 1,200 rows, five per cent more or less."""
+    for _ in range(20):
+        jobs(100)
+    limited = under(rate="600/m")
+    options = ["--in-process", "--lease", "8"]
+    killed, *_ = [start_worker(*options, **limited) for _ in range(4)]
+    wait_until(lambda: states().get("complete", 0) > 400, 300)
+    killed.signal(signal.SIGKILL)
+    start_worker(*options, **limited)
+    began = min(start for start, _ in spans())
+    wait_until(lambda: timezone.now() - began > timedelta(seconds=126), 300)
+    within = Job.objects.filter(claimed_at__lt=began + timedelta(seconds=120)).count()
+    assert 1140 <= within <= 1260
+    assert most_within(60) <= 630
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_two_hundred_series_stay_in_order_with_failures_and_kills(start_worker: Start) -> None:
+    Job.objects.bulk_create(
+        Job(act="stumble:1" if n % 7 == 3 else "sleep:0.01", note=f"order {n % 200}")
+        for n in range(1600)
+    )
+    options = ["--in-process", "--threads", "4", "--lease", "4"]
+    workers = [start_worker(*options, **under(serial_by="note")) for _ in range(3)]
+    for done in (300, 600, 900, 1200):
+        wait_until(lambda done=done: states().get("complete", 0) >= done, 300)
+        workers.pop(0).signal(signal.SIGKILL)
+        workers.append(start_worker(*options, **under(serial_by="note")))
+    wait_until(lambda: states() == {"complete": 1600}, 400)
+    runs: dict[str, list[int]] = {}
+    key_of = {str(pk): note for pk, note in Job.objects.values_list("pk", "note")}
+    for key in Ledger.objects.order_by("pk").values_list("key", flat=True):
+        runs.setdefault(key_of[key], []).append(int(key))
+    assert len(runs) == 200
+    # A row that was run again comes right after itself, and nothing comes before its turn.
+    assert all(same == sorted(same) for same in runs.values())
