@@ -2,7 +2,6 @@
 
 import asyncio
 import ctypes
-import gc
 import json
 import logging
 import multiprocessing
@@ -20,6 +19,7 @@ from django_taskclaim import Retry, handler
 from django_taskclaim.completion import Clear
 from django_taskclaim.exceptions import Permanent, RetryLater
 from django_taskclaim.querysets.ranges import walking
+from django_taskclaim.signals import rows_claimed
 from tests.factories import SHAPES
 from tests.testapp.models import (
     AsyncJob,
@@ -38,15 +38,6 @@ from tests.testapp.models import (
 if os.environ.get("TASKCLAIM_TEST_STILLBORN") and multiprocessing.parent_process() is not None:
     # A child that cannot even import the project's code.
     os._exit(int(os.environ["TASKCLAIM_TEST_STILLBORN"]))
-
-if os.environ.get("TASKCLAIM_TEST_DEAD_THREAD") and multiprocessing.parent_process() is not None:
-    # A child of which one thread dies before its first turn.
-    def die_at_start(frame: Any, event: str, arg: Any) -> None:
-        ours = threading.current_thread().name == os.environ["TASKCLAIM_TEST_DEAD_THREAD"]
-        if ours and frame.f_code.co_name == "run":
-            raise RuntimeError("refused at the start")
-
-    threading.settrace(die_at_start)
 
 OPTIONS: dict[str, Any] = {
     "update_fields": ["counter"],
@@ -285,11 +276,6 @@ def count(job: Job, detail: str) -> None:
     time.sleep(float(detail))
 
 
-def garbage(job: Job, detail: str) -> None:
-    """Write down how many objects are never looked through for garbage."""
-    note(job, f"{gc.get_freeze_count()} frozen")
-
-
 def die(job: Job, detail: str) -> None:
     os._exit(int(detail or 9))
 
@@ -388,17 +374,12 @@ def hook_raises(job: Job, detail: str) -> None:
 
 
 def hang(job: Job, detail: str) -> None:
-    """Let the claimer or the service hang from its next turn on, and count it as hung after 6 s."""
-    from django_taskclaim.worker import claimer, health, service
+    """Let the thread of the worker that claims rows next hang for ever, in a receiver."""
 
-    def for_ever(self: Any) -> None:
+    def never_return(**facts: Any) -> None:
         threading.Event().wait()
 
-    health.HUNG_AFTER = 6.0
-    if detail == "claimer":
-        claimer.Claimer._turn = for_ever  # type: ignore[method-assign]
-    elif detail == "service":
-        service.Service._round = for_ever  # type: ignore[method-assign]
+    rows_claimed.connect(never_return, weak=False)
 
 
 ACTS = {
@@ -426,7 +407,6 @@ ACTS = {
     "sleep": sleep,
     "stay": stay,
     "count": count,
-    "garbage": garbage,
     "die": die,
     "segfault": segfault,
     "leave": leave,

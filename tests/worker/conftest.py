@@ -6,33 +6,23 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from django.core.management import call_command
 
 from django_taskclaim.handlers import handler, unregister
-from django_taskclaim.worker.crew import Crew
-from django_taskclaim.worker.options import WorkerOptions
 from tests import jsonlog
 from tests.testapp.models import Job
 
-#: One look takes no longer, but where the machine stands still.
-LONGEST_LOOK = 0.1
-
 
 def looked_for(condition: Callable[[], Any], seconds: float, every: float = 0.05) -> Any:
-    """Return what *condition* gives once it is true, or what it gave when *seconds* were over.
-
-    What the machine kept from this process it kept from the workers, too: that time does not count.
-    """
-    while True:
-        began = time.monotonic()
-        if (found := condition()) or seconds <= 0:
-            return found
+    """Return what *condition* gives once it is true, or what it gave when *seconds* were over."""
+    end = time.monotonic() + seconds
+    while not (found := condition()) and time.monotonic() < end:
         time.sleep(every)
-        seconds -= min(time.monotonic() - began, LONGEST_LOOK + every)
+    return found
 
 
 def wait_until(
@@ -160,31 +150,24 @@ def start_worker(process_env: dict[str, str], tmp_path: Path) -> Iterator[Callab
 
 
 @pytest.fixture
-def start_crew(transactional_db: None, settings: Any) -> Iterator[Callable[..., Crew]]:
-    """Start the threads of a worker that drains *model* in this process, with *function* as its handler."""
+def work(transactional_db: None, settings: Any) -> Iterator[Callable[..., int]]:
+    """Run a worker in this process until *model* is drained, with *function* as its handler."""
     settings.TASKCLAIM = {"REAPER_INTERVAL": 0.5}
-    started: list[tuple[Crew, Any]] = []
+    registered: list[Any] = []
 
-    def start(
-        model: Any,
-        function: Callable[[Any], Any],
-        *,
-        options: Any = None,
-        memory: Any = None,
-        **how: Any,
-    ) -> Crew:
-        """*options* are the worker's, *how* is the handler's, *memory* is that of the process before it."""
+    def run(model: Any, function: Callable[[Any], Any], *words: str, **how: Any) -> int:
+        """Return the exit code; *how* are the handler's options."""
         handler(model, **how)(function)
-        given = {"drain": True, "grace": timedelta()} | (options or {})
-        crew = Crew(WorkerOptions((model._meta.label,), "crew", "default", **given), memory)
-        started.append((crew, model))
-        crew.start()
-        return crew
+        registered.append(model)
+        label = model._meta.label
+        try:
+            call_command("claimworker", label, "--in-process", "--drain", "--poll", "0.2", *words)
+        except SystemExit as end:
+            return int(end.code or 0)
+        return 0
 
-    yield start
-    for crew, model in started:
-        crew.stop()
-        crew.finish()
+    yield run
+    for model in registered:
         unregister(model)
 
 

@@ -1,6 +1,6 @@
-"""A child that is killed: what it had not begun comes back at once and uncharged, what it had begun follows its lease.
+"""Processes that are killed, and rows that kill: what had not started comes back uncharged, what kills ends in failed.
 
-The lease is an hour, so nothing here can have come back by its end.
+Where the lease is an hour, nothing can have come back by its end.
 """
 
 import os
@@ -11,13 +11,14 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
+from django_taskclaim.fields import CRASHED
 from django_taskclaim.switch import pause, resume
 from tests.testapp.models import Job, Ledger
 from tests.worker.conftest import Worker, jobs, states, wait_until
 
 Start = Callable[..., Worker]
 
-HOUR = ("--lease", "3600", "--batch-size", "147")
+HOUR = ("--lease", "3600", "--batch-size", "50")
 
 
 def kill(worker: Worker) -> None:
@@ -25,92 +26,144 @@ def kill(worker: Worker) -> None:
     os.kill(child, signal.SIGKILL)
 
 
-def only_begun_rows_are_left(begun: list[int], others: list[int]) -> None:
-    """Wait until the *others* are done, uncharged; the rows that had *begun* have their claim and its lease."""
+def only_started_rows_are_left(started: list[int], others: list[int]) -> None:
+    """Wait until the *others* are done, uncharged; the rows that had *started* keep their claim and its lease."""
     wait_until(lambda: Job.objects.filter(pk__in=others, status="complete").count() == len(others))
     assert set(Job.objects.filter(pk__in=others).values_list("attempts", "iteration")) == {(0, 1)}
-    left = Job.objects.filter(pk__in=begun, status="processing", attempts=0, iteration=0)
-    assert left.filter(expires_at__gt=timezone.now() + timedelta(minutes=50)).count() == len(begun)
+    left = Job.objects.filter(pk__in=started, status="processing", attempts=0, iteration=0)
+    far = timezone.now() + timedelta(minutes=30)
+    assert left.filter(expires_at__gt=far).count() == len(started)
 
 
-def test_what_a_killed_child_had_not_begun_comes_back(start_worker: Start) -> None:
-    """Of 147 rows two threads have begun two."""
-    begun, others = jobs(2, "stay"), jobs(145)
-    worker = start_worker(*HOUR, "--threads", "2")
-    wait_until(lambda: Ledger.objects.count() == 2, what="two rows run")
-    assert states() == {"processing": 147}
-    kill(worker)
-    only_begun_rows_are_left(begun, others)
-    assert Ledger.objects.count() == 147
-
-
-@pytest.mark.parametrize("act", ["die", "segfault"])
-def test_what_a_row_that_kills_leaves_comes_back(start_worker: Start, act: str) -> None:
-    begun, others = jobs(1, act), jobs(146)
-    start_worker(*HOUR)
-    only_begun_rows_are_left(begun, others)
-
-
-def test_a_batch_that_was_handed_over_has_begun(start_worker: Start) -> None:
-    """The batch that waits behind it has not."""
-    begun, others = jobs(10, "sleep:600"), jobs(10)
-    worker = start_worker("--lease", "3600", "--batch-size", "10", model="testapp.BatchJob")
-    wait_until(lambda: Ledger.objects.count() == 10 and states() == {"processing": 20})
-    kill(worker)
-    only_begun_rows_are_left(begun, others)
-
-
-def test_coroutines_that_run_have_begun(start_worker: Start) -> None:
-    begun, others = jobs(20, "sleep:600"), jobs(30)
-    worker = start_worker(*HOUR, model="testapp.AsyncJob")
-    wait_until(lambda: Ledger.objects.count() == 20 and states() == {"processing": 50})
-    kill(worker)
-    only_begun_rows_are_left(begun, others)
-
-
-def test_atomic_rows_come_back(start_worker: Start) -> None:
-    begun, others = jobs(1, "stay"), jobs(20)
-    worker = start_worker(*HOUR, model="testapp.AtomicJob")
-    wait_until(lambda: states() == {"processing": 21})
-    kill(worker)
-    only_begun_rows_are_left(begun, others)
-
-
-def test_a_successor_that_is_killed_at_once_loses_nothing(start_worker: Start) -> None:
-    """The one after it gives the rows back."""
-    begun, others = jobs(1, "stay"), jobs(20)
-    worker = start_worker(*HOUR)
-    wait_until(lambda: Ledger.objects.count() == 1 and states() == {"processing": 21})
-    first = worker.children()
-    for number in range(2):
+@pytest.mark.promise(7, 10)
+@pytest.mark.parametrize(
+    ("kind", "act", "started"),
+    [
+        ("Job", "stay", 1),
+        ("AtomicJob", "stay", 1),
+        ("BatchJob", "sleep:600", 50),
+        ("AsyncJob", "sleep:600", 20),
+        pytest.param("Job", "segfault", 1, marks=pytest.mark.long),
+    ],
+)
+def test_what_a_killed_child_had_not_started_comes_back(
+    start_worker: Start, kind: str, act: str, started: int
+) -> None:
+    """A batch and the coroutines of one loop have started together; the batch that waits has not."""
+    running, others = jobs(started, act), jobs(30)
+    worker = start_worker(*HOUR, model=f"testapp.{kind}")
+    if act != "segfault":
+        wait_until(lambda: states() == {"processing": started + 30}, what="all are claimed")
+        if kind != "AtomicJob":  # Its row in the ledger is not committed.
+            wait_until(lambda: Ledger.objects.count() == started, what="the first ones run")
         kill(worker)
-        if not number:
-            (second,) = wait_until(lambda: [pid for pid in worker.children() if pid not in first])
-            assert second not in first
-    only_begun_rows_are_left(begun, others)
+    only_started_rows_are_left(running, others)
 
 
-def test_several_children_that_die_together(start_worker: Start) -> None:
-    """Each has a batch, of which the first row runs."""
-    begun, others = list[int](), list[int]()
-    for _ in range(3):
-        begun, others = begun + jobs(1, "stay"), others + jobs(10)
-    worker = start_worker("--lease", "3600", "--batch-size", "11", "--processes", "3")
-    wait_until(lambda: Ledger.objects.count() == 3 and states() == {"processing": 33})
-    for child in worker.children():
-        os.kill(child, signal.SIGKILL)
-    only_begun_rows_are_left(begun, others)
-
-
+@pytest.mark.promise(7)
 def test_rows_come_back_while_their_model_is_paused(start_worker: Start) -> None:
-    """Nobody claims them then; a paused worker gives back by itself, so the pause comes with the kill."""
-    begun, others = jobs(1, "stay"), jobs(20)
+    """A successor gives them back even if it is killed at once, and its own successor has to do it."""
+    started, others = jobs(1, "stay"), jobs(20)
     worker = start_worker(*HOUR)
     wait_until(lambda: Ledger.objects.count() == 1 and states() == {"processing": 21})
-    (child,) = worker.children()
-    os.kill(child, signal.SIGSTOP)
+    (first,) = worker.children()
+    os.kill(first, signal.SIGSTOP)
     pause(Job, using="default")
-    os.kill(child, signal.SIGKILL)
+    os.kill(first, signal.SIGKILL)
+    (second,) = wait_until(lambda: [pid for pid in worker.children() if pid != first])
+    os.kill(second, signal.SIGKILL)
     wait_until(lambda: states() == {"processing": 1, "open": 20})
     resume(Job, using="default")
-    only_begun_rows_are_left(begun, others)
+    only_started_rows_are_left(started, others)
+
+
+@pytest.mark.promise(7)
+def test_rows_of_several_killed_processes_expire(start_worker: Start) -> None:
+    """Their supervisor is killed with them, so another worker's reaper puts the rows back."""
+    jobs(8, "stay")
+    worker = start_worker("--lease", "3", "--batch-size", "4", "--processes", "2")
+    wait_until(lambda: Ledger.objects.count() == 2 and states() == {"processing": 8})
+    os.killpg(worker.pid, signal.SIGKILL)
+    Job.objects.update(act="work")
+    start_worker("--in-process", "--lease", "3")
+    wait_until(lambda: states() == {"complete": 8})
+    assert set(Job.objects.values_list("counter", flat=True)) == {1}
+
+
+# Rows that kill their process
+
+
+@pytest.mark.promise(10)
+def test_a_row_that_kills_its_process_fails_alone(start_worker: Start) -> None:
+    """The others get done; those behind it are uncharged."""
+    good = jobs(9)
+    (poison,) = jobs(1, "die")
+    good += jobs(9)
+    worker = start_worker("--drain", "--lease", "2", TASKCLAIM_TEST_ATTEMPTS="2")
+    assert worker.wait() == 0
+    assert Job.objects.get(pk=poison).status == "failed"
+    assert Job.objects.filter(pk__in=good, status="complete").count() == 18
+    # The results of those before it may not have been written, so they had started.
+    assert set(Job.objects.filter(pk__in=good[9:]).values_list("attempts", flat=True)) == {0}
+
+
+@pytest.mark.long
+@pytest.mark.promise(10)
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("size", [50, 1000])
+def test_poison_anywhere_in_a_batch_fails_alone(start_worker: Start, size: int) -> None:
+    """First, in the middle and last: exactly the rows that kill their process end in ``failed``."""
+    made = jobs(2 * size)
+    poison = {made[0], made[size // 2], made[size - 1]}
+    Job.objects.filter(pk__in=poison).update(act="die")
+    worker = start_worker(
+        *("--drain", "--lease", "2", "--batch-size", str(size)), TASKCLAIM_TEST_ATTEMPTS="2"
+    )
+    assert worker.wait(1000) == 0
+    assert set(Job.objects.failed().values_list("pk", flat=True)) == poison
+    assert states() == {"complete": 2 * size - 3, "failed": 3}
+    assert set(Job.objects.filter(status="complete").values_list("counter", flat=True)) == {1}
+
+
+@pytest.mark.promise(10)
+def test_a_quarantined_row_that_kills_is_blamed(start_worker: Start) -> None:
+    """It was claimed alone and had started, so the end of that claim makes it ``failed``."""
+    jobs(1, "die", not_before=CRASHED)
+    for options in (["--once"], ["--drain"]):
+        worker = start_worker("--in-process", "--lease", "1", *options, TASKCLAIM_TEST_ATTEMPTS="1")
+        code = worker.wait()
+    assert code == 0
+    assert states() == {"failed": 1}
+
+
+@pytest.mark.promise(10)
+def test_a_quarantined_row_is_not_held_while_another_runs(start_worker: Start) -> None:
+    """Its process dies of the other row, so the quarantined one is neither charged nor failed."""
+    (slow,) = jobs(1, "stay")
+    worker = start_worker("--threads", "2", "--lease", "3", TASKCLAIM_TEST_ATTEMPTS="1")
+    wait_until(Ledger.objects.exists)
+    (waiting,) = jobs(1, not_before=CRASHED)
+    # Whatever is claimed after it shows that the worker had room for it.
+    (later,) = jobs(1)
+    wait_until(lambda: Job.objects.get(pk=later).status == "complete")
+    assert not Ledger.objects.filter(key=str(waiting)).exists()
+    kill(worker)
+    Job.objects.filter(pk=slow).update(act="work")
+    wait_until(lambda: states() == {"complete": 3})
+    assert set(Job.objects.values_list("attempts", flat=True)) == {0}
+
+
+@pytest.mark.promise(10)
+def test_nothing_else_runs_beside_a_quarantined_row(start_worker: Start) -> None:
+    """Should it kill the process, no other row runs there."""
+    (alone,) = jobs(1, "stay", not_before=CRASHED)
+    start_worker("--in-process", "--threads", "2")
+    wait_until(Ledger.objects.exists)
+    others = jobs(5)
+    renewed = Job.objects.get(pk=alone).expires_at
+    wait_until(lambda: Job.objects.get(pk=alone).expires_at > renewed, what="many polls later")
+    assert Ledger.objects.count() == 1
+    Job.objects.filter(pk=alone).update(act="work")
+    wait_until(lambda: states() == {"complete": 6})
+    done = Job.objects.in_bulk()
+    assert all(done[alone].completed_at <= done[key].completed_at for key in others)

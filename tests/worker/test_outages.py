@@ -1,139 +1,240 @@
-"""Sessions that the server ends: the same processes carry on, and no row is charged for it."""
+"""A database that is away or silent: the same processes carry on, and no row is charged for it."""
 
+import contextlib
+import os
 import signal
-import time
-from collections.abc import Callable
-from typing import Any
+import sqlite3
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import pytest
-from django.db import connection
+from django.db import connection, transaction
+from django.db.utils import OperationalError
 
 from tests import servers
 from tests.chaos.proxy import ProxyProcess
 from tests.proxy import HAS_A_SERVER, CommitProxy, swallowed
 from tests.sessions import end_sessions, other_sessions
-from tests.testapp.models import Job, Ledger
+from tests.testapp.models import Effect, Job, Ledger
 from tests.worker.conftest import Worker, jobs, states, wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
 Start = Callable[..., Worker]
 
-#: Run before the worker, it has the first claim of rows end in an error after its COMMIT, and a signal come with it.
-UNHEARD = """
-import os, signal
-import django
-django.setup()
-from django.db import OperationalError
-from django_taskclaim.querysets import ClaimQuerySet
-
-def claim(self, request, claim=ClaimQuerySet._claim):
-    if rows := claim(self, request):
-        os.kill(os.getpid(), signal.SIGTERM)
-        raise OperationalError("server closed the connection")
-    return rows
-
-ClaimQuerySet._claim = claim
-"""
+needs_server = pytest.mark.skipif(not HAS_A_SERVER, reason="needs a server behind a network")
+MODES = pytest.mark.parametrize("mode", [[], ["--in-process"]], ids=["supervised", "in-process"])
 
 
-@pytest.mark.skipif(not HAS_A_SERVER, reason="needs a server whose sessions can be ended")
+@contextlib.contextmanager
+def proxied() -> Iterator[tuple[dict[str, str], Callable[[str], None]]]:
+    """Return the environment of a worker behind a proxy, and what tells the proxy what to do."""
+    settings = connection.settings_dict
+    with ProxyProcess(settings["HOST"] or "127.0.0.1", int(settings["PORT"])) as proxy:
+        url = servers.url_of(settings | {"HOST": "127.0.0.1", "PORT": proxy.port})
+        yield {"DATABASE_URL": url}, proxy.tell
+
+
+@needs_server
+@pytest.mark.promise(12)
 def test_workers_outlive_their_sessions(start_worker: Start) -> None:
-    """All sessions are cut three times; the same process does every row once and charges none."""
-    jobs(60, "sleep:0.1")
+    """All sessions are ended twice; the same process does every row once and charges none."""
+    jobs(40, "sleep:0.1")
     worker = start_worker("--threads", "2", "--batch-size", "10", "--lease", "8")
-    wait_until(lambda: Ledger.objects.count() > 2)
-    (child,) = worker.children()
-    for done in (5, 20, 35):
+    for done in (5, 20):
         wait_until(lambda done=done: states().get("complete", 0) >= done)
-        wait_until(lambda: len(other_sessions()) >= 2, what="there are sessions to cut")
+        (child,) = worker.children()
+        wait_until(lambda: len(other_sessions()) >= 2, what="there are sessions to end")
         end_sessions()
-    wait_until(lambda: states() == {"complete": 60})
+    wait_until(lambda: states() == {"complete": 40})
     assert worker.children() == [child]
-    worker.signal(signal.SIGTERM)
-    assert worker.wait() == 0
-    assert set(Job.objects.values_list("counter", flat=True)) == {1}
-    assert set(Job.objects.values_list("attempts", flat=True)) == {0}
+    assert set(Job.objects.values_list("counter", "attempts")) == {(1, 0)}
 
 
-@pytest.mark.parametrize("lease", [30, 4])
-@pytest.mark.skipif(not HAS_A_SERVER, reason="needs a server behind a network")
-def test_a_claim_that_was_never_answered_charges_nobody(start_worker: Start, lease: int) -> None:
-    """The claim's COMMIT lands, its answer does not, and the database stays away for longer than a claim waits.
+@needs_server
+@pytest.mark.promise(8, 12)
+@pytest.mark.parametrize("way", ["refuse", pytest.param("hang", marks=pytest.mark.long)])
+def test_a_row_that_runs_through_an_outage_is_kept(start_worker: Start, way: str) -> None:
+    """The worker gives its lease up before the end, renews it before the reaper looks, and claims again."""
+    with proxied() as (env, tell):
+        (key,) = jobs(1, "sleep:15")
+        worker = start_worker("--in-process", "--lease", "4", **env)
+        wait_until(Ledger.objects.exists)
+        tell(way)
+        (lost,) = wait_until(lambda: worker.events("lost"), what="the worker gives its lease up")
+        assert lost["at"] < Job.objects.get().expires_at.timestamp()
+        wait_until(Job.objects.expired().exists)
+        tell("pass")
+        jobs(1)
+        wait_until(lambda: states() == {"complete": 2})
+        assert worker.process.poll() is None
+    job = Job.objects.get(pk=key)
+    assert (job.attempts, job.iteration) == (0, 0)
+    assert Ledger.objects.count() == 2
 
-    A short lease, too, lasts until the rows have been given back.
-    """
+
+@needs_server
+@pytest.mark.promise(12)
+def test_a_claim_whose_commit_was_not_answered_charges_nobody(start_worker: Start) -> None:
+    """The claim's COMMIT lands, its answer does not, and the database stays away for longer than a claim waits."""
     settings = connection.settings_dict
     with CommitProxy(settings["HOST"] or "127.0.0.1", int(settings["PORT"])) as proxy:
         there = servers.url_of(settings | {"HOST": "127.0.0.1", "PORT": str(proxy.port)})
+        plain = "?sslmode=disable" if connection.vendor == "postgresql" else ""
 
         def swallow_and_go_away(sent: bytes, client: Any, server: Any) -> None:
             proxy.refusing.set()
             swallowed(sent, client, server)
 
         proxy.arm(swallow_and_go_away, heard=b"unanswered")
-        pk = jobs(1, "work:unanswered")
-        worker = start_worker("--in-process", "--lease", str(lease), DATABASE_URL=there + plain())
+        jobs(1, "work:unanswered")
+        worker = start_worker("--in-process", "--lease", "30", DATABASE_URL=there + plain)
         assert proxy.sprung.wait(60)
         assert states() == {"processing": 1}
-        wait_until(lambda: "claiming and writing" in " ".join(messages(worker)))
+        wait_until(lambda: "claiming and writing" in str(worker.events()))
         proxy.refusing.clear()
         wait_until(lambda: states() == {"complete": 1})
-    (job,) = Job.objects.filter(pk__in=pk)
+    job = Job.objects.get()
     assert (job.attempts, job.iteration, job.counter) == (0, 1, 1)
-    (released,) = worker.events("released")
-    assert released["reason"] == "the claim's COMMIT was not answered"
+    assert len(worker.events("released")) == 1
 
 
-def test_a_stop_gives_back_what_was_never_heard_of(start_worker: Start) -> None:
-    jobs(3)
-    worker = start_worker("--in-process", "--lease", "30", first=UNHEARD)
-    assert worker.wait() == 0
-    assert states() == {"open": 3}
-    assert set(Job.objects.values_list("attempts", flat=True)) == {0}
+@pytest.mark.promise(7)
+@pytest.mark.skipif(not connection.features.has_select_for_update, reason="needs row locks")
+def test_a_frozen_worker_keeps_no_row_locked(start_worker: Start) -> None:
+    """The server ends its transaction; another worker does the row, and the frozen one writes nothing any more."""
+    jobs(1, "hold:3600")
+    options = ("--in-process", "--lease", "4")
+    frozen = start_worker(*options, model="testapp.AtomicJob", TASKCLAIM_TEST_TIMEOUT="3000")
+
+    def is_free() -> bool:
+        with contextlib.suppress(OperationalError), transaction.atomic():
+            return Job.objects.select_for_update(skip_locked=True).exists()
+        return False
+
+    wait_until(lambda: not is_free(), what="the handler has its row locked")
+    frozen.signal(signal.SIGSTOP)
+    wait_until(is_free, what="the server has ended the transaction")
+    Job.objects.update(act="work")
+    start_worker(*options, model="testapp.AtomicJob")
+    wait_until(lambda: states() == {"complete": 1})
+    frozen.signal(signal.SIGCONT)
+    wait_until(lambda: frozen.events("lost"))
+    assert Job.objects.get().counter == 1
+    assert Effect.objects.count() == 1
 
 
-@pytest.mark.skipif(not HAS_A_SERVER, reason="needs a server behind a network")
-def test_a_row_that_runs_through_an_outage_is_kept(start_worker: Start) -> None:
-    """Its lease could not be renewed and is over when the database is back; it is renewed before the reaper looks."""
-    settings = connection.settings_dict
-    with ProxyProcess(settings["HOST"] or "127.0.0.1", int(settings["PORT"])) as proxy:
-        there = servers.url_of(settings | {"HOST": "127.0.0.1", "PORT": str(proxy.port)})
-        (key,) = jobs(1, "sleep:12")
-        worker = start_worker("--in-process", "--drain", "--lease", "4", DATABASE_URL=there)
-        wait_until(Ledger.objects.exists)
-        proxy.tell("refuse")
-        wait_until(lambda: worker.events("lost"), 30, "the worker gives its lease up")
-        wait_until(Job.objects.expired().exists, 30)
-        proxy.tell("pass")
-        assert worker.wait() == 0
-    job = Job.objects.get(pk=key)
-    assert (job.status, job.attempts, job.iteration) == ("complete", 0, 0)
-    assert Ledger.objects.count() == 1
+# A database that takes questions and answers none
+
+
+class Silence(NamedTuple):
+    """How workers reach the database, and what begins and ends its silence."""
+
+    env: dict[str, str]
+    begin: Callable[[], object]
+    end: Callable[[], object]
+
+
+@contextlib.contextmanager
+def hang() -> Iterator[Silence]:
+    """What is sent goes nowhere, both ways, and no connection is cut."""
+    with proxied() as (env, tell):
+        yield Silence(env, lambda: tell("hang"), lambda: tell("pass"))
+
+
+@contextlib.contextmanager
+def lock() -> Iterator[Silence]:
+    """Questions are answered, but no row can be written."""
+    table = Job._meta.db_table
+    begin, end = {
+        "sqlite": ("BEGIN IMMEDIATE", "ROLLBACK"),
+        "postgresql": (f"BEGIN; LOCK TABLE {table} IN SHARE MODE", "ROLLBACK"),
+        "mysql": (f"LOCK TABLES {table} READ", "UNLOCK TABLES"),
+    }[connection.vendor]
+    other = connection.copy()
+    with contextlib.closing(other), other.cursor() as cursor:
+        yield Silence({}, lambda: cursor.execute(begin), lambda: cursor.execute(end))
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("way", ["refuse", "hang"])
-@pytest.mark.skipif(not HAS_A_SERVER, reason="needs a server behind a network")
-def test_claims_flow_again_soon_after_an_outage(start_worker: Start, way: str) -> None:
-    """The same process claims within 10 s of the database's return, however often it tried in vain."""
-    settings = connection.settings_dict
-    with ProxyProcess(settings["HOST"] or "127.0.0.1", int(settings["PORT"])) as proxy:
-        there = servers.url_of(settings | {"HOST": "127.0.0.1", "PORT": str(proxy.port)})
-        jobs(1)
-        worker = start_worker("--lease", "5", DATABASE_URL=there)
-        wait_until(lambda: states() == {"complete": 1}, 60)
-        children = worker.children()
-        proxy.tell(way)
-        time.sleep(15)
-        proxy.tell("pass")
-        jobs(1)
-        wait_until(lambda: states() == {"complete": 2}, 10, "claims flow again")
-        assert worker.children() == children
+@pytest.mark.promise(8, 12)
+@pytest.mark.parametrize("way", [pytest.param(hang, marks=needs_server), lock])
+def test_a_silence_longer_than_a_lease_charges_no_row(
+    start_worker: Start,
+    process_env: dict[str, str],
+    way: Callable[[], contextlib.AbstractContextManager[Silence]],
+) -> None:
+    """Two workers hold rows, a third starts in the silence, and ``release_expired --loop`` runs all the time."""
+    with way() as silence:
+        env = {"TASKCLAIM_TEST_LEASE": "4", **silence.env}
+        jobs(40, "sleep:1.5")
+        options = ("--threads", "4", "--batch-size", "10")
+        workers = [start_worker(*options, **env) for _ in range(2)]
+        words = [sys.executable, "-m", "django", "release_expired", "testapp.Job", "--loop"]
+        loop = subprocess.Popen([*words, "--interval", "500ms"], env=process_env | env)
+        try:
+            wait_until(lambda: states().get("complete", 0) > 3)
+            wait_until(lambda: states().get("processing", 0) > 9)
+            silence.begin()
+            start_worker(*options, **env)
+            running = Job.objects.filter(status="processing")
+            wait_until(lambda: running.count() == Job.objects.expired().count(), what="all expire")
+            silence.end()
+            wait_until(lambda: states() == {"complete": 40})
+        finally:
+            loop.terminate()
+            loop.wait(60)
+    assert not Job.objects.exclude(attempts=0).exists()
+    runs = Counter(Ledger.objects.values_list("key", flat=True))
+    explained = {key for event in workers[0].events("lost", "released") for key in event["keys"]}
+    assert {key for key, times in runs.items() if times > 1} <= explained
 
 
-def plain() -> str:
-    """Return what keeps a connection readable by a proxy."""
-    return "?sslmode=disable" if connection.vendor == "postgresql" else ""
+@pytest.fixture
+def silent() -> Iterator[tuple[dict[str, str], Callable[[], Any]]]:
+    """Return the environment of a worker, and what silences its database for good."""
+    if connection.vendor == "sqlite":
+        # There is no server; the write lock, which every statement of a worker needs, never comes.
+        holder = sqlite3.connect(connection.settings_dict["NAME"], isolation_level=None)
+        with contextlib.closing(holder):
+            yield {}, lambda: holder.execute("BEGIN EXCLUSIVE")
+        return
+    with proxied() as (env, tell):
+        yield env, lambda: tell("hang")
 
 
-def messages(worker: Worker) -> list[str]:
-    return [str(record["text"]) for record in worker.events()]
+@pytest.mark.long
+@pytest.mark.promise(11, 12)
+@pytest.mark.parametrize(("act", "code"), [("work", 0), ("sleep:3600", 1)], ids=["idle", "busy"])
+@MODES
+def test_a_stop_while_the_database_is_silent(
+    start_worker: Start, silent: Any, mode: list[str], act: str, code: int
+) -> None:
+    """No answer is waited for; the code is 1 where a row was cut short."""
+    env, silence = silent
+    jobs(1, act)
+    worker = start_worker("--grace", "1", *mode, **env)
+    wait_until(Ledger.objects.exists)
+    if act == "work":
+        wait_until(lambda: worker.events("completed"))
+    silence()
+    worker.signal(signal.SIGTERM)
+    assert worker.wait() == code
+    wait_until(lambda: not worker.session(), what="nobody is left")
+
+
+@pytest.mark.promise(11, 12)
+@MODES
+def test_a_worker_starts_and_stops_where_no_database_answers(
+    start_worker: Start, mode: list[str]
+) -> None:
+    away = connection.settings_dict | {"HOST": "127.0.0.1", "PORT": servers.free_port()}
+    if connection.vendor == "sqlite":
+        away["NAME"] = "/nowhere/at/all.sqlite3"
+    worker = start_worker("--grace", "1", *mode, DATABASE_URL=servers.url_of(away))
+    wait_until(lambda: worker.events("trouble"), what="it has tried")
+    os.kill(worker.pid, signal.SIGTERM)
+    assert worker.wait() == 0

@@ -5,6 +5,8 @@ import signal
 from collections import Counter
 from collections.abc import Callable
 
+import pytest
+
 from tests.factories import SHAPES, make
 from tests.testapp.models import Effect, Photo
 from tests.worker.conftest import Worker, wait_until
@@ -12,6 +14,7 @@ from tests.worker.conftest import Worker, wait_until
 ROWS = 10
 
 
+@pytest.mark.promise(5, 7)
 def test_each_row_of_every_shape_is_done_once_whoever_is_killed(
     start_worker: Callable[..., Worker],
 ) -> None:

@@ -1,89 +1,117 @@
-"""Signals, pauses and deaths: what a worker lets go of, how soon, and with which exit code."""
+"""Signals, pauses and the end of a supervisor: what a worker gives back, and its exit code.
+
+The lease is an hour wherever rows come back, so no reaper can have brought them.
+"""
 
 import os
 import signal
 import time
 from collections.abc import Callable
-from datetime import timedelta
 
 import pytest
+from django.core.management import CommandError, call_command
+from django.db import connection, transaction
 
 from django_taskclaim.switch import pause, resume
-from tests.testapp.models import Job, Ledger
+from tests.testapp.models import Effect, Job, Ledger
 from tests.worker.conftest import Worker, jobs, states, wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
 Start = Callable[..., Worker]
 
+HOUR = ("--lease", "3600")
+MODES = pytest.mark.parametrize("mode", [[], ["--in-process"]], ids=["supervised", "in-process"])
 
-def running(n: int = 1) -> bool:
-    """Say whether at least *n* jobs have been started."""
-    return Ledger.objects.count() >= n
+#: Run in the supervisor, it lets a stop signal come at the moment when multiprocessing unblocks it.
+STOP_AT_THE_FIRST_START = """
+import os, signal
+from multiprocessing import resource_tracker
+
+def ensure_running(ensure_running=resource_tracker.ensure_running):
+    os.kill(os.getpid(), signal.SIGTERM)
+    ensure_running()
+
+resource_tracker.ensure_running = ensure_running
+"""
 
 
-def alive(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat") as stat:
-            return stat.read().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+def finish_what_runs() -> None:
+    Job.objects.filter(status="processing").update(act="work")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("mode", [[], ["--in-process"]], ids=["supervised", "in-process"])
-def test_a_signal_gives_back_what_has_not_started(
-    start_worker: Start, number: int, mode: list[str]
+@pytest.mark.promise(11)
+@pytest.mark.parametrize(
+    ("mode", "send"),
+    [
+        pytest.param([], lambda worker: worker.signal(signal.SIGTERM), id="SIGTERM"),
+        pytest.param([], lambda worker: os.killpg(worker.pid, signal.SIGINT), id="Ctrl-C"),
+        pytest.param(["--in-process"], lambda one: one.signal(signal.SIGINT), id="in-process"),
+    ],
+)
+def test_a_stop_gives_back_what_has_not_started(
+    start_worker: Start, mode: list[str], send: Callable[[Worker], None]
 ) -> None:
-    """After a signal waiting rows are open within 2 s, uncounted; the running one finishes; exit code 0."""
+    """Waiting rows are open again, uncounted, while one row still runs; that row finishes, and the code is 0."""
     jobs(6, "stay")
-    worker = start_worker("--batch-size", "6", *mode)
-    wait_until(running)
-    worker.signal(number)
-    wait_until(lambda: states() == {"open": 5, "processing": 1}, 2, "five rows given back")
-    Job.objects.update(act="work")
+    worker = start_worker(*HOUR, "--batch-size", "6", "--grace", "600", *mode)
+    wait_until(Ledger.objects.exists)
+    send(worker)
+    wait_until(lambda: states() == {"open": 5, "processing": 1}, what="five rows given back")
+    finish_what_runs()
     assert worker.wait() == 0
     assert states() == {"open": 5, "complete": 1}
     assert set(Job.objects.values_list("attempts", flat=True)) == {0}
     assert Ledger.objects.count() == 1
 
 
-def test_a_signal_to_the_whole_group_is_one_stop(start_worker: Start) -> None:
-    """Ctrl-C and systemd reach supervisor and children alike; that still is one stop, with the grace it gives."""
-    jobs(2, "stay")
-    worker = start_worker("--batch-size", "2")
-    wait_until(running)
-    os.killpg(worker.pid, signal.SIGINT)
-    wait_until(lambda: states() == {"open": 1, "processing": 1}, 2, "one row given back")
-    Job.objects.update(act="work")
-    assert worker.wait() == 0
-    assert states() == {"open": 1, "complete": 1}
-
-
-def test_the_grace_ends_what_still_runs(start_worker: Start) -> None:
-    """A row that outlives the grace is given back and the exit code is 1."""
-    jobs(1, "sleep:30")
-    worker = start_worker("--grace", "0.5")
-    wait_until(running)
+@pytest.mark.promise(11)
+def test_the_grace_period_ends_what_still_runs(start_worker: Start) -> None:
+    """A row that outlives the grace period is given back, and the exit code is 1."""
+    jobs(1, "stay")
+    worker = start_worker(*HOUR, "--grace", "0.5")
+    wait_until(Ledger.objects.exists)
     worker.signal(signal.SIGTERM)
-    assert worker.wait(6) == 1
+    assert worker.wait() == 1
     assert states() == {"open": 1}
 
 
-def test_a_second_signal_gives_everything_back(start_worker: Start) -> None:
-    """A second signal to the supervisor leaves within 5 s, whatever runs, and gives everything back."""
-    jobs(3, "sleep:30")
-    worker = start_worker("--grace", "20", "--batch-size", "3")
-    wait_until(running)
+@pytest.mark.promise(11)
+@MODES
+def test_a_second_signal_gives_everything_back(start_worker: Start, mode: list[str]) -> None:
+    """The worker does not wait for the grace period of an hour."""
+    jobs(3, "stay")
+    worker = start_worker(*HOUR, "--grace", "3600", "--batch-size", "3", *mode)
+    wait_until(Ledger.objects.exists)
     worker.signal(signal.SIGTERM)
-    wait_until(lambda: states().get("open") == 2, 3)
+    wait_until(lambda: states() == {"open": 2, "processing": 1})
     worker.signal(signal.SIGTERM)
-    assert worker.wait(5) == 1
+    assert worker.wait() == 1
     assert states() == {"open": 3}
+    assert set(Job.objects.values_list("attempts", flat=True)) == {0}
 
 
-def test_a_signal_while_starting_ends_cleanly(start_worker: Start) -> None:
-    """A stop that comes while children still import is a stop like any other: 0, and nothing was claimed."""
+@pytest.mark.promise(11)
+@pytest.mark.skipif(not connection.features.has_select_for_update, reason="needs row locks")
+def test_a_row_that_its_handler_has_locked_goes_back(start_worker: Start) -> None:
+    """The worker ends the handler's session first, so nothing that it wrote stays."""
+    jobs(1, "hold:600")
+    worker = start_worker(*HOUR, "--grace", "1", model="testapp.AtomicJob")
+
+    def is_locked() -> bool:
+        with transaction.atomic():
+            return not Job.objects.select_for_update(skip_locked=True).exists()
+
+    wait_until(is_locked, what="the handler has its row locked")
+    worker.signal(signal.SIGTERM)
+    assert worker.wait() == 1
+    assert states() == {"open": 1}
+    assert (Job.objects.get().attempts, Job.objects.get().note) == (0, "")
+    assert not Effect.objects.exists()
+
+
+@pytest.mark.promise(11)
+def test_a_stop_while_children_start_claims_nothing(start_worker: Start) -> None:
     jobs(3)
     worker = start_worker("--processes", "2")
     wait_until(worker.children, what="a child")
@@ -92,86 +120,191 @@ def test_a_signal_while_starting_ends_cleanly(start_worker: Start) -> None:
     assert states().get("processing") is None
 
 
-def test_a_killed_child_is_replaced(start_worker: Start) -> None:
-    """After SIGKILL of a child the supervisor starts another, and the dead one's rows are done by it."""
-    jobs(4, "stay")
-    # Long enough to be kept by a living worker whose disk is slow.
-    worker = start_worker("--drain", "--lease", "4", "--batch-size", "4")
-    wait_until(running)
-    os.kill(worker.children()[0], signal.SIGKILL)
-    Job.objects.update(act="work")
+@pytest.mark.long
+@pytest.mark.promise(11)
+def test_a_stop_at_the_start_of_the_first_child_is_heeded(start_worker: Start) -> None:
+    """multiprocessing unblocks the signal there; the signal kills nobody."""
+    jobs(1)
+    assert start_worker(first=STOP_AT_THE_FIRST_START).wait() == 0
+    assert states() == {"open": 1}
+
+
+@pytest.mark.long
+@pytest.mark.promise(11)
+@MODES
+def test_a_stop_at_any_moment_of_the_start_leaves_nothing(
+    start_worker: Start, mode: list[str]
+) -> None:
+    """Only before the command's first line may the signal end the process as signals do."""
+    jobs(400, "sleep:0.02")
+    for tenths in range(0, 24, 3):
+        worker = start_worker("--batch-size", "5", *mode)
+        wait_until(lambda since=worker.began + tenths / 10: time.time() > since)
+        worker.signal(signal.SIGTERM)
+        assert worker.wait() in (0, -signal.SIGTERM)
+        wait_until(lambda worker=worker: not worker.session(), what="nobody is left")
+        assert states().get("processing") is None
+    assert set(Job.objects.values_list("attempts", flat=True)) == {0}
+
+
+def test_signals_around_the_end_change_no_exit_code(start_worker: Start) -> None:
+    """Signals come until the process is gone; the code is that of the work."""
+    jobs(1, "stay")
+    worker = start_worker("--once", "--grace", "600")
+    wait_until(Ledger.objects.exists)
+    worker.signal(signal.SIGTERM)
+    finish_what_runs()
+    wait_until(lambda: states() == {"complete": 1})
+    while worker.process.poll() is None:
+        worker.signal(signal.SIGTERM)
     assert worker.wait() == 0
-    assert states() == {"complete": 4}
-    assert set(Job.objects.values_list("counter", flat=True)) == {1}
 
 
+@pytest.mark.promise(11)
+def test_a_child_that_is_killed_during_a_stop_makes_the_code_1(start_worker: Start) -> None:
+    """No new child takes its place."""
+    jobs(1, "stay")
+    worker = start_worker(*HOUR, "--grace", "3600")
+    wait_until(Ledger.objects.exists)
+    (child,) = worker.children()
+    worker.signal(signal.SIGTERM)
+    wait_until(lambda: worker.events("stopping"))
+    os.kill(child, signal.SIGKILL)
+    assert worker.wait() == 1
+    wait_until(lambda: not worker.session(), what="nobody is left")
+
+
+@pytest.mark.promise(11)
+def test_a_frozen_child_does_not_hold_up_a_stop(start_worker: Start) -> None:
+    """The supervisor kills it after the grace period."""
+    jobs(1, "stay")
+    worker = start_worker("--grace", "1")
+    wait_until(Ledger.objects.exists)
+    (child,) = worker.children()
+    os.kill(child, signal.SIGSTOP)
+    worker.signal(signal.SIGTERM)
+    assert worker.wait() == 1
+    wait_until(lambda: not worker.session(), what="nobody is left")
+
+
+# Children of a supervisor that was killed
+
+
+@pytest.mark.promise(7)
 def test_children_of_a_killed_supervisor_leave(start_worker: Start) -> None:
-    """Children whose supervisor was killed claim nothing more and are gone within 8 s."""
-    jobs(2000, "sleep:0.1")
-    worker = start_worker("--processes", "2", "--batch-size", "5")
-    wait_until(lambda: running(4))
-    pids = wait_until(lambda: found if len(found := worker.children()) == 2 else None)
+    """They are gone although a row runs and 200 are open, and they give back what they hold."""
+    jobs(200, "stay")
+    worker = start_worker(*HOUR, "--processes", "2", "--batch-size", "5")
+    wait_until(lambda: Ledger.objects.count() == 2)
     worker.signal(signal.SIGKILL)
-    wait_until(lambda: not any(alive(pid) for pid in pids), 8, "both children gone")
-    assert states().get("processing") is None
-    assert Ledger.objects.count() < 2000
+    worker.wait()
+    wait_until(lambda: not worker.session(), what="both children are gone")
+    assert states() == {"open": 200}
+    assert Ledger.objects.count() == 2
 
 
-def test_a_pause_is_noticed_and_a_resume_too(start_worker: Start) -> None:
-    """A busy worker gives back within 2 s of a pause what it has not started, claims nothing, and goes on after.
+@pytest.mark.long
+@pytest.mark.promise(7)
+def test_a_child_whose_log_nobody_reads_ends_with_its_supervisor(start_worker: Start) -> None:
+    """Standard error is a full pipe, and each thread that logs waits for ever."""
+    jobs(1, "shout")
+    worker = start_worker("--lease", "2")
+    wait_until(Job.objects.expired().exists, what="the process cannot even renew")
+    worker.signal(signal.SIGKILL)
+    worker.wait()
+    wait_until(lambda: not worker.session(), what="all are gone")
 
-    It sees the resume by itself, however seldom it looks for rows.
+
+@pytest.mark.long
+@pytest.mark.promise(7)
+def test_children_that_start_when_their_supervisor_is_killed_claim_nothing(
+    start_worker: Start,
+) -> None:
+    jobs(50)
+    worker = start_worker("--processes", "2")
+    wait_until(worker.children, what="a child")
+    worker.signal(signal.SIGKILL)
+    worker.wait()
+    wait_until(lambda: not worker.session(), what="all are gone")
+    assert states() == {"open": 50}
+
+
+# The switch
+
+
+@pytest.mark.promise(9)
+def test_a_pause_and_a_resume_are_noticed(start_worker: Start) -> None:
+    """A busy worker gives back what it has not started; the running row finishes; a resume needs no poll.
+
+    A second worker that starts during the pause claims nothing either.
     """
-    jobs(200, "sleep:0.3")
-    worker = start_worker("--batch-size", "200", "--poll", "60")
-    wait_until(running)
+    (running,) = jobs(1, "stay", priority=1)
+    jobs(50)
+    options = (*HOUR, "--batch-size", "51", "--poll", "3600", "--in-process")
+    worker = start_worker(*options)
+    wait_until(Ledger.objects.exists)
     pause(Job, reason="test")
-    wait_until(lambda: not states().get("processing"), 3, "everything given back")
-    seen = Ledger.objects.count()
-    assert seen < 200
-    time.sleep(1)  # The time in which a worker that ignores the switch would claim.
-    assert Ledger.objects.count() == seen
+    wait_until(lambda: states() == {"open": 50, "processing": 1}, what="50 rows given back")
+    finish_what_runs()
+    wait_until(lambda: Job.objects.get(pk=running).status == "complete")
+    assert start_worker("--drain", "--processes", "2").wait() == 3
+    assert states() == {"open": 50, "complete": 1}
     resume(Job)
-    wait_until(lambda: Ledger.objects.count() > seen, 5, "claims flow again")
+    wait_until(lambda: states() == {"complete": 51}, what="claims flow again")
     worker.signal(signal.SIGTERM)
     assert worker.wait() == 0
+    assert set(Job.objects.values_list("attempts", flat=True)) == {0}
 
 
-def test_a_drain_says_what_it_waits_for(start_worker: Start) -> None:
-    """Rows that others hold, or that are not due yet, are what it goes on for; it names one of each model."""
+@pytest.mark.promise(11)
+def test_a_stop_of_a_paused_drain_is_0(start_worker: Start) -> None:
+    """The code 3 is for a drain that ends by itself."""
+    jobs(2, "stay")
+    worker = start_worker("--drain", "--batch-size", "2", "--grace", "600")
+    wait_until(Ledger.objects.exists)
+    pause(Job)
+    worker.signal(signal.SIGTERM)
+    wait_until(lambda: states() == {"open": 1, "processing": 1})
+    finish_what_runs()
+    assert worker.wait() == 0
+    assert states() == {"complete": 1, "open": 1}
+
+
+# Wrong usage
+
+
+@pytest.mark.once
+@pytest.mark.promise(11, 14)
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--filter", "nope=1"],
+        ["--once", "--drain"],
+        ["--processes", "0"],
+        ["--in-process", "--processes", "2"],
+        ["--health-file", "/missing/file"],
+        ["--database", "nope"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage_is_2_and_claims_nothing(words: list[str]) -> None:
     jobs(1)
-    (held,) = Job.objects.claim_batch(1, claimed_by="ada", lease=timedelta(hours=1))
-    impatient = "from django_taskclaim.worker import work; work.WAITED = 0.2"
-    worker = start_worker(
-        "--drain", "--in-process", first=f"import django; django.setup(); {impatient}"
-    )
-    wait_until(lambda: worker.events("waits_for"))
-    held.claim.release(delay=timedelta(hours=1))
-    wait_until(lambda: "not due before" in worker.events("waits_for")[-1]["text"])
-    Job.objects.all().delete()
-    assert worker.wait() == 0
-    said = worker.events("waits_for")[0]
-    assert f"testapp.Job {held.pk}, held by ada until " in said["text"]
-    assert said["keys"] == [str(held.pk)]
+    with pytest.raises(CommandError) as error:
+        call_command("claimworker", "testapp.Job", *words)
+    assert error.value.returncode == 2
+    assert states() == {"open": 1}
 
 
-def test_a_drain_that_is_paused_ends_with_3(start_worker: Start) -> None:
-    """A drain does not wait for a person: it says that work is left and ends with 3."""
-    jobs(2)
-    pause(Job, reason="test")
-    worker = start_worker("--drain")
-    assert worker.wait() == 3
-    assert states() == {"open": 2}
-
-
-def test_a_row_past_its_timeout_is_failed(start_worker: Start, settings: object) -> None:
-    """A handler that outlives its timeout is not renewed for ever: its row fails and its process is replaced."""
-    jobs(1, "sleep:60")
-    good = jobs(2)
-    worker = start_worker(
-        "--drain", "--batch-size", "1", TASKCLAIM_TEST_TIMEOUT="6", TASKCLAIM_TEST_ATTEMPTS="1"
-    )
-    wait_until(lambda: states() == {"complete": 2, "failed": 1})
-    assert Job.objects.filter(pk__in=good, status="complete").count() == 2
-    assert worker.wait() == 0
-    assert "ran longer" in Job.objects.failed().get().last_error
+@pytest.mark.once
+@pytest.mark.promise(14)
+def test_without_posix_signals_the_supervisor_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on macOS and Windows; ``--in-process`` works there."""
+    jobs(1)
+    for name in ("sigtimedwait", "pthread_sigmask", "SIGCHLD"):
+        monkeypatch.delattr(signal, name)
+    with pytest.raises(CommandError, match="add --in-process") as error:
+        call_command("claimworker", "testapp.Job", "--drain")
+    assert error.value.returncode == 2
+    assert states() == {"open": 1}
+    call_command("claimworker", "testapp.Job", "--drain", "--in-process")
+    assert states() == {"complete": 1}

@@ -2,13 +2,12 @@
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from copy import deepcopy
 from decimal import Decimal
 from typing import Any
 
 import pytest
-from django.db import Error, connection
+from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from django_taskclaim import handler, handlers
@@ -17,9 +16,9 @@ from django_taskclaim.handlers import handler_for, unregister
 from django_taskclaim.policy import policy_for, set_policy
 from django_taskclaim.testing import run_due
 from tests.behaviour.models import ChildArchive, EveryField, Parcel
-from tests.factories import SHAPES, make
+from tests.factories import make
 from tests.sources.app.models import Page, PageTask
-from tests.testapp.models import Author, Child, OrderedByForeignKey, Photo
+from tests.testapp.models import Photo
 from tests.worker.conftest import Worker, jobs
 
 Said = Callable[[], list[tuple[str, list[str]]]]
@@ -80,10 +79,10 @@ FORMS: dict[str, tuple[Any, dict[str, Any]]] = {
     "atomic": (set_width, {"atomic": True, "timeout": 5}),
     "atomic batch": (set_widths, {"batch": True, "atomic": True, "timeout": 5}),
 }
-forms = pytest.mark.parametrize("form", FORMS)
 
 
-@forms
+@pytest.mark.once
+@pytest.mark.parametrize("form", FORMS)
 def test_a_column_that_nothing_writes_is_named_once(
     form: str, register: Any, said: Said, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -100,8 +99,10 @@ def test_a_column_that_nothing_writes_is_named_once(
     assert said() == [("WARNING", ["width"])]
 
 
-@pytest.mark.parametrize("asked", ["setting", "DEBUG"])
-@forms
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("form", "asked"), [*((form, "setting") for form in FORMS), ("plain", "DEBUG")]
+)
 def test_where_it_is_asked_for_the_row_fails(
     form: str, asked: str, register: Any, settings: Any
 ) -> None:
@@ -119,15 +120,6 @@ def test_where_it_is_asked_for_the_row_fails(
     assert "save()" in row.last_error
 
 
-@pytest.mark.usefixtures("settings")
-def test_the_setting_goes_before_debug(register: Any, said: Said, settings: Any) -> None:
-    settings.DEBUG, settings.TASKCLAIM = True, {"FAIL_UNSAVED": False}
-    register(Photo, set_width)
-    make(Photo, 2)
-    assert run_due(Photo).completed == 2
-    assert said() == [("WARNING", ["note", "width"])]
-
-
 def write_by_queryset(row: Any) -> None:
     row.note = "seen"
     type(row)._base_manager.filter(pk=row.pk).update(note="seen")
@@ -143,21 +135,6 @@ def save_all(row: Any) -> None:
     row.save()
 
 
-def save_in_bulk(row: Any) -> None:
-    row.note = "seen"
-    type(row).objects.bulk_update([row], ["note"])
-
-
-def complete_with_it(row: Any) -> None:
-    row.note = "seen"
-    row.claim.complete(update_fields=["note"])
-
-
-def read_again(row: Any) -> None:
-    type(row)._base_manager.filter(pk=row.pk).update(note="seen")
-    row.refresh_from_db()
-
-
 def write_what_it_is(row: Any) -> None:
     row.counter = str(row.counter)
 
@@ -166,15 +143,13 @@ WRITES = [
     write_by_queryset,
     save_some,
     save_all,
-    save_in_bulk,
-    complete_with_it,
-    read_again,
     write_what_it_is,
 ]
 
 
-@pytest.mark.parametrize("atomic", [False, True], ids=["plain", "atomic"])
-@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize(
+    ("write", "atomic"), [*((write, False) for write in WRITES), (save_all, True)]
+)
 def test_what_the_handler_writes_itself_is_not_lost(
     write: Any, atomic: bool, register: Any, said: Said, settings: Any
 ) -> None:
@@ -183,46 +158,6 @@ def test_what_the_handler_writes_itself_is_not_lost(
     make(Photo, 3)
     assert run_due(Photo).completed == 3
     assert said() == []
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda model: model.__name__[:20])
-@pytest.mark.parametrize("write", [None, save_all, save_some, write_by_queryset])
-def test_every_shape(write: Any, shape: Any, register: Any, said: Said) -> None:
-    def forget(row: Any) -> None:
-        row.note = "seen"
-
-    register(shape, write or forget)
-    make(shape, 3)
-    assert run_due(shape).completed == 3
-    assert said() == ([] if write else [("WARNING", ["note"])])
-
-
-def test_a_column_of_either_table_is_seen(register: Any, said: Said) -> None:
-    def do(row: Any) -> None:
-        row.note, row.counter, row.extra = "seen", 7, "more"
-
-    register(Child, do, update_fields=["counter"])
-    make(Child, 2)
-    run_due(Child)
-    assert said() == [("WARNING", ["note", "extra"])]
-
-
-def test_a_column_that_was_deferred(register: Any, said: Said) -> None:
-    """To read it is no change; to assign it is one."""
-
-    def look(photo: Any) -> None:
-        assert photo.url == "there"
-
-    def change(photo: Any) -> None:
-        photo.url = "elsewhere"
-
-    make(Photo, 2, url="there")
-    register(Photo, look, queryset=Photo.objects.defer("url"), completion="clear")
-    run_due(Photo)
-    assert said() == []
-    register(Photo, change, queryset=Photo.objects.defer("url"))
-    run_due(Photo)
-    assert said() == [("WARNING", ["url"])]
 
 
 def test_a_value_that_was_changed_in_place(register: Any, said: Said, settings: Any) -> None:
@@ -244,28 +179,6 @@ def test_a_value_that_was_changed_in_place(register: Any, said: Said, settings: 
     assert run_due(Parcel).failed == 3
 
 
-def test_only_the_first_rows_have_their_values_copied(register: Any, said: Said) -> None:
-    def change_late(parcel: Any) -> None:
-        if parcel.counter:
-            parcel.facts["late"] = True
-
-    make(Parcel, 50, facts={})
-    make(Parcel, 1, facts={}, counter=1)
-    register(Parcel, change_late)
-    assert run_due(Parcel).completed == 51
-    assert said() == []
-
-
-def test_a_handler_that_writes_beside_is_not_asked_about_for_ever(register: Any) -> None:
-    """Ten rows tell that it is well; then no row costs a query more."""
-    register(Photo, write_by_queryset)
-    make(Photo, 40)
-    with CaptureQueriesContext(connection) as queries:
-        assert run_due(Photo).completed == 40
-    reads = [q for q in queries if q["sql"].startswith("SELECT") and "note" in q["sql"]]
-    assert len([q for q in reads if "WHERE" in q["sql"] and "LIMIT 1" in q["sql"]]) == 10
-
-
 def test_a_handler_that_saves_costs_no_query(register: Any, settings: Any) -> None:
     settings.TASKCLAIM = {"FAIL_UNSAVED": True}
     register(Photo, save_all)
@@ -273,13 +186,6 @@ def test_a_handler_that_saves_costs_no_query(register: Any, settings: Any) -> No
     with CaptureQueriesContext(connection) as queries:
         assert run_due(Photo).completed == 5
     assert not [q for q in queries if "LIMIT 1" in q["sql"] and "note" in q["sql"]]
-
-
-def test_a_process_method(register: Any, said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Photo, "process", set_width, raising=False)
-    make(Photo, 2)
-    assert run_due(Photo).completed == 2
-    assert said() == [("WARNING", ["note", "width"])]
 
 
 @pytest.mark.parametrize(
@@ -338,36 +244,6 @@ def test_a_verb_of_the_handlers_own(register: Any, said: Said) -> None:
     assert said() == [("WARNING", ["note", "width"])]
 
 
-def test_rows_that_fail_are_not_warned_of(register: Any, said: Said) -> None:
-    """Neither a handler that raises, nor a row that a batch says has failed."""
-
-    def refuse(photos: list[Any]) -> Any:
-        set_widths(photos)
-        return {photo: ValueError("no") for photo in photos}
-
-    def do(photo: Any) -> None:
-        set_width(photo)
-        raise ValueError("no")
-
-    for function, batch in ((refuse, True), (do, False)):
-        make(Photo, 2)
-        register(Photo, function, batch=batch, max_attempts=1)
-        assert run_due(Photo).failed == 2
-    assert said() == []
-
-
-def test_a_copy_is_another_row(register: Any, said: Said) -> None:
-    def copy(photo: Any) -> None:
-        photo.pk, photo.note = None, "a copy"
-        photo.counter = 1
-        photo.save()
-
-    make(Photo, 1)
-    register(Photo, copy, queryset=Photo.objects.filter(counter=0))
-    assert run_due(Photo).completed == 1
-    assert said() == []
-
-
 def test_a_value_that_cannot_be_compared(register: Any, said: Said) -> None:
     """As an array of numpy's, whose ``==`` has no truth value."""
 
@@ -386,46 +262,16 @@ def test_a_value_that_cannot_be_compared(register: Any, said: Said) -> None:
     assert said() == [("WARNING", ["note"])]
 
 
-@pytest.mark.parametrize("model", ["testapp.Job", "testapp.AsyncJob", "testapp.AtomicJob"])
+@pytest.mark.once
 @pytest.mark.django_db(transaction=True)
-def test_a_real_worker_says_so(start_worker: Callable[..., Worker], model: str) -> None:
-    """Once for each process, with 20 rows that are complete and lack what was set."""
+def test_a_real_worker_says_so_once(start_worker: Callable[..., Worker]) -> None:
     jobs(20, "forget")
-    worker = start_worker("--drain", "--in-process", "--threads", "2", model=model)
+    worker = start_worker("--drain", "--in-process", "--threads", "2")
     assert worker.wait() == 0
     (event,) = worker.events("unsaved")
     assert (event["level"], event["columns"]) == ("WARNING", ["note"])
 
 
-def test_an_error_that_an_atomic_handler_swallows_is_told_as_before(register: Any) -> None:
-    """The transaction may take no statement then, not even the one that looks at the row."""
-
-    def swallow(photo: Any) -> None:
-        set_width(photo)
-        with suppress(Error):
-            connection.cursor().execute("SELECT no_such_column")
-
-    make(Photo, 1)
-    register(Photo, swallow, atomic=True, timeout=5, max_attempts=1)
-    ran = run_due(Photo)
-    if connection.vendor == "postgresql":
-        assert "swallowed a database error" in str(ran.errors)
-    else:
-        assert ran.completed == 1
-
-
-def test_an_archive_takes_over_a_foreign_key(register: Any, said: Said) -> None:
-    def do(row: Any) -> None:
-        row.author, row.note = author, "the archive has no note"
-
-    author = Author.objects.create(name="a")
-    make(OrderedByForeignKey, 1)
-    register(OrderedByForeignKey, do, completion=Archive(EveryField, leave_out=["note", "counter"]))
-    assert run_due(OrderedByForeignKey).completed == 1
-    assert said() == [("WARNING", ["author"])]
-
-
-@pytest.mark.parametrize("way", ["save", "update"])
 @pytest.mark.parametrize(
     ("column", "value"),
     [
@@ -437,21 +283,18 @@ def test_an_archive_takes_over_a_foreign_key(register: Any, said: Said) -> None:
     ],
 )
 def test_what_a_second_run_stores_again_is_not_lost(
-    column: str, value: Any, way: str, register: Any, said: Said, settings: Any
+    column: str, value: Any, register: Any, said: Said, settings: Any
 ) -> None:
-    """The database keeps some values in a form of its own, so that what was written again looks like a change."""
+    """The database keeps some values in a form of its own, so that the same value looks like a change."""
     settings.TASKCLAIM = {"FAIL_UNSAVED": True}
 
     def write(row: Any) -> None:
         setattr(row, column, deepcopy(value))
-        if way == "save":
-            row.save()
-        else:
-            EveryField.objects.filter(pk=row.pk).update(**{column: value})
+        row.save()
 
     register(EveryField, write)
     make(EveryField, 1)
     for _ in range(2):
-        assert run_due(EveryField).completed == 1, EveryField.objects.get().last_error
+        assert run_due(EveryField).completed == 1
         EveryField.objects.reset(complete=True)
     assert said() == []

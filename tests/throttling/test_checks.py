@@ -1,0 +1,202 @@
+"""The health checks that come with us, the settings that name them, and what people see of a throttle."""
+
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.checks import run_checks
+from django.db import OperationalError, connection
+
+from django_taskclaim.dialects import DatabaseLater, DatabaseNow
+from django_taskclaim.handlers import handler, unregister
+from django_taskclaim.models import Throttle
+from django_taskclaim.throttling import ReplicaLag, Sql, Surroundings, ok, stop
+from tests.factories import make
+from tests.test_commands import run
+from tests.test_doctor import doctor
+from tests.testapp.models import Photo
+
+pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
+
+HERE = Surroundings(Photo, "default")
+
+
+# Any SQL
+
+
+def test_a_number_is_compared() -> None:
+    """NULL is no reason to stop."""
+    make(Photo, 3)
+    count = "SELECT COUNT(*) FROM testapp_photo WHERE url NOT LIKE '100%'"
+    assert Sql(count, at_most=3)(HERE) == ok()
+    assert Sql(count, at_most=2)(HERE) == stop(f"{count} is 3, more than 2")
+    assert Sql(count, at_most=1, name="photos")(HERE) == stop("photos is 3, more than 1")
+    assert Sql("SELECT MAX(width) FROM testapp_photo", at_most=0)(HERE) == ok()
+    with pytest.raises(ValueError, match="one row with one number"):
+        Sql("SELECT 1 FROM testapp_photo WHERE 1 = 0", at_most=0)(HERE)
+
+
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="needs a SELECT that writes")
+def test_nothing_that_a_check_writes_is_kept() -> None:
+    make(Photo, 1)
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "CREATE FUNCTION writes() RETURNS int LANGUAGE sql AS"
+            " 'UPDATE testapp_photo SET counter = 7 RETURNING 1'"
+        )
+        try:
+            assert Sql("SELECT writes()", at_most=1)(HERE) == ok()
+        finally:
+            cursor.execute("DROP FUNCTION writes()")
+    assert Photo.objects.get().counter == 0
+
+
+ENDLESS = {
+    "sqlite": "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT COUNT(*) FROM n",
+    "postgresql": "SELECT COUNT(pg_sleep(0.1)) FROM generate_series(1, 100000)",
+    "mysql": "SELECT COUNT(*) FROM information_schema.COLUMNS a, information_schema.COLUMNS b,"
+    " information_schema.COLUMNS c",
+}
+SLOW = {
+    "sqlite": ("SELECT 1", 1),
+    "postgresql": ("SELECT 1 FROM pg_sleep(2.5)", 1),
+    "mysql": ("SELECT SLEEP(2.5)", 0),
+}
+
+
+def test_a_statement_that_hangs_is_ended() -> None:
+    """The connection has its usual limits again after it."""
+    with pytest.raises(OperationalError):
+        Sql(ENDLESS[connection.vendor], at_most=1)(HERE)
+    statement, answer = SLOW[connection.vendor]
+    with connection.cursor() as cursor:
+        cursor.execute(statement)
+        assert cursor.fetchone() == (answer,)
+
+
+# Settings
+
+
+def well(where: Surroundings) -> None:
+    """A check named by its path."""
+
+
+def found(*databases: str) -> dict[str, str]:
+    """Return what the system checks say of throttling, by id."""
+    ids = ("taskclaim.E001", "taskclaim.E031", "taskclaim.E032", "taskclaim.E131")
+    return {one.id: one.msg for one in run_checks(databases=databases) if one.id in ids}
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    "right",
+    [
+        {"HEALTH_CHECKS": [Sql("SELECT 1", at_most=1), well, f"{__name__}.well"]},
+        {"BREAKER": {}},
+        {"BREAKER": {"rate": 1, "within": timedelta(minutes=5)}},
+    ],
+)
+def test_a_right_setting_is_accepted(right: dict[str, Any], settings: Any) -> None:
+    settings.TASKCLAIM = right
+    assert found() == {}
+
+
+@pytest.mark.once
+@pytest.mark.promise(14)
+@pytest.mark.parametrize(
+    ("wrong", "id_"),
+    [
+        ({"HEALTH_CHECKS": "path"}, "taskclaim.E001"),
+        ({"HEALTH_EVERY": 0}, "taskclaim.E001"),
+        ({"BREAKER": {"rate": 1.5}}, "taskclaim.E001"),
+        ({"BREAKER": {"outcomes": 0}}, "taskclaim.E001"),
+        ({"BREAKER": {"rest": -1}}, "taskclaim.E001"),
+        ({"BREAKER": {"ratio": 0.5}}, "taskclaim.E001"),
+        ({"HEALTH_CHECKS": ["nowhere.at_all"]}, "taskclaim.E031"),
+        ({"HEALTH_CHECKS": ["django.VERSION"]}, "taskclaim.E031"),
+        ({"HEALTH_CHECKS": [ReplicaLag()]}, "taskclaim.E032"),
+        ({"HEALTH_CHECKS": [ReplicaLag(using="nowhere")]}, "taskclaim.E032"),
+    ],
+)
+def test_a_wrong_setting_is_found(wrong: dict[str, Any], id_: str, settings: Any) -> None:
+    """SQLite has no replicas."""
+    settings.TASKCLAIM = wrong
+    assert list(found()) == [id_]
+
+
+@pytest.mark.once
+def test_the_checks_of_a_handler_are_looked_at_as_well() -> None:
+    with pytest.raises(TypeError, match="health_checks is a list of checks"):
+        handler(Photo, health_checks="nowhere.at_all")
+    handler(Photo, health_checks=["nowhere.at_all"])(len)
+    try:
+        assert "'nowhere.at_all'" in found()["taskclaim.E031"]
+    finally:
+        unregister(Photo)
+
+
+@pytest.mark.promise(14)
+@pytest.mark.skipif(connection.vendor == "sqlite", reason="needs a server")
+def test_a_server_that_is_no_replica_is_named_when_it_is_asked(settings: Any) -> None:
+    settings.TASKCLAIM = {"HEALTH_CHECKS": [ReplicaLag(using="other")]}
+    assert found() == {}
+    assert "'other' is no replica" in found("default", "other")["taskclaim.E131"]
+
+
+@pytest.mark.once
+def test_the_checks_can_be_named_in_the_settings_module(tmp_path: Path) -> None:
+    """Importing them there loads no model and asks for no setting."""
+    (tmp_path / "odd_settings.py").write_text(
+        "from django_taskclaim.throttling import ReplicaLag, Sql\n"
+        'SECRET_KEY = "x"\n'
+        'INSTALLED_APPS = ["django_taskclaim"]\n'
+        "TASKCLAIM = {'HEALTH_CHECKS': [Sql('SELECT 1', at_most=1)]}\n"
+        "DATABASES = {'default': {'ENGINE': 'django.db.backends.sqlite3', 'NAME': ':memory:'}}\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-m", "django", "check", "--settings", "odd_settings"],
+        cwd=tmp_path,
+        env={"PYTHONPATH": ":".join([str(tmp_path), *filter(None, sys.path)]), "PATH": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+
+
+@pytest.mark.once
+def test_a_stop_needs_a_reason_and_a_duration() -> None:
+    with pytest.raises(ValueError, match="A stop needs a reason"):
+        stop("")
+    with pytest.raises(ValueError, match="lasting must be longer than zero"):
+        stop("why", lasting=0)
+
+
+# What people see
+
+
+def throttled(process: str, *, seconds: float) -> None:
+    Throttle.objects.create(
+        process=process,
+        label="testapp.photo",
+        source="replica lag",
+        reason="lags 42 s",
+        since_at=DatabaseNow(),
+        until=DatabaseLater(timedelta(seconds=seconds)),
+    )
+
+
+def test_what_is_in_force_is_shown() -> None:
+    """Processes with the same reason share a line; a throttle that has ended is not shown."""
+    throttled("worker@a:1", seconds=60)
+    throttled("worker@a:2", seconds=60)
+    throttled("worker@b:1", seconds=-1)
+    lines = [line for line in run("claimstatus", "testapp.Photo").splitlines() if "THROT" in line]
+    assert len(lines) == 1
+    for said in ("worker@a:1", "worker@a:2", "replica lag", "lags 42 s"):
+        assert said in lines[0]
+    _code, text = doctor("testapp.Photo")
+    assert "testapp.Photo is throttled on" in text
