@@ -2,9 +2,12 @@
 
 import ast
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
 
 
 def blocks(text: str, language: str, name: str = "line") -> list[Any]:
@@ -46,3 +49,15 @@ def run(source: str, names: dict[str, Any], document: str) -> None:
     )
     names["expect"] = expect
     exec(compile(tree, document, "exec"), names)
+
+
+def table(heading: str) -> dict[str, str]:
+    """Return the first two columns of the tables in docs/ that begin with *heading* and "default"."""
+    found: dict[str, str] = {}
+    for name in ("handlers", "workers", "settings", "leases", "take"):
+        text = (DOCS / f"{name}.md").read_text(encoding="utf-8")
+        begin = rf"^\| {heading} \| default \|.*\n\|[-| ]+\|\n((?:\|.*\n)+)"
+        for rows in re.findall(begin, text, re.MULTILINE):
+            cells = [row.split("|") for row in rows.splitlines()]
+            found |= {cell[1].strip().strip("`"): cell[2].strip() for cell in cells}
+    return found

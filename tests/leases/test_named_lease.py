@@ -28,7 +28,6 @@ from tests.leases.support import (
     set_moment,
     stored,
 )
-from tests.test_readme import table
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -1,0 +1,291 @@
+"""``claimstatus``: the text for people, the figures, exit codes and JSON for monitors."""
+
+import io
+import json
+import re
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+
+from django_taskclaim import policy
+from django_taskclaim.completion import as_completion
+from django_taskclaim.dialects import DatabaseLater, DatabaseNow
+from django_taskclaim.models import Switch, Throttle
+from django_taskclaim.switch import pause, pause_all
+from tests.behaviour.models import Notice
+from tests.behaviour.support import clock, execute, set_raw, table_of
+from tests.commands import (
+    completed,
+    failed,
+    in_each_state,
+    lapsed,
+    live_worker,
+    no_savepoint,
+    run,
+    shell,
+    table_away,
+)
+from tests.factories import make
+from tests.testapp.models import ClaimOnly, Job, Photo, UuidKey
+
+pytestmark = pytest.mark.django_db(databases="__all__")
+
+PHOTO = "testapp.Photo"
+
+
+def judged(*words: str) -> tuple[int, str]:
+    """Return the exit code of ``claimstatus -v 0``, and its reason."""
+    out, errors = io.StringIO(), io.StringIO()
+    code, reason = 0, ""
+    try:
+        call_command("claimstatus", *words, verbosity=0, stdout=out, stderr=errors)
+    except CommandError as error:
+        code, reason = error.returncode, str(error)
+    assert out.getvalue() == ""
+    return code, reason or errors.getvalue()
+
+
+def as_json(*words: str) -> dict[str, Any]:
+    return dict(json.loads(run("claimstatus", *words, "--format", "json")))
+
+
+# Figures, on each database
+
+
+def everything() -> None:
+    """One row in each state, one that waits, an expired lease, a pause, two throttles, three workers."""
+    in_each_state(Photo)
+    make(Photo)
+    Photo.objects.release(Photo.objects.order_by("-pk").claim_batch(1), delay=3600)
+    (expired,) = lapsed(Photo)
+    set_raw(expired, "expires_at", clock("-1 HOUR"))
+    pause(Photo, by="ann", reason="deploy", until=600)
+    execute(f"UPDATE {table_of(Switch)} SET paused_at = {clock('-3 HOUR')}")
+    for process in ("v", "w"):
+        Throttle.objects.create(
+            process=process,
+            label="testapp.photo",
+            source="lag",
+            reason="slow",
+            since_at=DatabaseNow(),
+            until=DatabaseLater(timedelta(hours=1)),
+        )
+    live_worker(PHOTO, "testapp.Job", rows_held=2, rows_done=7, last_error="ValueError: no")
+    live_worker("testapp.Job")
+    live_worker(PHOTO, seen=300)
+
+
+def test_json_has_every_figure() -> None:
+    everything()
+    seen = as_json(PHOTO)
+    (photo,) = seen["models"]
+    figures = photo["figures"]
+    ages = {name: figures.pop(name) for name in ("oldest_due", "oldest_expired", "paused_for")}
+    assert figures == {
+        "open": 2,
+        "due": 1,
+        "waiting": 1,
+        "processing": 2,
+        "complete": 1,
+        "failed": 1,
+        "paused": 1,
+        "total": 7,
+        "unfinished": 5,
+        "expired": 1,
+        "throttles": 2,
+        "workers": 1,
+    }
+    assert ages["oldest_due"] is None
+    assert 3600 <= ages["oldest_expired"] < 7200
+    assert 10_800 <= ages["paused_for"] < 14_400
+    assert (photo["model"], photo["database"]) == (PHOTO, "default")
+    assert (photo["pause"]["by"], photo["pause"]["reason"]) == ("ann", "deploy")
+    assert photo["pause"]["until"].endswith("+00:00")
+    assert {one["process"] for one in photo["throttles"]} == {"v", "w"}
+    assert sum(one["rows"] for one in photo["holders"]) == 2
+    worker = next(one for one in seen["workers"] if one["done"] == 7)
+    assert (worker["models"], worker["held"]) == ([PHOTO, "testapp.Job"], 2)
+    assert (worker["alive"], worker["last_error"]) == (True, "ValueError: no")
+    assert (seen["version"], seen["failing"], seen["unreadable"]) == (1, [], [])
+
+
+@pytest.mark.parametrize("use_tz", [True, False])
+def test_the_oldest_due_row_is_known_by_its_waiting_time_or_a_column_of_the_users(
+    use_tz: bool, settings: Any
+) -> None:
+    """A row that is complete or that waits does not count."""
+    settings.USE_TZ = use_tz
+    first, second, _third = make(Notice, 3)
+    Notice.objects.complete(Notice.objects.filter(pk=first.pk).claim_batch(1))
+    Notice.objects.release(Notice.objects.filter(pk=second.pk).claim_batch(1), delay=3600)
+    for row, hours in zip(Notice.objects.order_by("pk"), (9, 8, 2), strict=True):
+        Notice.objects.filter(pk=row.pk).update(made_at=row.made_at - timedelta(hours=hours))
+    words = ("testapp.Notice", "--fail-if")
+    assert judged(*words, "oldest_due>=2h")[0] == 1
+    assert judged(*words, "oldest_due>3h") == (0, "")
+    make(Photo, 2)
+    (row,) = Photo.objects.claim_batch(1)
+    # Nobody knows since when a row is due that never waited.
+    assert judged(PHOTO, "--fail-if", "oldest_due>0")[0] == 0
+    Photo.objects.release(row, delay=1)
+    set_raw(row, "not_before", clock("-1 HOUR"))
+    assert judged(PHOTO, "--fail-if", "oldest_due>50m")[0] == 1
+    assert judged(PHOTO, "--fail-if", "oldest_due>2h")[0] == 0
+
+
+@no_savepoint
+def test_a_table_that_cannot_be_read_does_not_hide_the_others() -> None:
+    out = io.StringIO()
+    words = ("testapp.UuidKey", PHOTO, "--format", "json")
+    with table_away(UuidKey), pytest.raises(CommandError) as caught:
+        call_command("claimstatus", *words, stdout=out)
+    assert caught.value.returncode == 1
+    assert "testapp_uuidkey" in str(caught.value)
+    seen = json.loads(out.getvalue())
+    assert [one["model"] for one in seen["unreadable"]] == ["testapp.UuidKey"]
+    assert [one["model"] for one in seen["models"]] == [PHOTO]
+
+
+@pytest.mark.once
+@pytest.mark.promise(6)
+@pytest.mark.parametrize("use_tz", ["0", "1"])
+def test_the_time_zone_changes_no_duration(use_tz: str, process_env: dict[str, str]) -> None:
+    make(Job, 3)
+    Job.objects.claim_batch(1, lease=3600)
+    Job.objects.release(Job.objects.claim_batch(1), delay=7200)
+    zone = {"TASKCLAIM_TEST_USE_TZ": use_tz, "TASKCLAIM_TEST_TIME_ZONE": "Asia/Kolkata"}
+    text = shell({**process_env, **zone}, "claimstatus", "testapp.Job").stdout
+    assert re.search(r"next lease ends in (59 min|1 h)", text)
+    assert re.search(r"the first in (1 h 59 min|2 h)", text)
+    assert "\x1b" not in text
+
+
+# Conditions
+
+
+def nothing() -> None:
+    """No row and no worker."""
+
+
+def three_due() -> None:
+    make(Photo, 3)
+
+
+CONDITIONS: list[tuple[Callable[[], None], str, str]] = [
+    (nothing, "failed>0,due>0,expired>0,oldest_due>0,paused_for>0,throttles>0", ""),
+    (nothing, "workers<1", "workers is 0 (workers<1)"),
+    (nothing, "total=0", "total is 0 (total=0)"),
+    (three_due, "due>3,due<3,due!=3", ""),
+    (three_due, "open = 3 , waiting<1", "open is 3 (open=3), waiting is 0 (waiting<1)"),
+    (everything, "failed>1,workers<1,total!=7,paused_for>4h,oldest_expired>2h", ""),
+    (everything, "oldest_expired>30m", "oldest_expired is 1 h (oldest_expired>30m)"),
+    (everything, "paused_for>1h", "paused_for is 3 h (paused_for>1h)"),
+    (everything, "throttles>1,failed>=1", "throttles is 2 (throttles>1), failed is 1 (failed>=1)"),
+]
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(("situation", "condition", "reason"), CONDITIONS)
+def test_a_condition_decides_the_exit_code(situation: Any, condition: str, reason: str) -> None:
+    situation()
+    expected = (1, f"{PHOTO}: {reason}") if reason else (0, "")
+    assert judged(PHOTO, "--fail-if", condition) == expected
+
+
+@pytest.mark.once
+def test_the_reason_names_every_model_that_fails() -> None:
+    failed(Photo)
+    failed(UuidKey)
+    words = (PHOTO, "testapp.Job", "testapp.UuidKey", "--fail-if", "due>5")
+    code, reason = judged(*words, "--fail-if", "failed>0")
+    assert (code, reason.count("failed is 1")) == (1, 2)
+    assert "testapp.Job" not in reason
+    out = io.StringIO()
+    with pytest.raises(CommandError):
+        call_command("claimstatus", *words, "--fail-if=failed>0", "--format=json", stdout=out)
+    assert len(json.loads(out.getvalue())["failing"]) == 2
+
+
+@pytest.mark.once
+def test_workers_are_asked_for_models_with_a_handler_and_for_those_that_are_named() -> None:
+    code, reason = judged("--fail-if", "workers<1")
+    assert code == 1
+    assert "testapp.Job: workers is 0" in reason
+    assert "testapp.ClaimOnly" not in reason
+    assert judged("testapp.ClaimOnly", "--fail-if", "workers<1")[0] == 1
+
+
+@pytest.mark.once
+def test_require_complete_fails_until_every_row_is_complete() -> None:
+    words = (PHOTO, "testapp.ClaimOnly", "--require-complete")
+    completed(Photo, 3)
+    assert judged(*words) == (0, "")
+    in_each_state(Photo)
+    make(ClaimOnly, 2)
+    code, reason = judged(*words)
+    assert code == 1
+    assert "1 open, 1 processing, 1 failed, 1 paused" in reason
+    assert "2 open" in reason
+
+
+# The text
+
+
+@pytest.mark.once
+def test_a_model_is_a_line_of_numbers() -> None:
+    in_each_state(Photo)
+    make(Photo, 5)
+    text = run("claimstatus")
+    lines = {
+        line.split()[0]: line.split()[1:] for line in text.splitlines() if len(line.split()) > 5
+    }
+    assert lines["MODEL"] == ["OPEN", "RUNNING", "COMPLETE", "FAILED", "PAUSED", "TOTAL", "DONE"]
+    assert lines[PHOTO] == ["6", "1", "1", "1", "1", "10", "20.0", "%"]
+    assert lines["testapp.UuidKey"] == ["0", "0", "0", "0", "0", "0", "-"]
+    assert "testapp.PhotoProxy" not in lines
+    assert "testapp.PhotoProxy" in run("claimstatus", "testapp.PhotoProxy")
+
+
+@pytest.mark.once
+def test_holders_waiting_rows_and_expired_leases_are_shown() -> None:
+    """Two batches of one process are one holder; of many holders the first ten are shown."""
+    make(Photo, 20)
+    Photo.objects.release(Photo.objects.claim_batch(1), delay=3600)
+    for _ in range(2):
+        Photo.objects.claim_batch(2)
+    for number in range(12):
+        Photo.objects.claim_batch(1, claimed_by=f"user:{number}", lease=3600)
+    lapsed(Photo, 1)
+    text = run("claimstatus", PHOTO)
+    assert re.search(r"held by \d+@\S+ +5 rows", text)
+    assert re.search(r"held by user:\d+ +1 row, next lease ends in (59 min|1 h)", text)
+    assert text.count("held by") == 10
+    assert "more holders with" in text
+    assert "1 open row not due yet" in text
+    assert "1 lease expired" in text
+    assert "manage.py release_expired" in text
+
+
+@pytest.mark.once
+def test_pauses_and_workers_are_shown() -> None:
+    everything()
+    text = run("claimstatus", PHOTO)
+    assert re.search(r"PAUSED by ann since .* until .*: deploy", text)
+    assert re.search(r"worker@host:0  testapp.Photo, testapp.Job  running +2 +7 +0", text)
+    assert re.search(r"worker@host:2 was last seen 5 min( \d+ s)? ago", text)
+    pause_all(by="bob")
+    assert re.search(r"PAUSED \(with all models\) by bob", run("claimstatus", PHOTO))
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("completion", ["delete", "clear"])
+def test_rows_that_do_not_stay_complete_have_no_share_that_is_done(
+    completion: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(Photo, 3, status=lambda i: "failed" if i else "open")
+    changed = policy.Policy(completion=as_completion(completion))
+    monkeypatch.setitem(policy._policies, Photo, changed)
+    assert re.search(r"^testapp.Photo +1 +0 +0 +2 +0 +3 +-$", run("claimstatus", PHOTO), re.M)

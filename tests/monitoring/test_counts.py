@@ -1,0 +1,132 @@
+"""Large tables are counted in part and estimated for the rest, and no question runs for long."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import OperationalError, connection, transaction
+
+from django_taskclaim import census, overview
+from django_taskclaim.dialects import dialect_for
+from tests.behaviour.support import clock, execute, set_raw, table_of
+from tests.factories import make
+from tests.testapp.models import Child, CompositeKey, Job, TextKey
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture(autouse=True)
+def large_means_100_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(census, "SMALL", 100)
+    for module in (census, overview):
+        monkeypatch.setattr(module, "MOST", 50)
+
+
+def analyse(model: Any) -> None:
+    """Refresh the statistics of a table."""
+    word = "ANALYZE TABLE" if connection.vendor == "mysql" else "ANALYZE"
+    with connection.cursor() as cursor:
+        cursor.execute(f"{word} {table_of(model)}")
+        if connection.vendor == "mysql":
+            cursor.fetchall()
+
+
+def jobs(**counts: int) -> None:
+    states = [state.rstrip("_") for state, n in counts.items() for _ in range(n)]
+    Job.objects.bulk_create(Job(status=state) for state in states)
+    analyse(Job)
+
+
+def test_a_small_table_is_counted() -> None:
+    jobs(open_=30, complete=20, failed=10)
+    seen = census.census(Job, "default")
+    assert (seen.progress.open, seen.progress.complete, seen.progress.failed) == (30, 20, 10)
+    assert not seen.estimated
+
+
+def test_of_a_large_table_rare_states_are_counted_and_the_others_estimated() -> None:
+    """What is completed shows although the statistics are older."""
+    jobs(open_=3000, complete=1000, failed=7)
+    seen = census.census(Job, "default")
+    assert seen.estimated == {"open", "complete"}
+    assert seen.progress.failed == 7
+    assert seen.progress.open == pytest.approx(3000, rel=0.05)
+    assert seen.progress.complete == pytest.approx(1000, rel=0.1)
+    for _ in range(2):
+        Job.objects.complete(Job.objects.claim_batch(500))
+    assert census.census(Job, "default").progress.complete == pytest.approx(2000, rel=0.1)
+
+
+@pytest.mark.parametrize("model", [TextKey, CompositeKey, Child], ids=lambda model: model.__name__)
+def test_keys_of_every_kind_are_estimated(model: Any) -> None:
+    make(model, 120)
+    analyse(model)
+    assert census.census(model, "default").progress.open == pytest.approx(120, abs=40)
+
+
+def test_of_many_running_rows_only_the_first_are_read() -> None:
+    jobs(open_=400, complete=1600)
+    rows = Job.objects.claim_batch(400, claimed_by="user:17")
+    for row in rows[:2]:
+        set_raw(row, "expires_at", clock("-1 HOUR"))
+    analyse(Job)
+    seen = overview.overview(Job, "default", exact=False)
+    assert seen.expired == 2
+    assert [(holder.name, holder.rows) for holder in seen.holders] == [("user:17", 50)]
+
+
+#: Takes minutes, and touches no table of ours. MariaDB and MySQL bound recursions by themselves.
+ENDLESS = (
+    "SELECT SUM(a.ordinal_position * b.ordinal_position * c.ordinal_position)"
+    " FROM information_schema.columns a, information_schema.columns b, information_schema.columns c"
+    if connection.vendor == "mysql"
+    else "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 900000000)"
+    " SELECT COUNT(*) FROM n"
+)
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["alone", "in the caller's transaction"])
+def test_a_question_that_takes_too_long_is_cut_off(inside: bool) -> None:
+    """The session works on, and its next question has no limit."""
+
+    def ask() -> None:
+        limit = dialect_for(connection).time_limit(timedelta(milliseconds=200))
+        with pytest.raises(OperationalError), limit, connection.cursor() as cursor:
+            cursor.execute(ENDLESS)
+
+    make(Job, 1)
+    before = session_limit()
+    if inside:
+        with transaction.atomic():
+            ask()
+    else:
+        ask()
+    assert Job.objects.count() == 1
+    assert session_limit() == before
+
+
+def test_many_quick_questions_share_one_limit() -> None:
+    """The limit is for the block, not for each statement."""
+    sleep = {"postgresql": "SELECT pg_sleep(0.3)", "mysql": "SELECT SLEEP(0.3)"}
+    question = sleep.get(connection.vendor, ENDLESS.replace("900000000", "900000"))
+
+    def ask_often() -> None:
+        with dialect_for(connection).time_limit(timedelta(milliseconds=400)):
+            for _ in range(1000):
+                execute(question)
+
+    with pytest.raises(OperationalError):
+        ask_often()
+
+
+def session_limit() -> Any:
+    """Return how long the server lets a statement of this session take."""
+    if connection.vendor == "sqlite":
+        return None
+    question = "SHOW statement_timeout"
+    if connection.vendor == "mysql":
+        maria = getattr(connection, "mysql_is_mariadb", False)
+        question = f"SELECT @@SESSION.{'max_statement_time' if maria else 'max_execution_time'}"
+    with connection.cursor() as cursor:
+        cursor.execute(question)
+        return cursor.fetchone()[0]
