@@ -1,4 +1,4 @@
-"""``@handler`` refuses in one sentence what could not work, and knows what kind of function it was given."""
+"""``@handler`` refuses what cannot work, and knows what kind of function it was given."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -6,16 +6,14 @@ from typing import Any
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
-from django.db.models import F
 
 from django_taskclaim import handler
-from django_taskclaim.handlers import Handler, handler_for, unregister
-from django_taskclaim.policy import Policy, set_policy
+from django_taskclaim.handlers import handler_for, unregister
 from django_taskclaim.testing import run_due
-from django_taskclaim.worker.inflight import units_of
-from django_taskclaim.worker.outcomes import of_answer
-from tests.factories import claimed, make
+from tests.factories import make
 from tests.testapp.models import Effect, Photo
+
+pytestmark = [pytest.mark.once, pytest.mark.django_db]
 
 
 @pytest.fixture(autouse=True)
@@ -41,116 +39,68 @@ async def async_generator(photos: list[Photo]) -> Any:
 def no_row() -> None: ...
 
 
+class Asynchronous:
+    async def __call__(self, photo: Photo) -> None: ...
+
+
+@pytest.mark.promise(14)
 @pytest.mark.parametrize(
-    ("options", "function", "said"),
+    ("options", "function", "error", "named"),
     [
-        ({"atomic": True}, coroutine, "coroutine cannot be atomic"),
-        ({}, generator, "it is a generator"),
-        ({"batch": True}, async_generator, "is an async generator"),
-        ({"concurrency": 3}, plain, "is no coroutine function"),
-        ({}, no_row, "no_row must take one row"),
-        ({"batch": True}, no_row, "no_row must take a list of rows"),
+        ({"atomic": True}, coroutine, TypeError, "atomic"),
+        ({"atomic": True}, Asynchronous(), TypeError, "atomic"),
+        ({"atomic": True}, functools.partial(coroutine), TypeError, "atomic"),
+        ({"completion": coroutine}, plain, TypeError, "coroutine"),
+        ({}, generator, TypeError, "generator"),
+        ({"batch": True}, async_generator, TypeError, "async generator"),
+        ({"concurrency": 3}, plain, TypeError, "no coroutine function"),
+        ({}, no_row, TypeError, "one row"),
+        ({"batch": True}, no_row, TypeError, "list of rows"),
+        ({"order_by": "url"}, plain, TypeError, "order_by"),
+        ({"order_by": ["no_such_column"]}, plain, ValueError, "order_by"),
+        ({"concurrency": 0}, coroutine, ValueError, "concurrency"),
+        ({"batch_size": 0}, plain, ValueError, "batch_size"),
+        ({"max_attempts": 0}, plain, ValueError, "max_attempts"),
     ],
 )
-def test_a_function_that_cannot_serve_is_refused(
-    options: dict[str, Any], function: Any, said: str
+def test_what_cannot_work_is_refused_and_named(
+    options: dict[str, Any], function: Any, error: type[Exception], named: str
 ) -> None:
-    with pytest.raises(TypeError, match=said):
+    with pytest.raises(error, match=named):
         handler(Photo, **options)(function)
     assert handler_for(Photo) is None
 
 
-@pytest.mark.parametrize("order", ["url", None, 5, F("url")])
-def test_an_order_must_be_a_list(order: Any) -> None:
-    with pytest.raises(TypeError, match="order_by is a list"):
-        handler(Photo, order_by=order)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"concurrency": 0}, {"batch_size": 0}, {"max_attempts": 0}, {"order_by": ["no_such_column"]}],
-)
-def test_a_value_that_makes_no_sense_is_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=next(iter(options))):
-        handler(Photo, **options)
-
-
 def test_a_second_handler_is_refused() -> None:
     handler(Photo)(plain)
-    with pytest.raises(ImproperlyConfigured, match="a second one"):
+    with pytest.raises(ImproperlyConfigured, match="second"):
         handler(Photo, batch=True)(generator)
 
 
-def test_what_is_yielded_is_part_of_the_call() -> None:
-    """A generator has run to its end when the call returns, so it runs inside an atomic handler's transaction."""
-    handler(Photo, batch=True)(generator)
-    found = handler_for(Photo)
-    assert found is not None
-    rows = [Photo(pk=1), Photo(pk=2)]
-    assert found.call(rows) == rows
-
-
-def test_a_batch_is_one_unit_and_rows_are_one_each() -> None:
-    handler(Photo, batch=True)(generator)
-    found = handler_for(Photo)
-    assert found is not None
-    rows = [claimed(Photo(pk=1)), claimed(Photo(pk=2))]
-    assert [len(unit.tasks) for unit in units_of(found, rows)] == [2]
-    assert units_of(found, []) == []
-
-
-def test_an_outcome_may_be_named_by_row_key_or_instance() -> None:
-    """Another instance of the same row will do; what names no row of the batch is passed over."""
-    first, second, third = (Photo(pk=number) for number in (1, 2, 3))
-    error = ValueError("no")
-    assert of_answer([first, second, third], {Photo(pk=1): None, 2: error, 3: None, 9: None}) == [
-        None,
-        error,
-        None,
-    ]
-    assert of_answer([first, second, third], [1, (second, error), third]) == [None, error, None]
-
-
-@pytest.mark.parametrize("answer", [7, "1", True, object()])
-def test_an_answer_that_is_none_is_a_type_error(answer: Any) -> None:
-    with pytest.raises(TypeError, match="returns None, a mapping or an iterable"):
-        of_answer([Photo(pk=1)], answer)
-
-
-def test_a_callable_that_compares_by_value_is_a_handler_like_any_other() -> None:
-    class Measure:
-        def __eq__(self, other: object) -> bool:
-            return isinstance(other, Measure)
-
-        __hash__ = None  # type: ignore[assignment]
-
-        def __call__(self, row: Any) -> None:
-            """Nothing."""
-
-    assert not Handler(Photo, Measure()).is_async
-
-
-class Asynchronous:
-    async def __call__(self, photo: Photo) -> None: ...
-
-    async def method(self, photo: Photo) -> None: ...
+def yields(photos: list[Photo]) -> Any:
+    """One row is done, one failed by its key and one by its instance; the others are not named."""
+    yield photos[0]
+    yield Photo(pk=photos[1].pk), ValueError("no")
+    yield photos[2].pk, ValueError("no")
 
 
 @pytest.mark.parametrize(
-    "function",
-    [Asynchronous(), Asynchronous().method, functools.partial(coroutine)],
-    ids=["object", "method", "partial"],
+    ("answer", "completed"),
+    [
+        (yields, 1),
+        (lambda photos: {photos[0].pk: None, Photo(pk=photos[1].pk): ValueError("no")}, 1),
+        (lambda photos: None, 4),
+        (lambda photos: 7, 0),
+        (lambda photos: "1", 0),
+    ],
+    ids=["generator", "mapping", "none", "number", "text"],
 )
-def test_a_coroutine_function_is_known_in_every_form(function: Any) -> None:
-    handler(Photo, concurrency=3)(function)
-    found = handler_for(Photo)
-    assert found is not None
-    assert found.is_async
-    assert found.name.startswith("tests.test_handlers.")
-    with pytest.raises(TypeError, match="cannot be atomic"):
-        handler(Photo, atomic=True)(function)
-    with pytest.raises(TypeError, match="cannot be a coroutine function"):
-        handler(Photo, completion=function)
+def test_a_batch_handler_answers_for_each_row(answer: Any, completed: int) -> None:
+    """By instance, key or another instance of the same row. What is no answer fails every row."""
+    make(Photo, 4)
+    handler(Photo, batch=True, max_attempts=1)(answer)
+    assert run_due(Photo).completed == completed
+    assert Photo.objects.progress().complete == completed
 
 
 def wrapped(function: Callable[..., Any]) -> Any:
@@ -168,32 +118,22 @@ async def another_coroutine(photo: Photo) -> Any:
     return coroutine(photo)
 
 
-def future(photo: Photo) -> Any:
-    class Future:
-        def __await__(self) -> Any:
-            yield
-
-    return Future()
-
-
-@pytest.mark.django_db
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(
     ("options", "function"),
     [
         ({}, wrapped(coroutine)),
         ({}, wrapped(generator)),
-        ({}, wrapped(async_generator)),
-        ({}, future),
         ({}, another_coroutine),
+        ({"batch": True}, wrapped(async_generator)),
         ({"atomic": True}, wrapped(coroutine)),
-        ({"batch": True}, wrapped(coroutine)),
-        ({"batch": True}, wrapped(future)),
-        ({"batch": True, "atomic": True}, wrapped(async_generator)),
         ({"completion": wrapped(coroutine)}, plain),
     ],
 )
-def test_work_that_nobody_has_run_is_not_done(options: dict[str, Any], function: Any) -> None:
+def test_a_coroutine_that_nobody_has_run_is_a_failure(
+    options: dict[str, Any], function: Any
+) -> None:
+    """The row is not complete, and an atomic handler has written nothing."""
     (row,) = make(Photo)
     handler(Photo, max_attempts=1, **options)(function)
     assert run_due(Photo).failed == 1
@@ -202,13 +142,3 @@ def test_work_that_nobody_has_run_is_not_done(options: dict[str, Any], function:
     assert "so its work was not done" in row.last_error
     if "atomic" in options or "completion" in options:
         assert not Effect.objects.exists()
-
-
-@pytest.mark.django_db
-def test_the_same_goes_for_a_method_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    (row,) = make(Photo)
-    monkeypatch.setattr(Photo, "process", wrapped(coroutine), raising=False)
-    set_policy(Photo, Policy(own_max_attempts=1))
-    assert run_due(Photo).failed == 1
-    row.refresh_from_db()
-    assert "coroutine returned an awaitable that nobody has awaited" in row.last_error

@@ -1,0 +1,114 @@
+"""Every table of the package has an age or a bound, and none grows with the rows that are worked on."""
+
+import os
+import re
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.apps import apps
+from django.db import models
+
+from django_taskclaim import conf
+from django_taskclaim.control.models import (
+    ClaimEvent,
+    LiveSettings,
+    OperatorAct,
+    ThroughputMinute,
+    WorkerOrder,
+)
+from django_taskclaim.dialects import DatabaseLater
+from django_taskclaim.models import FleetLimit, NamedLease, Switch, Throttle, WorkerProcess
+from tests import documents
+from tests.behaviour.support import claimable_rows
+from tests.commands import run, shell
+from tests.testapp.models import QuickJob
+
+pytestmark = pytest.mark.django_db(databases="__all__")
+
+#: At most one row for each model.
+BOUNDED = {FleetLimit, Switch, LiveSettings}
+
+Columns = Callable[[Any, int], dict[str, Any]]
+
+#: The columns of a row of that age and number, and the setting that limits its age.
+AGES: dict[Any, tuple[Columns, str]] = {
+    WorkerProcess: (
+        lambda at, n: {
+            "name": f"w{n}",
+            "host": "h",
+            "pid": 1,
+            "version": "1",
+            "started_at": at,
+            "seen_at": at,
+        },
+        "WORKER_RETENTION",
+    ),
+    Throttle: (
+        lambda at, n: {
+            "process": f"w{n}",
+            "label": "x",
+            "source": "lag",
+            "since_at": at,
+            "until": at,
+        },
+        "WORKER_RETENTION",
+    ),
+    NamedLease: (lambda at, n: {"name": f"n{n}", "claimed_at": at}, "WORKER_RETENTION"),
+    OperatorAct: (
+        lambda at, n: {"at": at, "model": "x", "act": "reset", "by": "ada"},
+        "ACT_RETENTION",
+    ),
+    ThroughputMinute: (
+        lambda at, n: {"at": at, "model": "x", "run": str(n)},
+        "THROUGHPUT_RETENTION",
+    ),
+    ClaimEvent: (
+        lambda at, n: {"at": at, "model": "x", "key": "1", "event": "claimed"},
+        "HISTORY_RETENTION",
+    ),
+    WorkerOrder: (lambda at, n: {"at": at, "worker": "w", "order": "stop"}, "WORKER_RETENTION"),
+}
+
+
+def our_tables() -> set[type[models.Model]]:
+    """Return every concrete model of the package."""
+    ours = [one for one in apps.get_app_configs() if one.name.startswith("django_taskclaim")]
+    return {model for app in ours for model in app.get_models() if not model._meta.proxy}
+
+
+@pytest.mark.once
+def test_the_page_states_the_age_or_bound_of_every_table() -> None:
+    assert our_tables() == {*AGES, *BOUNDED}
+    page = (documents.DOCS / "operating.md").read_text(encoding="utf-8")
+    told = re.findall(r"^\| `(taskclaim_\w+)` \|.*\| (?:`(\w+)`)? ?\|$", page, re.MULTILINE)
+    wanted = {model._meta.db_table: name for model, (_columns, name) in AGES.items()}
+    assert dict(told) == {**wanted, **{model._meta.db_table: "" for model in BOUNDED}}
+
+
+def test_old_rows_of_every_table_are_deleted_in_chunks(settings: Any) -> None:
+    settings.TASKCLAIM = {"CHUNK_SIZE": 2}
+    for table, (columns, name) in AGES.items():
+        old = DatabaseLater(-conf.duration(name) - timedelta(hours=1))
+        for number in range(7):
+            young = DatabaseLater(timedelta(minutes=-5))
+            table.objects.create(**columns(young if number > 4 else old, number))
+    run("release_expired")
+    assert {table.__name__: table.objects.count() for table in AGES} == {
+        table.__name__: 2 for table in AGES
+    }
+
+
+@pytest.mark.promise(13)
+@pytest.mark.timeout(7200)
+def test_rows_that_are_worked_on_leave_nothing_behind(process_env: dict[str, str]) -> None:
+    """A process writes one row of throughput for a minute. ``TASKCLAIM_TEST_ROWS`` asks for more rows."""
+    rows = int(os.environ.get("TASKCLAIM_TEST_ROWS", "500"))
+    claimable_rows(QuickJob, rows)
+    done = shell(process_env, "claimworker", "testapp.QuickJob", "--drain", "--in-process")
+    assert done.returncode == 0, done.stderr
+    assert QuickJob.objects.progress().complete == rows
+    sizes = {model.__name__: model._base_manager.count() for model in our_tables()}
+    assert sizes.pop("ThroughputMinute") >= 1
+    assert sum(sizes.values()) <= 10, sizes

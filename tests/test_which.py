@@ -1,0 +1,107 @@
+"""A run proves which package and which database it tested, and that its processes used the same ones."""
+
+import os
+import socket
+import subprocess
+import sys
+import sysconfig
+from importlib import resources
+from pathlib import Path
+
+import dj_database_url
+import pytest
+from django.db import connections
+
+import django_taskclaim
+from tests import servers
+from tests.conftest import server_version
+from tests.factories import SHAPES, make
+from tests.testapp.models import Ledger
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.mark.skipif("TASKCLAIM_TEST_EXPECT" not in os.environ, reason="no database is expected")
+def test_the_server_is_the_one_that_was_asked_for() -> None:
+    version = server_version().lower()
+    found = next(name for name in ("sqlite", "postgres", "mariadb", "mysql") if name in version)
+    assert found == os.environ["TASKCLAIM_TEST_EXPECT"]
+
+
+CHILD = """
+import django, django_taskclaim
+django.setup()
+from tests.testapp.models import Ledger
+print(Ledger.objects.get().note, django_taskclaim.__file__)
+Ledger.objects.using("other").create(model="b", key="2", note="from the child")
+"""
+
+
+@pytest.mark.django_db(transaction=True, databases="__all__")
+def test_a_process_uses_the_test_databases_and_the_same_package(
+    process_env: dict[str, str],
+) -> None:
+    """They are two databases of their own."""
+    names = {str(connections[alias].settings_dict["NAME"]) for alias in ("default", "other")}
+    assert len(names) == 2
+    assert all(Path(name).name.startswith("test_") for name in names)
+    Ledger.objects.create(model="a", key="1", note="parent")
+    command = [sys.executable, "-c", CHILD]
+    output = subprocess.check_output(command, env=process_env, cwd=ROOT, text=True)
+    assert output.split() == ["parent", str(django_taskclaim.__file__)]
+    assert Ledger.objects.using("other").get().note == "from the child"
+
+
+@pytest.mark.once
+def test_an_unreachable_server_ends_the_run_with_a_sentence() -> None:
+    """Its password is not shown."""
+    with socket.socket() as held:
+        # Nobody listens on it, and nobody else can begin to.
+        held.bind(("127.0.0.1", 0))
+        url = f"postgres://me:secret@127.0.0.1:{held.getsockname()[1]}/nowhere"
+        run = subprocess.run(
+            [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", __file__],
+            cwd=ROOT,
+            env={**os.environ, "DATABASE_URL": url},
+            capture_output=True,
+            text=True,
+        )
+    assert run.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "no database answers there" in run.stderr
+    assert url.replace("secret", "…") in run.stderr
+    assert "secret" not in run.stderr
+
+
+@pytest.mark.once
+def test_a_url_survives_being_spelled_again() -> None:
+    parts = {
+        "ENGINE": "django.db.backends.mysql",
+        "NAME": "test_my db",
+        "USER": "us/er@x",
+        "PASSWORD": "p:w%",
+        "HOST": "db.example",
+        "PORT": 3307,
+    }
+    again = dj_database_url.parse(servers.url_of(parts))
+    assert {name: again[name] for name in parts} == parts
+
+
+@pytest.mark.skipif("TOX_ENV_NAME" not in os.environ, reason="only tox installs the wheel")
+def test_tox_tests_the_installed_wheel() -> None:
+    site_packages = Path(sysconfig.get_path("purelib"))
+    assert Path(django_taskclaim.__file__).is_relative_to(site_packages)
+
+
+@pytest.mark.once
+def test_the_package_is_typed_and_imports_no_models() -> None:
+    assert resources.files(django_taskclaim).joinpath("py.typed").is_file()
+    code = "import sys, django_taskclaim; assert 'django.db.models' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("shape", SHAPES)
+def test_factories_make_open_rows_of_every_shape(shape: type) -> None:
+    rows = make(shape, 4, note=lambda i: f"note {i}")
+    stored = {row.pk: row.note for row in shape.objects.open()}  # type: ignore[attr-defined]
+    assert [stored[row.pk] for row in rows] == [f"note {i}" for i in range(4)]
