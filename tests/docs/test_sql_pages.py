@@ -6,6 +6,7 @@ A statement finds its test by the heading above it.
 import re
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,7 +16,6 @@ from django_taskclaim.control.models import OperatorAct
 from django_taskclaim.dialects import DatabaseLater, DatabaseNow
 from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.models import Throttle
-from django_taskclaim.querysets.repairing import count
 from django_taskclaim.switch import pause, paused_by
 from tests import documents
 from tests.behaviour.support import clock, facts, set_raw, stored
@@ -32,7 +32,7 @@ BLOCK = re.compile(r"^```sql\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 WORKER, OTHER = "worker@web-3:4711#a1b2", "worker@web-3:47110#c3d4"
 ONE_EACH = dict.fromkeys(["open", "processing", "complete", "failed", "paused"], 1)
 
-TESTS: dict[str, Callable[[], None]] = {}
+Paste = Callable[..., Any]
 
 
 def statements(vendor: str) -> dict[str, str]:
@@ -41,22 +41,14 @@ def statements(vendor: str) -> dict[str, str]:
     return {heading: BLOCK.findall(section)[0] for heading, section in SECTION.findall(text)}
 
 
-PAGE = statements(connection.vendor)
+def named_after(heading: str) -> str:
+    """Return the name of the test of the statement under a heading."""
+    return "test_" + re.sub(r"\W+", "_", heading.lower()).strip("_")
 
 
-def under(heading: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
-    """Register the test of the statement under a heading."""
-
-    def register(test: Callable[[], None]) -> Callable[[], None]:
-        TESTS[heading] = test
-        return test
-
-    return register
-
-
-def paste(heading: str, **replaced: Any) -> Any:
+def execute(heading: str, **replaced: Any) -> Any:
     """Run a statement as somebody at a prompt would; return the rows shown, else how many were written."""
-    text = PAGE[heading].replace("photos_photo", "testapp_photo")
+    text = statements(connection.vendor)[heading].replace("photos_photo", "testapp_photo")
     text = text.replace("photos.photo", "testapp.photo")
     for old, new in replaced.items():
         assert old in text
@@ -64,6 +56,18 @@ def paste(heading: str, **replaced: Any) -> Any:
     with connection.cursor() as cursor:
         cursor.execute(text)
         return cursor.fetchall() if cursor.description else cursor.rowcount
+
+
+@pytest.fixture
+def paste(request: pytest.FixtureRequest) -> Paste:
+    """Return what runs the statement that this test is named after."""
+    headings = {named_after(heading): heading for heading in statements(connection.vendor)}
+    return partial(execute, headings[request.node.name])
+
+
+def contradictions() -> dict[str, int]:
+    """Return how many rows of each state contradict themselves, by the page's own statement."""
+    return dict(execute("Which rows contradict themselves?"))
 
 
 def held_by(holder: str, n: int = 1, **raw: str) -> list[Any]:
@@ -95,102 +99,91 @@ def assert_free(row: Any) -> None:
 # Looking
 
 
-@under("How far is it?")
-def how_far() -> None:
+def test_how_far_is_it(paste: Paste) -> None:
     in_each_state(Photo)
-    assert dict(paste("How far is it?")) == ONE_EACH
+    assert dict(paste()) == ONE_EACH
 
 
-@under("Who holds what?")
-def who_holds() -> None:
+def test_who_holds_what(paste: Paste) -> None:
     held_by(WORKER, 3)
     held_by("worker@web-3:4711#other")
     held_by("user:17", 2, expires_at=clock("-1 HOUR"))
-    shown = {name: (rows, int(left)) for name, rows, left in paste("Who holds what?")}
+    shown = {name: (rows, int(left)) for name, rows, left in paste()}
     assert {name: rows for name, (rows, _) in shown.items()} == {WORKER[:17]: 4, "user:17": 2}
     assert 0 < shown[WORKER[:17]][1] <= 60
     assert shown["user:17"][1] < -3000
 
 
-@under("Which workers live?")
-def workers() -> None:
+def test_which_workers_live(paste: Paste) -> None:
     live_worker("testapp.Photo", seen=2, rows_done=7)
     live_worker("testapp.Photo", seen=3000)
-    first, second = paste("Which workers live?")
+    first, second = paste()
     assert (first[0], second[0], first[4]) == ("worker@host:0", "worker@host:1", 7)
     assert int(first[6]) < 3000 <= int(second[6])
 
 
-@under("Is it paused?")
-def is_paused() -> None:
-    assert list(paste("Is it paused?")) == []
+def test_is_it_paused(paste: Paste) -> None:
+    assert list(paste()) == []
     pause(Photo, by="ann", reason="deploy")
     pause(Job, by="bob")
-    ((scope, _since, until, who, reason),) = paste("Is it paused?")
+    ((scope, _since, until, who, reason),) = paste()
     assert (scope, until, who, reason) == ("testapp.photo", None, "ann", "deploy")
 
 
-@under("Is it throttled?")
-def is_throttled() -> None:
+def test_is_it_throttled(paste: Paste) -> None:
     common = {"process": "w", "label": "testapp.photo", "reason": "slow", "since_at": DatabaseNow()}
     for source, hours in (("lag", 1), ("old", -1)):
         until = DatabaseLater(timedelta(hours=hours))
         Throttle.objects.create(**common, source=source, until=until)
-    assert [row[1] for row in paste("Is it throttled?")] == ["lag"]
+    assert [row[1] for row in paste()] == ["lag"]
 
 
-@under("What waits, and for how long?")
-def what_waits() -> None:
+def test_what_waits_and_for_how_long(paste: Paste) -> None:
     make(Photo, 3)
     Photo.objects.release(Photo.objects.claim_batch(2), delay=7200)
-    ((waiting, seconds),) = paste("What waits, and for how long?")
+    ((waiting, seconds),) = paste()
     assert waiting == 2
     assert 6000 < int(seconds) <= 7200
 
 
-@under("What is stuck?")
-def what_is_stuck() -> None:
+def test_what_is_stuck(paste: Paste) -> None:
     (ended,) = held_by(WORKER, expires_at=clock("-1 HOUR"))
     (endless,) = held_by(WORKER, expires_at="NULL")
     held_by(OTHER)
-    assert {row[:2] for row in paste("What is stuck?")} == {
+    assert {row[:2] for row in paste()} == {
         (ended.pk, WORKER),
         (endless.pk, WORKER),
     }
 
 
-@under("Which errors are there?")
-def which_errors() -> None:
+def test_which_errors_are_there(paste: Paste) -> None:
     failed(Photo, 2, ConnectionError("gone"))
     failed(Photo, 1, ValueError("no"))
-    shown = [(name, rows, text) for name, rows, _at, text in paste("Which errors are there?")]
+    shown = [(name, rows, text) for name, rows, _at, text in paste()]
     assert shown == [("ConnectionError", 2, "gone"), ("ValueError", 1, "no")]
 
 
-@under("Which rows contradict themselves?")
-def which_contradict() -> None:
+def test_which_rows_contradict_themselves(paste: Paste) -> None:
     completed(Photo)
-    assert list(paste("Which rows contradict themselves?")) == []
+    assert list(paste()) == []
     contradictory()
-    assert dict(paste("Which rows contradict themselves?")) == ONE_EACH
+    assert dict(paste()) == ONE_EACH
 
 
-@under("Who did what lately?")
-def who_did_what() -> None:
+def test_who_did_what_lately(paste: Paste) -> None:
     act = {"at": DatabaseNow(), "model": "testapp.photo", "act": "reset", "by": "ada"}
     OperatorAct.objects.create(**act, rows=3, reason="mended")
-    ((_at, *told),) = paste("Who did what lately?")
+    ((_at, *told),) = paste()
     assert told == ["testapp.photo", "reset", 3, "ada", "mended"]
 
 
 # The switch
 
 
-@under("Stop a model")
-def stop_a_model() -> None:
+def test_stop_a_model(paste: Paste) -> None:
     make(Photo)
     pause(Photo, reason="before", until=60)
-    paste("Stop a model")
+    paste()
     switch = paused_by(Photo)
     assert switch is not None
     assert (switch.by, switch.reason) == ("ada", "the image server is down")
@@ -199,23 +192,21 @@ def stop_a_model() -> None:
     assert paused_by(Job) is None
 
 
-@under("Stop everything, for an hour")
-def stop_everything() -> None:
+def test_stop_everything_for_an_hour(paste: Paste) -> None:
     make(Photo)
     for _ in range(2):
-        paste("Stop everything, for an hour")
+        paste()
     assert Photo.objects.claim_batch(1) == []
     switch = paused_by(Job)
     assert switch is not None
     assert switch.until == switch.paused_at + timedelta(hours=1)  # type: ignore[operator]
 
 
-@under("Let a model go on")
-def let_a_model_go_on() -> None:
+def test_let_a_model_go_on(paste: Paste) -> None:
     make(Photo)
     pause(Photo)
     pause(Job)
-    assert paste("Let a model go on") == 1
+    assert paste() == 1
     assert len(Photo.objects.claim_batch(1)) == 1
     assert paused_by(Job) is not None
 
@@ -223,113 +214,99 @@ def let_a_model_go_on() -> None:
 # Rows
 
 
-@under("Free the rows of a dead worker")
-def free_a_dead_worker() -> None:
+def test_free_the_rows_of_a_dead_worker(paste: Paste) -> None:
     (row,), (others,) = held_by(WORKER), held_by(OTHER)
     untouched = stored(others)
-    assert paste("Free the rows of a dead worker") == 1
+    assert paste() == 1
     assert stored(others) == untouched
     freed = facts(row)
     assert (freed.status, freed.iteration, freed.attempts) == ("open", 1, 0)
     assert_free(row)
 
 
-@under("Free all rows whose lease has ended")
-def free_the_expired() -> None:
+def test_free_all_rows_whose_lease_has_ended(paste: Paste) -> None:
     (row,) = held_by(WORKER, expires_at=clock("-1 HOUR"))
     (person,) = held_by("user:17", expires_at=clock("-1 HOUR"))
     (running,) = held_by(OTHER)
     untouched = stored(running)
-    assert paste("Free all rows whose lease has ended") == 2
+    assert paste() == 2
     assert stored(running) == untouched
     assert [facts(one).attempts for one in (row, person)] == [1, 0]
+    assert contradictions() == {}
     assert_free(row)
 
 
-@under("Reset ten failed rows")
-def reset_ten() -> None:
+def test_reset_ten_failed_rows(paste: Paste) -> None:
     failed(Photo, 12, ConnectionError("gone"))
     failed(Photo, 1, ValueError("no"))
-    assert paste("Reset ten failed rows") == 10
+    assert paste() == 10
     assert len(Photo.objects.claim_batch(20)) == 10
     assert {row.error_class for row in Photo.objects.failed()} == {"ConnectionError", "ValueError"}
 
 
-@under("Reset all that failed like that")
-def reset_all() -> None:
+def test_reset_all_that_failed_like_that(paste: Paste) -> None:
     """The row is as the verb would have left it."""
     by_hand, by_the_verb = failed(Photo, 2, ConnectionError("gone"), url="same")
     Photo.objects.filter(pk=by_the_verb.pk).reset()
-    assert paste("Reset all that failed like that") == 1
+    assert paste() == 1
     assert stored(by_hand) | {"Photo.id": 0} == stored(by_the_verb) | {"Photo.id": 0}
 
 
-@under("Set rows aside")
-def set_aside() -> None:
+def test_set_rows_aside(paste: Paste) -> None:
     (row,), (other,) = make(Photo, 1, country="NZ"), make(Photo, 1)
-    assert paste("Set rows aside") == 1
+    assert paste() == 1
     assert [facts(one).status for one in (row, other)] == ["paused", "open"]
 
 
-@under("Let them go on")
-def let_them_go_on() -> None:
+def test_let_them_go_on(paste: Paste) -> None:
     (row,) = make(Photo, 1, country="NZ", status="paused")
-    assert paste("Let them go on") == 1
+    assert paste() == 1
     assert (facts(row).status, facts(row).iteration) == ("open", 1)
+    assert contradictions() == {}
 
 
-@under("Take one row out that breaks its worker")
-def take_one_out() -> None:
+def test_take_one_row_out_that_breaks_its_worker(paste: Paste) -> None:
     (row,) = held_by(WORKER)
-    assert paste("Take one row out that breaks its worker", **{"id = 17": f"id = {row.pk}"}) == 1
+    assert paste(**{"id = 17": f"id = {row.pk}"}) == 1
     now = facts(row)
-    assert (now.status, now.error_class, now.expires_at) == ("failed", "FailedByOperator", None)
+    assert (now.status, now.error_class) == ("failed", "FailedByOperator")
+    assert contradictions() == {}
     with pytest.raises(ClaimLost):
         row.claim.complete()
 
 
-@under("Put open and paused ones right")
-def put_waiting_ones_right() -> None:
+def test_put_open_and_paused_ones_right(paste: Paste) -> None:
     contradictory()
-    assert paste("Put open and paused ones right") == 2
-    assert not {name for name in count(Photo.objects.all()) if name.startswith(("open", "paused"))}
+    assert paste() == 2
+    assert contradictions() == dict.fromkeys(["processing", "complete", "failed"], 1)
 
 
-@under("Put complete and failed ones right")
-def put_ended_ones_right() -> None:
+def test_put_complete_and_failed_ones_right(paste: Paste) -> None:
     rows = contradictory()
-    assert paste("Put complete and failed ones right") == 2
-    assert not {name for name in count(Photo.objects.all()) if name.startswith("complete")}
+    assert paste() == 2
+    assert contradictions() == dict.fromkeys(["open", "processing", "paused"], 1)
     assert facts(rows["complete"]).claimed_by is not None
 
 
-@under("Delete a thousand rows that are long done")
-def delete_old_ones() -> None:
+def test_delete_a_thousand_rows_that_are_long_done(paste: Paste) -> None:
     completed(Photo, 2)
     completed(Photo, 1, "29 DAY")
     in_each_state(Photo)
-    assert paste("Delete a thousand rows that are long done") == 2
+    assert paste() == 2
     assert Photo.objects.count() == 6
 
 
-@under("Write down what you did")
-def write_it_down() -> None:
-    paste("Write down what you did")
+def test_write_down_what_you_did(paste: Paste) -> None:
+    paste()
     (act,) = OperatorAct.objects.all()
     told = (act.model, act.act, act.rows, act.by, act.reason)
     assert told == ("testapp.photo", "reset", 10, "ada", "the image server is back")
     assert OperatorAct.objects.filter(at__gt=DatabaseLater(timedelta(hours=-1))).exists()
 
 
-@pytest.mark.parametrize("heading", PAGE)
-def test_a_statement_does_what_it_says(heading: str) -> None:
-    """No row contradicts itself afterwards, unless the test began with such rows."""
-    TESTS[heading]()
-    if "right" not in heading and "contradict" not in heading and "stuck" not in heading:
-        assert count(Photo.objects.all()) == {}
-
-
 @pytest.mark.once
-def test_every_database_has_the_same_statements() -> None:
+def test_each_statement_has_its_test_and_stands_on_every_page() -> None:
+    tests = {name for name in globals() if name.startswith("test_")}
+    tests.discard("test_each_statement_has_its_test_and_stands_on_every_page")
     for vendor in ("mysql", "postgresql", "sqlite"):
-        assert set(statements(vendor)) == set(TESTS)
+        assert {named_after(heading) for heading in statements(vendor)} == tests
