@@ -1,16 +1,25 @@
 """Contention is recognised by the code of the database, and nothing else is taken for it."""
 
 import sqlite3
+from typing import Any
 
 import pytest
 from django.db import DatabaseError, IntegrityError, OperationalError
 
-from django_taskclaim.contention import contention_code, refusal_code, server_code
+from django_taskclaim.contention import refusal_code, retry_on_contention
 from django_taskclaim.exceptions import RetriesExhausted
-from tests.contention.conftest import Deadlock
+from tests.contention.conftest import Deadlock, failing
+
+pytestmark = pytest.mark.once
 
 
-def test_sqlite_says_locked_in_an_extended_code() -> None:
+def caused_by(cause: Exception, error: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+def locked_in_a_shared_cache() -> sqlite3.Error:
+    """Return the error with an extended code that a real SQLite raises."""
     shared = "file:contention?mode=memory&cache=shared"
     one, two = (sqlite3.connect(shared, uri=True, isolation_level=None) for _ in range(2))
     one.execute("CREATE TABLE t (a)")
@@ -20,12 +29,7 @@ def test_sqlite_says_locked_in_an_extended_code() -> None:
         two.execute("SELECT * FROM t").fetchall()
     one.close()
     two.close()
-    assert contention_code(caught.value) == sqlite3.SQLITE_LOCKED_SHAREDCACHE
-
-
-def caused_by(cause: Exception, error: Exception) -> Exception:
-    error.__cause__ = cause
-    return error
+    return caught.value
 
 
 @pytest.mark.parametrize(
@@ -34,60 +38,50 @@ def caused_by(cause: Exception, error: Exception) -> Exception:
         (Deadlock(), "40P01"),
         (OperationalError(1213, "Deadlock found"), 1213),
         (caused_by(OperationalError(1020, "Record has changed"), DatabaseError("x")), 1020),
-        (OperationalError(2006, "Server has gone away"), None),
-        (IntegrityError(1062, "Duplicate entry"), None),
-        # About a key and about a file, not about a lock.
-        (KeyError(1213), None),
-        (OSError(5, "Input/output error"), None),
-        # Somebody dealt with the deadlock already.
-        (caused_by(Deadlock(), ValueError("the order changed meanwhile")), None),
-        (caused_by(Deadlock(), RetriesExhausted(3, 1.0, "40P01")), None),
+        (locked_in_a_shared_cache(), sqlite3.SQLITE_LOCKED_SHAREDCACHE),
     ],
     ids=repr,
 )
-def test_only_contention_has_a_code(error: Exception, code: str | int | None) -> None:
-    assert contention_code(error) == code
+def test_contention_is_retried(error: Exception, code: Any, retried: list[dict[str, Any]]) -> None:
+    assert retry_on_contention(atomic=False, wait=0).call(failing(1, error)) == "done"
+    assert [facts["code"] for facts in retried] == [code]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OperationalError(2006, "Server has gone away"),
+        IntegrityError(1062, "Duplicate entry"),
+        # About a key and about a file, not about a lock.
+        KeyError(1213),
+        OSError(5, "Input/output error"),
+        # Somebody dealt with the deadlock already.
+        caused_by(Deadlock(), ValueError("the order changed meanwhile")),
+        caused_by(Deadlock(), RetriesExhausted(3, 1.0, "40P01")),
+    ],
+    ids=repr,
+)
+def test_other_errors_are_not_retried(error: Exception, retried: list[dict[str, Any]]) -> None:
+    with pytest.raises(type(error)) as caught:
+        retry_on_contention(atomic=False, wait=0).call(failing(1, error))
+    assert caught.value is error
+    assert retried == []
 
 
 class Answer(OperationalError):
     """An error of PostgreSQL."""
 
-    def __init__(self, sqlstate: str | None) -> None:
+    def __init__(self, sqlstate: str) -> None:
         super().__init__(sqlstate)
         self.sqlstate = sqlstate
 
 
-@pytest.mark.parametrize(
-    ("error", "code"),
-    [
-        (Answer("54000"), "54000"),
-        (Answer("57014"), "57014"),
-        (Answer("53400"), "53400"),
-        (OperationalError(1644, "SIGNAL"), 1644),
-        (OperationalError(3140, "Invalid JSON text"), 3140),
-        (IntegrityError(4025, "CONSTRAINT failed"), 4025),
-        # The server can write nothing, stops, or has said nothing.
-        (Answer("25006"), None),
-        (Answer("53100"), None),
-        (Answer("57P01"), None),
-        (Answer(None), None),
-        (OperationalError(1290, "--read-only"), None),
-        (OperationalError(1053, "Server shutdown in progress"), None),
-        (OperationalError(2013, "Lost connection"), None),
-        (OperationalError(1040, "Too many connections"), None),
-        (OperationalError(1045, "Access denied"), None),
-        (Answer("25P03"), None),
-        # Others are in the way.
-        (Deadlock(), None),
-        (RetriesExhausted(3, 1.0, "40P01"), None),
-    ],
-    ids=repr,
-)
-def test_what_speaks_of_the_rows(error: Exception, code: str | int | None) -> None:
-    assert refusal_code(error) == code
-
-
-def test_what_speaks_of_the_server() -> None:
-    assert server_code(Answer("25006")) == "25006"
-    assert server_code(OperationalError(1290, "--read-only")) == 1290
-    assert server_code(OperationalError(2006, "Server has gone away")) is None
+@pytest.mark.promise(10, 12)
+def test_an_answer_about_rows_is_not_taken_for_a_server_in_trouble() -> None:
+    """The first charges a row, the second none."""
+    about_rows: list[Exception] = [Answer(code) for code in ("54000", "57014", "53400")]
+    about_rows += [OperationalError(code) for code in (1644, 3140)]
+    trouble: list[Exception] = [Answer(code) for code in ("25006", "53100", "57P01", "25P03")]
+    trouble += [OperationalError(code) for code in (1290, 1053, 2013, 1040, 1045)]
+    assert None not in [refusal_code(error) for error in about_rows]
+    assert {refusal_code(error) for error in trouble} == {None}

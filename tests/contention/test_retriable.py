@@ -1,17 +1,76 @@
-"""A proxy retries the public methods of any object and is its target in all else."""
+"""The options of a retry, and the proxy that retries the public methods of any object."""
 
 import asyncio
 import copy
 import functools
 import inspect
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from django_taskclaim.contention import Retriable
+from django_taskclaim.contention import Retriable, contention_retried, retry_on_contention
 from django_taskclaim.exceptions import RetriesExhausted
 from tests.contention.conftest import Deadlock, failing
+
+pytestmark = pytest.mark.once
+
+
+def test_waits_grow_to_their_limit_with_full_jitter() -> None:
+    rounds = []
+    for _ in range(100):
+        waits: list[float] = []
+        options = {"wait": timedelta(milliseconds=100), "max_wait": 0.5, "sleep": waits.append}
+        retry_on_contention(retries=4, atomic=False, **options).call(failing(4))  # type: ignore[arg-type]
+        rounds.append(waits)
+    for drawn, limit in zip(zip(*rounds, strict=True), [0.1, 0.2, 0.4, 0.5], strict=True):
+        assert 0 <= min(drawn) < limit / 4
+        assert limit * 3 / 4 < max(drawn) <= limit
+
+
+def test_a_receiver_that_raises_stops_no_retry(caplog: pytest.LogCaptureFixture) -> None:
+    def broken(**_: Any) -> None:
+        raise RuntimeError("the breaker is broken")
+
+    contention_retried.connect(broken)
+    try:
+        assert retry_on_contention(atomic=False, wait=0).call(failing(1)) == "done"
+    finally:
+        contention_retried.disconnect(broken)
+    assert "the breaker is broken" in caplog.text
+
+
+def test_impossible_options_and_functions_are_refused() -> None:
+    async def coroutine() -> None: ...
+
+    def generator() -> Iterator[int]:
+        yield 1
+
+    for options in ({"retries": -1}, {"wait": -1}, {"wait": 2, "max_wait": 1}):
+        with pytest.raises(ValueError, match="must"):
+            retry_on_contention(**options)
+    with pytest.raises(TypeError, match="atomic=False"):
+        retry_on_contention(coroutine)
+    with pytest.raises(TypeError, match="generator"):
+        retry_on_contention(generator)
+    with pytest.raises(RuntimeError, match="with attempt"):
+        list(retry_on_contention(atomic=False))
+
+
+def test_an_error_caught_inside_the_loop_ends_it() -> None:
+    numbers = []
+    for attempt in retry_on_contention(atomic=False):
+        try:
+            with attempt:
+                numbers.append(attempt.number)
+                raise KeyError("other")
+        except KeyError:
+            continue
+    assert numbers == [1]
+
+
+# The proxy
 
 
 class Gateway:
