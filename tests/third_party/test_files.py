@@ -1,7 +1,6 @@
 """django-filer and easy-thumbnails: files that workers read, and thumbnails that they make."""
 
 import io
-from collections.abc import Callable
 
 import pytest
 from django.core.files.base import ContentFile
@@ -9,11 +8,10 @@ from easy_thumbnails.models import Source
 from filer.models import File, Folder, Image
 from PIL import Image as Picture
 
+from django_taskclaim.testing import run_due
 from tests.third_party.app.models import Contract, FileScan, Portrait, ThumbnailAudit
 
-pytestmark = pytest.mark.django_db(transaction=True)
-
-Work = Callable[..., str]
+pytestmark = pytest.mark.django_db
 
 
 def png() -> ContentFile[bytes]:
@@ -22,7 +20,7 @@ def png() -> ContentFile[bytes]:
     return ContentFile(data.getvalue(), "a.png")
 
 
-def test_filers_files_have_companions_and_one_of_our_own_is_a_queue(work: Work) -> None:
+def test_filers_files_have_companions_and_one_of_our_own_is_a_queue() -> None:
     folder = Folder.objects.create(name="f")
     text = File.objects.create(file=ContentFile(b"one two three", "a.txt"), folder=folder)
     Image.objects.create(file=png(), folder=folder)
@@ -34,7 +32,8 @@ def test_filers_files_have_companions_and_one_of_our_own_is_a_queue(work: Work) 
     contract.name = "Contract"
     contract.save()
     held.claim.release()
-    work(FileScan, Contract)
+    run_due(FileScan)
+    run_due(Contract)
     scans = FileScan.objects.order_by("source").values_list("source__description", "words")
     assert [told for told, words in scans] == ["a File", "a Image", "a Contract"]
     assert (scans[0][1], scans[2][1]) == (3, 2)
@@ -45,14 +44,14 @@ def test_filers_files_have_companions_and_one_of_our_own_is_a_queue(work: Work) 
     assert FileScan.objects.count() == 1
 
 
-def test_thumbnails_are_made_by_a_worker(work: Work) -> None:
+def test_thumbnails_are_made_by_a_worker() -> None:
     portraits = [Portrait.objects.create(image=png()) for _ in range(2)]
-    work(Portrait)
+    run_due(Portrait)
     for portrait in portraits:
         portrait.refresh_from_db()
         assert "20x20" in portrait.small
     assert ThumbnailAudit.objects.populate(Source.objects.all()) == 2
-    work(ThumbnailAudit)
+    run_due(ThumbnailAudit)
     assert [*ThumbnailAudit.objects.values_list("thumbnails", flat=True)] == [1, 1]
     Source.objects.all().delete()
     assert ThumbnailAudit.objects.count() == 0

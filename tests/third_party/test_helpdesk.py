@@ -1,22 +1,21 @@
 """Tickets of django-helpdesk, triaged by a worker, with a queue of our own that links to them."""
 
-from collections.abc import Callable
-
 import pytest
 from helpdesk.models import FollowUp, Queue, Ticket
 
 from django_taskclaim.exceptions import ClaimLost
+from django_taskclaim.testing import run_due
 from tests.third_party.app.models import Escalation, TicketTriage
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = pytest.mark.django_db
 
 
-def test_tickets_are_triaged_escalated_merged_and_deleted(work: Callable[..., str]) -> None:
+def test_tickets_are_triaged_escalated_merged_and_deleted() -> None:
     queue = Queue.objects.create(title="Help", slug="help")
     fire = Ticket.objects.create(title="a", queue=queue, description="A fire!")
     calm = Ticket.objects.create(title="b", queue=queue, description="A question")
     assert TicketTriage.objects.populate(Ticket.objects.all()) == 2
-    work(TicketTriage)
+    run_due(TicketTriage)
     fire.refresh_from_db()
     assert fire.priority == 1
     assert [*TicketTriage.objects.values_list("urgent", "source__priority")] == [
@@ -24,7 +23,7 @@ def test_tickets_are_triaged_escalated_merged_and_deleted(work: Callable[..., st
         (False, 3),
     ]
     Escalation.objects.create(ticket=fire)
-    work(Escalation)
+    run_due(Escalation)
     assert [*FollowUp.objects.values_list("ticket", "title")] == [(fire.pk, "Escalated")]
     calm.merged_to = fire
     calm.status = Ticket.DUPLICATE_STATUS

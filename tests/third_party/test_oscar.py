@@ -1,6 +1,5 @@
 """A shop of django-oscar whose forked products are a queue, and whose categories have a companion."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,15 +9,16 @@ from oscar.apps.partner.strategy import Default
 from oscar.core.loading import get_model
 from oscar.test.factories import create_product
 
+from django_taskclaim.testing import run_due
 from tests.third_party.app.models import CategoryReport
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = pytest.mark.django_db
 
 Category: Any = get_model("catalogue", "Category")
 Product: Any = get_model("catalogue", "Product")
 
 
-def test_products_are_sold_and_worked_on_and_categories_move(work: Callable[..., str]) -> None:
+def test_products_are_sold_and_worked_on_and_categories_move() -> None:
     books = create_from_breadcrumbs("Books > Novels").get_parent()
     product = create_product(title="Emma", price=10, num_in_stock=3)
     product.description = "a long novel"
@@ -37,7 +37,8 @@ def test_products_are_sold_and_worked_on_and_categories_move(work: Callable[...,
     assert (product.title, product.words, product.claim_status) == ("Emma, 1815", 99, "complete")
     Product.objects.reset(complete=True)
     assert CategoryReport.objects.populate(Category.objects.all()) == 2
-    work(Product, CategoryReport)
+    run_due(Product)
+    run_due(CategoryReport)
     product.refresh_from_db()
     assert product.words == 3
     assert [*CategoryReport.objects.values_list("source__name", "products")] == [

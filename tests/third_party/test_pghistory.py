@@ -25,6 +25,8 @@ def test_a_worker_does_rows_with_events(work: Callable[..., str]) -> None:
     work(Parcel, CrateScan)
     assert (Parcel.objects.get().weight, CrateScan.objects.get().weight) == (4, 5)
     assert Parcel.pgh_event_model.objects.count() == 2
+    Crate.pgh_event_model.objects.first().revert()
+    assert CrateScan.objects.get().status == "complete"
 
 
 def test_a_revert_brings_back_the_users_columns_only() -> None:
@@ -59,30 +61,9 @@ def test_it_gives_no_lost_claim_back() -> None:
     current.claim.complete()
 
 
-def test_a_deleted_row_comes_back_open() -> None:
-    Parcel.objects.create(text="four")
-    run_due(Parcel)
-    Parcel.objects.get().delete()
-    back = Parcel.pgh_event_model.objects.order_by("pgh_id").first().revert()
-    assert facts(back)["status"] == "open"
-    run_due(Parcel)
-    assert Parcel.objects.get().weight == 4
-
-
 def test_claims_are_no_events() -> None:
     Parcel.objects.create(text="four")
     (held,) = Parcel.objects.claim_batch(1)
     held.claim.renew()
     held.claim.fail("no", retry=False)
     assert Parcel.pgh_event_model.objects.count() == 1
-
-
-def test_a_companion_leaves_events_and_revert_as_they_were() -> None:
-    crate = Crate.objects.create(text="four")
-    CrateScan.objects.populate(Crate.objects.all())
-    run_due(CrateScan)
-    crate.text = "edited"
-    crate.save()
-    Crate.pgh_event_model.objects.first().revert()
-    scan = CrateScan.objects.get()
-    assert (scan.source.text, scan.status, scan.weight) == ("four", "complete", 4)

@@ -1,12 +1,10 @@
 """Rows of several classes in one queue."""
 
-from collections.abc import Callable
-
 import pytest
 
 from tests.third_party.app.models import Asset, Film
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = pytest.mark.django_db
 
 
 def test_a_claim_returns_each_row_as_what_it_is() -> None:
@@ -36,11 +34,3 @@ def test_filters_of_the_package_choose_what_is_claimed() -> None:
     assert type(film) is Film
     (base,) = Asset.objects.non_polymorphic().claim_batch(10)
     assert type(base) is Asset
-
-
-def test_a_worker_works_on_parent_and_child(work: Callable[..., str]) -> None:
-    Asset.objects.create(name="a")
-    Film.objects.create(name="b")
-    work(Asset)
-    done = Asset.objects.filter(status="complete")
-    assert [row.summary for row in done] == ["Asset of 0 min", "Film of 90 min"]
