@@ -14,7 +14,7 @@ from django_taskclaim.checks.history import check_history
 from django_taskclaim.control.checks import check_routers
 from django_taskclaim.control.reading import acts, history, live_settings, marks, throughput
 from django_taskclaim.doctor.surroundings import missing_tables
-from tests.test_checks import heard, ids
+from tests.checks.support import heard, ids
 from tests.testapp.models import Photo
 
 

@@ -18,6 +18,7 @@ from django_taskclaim.leases import LeaseRows
 from django_taskclaim.models import NamedLease
 from django_taskclaim.states import Token
 from tests.behaviour.support import DEADLINE, at_once, elsewhere, execute, wait_for
+from tests.documents import table
 from tests.leases.support import (
     TABLE,
     ends_lost,

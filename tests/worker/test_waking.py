@@ -7,9 +7,9 @@ import pytest
 from django.db import connection
 
 from django_taskclaim.querysets.called import called_for
+from tests.checks.pooler import Pooler
 from tests.servers import url_of
 from tests.sessions import end_session, other_sessions
-from tests.test_doctor_surroundings import Pooler
 from tests.testapp.models import Job
 from tests.worker.conftest import Worker, jobs, states, wait_until
 

@@ -1,0 +1,212 @@
+"""The checks of databases: routers, OPTIONS and servers that break a promise are reported, with what mends it."""
+
+from typing import Any
+
+import pytest
+from django.core.checks import run_checks
+from django.db import connection
+
+from django_taskclaim import checks
+from django_taskclaim.dialects import dialect_for
+from tests.checks.pooler import Pooler
+from tests.checks.support import configured, heard, ids, text
+from tests.testapp.models import ClaimOnly, Photo
+
+pytestmark = pytest.mark.promise(14)
+
+#: Servers are asked outside a test's transaction: other connections answer for the default one.
+asks_servers = pytest.mark.django_db(transaction=True, databases="__all__")
+
+
+def only_on(vendor: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(
+        connection.vendor != vendor, reason=f"about a setting that only {vendor} has"
+    )
+
+
+def project() -> list[str]:
+    """Return what ``manage.py check`` finds; no database is asked."""
+    return ids(heard(run_checks(tags=[checks.TAG])))
+
+
+def servers() -> list[str]:
+    """Return what ``manage.py check --database default`` finds beside that."""
+    return ids(checks.check_servers(["default"]))
+
+
+@asks_servers
+def test_a_right_project_is_quiet() -> None:
+    assert ids(heard(run_checks(databases=["default", "other"]))) == []
+
+
+def test_no_server_is_asked_unless_a_database_is_named() -> None:
+    """This test has no access to the database, so asking would fail it."""
+    assert project() == []
+    assert checks.check_servers(None) == []
+
+
+# Settings
+
+
+class Keeps:
+    """A router that keeps our tables, and not the models, away from one database."""
+
+    def allow_migrate(self, db: str, app_label: str, **hints: Any) -> bool | None:
+        return False if (db, app_label) == ("other", "taskclaim") else None
+
+
+class KeepsAllAway:
+    """A router under which one database has nothing to do with claims."""
+
+    def allow_migrate(self, db: str, app_label: str, **hints: Any) -> bool | None:
+        return False if db == "other" else None
+
+
+class WritesElsewhere(KeepsAllAway):
+    """A router of a legacy database that is never migrated, but written to."""
+
+    def db_for_write(self, model: Any, **hints: Any) -> str | None:
+        return "other" if model is Photo else None
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("router", "expected"), [(Keeps, True), (KeepsAllAway, False), (WritesElsewhere, True)]
+)
+def test_a_router_that_keeps_our_tables_away(
+    router: type[Any], expected: bool, settings: Any
+) -> None:
+    settings.DATABASE_ROUTERS = [router()]
+    messages = [one for one in run_checks(tags=[checks.TAG]) if one.id == "taskclaim.E006"]
+    assert bool(messages) == expected
+    assert all("'other'" in message.msg for message in messages)
+
+
+def test_a_strategy_that_the_database_does_not_have(settings: Any) -> None:
+    settings.TASKCLAIM = {"CLAIM_STRATEGY": "update_limit"}
+    assert project() == ([] if connection.vendor == "mysql" else ["E008"])
+
+
+def test_switched_off_autocommit() -> None:
+    with configured(AUTOCOMMIT=False):
+        assert project() == ["E012"]
+
+
+#: Options that break a promise, and the same options as they should be.
+OPTIONS: dict[str, list[tuple[str, dict[str, Any], dict[str, Any]]]] = {
+    "sqlite": [
+        ("W001", {"transaction_mode": "DEFERRED"}, {"transaction_mode": "exclusive"}),
+    ],
+    "mysql": [
+        ("E007", {"client_flag": 0}, {"client_flag": 2 | 65536}),
+        ("W002", {"isolation_level": "repeatable read"}, {"isolation_level": "read committed"}),
+        ("W002", {"isolation_level": None}, {}),
+    ],
+    "postgresql": [],
+}
+if connection.vendor == "postgresql":
+    from django.db.backends.postgresql.psycopg_any import IsolationLevel
+
+    OPTIONS["postgresql"] = [
+        (
+            "W002",
+            {"isolation_level": IsolationLevel.SERIALIZABLE},
+            {"isolation_level": IsolationLevel.READ_COMMITTED},
+        )
+    ]
+
+
+@pytest.mark.parametrize(("expected", "wrong", "right"), OPTIONS[connection.vendor])
+def test_options_that_break_a_promise(
+    expected: str, wrong: dict[str, Any], right: dict[str, Any]
+) -> None:
+    with configured(OPTIONS=wrong):
+        assert project() == [expected]
+    with configured(OPTIONS=right):
+        assert project() == []
+
+
+# Servers
+
+
+@only_on("sqlite")
+@asks_servers
+def test_a_database_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("django_taskclaim.dialects.sqlite.OLDEST", (99, 0))
+    assert servers() == ["E101"]
+
+
+@only_on("mysql")
+@asks_servers
+def test_a_binary_log_of_statements() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT @@log_bin, @@binlog_format")
+        logs, usual = cursor.fetchone()
+        if not logs:
+            pytest.skip("the server writes no binary log")
+        cursor.execute("SET SESSION binlog_format = 'STATEMENT'")
+        try:
+            assert servers() == ["E103"]
+        finally:
+            cursor.execute("SET SESSION binlog_format = %s", [usual])
+
+
+@only_on("mysql")
+@asks_servers
+@pytest.mark.parametrize(
+    ("expected", "damage"),
+    [
+        ("E102", "ENGINE = MyISAM"),
+        ("E104", "MODIFY claimed_by varchar(200) COLLATE utf8mb4_general_ci NULL"),
+    ],
+)
+def test_a_wrong_table_is_mended_by_the_hint(expected: str, damage: str) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(f"ALTER TABLE {ClaimOnly._meta.db_table} {damage}")
+        (fault,) = checks.check_servers(["default"])
+        cursor.execute(str(fault.hint))
+    assert ids([fault]) == [expected]
+    assert servers() == []
+
+
+@only_on("postgresql")
+@asks_servers
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        ("default_transaction_isolation=serializable", "E105"),
+        ("default_transaction_read_only=on", "E106"),
+    ],
+)
+def test_defaults_of_a_server_that_break_a_promise(setting: str, expected: str) -> None:
+    with configured(OPTIONS={"options": f"-c {setting}"}):
+        assert servers() == [expected]
+
+
+@only_on("postgresql")
+@asks_servers
+def test_claims_set_their_own_isolation() -> None:
+    """A server whose default is REPEATABLE READ does not make claims fail each other."""
+    options = {"options": "-c default_transaction_isolation=repeatable\\ read"}
+    with (
+        configured(OPTIONS=options) as other,
+        dialect_for(other).own_transaction(),
+        other.cursor() as cursor,
+    ):
+        cursor.execute("SHOW transaction_isolation")
+        assert cursor.fetchone() == ("read committed",)
+
+
+@only_on("postgresql")
+@asks_servers
+def test_a_connection_pooler_needs_server_side_cursors_switched_off() -> None:
+    pooler = Pooler()
+    pooler.start()
+    address = {"HOST": "127.0.0.1", "PORT": pooler.port}
+    options = {"sslmode": "disable", "gssencmode": "disable"}
+    with configured(OPTIONS=options, **address):
+        messages = checks.check_servers(["default"])
+        assert ids(messages) == ["W107"]
+        assert "DISABLE_SERVER_SIDE_CURSORS" in text(messages)
+    with configured(OPTIONS=options, DISABLE_SERVER_SIDE_CURSORS=True, **address):
+        assert servers() == []

@@ -1,0 +1,225 @@
+"""What ``manage.py check`` and the worker say of projects whose models, handlers or settings are wrong.
+
+Each mistake is an app of its own, as a newcomer writes it; the apps of a group are one real project and one process.
+"""
+
+import pytest
+
+from tests.checks.conftest import MEASURE, PHOTO, Project
+
+pytestmark = [pytest.mark.once, pytest.mark.processes]
+
+PAGE = "class Page(models.Model): pass\n"
+
+
+def checked(project: Project) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the ids and the texts of the checks, by app."""
+    ids: dict[str, set[str]] = {}
+    texts: dict[str, str] = {}
+    for app, number, message, hint in project.checked():
+        ids.setdefault(app, set()).add(number)
+        texts[app] = f"{texts.get(app, '')}{message} {hint}\n"
+    return {app: " ".join(sorted(found)) for app, found in ids.items()}, texts
+
+
+# Models
+
+OWN_MANAGER = (
+    "class Own({base}):\n    def get_queryset(self): {body}\n"
+    "class Photo(TaskMixin):\n    objects = Own()"
+)
+
+#: The models of an app and the id of what is wrong with them; empty where nothing is.
+WRONG_MODELS = {
+    "own_column": ("class Photo(TaskMixin):\n    status = models.CharField(max_length=9)", "E003"),
+    "own_property": ("class Photo(TaskMixin):\n    claimed_by = property(lambda self: 1)", "E003"),
+    "own_method": ("class Photo(TaskMixin):\n    def last_error(self): ...", "E003"),
+    "column_removed": ("class Photo(TaskMixin):\n    iteration = None", "E003"),
+    "status_of_parent": (
+        "class Page(models.Model):\n    status = models.IntegerField()\nclass Photo(Page, TaskMixin): ...",
+        "E003",
+    ),
+    "range_status": (
+        PAGE + "class Photo(RangeMixin, TaskMixin):\n    source = Page\n    status = 3",
+        "E003",
+    ),
+    "method_claim": ("class Photo(TaskMixin):\n    def claim(self): ...", "E004"),
+    "column_claim": ("class Photo(TaskMixin):\n    claim = models.IntegerField()", "E004"),
+    "fields_none": ("class Photo(TaskMixin):\n    claim_fields = None", "E005"),
+    "fields_list": ("class Photo(TaskMixin):\n    claim_fields = ['status']", "E005"),
+    "fields_types": ("class Photo(TaskMixin):\n    claim_fields = {'status': [], 1: 2}", "E005"),
+    "fields_foreign": (
+        "class Photo(TaskMixin):\n    title = models.CharField(max_length=5)\n"
+        "    claim_fields = {'expires_at': 'title', 'holder': 'x'}",
+        "E005",
+    ),
+    "range_bare": (
+        PAGE + "class Photo(RangeMixin, models.Model):\n    source = Page",
+        "E005",
+    ),
+    "two_tables": ("class Page(ClaimMixin): ...\nclass Photo(Page, CompletedAtMixin): ...", "E011"),
+    "two_queues": ("class Page(TaskMixin): ...\nclass Photo(PrefixedTaskMixin, Page): ...", "E011"),
+    "no_mixin": ("class Photo(models.Model): ...", "E014"),
+    "half_a_mixin": ("class Photo(RetryMixin): ...", "E014"),
+    "abstract": ("class Photo(TaskMixin):\n    class Meta:\n        abstract = True", "E014"),
+    "no_link": ("class Photo(SourceMixin, TaskMixin):\n    source = 3", "E061"),
+    "plain_manager": ("class Photo(TaskMixin):\n    objects = models.Manager()", "E002"),
+    "plain_rows": (
+        OWN_MANAGER.format(base="ClaimManager", body="return models.QuerySet(self.model)"),
+        "E002",
+    ),
+    "no_rows": (OWN_MANAGER.format(base="ClaimManager", body="return None"), "E002"),
+    "raising": (OWN_MANAGER.format(base="models.Manager", body="raise RuntimeError"), "E002"),
+    "raising_ours": (OWN_MANAGER.format(base="ClaimManager", body="raise RuntimeError"), ""),
+    "no_manager": ("class Photo(TaskMixin):\n    objects = None", ""),
+    "our_rows": (
+        OWN_MANAGER.format(base="models.Manager", body="return ClaimQuerySet(self.model)"),
+        "",
+    ),
+    "from_queryset": (
+        "class Own(ClaimQuerySet): ...\nclass Photo(TaskMixin):\n"
+        "    objects = ClaimManager.from_queryset(Own)()",
+        "",
+    ),
+    "free_names": (
+        "class Photo(ClaimMixin):\n    attempts = models.CharField(max_length=5)\n"
+        "    complete = models.BooleanField(default=False)",
+        "",
+    ),
+    "prefixed": (
+        "class Photo(PrefixedTaskMixin):\n    status = models.CharField(max_length=5)\n"
+        "    priority = models.CharField(max_length=5)",
+        "",
+    ),
+    "not_ours": (PAGE + PHOTO, ""),
+}
+
+
+def test_wrong_models_are_reported_and_right_ones_are_not(project: Project) -> None:
+    for name, (models, _) in WRONG_MODELS.items():
+        project.add(name, models, MEASURE)
+    ids, texts = checked(project)
+    assert ids == {name: number for name, (_, number) in WRONG_MODELS.items() if number}
+    assert ".status is not the claim column" in texts["own_column"]
+    assert "PrefixedTaskMixin" in texts["own_column"]
+    assert "objects = ClaimManager()" in texts["plain_manager"]
+
+
+# Handlers
+
+ARCHIVE = (
+    "from django_taskclaim.completion import Archive\n@handler(Photo, completion=Archive('x.Y'))"
+)
+SECOND = "@handler(Photo)\ndef other(photo): ...\n@handler(Photo)"
+
+#: The lines above the function, the id, and a part of the sentence.
+WRONG_HANDLERS = {
+    "bare": ("@handler", "E014", "bare.claims.measure (line 5) is not registered"),
+    "no_model": ("@handler()", "E014", "The model is missing. Write @handler(Photo)"),
+    "none": ("@handler(None)", "E014", "The model is missing"),
+    "label": ("@handler('label.photo')", "", ""),
+    "unknown": ("@handler('unknown.Foto')", "E014", "Did you mean 'unknown.Photo'?"),
+    "instance": ("@handler(Photo())", "E014", "takes a model, such as Photo"),
+    "manager": ("@handler(Photo.objects)", "E014", "takes a model, such as Photo"),
+    "option": ("@handler(Photo, batchsize=3)", "E014", "argument 'batchsize'"),
+    "number": ("@handler(Photo, batch_size='3')", "E014", "batch_size must be a whole number"),
+    "tries": ("@handler(Photo, max_attempts='3')", "E014", "max_attempts must be a whole number"),
+    "concurrency": ("@handler(Photo, concurrency=[])", "E014", "concurrency must be a whole"),
+    "lease": ("@handler(Photo, lease='soon')", "E014", "lease must be seconds"),
+    "names": ("@handler(Photo, update_fields=[3])", "E014", "update_fields is a list of names"),
+    "health": ("@handler(Photo, health_checks=3)", "E014", "health_checks is a list"),
+    "completion": ("@handler(Photo, completion='x')", "E014", "completion must be"),
+    "archive": (ARCHIVE, "E051", "no installed model is called 'x.Y'"),
+    "slice": ("@handler(Photo, queryset=Photo.objects.all()[:3])", "E010", "through a slice"),
+    "second": (SECOND, "E014", "second.claims.measure is a second one"),
+    "child": (
+        "@handler(Big)\ndef other(photo): ...\n@handler(Photo)",
+        "W011",
+        "child.claims.measure takes rows of child.Photo, and child.claims.other",
+    ),
+    "apart": (
+        "@handler(Big)\ndef other(photo): ...\n@handler(Photo, queryset=Photo.objects.filter(big=None))",
+        "",
+        "",
+    ),
+}
+
+
+def test_wrong_handlers_are_reported_and_right_ones_are_not(project: Project) -> None:
+    for name, (lines, _, _) in WRONG_HANDLERS.items():
+        big = "class Big(Photo): ...\n" if name in ("child", "apart") else ""
+        project.add(name, PHOTO + big, f"{lines}\ndef measure(photo): ...\n")
+    ids, texts = checked(project)
+    assert ids == {name: number for name, (_, number, _) in WRONG_HANDLERS.items() if number}
+    for name, (_, _, said) in WRONG_HANDLERS.items():
+        assert said in texts.get(name, ""), name
+
+
+# Settings
+
+EVERY_SETTING = """
+import json
+from django.conf import settings
+from django.core.checks import run_checks
+from django_taskclaim.conf import DEFAULTS
+
+def found(value):
+    settings.TASKCLAIM = value
+    messages = [one for one in run_checks(databases=["default"]) if one.id.startswith("taskclaim")]
+    assert all(one.hint for one in messages)
+    return [one.id[10:] + " " + one.msg for one in messages]
+
+wrong = {wrong}
+said = {{f"{{key}} = {{text}}": found({{key: eval(text)}}) for key in DEFAULTS for text in wrong}}
+for text in [*wrong, "'LEASE=3'", "[('LEASE', 3)]", "{{'LAESE': 3}}"]:
+    said[text] = found(eval(text))
+right = [{{"LEASE": text, "TIMEOUT": text}} for text in ("30", "90s", "5m")]
+print("ANSWER", json.dumps([said, [found(value) for value in right]]))
+"""
+
+NEVER = ["object()", "-1", "float('nan')", "float('inf')", "[3]", "{'no': 1}", "b'x'", "'   '"]
+#: What some settings take.
+TAKEN = {"REDACT = None", "BREAKER = None", "TIMEOUT = None", "STORE_TRACEBACK = True"}
+TAKEN |= {
+    "RETRIES = 0",
+    "FAIL_UNSAVED = None",
+    "FAIL_UNSAVED = True",
+    "FIXTURES_WRITE_CLAIMS = True",
+}
+
+
+def test_every_setting_with_every_wrong_value_is_reported(project: Project) -> None:
+    """No value is a traceback; a duration may be written as on the command line."""
+    project.add("photos", PHOTO, MEASURE)
+    wrong = [*NEVER, "None", "True", "'soon'", "0"]
+    said, right = project.answer(EVERY_SETTING.format(wrong=wrong))
+    for case, messages in said.items():
+        assert all(one.startswith(("E001", "E013")) for one in messages), case
+        assert bool(messages) != (case in TAKEN), (case, messages)
+    assert right == [[]] * 3
+
+
+@pytest.mark.promise(14)
+def test_commands_that_check_first_end_with_the_id_and_its_hint(project: Project) -> None:
+    """A wrong setting, model and router at once: each is reported, and nothing is a traceback."""
+    project.add("photos", WRONG_MODELS["own_column"][0])
+    project.add("texts", "class Text(TaskMixin): ...\n")
+    router = "class Astray:\n    def db_for_write(self, model, **hints): return 'nowhere'\n"
+    project.configure(f"TASKCLAIM = {{'LEASE': -1}}\n{router}DATABASE_ROUTERS = [Astray()]")
+    answer = project.run("migrate", "--run-syncdb")
+    assert answer.returncode == 1
+    assert "Traceback" not in answer.stdout
+    for part in (
+        "(taskclaim.E001) TASKCLAIM['LEASE'] is -1",
+        'HINT: TASKCLAIM = {"LEASE": 60.0}',
+        "photos.Photo: (taskclaim.E003)",
+        "writes texts.Text to the database 'nowhere'",
+    ):
+        assert part in answer.stdout
+
+
+def test_without_the_app_the_mixin_says_where_to_add_it(project: Project) -> None:
+    project.add("photos", PHOTO)
+    project.configure("INSTALLED_APPS.remove('django_taskclaim')")
+    answer = project.run("check")
+    assert "Add 'django_taskclaim' to INSTALLED_APPS" in answer.stdout.splitlines()[-1]

@@ -1,0 +1,257 @@
+"""A worker that cannot work ends with a sentence; what only has to be waited for is waited for."""
+
+import socket
+from typing import Any
+
+import pytest
+
+from tests.checks.conftest import MEASURE, PHOTO, Project
+
+pytestmark = [pytest.mark.once, pytest.mark.processes]
+
+#: Tells how ``claimworker`` ended, and what it printed.
+ENDED = """
+import contextlib, io, json, traceback
+from django.conf import settings
+from django.core.management import CommandError, call_command
+from django.db import connection
+
+def ended(*words):
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        try:
+            call_command(*words)
+            code = 0
+        except CommandError as error:
+            code = error.returncode
+            print(error)
+        except SystemExit as error:
+            code = error.code
+        except Exception:
+            code = "Traceback"
+            traceback.print_exc()
+    return code, out.getvalue()
+
+def worked(label):
+    return ended("claimworker", label, "--in-process", "--drain")
+
+def execute(statement):
+    with connection.cursor() as cursor:
+        cursor.execute(statement)
+"""
+
+WORKERS = """
+from django.apps import apps
+
+call_command("migrate", "--run-syncdb", "--skip-checks", verbosity=0)
+execute('ALTER TABLE capitals_photo RENAME COLUMN "Width" TO "width"')
+said = {}
+for app in NAMES:
+    settings.SILENCED_SYSTEM_CHECKS = ["taskclaim.E002"] if app == "silenced" else []
+    models = [model for model in apps.get_app_config(app).get_models() if model.__name__ != "Page"]
+    if not app.startswith("no_"):
+        for model in models:
+            model._base_manager.create()
+    said[app] = worked(f"{app}.Photo")
+try:
+    said["web"] = apps.get_model("no_option.Photo").objects.claim_batch(1)
+except Exception as error:
+    said["web"] = (type(error).__name__, str(error))
+settings.TASKCLAIM = {"POLL": "soon"}
+said["setting"] = worked("right.Photo")
+print("ANSWER", json.dumps(said))
+"""
+
+FUNCTION = "\ndef measure(photo): print('measured')\n"
+
+#: The models, the handlers, the exit code, and a part of what is printed.
+PROJECTS = {
+    "no_handler": (PHOTO, "", 2, "no_handler.Photo has no handler"),
+    "no_brackets": (PHOTO, "@handler" + FUNCTION, 2, "no_brackets.claims.measure (line 5) is not"),
+    "no_option": (PHOTO, "@handler(Photo, rate=3)" + FUNCTION, 2, "rate is a number of rows"),
+    "no_verbs": (
+        "class Photo(TaskMixin):\n    objects = models.Manager()",
+        MEASURE,
+        2,
+        "objects = ClaimManager()",
+    ),
+    "no_rows": (
+        "class Own(ClaimManager):\n    def get_queryset(self): raise RuntimeError('no tenant')\n"
+        "class Photo(TaskMixin):\n    objects = Own()",
+        MEASURE,
+        2,
+        "get_queryset() of no_rows.Photo raised RuntimeError: no tenant",
+    ),
+    "no_archive": (
+        PHOTO,
+        "from django_taskclaim.completion import Archive\n@handler(Photo, completion=Archive('x.Y'))"
+        + FUNCTION,
+        2,
+        "no installed model is called 'x.Y'",
+    ),
+    "no_process": (
+        PHOTO + "    def process(self, payment): ...",
+        "",
+        2,
+        "no_process.Photo has no handler",
+    ),
+    "right": (PHOTO + "    def process(self): print('processed')", MEASURE, 0, "measured\n"),
+    "capitals": (
+        PHOTO.replace("null=True", "null=True, db_column='Width'"),
+        MEASURE,
+        0,
+        "measured\n",
+    ),
+    "silenced": (
+        "class Photo(TaskMixin):\n    objects, claims = models.Manager(), ClaimManager()",
+        "@handler(Photo, queryset=Photo.claims.all())" + FUNCTION,
+        0,
+        "measured\n",
+    ),
+}
+
+
+@pytest.mark.promise(14)
+def test_a_worker_that_cannot_work_ends_with_a_sentence(project: Project) -> None:
+    """The same project's sound models are worked on; a handler goes before a method ``process``."""
+    for app, (models, claims, _, _) in PROJECTS.items():
+        project.add(app, models, claims)
+    said = project.answer(ENDED + f"NAMES = {list(PROJECTS)}\n" + WORKERS)
+    for app, (_, _, code, part) in PROJECTS.items():
+        assert said[app][0] == code, (app, said[app])
+        assert part in said[app][1], (app, said[app])
+    assert said["right"][1] == "measured\n"
+    assert said["web"][0] == "ImproperlyConfigured"
+    assert "no_option.claims.measure (line 5) is not registered" in said["web"][1]
+    assert said["setting"][0] == 2
+    assert "TASKCLAIM['POLL'] is" in said["setting"][1]
+
+
+FORGOTTEN = """
+from django.apps import apps
+call_command("makemigrations", "pending", verbosity=0)
+call_command("migrate", "--run-syncdb", "--skip-checks", verbosity=0)
+call_command("migrate", "pending", "zero", verbosity=0)
+execute("DROP TABLE no_table_photo")
+execute("ALTER TABLE no_column_photo DROP COLUMN width")
+execute("DROP TABLE no_claims_photo")
+execute("CREATE TABLE no_claims_photo (id integer PRIMARY KEY, width integer)")
+said = {}
+for app in ("no_table", "no_column", "no_claims", "pending"):
+    said[app] = [ended("claimstatus", f"{app}.Photo")]
+    if app != "pending":
+        said[app].append(worked(f"{app}.Photo"))
+try:
+    apps.get_model("no_claims.Photo").objects.claim_batch(1)
+except Exception as error:
+    said["verb"] = f"{error} {getattr(error, '__notes__', '')}"
+print("ANSWER", json.dumps(said))
+"""
+
+
+def test_a_forgotten_migration_is_named_with_the_command_that_runs_it(project: Project) -> None:
+    for app in ("no_table", "no_column", "no_claims", "pending"):
+        project.add(app, PHOTO, MEASURE)
+    said = project.answer(ENDED + FORGOTTEN)
+    make = "Run: manage.py makemigrations {0}, then manage.py migrate {0} --database default"
+    assert [code for code, _ in said["no_table"]] == [1, 2]
+    for _, text in said["no_table"]:
+        assert "no table no_table_photo for no_table.Photo" in text
+        assert make.format("no_table") in text
+    code, text = said["no_column"][1]
+    assert code == 2
+    assert "lacks the column width" in text
+    assert make.format("no_column") in text
+    ((_, adopting), _) = said["no_claims"]
+    assert "lacks the columns status, claimed_by" in adopting
+    assert "manage.py claimadopt no_claims.Photo" in adopting
+    assert "Run: manage.py migrate pending --database default" in said["pending"][0][1]
+    assert "Run manage.py makemigrations no_claims" in said["verb"]
+
+
+def test_a_database_that_is_down_is_waited_for(project: Project) -> None:
+    pytest.importorskip("psycopg")
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        port = nobody.getsockname()[1]
+    engine = "django.db.backends.postgresql"
+    address = {"ENGINE": engine, "HOST": "127.0.0.1", "PORT": port, "NAME": "x"}
+    project.configure(f"DATABASES = {{'default': {address}}}")
+    project.add("photos", PHOTO, MEASURE)
+    worker = project.start("claimworker", "photos.Photo")
+    try:
+        assert worker.stdout is not None
+        lines: list[str] = []
+        while "refused" not in "".join(lines):
+            lines.append(worker.stdout.readline())
+            assert lines[-1], lines
+        assert worker.poll() is None
+    finally:
+        worker.terminate()
+        worker.communicate(timeout=60)
+    assert worker.returncode == 0
+
+
+# A manager of another base beside ours
+
+USERS = "from django.contrib.auth.models import AbstractUser, UserManager\n"
+USER = "class Photo({bases}):\n    pass\n"
+PUBLISHED = """
+class PublishedQuerySet(models.QuerySet):
+    def published(self): return self.filter(published=True)
+"""
+PATHS = """
+class PathManager(models.Manager):
+    def get_queryset(self): return PublishedQuerySet(self.model, using=self._db).order_by("pk")
+    def first_path(self): return self.first()
+"""
+BASE = """
+class Base(models.Model):
+    published = models.BooleanField(default=True)
+    objects = {}
+    class Meta:
+        abstract = True
+"""
+QUERYSET = PUBLISHED + BASE.format("PublishedQuerySet.as_manager()")
+MANAGER = PUBLISHED + PATHS + BASE.format("PathManager()")
+
+#: What stands before the model, its bases, and the id of the check.
+FOREIGN = {
+    "people": (USERS, "TaskMixin, AbstractUser", "E015"),
+    "queryset_first": (QUERYSET, "TaskMixin, Base", "E015"),
+    "queryset_last": (QUERYSET, "Base, TaskMixin", "E002"),
+    "manager_last": (MANAGER, "Base, TaskMixin", "E002"),
+}
+
+USE = """
+import os
+from django.apps import apps
+call_command("makemigrations", *apps_with_models, verbosity=0)
+call_command("migrate", verbosity=0)
+call_command("makemigrations", check=True, verbosity=0)
+os.environ["DJANGO_SUPERUSER_PASSWORD"] = "secret"
+call_command("createsuperuser", "--noinput", "--username=ann", "--email=ann@example.com", verbosity=0)
+apps.get_model("queryset_first.Photo").objects.published()
+apps.get_model("manager_last.Photo").objects.first_path()
+print("ANSWER", json.dumps([worked(f"{app}.Photo") for app in apps_with_models]))
+"""
+
+
+def test_the_recipe_for_a_foreign_manager_can_be_pasted(project: Project) -> None:
+    """It gives the model both managers, in either order of the bases; a manager named in the class is meant."""
+    for app, (before, bases, _) in FOREIGN.items():
+        project.add(app, before + USER.format(bases=bases), MEASURE)
+    meant = QUERYSET + "class Photo(TaskMixin, Base):\n    objects = ClaimManager()\n"
+    project.add("meant", meant, MEASURE)
+    project.configure("AUTH_USER_MODEL = 'people.Photo'")
+    messages: dict[str, Any] = {app: (number, hint) for app, number, _, hint in project.checked()}
+    assert {app: number for app, (number, _) in messages.items()} == {
+        app: number for app, (_, _, number) in FOREIGN.items()
+    }
+    for app, (before, bases, _) in FOREIGN.items():
+        *recipe, objects = messages[app][1].replace("\n\t", "\n").splitlines()
+        recipe = "\n".join(recipe)
+        project.write_models(app, f"{before}\n{recipe}\n{USER.format(bases=bases)}    {objects}\n")
+    assert project.checked() == []
+    drained = project.answer(ENDED + f"apps_with_models = {[*FOREIGN]}\n" + USE)
+    assert drained == [[0, "measured\n"], [0, ""], [0, ""], [0, ""]]
