@@ -8,26 +8,19 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.chaos.servers import serving
-
-MODES = ("plain", "async", "batch", "atomic", "atomic_batch")
+from tests.chaos.servers import Server, serving
 
 
-def arguments(words: list[str] | None = None) -> argparse.Namespace:
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     add = parser.add_argument
     add("--seconds", type=float, default=60, help="how long things go wrong (60)")
     add("--seed", type=int, help="decides the plan of faults (one that the summary names)")
     add("--rows", type=int, help="add so many rows and end when they are done")
-    add("--mode", choices=MODES, default="plain", help="kind of the handler (plain)")
+    add("--mode", default="plain", help="plain, async, batch, atomic or atomic_batch handler")
     add("--batch-size", type=int, default=50, help="rows claimed at a time (50)")
     add("--every", type=float, default=0.8, help="mean seconds between two faults (0.8)")
-    add(
-        "--oddity",
-        type=float,
-        default=1.0,
-        help="share of rows whose handler does something odd, against the usual (1)",
-    )
+    add("--oddity", type=float, default=1, help="share of rows that do something odd, against 1")
     add("--only", nargs="*", default=[], metavar="FAULT", help="these faults alone")
     add(
         "--database-url",
@@ -35,13 +28,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
         help="the server to work on, beside whose database one is made (DATABASE_URL, else a SQLite file);"
         " embedded-postgres: or embedded-mysql: starts one that is crashed, too",
     )
-    add(
-        "--json",
-        type=Path,
-        metavar="FILE",
-        help="write the summary there, too (- for standard output)",
-    )
-    return parser.parse_args(words)
+    return parser.parse_args()
 
 
 def main(options: argparse.Namespace) -> int:
@@ -52,7 +39,7 @@ def main(options: argparse.Namespace) -> int:
     with serving(options.database_url, home / "server") as server:
         os.environ["DATABASE_URL"] = server.url if server is not None else options.database_url
         os.environ["DJANGO_SETTINGS_MODULE"] = "tests.settings"
-        code = on_own_database(options, server, home / "workers.log")
+        code = on_own_database(options, server, home)
     if code:
         sys.stderr.write(f"What the workers said is in {home}/workers.log\n")
     else:
@@ -60,7 +47,7 @@ def main(options: argparse.Namespace) -> int:
     return code
 
 
-def on_own_database(options: argparse.Namespace, server: object, log: Path) -> int:
+def on_own_database(options: argparse.Namespace, server: Server | None, home: Path) -> int:
     """Do the run on a database that is made for it and dropped after it."""
     import django
 
@@ -69,56 +56,30 @@ def on_own_database(options: argparse.Namespace, server: object, log: Path) -> i
 
     for alias in connections:
         # Nothing here uses another one, and a run beside others must not meet them.
-        connections[alias].settings_dict["TEST"]["NAME"] = own_name(alias)
+        test = connections[alias].settings_dict["TEST"]
+        test["NAME"] = test["NAME"].replace("test_", f"chaos_{os.getpid()}_", 1)
     usual = connection.settings_dict["NAME"]
     connection.creation.create_test_db(verbosity=0, autoclobber=True, serialize=False)
     try:
-        return run(options, server, log)
+        return run(options, server, home)
     finally:
         connections.close_all()
         connection.creation.destroy_test_db(usual, verbosity=0)
 
 
-def own_name(alias: str) -> str:
-    from django.db import connections
-
-    return (
-        connections[alias]
-        .settings_dict["TEST"]["NAME"]
-        .replace("test_", f"chaos_{os.getpid()}_", 1)
-    )
-
-
-def run(options: argparse.Namespace, server: object, log: Path) -> int:
+def run(options: argparse.Namespace, server: Server | None, home: Path) -> int:
     from django.db import connection
 
-    from tests.chaos import summary
-    from tests.chaos.app.claims import is_known
-    from tests.chaos.run import Plan, carry_out
+    from tests.chaos.run import Plan, carried_out
+    from tests.chaos.summary import told
 
-    if not is_known(options.mode):
-        sys.stderr.write(f"This version has no handlers of the kind {options.mode}.\n")
-        return 2
-    seed = random.randrange(10**6) if options.seed is None else options.seed
-    plan = Plan(
-        options.seconds,
-        seed,
-        # One writer at a time: what others do in milliseconds may wait for seconds.
-        lease=6.0 if connection.vendor == "sqlite" else 2.5,
-        mode=options.mode,
-        rows=options.rows,
-        batch_size=options.batch_size,
-        every=options.every,
-        only=tuple(options.only),
-        oddity=options.oddity,
-    )
-    outcome = carry_out(plan, server, log)
-    told = summary.facts(outcome)
-    sys.stdout.write(summary.as_text(told) + "\n")
-    if options.json is not None:
-        text = summary.as_json(told) + "\n"
-        sys.stdout.write(text) if str(options.json) == "-" else options.json.write_text(text)
-    return 1 if told["offences"] or told["complaints"] else 0
+    plan = {name: value for name, value in vars(options).items() if name != "database_url"}
+    plan["seed"] = random.randrange(10**6) if options.seed is None else options.seed
+    # One writer at a time: what others do in milliseconds may wait for seconds.
+    lease = 6.0 if connection.vendor == "sqlite" else 2.5
+    with carried_out(Plan(lease=lease, **plan), server, home) as outcome:
+        sys.stdout.write(told(outcome) + "\n")
+        return 1 if outcome.offences or outcome.run.complaints else 0
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """The workers of a run: real processes, each with its own way to the database and its own idea of the time."""
 
-import contextlib
 import os
 import random
 import signal
@@ -11,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.freezing import stat
+from tests.freezing import offspring, stat
 
 CLOCKS = Path(__file__).with_name("clocks")
 A_DAY = 86400
@@ -20,7 +19,7 @@ A_DAY = 86400
 FAKETIME = next(iter(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1")), None)
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class Seat:
     """A place in the crew; whoever sits in it dies and is followed by the next."""
 
@@ -38,8 +37,6 @@ class Worker:
     seat: Seat
     name: str
     process: "subprocess.Popen[bytes]"
-    #: How wrong its clock is.
-    clock: str
     #: Frozen, or told to go: others leave it alone.
     busy: bool = False
 
@@ -47,11 +44,15 @@ class Worker:
     def alive(self) -> bool:
         return self.process.poll() is None
 
-    def claiming_pid(self) -> int | None:
-        """Return the process that holds the rows: the worker's child, or itself; None while there is none."""
-        if self.seat.in_process:
-            return self.process.pid if self.alive else None
-        return next(iter(children(self.process.pid)), None)
+    def claiming_pid(self) -> int:
+        """Return the process that holds the rows, the worker's child or itself; LookupError while there is none."""
+        if self.seat.in_process and self.alive:
+            return self.process.pid
+        for pid in offspring(self.process.pid):
+            words = Path(f"/proc/{pid}/cmdline").read_bytes()
+            if b"spawn_main" in words or b": child " in words:
+                return pid
+        raise LookupError("its child has not started yet")
 
     def tell_where_it_is(self) -> None:
         """Have every process of it write down the stack of each thread, and end."""
@@ -63,17 +64,6 @@ class Worker:
             os.killpg(self.process.pid, number)
         except ProcessLookupError:
             return
-
-
-def children(parent: int) -> list[int]:
-    """Return the worker processes that *parent* started."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            words = (folder / "cmdline").read_bytes()
-            if int(stat(folder)[1]) == parent and (b"spawn_main" in words or b": child " in words):
-                found.append(int(folder.name))
-    return found
 
 
 def is_running(pid: int) -> bool:
@@ -91,14 +81,14 @@ class Crew:
     seats: list[Seat]
     env: Mapping[str, str]
     #: The database as seen through the proxy, where there is one.
-    proxied_url: str | None
+    proxied_url: str
     options: list[str]
     rng: random.Random
     log: Path
-    may_fake_time: bool
+    clocks: list[str]
     workers: list[Worker] = field(default_factory=list)
     exits: "Counter[int]" = field(default_factory=Counter)
-    clocks: "Counter[str]" = field(default_factory=Counter)
+    clocks_given: "Counter[str]" = field(default_factory=Counter)
     _started: int = 0
 
     def fill(self) -> None:
@@ -106,62 +96,43 @@ class Crew:
         for worker in [one for one in self.workers if not one.alive]:
             self.exits[worker.process.returncode] += 1
             self.workers.remove(worker)
-        taken = [id(worker.seat) for worker in self.workers]
         for seat in self.seats:
-            if id(seat) not in taken:
+            if seat not in [worker.seat for worker in self.workers]:
                 self._start(seat)
 
     def _start(self, seat: Seat) -> None:
         self._started += 1
         name = f"w{self._started}."
-        words = ["-m", "django", "claimworker", "chaos.Work", "--name", name, "-v", "0"]
-        words += ["--threads", str(seat.threads), *self.options]
+        words = [sys.executable, "-m", "django", "claimworker", "chaos.Work", "--name", name]
+        words += ["-v", "0", "--threads", str(seat.threads), *self.options]
         words += ["--in-process"] if seat.in_process else []
-        clock, env = self._clock()
+        env = {**self.env, "PYTHONFAULTHANDLER": "1", **self._clock()}
+        if seat.proxied:
+            env["DATABASE_URL"] = self.proxied_url
         with self.log.open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, *words],
-                env={**self._env(seat), **env},
+                words,
+                env=env,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
             )
-        self.workers.append(Worker(seat, name, process, clock))
+        self.workers.append(Worker(seat, name, process))
 
-    def _env(self, seat: Seat) -> dict[str, str]:
-        env = {**self.env, "PYTHONFAULTHANDLER": "1"}
-        if seat.proxied and self.proxied_url is not None:
-            env["DATABASE_URL"] = self.proxied_url
-        return env
-
-    def _clock(self) -> tuple[str, dict[str, str]]:
+    def _clock(self) -> dict[str, str]:
         """Choose how wrong the clock is; two thirds of the workers are off by a day."""
-        kinds = ["right", "python", "library" if FAKETIME and self.may_fake_time else "python"]
-        kind = self.rng.choice(kinds)
-        shift = self.rng.choice([-A_DAY, A_DAY])
+        kind, shift = self.rng.choice(self.clocks), self.rng.choice([-A_DAY, A_DAY])
         path = os.pathsep.join([str(CLOCKS), self.env.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-        self.clocks[kind] += 1
-        return kind, {
-            "right": {},
-            "python": {"TASKCLAIM_CHAOS_SHIFT": str(shift), "PYTHONPATH": path},
-            "library": {
-                "LD_PRELOAD": str(FAKETIME),
-                "FAKETIME": f"{shift:+d}",
-                # The clocks that a lease is measured by are set by nobody.
-                "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-                "DONT_FAKE_MONOTONIC": "1",
-                "PYTHONPATH": path,
-            },
-        }[kind]
-
-    def victims(self) -> list[Worker]:
-        """Return the workers that something may be done to now."""
-        return [
-            worker
-            for worker in self.workers
-            if worker.alive and not worker.busy and not worker.seat.calm
-        ]
+        self.clocks_given[kind] += 1
+        if kind == "right":
+            return {}
+        if kind == "python":
+            return {"TASKCLAIM_CHAOS_SHIFT": str(shift), "PYTHONPATH": path}
+        # The clocks that a lease is measured by are set by nobody.
+        monotonic = {"FAKETIME_DONT_FAKE_MONOTONIC": "1", "DONT_FAKE_MONOTONIC": "1"}
+        library = {"LD_PRELOAD": str(FAKETIME), "FAKETIME": f"{shift:+d}", "PYTHONPATH": path}
+        return library | monotonic
 
     def stop(self, seconds: float = 20.0) -> None:
         """Ask all to stop, and end what has not gone in time."""

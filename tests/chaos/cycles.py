@@ -1,53 +1,61 @@
-"""Runs full cycles of a claim in processes that are killed on the way.
+"""Runs full cycles of a claim in processes that are killed before or after one of their statements.
 
 ``python -m tests.chaos.cycles`` reads lines ``<cycle> <key of the row> <boundary>`` and answers each with how the
 process ended that ran the cycle: 0 when it came to its end, -9 when it was killed. It forks for each, which costs
 milliseconds where a new interpreter would cost seconds; so it opens no connection and no thread itself.
 """
 
+import functools
 import os
-import subprocess
+import signal
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Self
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 LEASE = 1.0
+FIELDS = ["signed_by", "signed_iteration"]
 
 
-@dataclass(frozen=True, slots=True)
-class Cycle:
-    """What the process does with its row, and in which threads it is killed."""
+def wait_for(state: Callable[[], T], seconds: float = 60) -> T:
+    """Return what *state* returns as soon as that is true."""
+    end = time.monotonic() + seconds
+    while not (found := state()):
+        assert time.monotonic() < end, "it never came to that"
+        time.sleep(0.02)
+    return found
 
-    run: Callable[[int], None]
-    thread: str = "MainThread"
+
+# What the process does with its row
 
 
 def complete(key: int) -> None:
-    (row,) = claim(key)
+    row = claim(key)
     row.claim.renew()
-    _work(row)
-    row.claim.complete(update_fields=["signed_by", "signed_iteration"])
+    work(row)
+    row.claim.complete(update_fields=FIELDS)
 
 
 def complete_atomically(key: int) -> None:
     from django.db import transaction
 
-    (row,) = claim(key)
+    row = claim(key)
     with transaction.atomic():
-        _work(row)
-        row.claim.complete(update_fields=["signed_by", "signed_iteration"])
+        work(row)
+        row.claim.complete(update_fields=FIELDS)
 
 
 def fail(key: int) -> None:
-    (row,) = claim(key)
-    _work(row)
+    row = claim(key)
+    work(row)
     row.claim.fail(ValueError("on purpose"))
 
 
 def release(key: int) -> None:
-    (row,) = claim(key)
-    row.claim.release()
+    claim(key).claim.release()
 
 
 def release_expired(key: int) -> None:
@@ -65,63 +73,93 @@ def whole_worker(key: int) -> None:
     call_command("claimworker", "chaos.Work", *options, verbosity=0)
 
 
-def claim(key: int) -> list[Any]:
+def claim(key: int) -> Any:
+    """Claim the row, as soon as it can be."""
     from tests.chaos.app.models import Work
 
-    return Work.objects.filter(pk=key).claim_batch(1, lease=LEASE)
+    (row,) = wait_for(lambda: Work.objects.filter(pk=key).claim_batch(1, lease=LEASE))
+    return row
 
 
-def _work(row: Any) -> None:
+def work(row: Any) -> None:
     """Do what the handler of the chaos runs does."""
     from tests.chaos.app.claims import plain
 
     plain(row)
 
 
-CYCLES: Mapping[str, Cycle] = {
-    "complete": Cycle(complete),
-    "complete_atomically": Cycle(complete_atomically),
-    "fail": Cycle(fail),
-    "release": Cycle(release),
-    "release_expired": Cycle(release_expired),
-    "claimer": Cycle(whole_worker, "taskclaim-claimer"),
-    "handler": Cycle(whole_worker, "taskclaim-handler"),
+#: What runs, and in which threads it is killed.
+CYCLES: dict[str, tuple[Callable[[int], None], str]] = {
+    "complete": (complete, "MainThread"),
+    "complete_atomically": (complete_atomically, "MainThread"),
+    "fail": (fail, "MainThread"),
+    "release": (release, "MainThread"),
+    "release_expired": (release_expired, "MainThread"),
+    "claimer": (whole_worker, "taskclaim-claimer"),
+    "handler": (whole_worker, "taskclaim-handler"),
 }
 
-
-class Kennel:
-    """The process that forks, as the test sees it."""
-
-    def __init__(self, env: Mapping[str, str], mode: str) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.chaos.cycles"],
-            env={**env, "TASKCLAIM_CHAOS_MODE": mode},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._process.communicate(timeout=30)
-
-    def run(self, cycle: str, key: int, boundary: int) -> int:
-        """Run the cycle on the row up to the boundary, and return how the process ended."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(f"{cycle} {key} {boundary}\n")
-        self._process.stdin.flush()
-        return int(self._process.stdout.readline())
+# How it is killed
 
 
-def in_a_fork(cycle: Cycle, key: int, boundary: int) -> int:
+class Killer:
+    """Kills its own process at the n-th boundary of a statement: before the first is 0, after it 1, and so on.
+
+    BEGIN and COMMIT count too; Django sends those past ``execute_wrappers``.
+    """
+
+    METHODS = ("_commit", "_rollback", "_set_autocommit", "_start_transaction_under_autocommit")
+
+    def __init__(self, at: int, thread: str) -> None:
+        self.left, self.thread = at, thread
+
+    def arm(self, wrapper: Any) -> None:
+        """Count from now on; for a process of its own, because nothing is put back."""
+        usual = wrapper.__init__
+
+        def born(connection: Any, *args: Any, **kwargs: Any) -> None:
+            usual(connection, *args, **kwargs)
+            connection.execute_wrappers.append(self)
+
+        wrapper.__init__ = born
+        for name in self.METHODS:
+            if hasattr(wrapper, name):
+                setattr(wrapper, name, self._counted(getattr(wrapper, name)))
+
+    def __call__(self, execute: Callable[..., Any], *args: Any) -> Any:
+        self._boundary()
+        result = execute(*args)
+        self._boundary()
+        return result
+
+    def _counted(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            return self(functools.partial(method, *args, **kwargs))
+
+        return counted
+
+    def _boundary(self) -> None:
+        if threading.current_thread().name.startswith(self.thread):
+            if self.left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            self.left -= 1
+
+
+def in_a_fork(cycle: str, key: int, boundary: int) -> int:
     pid = os.fork()
     if pid:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     try:
-        _be_the_victim(cycle, key, boundary)
+        from django.db import connections
+        from django.db.utils import load_backend
+
+        run, thread = CYCLES[cycle]
+        backend: Any = load_backend(connections.settings["default"]["ENGINE"])
+        Killer(boundary, thread).arm(backend.DatabaseWrapper)
+        # Orders come on standard input, and the worker has no use for them.
+        os.close(0)
+        run(key)
     except BaseException:
         import traceback
 
@@ -130,28 +168,10 @@ def in_a_fork(cycle: Cycle, key: int, boundary: int) -> int:
     os._exit(0)
 
 
-def _be_the_victim(cycle: Cycle, key: int, boundary: int) -> None:
-    from django.db import connections
-    from django.db.utils import load_backend
-
-    from tests.chaos.killer import Killer
-
-    backend = load_backend(connections.settings["default"]["ENGINE"])
-    Killer(boundary, cycle.thread).arm(backend.DatabaseWrapper)
-    # Orders come on standard input, and the worker has no use for them.
-    os.close(0)
-    cycle.run(key)
-
-
-def main() -> None:
+if __name__ == "__main__":
     import django
 
     django.setup()
     for line in sys.stdin:
         cycle, key, boundary = line.split()
-        sys.stdout.write(f"{in_a_fork(CYCLES[cycle], int(key), int(boundary))}\n")
-        sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    main()
+        print(in_a_fork(cycle, int(key), int(boundary)), flush=True)

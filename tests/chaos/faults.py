@@ -16,7 +16,7 @@ from django_taskclaim.switch import pause, resume
 from tests import freezing
 from tests.chaos.app.models import Resource, Work
 from tests.chaos.crew import Worker, is_running
-from tests.chaos.records import act, harm, leave, orphans
+from tests.chaos.history import act, harm, leave, orphans
 from tests.sessions import end_session, other_sessions
 
 if TYPE_CHECKING:
@@ -54,11 +54,14 @@ def victim(
     run: "Run", *, in_process: bool | None = None, proxied: bool | None = None, idle: bool = False
 ) -> Worker:
     """Choose a worker that holds rows, or with *idle* any, even while it starts; LookupError where none is fit."""
-    working = set() if idle else holders()
+    held = Work.objects.filter(status="processing").values_list("claimed_by", flat=True).distinct()
+    working = {holder.partition(".")[0] + "." for holder in held}
     fit = [
         worker
-        for worker in run.crew.victims()
-        if in_process in (None, worker.seat.in_process)
+        for worker in run.crew.workers
+        if worker.alive
+        and not (worker.busy or worker.seat.calm)
+        and in_process in (None, worker.seat.in_process)
         and proxied in (None, worker.seat.proxied)
         and (idle or worker.name in working)
     ]
@@ -70,24 +73,11 @@ def victim(
     return chosen
 
 
-def holders() -> set[str]:
-    """Return the names of the workers that hold rows now."""
-    held = Work.objects.filter(status="processing").values_list("claimed_by", flat=True)
-    return {holder.partition(".")[0] + "." for holder in held.distinct()}
-
-
-def claiming_pid(worker: Worker) -> int:
-    pid = worker.claiming_pid()
-    if pid is None:
-        raise LookupError("its child has not started yet")
-    return pid
-
-
 # Deaths
 
 
 def _kill(run: "Run", worker: Worker) -> None:
-    os.kill(claiming_pid(worker), signal.SIGKILL)
+    os.kill(worker.claiming_pid(), signal.SIGKILL)
     orphans("kill", worker.name, run.bounds.kill)
 
 
@@ -105,7 +95,7 @@ def kill_in_process(run: "Run") -> None:
 def kill_supervisor(run: "Run") -> None:
     """Its child claims nothing after 3 seconds, which the oracle sees, and is gone after 8, which is seen here."""
     worker = victim(run, in_process=False)
-    child = claiming_pid(worker)
+    child = worker.claiming_pid()
     stood_still = run.stalls.total
     with act("kill_supervisor", worker.name):
         os.kill(worker.process.pid, signal.SIGKILL)
@@ -114,8 +104,7 @@ def kill_supervisor(run: "Run") -> None:
         if (more := run.stalls.total - stood_still - allowed) > 0:
             run.after(more, lambda: look(allowed + more), ends=False)
         elif is_running(child):
-            run.complaints.append(f"a child of {worker} outlived its supervisor by 8 seconds")
-            worker.tell_where_it_is()
+            run.complain(worker, "has a child that outlived its supervisor by 8 seconds")
 
     run.after(8.0, look, ends=False)
 
@@ -128,8 +117,7 @@ def sigterm(run: "Run") -> None:
 
     def look() -> None:
         if worker.alive:
-            run.complaints.append(f"{worker} was still there {run.bounds.stop} s after SIGTERM")
-            worker.tell_where_it_is()
+            run.complain(worker, f"was still there {run.bounds.stop} s after SIGTERM")
 
     run.after(run.bounds.stop, look, ends=False)
 
@@ -138,7 +126,7 @@ def sigterm(run: "Run") -> None:
 def freeze(run: "Run") -> None:
     """SIGSTOP, from a moment to past the time in which others must have got the rows, then SIGCONT."""
     worker = victim(run)
-    pid = claiming_pid(worker)
+    pid = worker.claiming_pid()
     long = run.rng.random() < 0.3
     seconds = run.bounds.freeze + 1 if long else run.rng.uniform(0.2, 2.0) * run.plan.lease
     freezing.freeze(pid)
@@ -166,22 +154,28 @@ def cut_sessions(run: "Run") -> None:
         end_session(number)
 
 
+def in_a_thread(job: Callable[[], None]) -> None:
+    def do() -> None:
+        with contextlib.suppress(Error):
+            job()
+        connections.close_all()
+
+    threading.Thread(target=do, daemon=True).start()
+
+
 @fault(weight=3, needs="row_locks")
 def deadlock(run: "Run") -> None:
     """Lock rows that are being worked on from the highest key down, as none of our statements does."""
     harm()
-    keys = list(
-        Work.objects.filter(status="processing").order_by("-pk").values_list("pk", flat=True)[:20]
-    )
+    keys = sorted(some("processing", 20), reverse=True)
 
     def lock() -> None:
-        with contextlib.suppress(Error), transaction.atomic():
+        with transaction.atomic():
             for key in keys:
                 list(Work.objects.select_for_update().filter(pk=key))
                 time.sleep(0.01)
-        connections.close_all()
 
-    threading.Thread(target=lock, daemon=True).start()
+    in_a_thread(lock)
 
 
 @fault(weight=1, needs="server")
@@ -205,7 +199,11 @@ def silence(run: "Run") -> None:
     seconds = run.rng.uniform(1.2, 3.0) * run.plan.lease
     # Somebody works on a claim from before the silence to after it.
     sleeper = Work.objects.create(act=f"sleep:{seconds + 1}", priority=1)
-    run.wait_for(Work.objects.filter(pk=sleeper.pk, status="processing").exists)
+    end = time.monotonic() + 30
+    while not Work.objects.filter(pk=sleeper.pk, status="processing").exists():
+        if time.monotonic() > end:
+            raise LookupError("nobody is fit for this now")
+        time.sleep(0.05)
     with act("silence"):
         with silent(run):
             time.sleep(seconds)
@@ -218,28 +216,24 @@ def silence(run: "Run") -> None:
 def silent(run: "Run") -> Iterator[None]:
     """Stop every process of the run's own server; on SQLite, whose server is its file, keep the write lock."""
     if run.server is not None:
-        signal_server(run.server.pid, signal.SIGSTOP)
+        processes = [run.server.pid, *freezing.offspring(run.server.pid)]
+        signal_all(processes, signal.SIGSTOP)
         try:
             yield
         finally:
-            signal_server(run.server.pid, signal.SIGCONT)
+            signal_all(processes, signal.SIGCONT)
         return
     name = connection.settings_dict["NAME"]
-    writer = sqlite3.connect(name, timeout=60, isolation_level=None)
-    writer.execute("BEGIN IMMEDIATE")
-    try:
+    with contextlib.closing(sqlite3.connect(name, timeout=60, isolation_level=None)) as writer:
+        writer.execute("BEGIN IMMEDIATE")
         yield
-    finally:
         writer.execute("ROLLBACK")
-        writer.close()
 
 
-def signal_server(pid: int, number: signal.Signals) -> None:
-    """Send a signal to the server's first process and to those that it has started."""
-    os.kill(pid, number)
-    for child in freezing.offspring(pid):
+def signal_all(processes: list[int], number: signal.Signals) -> None:
+    for pid in processes:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(child, number)
+            os.kill(pid, number)
 
 
 # Single rows
@@ -258,13 +252,12 @@ def locked_reference(run: "Run") -> None:
     locked = threading.Event()
 
     def lock() -> None:
-        with contextlib.suppress(Error), act("locked_reference"), transaction.atomic():
+        with act("locked_reference"), transaction.atomic():
             list(Resource.objects.select_for_update().filter(pk=REFERENCE))
             locked.set()
             time.sleep(hold)
-        connections.close_all()
 
-    threading.Thread(target=lock, daemon=True).start()
+    in_a_thread(lock)
     if not locked.wait(30):
         raise LookupError("somebody else has the lock")
     Work.objects.bulk_create([Work(act=f"refer:{REFERENCE}", priority=1) for _ in range(20)])
@@ -273,52 +266,37 @@ def locked_reference(run: "Run") -> None:
 # The network
 
 
-def _network(run: "Run", word: str, seconds: float) -> None:
-    assert run.proxy is not None
-    run.proxy.tell(word)
-    for worker in run.crew.workers:
-        worker.busy = worker.busy or worker.seat.proxied
-    run.after(seconds, lambda: _restore(run))
+def network(name: str, word: str, weight: int, leases: float = 0.0) -> None:
+    """Register a fault that tells the proxy a *word*, and ends after so many leases at most if it goes on."""
+
+    def tell(run: "Run") -> None:
+        assert run.proxy is not None
+        victim(run, proxied=True)
+        run.proxy.tell(word)
+        if leases:
+            keep_busy(run, True)
+            run.after(run.rng.uniform(0.3, leases) * run.plan.lease, lambda: restore(run))
+
+    KINDS[name] = Kind(tell, weight, "proxy")
 
 
-def _restore(run: "Run") -> None:
+def restore(run: "Run") -> None:
     assert run.proxy is not None
     run.proxy.tell("pass")
+    keep_busy(run, False)
+
+
+def keep_busy(run: "Run", busy: bool) -> None:
     for worker in run.crew.workers:
-        worker.busy = worker.busy and not worker.seat.proxied
+        worker.busy = busy if worker.seat.proxied else worker.busy
 
 
-@fault(weight=3, needs="proxy")
-def network_hangs(run: "Run") -> None:
-    victim(run, proxied=True)
-    _network(run, "hang", run.rng.uniform(0.3, 3.0) * run.plan.lease)
-
-
-@fault(weight=2, needs="proxy")
-def network_refuses(run: "Run") -> None:
-    victim(run, proxied=True)
-    _network(run, "refuse", run.rng.uniform(0.3, 3.0) * run.plan.lease)
-
-
-@fault(weight=2, needs="proxy")
-def network_delays(run: "Run") -> None:
-    victim(run, proxied=True)
-    _network(run, "delay", run.rng.uniform(0.3, 2.0) * run.plan.lease)
-
-
-@fault(weight=3, needs="proxy")
-def network_resets(run: "Run") -> None:
-    victim(run, proxied=True)
-    assert run.proxy is not None
-    run.proxy.tell("reset")
-
-
-@fault(weight=5, needs="proxy")
-def commit_answer_lost(run: "Run") -> None:
-    """The next COMMIT of a proxied worker succeeds, and its worker never hears of it."""
-    victim(run, proxied=True)
-    assert run.proxy is not None
-    run.proxy.tell("swallow")
+network("network_hangs", "hang", 3, 3.0)
+network("network_refuses", "refuse", 2, 3.0)
+network("network_delays", "delay", 2, 2.0)
+network("network_resets", "reset", 3)
+# The next COMMIT of a proxied worker succeeds, and its worker never hears of it.
+network("commit_answer_lost", "swallow", 5)
 
 
 # People
@@ -343,20 +321,19 @@ def unpause(run: "Run") -> None:
 
 @fault(weight=2)
 def pause_rows(run: "Run") -> None:
-    some = list(Work.objects.open().filter(wanted=True).values_list("pk", flat=True)[:50])
-    Work.objects.filter(pk__in=some).pause_rows()
-    run.after(1.0, lambda: Work.objects.filter(pk__in=some).resume_rows())
+    paused = some("open", 50, wanted=True)
+    Work.objects.filter(pk__in=paused).pause_rows()
+    run.after(1.0, lambda: Work.objects.filter(pk__in=paused).resume_rows())
 
 
 @fault(weight=3)
 def reset_rows(run: "Run") -> None:
     """An operator puts rows back whatever they are doing, complete ones and running ones too."""
     with act("reset"):
-        keys = [*_some("complete", 30), *_some("processing", 10), *_some("failed", 5)]
-        Work.objects.filter(pk__in=keys, wanted=True).exclude(act="die").reset(
-            complete=True, running=True
-        )
+        keys = [*some("complete", 30), *some("processing", 10), *some("failed", 5)]
+        rows = Work.objects.filter(pk__in=keys, wanted=True).exclude(act="die")
+        rows.reset(complete=True, running=True)
 
 
-def _some(status: str, n: int) -> Iterator[int]:
-    return iter(Work.objects.filter(status=status).values_list("pk", flat=True)[:n])
+def some(status: str, n: int, **conditions: bool) -> list[int]:
+    return list(Work.objects.filter(status=status, **conditions).values_list("pk", flat=True)[:n])

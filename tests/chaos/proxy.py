@@ -14,8 +14,7 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import AsyncIterator
-from typing import Self
+from typing import Any, Self
 
 #: PostgreSQL's CommandComplete for COMMIT, as the server sends it, and for an UPDATE that has committed by itself: it
 #: leaves the session idle.
@@ -37,85 +36,55 @@ class Proxy:
 
     def __init__(self, host: str, port: int) -> None:
         self.target = (host, port)
-        self.refusing = False
-        self.delaying = False
-        self.swallowing = False
+        self.word, self.swallowing = "pass", False
         self.flowing = asyncio.Event()
         self.flowing.set()
         self.writers: set[asyncio.StreamWriter] = set()
 
     def obey(self, word: str) -> None:
-        if word == "reset":
-            self.reset()
-            return
         if word == "swallow":
             self.swallowing = True
-            return
-        self.refusing, self.delaying = word == "refuse", word == "delay"
-        if word == "hang":
-            self.flowing.clear()
-        else:
-            self.flowing.set()
-        if word == "refuse":
-            self.reset()
+        if word in ("reset", "refuse"):
+            for writer in list(self.writers):
+                cut(writer)
+        if word in ("pass", "delay", "hang", "refuse"):
+            self.word = word
+            self.flowing.clear() if word == "hang" else self.flowing.set()
 
-    def reset(self) -> None:
-        for writer in list(self.writers):
-            cut(writer)
-
-    async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def connected(self, reader: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
         await self.flowing.wait()
-        if self.refusing:
-            cut(writer)
-            return
         try:
-            there, back = await asyncio.open_connection(*self.target)
+            if self.word == "refuse":
+                raise ConnectionRefusedError
+            answers, server = await asyncio.open_connection(*self.target)
         except OSError:
-            cut(writer)
+            cut(client)
             return
-        pair = Pair(self, writer, back)
-        self.writers |= {writer, back}
+        both = {client, server}
+        self.writers |= both
+        committing = False
+
+        async def forward(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+            nonlocal committing
+            with contextlib.suppress(OSError):
+                while packet := await source.read(65536):
+                    if self.word == "delay":
+                        await asyncio.sleep(random.uniform(0.05, 0.3))
+                    await self.flowing.wait()
+                    if sink is server:
+                        committing = asks_to_commit(packet)
+                    elif self.swallowing and (committing or COMMITTED.search(packet)):
+                        self.swallowing = False
+                        print("swallowed", flush=True)
+                        break
+                    sink.write(packet)
+            for writer in both:
+                cut(writer)
+
         try:
-            await asyncio.gather(pair.forward(reader), pair.backward(there))
+            await asyncio.gather(forward(reader, server), forward(answers, client))
         finally:
-            self.writers -= {writer, back}
-
-
-class Pair:
-    """One client's connection and the one made for it."""
-
-    def __init__(
-        self, proxy: Proxy, client: asyncio.StreamWriter, server: asyncio.StreamWriter
-    ) -> None:
-        self.proxy, self.client, self.server = proxy, client, server
-        self.committing = False
-
-    async def forward(self, reader: asyncio.StreamReader) -> None:
-        async for packet in self._packets(reader):
-            self.committing = asks_to_commit(packet)
-            self.server.write(packet)
-        self._close()
-
-    async def backward(self, reader: asyncio.StreamReader) -> None:
-        async for packet in self._packets(reader):
-            if self.proxy.swallowing and (self.committing or COMMITTED.search(packet)):
-                self.proxy.swallowing = False
-                say("swallowed")
-                break
-            self.client.write(packet)
-        self._close()
-
-    async def _packets(self, reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
-        with contextlib.suppress(OSError):
-            while packet := await reader.read(65536):
-                if self.proxy.delaying:
-                    await asyncio.sleep(random.uniform(0.05, 0.3))
-                await self.proxy.flowing.wait()
-                yield packet
-
-    def _close(self) -> None:
-        cut(self.client)
-        cut(self.server)
+            self.writers -= both
 
 
 def cut(writer: asyncio.StreamWriter) -> None:
@@ -127,15 +96,10 @@ def cut(writer: asyncio.StreamWriter) -> None:
     writer.transport.abort()
 
 
-def say(word: str) -> None:
-    sys.stdout.write(f"{word}\n")
-    sys.stdout.flush()
-
-
 async def serve(host: str, port: int) -> None:
     proxy = Proxy(host, port)
     server = await asyncio.start_server(proxy.connected, "127.0.0.1", 0)
-    say(str(server.sockets[0].getsockname()[1]))
+    print(server.sockets[0].getsockname()[1], flush=True)
     orders = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(orders), sys.stdin)
@@ -147,14 +111,13 @@ class ProxyProcess:
     """The proxy as its owner sees it."""
 
     def __init__(self, host: str, port: int) -> None:
-        self._process = subprocess.Popen(
+        self._process: Any = subprocess.Popen(
             [sys.executable, "-m", "tests.chaos.proxy", host, str(port)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             start_new_session=True,
         )
-        assert self._process.stdout is not None
         self.port = int(self._process.stdout.readline())
 
     def __enter__(self) -> Self:
@@ -165,13 +128,11 @@ class ProxyProcess:
         self._process.communicate()
 
     def tell(self, word: str) -> None:
-        assert self._process.stdin is not None
         self._process.stdin.write(f"{word}\n")
         self._process.stdin.flush()
 
     def swallow(self) -> None:
         """Let the next COMMIT's answer vanish, and return once that has happened."""
-        assert self._process.stdout is not None
         self.tell("swallow")
         assert self._process.stdout.readline() == "swallowed\n"
 

@@ -1,10 +1,11 @@
-"""One run: a database of its own, workers, faults by a plan that the seed decides, a drain, and the oracle's word."""
+"""One run: workers, faults by a plan that the seed decides, a drain, and the oracle's word."""
 
 import heapq
 import itertools
 import os
 import random
 import signal
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -15,27 +16,18 @@ from pathlib import Path
 from django.db import Error, connection, connections
 
 from tests import servers
-from tests.chaos import ledger, sql
-from tests.chaos.app.models import Act, Effect, History, Orphan, Resource, Work
-from tests.chaos.crew import FAKETIME, Crew, Seat
+from tests.chaos import history
+from tests.chaos.app.models import Resource, Work
+from tests.chaos.crew import FAKETIME, Crew, Seat, Worker
 from tests.chaos.faults import KINDS, REFERENCE, unpause
+from tests.chaos.history import harm, leave
 from tests.chaos.oracle import Offences, Rules, offences
 from tests.chaos.proxy import ProxyProcess
-from tests.chaos.records import harm, leave
 from tests.chaos.servers import Server
-from tests.chaos.stalls import Stalls
 
 #: What rows ask for, and how often in a thousand; the others just work.
-ACTS = {
-    "save": 50.0,
-    "fail:1": 2.0,
-    "fail": 0.5,
-    "later:2": 2.0,
-    "permanent": 0.5,
-    "deadlock": 1.0,
-    "swallow": 1.0,
-    "sleep:0.5": 0.5,
-}
+ACTS = dict.fromkeys(["fail", "permanent", "sleep:0.5"], 0.5)
+ACTS |= {"save": 50.0, "fail:1": 2.0, "later:2": 2.0, "deadlock": 1.0, "swallow": 1.0}
 #: Rows that kill their worker, a minute.
 POISON_A_MINUTE = 2
 #: Rows kept waiting for the workers, in batches, and rows added at a time.
@@ -48,11 +40,11 @@ class Plan:
 
     seconds: float
     seed: int
+    lease: float
     mode: str = "plain"
     #: Add no more rows than this, and end when they are done; None for as many as the time allows.
     rows: int | None = None
     batch_size: int = 50
-    lease: float = 2.5
     reaper: float = 0.5
     grace: float = 3.0
     #: Mean pause between two faults.
@@ -72,14 +64,25 @@ class Bounds:
     freeze: float
     stop: float
 
-    @classmethod
-    def of(cls, plan: Plan) -> "Bounds":
-        return cls(
-            kill=1.25 * plan.lease + plan.reaper + 2,
-            # Servers count idle time in whole seconds, and look only now and then.
-            freeze=2.25 * plan.lease + plan.reaper + 4,
-            stop=plan.grace + 10,
-        )
+
+class Stalls:
+    """Counts by how many seconds a thread that only sleeps has overslept: the machine is to blame, not the workers."""
+
+    def __init__(self) -> None:
+        self.total = self._told = 0.0
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def since_last_asked(self) -> float:
+        before, self._told = self._told, self.total
+        return self._told - before
+
+    def _watch(self) -> None:
+        while True:
+            began = time.monotonic()
+            time.sleep(0.05)
+            overslept = time.monotonic() - began - 0.05
+            # Less is usual.
+            self.total += overslept if overslept > 0.25 else 0.0
 
 
 @dataclass(slots=True)
@@ -103,7 +106,13 @@ class Run:
 
     @property
     def bounds(self) -> Bounds:
-        return Bounds.of(self.plan)
+        plan = self.plan
+        return Bounds(
+            kill=1.25 * plan.lease + plan.reaper + 2,
+            # Servers count idle time in whole seconds, and look only now and then.
+            freeze=2.25 * plan.lease + plan.reaper + 4,
+            stop=plan.grace + 10,
+        )
 
     # What faults ask of it
 
@@ -116,78 +125,62 @@ class Run:
         """Let the workers recover before the next fault."""
         self._next_fault = time.monotonic() + seconds
 
+    def complain(self, worker: Worker, what: str) -> None:
+        self.complaints.append(f"{worker.name} {what}")
+        worker.tell_where_it_is()
+
     def connect_again(self) -> None:
         """Return when the database answers again."""
         end = time.monotonic() + 60
         while True:
             try:
-                return sql.execute(connection, "SELECT 1") and None
+                history.ask("SELECT 1")
+                return
             except Error:
                 connection.close()
                 if time.monotonic() > end:
                     raise
                 time.sleep(0.1)
 
-    def wait_for(self, state: Callable[[], bool], seconds: float = 30) -> None:
-        """Return once *state* is true; LookupError where it takes too long for this fault."""
-        end = time.monotonic() + seconds
-        while not state():
-            if time.monotonic() > end:
-                raise LookupError("nobody is fit for this now")
-            time.sleep(0.05)
-
     # The run
 
     def go(self) -> None:
         """Let things go wrong for as long as the plan says, and then let everything that is left be done."""
-        began = time.monotonic()
-        poison = [
-            self.plan.seconds * self.rng.random() / 2
-            for _ in range(round(self.plan.seconds / 60 * POISON_A_MINUTE))
-        ]
-        for moment in poison:
+        end = time.monotonic() + self.plan.seconds
+        for _ in range(round(self.plan.seconds / 60 * POISON_A_MINUTE)):
+            moment = self.plan.seconds * self.rng.random() / 2
             self.after(moment, lambda: Work.objects.bulk_create([Work(act="die")]))
         self.calm_down(3)
         fed = 0.0
-        while time.monotonic() - began < self.plan.seconds and not self._is_done():
-            self.crew.fill()
-            self._act_when_due()
+        while time.monotonic() < end and not self._is_done():
+            self._turn()
             if time.monotonic() > fed:
                 self._feed()
                 fed = time.monotonic() + 0.3
             if self._kinds and time.monotonic() > self._next_fault:
                 self._fault()
-            self._allow_for_stalls()
             time.sleep(0.02)
         self._drain()
 
-    def _allow_for_stalls(self) -> None:
-        """Give the claims of the lately dead as much more time as the machine has kept from the living."""
-        if stood_still := self.stalls.since_last_asked():
-            self._due_now(lambda: leave(stood_still))
-            self._due_now(lambda: harm(seconds=2 * self.plan.lease))
-
-    def _is_done(self) -> bool:
-        return self.plan.rows is not None and self._added >= self.plan.rows and not waiting()
-
-    def _act_when_due(self) -> None:
+    def _turn(self) -> None:
+        self.crew.fill()
         while self._due and self._due[0][0] <= time.monotonic():
-            self._due_now(heapq.heappop(self._due)[-1])
+            self._do(heapq.heappop(self._due)[-1])
+        if stood_still := self.stalls.since_last_asked():
+            # The claims of the lately dead get as much more time as the machine has kept from the living.
+            self._do(lambda: leave(stood_still))
+            self._do(lambda: harm(seconds=2 * self.plan.lease))
 
-    def _end_faults(self) -> None:
-        """Do now whatever ends a fault."""
-        endings = [action for _, _, ends, action in sorted(self._due) if ends]
-        self._due = [entry for entry in sorted(self._due) if not entry[2]]
-        for action in endings:
-            self._due_now(action)
-
-    def _due_now(self, action: Callable[[], object]) -> None:
+    def _do(self, action: Callable[[], object]) -> None:
         try:
             action()
         except Error:
             # The server is away, or a fault has met our own session: again when it answers.
             self.connect_again()
             action()
+
+    def _is_done(self) -> bool:
+        return self.plan.rows is not None and self._added >= self.plan.rows and not waiting()
 
     def _feed(self) -> None:
         left = FEED * self.plan.batch_size
@@ -198,9 +191,8 @@ class Run:
         odd = [weight * self.plan.oddity for weight in ACTS.values()]
         acts = self.rng.choices([*ACTS, "work"], [*odd, 1000 - sum(odd)], k=left)
         rows = [Work(act=act, priority=self.rng.choice([0, 0, 0, 1])) for act in acts]
-        # Not ours to do.
-        rows.append(Work(wanted=False))
-        Work.objects.bulk_create(rows)
+        # The last is not for the workers.
+        Work.objects.bulk_create([*rows, Work(wanted=False)])
         self._added += left
 
     def _fault(self) -> None:
@@ -208,7 +200,7 @@ class Run:
         self.calm_down(self.rng.expovariate(1 / self.plan.every))
         try:
             KINDS[name].fault(self)
-        except (LookupError, ProcessLookupError):
+        except (LookupError, ProcessLookupError, FileNotFoundError):
             # Nobody it could be done to; the next one comes soon.
             self.calm_down(0.05)
         else:
@@ -216,8 +208,7 @@ class Run:
 
     @property
     def _kinds(self) -> list[str]:
-        wanted = self.plan.only or tuple(KINDS)
-        return [name for name in wanted if KINDS[name].needs not in self.lacks]
+        return [one for one in self.plan.only or KINDS if KINDS[one].needs not in self.lacks]
 
     @property
     def lacks(self) -> set[str]:
@@ -233,19 +224,19 @@ class Run:
 
     def _drain(self) -> None:
         """End every fault, let the workers do what is left, and stop them."""
-        self._end_faults()
+        endings = [action for _, _, ends, action in sorted(self._due) if ends]
+        self._due = [entry for entry in sorted(self._due) if not entry[2]]
+        for action in endings:
+            self._do(action)
         for worker in self.crew.workers:
             worker.signal_group(signal.SIGCONT)
         unpause(self)
         Work.objects.filter(wanted=True).resume_rows()
         end = time.monotonic() + self.plan.drain
         while time.monotonic() < end and (self._due or waiting()):
-            self._act_when_due()
-            self.crew.fill()
-            self._allow_for_stalls()
+            self._turn()
             time.sleep(0.1)
         self.crew.stop()
-        self._allow_for_stalls()
 
 
 def waiting() -> int:
@@ -258,64 +249,44 @@ class Outcome:
     """What a run ended with."""
 
     run: Run
-    rules: Rules
     offences: Offences
     seconds: float
 
 
-def carry_out(plan: Plan, server: Server | None, log: Path) -> Outcome:
+@contextmanager
+def carried_out(plan: Plan, server: Server | None, home: Path) -> Iterator[Outcome]:
     """Do the run on the database that Django is set up with."""
     began = time.monotonic()
+    os.environ["TASKCLAIM_CHAOS_LEDGER"] = str(home / "ledger")
+    Resource.objects.bulk_create([Resource(pk=1), Resource(pk=2), Resource(pk=REFERENCE)])
+    history.watch()
     with ExitStack() as stack:
-        stack.enter_context(prepared())
-        proxy = stack.enter_context(_proxy()) if connection.vendor != "sqlite" else None
+        settings = connections["default"].settings_dict
+        proxy = None
+        if connection.vendor != "sqlite":
+            port = settings["PORT"] or {"postgresql": 5432, "mysql": 3306}[connection.vendor]
+            host = settings["HOST"] or "127.0.0.1"
+            proxy = stack.enter_context(ProxyProcess(host, int(port)))
         rng = random.Random(plan.seed)
-        crew = _crew(plan, rng, proxy, log)
+        crew = _crew(plan, rng, proxy, home / "workers.log")
         stack.callback(crew.end)
         run = Run(plan, crew, rng, proxy, server)
-        stack.enter_context(run.stalls)
         run.go()
-        rules = Rules(
-            plan.lease,
-            plan.reaper,
-            plan.batch_size,
-            atomic=plan.mode.startswith("atomic"),
-            batch=plan.mode.endswith("batch"),
-        )
-        return Outcome(run, rules, offences(rules), time.monotonic() - began)
-
-
-@contextmanager
-def prepared() -> Iterator[None]:
-    """Empty the tables and put the triggers on for the length of the block."""
-    sql.uninstall()
-    for model in (Work, History, Effect, Act, Orphan, Resource):
-        model._base_manager.all()._raw_delete("default")
-    Resource.objects.bulk_create([Resource(pk=1), Resource(pk=2), Resource(pk=REFERENCE)])
-    ledger.prepare()
-    sql.install()
-    try:
-        yield
-    finally:
-        sql.uninstall()
-        ledger.drop()
-
-
-def _proxy() -> ProxyProcess:
-    settings = connections["default"].settings_dict
-    default = {"postgresql": 5432, "mysql": 3306}[connection.vendor]
-    return ProxyProcess(settings["HOST"] or "127.0.0.1", int(settings["PORT"] or default))
+        kind = {"atomic": plan.mode.startswith("atomic"), "batch": plan.mode.endswith("batch")}
+        found = offences(Rules(plan.lease, plan.batch_size, **kind))
+        yield Outcome(run, found, time.monotonic() - began)
 
 
 def _crew(plan: Plan, rng: random.Random, proxy: ProxyProcess | None, log: Path) -> Crew:
     settings = dict(connections["default"].settings_dict)
-    url = servers.url_of(settings)
-    proxied = None
+    url = proxied = servers.url_of(settings)
+    seats = [Seat(calm=True), Seat(), Seat(threads=3), Seat(in_process=True)]
     if proxy is not None:
         # Encrypted, no answer could be told from another.
         plain = "?sslmode=disable" if connection.vendor == "postgresql" else ""
         through = settings | {"HOST": "127.0.0.1", "PORT": str(proxy.port)}
         proxied = servers.url_of(through) + plain
+        seats += [Seat(proxied=True), Seat(proxied=True, in_process=True)]
     env = {
         **os.environ,
         "DJANGO_SETTINGS_MODULE": "tests.settings",
@@ -327,13 +298,6 @@ def _crew(plan: Plan, rng: random.Random, proxy: ProxyProcess | None, log: Path)
     }
     options = ["--lease", str(plan.lease), "--grace", str(plan.grace), "--poll", "0.2"]
     options += ["--batch-size", str(plan.batch_size)]
-    seats = [
-        Seat(calm=True),
-        Seat(),
-        Seat(threads=3),
-        Seat(in_process=True),
-        *([Seat(proxied=True), Seat(proxied=True, in_process=True)] if proxy is not None else []),
-    ]
     # The clock of SQLite is that of its process, so there only Python's may be wrong.
-    fake = FAKETIME is not None and connection.vendor != "sqlite"
-    return Crew(seats, env, proxied, options, rng, log, may_fake_time=fake)
+    fake = "library" if FAKETIME and connection.vendor != "sqlite" else "python"
+    return Crew(seats, env, proxied, options, rng, log, ["right", "python", fake])

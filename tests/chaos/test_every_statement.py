@@ -1,11 +1,12 @@
 """The process is killed before and after every statement of a full cycle, one after the other, none left out."""
 
+import subprocess
+import sys
+
 import pytest
 
-from tests.behaviour.support import wait_for
-from tests.chaos.app.claims import is_known, plain
 from tests.chaos.app.models import Effect, Work
-from tests.chaos.cycles import LEASE, Kennel, claim
+from tests.chaos.cycles import FIELDS, LEASE, claim, wait_for, work
 from tests.chaos.oracle import Rules, offences
 
 pytestmark = [pytest.mark.usefixtures("watched"), pytest.mark.timeout(300), pytest.mark.long]
@@ -24,43 +25,38 @@ CYCLES = [
 ]
 
 
-@pytest.mark.parametrize(("cycle", "mode", "least"), CYCLES, ids=lambda value: str(value))
+@pytest.mark.promise(3, 4, 5)
+@pytest.mark.parametrize(("cycle", "mode", "least"), CYCLES)
 def test_killed_at_every_boundary(
     process_env: dict[str, str], cycle: str, mode: str, least: int
 ) -> None:
     """Whatever the kill left behind, each row ends complete, and the oracle has nothing to object to."""
-    if not is_known(mode):
-        pytest.skip(f"needs handlers of the kind {mode}")
-    with Kennel(process_env, mode) as kennel:
-        rows = kill_at_every_boundary(kennel, cycle)
-    assert len(rows) > least
+    assert kill_at_every_boundary({**process_env, "TASKCLAIM_CHAOS_MODE": mode}, cycle) > least
     finish_what_is_left()
     assert set(Work.objects.values_list("status", flat=True)) == {"complete"}
-    assert offences(Rules(LEASE, 1, 1, atomic=is_atomic(cycle, mode))) == {}
+    atomic = mode == "atomic" or cycle == "complete_atomically"
+    assert offences(Rules(LEASE, 1, atomic=atomic)) == {}
 
 
-def is_atomic(cycle: str, mode: str) -> bool:
-    return mode == "atomic" or cycle == "complete_atomically"
-
-
-def kill_at_every_boundary(kennel: Kennel, cycle: str) -> list[Work]:
-    """Run the cycle on a new row each time, killed one boundary later, until one is not killed any more."""
-    rows: list[Work] = []
-    while True:
-        # The newest row goes first where the cycle chooses by itself.
-        row = Work.objects.create(priority=len(rows))
-        if cycle == "release_expired":
-            claim_and_expire(row)
-        ended = kennel.run(cycle, row.pk, len(rows))
-        rows.append(row)
-        if ended == 0:
-            return rows
-        assert ended == -9, f"the cycle itself failed at boundary {len(rows) - 1}"
-
-
-def claim_and_expire(row: Work) -> None:
-    Work.objects.filter(pk=row.pk).claim_batch(1, lease=0.01)
-    wait_for(lambda: Work.objects.expired().filter(pk=row.pk).exists())
+def kill_at_every_boundary(env: dict[str, str], cycle: str) -> int:
+    """Run the cycle on a new row each time, killed one boundary later, until one is not killed; count the rows."""
+    command = [sys.executable, "-m", "tests.chaos.cycles"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, env=env, text=True, **pipes) as kennel:
+        boundary, ended = 0, -9
+        while ended == -9:
+            # The newest row goes first where the cycle chooses by itself.
+            row = Work.objects.create(priority=boundary)
+            if cycle == "release_expired":
+                Work.objects.filter(pk=row.pk).claim_batch(1, lease=0.01)
+                wait_for(lambda row=row: Work.objects.expired().filter(pk=row.pk).exists())
+            kennel.stdin.write(f"{cycle} {row.pk} {boundary}\n")
+            kennel.stdin.flush()
+            ended = int(kennel.stdout.readline())
+            boundary += 1
+        assert ended == 0, f"the cycle itself failed at boundary {boundary - 1}"
+        kennel.stdin.close()
+    return boundary
 
 
 def finish_what_is_left() -> None:
@@ -70,8 +66,8 @@ def finish_what_is_left() -> None:
     )
     Work.objects.release_expired()
     for row in Work.objects.exclude(status="complete"):
-        (mine,) = wait_for(lambda row=row: claim(row.pk))
-        before = Effect.objects.filter(work_id=row.pk, channel="same").count()
-        plain(mine)
-        mine.claim.complete(update_fields=["signed_by", "signed_iteration"])
-        assert Effect.objects.filter(work_id=row.pk, channel="same").count() == before + 1
+        mine = claim(row.pk)
+        before = Effect.objects.filter(work_id=row.pk, phase="effect").count()
+        work(mine)
+        mine.claim.complete(update_fields=FIELDS)
+        assert Effect.objects.filter(work_id=row.pk, phase="effect").count() == before + 1

@@ -9,25 +9,15 @@ from django_taskclaim.models import TaskMixin
 
 #: What a trigger copies from the work table into the history, as it was before a write and as it is after it.
 TRACKED = (
-    "status",
-    "claimed_by",
-    "claimed_at",
-    "expires_at",
-    "iteration",
-    "attempts",
-    "not_before",
-    "completed_at",
-    "error_class",
-    "wanted",
-    "signed_by",
-    "signed_iteration",
+    *("status", "claimed_by", "claimed_at", "expires_at", "iteration", "attempts", "not_before"),
+    *("completed_at", "error_class", "wanted", "signed_by", "signed_iteration"),
 )
 
 
 class Work(TaskMixin):
     """A row to be done. Whatever a handler writes to it, it signs with its token."""
 
-    #: What the handler does, see ``tests.chaos.app.acts``.
+    #: What the handler does, see ``tests.chaos.app.claims``.
     act = models.CharField(max_length=50, default="work")
     #: The handler's queryset takes wanted rows only.
     wanted = models.BooleanField(default=True)
@@ -60,18 +50,16 @@ for _name in TRACKED:
 
 
 class Effect(models.Model):
-    """Append-only: what handlers did, over their own connection (``same``) and over a second one (``other``)."""
+    """What handlers did: over their own connection (``effect``), and what a file kept (other phases)."""
 
     id = models.BigAutoField(primary_key=True)
     work_id = models.BigIntegerField()
     holder = HolderField()
     iteration = CounterField()
-    #: One for each call of the handler, so that an entry written twice (its answer was lost) counts once.
+    #: One for each call of the handler.
     run = models.CharField(max_length=32)
-    channel = models.CharField(max_length=5)
+    #: ``effect``, or ``started``, ``raised`` and ``ended``.
     phase = models.CharField(max_length=7)
-    process = models.CharField(max_length=100)
-    at = MomentField()
 
     class Meta:
         indexes = [models.Index(fields=["work_id", "iteration"], name="chaos_effect_token")]
@@ -90,7 +78,7 @@ class Act(models.Model):
 
 
 class Orphan(models.Model):
-    """A claim that stood when its process was killed, frozen or cut off, and when it must be claimable again."""
+    """A claim that stood when its process was killed or frozen, and when it must be claimable again."""
 
     kind = models.CharField(max_length=20)
     work_id = models.BigIntegerField()
@@ -103,5 +91,3 @@ class Orphan(models.Model):
 
 class Resource(models.Model):
     """Something that handlers lock beside their row, in either order, so that deadlocks happen, or refer to."""
-
-    counter = models.IntegerField(default=0)

@@ -14,10 +14,6 @@ _time, _time_ns, _clock_gettime = time.time, time.time_ns, time.clock_gettime
 _real = datetime.datetime
 
 
-def _shifted_clock(number: int) -> float:
-    return _clock_gettime(number) + (SHIFT if number == time.CLOCK_REALTIME else 0.0)
-
-
 class _AnyDatetime(type):
     """Lets moments that C code has made pass for ours."""
 
@@ -35,13 +31,14 @@ class _Shifted(_real, metaclass=_AnyDatetime):
 
     @classmethod
     def utcnow(cls) -> datetime.datetime:
-        return _real.fromtimestamp(time.time(), datetime.UTC).replace(tzinfo=None)
+        return cls.now(datetime.UTC).replace(tzinfo=None)
 
 
 if SHIFT:
+    real_time = time.CLOCK_REALTIME
     time.time = lambda: _time() + SHIFT
     time.time_ns = lambda: _time_ns() + int(SHIFT * 1e9)
-    time.clock_gettime = _shifted_clock
+    time.clock_gettime = lambda n: _clock_gettime(n) + (SHIFT if n == real_time else 0.0)
     _Shifted.__name__ = _Shifted.__qualname__ = "datetime"
     datetime.datetime = _Shifted  # type: ignore[misc]
 
