@@ -30,7 +30,6 @@ from tests.behaviour.support import (
 )
 from tests.factories import make
 from tests.proxy import swallowed, withheld
-from tests.sources.app.models import Page, PageTask
 from tests.testapp.models import Child, ChildOwnsClaim, ClaimOnly, CompositeKey, Effect, Photo
 
 pytestmark = pytest.mark.django_db
@@ -397,15 +396,3 @@ def test_in_a_worker_only_the_row_whose_save_raises_fails(
     bad = Photo.objects.get(pk=rows[-1].pk)
     assert (bad.status, bad.width, bad.last_error) == ("failed", None, "refused")
     assert Effect.objects.count() == 5
-
-
-def test_of_a_companion_its_own_row_is_saved(rule: Rule) -> None:
-    """Named columns of the source are written as ever."""
-    Page.objects.create(slug="a", title="two words")
-    PageTask.objects.populate(Page.objects.all())
-    rule(PageTask, completion="save")
-    (row,) = PageTask.objects.claim_batch(1)
-    row.source.words = 2
-    row.claim.complete(update_fields=["words"])
-    assert Page.objects.get().words == 2
-    assert PageTask.objects.get().status == "complete"

@@ -13,7 +13,6 @@ from django_taskclaim.conf import LONGEST
 from django_taskclaim.exceptions import ClaimLost, Permanent, RetryLater
 from django_taskclaim.handlers import handler
 from django_taskclaim.policy import Policy
-from django_taskclaim.signals import rows_failed, rows_released
 from tests.behaviour.support import facts, has, lose
 from tests.factories import make
 from tests.testapp.models import Child, ClaimOnly, Photo, PhotoProxy
@@ -123,33 +122,16 @@ def test_the_tries_of_a_rule_count_every_failure_and_may_be_more_than_the_models
     assert seen == ["open", "open", "failed", "open", "failed", "open", "open"]
 
 
-def test_retry_later_puts_the_row_back_as_if_it_had_not_been_claimed(
-    transactional_db: None,
-) -> None:
-    heard: list[tuple[str, int]] = []
-
-    def failed(rows: Any, **_: Any) -> None:
-        heard.append(("failed", len(rows)))
-
-    def released(rows: Any, **_: Any) -> None:
-        heard.append(("released", len(rows)))
-
+def test_retry_later_puts_the_row_back_as_if_it_had_not_been_claimed() -> None:
     row, other = claimed(), claimed()
-    rows_failed.connect(failed)
-    rows_released.connect(released)
-    try:
-        row.fail(RetryLater(60, "busy"))
-        other.fail(RetryLater(60), retry=False)
-    finally:
-        rows_failed.disconnect(failed)
-        rows_released.disconnect(released)
+    row.fail(RetryLater(60, "busy"))
     now = facts(row)
     assert (now.status, now.attempts, now.iteration) == ("open", 0, 1)
     assert (now.claimed_by, now.last_error, now.error_class) == (None, "", "")
     assert (row.status, row.attempts) == ("open", 0)
     # A caller who wants no retry is not overruled.
+    other.fail(RetryLater(60), retry=False)
     assert (facts(other).status, facts(other).attempts) == ("failed", 1)
-    assert heard == [("released", 1), ("failed", 1)]
 
 
 @pytest.mark.promise(3)
@@ -205,11 +187,6 @@ def raises(failures: int) -> float:
     raise RuntimeError("the back-off is broken")
 
 
-class Careless(RetryLater):
-    def __init__(self) -> None:
-        """Leave everything out, the delay too."""
-
-
 @pytest.mark.once
 @pytest.mark.parametrize(
     "backoff",
@@ -229,13 +206,6 @@ def test_a_broken_back_off_loses_no_failure(backoff: Any, rule: Rule, caplog: An
     rule(Photo, backoff=backoff, max_attempts=1)
     claimed().fail("x")
     assert len(caplog.records) == 1
-
-
-@pytest.mark.once
-def test_a_retry_later_without_a_delay_is_put_back_uncounted() -> None:
-    row = claimed()
-    row.fail(Careless())
-    assert (facts(row).status, facts(row).attempts) == ("open", 0)
 
 
 @pytest.mark.once

@@ -1,6 +1,5 @@
 """With REDACT nothing that the hook hides is stored or logged; where it fails, nothing of the text is."""
 
-import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -34,21 +33,9 @@ def use(settings: Any) -> Use:
     return name
 
 
-@pytest.fixture
-def logged() -> Iterator[Callable[[], str]]:
-    """Return all that the log records since hold, formatted and in their attributes."""
-    lines: list[str] = []
-
-    def emit(record: logging.LogRecord) -> None:
-        lines.append(collector.format(record))
-        lines.append(repr(vars(record)))
-
-    collector = logging.Handler()
-    collector.emit = emit  # type: ignore[method-assign]
-    ours = logging.getLogger("django_taskclaim")
-    ours.addHandler(collector)
-    yield lambda: "\n".join(lines)
-    ours.removeHandler(collector)
+def logged(caplog: Any) -> str:
+    """Return all that the log records hold, formatted and in their attributes."""
+    return "\n".join([caplog.text, *(repr(vars(record)) for record in caplog.records)])
 
 
 def claimed(model: Any = Photo) -> Any:
@@ -81,10 +68,10 @@ def leaked() -> Iterator[Callable[[], Any]]:
     unregister(Photo)
 
 
-def test_nothing_hidden_is_stored_or_logged(use: Use, logged: Any, leaked: Any) -> None:
+def test_nothing_hidden_is_stored_or_logged(use: Use, caplog: Any, leaked: Any) -> None:
     use("redact", STORE_TRACEBACK=True)
     now = leaked()
-    for text in (now.last_error, logged()):
+    for text in (now.last_error, logged(caplog)):
         assert HALF not in text
         assert text.count("[hidden]") >= 4
         assert "in leak" in text
@@ -95,16 +82,16 @@ def test_nothing_hidden_is_stored_or_logged(use: Use, logged: Any, leaked: Any) 
     "hook", ["raises", "returns_bytes", "returns_nothing", "missing", "not_callable"]
 )
 def test_a_hook_that_fails_withholds_the_text_and_the_check_finds_it(
-    hook: str, use: Use, logged: Any, leaked: Any
+    hook: str, use: Use, caplog: Any, leaked: Any
 ) -> None:
     use(hook, STORE_TRACEBACK=True)
     now = leaked()
     assert (now.status, now.attempts, now.error_class) == ("open", 1, "ExceptionGroup")
     assert now.last_error.startswith("<withheld: REDACT ")
-    for text in (now.last_error, logged()):
+    for text in (now.last_error, logged(caplog)):
         assert HALF not in text
         assert "in leak" not in text
-    assert "<withheld: REDACT " in logged()
+    assert "<withheld: REDACT " in logged(caplog)
     assert "taskclaim.E013" in {message.id for message in run_checks()}
 
 
@@ -119,14 +106,14 @@ def test_a_text_given_to_fail_is_redacted_and_what_a_hook_adds_is_escaped(use: U
     assert facts(row).last_error == "x\\x00\\ud800"
 
 
-def test_a_key_in_the_log_of_a_loss_is_redacted(use: Use, logged: Any) -> None:
+def test_a_key_in_the_log_of_a_loss_is_redacted(use: Use, caplog: Any) -> None:
     use("redact")
     TextKey.objects.create(key=SECRET)
     (row,) = TextKey.objects.claim_batch(1)
     lose(row)
     with pytest.raises(ClaimLost):
         row.complete()
-    assert "testapp.TextKey '[hidden]'" in logged()
+    assert "testapp.TextKey '[hidden]'" in logged(caplog)
 
 
 @pytest.mark.parametrize("hook", ["redact", "shrink"])

@@ -19,7 +19,6 @@ from tests.testapp.models import (
     Child,
     ChildOwnsClaim,
     CompositeKey,
-    HiddenRows,
     OrderedByForeignKey,
     Photo,
     PhotoProxy,
@@ -31,6 +30,8 @@ Lapse = Callable[[Any], None]
 
 #: They differ by case, by an accent, by blanks: different people all the same.
 ALIKE = ["user:bob", "user:Bob", "user:böb", "user:bob ", " user:bob", "user:bo", "user:bob\t"]
+#: Any name up to 200 characters is one.
+ODD = ["x" * 200, "用户:17 🎈", "100% %s %(a)s", 'it\'s "so" \\ `n`']
 
 
 def ask(model: Any, limit: int, who: str = "user:17", **options: Any) -> list[Any]:
@@ -155,12 +156,15 @@ def test_while_paused_the_held_rows_come_back_and_nothing_is_added() -> None:
 
 
 @pytest.mark.promise(3)
+@pytest.mark.usefixtures("strategy")
 def test_holders_are_compared_byte_for_byte() -> None:
-    make(Photo, len(ALIKE))
-    rows = {who: Photo.objects.claim_batch(1, claimed_by=who)[0] for who in ALIKE}
+    everybody = [*ALIKE, *ODD]
+    make(Photo, len(everybody))
+    rows = {who: Photo.objects.claim_batch(1, claimed_by=who)[0] for who in everybody}
     for who, row in rows.items():
         assert keys(Photo.objects.held_by(who)) == [row.pk]
         assert keys(ask(Photo, 1, who)) == [row.pk]
+        assert Photo.objects.with_token(row.pk, str(row.claim.token)).claim.check()
     row = rows[ALIKE[0]]
     for other in ALIKE[1:]:
         alike = Photo.objects.with_token(row.pk, (other, 0))
@@ -168,17 +172,6 @@ def test_holders_are_compared_byte_for_byte() -> None:
             with pytest.raises(ClaimLost), transaction.atomic():
                 verb()
     assert row.claim.check()
-
-
-@pytest.mark.parametrize("who", ["x" * 200, "用户:17 🎈", "100% %s %(a)s", 'it\'s "so" \\ `n`'])
-@pytest.mark.usefixtures("strategy")
-def test_any_name_up_to_200_characters_holds_rows(who: str) -> None:
-    make(Photo, 2)
-    (row,) = ask(Photo, 1, who)
-    assert keys(ask(Photo, 1, who)) == [row.pk]
-    again = Photo.objects.with_token(row.pk, str(row.claim.token))
-    again.claim.complete()
-    assert facts(row).claimed_by == who
 
 
 # Requests that meet
@@ -230,15 +223,6 @@ def test_a_persons_view_works_inside_the_transaction_of_the_request() -> None:
 
 
 # Tokens that come back
-
-
-def test_a_row_that_was_hidden_meanwhile_is_found_by_its_token() -> None:
-    make(HiddenRows)
-    (row,) = HiddenRows.objects.claim_batch(1, claimed_by="user:17")
-    HiddenRows.everything.update(hidden=True)
-    again = HiddenRows.objects.with_token(row.pk, str(row.claim.token))
-    again.complete()
-    assert facts(row).status == "complete"
 
 
 def test_conditions_and_related_managers_keep_rows_of_others_out_of_reach() -> None:

@@ -11,8 +11,7 @@ from django.utils import timezone
 
 from django_taskclaim.allowances import Hours
 from django_taskclaim.handlers import handler
-from django_taskclaim.limits import FleetLimits, LimitsError, limits_of, set_limits
-from django_taskclaim.models import FleetLimit
+from django_taskclaim.limits import FleetLimits, limits_of, set_limits
 from tests.behaviour.support import ROW_LOCKS, at_once, execute
 from tests.factories import make
 from tests.limits.conftest import claimed, pass_time
@@ -245,13 +244,6 @@ def test_what_is_set_goes_before_what_the_handler_says(rule: Rule) -> None:
     assert claimed(1) == 0
 
 
-def test_a_limit_that_is_not_named_stays() -> None:
-    set_limits(Photo, rate="100/m", hours="22:00-06:00", using="default")
-    set_limits(Photo, rate="50/m", using="default")
-    (held,) = limits_of(Photo)
-    assert (held.rate, held.max_running, str(held.hours)[:11]) == ("50/m", None, "22:00-06:00")
-
-
 def test_the_first_limit_of_a_model_holds_in_its_own_transaction() -> None:
     """As in a ``TestCase``, which never commits."""
     make(Photo, 6)
@@ -276,21 +268,6 @@ def test_a_limit_that_another_process_sets_is_never_broken(process_env: dict[str
 
     wait_until(ask)
     assert (sum(counts), claimed(6)) == (1, 0)
-
-
-@pytest.mark.django_db(transaction=True, databases="__all__")
-def test_a_database_that_fails_is_named_and_the_others_are_limited() -> None:
-    make(Photo, 3)
-    table = FleetLimit._meta.db_table
-    execute(f"ALTER TABLE {table} RENAME TO taskclaim_away", using="default")
-    try:
-        with pytest.raises(LimitsError) as failed:
-            set_limits(Photo, max_running=2)
-    finally:
-        execute(f"ALTER TABLE taskclaim_away RENAME TO {table}", using="default")
-    assert (list(failed.value.errors), failed.value.done) == (["default"], ["other"])
-    assert limits_of(Photo) == []
-    assert limits_of(Photo, using="other") == [FleetLimits(max_running=2, is_set=True)]
 
 
 @pytest.mark.once

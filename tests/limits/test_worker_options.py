@@ -9,7 +9,7 @@ import pytest
 from django.db import connection
 
 from django_taskclaim.switch import pause
-from tests.testapp.models import Job, Ledger
+from tests.testapp.models import Job
 from tests.worker.conftest import Worker, jobs, states, wait_until
 
 pytestmark = [
@@ -44,14 +44,6 @@ def test_once_is_one_batch_of_each_process(start_worker: Start, mode: list[str])
     assert states() == {"complete": done, "open": 9 - done}
     Job.objects.all().delete()
     assert start_worker("--once", *mode).wait() == 0
-
-
-@pytest.mark.promise(11)
-def test_a_process_that_dies_over_its_only_batch_is_not_replaced(start_worker: Start) -> None:
-    (poison,) = jobs(1, "die")
-    jobs(3)
-    assert start_worker("--once", "--batch-size", "1").wait() == 1
-    assert Ledger.objects.get().key == str(poison)
 
 
 def test_rows_are_limited_across_processes_that_died(start_worker: Start) -> None:

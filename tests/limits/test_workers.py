@@ -34,12 +34,6 @@ def spans() -> Any:
     return Job.objects.filter(status="complete").values_list("claimed_at", "completed_at")
 
 
-def most_within(seconds: float) -> int:
-    """Return how many rows at most were claimed within so many seconds, by the clock of the database."""
-    window = timedelta(seconds=seconds)
-    return most([change for start, _ in spans() for change in ((start, 1), (start + window, -1))])
-
-
 def most_at_once() -> int:
     """Return how many rows were processing at once at most."""
     return most([change for start, end in spans() for change in ((start, 1), (end, -1))])
@@ -128,27 +122,6 @@ def test_four_workers_keep_to_a_rate_over_two_minutes(start_worker: Start) -> No
     wait_until(lambda: timezone.now() - began > timedelta(seconds=126), 300)
     within = Job.objects.filter(claimed_at__lt=began + timedelta(seconds=120)).count()
     assert 1140 <= within <= 1260
-    assert most_within(60) <= 630
-
-
-@pytest.mark.long
-@pytest.mark.timeout(900)
-def test_two_hundred_series_stay_in_order_with_failures_and_kills(start_worker: Start) -> None:
-    Job.objects.bulk_create(
-        Job(act="stumble:1" if n % 7 == 3 else "sleep:0.01", note=f"order {n % 200}")
-        for n in range(1600)
-    )
-    options = ["--in-process", "--threads", "4", "--lease", "4"]
-    workers = [start_worker(*options, **under(serial_by="note")) for _ in range(3)]
-    for done in (300, 600, 900, 1200):
-        wait_until(lambda done=done: states().get("complete", 0) >= done, 300)
-        workers.pop(0).signal(signal.SIGKILL)
-        workers.append(start_worker(*options, **under(serial_by="note")))
-    wait_until(lambda: states() == {"complete": 1600}, 400)
-    runs: dict[str, list[int]] = {}
-    key_of = {str(pk): note for pk, note in Job.objects.values_list("pk", "note")}
-    for key in Ledger.objects.order_by("pk").values_list("key", flat=True):
-        runs.setdefault(key_of[key], []).append(int(key))
-    assert len(runs) == 200
-    # A row that was run again comes right after itself, and nothing comes before its turn.
-    assert all(same == sorted(same) for same in runs.values())
+    minute = timedelta(minutes=1)
+    changes = [change for start, _ in spans() for change in ((start, 1), (start + minute, -1))]
+    assert most(changes) <= 630
