@@ -108,15 +108,6 @@ class FoldedKey(TaskMixin):
         app_label = "testapp"
 
 
-class FoldedPair(TaskMixin):
-    pk = models.CompositePrimaryKey("number", "key")
-    number = models.IntegerField(default=1)
-    key = FoldedField(max_length=50)
-
-    class Meta:
-        app_label = "testapp"
-
-
 class Label(models.Model):
     name = models.CharField(max_length=20)
 
@@ -177,14 +168,6 @@ class HiddenFromAll(TaskMixin, Payload):
 
     objects = VisibleManager()
     everything = ClaimManager()
-
-    class Meta:
-        app_label = "testapp"
-        base_manager_name = "objects"
-
-
-class HiddenFromAllChild(HiddenFromAll):
-    extra = models.TextField(blank=True, default="")
 
     class Meta:
         app_label = "testapp"
@@ -372,14 +355,3 @@ class MixinFirst(TaskMixin, Publishing):
 class MixinLast(Publishing, TaskMixin):
     class Meta:
         app_label = "testapp"
-
-
-class OnlyMarked(Publishing, TaskMixin):
-    """Its ``delete()`` deletes nothing."""
-
-    class Meta:
-        app_label = "testapp"
-
-    def delete(self, *args: Any, **kwargs: Any) -> Any:
-        self.note = "deleted"
-        self.save()

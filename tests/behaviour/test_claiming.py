@@ -6,7 +6,6 @@ from datetime import timedelta
 from typing import Any, Self
 
 import pytest
-from django.db import models
 from django.db.models import Count, Exists, F, OuterRef, Prefetch, Q, Window
 from django.db.models.functions import Lower, RowNumber
 from django.db.models.signals import post_init
@@ -28,10 +27,8 @@ from tests.testapp.models import (
     Author,
     Child,
     ChildOwnsClaim,
-    CompositeKey,
     HiddenRows,
     OrderedByForeignKey,
-    Parent,
     Photo,
     PhotoProxy,
 )
@@ -152,29 +149,6 @@ def test_a_child_is_filtered_by_columns_of_either_table(model: Any) -> None:
     make(model, 6, extra=lambda i: "ab"[i % 2], note=lambda i: "xyz"[i % 3])
     rows = model.objects.filter(extra="a", note__in=["x", "y"]).claim_batch(5)
     assert [(row.extra, row.note) for row in rows] == [("a", "x"), ("a", "y")]
-
-
-def test_a_parent_and_its_child_are_one_row_with_one_claim() -> None:
-    make(Parent, 2)
-    make(Child, 2)
-    assert {type(row) for row in Child.objects.claim_batch(9)} == {Child}
-    assert len(Parent.objects.claim_batch(9)) == 2
-    assert Child.objects.claim_batch(9) == []
-
-
-@pytest.mark.usefixtures("strategy")
-def test_a_filter_over_a_foreign_key_claims_what_matches() -> None:
-    rows = make(OrderedByForeignKey, 6)
-    wanted = next(row.author for row in rows if row.author)
-    for row in rows[-3:]:
-        models.QuerySet(OrderedByForeignKey).filter(pk=row.pk).update(author=wanted)
-    claimed = OrderedByForeignKey.objects.filter(author__name=wanted.name).claim_batch(2)
-    assert [row.author_id for row in claimed] == [wanted.pk] * 2
-    rest = OrderedByForeignKey.objects.exclude(author__name=wanted.name).claim_batch(9)
-    assert wanted.pk not in {row.author_id for row in rest}
-    through_the_author = wanted.orderedbyforeignkey_set.claim_batch(9)
-    assert [row.author_id for row in through_the_author] == [wanted.pk] * len(through_the_author)
-    assert len(claimed) + len(rest) + len(through_the_author) == 6
 
 
 @pytest.mark.promise(2)
@@ -305,20 +279,6 @@ def test_annotations_and_deferred_columns_are_honoured(
     assert shape.objects.complete([more, narrow, wide]) == 3
 
 
-@pytest.mark.skipif(not hasattr(models, "FETCH_PEERS"), reason="Django 6.1 brings fetch modes")
-@pytest.mark.parametrize("model", [Photo, Child, CompositeKey])
-def test_claimed_rows_fetch_what_they_lack_together(
-    model: Any, django_assert_num_queries: NoQueries
-) -> None:
-    make(model, 4, note="read")
-    rows = model.objects.fetch_mode(models.FETCH_PEERS).claim_batch(4)
-    for row in rows:
-        del row.__dict__["note"]
-    with django_assert_num_queries(1):
-        assert [row.note for row in rows] == ["read"] * 4
-    assert model.objects.complete(rows) == 4
-
-
 def test_a_claim_and_a_completion_of_a_batch_cost_few_statements(
     django_assert_max_num_queries: NoQueries,
 ) -> None:
@@ -356,13 +316,6 @@ def test_a_queryset_that_cannot_be_claimed_from_is_refused_with_a_sentence(
     rows = REFUSED[kind](Photo.objects.all())
     with django_assert_num_queries(0), pytest.raises(TypeError, match="Photo"):
         getattr(rows, verb)(*([1] if verb == "claim_batch" else []))
-
-
-@pytest.mark.once
-def test_an_order_by_an_annotation_is_refused_by_its_name() -> None:
-    ordered = Photo.objects.annotate(low=-F("counter")).order_by("low")
-    with pytest.raises(TypeError, match="low"):
-        ordered.claim_batch(2)
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -12,7 +12,6 @@ from tests.behaviour.models import FoldedKey
 from tests.behaviour.support import keys, names
 from tests.factories import make
 from tests.testapp.models import (
-    Author,
     Child,
     ChildOwnsClaim,
     OrderedByForeignKey,
@@ -94,13 +93,6 @@ def test_an_order_over_a_foreign_key_keeps_rows_that_have_none() -> None:
     ordered = OrderedByForeignKey.objects.order_by(F("author__name").asc(nulls_last=True), "pk")
     assert keys(ordered.claim_batch(3)) == keys(by_name)[:3]
     assert len(OrderedByForeignKey.objects.order_by("author__name").claim_batch(9)) == 2
-
-
-@pytest.mark.parametrize("sign", ["", "-"])
-def test_a_column_of_a_related_table_orders_either_way(sign: str) -> None:
-    rows = make(OrderedByForeignKey, 4, author=lambda i: Author.objects.create(name="bdac"[i]))
-    claimed = OrderedByForeignKey.objects.order_by(f"{sign}author__name").claim_batch(2)
-    assert [keys(rows).index(row.pk) for row in claimed] == ([1, 3] if sign else [2, 0])
 
 
 @pytest.mark.parametrize(

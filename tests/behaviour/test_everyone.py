@@ -1,6 +1,5 @@
 """``RetryLater(everyone=True)``: an upstream asks everybody to wait, and nobody claims rows of the model meanwhile."""
 
-import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -50,16 +49,6 @@ def test_a_stop_of_a_parent_holds_for_its_children_and_not_the_other_way_round()
     assert Child.objects.claim_batch(1) == []
 
 
-@pytest.mark.django_db(databases=["default", "other"])
-def test_a_row_stops_the_database_that_its_claim_is_on() -> None:
-    for using in ("default", "other"):
-        Photo.objects.using(using).bulk_create([Photo(), Photo()])
-    (far,) = Photo.objects.using("other").claim_batch(1)
-    Photo.objects.fail(far, STOP)
-    assert Photo.objects.using("other").claim_batch(1) == []
-    assert len(Photo.objects.claim_batch(1)) == 1
-
-
 def test_only_an_error_that_says_everyone_stops_everyone(rule: Callable[..., None]) -> None:
     rule(Photo, errors={ConnectionError: RetryLater(3600, everyone=True)})
     make(Photo, 3)
@@ -89,9 +78,3 @@ def test_a_stop_is_no_pause_and_a_resume_does_not_end_it() -> None:
     assert paused_by(Photo) is None
     resume(Photo, using="default")
     assert Photo.objects.claim_batch(1) == []
-
-
-@pytest.mark.once
-def test_the_error_survives_pickling() -> None:
-    error = pickle.loads(pickle.dumps(STOP))
-    assert (error.delay.total_seconds(), error.everyone, str(error)) == (3600, True, str(STOP))

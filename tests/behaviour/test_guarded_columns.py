@@ -172,18 +172,6 @@ def test_a_form_of_all_fields_has_no_claim_column_but_a_priority_declared_again(
     assert ours == ({"priority"} if shape is UuidKey else set())
 
 
-@pytest.mark.once
-def test_a_form_saves_a_running_row_without_touching_its_claim() -> None:
-    make(UuidKey)
-    (row,) = UuidKey.objects.claim_batch(1)
-    before = facts(row)
-    data = {"note": "by hand", "counter": 3, "priority": 9, "status": "complete", "iteration": 7}
-    form = forms.modelform_factory(UuidKey, fields="__all__")(data, instance=fresh(row))
-    form.save()
-    before.priority = 9
-    assert (fresh(row).note, facts(row)) == ("by hand", before)
-
-
 # Raw saves: fixtures, and packages that bring back an old version of a row
 
 
@@ -229,20 +217,6 @@ def test_a_revert_to_a_lost_claim_does_not_bring_it_back(shape: Any) -> None:
     assert stored(row) == before
     assert shape.objects.claim_batch(1) == []
     current.claim.complete()
-
-
-@TABLES
-def test_a_row_that_is_gone_comes_back_as_the_version_has_it(model: Any) -> None:
-    make(model)
-    (row,) = model.objects.claim_batch(1, claimed_by="user:17")
-    row.claim.fail("no", retry=False)
-    before, old = facts(row), version_of(row)
-    for table in tables_of(model):
-        table._base_manager.all()._raw_delete(using="default")
-    revert(old)
-    after = facts(row)
-    assert (after.status, after.claimed_by) == ("failed", "user:17")
-    assert after.iteration == before.iteration
 
 
 @TABLES

@@ -52,14 +52,6 @@ def test_a_row_handed_over_is_the_other_persons_and_nobody_elses(kind_of_table: 
     assert stored(kept) == before
 
 
-def test_a_lease_handed_over_is_as_long_as_asked_and_never_shorter() -> None:
-    long, short = claimed(Photo, 2, lease=3600)
-    Photo.objects.hand_over(long, to=THEIRS, lease=60)
-    Photo.objects.hand_over(short, to=THEIRS, lease=7200)
-    assert facts(long).expires_at - timezone.now() > timedelta(minutes=50)
-    assert facts(short).expires_at - timezone.now() > timedelta(minutes=110)
-
-
 def test_a_wrong_name_or_a_rollback_leaves_the_claim_standing() -> None:
     (row,) = claimed(Photo)
     for wrong in ("worker@host:1#2", "", "x" * 201):

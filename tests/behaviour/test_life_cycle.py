@@ -106,22 +106,6 @@ def test_a_failure_for_good_keeps_the_holder(model: Any) -> None:
     assert getattr(now, "last_error", "gone for good") == "gone for good"
 
 
-def test_rows_that_fail_together_wait_and_end_each_by_its_own_failures(rule: Rule) -> None:
-    rule(Photo, max_attempts=3, backoff=lambda failures: 10_000 * failures - 10_000)
-    veteran = claimed(Photo)
-    veteran.claim.fail("first")
-    make(Photo)
-    rows = Photo.objects.claim_batch(2)
-    assert Photo.objects.fail(rows, "together") == 2
-    waits = sorted(facts(row).not_before - timezone.now() for row in rows)
-    assert [round(wait.total_seconds(), -4) for wait in waits] == [0, 10_000]
-    for row in rows:
-        set_raw(row, "not_before", clock("-1 HOUR"))
-    assert Photo.objects.fail(Photo.objects.claim_batch(2), "once more") == 2
-    ended = sorted((facts(row).status, facts(row).attempts) for row in rows)
-    assert ended == [("failed", 3), ("open", 2)]
-
-
 @pytest.mark.promise(4)
 @MODELS
 @pytest.mark.parametrize("ended", ["failed", "complete", "processing"])
@@ -297,17 +281,6 @@ def test_iteration_never_decreases_and_no_token_is_issued_twice(
         iterations.append(facts(row).iteration)
     assert iterations == sorted(set(iterations))
     assert len(set(tokens)) == len(tokens)
-
-
-@MODELS
-def test_verbs_return_how_many_rows_they_wrote(model: Any) -> None:
-    make(model, 6)
-    rows = model.objects.claim_batch(6)
-    assert model.objects.renew([*rows, rows[0]]) == 6
-    assert model.objects.complete([rows[0], rows[1], rows[0]]) == 2
-    assert model.objects.fail(rows[2:4], "twice") == 2
-    assert model.objects.release(rows[4:]) == 2
-    assert model.objects.complete([]) == 0
 
 
 @pytest.mark.once

@@ -6,14 +6,12 @@ from typing import Any
 import pytest
 from django.core.management import call_command
 from django.db import Error, connection, models
-from django.db.models.signals import post_init
 
 from django_taskclaim import handler
 from django_taskclaim.handlers import unregister
 from tests.behaviour.models import Envelope, Sealed, SealedChild
 from tests.behaviour.support import execute, keys, quoted, table_of
 from tests.factories import make
-from tests.testapp.models import Photo
 
 pytestmark = [pytest.mark.django_db, pytest.mark.promise(10)]
 
@@ -105,24 +103,6 @@ def test_a_row_is_not_readable_if_what_it_is_read_with_is_not(
     claimed = getattr(Envelope.objects, way)("inside").claim_batch(4)
     assert keys(claimed) == keys([*envelopes[:2], envelopes[3]])
     assert Envelope.objects.failed().get().pk == envelopes[2].pk
-
-
-@pytest.mark.once
-def test_an_instance_that_cannot_be_made_fails_as_well(rule: Rule) -> None:
-    rule(Photo, max_attempts=1)
-    rows = make(Photo, 3)
-
-    def receive(instance: Any, **facts: Any) -> None:
-        if instance.pk == rows[0].pk:
-            raise LookupError("no such country")
-
-    post_init.connect(receive, sender=Photo)
-    try:
-        assert keys(Photo.objects.claim_batch(3)) == keys(rows[1:])
-        failed = Photo.objects.failed().values_list("error_class", flat=True)
-        assert failed.get() == "LookupError"
-    finally:
-        post_init.disconnect(receive, sender=Photo)
 
 
 @pytest.mark.django_db(transaction=True)
