@@ -62,17 +62,6 @@ def test_what_is_done_is_gone_and_never_comes_back(model: Any, how: Delete, rule
     assert gone(rows[0], keys[0])
 
 
-def test_a_batch_is_deleted_by_one_statement(
-    rule: Rule, django_assert_max_num_queries: Any
-) -> None:
-    rule(Photo, completion="delete")
-    rows = claimed(Photo, 20)
-    with django_assert_max_num_queries(99) as sent:
-        Photo.objects.complete(rows)
-    deletes = [query for query in sent.captured_queries if query["sql"].startswith("DELETE")]
-    assert len(deletes) == 1
-
-
 @BOTH
 def test_children_go_with_a_claimed_parent_and_parents_with_a_claimed_child(
     how: Delete, rule: Rule

@@ -49,22 +49,6 @@ class Endless(Exception):
         return str(self)
 
 
-class NoText(Exception):
-    def __str__(self) -> Any:  # type: ignore[override]
-        return 5
-
-
-class NoName(type):
-    def __getattribute__(cls, name: str) -> Any:
-        if name in ("__name__", "__qualname__"):
-            raise RuntimeError("a class without a name")
-        return super().__getattribute__(name)
-
-
-class Nameless(Exception, metaclass=NoName):
-    pass
-
-
 def long_name() -> BaseException:
     return type("N" * 10_000, (Exception,), {"__module__": "m" * 10_000})("x")  # type: ignore[no-any-return]
 
@@ -94,7 +78,6 @@ def deep_group() -> BaseException:
 HOSTILE: dict[str, Callable[[], BaseException]] = {
     "text raises": lambda: TextRaises(RuntimeError("no")),
     "text recurses": Endless,
-    "text is a number": NoText,
     "NUL": lambda: ValueError("nul \x00"),
     "surrogate": lambda: ValueError("half \ud83c of a pair"),
     "NUL only": lambda: ValueError("\x00" * 10_000),
@@ -102,7 +85,6 @@ HOSTILE: dict[str, Callable[[], BaseException]] = {
     "bytes": lambda: ValueError(b"\xff\xfe\x00"),
     "percent": lambda: ValueError("100% %s %(x)s {} '\"\\"),
     "long name": long_name,
-    "no name": lambda: Nameless("x"),
     "long chain": long_chain,
     "cycle": cycle,
     "deep group": deep_group,

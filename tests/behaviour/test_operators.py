@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-from asgiref.sync import async_to_sync
 from django.db import transaction
 
 from django_taskclaim.exceptions import ClaimLost
@@ -101,16 +100,3 @@ def test_a_locked_row_is_left_alone_and_not_waited_for(rival: Rival, verb: str) 
     done = rows.take_back() if verb == "take_back" else rows.fail_rows("no", running=True)
     assert done == 2
     assert facts(first).status == "processing"
-
-
-async def _both() -> tuple[int, int]:
-    rows: Any = Photo.objects.all()
-    return await rows.atake_back(), await rows.afail_rows("no")
-
-
-@pytest.mark.once
-@pytest.mark.django_db(transaction=True)
-def test_both_have_async_twins() -> None:
-    make(Photo, 2)
-    Photo.objects.claim_batch(1)
-    assert async_to_sync(_both)() == (1, 2)

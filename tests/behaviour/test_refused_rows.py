@@ -157,12 +157,6 @@ def test_commands_change_all_others_and_end_with_what_was_refused(
     assert Photo.objects.progress().open == 2
 
 
-def test_a_freeze_of_all_rows_is_an_error_of_an_operators_verb() -> None:
-    photos(30, *range(30))
-    with refused(Photo), pytest.raises(DatabaseError, match=SAID):
-        Photo.objects.pause_rows()
-
-
 def test_the_doctor_names_due_and_expired_rows_and_changes_nothing(
     let_lease_lapse: Any, capsys: Any
 ) -> None:

@@ -236,6 +236,8 @@ def test_every_verb_has_an_async_twin() -> None:
         assert await manager.areset() == 1
         assert await manager.arelease_expired() == 0
         assert (await manager.aprune(older_than=60))[0] == 0
+        assert await manager.atake_back() == 0
+        assert await manager.filter(status="failed").afail_rows("no") == 0
         return await manager.aprogress()
 
     make(Photo, 6)

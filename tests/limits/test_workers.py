@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
+from django_taskclaim.limits import set_limits
+from django_taskclaim.models import Throttle
 from tests.testapp.models import Job, Ledger
 from tests.worker.conftest import Worker, jobs, states, wait_until
 
@@ -20,6 +22,12 @@ Start = Callable[..., Worker]
 def under(**limits: Any) -> dict[str, str]:
     """Return the environment of a worker whose handler has these options."""
     return {"TASKCLAIM_TEST_LIMITS": json.dumps(limits)}
+
+
+def closed_now() -> str:
+    """Return a window that begins in an hour."""
+    ends = [timezone.localtime() + timedelta(hours=n) for n in (1, 2)]
+    return "-".join(f"{end:%H:%M}" for end in ends)
 
 
 def most(moments: list[tuple[Any, int]]) -> int:
@@ -42,10 +50,8 @@ def most_at_once() -> int:
 @pytest.mark.promise(11)
 def test_a_drain_that_is_kept_from_its_work_ends_with_work_left(start_worker: Start) -> None:
     """By the hours, or by an upstream that asks everybody to wait."""
-    ends = [timezone.localtime() + timedelta(hours=n) for n in (1, 2)]
-    closed = "-".join(f"{end:%H:%M}" for end in ends)
     jobs(3)
-    worker = start_worker("--in-process", "--drain", **under(hours=closed))
+    worker = start_worker("--in-process", "--drain", **under(hours=closed_now()))
     assert worker.wait() == 3
     assert states() == {"open": 3}
     # Longer than any machine needs to end a worker.
@@ -93,17 +99,44 @@ def test_workers_never_exceed_a_limit_and_a_killed_one_gives_its_places_back(
     assert most_at_once() <= 5
 
 
-def test_a_series_goes_on_after_failures_in_order(start_worker: Start) -> None:
+@pytest.mark.promise(7)
+def test_a_series_stays_in_order_after_failures_and_a_kill(start_worker: Start) -> None:
     for _ in range(3):
         jobs(1, "stumble:1", note="a")
         jobs(1, note="b")
-    workers = [start_worker("--in-process", "--drain", **under(serial_by="note")) for _ in "12"]
+    (stuck,) = jobs(1, "stay", note="c", priority=1)
+    jobs(2, note="c")
+    options = ["--in-process", "--lease", "4"]
+    killed = start_worker(*options, **under(serial_by="note"))
+    wait_until(lambda: Ledger.objects.filter(key=stuck).exists(), what="the worker is stuck")
+    killed.signal(signal.SIGKILL)
+    Job.objects.filter(pk=stuck).update(act="work")
+    workers = [start_worker("--drain", *options, **under(serial_by="note")) for _ in "12"]
     assert [worker.wait() for worker in workers] == [0, 0]
-    assert states() == {"complete": 6}
-    for name, runs_each in (("a", 2), ("b", 1)):
-        keys = [str(pk) for pk in Job.objects.filter(note=name).values_list("pk", flat=True)]
-        runs = Ledger.objects.filter(key__in=keys).order_by("pk").values_list("key", flat=True)
-        assert list(runs) == [key for key in sorted(keys, key=int) for _ in range(runs_each)]
+    assert states() == {"complete": 9}
+    for name in "abc":
+        keys = sorted(Job.objects.filter(note=name).values_list("pk", flat=True))
+        noted = Ledger.objects.filter(key__in=keys).order_by("pk").values_list("key", flat=True)
+        runs = [int(key) for key in noted]
+        # A row that is run again comes right after itself, and no other before its turn.
+        assert runs == sorted(runs)
+        assert set(runs) == set(keys)
+        assert name == "b" or len(runs) > len(keys)
+
+
+@pytest.mark.long
+def test_hours_that_are_set_are_followed_by_running_workers(start_worker: Start) -> None:
+    worker = start_worker("--in-process")
+    jobs(2)
+    wait_until(lambda: states() == {"complete": 2})
+    set_limits(Job, hours=closed_now(), using="default")
+    jobs(3)
+    wait_until(Throttle.objects.filter(source="hours").exists)
+    assert states() == {"complete": 2, "open": 3}
+    set_limits(Job, hours=None, using="default")
+    wait_until(lambda: states() == {"complete": 5})
+    worker.signal(signal.SIGTERM)
+    assert worker.wait() == 0
 
 
 @pytest.mark.long
