@@ -1,22 +1,18 @@
-"""Who may work on which article: asked for each row and at each act; what is refused is 403 and loses no word."""
+"""Who may edit an article is asked for each row and at each act; a refusal is 403 and loses no word."""
 
 from typing import Any
 
 import pytest
 from articles.models import Article
 from articles.views import EditArticle, MyArticles
-from django.contrib.auth.backends import ModelBackend
 from django.contrib.auth.models import Permission
 from django.core.exceptions import PermissionDenied
 
-from django_taskclaim.contrib.review import desk
-from django_taskclaim.contrib.review.permissions import backends_know_rows
 from django_taskclaim.control.models import OperatorAct
-from django_taskclaim.querysets import ClaimQuerySet
 from tests.behaviour.support import clock, facts, set_raw, stored
-from tests.review.conftest import Editor
+from tests.contrib.conftest import Editor, address, words
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.once, pytest.mark.django_db]
 
 DJANGOS = "django.contrib.auth.backends.ModelBackend"
 
@@ -26,35 +22,19 @@ def is_odd(row: Any) -> bool:
 
 
 class Deny:
-    """A backend for single rows that has no answer for odd ones."""
+    """A backend for single rows that grants even ones."""
 
     def has_perm(self, user: Any, permission: str, row: Any = None) -> bool:
         return row is not None and not is_odd(row)
 
 
 class DenyAloud:
-    """The same, in the way by which no other backend is asked after it."""
+    """The same, and no other backend is asked about odd ones."""
 
     def has_perm(self, user: Any, permission: str, row: Any = None) -> bool:
         if row is not None and is_odd(row):
             raise PermissionDenied
         return row is not None
-
-
-class ByMail(ModelBackend):
-    """It finds people in another way, and leaves their permissions to Django."""
-
-    def authenticate(self, *args: Any, **credentials: Any) -> None:
-        return None
-
-
-@pytest.mark.parametrize(("backend", "knows"), [(ByMail, False), (Deny, True)])
-def test_only_a_backend_with_answers_of_its_own_is_asked_for_each_row(
-    settings: Any, backend: type[Any], knows: bool
-) -> None:
-    remote = "django.contrib.auth.backends.RemoteUserBackend"
-    settings.AUTHENTICATION_BACKENDS = [DJANGOS, remote, f"{__name__}.{backend.__name__}"]
-    assert backends_know_rows() is knows
 
 
 @pytest.fixture(params=[Deny, DenyAloud, "may_edit"])
@@ -73,10 +53,6 @@ def odd_denied(request: Any, settings: Any, monkeypatch: pytest.MonkeyPatch) -> 
 def grant(editor: Editor, *codenames: str) -> None:
     editor.user.groups.clear()
     editor.user.user_permissions.set(Permission.objects.filter(codename__in=codenames))
-
-
-def words(answer: Any) -> str:
-    return " ".join(answer.content.decode().split())
 
 
 def claimed(who: str, row: Any) -> Any:
@@ -102,45 +78,41 @@ def everything_tried(editor: Editor, free: Any, mine: Any, theirs: Any) -> list[
         "taskclaim_to": str(editor.user.pk),
     }
     seen = {"taskclaim_seen": f"0:{facts(theirs).claimed_by}", "taskclaim_reason": "is ill"}
-    pages = [words(editor.look(f"/articles/{row.pk}/")) for row in rows]
+    pages = [words(editor.look(address(row.pk))) for row in rows]
     assert editor.page.status_code == 403
     for act in ("save", "finish", "hand_over"):
-        pages.append(refused(editor, f"/articles/{mine.pk}/", **form, act=act))
+        pages.append(refused(editor, address(mine.pk), **form, act=act))
         assert "Nothing was written" in pages[-1]
         assert "Many &lt;words&gt;.</textarea>" in pages[-1]
-    pages.append(refused(editor, f"/articles/{mine.pk}/", **form, act="skip"))
-    pages.append(refused(editor, f"/articles/{free.pk}/", act="take"))
-    pages.append(refused(editor, f"/articles/{theirs.pk}/", **seen, act="take_over"))
+    pages.append(refused(editor, address(mine.pk), **form, act="skip"))
+    pages.append(refused(editor, address(free.pk), act="take"))
+    pages.append(refused(editor, address(theirs.pk), **seen, act="take_over"))
     assert "is ill</textarea>" in pages[-1]
     ping = {"act": "ping", "pk": mine.pk, "token": str(mine.claim.token)}
-    pages.append(refused(editor, f"/articles/{mine.pk}/", **ping))
+    pages.append(refused(editor, address(mine.pk), **ping))
     assert [stored(row) for row in rows] == before
     return pages
 
 
 @pytest.mark.usefixtures("odd_denied")
-def test_rows_that_somebody_may_not_edit_are_neither_claimed_nor_shown_nor_changed(
-    ada: Editor, ben: Editor, articles: list[Article], monkeypatch: pytest.MonkeyPatch
+def test_a_row_that_a_person_may_not_edit_is_neither_claimed_nor_shown_nor_changed(
+    ada: Editor, ben: Editor, articles: list[Article]
 ) -> None:
-    monkeypatch.setattr(desk, "PORTION", 3)
     even, odd = articles[::2], articles[1::2]
-    assert ada.mine() == []
-    ada.send(act="more")
-    assert ada.mine() == [row.pk for row in even]
+    assert ada.fetch() == [row.pk for row in even]
     assert {facts(row).iteration for row in odd} == {0}
 
     mine, theirs = claimed(ada.who, odd[1]), claimed(ben.who, odd[2])
-    ada.send(act="more")
-    assert ada.mine() == [row.pk for row in even]
+    assert ada.fetch() == [row.pk for row in even]
     page = words(ada.look("/articles/?asked"))
     assert "Nothing is left to do." in page
     for text in (page, *everything_tried(ada, odd[0], mine, theirs)):
         assert not any(f"{row.title}<" in text or row.text in text for row in odd)
-    assert "You may not change this article." in words(ada.look(f"/articles/{mine.pk}/"))
+    assert "You may not change this article." in words(ada.look(address(mine.pk)))
 
 
 @pytest.mark.usefixtures("odd_denied")
-def test_a_claim_on_a_row_that_its_holder_may_not_edit_any_more_is_left_to_lapse(
+def test_a_claim_lapses_when_its_holder_may_no_longer_edit_the_row(
     ada: Editor, ben: Editor, articles: list[Article]
 ) -> None:
     lapsed = [claimed(ben.who, row) for row in articles[6:]]
@@ -176,15 +148,15 @@ def test_without_the_change_permission_nobody_does_anything(
     assert "You may not change articles." in pages[0]
 
 
-def test_to_take_over_needs_the_permission_to_operate_as_well(
+def test_to_take_over_needs_the_permission_to_operate_too(
     ada: Editor, ben: Editor, articles: list[Article], settings: Any
 ) -> None:
     row = claimed(ada.who, articles[0])
     grant(ben, "change_article")
     before = stored(row)
-    assert "Take over" not in words(ben.look(f"/articles/{row.pk}/"))
+    assert "Take over" not in words(ben.look(address(row.pk)))
     sent = {"taskclaim_seen": f"0:{ada.who}", "taskclaim_reason": "she is ill"}
-    page = refused(ben, f"/articles/{row.pk}/", **sent, act="take_over")
+    page = refused(ben, address(row.pk), **sent, act="take_over")
     assert "You may not take rows over." in page
     assert "she is ill</textarea>" in page
     assert stored(row) == before
@@ -192,37 +164,18 @@ def test_to_take_over_needs_the_permission_to_operate_as_well(
     # Where there is no such permission, that to change is enough.
     apps = [name for name in settings.INSTALLED_APPS if name != "django_taskclaim.control"]
     settings.INSTALLED_APPS = apps
-    ben.send(f"/articles/{row.pk}/", **sent, act="take_over")
+    ben.send(address(row.pk), **sent, act="take_over")
     assert facts(row).claimed_by == ben.who
 
 
-def test_nothing_is_handed_over_to_somebody_who_may_not_edit_it(
+def test_nothing_is_handed_over_to_a_person_who_may_not_edit_it(
     ada: Editor, ben: Editor, articles: list[Article], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row = claimed(ada.who, articles[0])
     grant(ben, "view_article")
     monkeypatch.setattr(EditArticle, "colleagues", lambda self: [ben.user])
     fields = ada.open(row.pk) | {"text": "Half done.", "taskclaim_to": ben.user.pk}
-    answer = ada.send(f"/articles/{row.pk}/", **fields, act="hand_over")
+    answer = ada.send(address(row.pk), **fields, act="hand_over")
     assert "Ben Okri may not change this." in words(answer)
     assert "Half done." in words(answer)
     assert facts(row).claimed_by == ada.who
-
-
-@pytest.mark.usefixtures("odd_denied")
-def test_rows_that_the_claim_itself_leaves_out_cost_nobody_anything(
-    ada: Editor, ben: Editor, articles: list[Article], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Somebody else claims them between the look at them and the claim."""
-    real = ClaimQuerySet.claim_batch
-
-    def after_ben(self: Any, *args: Any, **options: Any) -> Any:
-        monkeypatch.setattr(ClaimQuerySet, "claim_batch", real)
-        claimed(ben.who, articles[0])
-        return real(self, *args, **options)
-
-    ada.look()
-    monkeypatch.setattr(ClaimQuerySet, "claim_batch", after_ben)
-    ada.send(act="more")
-    assert ada.mine() == [row.pk for row in articles[2::2]]
-    assert {facts(row).iteration for row in articles} == {0}

@@ -40,11 +40,34 @@ class Editor:
         self.look()
         return [one["row"].pk for one in self.page.context["rows"]]
 
+    def fetch(self) -> list[int]:
+        """Press the button for more, and return what the list shows then."""
+        self.look()
+        self.send(act="more")
+        return self.mine()
+
     def open(self, pk: int) -> dict[str, Any]:
         """Open an article, and return what its form would send."""
-        form = self.look(f"/articles/{pk}/").context["form"]
+        form = self.look(address(pk)).context["form"]
         fields = {name: form[name].value() or "" for name in form.fields}
         return fields | {"taskclaim_token": self.page.context["token"]}
+
+    def act(self, pk: int, act: str, **fields: Any) -> Any:
+        """Open an article that one holds, fill in its form, and press a button."""
+        return self.send(address(pk), **self.open(pk) | fields, act=act)
+
+    def take_over(self, pk: int, reason: str) -> Any:
+        self.look(address(pk))
+        seen = {"taskclaim_seen": self.page.context["seen"], "taskclaim_reason": reason}
+        return self.send(address(pk), act="take_over", **seen)
+
+
+def address(pk: int) -> str:
+    return f"/articles/{pk}/"
+
+
+def words(answer: Any) -> str:
+    return " ".join(answer.content.decode().split())
 
 
 @pytest.fixture
@@ -62,12 +85,16 @@ def editor(articles: Any) -> Callable[[str], Editor]:
 
 
 @pytest.fixture
-def ada(editor: Any) -> Editor:
-    found: Editor = editor("ada")
-    return found
+def ada(editor: Callable[[str], Editor]) -> Editor:
+    return editor("ada")
 
 
 @pytest.fixture
-def ben(editor: Any) -> Editor:
-    found: Editor = editor("ben")
-    return found
+def ben(editor: Callable[[str], Editor]) -> Editor:
+    return editor("ben")
+
+
+@pytest.fixture
+def held(ada: Editor) -> int:
+    """An article that Ada holds."""
+    return ada.fetch()[0]

@@ -1,0 +1,280 @@
+"""The review pages: a list that a reload keeps, and a form that overwrites nothing when it comes too late."""
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from articles.models import Article
+from articles.views import EditArticle, MyArticles
+from django.db import connections, transaction
+from django.test import Client
+from django.utils import timezone
+
+from django_taskclaim.control.models import OperatorAct
+from django_taskclaim.switch import pause
+from tests.behaviour.support import clock, facts, lose, set_raw, stored
+from tests.contrib.conftest import Editor, address, words
+
+pytestmark = [pytest.mark.once, pytest.mark.django_db(databases=["default", "other"])]
+
+
+def lapse(pk: int) -> None:
+    set_raw(Article.objects.get(pk=pk), "expires_at", clock("-1 HOUR"))
+
+
+# The list
+
+
+def test_a_get_claims_nothing_and_the_button_fetches_five(ada: Editor) -> None:
+    assert ada.mine() == []
+    mine = ada.fetch()
+    assert len(mine) == 5
+    assert mine == [row.pk for row in Article.objects.held_by(ada.who).order_by("pk")]
+
+
+def test_a_reload_keeps_the_articles_and_extends_them(ada: Editor) -> None:
+    mine = ada.fetch()
+    row = Article.objects.get(pk=mine[0])
+    set_raw(row, "expires_at", clock("+1 MINUTE"))
+    assert ada.mine() == mine
+    assert facts(row).expires_at - timezone.now() > timedelta(minutes=20)
+    assert ada.fetch() == mine
+
+
+def test_two_editors_never_get_one_article_and_a_lapsed_one_moves_on(
+    ada: Editor, ben: Editor
+) -> None:
+    mine, theirs = ada.fetch(), ben.fetch()
+    assert (len(mine), len(theirs)) == (5, 3)
+    assert not set(mine) & set(theirs)
+    page = words(ben.look("/articles/?asked"))
+    assert "5 are held by others" in page
+    assert "next free" in page
+    assert "Ada Lovelace, until" in page
+    for pk in mine[:2]:
+        lapse(pk)
+    assert set(mine[:2]) <= set(ben.fetch())
+    assert not set(mine[:2]) & set(ada.mine())
+
+
+def test_while_paused_the_articles_stay_and_the_page_says_so(ada: Editor, ben: Editor) -> None:
+    ada.fetch()
+    pause(Article, using="default")
+    assert len(ada.mine()) == 5
+    ben.look()
+    ben.send(act="more")
+    assert "Paused" in words(ben.page)
+    assert ben.mine() == []
+
+
+def test_the_list_needs_a_login_a_csrf_token_and_a_known_act(ada: Editor) -> None:
+    stranger = Client()
+    for answer in (stranger.get("/articles/"), stranger.post("/articles/", {"act": "more"})):
+        assert answer.status_code in (302, 403)
+    assert ada.client.post("/articles/", {"act": "more"}).status_code == 403
+    ada.look()
+    assert ada.send(act="nonsense").status_code == 400
+    assert Article.objects.open().count() == 8
+
+
+def test_a_heartbeat_renews_what_stands_and_says_what_became_of_the_rest(
+    ada: Editor, ben: Editor
+) -> None:
+    ada.fetch()
+    rows = [one["row"] for one in ada.page.context["rows"]]
+    kept, finished, taken, gone, _last = rows
+    sent = {"pk": [row.pk for row in rows], "token": [str(row.claim.token) for row in rows]}
+    sent["pk"] += ["x", kept.pk]
+    sent["token"] += ["0:user:1", "nonsense"]
+    set_raw(kept, "expires_at", clock("+1 MINUTE"))
+    lose(Article.objects.get(pk=finished.pk), ben.who).claim.complete()
+    lose(Article.objects.get(pk=taken.pk), ben.who)
+    Article.objects.filter(pk=gone.pk).delete()
+    answer = ada.send(act="ping", **sent).json()
+    assert [one["pk"] for one in answer["held"]] == [str(kept.pk), str(_last.pk)]
+    assert facts(kept).expires_at - timezone.now() > timedelta(minutes=20)
+    why = {one["pk"]: one["why"] for one in answer["lost"]}
+    assert "Ben Okri finished it" in why[str(finished.pk)]
+    assert "Ben Okri has held it" in why[str(taken.pk)]
+    assert why[str(gone.pk)] == "It is gone."
+    ben.look()
+    assert ben.send(act="ping", **sent).json()["held"] == []
+
+
+# One article
+
+
+def test_save_keeps_the_article_and_finish_ends_it(ada: Editor, held: int) -> None:
+    ada.act(held, "save", verdict="mend", text="Mended.")
+    row = Article.objects.get(pk=held)
+    assert (row.text, facts(row).status) == ("Mended.", "processing")
+    ada.act(held, "finish", remark="done")
+    row = Article.objects.get(pk=held)
+    assert (row.remark, facts(row).status, facts(row).claimed_by) == ("done", "complete", ada.who)
+    assert held not in ada.mine()
+
+
+def test_an_incomplete_form_is_shown_again_and_nothing_is_written(ada: Editor, held: int) -> None:
+    before = stored(Article.objects.get(pk=held))
+    answer = ada.act(held, "finish", text="My text.")
+    assert answer.status_code == 200
+    assert "My text." in words(answer)
+    assert stored(Article.objects.get(pk=held)) | {"Article.expires_at": 0} == before | {
+        "Article.expires_at": 0
+    }
+
+
+def test_a_lapsed_claim_that_nobody_took_still_saves(ada: Editor, held: int) -> None:
+    fields = ada.open(held) | {"verdict": "keep"}
+    lapse(held)
+    ada.send(address(held), **fields, act="finish")
+    assert facts(Article.objects.get(pk=held)).status == "complete"
+
+
+@pytest.mark.promise(3)
+@pytest.mark.parametrize("act", ["finish", "save", "hand_over"])
+@pytest.mark.parametrize("lost", ["finished", "taken", "gone"])
+def test_a_late_form_overwrites_nothing_and_loses_no_word(
+    ada: Editor, ben: Editor, held: int, act: str, lost: str
+) -> None:
+    """The page shows both texts, escaped, and says what became of the article."""
+    to = {"taskclaim_to": ben.user.pk}
+    fields = ada.open(held) | {"text": "Ada's <words>.", "verdict": "keep"} | to
+    row = Article.objects.get(pk=held)
+    if lost == "gone":
+        row.delete()
+    else:
+        taken = lose(row, ben.who)
+        taken.text = "Ben's words."
+        if lost == "finished":
+            taken.claim.complete(update_fields=["text"])
+        else:
+            taken.save(update_fields=["text"])
+    row.pk = held
+    before = stored(row)
+    answer = ada.send(address(held), **fields, act=act)
+    assert answer.status_code == 409
+    assert stored(row) == before
+    page = words(answer)
+    assert "nothing was written" in page
+    assert "Ada&#x27;s &lt;words&gt;.</textarea>" in page
+    said = {
+        "finished": "Ben Okri finished it",
+        "taken": "Ben Okri has held it",
+        "gone": "It is gone.",
+    }
+    assert said[lost] in page
+    assert lost == "gone" or "Ben" in page
+
+
+@pytest.mark.promise(3)
+def test_a_form_that_loses_the_claim_inside_the_save_writes_nothing(
+    ada: Editor, ben: Editor, held: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the article, nor what an override writes in the same transaction, as docs/people.md shows."""
+    others, plain = Article.objects.exclude(pk=held), EditArticle.write
+
+    def write(self: EditArticle, form: Any, then: Any) -> Any:
+        if form.cleaned_data["remark"] == "too late":
+            lose(Article.objects.get(pk=held), ben.who)
+        with transaction.atomic():
+            others.update(remark="seen")
+            return plain(self, form, then)
+
+    monkeypatch.setattr(EditArticle, "write", write)
+    assert ada.act(held, "finish", verdict="keep", remark="too late").status_code == 409
+    assert Article.objects.get(pk=held).remark == ""
+    assert not others.filter(remark="seen").exists()
+    ada.act(ada.mine()[0], "save")
+    assert others.filter(remark="seen").exists()
+
+
+@pytest.mark.promise(3)
+def test_a_token_counts_only_for_the_person_it_names(ada: Editor, ben: Editor, held: int) -> None:
+    fields = ada.open(held) | {"text": "Ada's words.", "verdict": "keep"}
+    before = stored(Article.objects.get(pk=held))
+    ben.look()
+    for token in (fields["taskclaim_token"], "", "nonsense"):
+        answer = ben.send(address(held), **fields | {"taskclaim_token": token}, act="finish")
+        assert answer.status_code == 409
+    assert stored(Article.objects.get(pk=held)) == before
+
+
+def test_skip_puts_the_article_off_and_writes_nothing(ada: Editor, held: int) -> None:
+    fields = ada.open(held) | {"text": "Thrown away."}
+    ada.send(address(held), **fields, act="skip")
+    row = Article.objects.get(pk=held)
+    assert (facts(row).status, row.text) == ("open", "Text 0.")
+    assert held not in ada.fetch()
+    assert ada.send(address(held), **fields, act="skip").status_code == 409
+
+
+def test_hand_over_saves_and_passes_on(ada: Editor, ben: Editor, held: int) -> None:
+    assert "Choose a colleague" in words(ada.act(held, "hand_over"))
+    ada.act(held, "hand_over", text="Half done.", taskclaim_to=ben.user.pk)
+    row = Article.objects.get(pk=held)
+    assert (row.text, facts(row).claimed_by) == ("Half done.", ben.who)
+    assert held in ben.mine()
+    assert held not in ada.mine()
+
+
+def test_an_article_of_a_colleague_is_taken_over_with_a_reason_that_is_recorded(
+    ada: Editor, ben: Editor, held: int, django_capture_on_commit_callbacks: Any
+) -> None:
+    assert ben.look(address(held)).status_code == 409
+    assert "Ada Lovelace has held it" in words(ben.page)
+    assert "Say why" in words(ben.take_over(held, " "))
+    seen = {"taskclaim_seen": f"9{ben.page.context['seen']}", "taskclaim_reason": "ill"}
+    assert ben.send(address(held), act="take_over", **seen).status_code == 409
+    with django_capture_on_commit_callbacks(execute=True):
+        ben.take_over(held, "she is ill")
+    assert facts(Article.objects.get(pk=held)).claimed_by == ben.who
+    act = OperatorAct.objects.get()
+    assert (act.act, act.by, act.key) == ("take over", "Ben Okri", str(held))
+    assert act.reason == "she is ill"
+
+
+def test_a_free_article_is_taken_from_its_page(ben: Editor, articles: list[Article]) -> None:
+    pk = articles[7].pk
+    assert "nobody holds it" in words(ben.look(address(pk)))
+    ben.send(address(pk), act="take")
+    assert ben.mine() == [pk]
+
+
+# In a transaction for each request
+
+
+@pytest.fixture
+def atomic_requests(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with monkeypatch.context() as patch:
+        for alias in connections:
+            patch.setitem(connections[alias].settings_dict, "ATOMIC_REQUESTS", True)
+        yield
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "other"])
+@pytest.mark.usefixtures("atomic_requests")
+def test_every_act_stands_by_the_time_its_page_is_shown(
+    ada: Editor, ben: Editor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the page that answers breaks."""
+    ada.client.raise_request_exception = False
+    ada.look()
+    with monkeypatch.context() as patch:
+        patch.setattr(MyArticles, "get_context_data", lambda self, **kwargs: 1 / 0)
+        patch.setattr(MyArticles, "render_to_response", lambda self, *args, **kwargs: 1 / 0)
+        ada.send(act="more")
+    held, skipped = ada.mine()[:2]
+    ada.act(skipped, "skip")
+    assert facts(Article.objects.get(pk=skipped)).status == "open"
+    ada.act(held, "hand_over", text="Half done.", taskclaim_to=ben.user.pk)
+    assert facts(Article.objects.get(pk=held)).claimed_by == ben.who
+    ada.take_over(held, "he is ill")
+    assert OperatorAct.objects.get(act="take over").reason == "he is ill"
+    late = ada.open(held) | {"verdict": "mend", "text": "Late."}
+    ada.act(held, "finish", verdict="keep")
+    row = Article.objects.get(pk=held)
+    assert (row.text, row.verdict, facts(row).status) == ("Half done.", "keep", "complete")
+    assert ada.send(address(held), **late, act="save").status_code == 409
+    assert Article.objects.get(pk=held).text == "Half done."
