@@ -4,7 +4,6 @@ The rest of the behaviour suite runs over the same models with ``-m long``.
 """
 
 import signal
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -12,13 +11,12 @@ import pytest
 from django.apps import apps
 from django.db import connection, transaction
 
-from django_taskclaim.doctor import Kind, examine
 from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.indexes import ClaimIndex
 from django_taskclaim.taking import take
 from tests.behaviour.support import clock, set_raw
+from tests.doctor.support import problems, told
 from tests.factories import make
-from tests.test_doctor import told
 from tests.worker.conftest import Worker, start_worker, wait_until
 
 __all__ = ["start_worker"]
@@ -28,13 +26,13 @@ if not apps.is_installed("tests.surroundings.app"):
         "needs partitions by range and hash, and triggers in PL/pgSQL", allow_module_level=True
     )
 
-from tests.surroundings.app.models import AUDITED, SURROUNDED, ByHash, ByRange, Elsewhere
+from tests.surroundings.app.models import SURROUNDED, Elsewhere
 
 surrounded = pytest.mark.parametrize("model", SURROUNDED, ids=lambda model: model.__name__)
-audited = pytest.mark.skipif(not AUDITED, reason="needs the row triggers of django-pghistory")
 
 
 @surrounded
+@pytest.mark.promise(2, 3)
 @pytest.mark.django_db
 def test_the_life_of_rows(model: Any) -> None:
     """Claimed across partitions in order and never too many; renewed, given back, failed, reaped, fenced, reset."""
@@ -71,7 +69,7 @@ def test_the_doctor_finds_a_table_of_another_schema_and_its_index() -> None:
     make(Elsewhere, 1200)
     with connection.cursor() as cursor:
         cursor.execute(f"ANALYZE {Elsewhere._meta.db_table}")
-        assert [one for one in examine(Elsewhere, "default") if one.kind is Kind.PROBLEM] == []
+        assert problems(Elsewhere) == []
         cursor.execute(f"DROP INDEX {schema}.{index.name}")
     said = told(Elsewhere)
     assert "has no index on status, priority, not_before and id" in said
@@ -99,38 +97,3 @@ def test_workers_that_are_killed(start_worker: Callable[..., Worker], model: Any
     drain = start_worker("--drain", *words, model=model._meta.label, TASKCLAIM_TEST_SURROUNDED="1")
     assert drain.wait() == 0
     assert set(model.objects.values_list("status", "counter")) == {("complete", 1)}
-
-
-@audited
-@pytest.mark.django_db
-def test_the_audit_notes_what_the_doctor_says_it_would() -> None:
-    """Two changes for each row that is done, each by an event of the package's."""
-    (model,) = AUDITED
-    make(model, 3)
-    model.objects.complete(model.objects.claim_batch(3))
-    events = apps.get_model("surroundings", "AuditedEvent").objects
-    noted = Counter(events.values_list("pgh_label", "status"))
-    assert noted == {
-        ("insert", "open"): 3,
-        ("update", "processing"): 3,
-        ("update", "complete"): 3,
-    }
-    said = told(model)
-    assert "fires twice for each row that is done" in said
-    assert "class AuditedTask(SourceMixin, TaskMixin)" in said
-
-
-@pytest.mark.django_db
-def test_the_doctor_counts_partitions() -> None:
-    assert "The table has 3 partitions" in told(ByRange)
-    assert "The table has 4 partitions" in told(ByHash)
-
-
-@pytest.mark.django_db
-def test_the_doctor_names_publications() -> None:
-    with connection.cursor() as cursor:
-        cursor.execute(f"CREATE PUBLICATION taskclaim_told FOR TABLE {ByHash._meta.db_table}")
-    assert "The publication taskclaim_told sends each change of a row to subscribers" in told(
-        ByHash
-    )
-    assert "publication" not in told(ByRange)

@@ -1,0 +1,107 @@
+"""What the doctor says, and the conditions that it is asked about."""
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import connection, models
+
+from django_taskclaim.doctor import Finding, Kind, examine
+from django_taskclaim.handlers import handler, unregister
+from django_taskclaim.indexes import ClaimIndex
+from tests.behaviour.support import claimable_rows, owner_of, table_of
+
+#: For tests that change tables, which no savepoint takes back everywhere.
+changes_tables = pytest.mark.django_db(transaction=True, databases="__all__")
+
+
+def problems(model: Any, alias: str = "default") -> list[Finding]:
+    return [finding for finding in examine(model, alias) if finding.kind is Kind.PROBLEM]
+
+
+def told(model: type[models.Model], alias: str = "default") -> str:
+    """Return all that the doctor says of the model, with its advice."""
+    return "\n".join(
+        " → ".join([finding.message, finding.advice, *finding.details])
+        for finding in examine(model, alias)
+    )
+
+
+def doctor(*labels: str) -> tuple[int, str]:
+    """Return exit code and output of ``claimdoctor``."""
+    out = io.StringIO()
+    try:
+        call_command("claimdoctor", *labels, stdout=out)
+    except CommandError as error:
+        return error.returncode, f"{out.getvalue()}{error}"
+    return 0, out.getvalue()
+
+
+def indexes_advised(model: Any) -> list[str]:
+    """Return the statements that create an index among the doctor's advice."""
+    return [
+        detail
+        for finding in examine(model, "default")
+        for detail in finding.details
+        if detail.startswith("CREATE INDEX")
+    ]
+
+
+def drop_index(model: Any, name: str) -> None:
+    # By hand: Django's own remove_index stumbles over a % in the table's name.
+    quoted = connection.ops.quote_name(name)
+    table = f" ON {table_of(owner_of(model))}" if connection.vendor == "mysql" else ""
+    with connection.cursor() as cursor:
+        cursor.execute(f"DROP INDEX {quoted}{table}".replace("%%", "%"))
+
+
+def claim_index(model: Any) -> ClaimIndex:
+    (index,) = (one for one in owner_of(model)._meta.indexes if isinstance(one, ClaimIndex))
+    return index
+
+
+@contextmanager
+def without_index(model: Any) -> Iterator[None]:
+    """Drop the claim index, and bring it back unless the test has."""
+    drop_index(model, claim_index(model).name)
+    try:
+        yield
+    finally:
+        for statement in indexes_advised(owner_of(model))[:1]:
+            send(statement)
+
+
+def send(statement: str) -> None:
+    """Execute what the doctor advises, as a client of the database does."""
+    with connection.cursor() as cursor:
+        cursor.execute(statement)
+
+
+@contextmanager
+def handling(model: Any, **options: Any) -> Iterator[None]:
+    """Register a handler for a while."""
+
+    def work(row: Any) -> None:
+        """Nothing."""
+
+    handler(model, **options)(work)
+    try:
+        yield
+    finally:
+        unregister(model)
+
+
+def many(model: Any) -> None:
+    """Fill the table with so many rows that every optimiser prefers an index."""
+    claimable_rows(model, 25_000)
+    count(model)
+
+
+def count(model: Any) -> None:
+    """Refresh the statistics, where the database plans with them by itself."""
+    if connection.vendor != "sqlite":
+        word = "ANALYZE TABLE" if connection.vendor == "mysql" else "ANALYZE"
+        send(f"{word} {table_of(owner_of(model))}".replace("%%", "%"))

@@ -1,0 +1,195 @@
+"""Why nothing moves: each reason is named with what ends it."""
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import models
+
+from django_taskclaim.dialects import DatabaseLater, DatabaseNow
+from django_taskclaim.models import WorkerProcess
+from django_taskclaim.querysets import ClaimQuerySet
+from django_taskclaim.switch import pause, pause_all
+from tests.behaviour.support import clock, set_raw
+from tests.doctor.support import doctor, handling, problems, told
+from tests.factories import make
+from tests.testapp.models import Child, HiddenRows, Job, Parent, Photo, UuidKey
+
+pytestmark = pytest.mark.django_db(databases="__all__")
+
+
+def worker(model: type[models.Model], *, seen: timedelta = timedelta(0)) -> None:
+    """Let a worker have reported a while ago."""
+    WorkerProcess.objects.create(
+        name="worker@host:1",
+        labels=f"testapp.Other, {model._meta.label}",
+        host="host",
+        pid=1,
+        version="1",
+        started_at=DatabaseNow(),
+        seen_at=DatabaseLater(-seen),
+    )
+
+
+def expire(rows: list[Any]) -> None:
+    for row in rows:
+        set_raw(row, "expires_at", clock("-1 SECOND"))
+
+
+def finished() -> None:
+    make(Job, 3)
+    Job.objects.complete(Job.objects.claim_batch(3))
+
+
+def paused() -> None:
+    make(Job, 1)
+    pause(Job, reason="the supplier is down", by="ann@web1", until=600)
+
+
+def all_paused() -> None:
+    make(Job, 1)
+    pause_all(by="bob")
+
+
+def waiting() -> None:
+    make(Job, 2)
+    Job.objects.release(Job.objects.claim_batch(2), delay=3600)
+
+
+def held() -> None:
+    make(Job, 3)
+    Job.objects.claim_batch(2, claimed_by="user:17", lease=7200)
+    Job.objects.claim_batch(1, claimed_by="user:18", lease=1800)
+
+
+def no_worker() -> None:
+    make(Job, 1)
+    worker(Parent)
+
+
+def silent_worker() -> None:
+    make(Job, 1)
+    worker(Job, seen=timedelta(minutes=5))
+
+
+def works() -> None:
+    make(Job, 2)
+    worker(Job)
+
+
+def failed_and_set_aside() -> None:
+    make(Job, 4)
+    rows = Job.objects.claim_batch(3)
+    Job.objects.fail(rows[:2], ValueError("no"), retry=False)
+    Job.objects.fail(rows[2:], KeyError("no"), retry=False)
+    Job.objects.pause_rows()
+
+
+@pytest.mark.parametrize(
+    ("scene", "parts"),
+    [
+        (list, ["There is nothing to do: the table is empty."]),
+        (finished, ["nothing to do: 3 rows of 3 finished"]),
+        (works, ["2 rows due, and workers are alive"]),
+        (
+            paused,
+            [
+                "testapp.Job is paused by ann@web1 since ",
+                ": the supplier is down.",
+                ", until ",
+                "manage.py claimresume testapp.Job",
+            ],
+        ),
+        (all_paused, ["All models are paused by bob", "manage.py claimresume --all"]),
+        (waiting, ["All 2 open rows wait; the first is due in "]),
+        (held, ["All rows left are held, by user:17 (2) and user:18 (1); the next lease ends in "]),
+        (
+            no_worker,
+            ["1 row is due, and no worker for testapp.Job is alive. → manage.py claimworker"],
+        ),
+        (silent_worker, ["no worker for testapp.Job is alive; the last was heard of 5 min"]),
+        (
+            failed_and_set_aside,
+            [
+                "3 rows have failed and wait for a reset: 2 × ValueError and 1 × KeyError.",
+                "→ manage.py claimreset testapp.Job",
+                "1 row is set aside (status paused). → manage.py claimresume testapp.Job --rows",
+            ],
+        ),
+    ],
+)
+def test_a_reason_is_named_with_what_ends_it(scene: Callable[[], Any], parts: list[str]) -> None:
+    scene()
+    text = told(Job)
+    assert [part for part in parts if part not in text] == [], text
+
+
+def test_a_pause_of_the_parent_is_named_for_its_child() -> None:
+    make(Child, 1)
+    pause(Parent, by="bob")
+    assert "testapp.Parent is paused by bob" in told(Child)
+    assert "→ manage.py claimresume testapp.Parent" in told(Child)
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [
+        ({"limit_per": {"note": 1}}, "2 due rows are kept back by a limit per key (note)"),
+        ({"serial_by": "note"}, "may have to wait for their turn (note)"),
+        ({"max_running": 2}, "2 rows are running, and no more than 2 may at once."),
+    ],
+)
+def test_a_limit_that_keeps_rows_back_is_named(options: dict[str, Any], part: str) -> None:
+    with handling(UuidKey, **options):
+        make(UuidKey, 3, note="acme")
+        make(UuidKey, 1, note="other")
+        assert part not in told(UuidKey)
+        UuidKey.objects.claim_batch(4, claimed_by="user:17")
+        assert part in told(UuidKey), told(UuidKey)
+
+
+def test_expired_rows_are_a_problem_once_every_reaper_should_have_come(settings: Any) -> None:
+    make(Job, 2)
+    expire(Job.objects.claim_batch(2))
+    assert "nobody has put them back yet" in told(Job)
+    settings.TASKCLAIM = {"REAPER_INTERVAL": 0.0001, "LEASE": 0.0001}
+    (problem,) = problems(Job)
+    assert "The leases of 2 rows have ended" in problem.message
+    assert problem.advice.startswith("manage.py release_expired testapp.Job")
+    ClaimQuerySet(Job).release_expired()
+    assert problems(Job) == []
+
+
+def test_rows_that_contradict_themselves_are_a_problem() -> None:
+    """Other programs may have written claim columns."""
+    make(Job, 2)
+    for row in Job.objects.claim_batch(2):
+        set_raw(row, "expires_at", "NULL")
+    (problem,) = problems(Job)
+    assert "2 rows of testapp.Job are processing without an end of the lease" in problem.message
+
+
+def test_the_last_line_of_the_command_says_that_nobody_works() -> None:
+    make(Job, 1)
+    code, text = doctor("testapp.Job")
+    assert code == 0
+    assert "No problem found, but nobody works" in text.splitlines()[-1]
+    worker(Job)
+    assert doctor("testapp.Job")[1].endswith("No problem found.\n")
+
+
+def test_a_missing_handler_is_named() -> None:
+    make(Photo, 1)
+    assert "testapp.Photo has no handler" in told(Photo)
+    with handling(Photo):
+        assert "has no handler" not in told(Photo)
+
+
+def test_rows_that_a_queryset_hides_are_named() -> None:
+    make(HiddenRows, 2, hidden=True)
+    make(HiddenRows, 1)
+    assert "The default manager hides 2 due rows of 3" in told(HiddenRows)
+    with handling(HiddenRows, queryset=HiddenRows.everything.filter(hidden=True)):
+        assert "The handler's queryset hides 1 due row of 3" in told(HiddenRows)
