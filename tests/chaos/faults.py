@@ -187,7 +187,7 @@ def crash_server(run: "Run") -> None:
     run.server.crash()
     connection.close()
     time.sleep(run.rng.uniform(0.5, 2 * run.plan.lease))
-    run.server.restart()
+    run.server.start()
     run.connect_again()
     leave(time.monotonic() - down + 10)
     run.calm_down(10)

@@ -18,7 +18,7 @@ from django.db import Error, connection, connections
 from tests import servers
 from tests.chaos import history
 from tests.chaos.app.models import Resource, Work
-from tests.chaos.crew import FAKETIME, Crew, Seat, Worker
+from tests.chaos.crew import Crew, Seat, Worker
 from tests.chaos.faults import KINDS, REFERENCE, unpause
 from tests.chaos.history import harm, leave
 from tests.chaos.oracle import Offences, Rules, offences
@@ -298,6 +298,4 @@ def _crew(plan: Plan, rng: random.Random, proxy: ProxyProcess | None, log: Path)
     }
     options = ["--lease", str(plan.lease), "--grace", str(plan.grace), "--poll", "0.2"]
     options += ["--batch-size", str(plan.batch_size)]
-    # The clock of SQLite is that of its process, so there only Python's may be wrong.
-    fake = "library" if FAKETIME and connection.vendor != "sqlite" else "python"
-    return Crew(seats, env, proxied, options, rng, log, ["right", "python", fake])
+    return Crew(seats, env, proxied, options, rng, log)

@@ -43,7 +43,7 @@ def told(outcome: Outcome) -> str:
         f"{n['rows']:,} rows, {n['claims']:,} claims, {n['completions']:,} completions,"
         f" {n['failed']:,} failed as they should, {n['changes']:,} changes looked at",
         f"{run.faults.total()} faults: {listed(dict(sorted(run.faults.items())))}",
-        f"clocks (python and library are a day wrong): {listed(run.crew.clocks_given)};"
+        f"clocks (a wrong one by a day): {listed(run.crew.clocks)};"
         f" exit codes: {listed(run.crew.exits)}",
         f"extra runs: {runs - n['rows']:,}, unexplained: {unexplained}",
         f"lost rows: {n['lost']}",

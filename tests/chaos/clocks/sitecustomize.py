@@ -5,7 +5,6 @@ Wall clocks only, as an administrator or a broken battery would: those that nobo
 
 import datetime
 import os
-import threading
 import time
 
 SHIFT = float(os.environ.get("TASKCLAIM_CHAOS_SHIFT", "0"))
@@ -41,7 +40,3 @@ if SHIFT:
     time.clock_gettime = lambda n: _clock_gettime(n) + (SHIFT if n == real_time else 0.0)
     _Shifted.__name__ = _Shifted.__qualname__ = "datetime"
     datetime.datetime = _Shifted  # type: ignore[misc]
-
-if "FAKETIME" in os.environ:
-    # libfaketime does not know how Python sleeps (until a moment of the monotonic clock): every sleep is an error.
-    time.sleep = lambda seconds: threading.Event().wait(seconds) and None
