@@ -7,8 +7,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from django.db import Error, connection, connections, transaction
 
@@ -25,8 +24,7 @@ if TYPE_CHECKING:
 Fault = Callable[["Run"], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
+class Kind(NamedTuple):
     """A fault, how often it comes beside the others, and what it needs."""
 
     fault: Fault

@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Self
 
 from django.db import connection
@@ -27,24 +28,12 @@ NOW = {
     "sqlite": "STRFTIME('%%Y-%%m-%%d %%H:%%M:%%f', 'now')",
 }[VENDOR]
 
-REFUSED = "NEW.status = 'complete' AND NEW.act = 'refuse'"
-REFUSING = {
-    "postgresql": [
-        "CREATE FUNCTION chaos_refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
-        " RAISE EXCEPTION 'the trigger refuses this result' USING ERRCODE = '54000'; END $$",
-        "CREATE TRIGGER chaos_refuse BEFORE UPDATE ON chaos_work FOR EACH ROW"
-        f" WHEN ({REFUSED}) EXECUTE FUNCTION chaos_refuse()",
-    ],
-    "mysql": [
-        "CREATE TRIGGER chaos_refuse BEFORE UPDATE ON chaos_work FOR EACH ROW BEGIN IF"
-        f" {REFUSED} THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'refused'; END IF; END"
-    ],
-    # RAISE() would be an IntegrityError.
-    "sqlite": [
-        "CREATE TRIGGER chaos_refuse BEFORE UPDATE ON chaos_work FOR EACH ROW"
-        f" WHEN {REFUSED} BEGIN SELECT JSON('the trigger refuses this result'); END"
-    ],
-}
+#: Raises an error of Django's OperationalError; RAISE() of SQLite would be an IntegrityError.
+REFUSE = {
+    "postgresql": "RAISE EXCEPTION 'the trigger refuses this result' USING ERRCODE = '54000'",
+    "mysql": "SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'the trigger refuses this result'",
+    "sqlite": "SELECT JSON('the trigger refuses this result')",
+}[VENDOR]
 
 
 def later(moment: str, seconds: float | str) -> str:
@@ -82,28 +71,25 @@ def watch() -> None:
     """Put the triggers on the work table, and begin a new file of effects."""
     uninstall()
     changed = " OR ".join(differs(f"OLD.{name}", f"NEW.{name}") for name in COLUMNS)
-    copies = {
-        "insert": ("TRUE", _copy("I", "", "NEW")),
-        "update": (changed, _copy("U", "OLD", "NEW")),
-        "delete": ("TRUE", _copy("D", "OLD", "")),
-    }
-    for operation, (condition, copy) in copies.items():
-        name = f"chaos_{operation}"
-        trigger = f"CREATE TRIGGER {name} AFTER {operation} ON chaos_work FOR EACH ROW"
-        body = f"BEGIN IF {condition} THEN {copy}; END IF; "
-        if VENDOR == "postgresql":
-            ask(
-                f"CREATE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql AS"
-                f" $$ {body} RETURN NULL; END $$"
-            )
-            ask(f"{trigger} EXECUTE FUNCTION {name}()")
-        else:
-            plain = f"WHEN {condition} BEGIN {copy}; END"
-            ask(f"{trigger} {plain if VENDOR == 'sqlite' else body + 'END'}")
-    for statement in REFUSING[VENDOR]:
-        ask(statement)
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(ledger())
+    _trigger("insert", "AFTER INSERT", "TRUE", _copy("I", "", "NEW"))
+    _trigger("update", "AFTER UPDATE", changed, _copy("U", "OLD", "NEW"))
+    _trigger("delete", "AFTER DELETE", "TRUE", _copy("D", "OLD", ""))
+    refused = "NEW.status = 'complete' AND NEW.act = 'refuse'"
+    _trigger("refuse", "BEFORE UPDATE", refused, REFUSE)
+    Path(ledger()).unlink(missing_ok=True)
+
+
+def _trigger(name: str, when: str, condition: str, statement: str) -> None:
+    body = f"BEGIN IF {condition} THEN {statement}; END IF;"
+    if VENDOR == "postgresql":
+        function = f"chaos_{name}() RETURNS trigger LANGUAGE plpgsql"
+        ask(f"CREATE FUNCTION {function} AS $$ {body} RETURN NEW; END $$")
+    does = {
+        "postgresql": f"EXECUTE FUNCTION chaos_{name}()",
+        "mysql": f"{body} END",
+        "sqlite": f"WHEN {condition} BEGIN {statement}; END",
+    }[VENDOR]
+    ask(f"CREATE TRIGGER chaos_{name} {when} ON chaos_work FOR EACH ROW {does}")
 
 
 def uninstall() -> None:
@@ -153,13 +139,7 @@ class Run:
 
     def have_effect(self) -> None:
         """Write over the handler's own connection, inside its transaction if it has one."""
-        Effect.objects.using("default").bulk_create(self._effects("effect"))
-
-    def _effects(self, phase: str) -> list[Effect]:
-        return [
-            Effect(work_id=key, holder=holder, iteration=iteration, run=self.name, phase=phase)
-            for key, holder, iteration in self.tokens
-        ]
+        Effect.objects.bulk_create([effect(*token, self.name, "effect") for token in self.tokens])
 
     def tell(self, phase: str) -> None:
         """Append to the file at once, whatever the database does."""
@@ -172,20 +152,17 @@ class Run:
             os.close(file)
 
 
+def effect(key: int, holder: str, iteration: int, run: str, phase: str) -> Effect:
+    return Effect(work_id=key, holder=holder, iteration=iteration, run=run, phase=phase)
+
+
 def gather() -> None:
     """Bring what the file holds into the table that the oracle reads."""
-    effects = []
-    with contextlib.suppress(FileNotFoundError):
-        with open(ledger()) as lines:
-            for line in lines:
-                with contextlib.suppress(ValueError):
-                    key, holder, iteration, run, phase = json.loads(line)
-                    effects.append(
-                        Effect(
-                            work_id=key, holder=holder, iteration=iteration, run=run, phase=phase
-                        )
-                    )
-        os.unlink(ledger())
+    path, effects = Path(ledger()), []
+    for line in path.read_text().splitlines() if path.exists() else ():
+        with contextlib.suppress(ValueError):
+            effects.append(effect(*json.loads(line)))
+    path.unlink(missing_ok=True)
     Effect.objects.bulk_create(effects, batch_size=500)
 
 

@@ -13,15 +13,15 @@ pytestmark = [pytest.mark.usefixtures("watched"), pytest.mark.timeout(300), pyte
 
 #: Each cycle, the kind of handler that runs in it, and how many boundaries it has at the least.
 CYCLES = [
-    ("complete", "plain", 12),
-    ("complete_atomically", "plain", 10),
-    ("fail", "plain", 10),
+    ("complete", "plain", 8),
+    ("complete_atomically", "plain", 6),
+    ("fail", "plain", 6),
     ("release", "plain", 8),
     ("release_expired", "plain", 4),
     ("claimer", "plain", 8),
     ("claimer", "atomic", 6),
-    ("handler", "plain", 6),
-    ("handler", "atomic", 8),
+    ("handler", "plain", 2),
+    ("handler", "atomic", 4),
 ]
 
 
