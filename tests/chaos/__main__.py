@@ -70,16 +70,16 @@ def on_own_database(options: argparse.Namespace, server: Server | None, home: Pa
 def run(options: argparse.Namespace, server: Server | None, home: Path) -> int:
     from django.db import connection
 
-    from tests.chaos.run import Plan, carried_out
+    from tests.chaos.run import Plan, carry_out
     from tests.chaos.summary import told
 
     plan = {name: value for name, value in vars(options).items() if name != "database_url"}
     plan["seed"] = random.randrange(10**6) if options.seed is None else options.seed
     # One writer at a time: what others do in milliseconds may wait for seconds.
     lease = 6.0 if connection.vendor == "sqlite" else 2.5
-    with carried_out(Plan(lease=lease, **plan), server, home) as outcome:
-        sys.stdout.write(told(outcome) + "\n")
-        return 1 if outcome.offences or outcome.run.complaints else 0
+    outcome = carry_out(Plan(lease=lease, **plan), server, home)
+    print(told(outcome))
+    return 1 if outcome.offences or outcome.run.complaints else 0
 
 
 if __name__ == "__main__":

@@ -1,17 +1,16 @@
 """One run: workers, faults by a plan that the seed decides, a drain, and the oracle's word."""
 
-import heapq
-import itertools
 import os
 import random
 import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from django.db import Error, connection, connections
 
@@ -56,8 +55,7 @@ class Plan:
     oddity: float = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
+class Bounds(NamedTuple):
     """How long things may take, in seconds: what is promised after a kill."""
 
     kill: float
@@ -85,6 +83,14 @@ class Stalls:
             self.total += overslept if overslept > 0.25 else 0.0
 
 
+class Later(NamedTuple):
+    """An action to come; one that ends a fault may be done before."""
+
+    moment: float
+    ends: bool
+    action: Callable[[], object]
+
+
 @dataclass(slots=True)
 class Run:
     """The workers and what is done to them."""
@@ -98,9 +104,7 @@ class Run:
     complaints: list[str] = field(default_factory=list)
     paused: AbstractContextManager[None] | None = None
     stalls: Stalls = field(default_factory=Stalls)
-    #: Actions to come, by the moment they are due; those that end a fault may be done before.
-    _due: list[tuple[float, int, bool, Callable[[], object]]] = field(default_factory=list)
-    _numbers: Iterator[int] = field(default_factory=itertools.count)
+    _due: list[Later] = field(default_factory=list)
     _next_fault: float = 0.0
     _added: int = 0
 
@@ -118,8 +122,7 @@ class Run:
 
     def after(self, seconds: float, action: Callable[[], object], *, ends: bool = True) -> None:
         """Do *action* so many seconds from now; if it *ends* something, when the run drains at the latest."""
-        moment = time.monotonic() + seconds
-        heapq.heappush(self._due, (moment, next(self._numbers), ends, action))
+        self._due.append(Later(time.monotonic() + seconds, ends, action))
 
     def calm_down(self, seconds: float) -> None:
         """Let the workers recover before the next fault."""
@@ -164,12 +167,16 @@ class Run:
 
     def _turn(self) -> None:
         self.crew.fill()
-        while self._due and self._due[0][0] <= time.monotonic():
-            self._do(heapq.heappop(self._due)[-1])
+        self._do_later(lambda one: one.moment <= time.monotonic())
         if stood_still := self.stalls.since_last_asked():
             # The claims of the lately dead get as much more time as the machine has kept from the living.
             self._do(lambda: leave(stood_still))
             self._do(lambda: harm(seconds=2 * self.plan.lease))
+
+    def _do_later(self, which: Callable[[Later], bool]) -> None:
+        for one in sorted(filter(which, self._due), key=lambda one: one.moment):
+            self._due.remove(one)
+            self._do(one.action)
 
     def _do(self, action: Callable[[], object]) -> None:
         try:
@@ -224,10 +231,7 @@ class Run:
 
     def _drain(self) -> None:
         """End every fault, let the workers do what is left, and stop them."""
-        endings = [action for _, _, ends, action in sorted(self._due) if ends]
-        self._due = [entry for entry in sorted(self._due) if not entry[2]]
-        for action in endings:
-            self._do(action)
+        self._do_later(lambda one: one.ends)
         for worker in self.crew.workers:
             worker.signal_group(signal.SIGCONT)
         unpause(self)
@@ -244,8 +248,7 @@ def waiting() -> int:
     return Work.objects.filter(wanted=True, status__in=["open", "processing"]).count()
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What a run ended with."""
 
     run: Run
@@ -253,8 +256,7 @@ class Outcome:
     seconds: float
 
 
-@contextmanager
-def carried_out(plan: Plan, server: Server | None, home: Path) -> Iterator[Outcome]:
+def carry_out(plan: Plan, server: Server | None, home: Path) -> Outcome:
     """Do the run on the database that Django is set up with."""
     began = time.monotonic()
     os.environ["TASKCLAIM_CHAOS_LEDGER"] = str(home / "ledger")
@@ -274,7 +276,7 @@ def carried_out(plan: Plan, server: Server | None, home: Path) -> Iterator[Outco
         run.go()
         kind = {"atomic": plan.mode.startswith("atomic"), "batch": plan.mode.endswith("batch")}
         found = offences(Rules(plan.lease, plan.batch_size, **kind))
-        yield Outcome(run, found, time.monotonic() - began)
+        return Outcome(run, found, time.monotonic() - began)
 
 
 def _crew(plan: Plan, rng: random.Random, proxy: ProxyProcess | None, log: Path) -> Crew:
