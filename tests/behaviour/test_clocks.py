@@ -27,10 +27,11 @@ import django
 django.setup()
 from tests.testapp.models import Photo
 Photo.objects.release_expired()
+due = Photo.objects.due().count()
 claimed, delayed = Photo.objects.claim_batch(5, lease=3600)
 claimed.claim.renew(7200)
 delayed.claim.release(delay=3600)
-print(claimed.pk, delayed.pk)
+print(due, claimed.pk, delayed.pk)
 """
 
 #: The zones of the server's sessions; SQLite has neither a server nor sessions.
@@ -59,7 +60,8 @@ def test_a_worker_with_a_wrong_clock_decides_as_any_other(
         "PYTHONPATH": f"{CLOCKS}:{process_env.get('PYTHONPATH', '')}",
         "TASKCLAIM_CHAOS_SHIFT": str(shift.total_seconds()),
     }
-    claimed, delayed = (int(key) for key in output_of("-c", WRONG_CLOCK, env=env).split())
+    found, claimed, delayed = map(int, output_of("-c", WRONG_CLOCK, env=env).split())
+    assert found == 2
     assert {claimed, delayed} == {ended.pk, due.pk}
     assert facts(standing).claimed_by == standing.claim.token.holder
     assert facts(waiting).status == "open"
