@@ -12,7 +12,7 @@ from django.db import DatabaseError, connection
 
 from tests.behaviour.support import clock, elsewhere, execute, set_raw
 from tests.factories import make
-from tests.testapp.models import Author, Job, Photo
+from tests.testapp.models import Author, Job, Ledger, Photo
 from tests.worker.conftest import Worker, jobs, states, wait_until
 
 pytestmark = pytest.mark.promise(10)
@@ -246,7 +246,7 @@ def test_a_row_that_cannot_go_back_keeps_no_other(start_worker: Start) -> None:
         jobs(8)
         jobs(1, note="no")
         worker = start_worker("--in-process", "--lease", "3600", "--grace", "600")
-        wait_until(lambda: states() == {"processing": 10})
+        wait_until(lambda: Ledger.objects.exists() and states() == {"processing": 10})
         worker.signal(signal.SIGTERM)
         wait_until(lambda: states() == {"open": 8, "processing": 2})
         Job.objects.filter(act="stay").update(act="work")
