@@ -77,32 +77,6 @@ def test_a_second_handler_is_refused() -> None:
         handler(Photo, batch=True)(generator)
 
 
-def yields(photos: list[Photo]) -> Any:
-    """One row is done, one failed by its key and one by its instance; the others are not named."""
-    yield photos[0]
-    yield Photo(pk=photos[1].pk), ValueError("no")
-    yield photos[2].pk, ValueError("no")
-
-
-@pytest.mark.parametrize(
-    ("answer", "completed"),
-    [
-        (yields, 1),
-        (lambda photos: {photos[0].pk: None, Photo(pk=photos[1].pk): ValueError("no")}, 1),
-        (lambda photos: None, 4),
-        (lambda photos: 7, 0),
-        (lambda photos: "1", 0),
-    ],
-    ids=["generator", "mapping", "none", "number", "text"],
-)
-def test_a_batch_handler_answers_for_each_row(answer: Any, completed: int) -> None:
-    """By instance, key or another instance of the same row. What is no answer fails every row."""
-    make(Photo, 4)
-    handler(Photo, batch=True, max_attempts=1)(answer)
-    assert run_due(Photo).completed == completed
-    assert Photo.objects.progress().complete == completed
-
-
 def wrapped(function: Callable[..., Any]) -> Any:
     """Decorate *function* as somebody does who does not think of coroutines."""
 

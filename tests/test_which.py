@@ -8,12 +8,10 @@ import sysconfig
 from importlib import resources
 from pathlib import Path
 
-import dj_database_url
 import pytest
 from django.db import connections
 
 import django_taskclaim
-from tests import servers
 from tests.conftest import server_version
 from tests.factories import SHAPES, make
 from tests.testapp.models import Ledger
@@ -70,20 +68,6 @@ def test_an_unreachable_server_ends_the_run_with_a_sentence() -> None:
     assert "no database answers there" in run.stderr
     assert url.replace("secret", "…") in run.stderr
     assert "secret" not in run.stderr
-
-
-@pytest.mark.once
-def test_a_url_survives_being_spelled_again() -> None:
-    parts = {
-        "ENGINE": "django.db.backends.mysql",
-        "NAME": "test_my db",
-        "USER": "us/er@x",
-        "PASSWORD": "p:w%",
-        "HOST": "db.example",
-        "PORT": 3307,
-    }
-    again = dj_database_url.parse(servers.url_of(parts))
-    assert {name: again[name] for name in parts} == parts
 
 
 @pytest.mark.skipif("TOX_ENV_NAME" not in os.environ, reason="only tox installs the wheel")

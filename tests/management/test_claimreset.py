@@ -13,9 +13,7 @@ from django_taskclaim.exceptions import ClaimLost
 from tests.behaviour.models import Parcel, Receipt, Stamp
 from tests.behaviour.support import facts
 from tests.commands import completed, failed, in_each_state, refused, run
-from tests.factories import make
-from tests.sources.app.models import Page, PageTask
-from tests.testapp.models import Child, Photo
+from tests.testapp.models import Photo
 
 pytestmark = [pytest.mark.once, pytest.mark.django_db(databases="__all__")]
 
@@ -81,12 +79,6 @@ def test_rows_are_chosen_by_error_filter_and_limit() -> None:
     assert open_among(wrong) == 0
     assert "ValueError (1)" in run("claimreset", "testapp.Photo", "--error", "OSError")
     assert len(recorded()) == 2
-
-
-def test_a_child_is_chosen_by_its_own_columns() -> None:
-    make(Child, 2, extra=lambda i: f"{i}")
-    Child.objects.fail(Child.objects.claim_batch(2), "no", retry=False)
-    assert "Reset 1 row" in run("claimreset", "testapp.Child", "--filter", "extra=1")
 
 
 def test_a_dry_run_only_counts() -> None:
@@ -182,11 +174,3 @@ def test_a_protected_row_is_one_sentence_and_nothing_is_deleted() -> None:
     assert "Receipt.parcel" in message
     assert "\n" not in message
     assert Parcel.objects.count() == 1
-
-
-def test_companions_that_can_come_again_are_announced() -> None:
-    Page.objects.create(slug="one")
-    PageTask.objects.populate(Page.objects.all())
-    PageTask.objects.claim_batch(1)[0].claim.complete()
-    words = (PageTask._meta.label, "--complete", "--older-than", "0.000001", "--dry-run")
-    assert "populate()" in run("claimprune", *words)
