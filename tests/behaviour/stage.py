@@ -38,8 +38,8 @@ class Stage(RuleBasedStateMachine):
         for each in tables_of(model):
             models.QuerySet(each)._raw_delete("default")  # type: ignore[attr-defined]
         resume(model, using="default")
-        for priority in range(ROWS):
-            self._insert(priority % 2)
+        for _ in range(ROWS):
+            self._insert()
 
     def teardown(self) -> None:
         while self.blocks:
@@ -96,9 +96,8 @@ class Stage(RuleBasedStateMachine):
                 dumped.append(sorted(map(repr, cursor.fetchall())))
         return dumped
 
-    def _insert(self, priority: int = 0) -> None:
-        values = {"priority": priority} if self.world.has_tries else {}
-        row = self.model.objects.create(**values)
+    def _insert(self) -> None:
+        row = self.model.objects.create()
         user_columns = dict.fromkeys(self.world.user_columns, "")
         self.world.rows[row.pk] = Belief(row.pk, values=user_columns)
 
@@ -169,7 +168,7 @@ class Stage(RuleBasedStateMachine):
         return not one.is_ordinary and not self.world.stands(one)
 
     def _let_claim(self, who: str | None = None) -> None:
-        """Claim, whatever operator's act that takes before."""
+        """Claim, after any operator's act that this needs."""
         raise NotImplementedError
 
 

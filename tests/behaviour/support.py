@@ -66,7 +66,7 @@ def keys(rows: Any) -> list[Any]:
 
 
 def fresh(row: Any) -> Any:
-    """Read the row anew, whatever its manager hides; it carries no claim."""
+    """Read the row again, past its manager; it carries no claim."""
     return type(row)._base_manager.using(row._state.db).get(pk=row.pk)
 
 

@@ -1,6 +1,6 @@
 """All verbs in any order, by several holders who forget no token: a Hypothesis state machine beside a plain model.
 
-``TASKCLAIM_TEST_EXAMPLES`` is how many stories each model is told (longer runs: 1000). With ``CI`` set they are the
+``TASKCLAIM_TEST_EXAMPLES`` is how many stories are made of each model (longer runs: 1000). With ``CI`` set they are the
 same ones every time.
 """
 
@@ -91,9 +91,9 @@ class Claims(Stage):
     # Rows
 
     @precondition(lambda self: len(self.world.rows) < MOST_ROWS)
-    @rule(priority=st.integers(0, 1))
-    def insert(self, priority: int) -> None:
-        self._insert(priority)
+    @rule()
+    def insert(self) -> None:
+        self._insert()
 
     @precondition(lambda self: self.world.rows)
     @rule(number=anyone)
