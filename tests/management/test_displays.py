@@ -102,7 +102,8 @@ def test_a_killed_supervisor_leaves_the_terminal_as_it_was(terminal: Open) -> No
     shown.wait_for(r"^ +worker@\S+ ")
     painter = painter_of(shown)
     shown.process.kill()
-    wait_for(lambda: shown._read() and shown.scrolls)
+    shown.wait()
+    assert shown.scrolls
     wait_for(lambda: not Path(f"/proc/{painter}").exists())
 
 
