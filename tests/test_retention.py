@@ -2,7 +2,6 @@
 
 import os
 import re
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -30,45 +29,17 @@ pytestmark = pytest.mark.django_db(databases="__all__")
 #: At most one row for each model.
 BOUNDED = {FleetLimit, Switch, LiveSettings}
 
-Columns = Callable[[Any, int], dict[str, Any]]
+PROCESS = {"host": "h", "pid": 1, "version": "1"}
 
-#: The columns of a row of that age and number, and the setting that limits its age.
-AGES: dict[Any, tuple[Columns, str]] = {
-    WorkerProcess: (
-        lambda at, n: {
-            "name": f"w{n}",
-            "host": "h",
-            "pid": 1,
-            "version": "1",
-            "started_at": at,
-            "seen_at": at,
-        },
-        "WORKER_RETENTION",
-    ),
-    Throttle: (
-        lambda at, n: {
-            "process": f"w{n}",
-            "label": "x",
-            "source": "lag",
-            "since_at": at,
-            "until": at,
-        },
-        "WORKER_RETENTION",
-    ),
-    NamedLease: (lambda at, n: {"name": f"n{n}", "claimed_at": at}, "WORKER_RETENTION"),
-    OperatorAct: (
-        lambda at, n: {"at": at, "model": "x", "act": "reset", "by": "ada"},
-        "ACT_RETENTION",
-    ),
-    ThroughputMinute: (
-        lambda at, n: {"at": at, "model": "x", "run": str(n)},
-        "THROUGHPUT_RETENTION",
-    ),
-    ClaimEvent: (
-        lambda at, n: {"at": at, "model": "x", "key": "1", "event": "claimed"},
-        "HISTORY_RETENTION",
-    ),
-    WorkerOrder: (lambda at, n: {"at": at, "worker": "w", "order": "stop"}, "WORKER_RETENTION"),
+#: The setting that limits the age, the columns that tell it, the one that differs, and what else a row needs.
+AGES: dict[Any, tuple[str, str, str, dict[str, Any]]] = {
+    WorkerProcess: ("WORKER_RETENTION", "started_at seen_at", "name", PROCESS),
+    Throttle: ("WORKER_RETENTION", "since_at until", "process", {"source": "lag"}),
+    NamedLease: ("WORKER_RETENTION", "claimed_at", "name", {}),
+    OperatorAct: ("ACT_RETENTION", "at", "by", {"act": "reset"}),
+    ThroughputMinute: ("THROUGHPUT_RETENTION", "at", "run", {"model": "testapp.photo"}),
+    ClaimEvent: ("HISTORY_RETENTION", "at", "key", {"event": "claimed"}),
+    WorkerOrder: ("WORKER_RETENTION", "at", "worker", {"order": "stop"}),
 }
 
 
@@ -83,17 +54,19 @@ def test_the_page_states_the_age_or_bound_of_every_table() -> None:
     assert our_tables() == {*AGES, *BOUNDED}
     page = (documents.DOCS / "operating.md").read_text(encoding="utf-8")
     told = re.findall(r"^\| `(taskclaim_\w+)` \|.*\| (?:`(\w+)`)? ?\|$", page, re.MULTILINE)
-    wanted = {model._meta.db_table: name for model, (_columns, name) in AGES.items()}
+    wanted = {model._meta.db_table: name for model, (name, *_) in AGES.items()}
     assert dict(told) == {**wanted, **{model._meta.db_table: "" for model in BOUNDED}}
 
 
 def test_old_rows_of_every_table_are_deleted_in_chunks(settings: Any) -> None:
     settings.TASKCLAIM = {"CHUNK_SIZE": 2}
-    for table, (columns, name) in AGES.items():
+    young = DatabaseLater(timedelta(minutes=-5))
+    for table, (name, moments, differs, rest) in AGES.items():
         old = DatabaseLater(-conf.duration(name) - timedelta(hours=1))
-        for number in range(7):
-            young = DatabaseLater(timedelta(minutes=-5))
-            table.objects.create(**columns(young if number > 4 else old, number))
+        for number, at in enumerate([old] * 5 + [young] * 2):
+            table.objects.create(
+                **dict.fromkeys(moments.split(), at), **{differs: str(number)}, **rest
+            )
     run("release_expired")
     assert {table.__name__: table.objects.count() for table in AGES} == {
         table.__name__: 2 for table in AGES
