@@ -7,11 +7,10 @@ from typing import Any, assert_type
 from django.db.models import F, Q
 
 from django_taskclaim import Retry, handler, named_lease, synchronized, take
-from django_taskclaim.completion import Archive, Clear, Delete
+from django_taskclaim.completion import Archive, Clear
 from django_taskclaim.contention import Retriable, retry_on_contention
 from django_taskclaim.contrib.review.desk import MyWorkView
 from django_taskclaim.contrib.review.editing import HeldRowView
-from django_taskclaim.contrib.review.pace import ObservedLease
 from django_taskclaim.exceptions import (
     ClaimLost,
     CommitUndecided,
@@ -22,10 +21,9 @@ from django_taskclaim.exceptions import (
     TaskClaimError,
 )
 from django_taskclaim.leases import HeldLease
-from django_taskclaim.limits import FleetLimits, limits_of, set_limits
 from django_taskclaim.operations import NotComplete, RequireComplete
 from django_taskclaim.people import holder_of, name_of, user_of
-from django_taskclaim.policy import Policy, Verdict
+from django_taskclaim.policy import Policy
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.signals import (
     claim_lost,
@@ -45,7 +43,6 @@ from tests.testapp.models import Effect, HiddenRows, Photo, PhotoRange
 
 def claiming_returns_rows_of_the_model() -> None:
     assert_type(Photo.objects.claim_batch(10), list[Photo])
-    assert_type(Photo.objects.filter(country="NZ").order_by("url").claim_batch(10), list[Photo])
     assert_type(
         Photo.objects.claim_batch(
             5,
@@ -56,24 +53,17 @@ def claiming_returns_rows_of_the_model() -> None:
         ),
         list[Photo],
     )
-    Photo.objects.claim_batch(5, lease=30)
-    Photo.objects.claim_batch(5, lease=2.5)
 
 
 def verbs_over_rows(rows: list[Photo]) -> None:
     assert_type(Photo.objects.complete(rows, update_fields=["width", "height"]), int)
     assert_type(Photo.objects.fail(rows, ValueError("no such picture")), int)
-    assert_type(Photo.objects.fail(rows, "no such picture", retry=False), int)
     assert_type(Photo.objects.release(rows, delay=timedelta(minutes=5)), int)
-    assert_type(Photo.objects.release(rows, delay=5), int)
-    assert_type(Photo.objects.renew(rows), int)
     assert_type(Photo.objects.renew(rows, lease=60), int)
 
 
 def verbs_over_a_queryset() -> None:
-    assert_type(Photo.objects.release_expired(), int)
     assert_type(Photo.objects.release_expired(limit=100), int)
-    assert_type(Photo.objects.filter(country="NZ").reset(), int)
     assert_type(Photo.objects.reset(complete=True, running=True), int)
     assert_type(Photo.objects.filter(country="NZ").take_back(), int)
     assert_type(Photo.objects.failed().reset(limit=10, progress=print), int)
@@ -81,12 +71,10 @@ def verbs_over_a_queryset() -> None:
     assert_type(Photo.objects.pause_rows(), int)
     assert_type(Photo.objects.resume_rows(), int)
     assert_type(Photo.objects.fail_rows("no", running=True), int)
-    assert_type(Photo.objects.take_back(), int)
 
 
 def people_hold_rows(photo: Photo, rows: list[Photo]) -> None:
     assert_type(Photo.objects.holdings("user:17", lease=timedelta(hours=1)), list[Photo])
-    assert_type(Photo.objects.hand_over(rows, to="user:18", lease=60), int)
     assert_type(Photo.objects.hand_over(photo, to="user:18"), int)
     assert_type(Photo.objects.filter(pk=1).take_over(by="user:18", reason="17 is ill"), int)
     why = Photo.objects.why_empty("user:17")
@@ -100,7 +88,7 @@ def people_hold_rows(photo: Photo, rows: list[Photo]) -> None:
 class MyPhotos(MyWorkView):
     model = Photo
     batch_size = 3
-    lease = ObservedLease(at_most=timedelta(hours=2))
+    lease = timedelta(hours=2)
     row_url_name = "photo"
 
     def may_edit(self, user: Any, row: Any = None) -> bool:
@@ -137,34 +125,24 @@ def ranges_of_keys(ranges: PhotoRange) -> None:
     assert_type(PhotoRange.objects.plan(chunk_size=1_000_000, limit=3), int)
     assert_type(PhotoRange.objects.split(at_least=5_000), bool)
     assert_type(PhotoRange.objects.claim_batch(1), list[PhotoRange])
-    assert_type(PhotoRange.objects.open().plan(progress=print), int)
     for rows in ranges.rows(target=timedelta(seconds=2), largest=500):
         rows.update(note="")
-    for rows in ranges.rows(1000):
-        rows.delete()
     assert_type(ranges.advance(ranges.upper_key, rows=3), None)
 
 
 def verbs_on_a_row(photo: Photo) -> None:
     photo.claim.complete(update_fields=["width"])
-    photo.claim.fail(ValueError("no such picture"))
     photo.claim.fail("no such picture", retry=False)
     photo.claim.release(delay=5)
     assert_type(photo.claim.renew(lease=60), bool)
     assert_type(photo.claim.remaining(), timedelta | None)
     assert_type(photo.claim.lost, bool)
     photo.complete(update_fields=["width"])
-    photo.fail("no such picture")
 
 
 async def async_twins(rows: list[Photo]) -> None:
     assert_type(await Photo.objects.aclaim_batch(10), list[Photo])
     assert_type(await Photo.objects.acomplete(rows), int)
-    assert_type(await Photo.objects.afail(rows, "no such picture"), int)
-    assert_type(await Photo.objects.arelease(rows), int)
-    assert_type(await Photo.objects.arenew(rows), int)
-    assert_type(await Photo.objects.arelease_expired(), int)
-    assert_type(await Photo.objects.ahand_over(rows, to="user:18"), int)
     assert_type(await Photo.objects.aholdings("user:18"), list[Photo])
 
 
@@ -218,14 +196,6 @@ def measure_with_options(photo: Photo) -> None:
         raise RetryLater(timedelta(minutes=5), "429", everyone=True)
 
 
-def fleet() -> None:
-    assert_type(set_limits(Photo, rate="100/m", max_running=20, hours=None, by="ada"), list[str])
-    (limits,) = limits_of(Photo)
-    assert_type(limits, FleetLimits)
-    assert_type(limits.max_running, int | None)
-    assert_type(Photo.objects.why_empty("user:1").throttled_until, datetime | None)
-
-
 def announce(photos: list[Photo]) -> None:
     """Belongs to the completion."""
 
@@ -235,36 +205,20 @@ def save_it(photo: Photo) -> None:
     """Sends signals."""
 
 
-@handler(Photo, completion="delete")
-def vanish(photo: Photo) -> None: ...
-
-
-@handler(Photo, completion=Delete(cascade=True))
-def vanish_with_all(photo: Photo) -> None: ...
-
-
 @handler(Photo, completion=Archive(Photo, leave_out=["url"]))
 def move(photo: Photo) -> None: ...
-
-
-@handler(Photo, completion=Archive("photos.PhotoArchive", cascade=True))
-def move_by_name(photo: Photo) -> None: ...
 
 
 @handler(Photo, completion=Clear(every=timedelta(hours=1)))
 def look_again(photo: Photo) -> None: ...
 
 
-@handler(Photo, completion=Clear(3600))
-def look_every_hour(photo: Photo) -> None: ...
-
-
 @handler(Photo, completion=announce)
 def tell(photo: Photo) -> None: ...
 
 
-def what_errors_mean(error: Exception) -> None:
-    policy = Policy(
+def what_errors_mean() -> None:
+    Policy(
         own_errors={
             LookupError: Permanent,
             OSError: Retry(max_attempts=20, backoff=lambda failures: 30),
@@ -272,11 +226,6 @@ def what_errors_mean(error: Exception) -> None:
             ValueError: Retry(),
         }
     )
-    verdict = policy.judge(error, 1)
-    assert_type(verdict, Verdict)
-    assert_type(verdict.final, bool)
-    assert_type(verdict.counted, bool)
-    assert_type(verdict.wait(), timedelta)
 
 
 @retry_on_contention()
@@ -359,9 +308,7 @@ def errors(photo: Photo) -> Iterable[object]:
 
 
 def guards_of_migrations() -> None:
-    RequireComplete("photos.Photo")
     RequireComplete("photos.Photo", filter=Q(country="NZ"), allow_failed=True, elidable=True)
-    RequireComplete("photos.Thumbnail", {"country": "NZ"}, every_source={"width": None})
     RequireComplete("photos.PhotoRange", source="photos.Photo")
     error: TaskClaimError = NotComplete("photos.Photo is not complete")
     str(error)
