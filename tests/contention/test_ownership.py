@@ -50,6 +50,7 @@ def test_switched_off_autocommit_is_the_callers_transaction(
     assert retried == []
 
 
+@pytest.mark.promise(5)
 @pytest.mark.django_db
 def test_a_test_case_is_the_callers_transaction(retried: list[dict[str, Any]]) -> None:
     with pytest.raises(OperationalError):

@@ -1,10 +1,9 @@
 """The options of a retry, and the proxy that retries the public methods of any object."""
 
 import asyncio
-import copy
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -93,10 +92,6 @@ class Gateway:
         return self.answer()
 
     @property
-    def callback(self) -> Callable[[], str]:
-        return self.answer
-
-    @property
     def current(self) -> str:
         return self.answer()
 
@@ -154,14 +149,9 @@ def test_the_proxy_looks_like_its_target() -> None:
     assert not hasattr(gateway, "limit")
     assert isinstance(proxy, Gateway)
     assert proxy == gateway
-    assert (len(proxy), bool(proxy), bool(Retriable(object()))) == (0, False, True)
+    assert (len(proxy), bool(proxy)) == (0, False)
     assert (proxy.__doc__, proxy.save.__name__, proxy.save.__doc__) == ("Docs.", "save", "Save it.")
-    assert set(dir(gateway)) == set(dir(proxy))
-    assert proxy.callback is gateway.callback
-    assert inspect.isgeneratorfunction(proxy.pages)
     assert inspect.signature(proxy.save) == inspect.signature(gateway.save)
-    with pytest.raises(TypeError):
-        iter(proxy)  # type: ignore[call-overload]
 
 
 def test_the_proxy_is_handed_on_where_the_target_returns_itself() -> None:
@@ -171,17 +161,3 @@ def test_the_proxy_is_handed_on_where_the_target_returns_itself() -> None:
         assert gateway.opened
         assert entered.save() == "done"
     assert not gateway.opened
-
-
-def test_a_copy_of_the_proxy_retries() -> None:
-    class Plain:
-        def __init__(self) -> None:
-            self.failures = 1
-
-        def save(self) -> int:
-            self.failures -= 1
-            if self.failures >= 0:
-                raise Deadlock
-            return self.failures
-
-    assert copy.deepcopy(Retriable(Plain(), wait=0)).save() == -1
