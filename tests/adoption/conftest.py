@@ -4,7 +4,7 @@ import importlib
 import shutil
 import sys
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -54,11 +54,11 @@ class Project:
     def source(self, name: str) -> str:
         return (self.folder / f"{name}.py").read_text(encoding="utf-8")
 
-    def rewrite(self, name: str, change: Callable[[str], str]) -> None:
-        """Have a developer edit a migration."""
-        (self.folder / f"{name}.py").write_text(change(self.source(name)), encoding="utf-8")
+    def write(self, name: str, source: str) -> None:
+        """Have a developer write a migration, or edit one."""
+        (self.folder / f"{name}.py").write_text(source, encoding="utf-8")
         sys.modules.pop(f"{self.folder.name}.{name}", None)
-        importlib.invalidate_caches()
+        self.refresh()
 
     @staticmethod
     def run(command: str, *words: str, **options: Any) -> str:
@@ -99,3 +99,21 @@ def execute(statement: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]
     with connection.cursor() as cursor:
         cursor.execute(statement, params or None)
         return list(cursor.fetchall()) if cursor.description else []
+
+
+def shape(table: str) -> tuple[Any, Any]:
+    """Return the columns and the indexes of a table, whatever their order."""
+    look = connection.introspection
+    with connection.cursor() as cursor:
+        described = look.get_table_description(cursor, table)
+        found = look.get_constraints(cursor, table).items()
+    # By all but what a column's statistics, or its place, may change.
+    columns = {
+        one.name: (one.type_code, one.null_ok, one.default, one.collation) for one in described
+    }
+    indexes = {
+        name: (one["columns"], one.get("orders"), one["unique"])
+        for name, one in found
+        if one["index"]
+    }
+    return columns, indexes

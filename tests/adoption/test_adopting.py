@@ -11,29 +11,13 @@ from django.db.models.functions import Length
 
 from django_taskclaim.adoption.operations import AddClaimColumns
 from django_taskclaim.exceptions import WouldRewrite
-from django_taskclaim.fields import CounterField, StatusField
-from tests.adoption.conftest import Project, execute
+from django_taskclaim.fields import CounterField
+from tests.adoption.conftest import Project, execute, shape
 from tests.commands import nobody_answers
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 ADOPTED = ["0001_initial", "0002_adopt_parcel", "0003_adopt_parcel_index"]
-
-
-def shape(table: str) -> tuple[Any, Any]:
-    """Return the columns and the indexes of a table, whatever their order."""
-    look = connection.introspection
-    with connection.cursor() as cursor:
-        told = look.get_table_description(cursor, table)
-        found = look.get_constraints(cursor, table).items()
-    # By all but what a column's statistics, or its place, may change.
-    columns = {one.name: (one.type_code, one.null_ok, one.default, one.collation) for one in told}
-    indexes = {
-        name: (one["columns"], one.get("orders"), one["unique"])
-        for name, one in found
-        if one["index"]
-    }
-    return columns, indexes
 
 
 def test_old_rows_are_paused_and_new_ones_open(project: Project, parcel: Any) -> None:
@@ -61,11 +45,21 @@ def test_old_rows_become_what_was_asked_for(project: Project, parcel: Any, exist
     assert states == [existing] * 5 + ["open"]
 
 
-def test_the_migrations_leave_nothing_to_makemigrations(project: Project) -> None:
+def test_a_dry_run_writes_nothing_and_a_run_two_migrations(project: Project, parcel: Any) -> None:
+    """The closing lines name the next commands; nothing is left to ``makemigrations``."""
+    said = project.adopt("adoption.Parcel", "--dry-run")
+    assert project.files == ["0001_initial"]
+    assert "Nothing was written. Without --dry-run" in said
+    assert "AddClaimColumns(" in said
+    assert "AddClaimIndex(" in said
+    assert said.count("atomic = False") == 2
     said = project.adopt("adoption.Parcel")
     assert project.files == ADOPTED
     assert project.unmade("parcel") == []
     assert "Other changes of adoption are left to manage.py makemigrations" in said
+    assert "claimresume adoption.Parcel --rows" in said
+    assert "'paused'" in project.run("sqlmigrate", "adoption", "0002")
+    assert "status" not in shape("adoption_parcel")[0]
     with pytest.raises(CommandError, match=r"run manage\.py migrate") as caught:
         project.adopt("adoption.Parcel")
     assert caught.value.returncode == 2
@@ -120,15 +114,11 @@ def test_a_mixin_that_has_grown_gets_what_it_lacks(project: Project, parcel: Any
         ]
         return "\n".join(kept) + "\n"
 
-    project.rewrite("0002_adopt_parcel", without_the_grown)
-    project.rewrite(
-        "0003_adopt_parcel_index",
-        lambda source: (
-            source.replace("'-priority', 'not_before', ", "")
-            .replace('"-priority", "not_before", ', "")
-            .replace("_clm", "_old")
-        ),
-    )
+    columns, index = (project.source(name) for name in ADOPTED[1:])
+    project.write(ADOPTED[1], without_the_grown(columns))
+    for part in ("'-priority', 'not_before', ", '"-priority", "not_before", '):
+        index = index.replace(part, "")
+    project.write(ADOPTED[2], index.replace("_clm", "_old"))
     project.migrate()
     said = project.adopt("adoption.Parcel", "--name", "more")
     assert "Add 6 claim columns" in said
@@ -140,45 +130,6 @@ def test_a_mixin_that_has_grown_gets_what_it_lacks(project: Project, parcel: Any
     assert claim_indexes[0].endswith("_clm")
     project.migrate("0003")
     assert [name[-4:] for name in shape("adoption_parcel")[1] if "_status_" in name] == ["_old"]
-
-
-def test_a_dry_run_writes_nothing(project: Project) -> None:
-    said = project.adopt("adoption.Parcel", "--dry-run")
-    assert project.files == ["0001_initial"]
-    assert "Nothing was written. Without --dry-run" in said
-    assert "AddClaimColumns(" in said
-    assert "AddClaimIndex(" in said
-    assert said.count("atomic = False") == 2
-
-
-def test_it_tells_what_each_step_locks(project: Project) -> None:
-    said = project.adopt("adoption.Parcel")
-    told = {
-        "postgresql": ("ACCESS EXCLUSIVE", "CONCURRENTLY"),
-        "mysql": ("ALGORITHM=INSTANT", "LOCK=NONE"),
-        "sqlite": ("Writes each row once", "Reads the table once"),
-    }[connection.vendor]
-    assert all(words in said for words in told)
-    assert "s for each million rows" in said
-    assert "claimresume adoption.Parcel --rows" in said
-
-
-def test_without_a_database_the_files_are_written_all_the_same(project: Project) -> None:
-    """They are the same for every database; what only the server knows is left out, and that is said."""
-    with nobody_answers():
-        said = project.adopt("adoption.Parcel")
-    assert project.files == ADOPTED
-    if connection.vendor != "sqlite":
-        assert "The database 'default' tells nothing of its locks: " in said
-    project.migrate()
-    assert "status" in shape("adoption_parcel")[0]
-
-
-def test_sqlmigrate_shows_the_statements_and_runs_none(project: Project, parcel: Any) -> None:
-    project.adopt("adoption.Parcel")
-    said = project.run("sqlmigrate", "adoption", "0002")
-    assert "'paused'" in said
-    assert "status" not in shape("adoption_parcel")[0]
 
 
 def test_a_column_of_the_users_own_is_left_alone(project: Project) -> None:
@@ -207,9 +158,3 @@ def test_a_default_that_must_be_computed_is_refused(project: Project, parcel: An
         migration.apply(state, editor)
     assert caught.value.table == "adoption_parcel"
     assert "iteration" not in shape("adoption_parcel")[0]
-
-
-@pytest.mark.parametrize("existing", ["processing", "failed", "done"])
-def test_rows_cannot_be_born_running(existing: str) -> None:
-    with pytest.raises(ValueError, match="existing must be one of"):
-        AddClaimColumns("parcel", [("status", StatusField())], existing)

@@ -8,10 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.db import connection
-from django.db.migrations.recorder import MigrationRecorder
 
-from django_taskclaim.worker.unmigrated import pending_migrations
 from tests.adoption.conftest import Project, execute
 from tests.worker.conftest import wait_until
 
@@ -19,68 +16,23 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
-
-def pending(model: Any, *, lacking: bool = False) -> list[str]:
-    return pending_migrations([model], "default", lacking=lacking)
-
-
-def test_what_has_not_run_of_the_models_app_is_pending(project: Project, parcel: Any) -> None:
-    assert pending(parcel) == []
-    project.adopt("adoption.Parcel")
-    assert pending(parcel) == ["adoption.0002_adopt_parcel", "adoption.0003_adopt_parcel_index"]
-    project.migrate("0002")
-    assert pending(parcel) == ["adoption.0003_adopt_parcel_index"]
-    project.migrate()
-    assert pending(parcel) == []
-
-
-def test_other_apps_are_none_of_its_business(project: Project) -> None:
-    from django_taskclaim.models import Switch
-
-    project.adopt("adoption.Parcel")
-    assert pending(Switch) == []
-
-
-def test_tables_that_were_made_by_other_means_are_not_waited_for(
-    project: Project, parcel: Any
-) -> None:
-    applied = MigrationRecorder(connection).migration_qs.filter(app="adoption")
-    applied.delete()
-    assert pending(parcel) == []
-    assert pending(parcel, lacking=True) == ["adoption.0001_initial"]
-    MigrationRecorder(connection).record_applied("adoption", "0001_initial")
-
-
-def test_what_waits_for_the_worker_itself_is_not_waited_for(project: Project, parcel: Any) -> None:
-    """Or neither would ever go on."""
-    project.adopt("adoption.Parcel")
-    guarded = """
+GUARD = """
 from django.db import migrations
-
-
-class RequireComplete(migrations.RunPython):
-    pass
+from django_taskclaim.operations import RequireComplete
 
 
 class Migration(migrations.Migration):
     dependencies = [("adoption", "0003_adopt_parcel_index")]
-    operations = [RequireComplete(migrations.RunPython.noop)]
+    operations = [RequireComplete("adoption.Parcel", allow_failed=True)]
 """
-    after = guarded.replace("0003_adopt_parcel_index", "0004_guard").replace(
-        "[RequireComplete(migrations.RunPython.noop)]", "[]"
-    )
-    (project.folder / "0004_guard.py").write_text(guarded, encoding="utf-8")
-    (project.folder / "0005_after.py").write_text(after, encoding="utf-8")
-    project.refresh()
-    assert [name for name in pending(parcel) if name > "adoption.0003_z"] == []
-    assert len(pending(parcel)) == 2
 
 
-@pytest.mark.parametrize("where", ["--in-process", "--processes=1"])
-def test_a_worker_goes_on_by_itself_once_they_have_run(
-    project: Project, parcel: Any, process_env: dict[str, str], where: str
+def test_a_worker_goes_on_by_itself_once_the_migrations_have_run(
+    project: Project, parcel: Any, process_env: dict[str, str]
 ) -> None:
+    """A migration that waits for the worker's own rows is not waited for."""
     project.adopt("adoption.Parcel")
+    project.write("0004_guard", GUARD)
     path = [str(project.folder.parent), str(ROOT), os.environ.get("PYTHONPATH", "")]
     env = process_env | {
         "DJANGO_SETTINGS_MODULE": "tests.adoption.settings",
@@ -88,7 +40,7 @@ def test_a_worker_goes_on_by_itself_once_they_have_run(
         "PYTHONPATH": os.pathsep.join(path),
     }
     health = project.folder / "alive"
-    words = ["claimworker", "adoption.Parcel", "--drain", where, "--health-file", str(health)]
+    words = ["claimworker", "adoption.Parcel", "--drain", "--health-file", str(health)]
     worker = subprocess.Popen(
         [sys.executable, "-m", "django", *words], env=env, stderr=subprocess.PIPE, text=True
     )
@@ -102,7 +54,7 @@ def test_a_worker_goes_on_by_itself_once_they_have_run(
         project.migrate("0002")
         # While it still waits for the other, or its drain could be over before.
         execute("INSERT INTO adoption_parcel (address) VALUES ('new')")
-        project.migrate()
+        project.migrate("0003")
         wait_until(lambda: worker.poll() is not None)
         assert worker.returncode == 0
     finally:

@@ -95,10 +95,11 @@ def test_dead_rows_are_counted_until_a_vacuum_has_cleared_them_away(
         Photo.objects.complete(Photo.objects.claim_batch(40))
         send("SELECT pg_stat_force_next_flush()")
         text = told(Photo)
-        assert "80 dead rows beside 40 living" in text
+        assert "80 dead rows beside" in text
         assert "each claim may read past many of them" in text
         send(f"VACUUM {table}")
-        assert "0 dead rows beside 40 living; vacuumed" in told(Photo)
+        text = told(Photo)
+        assert "has 0 dead rows" in text, text
         assert problems(Photo) == []
     finally:
         send(f"ALTER TABLE {table} RESET (autovacuum_enabled)")

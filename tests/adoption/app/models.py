@@ -2,7 +2,7 @@
 
 from django.db import models
 
-from django_taskclaim.models import ClaimMixin, PrefixedTaskMixin, TaskMixin
+from django_taskclaim.models import PrefixedTaskMixin, TaskMixin
 
 
 class Parcel(TaskMixin):
@@ -21,16 +21,6 @@ class Letter(PrefixedTaskMixin):
 
     class Meta:
         db_table = "group"
-
-
-class Visit(ClaimMixin):
-    """On PostgreSQL its table has partitions, see ``test_partitions``."""
-
-    day = models.DateField()
-    page = models.CharField(max_length=100)
-
-    class Meta:
-        db_table = "adoption_visit"
 
 
 class Taken(TaskMixin):

@@ -25,15 +25,6 @@ class Migration(migrations.Migration):
             options={"db_table": "group"},
         ),
         migrations.CreateModel(
-            name="Visit",
-            fields=[
-                ("id", KEY.clone()),
-                ("day", models.DateField()),
-                ("page", models.CharField(max_length=100)),
-            ],
-            options={"db_table": "adoption_visit"},
-        ),
-        migrations.CreateModel(
             name="Taken",
             fields=[
                 ("id", KEY.clone()),

@@ -1,30 +1,26 @@
 """``RequireComplete`` in migrations that are really run: it stops the one that would drop what is still needed."""
 
-import io
-from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 from django.apps import apps
-from django.conf import settings
-from django.core.management import CommandError, ManagementUtility, call_command
+from django.core.management import ManagementUtility
 from django.db import connection, models
 from django.db.migrations import CreateModel, Migration, RemoveField
-from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.optimizer import MigrationOptimizer
 from django.db.migrations.state import ProjectState
 from django.db.migrations.writer import MigrationWriter
 from django.db.models import Q
-from django.test import override_settings
 
-from django_taskclaim.exceptions import TaskClaimError
-from django_taskclaim.models import ClaimMixin, PrefixedClaimMixin
+from django_taskclaim.models import ClaimMixin
 from django_taskclaim.operations import NotComplete, RequireComplete
-from tests.behaviour.support import set_raw
+from tests import documents
+from tests.adoption.conftest import Project, execute, shape
 from tests.factories import make
 from tests.ranges.conftest import fill, work_through
-from tests.sources.app.models import FarPage, FarTask, Line, LineTask, Page, PageTask
+from tests.sources.app.models import Page, PageTask
 from tests.testapp.models import Child, IntRange, Photo, PrefixedOwnStatus
 
 pytestmark = pytest.mark.django_db
@@ -60,58 +56,43 @@ def finish(model: Any, limit: int = 100) -> None:
 
 # A migration as people run it
 
-
-@pytest.fixture
-def guarded() -> Iterator[None]:
-    """The app whose second migration is guarded, and no table of it at the end."""
-    with override_settings(INSTALLED_APPS=[*settings.INSTALLED_APPS, "tests.operations.guarded"]):
-        yield
-        call_command("migrate", "guarded", "zero", verbosity=0)
+GUARDED = """
+from django.db import migrations
+from django_taskclaim.operations import RequireComplete
 
 
-def photos_then() -> Any:
-    """Return the model as it was after the first migration."""
-    state = MigrationLoader(connection).project_state(("guarded", "0001_initial"))
-    return state.apps.get_model("guarded", "Photo")
-
-
-def columns() -> set[str]:
-    with connection.cursor() as cursor:
-        table = connection.introspection.get_table_description(cursor, "guarded_photo")
-    return {column.name for column in table}
+class Migration(migrations.Migration):
+    dependencies = [("adoption", "0003_adopt_parcel_index")]
+    operations = [RequireComplete("adoption.Parcel"), migrations.RemoveField("parcel", "address")]
+"""
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.usefixtures("guarded")
 def test_migrate_stops_with_one_sentence_and_goes_on_when_all_is_done(
-    capsys: pytest.CaptureFixture[str],
+    project: Project, parcel: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A fresh database passes; then the column stays until the rows are complete. ``sqlmigrate`` asks no rows."""
-    plan, sql = io.StringIO(), io.StringIO()
-    call_command("migrate", "guarded", "--plan", stdout=plan)
-    assert "Require that guarded.Photo is complete" in plan.getvalue()
-    call_command("migrate", "guarded", verbosity=0)
-    assert "old_path" not in columns()
-    call_command("migrate", "guarded", "0001", verbosity=0)
-    assert "old_path" in columns()
-
-    rows = photos_then().objects
-    rows.bulk_create([rows.model(old_path=str(n), status="complete") for n in range(3)])
-    rows.create(old_path="left", status="open")
-    call_command("sqlmigrate", "guarded", "0002", stdout=sql)
-    assert "CANNOT BE WRITTEN AS SQL" in sql.getvalue()
+    """The column stays until the rows are complete; ``sqlmigrate`` asks no rows."""
+    project.adopt("adoption.Parcel", "--existing", "open")
+    project.write("0004_drop_address", GUARDED)
+    assert "Require that adoption.Parcel is complete" in project.run(
+        "migrate", "adoption", plan=True
+    )
+    assert "CANNOT BE WRITTEN AS SQL" in project.run("sqlmigrate", "adoption", "0004")
     with pytest.raises(SystemExit) as ended:
-        ManagementUtility(["manage.py", "migrate", "guarded", "--verbosity", "0"]).execute()
+        ManagementUtility(
+            ["manage.py", "migrate", "adoption", "--verbosity=0", "--skip-checks"]
+        ).execute()
     assert ended.value.code == 1
     assert capsys.readouterr().err == (
-        "NotComplete: guarded.Photo is not complete on 'default', so nothing was dropped: 1 is open"
-        " (manage.py claimstatus guarded.Photo tells more).\n"
+        "NotComplete: adoption.Parcel is not complete on 'default', so nothing was dropped: 5 are open"
+        " (manage.py claimstatus adoption.Parcel tells more).\n"
     )
-    assert "old_path" in columns()
-
-    rows.update(status="complete")
-    call_command("migrate", "guarded", verbosity=0)
-    assert "old_path" not in columns()
+    assert "address" in shape("adoption_parcel")[0]
+    finish(parcel)
+    project.migrate()
+    assert "address" not in shape("adoption_parcel")[0]
+    # The column comes back at the end without values.
+    execute("DELETE FROM adoption_parcel")
 
 
 def test_it_is_written_into_a_migration_as_it_was_said() -> None:
@@ -132,15 +113,10 @@ def test_it_is_written_into_a_migration_as_it_was_said() -> None:
     assert optimized([gone, drop], "testapp") == [drop]
 
 
-def test_the_error_is_one_of_ours_and_of_the_command_line() -> None:
-    assert issubclass(NotComplete, TaskClaimError)
-    assert issubclass(NotComplete, CommandError)
-
-
 # What is unfinished
 
 
-@pytest.mark.parametrize("model", [Photo, Child, PrefixedOwnStatus], ids=lambda one: one.__name__)
+@pytest.mark.parametrize("model", [Child, PrefixedOwnStatus], ids=lambda one: one.__name__)
 def test_every_state_but_complete_stops_it(model: Any) -> None:
     """Wherever the columns are and however they are called; the user's own ``status`` is none of ours."""
     label = model._meta.label
@@ -165,8 +141,8 @@ def test_every_state_but_complete_stops_it(model: Any) -> None:
     apply(RequireComplete(label))
 
 
-@pytest.mark.parametrize("given", [{"country": "NZ"}, Q(country="NZ")], ids=["mapping", "Q"])
-def test_only_the_rows_of_a_filter_count(given: Any) -> None:
+def test_only_the_rows_of_a_filter_count() -> None:
+    given = Q(country="NZ")
     make(Photo, 2)
     apply(RequireComplete("testapp.Photo", given))
     row = make(Photo, 1)[0]
@@ -174,12 +150,6 @@ def test_only_the_rows_of_a_filter_count(given: Any) -> None:
     assert "1 is open" in why_not("testapp.Photo", filter=given)
     finish(Photo.objects.filter(country="NZ").model)
     apply(RequireComplete("testapp.Photo", filter=given))
-
-
-def test_many_rows_are_not_counted_to_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("django_taskclaim.operations.requiring.MOST_COUNTED", 3)
-    make(Photo, 4)
-    assert "more than 3 are open" in why_not("testapp.Photo")
 
 
 def test_a_missing_table_is_no_obstacle() -> None:
@@ -218,15 +188,6 @@ def test_wrong_words_are_told_in_one_sentence() -> None:
     assert "is for companions" in why_not("testapp.Photo", every_source=True)
 
 
-def test_a_prefixed_column_is_found_by_what_it_is() -> None:
-    """A status of the user's own is told from ours by its class, which migrations keep."""
-    names = [name for name, _ in claim_columns_of(PrefixedClaimMixin)]
-    assert "status" not in names
-    row = make(PrefixedOwnStatus, 1)[0]
-    set_raw(row, "status", "'complete'")
-    apply(RequireComplete("testapp.PrefixedOwnStatus"))
-
-
 # Companions
 
 
@@ -256,28 +217,6 @@ def test_companions_and_sources_that_have_none() -> None:
     apply(RequireComplete("sources.PageTask", every_source={"status": "published"}))
 
 
-def test_sources_with_a_composite_key() -> None:
-    Line.objects.bulk_create([Line(page_id="p", number=n) for n in range(3)])
-    told = "3 rows of sources.Line have no row there"
-    assert told in why_not("sources.LineTask", every_source=True)
-    LineTask.objects.populate(Line.objects.all())
-    finish(LineTask)
-    apply(RequireComplete("sources.LineTask", every_source=True))
-
-
-@pytest.mark.django_db(databases=["default", "other"])
-def test_sources_on_another_database_cannot_be_asked() -> None:
-    state = ProjectState.from_apps(apps)
-    state.models["sources", "farpage"].options["db_table"] = "not_on_this_database"
-    guard = RequireComplete("sources.FarTask", every_source=True)
-    apply(guard, state=state.clone())
-    FarPage.objects.using("other").create()
-    FarTask.objects.populate(FarPage.objects.using("other"))
-    finish(FarTask)
-    with pytest.raises(NotComplete, match="not on 'default' beside their companions"):
-        apply(guard, state=state)
-
-
 # Ranges
 
 
@@ -298,20 +237,15 @@ def test_ranges_must_be_planned_to_the_end_and_done() -> None:
     apply(RequireComplete(label))
 
 
-def test_ranges_whose_model_has_gone_name_their_source() -> None:
-    state = ProjectState.from_apps(apps)
-    state.rename_model("testapp", "IntRange", "FormerRange")
-    state.models["testapp", "formerrange"].options["db_table"] = IntRange._meta.db_table
-    guard, telling = (
-        RequireComplete("testapp.FormerRange", source=source)
-        for source in (None, "testapp.IntSource")
-    )
-    apply(guard, telling, state=state.clone())
-    fill(IntRange, 3)
-    with pytest.raises(NotComplete, match="no range is planned"):
-        apply(telling, state=state.clone())
-    IntRange.objects.plan()
-    work_through(IntRange, 4)
-    apply(telling, state=state.clone())
-    with pytest.raises(NotComplete, match="say source="):
-        apply(guard, state=state.clone())
+# The document
+
+TEXT = (Path(__file__).parents[2] / "docs" / "when-it-is-done.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("source", documents.blocks(TEXT, "python"))
+def test_a_block_of_the_documentation_is_a_migration_with_a_guard_first(source: str) -> None:
+    names: dict[str, Any] = {"__name__": "photos.migrations.0008_drop"}
+    documents.run(source, names, "when-it-is-done.md")
+    migration: Migration = names["Migration"]("0008_drop", "photos")
+    assert isinstance(migration.operations[0], RequireComplete)
