@@ -44,7 +44,7 @@ def told(outcome: Outcome) -> str:
         f" {n['failed']:,} failed as they should, {n['changes']:,} changes looked at",
         f"{run.faults.total()} faults: {listed(dict(sorted(run.faults.items())))}",
         f"clocks (a wrong one by a day): {listed(run.crew.clocks)};"
-        f" exit codes: {listed(run.crew.exits)}",
+        f" exit codes: {listed(dict(sorted(run.crew.exits.items())))}",
         f"extra runs: {runs - n['rows']:,}, unexplained: {unexplained}",
         f"lost rows: {n['lost']}",
         f"doubled effects: {doubled if plan.mode.startswith('atomic') else 'not promised in this mode'}",
