@@ -13,7 +13,6 @@ from django_taskclaim.adoption.operations import AddClaimColumns
 from django_taskclaim.exceptions import WouldRewrite
 from django_taskclaim.fields import CounterField
 from tests.adoption.conftest import Project, execute, shape
-from tests.commands import nobody_answers
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
