@@ -16,8 +16,8 @@ from django.db import connections
 from django_taskclaim.dialects import DatabaseLater
 from django_taskclaim.models import WorkerProcess
 from django_taskclaim.querysets import ClaimQuerySet
-from tests.behaviour.support import clock, set_raw, wait_for
 from tests.factories import make
+from tests.querysets.support import clock, set_raw, wait_for
 
 #: For tests that change tables or lose connections, which no savepoint takes back.
 no_savepoint = pytest.mark.django_db(transaction=True, databases="__all__")

@@ -109,5 +109,5 @@ def process_env(transactional_db: None) -> dict[str, str]:
 @pytest.fixture
 def reads_go_elsewhere(settings: Any) -> Callable[[], CaptureQueriesContext]:
     """Let a router send all reads to "other", and return what listens to what is asked there."""
-    settings.DATABASE_ROUTERS = ["tests.behaviour.support.ReadsElsewhere"]
+    settings.DATABASE_ROUTERS = ["tests.querysets.support.ReadsElsewhere"]
     return lambda: CaptureQueriesContext(connections["other"])

@@ -103,7 +103,7 @@ INSTALLED_APPS = [
     "tests.chaos.app",
     "articles",
     "django_taskclaim.contrib.review",
-    "tests.sources.app",
+    "tests.companions.app",
 ]
 
 if "postgres" in DATABASE_URL:

@@ -13,7 +13,7 @@ import termios
 import time
 from functools import partial
 
-from tests.behaviour.support import DEADLINE
+from tests.querysets.support import DEADLINE
 
 _PLACED = re.compile(r"\x1b\[[\d;]*H|\r*\n")
 _CODE = re.compile(r"\x1b(\[\??[\d;]*[a-zA-Z]|[78D])")

@@ -20,8 +20,8 @@ from django_taskclaim.control.models import (
 from django_taskclaim.dialects import DatabaseLater
 from django_taskclaim.models import FleetLimit, NamedLease, Switch, Throttle, WorkerProcess
 from tests import documents
-from tests.behaviour.support import claimable_rows
 from tests.commands import run, shell
+from tests.querysets.support import claimable_rows
 from tests.testapp.models import QuickJob
 
 pytestmark = pytest.mark.django_db(databases="__all__")

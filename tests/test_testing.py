@@ -16,9 +16,9 @@ from django_taskclaim.handlers import unregister
 from django_taskclaim.switch import pause
 from django_taskclaim.testing import Ran, arun_due, run_due
 from tests import documents
-from tests.behaviour.support import clock, set_raw
+from tests.companions.app.models import Page, PageTask
 from tests.factories import make
-from tests.sources.app.models import Page, PageTask
+from tests.querysets.support import clock, set_raw
 from tests.testapp.models import (
     AsyncJob,
     AtomicBatchJob,

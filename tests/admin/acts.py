@@ -25,7 +25,7 @@ from tests.admin.room import (
     run_action,
     worker,
 )
-from tests.behaviour.support import facts, set_raw
+from tests.querysets.support import facts, set_raw
 from tests.testapp.models import Photo
 
 WHY = {"reason": "why"}

@@ -10,8 +10,8 @@ from django_taskclaim import conf
 from django_taskclaim.admin import sweeping
 from django_taskclaim.admin.control_room import acts, asking
 from tests.admin.room import somebody
-from tests.behaviour.support import clock, set_raw
 from tests.factories import make
+from tests.querysets.support import clock, set_raw
 
 
 @pytest.fixture(autouse=True)

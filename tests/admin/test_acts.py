@@ -28,8 +28,8 @@ from tests.admin.room import (
     somebody,
     text_of,
 )
-from tests.behaviour.support import facts, stored
 from tests.factories import make
+from tests.querysets.support import facts, stored
 from tests.testapp.models import (
     Child,
     ClaimOnly,

@@ -21,8 +21,8 @@ from tests.admin.room import (
     said,
     text_of,
 )
-from tests.behaviour.support import facts, stored
 from tests.factories import make
+from tests.querysets.support import facts, stored
 from tests.testapp.models import Photo
 
 pytestmark = [pytest.mark.once, pytest.mark.django_db(databases=["default", "other"])]

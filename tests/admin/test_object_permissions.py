@@ -30,8 +30,8 @@ from tests.admin.room import (
     text_of,
     worker,
 )
-from tests.behaviour.support import facts
 from tests.factories import make
+from tests.querysets.support import facts
 from tests.testapp.models import HiddenRows, Photo, UuidKey
 from tests.urls import urlpatterns as project
 

@@ -14,8 +14,8 @@ from django_taskclaim.admin import counting
 from django_taskclaim.control.models import ClaimEvent
 from django_taskclaim.switch import pause
 from tests.admin.room import act_on, address, text_of
-from tests.behaviour.support import facts, names, set_raw, stored
 from tests.factories import make
+from tests.querysets.support import facts, names, set_raw, stored
 from tests.testapp.models import (
     Child,
     ClaimOnly,

@@ -11,9 +11,9 @@ from django.urls import path
 
 from django_taskclaim.admin import ClaimAdminMixin
 from tests.admin.room import address, text_of
-from tests.behaviour.support import execute, table_of
+from tests.companions.app.models import FarPage, FarTask, Page, PageCheck, PageTask, Task, TaskAudit
+from tests.querysets.support import execute, table_of
 from tests.ranges.conftest import fill
-from tests.sources.app.models import FarPage, FarTask, Page, PageCheck, PageTask, Task, TaskAudit
 from tests.testapp.models import CompositeRange, IntRange, TextRange
 from tests.urls import urlpatterns as project
 

@@ -15,7 +15,7 @@ from django.db.migrations.loader import MigrationLoader
 from django_taskclaim.adoption import patience
 from django_taskclaim.exceptions import TableInUse, WouldRewrite
 from tests.adoption.conftest import Project, execute, shape
-from tests.behaviour.support import DEADLINE, elsewhere
+from tests.querysets.support import DEADLINE, elsewhere
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),

@@ -18,9 +18,9 @@ from django_taskclaim.models import ClaimMixin
 from django_taskclaim.operations import NotComplete, RequireComplete
 from tests import documents
 from tests.adoption.conftest import Project, execute, shape
+from tests.companions.app.models import Page, PageTask
 from tests.factories import make
 from tests.ranges.conftest import fill, work_through
-from tests.sources.app.models import Page, PageTask
 from tests.testapp.models import Child, IntRange, Photo, PrefixedOwnStatus
 
 pytestmark = pytest.mark.django_db

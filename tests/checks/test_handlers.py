@@ -14,7 +14,8 @@ from django_taskclaim import checks
 from django_taskclaim.completion import Archive, Clear, Delete
 from django_taskclaim.handlers import handler, unregister
 from django_taskclaim.models import TaskMixin
-from tests.behaviour.models import (
+from tests.checks.support import heard, ids, text
+from tests.querysets.models import (
     ChildArchive,
     CompositeArchive,
     GrandChild,
@@ -22,7 +23,6 @@ from tests.behaviour.models import (
     Parcel,
     ParcelArchive,
 )
-from tests.checks.support import heard, ids, text
 from tests.testapp.models import (
     Child,
     ChildOwnsClaim,

@@ -7,7 +7,7 @@ import pytest
 
 from django_taskclaim import handler
 from django_taskclaim.handlers import unregister
-from tests.sources.app.models import (
+from tests.companions.app.models import (
     FarPage,
     FarTask,
     Line,

@@ -18,10 +18,10 @@ from django_taskclaim.handlers import handler, unregister
 from django_taskclaim.models import ClaimMixin, PrefixedTaskMixin, SourceKey, SourceMixin, TaskMixin
 from django_taskclaim.querysets import ClaimManager, CompanionManager, CompanionQuerySet
 from tests import documents
-from tests.sources.app.models import FarPage, Line, LineTask, Page
+from tests.companions.app.models import FarPage, Line, LineTask, Page
 from tests.testapp.models import Photo
 
-APP = "tests.sources.app"
+APP = "tests.companions.app"
 TEXT = (Path(__file__).parents[2] / "docs" / "companions.md").read_text(encoding="utf-8")
 
 pytestmark = pytest.mark.once

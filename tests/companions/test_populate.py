@@ -9,10 +9,10 @@ from django.db import IntegrityError, connection, models, transaction
 from django.test.utils import isolate_apps
 
 from django_taskclaim.models import SourceMixin, TaskMixin
-from tests.behaviour.support import DEADLINE, at_once, elsewhere, wait_for
+from tests.companions.app.models import FarPage, FarTask, Line, Page, PageTask, Task, TaskAudit
 from tests.companions.conftest import make_sources
 from tests.locks import waits_for_a_lock
-from tests.sources.app.models import FarPage, FarTask, Line, Page, PageTask, Task, TaskAudit
+from tests.querysets.support import DEADLINE, at_once, elsewhere, wait_for
 
 pytestmark = pytest.mark.django_db(databases=["default", "other"])
 
@@ -141,7 +141,7 @@ def test_sources_are_read_where_handlers_will_look_for_them() -> None:
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.skipif(connection.vendor != "mysql", reason="needs collations that cannot be compared")
-@isolate_apps("tests.sources.app")
+@isolate_apps("tests.companions.app")
 def test_a_link_has_the_collation_that_its_text_key_names() -> None:
     class Old(models.Model):
         code = models.CharField(primary_key=True, max_length=20, db_collation="latin1_swedish_ci")

@@ -13,10 +13,10 @@ from django.db.migrations.state import ProjectState
 
 from django_taskclaim.operations import NotComplete, RequireComplete
 from django_taskclaim.testing import run_due
-from tests.behaviour.support import held_open
+from tests.companions.app import apps as tables
+from tests.companions.app.models import FarPage, FarTask, Line, LineTask, Page, PageCheck, PageTask
 from tests.companions.conftest import make_sources
-from tests.sources.app import apps as tables
-from tests.sources.app.models import FarPage, FarTask, Line, LineTask, Page, PageCheck, PageTask
+from tests.querysets.support import held_open
 from tests.testapp.models import Ledger
 from tests.worker.conftest import Worker, start_worker, wait_until
 

@@ -13,10 +13,7 @@ from django.test.utils import CaptureQueriesContext
 from django_taskclaim.exceptions import ClaimColumnError, ClaimLost, SourceGone
 from django_taskclaim.sources import companion_of, load_sources
 from django_taskclaim.testing import run_due
-from tests.behaviour.support import elsewhere, execute, lose, wait_for
-from tests.companions.conftest import claimed_pages, make_sources
-from tests.ranges.conftest import drain
-from tests.sources.app.models import (
+from tests.companions.app.models import (
     FarPage,
     FarTask,
     Line,
@@ -27,6 +24,9 @@ from tests.sources.app.models import (
     Task,
     TaskAudit,
 )
+from tests.companions.conftest import claimed_pages, make_sources
+from tests.querysets.support import elsewhere, execute, lose, wait_for
+from tests.ranges.conftest import drain
 
 pytestmark = pytest.mark.django_db(databases=["default", "other"])
 

@@ -9,8 +9,8 @@ from django.db import OperationalError, connection
 
 from django_taskclaim.contention import retry_on_contention
 from django_taskclaim.exceptions import RetriesExhausted
-from tests.behaviour.support import at_once
 from tests.contention.conftest import ROW_LOCKS, Rival, add, add_at_once, balances, flavour
+from tests.querysets.support import at_once
 
 needs_row_locks = pytest.mark.skipif(
     not ROW_LOCKS, reason="the database has no row locks (has_select_for_update)"

@@ -13,8 +13,8 @@ from django.utils import timezone
 
 from django_taskclaim.control.models import OperatorAct
 from django_taskclaim.switch import pause
-from tests.behaviour.support import clock, facts, lose, set_raw, stored
 from tests.contrib.conftest import Editor, address, words
+from tests.querysets.support import clock, facts, lose, set_raw, stored
 
 pytestmark = [pytest.mark.once, pytest.mark.django_db(databases=["default", "other"])]
 

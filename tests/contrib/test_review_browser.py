@@ -14,8 +14,8 @@ from selenium.webdriver.common.keys import Keys
 from django_taskclaim.people import holder_of
 from tests.admin import browser as browsers
 from tests.admin.browser import Browser
-from tests.behaviour.support import clock, facts, set_raw
 from tests.contrib.conftest import address
+from tests.querysets.support import clock, facts, set_raw
 from tests.worker.conftest import wait_until
 
 pytestmark = [

@@ -9,8 +9,8 @@ from django.contrib.auth.models import Permission
 from django.core.exceptions import PermissionDenied
 
 from django_taskclaim.control.models import OperatorAct
-from tests.behaviour.support import clock, facts, set_raw, stored
 from tests.contrib.conftest import Editor, address, words
+from tests.querysets.support import clock, facts, set_raw, stored
 
 pytestmark = [pytest.mark.once, pytest.mark.django_db]
 

@@ -15,7 +15,7 @@ from django_taskclaim.control.reading import slot_start, throughput
 from django_taskclaim.dialects import DatabaseLater
 from django_taskclaim.overview import database_time
 from django_taskclaim.worker.histogram import packed
-from tests.behaviour.support import ROW_LOCKS
+from tests.querysets.support import ROW_LOCKS
 from tests.testapp.models import Photo
 
 pytestmark = pytest.mark.django_db(databases="__all__")

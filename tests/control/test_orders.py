@@ -12,9 +12,9 @@ from django_taskclaim.control.models import OperatorAct, WorkerOrder
 from django_taskclaim.control.orders import OrderError, order
 from django_taskclaim.models import WorkerProcess
 from django_taskclaim.querysets import operating
-from tests.behaviour.refusing import FROZEN, SAID, refused
-from tests.behaviour.support import set_raw
 from tests.factories import make
+from tests.querysets.refusing import FROZEN, SAID, refused
+from tests.querysets.support import set_raw
 from tests.testapp.models import Job, Photo, UuidKey
 
 pytestmark = pytest.mark.django_db(databases="__all__")

@@ -17,7 +17,7 @@ from django.test.utils import isolate_apps
 from django_taskclaim import handlers
 from django_taskclaim.columns import has_ranges
 from tests import documents
-from tests.behaviour.support import clock, execute, table_of
+from tests.querysets.support import clock, execute, table_of
 
 FOLDER = documents.DOCS / "polling"
 PAGES = sorted(FOLDER.glob("[!R]*.md"))

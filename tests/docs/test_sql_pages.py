@@ -18,9 +18,9 @@ from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.models import Throttle
 from django_taskclaim.switch import pause, paused_by
 from tests import documents
-from tests.behaviour.support import clock, facts, set_raw, stored
 from tests.commands import completed, failed, in_each_state, live_worker
 from tests.factories import make
+from tests.querysets.support import clock, facts, set_raw, stored
 from tests.testapp.models import Job, Photo
 
 pytestmark = pytest.mark.django_db(databases="__all__")

@@ -12,7 +12,7 @@ from django.db import connection, models
 from django_taskclaim.doctor import Finding, Kind, examine
 from django_taskclaim.handlers import handler, unregister
 from django_taskclaim.indexes import ClaimIndex
-from tests.behaviour.support import claimable_rows, owner_of, table_of
+from tests.querysets.support import claimable_rows, owner_of, table_of
 
 #: For tests that change tables, which no savepoint takes back everywhere.
 changes_tables = pytest.mark.django_db(transaction=True, databases="__all__")

@@ -11,9 +11,9 @@ from django_taskclaim.dialects import DatabaseLater, DatabaseNow
 from django_taskclaim.models import WorkerProcess
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.switch import pause, pause_all
-from tests.behaviour.support import clock, set_raw
 from tests.doctor.support import doctor, handling, problems, told
 from tests.factories import make
+from tests.querysets.support import clock, set_raw
 from tests.testapp.models import Child, HiddenRows, Job, Parent, Photo, UuidKey
 
 pytestmark = pytest.mark.django_db(databases="__all__")

@@ -1,4 +1,4 @@
-"""Small mistakes in the package, each of which breaks a promise of DESIGN §5; `python -m tests.faults` tries them."""
+"""Small mistakes in the package, each of which breaks a promise of tests/test_promises.py; `python -m tests.faults` tries them."""
 
 from typing import NamedTuple
 

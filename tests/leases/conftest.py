@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.behaviour.support import wait_for
 from tests.leases.support import renewer_threads
+from tests.querysets.support import wait_for
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ import pytest
 from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.leases import HeldLease, LeaseRows, named_lease
 from django_taskclaim.models import NamedLease
-from tests.behaviour.support import DEADLINE, clock, elsewhere, execute
+from tests.querysets.support import DEADLINE, clock, elsewhere, execute
 
 TABLE = NamedLease._meta.db_table
 

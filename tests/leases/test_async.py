@@ -12,8 +12,8 @@ from django.db import connection
 
 from django_taskclaim import named_lease, synchronized
 from django_taskclaim.exceptions import ClaimLost, LeaseUnavailable
-from tests.behaviour.support import DEADLINE, wait_for
 from tests.leases.support import expire, held_by_another_thread, is_held, renewer_threads, stored
+from tests.querysets.support import DEADLINE, wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -17,7 +17,6 @@ from django_taskclaim.exceptions import ClaimLost, LeaseUnavailable, TaskClaimEr
 from django_taskclaim.leases import LeaseRows
 from django_taskclaim.models import NamedLease
 from django_taskclaim.states import Token
-from tests.behaviour.support import DEADLINE, at_once, elsewhere, execute, wait_for
 from tests.documents import table
 from tests.leases.support import (
     TABLE,
@@ -29,6 +28,7 @@ from tests.leases.support import (
     set_moment,
     stored,
 )
+from tests.querysets.support import DEADLINE, at_once, elsewhere, execute, wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

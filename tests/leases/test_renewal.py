@@ -14,9 +14,9 @@ from django.db import connection, connections
 from django_taskclaim import named_lease
 from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.models import NamedLease
-from tests.behaviour.support import DEADLINE, elsewhere, held_open, wait_for
 from tests.leases.support import ends_lost, is_held, renewer_threads, stored
 from tests.proxy import HAS_A_SERVER, CommitProxy
+from tests.querysets.support import DEADLINE, elsewhere, held_open, wait_for
 from tests.sessions import end_sessions
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from django_taskclaim.dialects import DatabaseLater
-from tests.behaviour.conftest import (  # noqa: F401 - fixtures
+from tests.querysets.conftest import (  # noqa: F401 - fixtures
     let_lease_lapse,
     nothing_learned,
     rival,

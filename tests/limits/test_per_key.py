@@ -8,8 +8,8 @@ import pytest
 from django.db import transaction
 
 from django_taskclaim.handlers import handler
-from tests.behaviour.support import ROW_LOCKS, at_once, names
 from tests.factories import make
+from tests.querysets.support import ROW_LOCKS, at_once, names
 from tests.testapp.models import (
     Author,
     Child,

@@ -9,8 +9,8 @@ import pytest
 from django_taskclaim.completion import Clear, Delete
 from django_taskclaim.exceptions import RetryLater
 from django_taskclaim.handlers import handler
-from tests.behaviour.support import ROW_LOCKS, at_once
 from tests.factories import make
+from tests.querysets.support import ROW_LOCKS, at_once
 from tests.testapp.models import (
     Author,
     Child,

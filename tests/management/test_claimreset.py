@@ -10,9 +10,9 @@ from django.db import IntegrityError, connection
 
 from django_taskclaim.control.models import OperatorAct
 from django_taskclaim.exceptions import ClaimLost
-from tests.behaviour.models import Parcel, Receipt, Stamp
-from tests.behaviour.support import facts
 from tests.commands import completed, failed, in_each_state, refused, run
+from tests.querysets.models import Parcel, Receipt, Stamp
+from tests.querysets.support import facts
 from tests.testapp.models import Photo
 
 pytestmark = [pytest.mark.once, pytest.mark.django_db(databases="__all__")]

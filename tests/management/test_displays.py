@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.behaviour.support import wait_for
 from tests.commands import no_savepoint
 from tests.factories import make
 from tests.freezing import offspring
+from tests.querysets.support import wait_for
 from tests.terminal import Terminal
 from tests.testapp.models import Job, Photo
 

@@ -7,7 +7,7 @@ from django.core.management import get_commands
 from django.db import connections
 
 from tests.commands import no_savepoint, nobody_answers, shell, table_away, typed
-from tests.sources.app.models import PageTask
+from tests.companions.app.models import PageTask
 from tests.testapp.models import IntRange, IntSource
 
 pytestmark = no_savepoint

@@ -13,7 +13,6 @@ from django.db import OperationalError, connection
 
 from django_taskclaim.control.models import OperatorAct
 from django_taskclaim.switch import pause, pause_all, paused_by
-from tests.behaviour.support import clock, set_raw
 from tests.commands import (
     lapsed,
     live_worker,
@@ -25,6 +24,7 @@ from tests.commands import (
     typed,
 )
 from tests.factories import make
+from tests.querysets.support import clock, set_raw
 from tests.testapp.models import Child, Parent, Photo, UuidKey
 
 pytestmark = pytest.mark.django_db(databases="__all__")

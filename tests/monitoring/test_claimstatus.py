@@ -15,8 +15,6 @@ from django_taskclaim.completion import as_completion
 from django_taskclaim.dialects import DatabaseLater, DatabaseNow
 from django_taskclaim.models import Switch, Throttle
 from django_taskclaim.switch import pause, pause_all
-from tests.behaviour.models import Notice
-from tests.behaviour.support import clock, execute, set_raw, table_of
 from tests.commands import (
     completed,
     failed,
@@ -29,6 +27,8 @@ from tests.commands import (
     table_away,
 )
 from tests.factories import make
+from tests.querysets.models import Notice
+from tests.querysets.support import clock, execute, set_raw, table_of
 from tests.testapp.models import ClaimOnly, Job, Photo, UuidKey
 
 pytestmark = pytest.mark.django_db(databases="__all__")

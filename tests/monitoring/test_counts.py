@@ -8,8 +8,8 @@ from django.db import OperationalError, connection, transaction
 
 from django_taskclaim import census, overview
 from django_taskclaim.dialects import dialect_for
-from tests.behaviour.support import clock, execute, set_raw, table_of
 from tests.factories import make
+from tests.querysets.support import clock, execute, set_raw, table_of
 from tests.testapp.models import Child, CompositeKey, Job, TextKey
 
 pytestmark = pytest.mark.django_db(transaction=True)

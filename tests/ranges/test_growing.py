@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from django.db import connection, connections, transaction
 
-from tests.behaviour.support import (
+from tests.querysets.support import (
     DEADLINE,
     clock,
     elsewhere,

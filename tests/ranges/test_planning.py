@@ -14,7 +14,7 @@ from django_taskclaim import handler
 from django_taskclaim.checks.ranges import problems_of
 from django_taskclaim.exceptions import ClaimColumnError
 from django_taskclaim.models import RangeMixin, TaskMixin
-from tests.behaviour.support import at_once
+from tests.querysets.support import at_once
 from tests.ranges.conftest import (
     assert_seamless,
     claimed,

@@ -12,8 +12,8 @@ from django.db.models import Sum
 
 from django_taskclaim.models import WorkerProcess
 from django_taskclaim.switch import pause, resume
-from tests.behaviour.support import DEADLINE, elsewhere, wait_for
 from tests.locks import waits_for_a_lock
+from tests.querysets.support import DEADLINE, elsewhere, wait_for
 from tests.ranges.conftest import (
     assert_seamless,
     claimed,

@@ -11,7 +11,7 @@ from django_taskclaim import handler
 from django_taskclaim.exceptions import ClaimLost, RangeSplit, RangeUnfinished
 from django_taskclaim.handlers import unregister
 from django_taskclaim.testing import run_due
-from tests.behaviour.support import DEADLINE, clock, elsewhere, lose, set_raw
+from tests.querysets.support import DEADLINE, clock, elsewhere, lose, set_raw
 from tests.ranges.conftest import (
     assert_seamless,
     claimed,

@@ -14,9 +14,9 @@ from django.db import connection, transaction
 from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.indexes import ClaimIndex
 from django_taskclaim.taking import take
-from tests.behaviour.support import clock, set_raw
 from tests.doctor.support import problems, told
 from tests.factories import make
+from tests.querysets.support import clock, set_raw
 from tests.worker.conftest import Worker, start_worker, wait_until
 
 __all__ = ["start_worker"]

@@ -9,8 +9,8 @@ import pytest
 from django.db import connection
 
 from django_taskclaim import take
-from tests.behaviour.support import DEADLINE, elsewhere
 from tests.proxy import commits  # noqa: F401
+from tests.querysets.support import DEADLINE, elsewhere
 from tests.taking.models import Letter, Line
 
 #: How each database makes a table with a sequence that is no primary key.

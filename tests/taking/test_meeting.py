@@ -14,9 +14,9 @@ from django.db import OperationalError, connection
 
 from django_taskclaim import take
 from django_taskclaim.exceptions import CommitUndecided
-from tests.behaviour.support import DEADLINE, at_once, elsewhere, wait_for
 from tests.factories import make
 from tests.proxy import swallowed, withheld
+from tests.querysets.support import DEADLINE, at_once, elsewhere, wait_for
 from tests.taking.conftest import taken_elsewhere
 from tests.taking.models import Letter, Writer
 from tests.testapp.models import CompositeKey

@@ -12,8 +12,8 @@ from django.test import TestCase
 
 from django_taskclaim import take
 from django_taskclaim.exceptions import ClaimColumnError, TaskClaimError
-from tests.behaviour.support import execute, fresh
 from tests.factories import SHAPES, make
+from tests.querysets.support import execute, fresh
 from tests.taking.conftest import table_of_lines
 from tests.taking.models import Letter, Line, Postmark, Writer
 from tests.testapp.models import Child, ChildOwnsClaim, CompositeKey, OrderedByForeignKey, Photo

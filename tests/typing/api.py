@@ -37,7 +37,7 @@ from django_taskclaim.sources import companion_of
 from django_taskclaim.states import Status, Token
 from django_taskclaim.switch import pause, pause_all, resume, resume_all
 from django_taskclaim.testing import Ran, arun_due, run_due
-from tests.sources.app.models import LineTask, Page, PageTask
+from tests.companions.app.models import LineTask, Page, PageTask
 from tests.testapp.models import Effect, HiddenRows, Photo, PhotoRange
 
 

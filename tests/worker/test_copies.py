@@ -9,8 +9,8 @@ from asgiref.sync import sync_to_async
 from django_taskclaim import handler
 from django_taskclaim.handlers import unregister
 from django_taskclaim.testing import Ran, run_due
-from tests.behaviour.support import fresh
 from tests.factories import make
+from tests.querysets.support import fresh
 from tests.testapp.models import Photo
 
 pytestmark = [pytest.mark.once, pytest.mark.django_db(transaction=True)]

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from tests.behaviour.support import ROW_LOCKS, Rival, elsewhere, execute
 from tests.factories import make
+from tests.querysets.support import ROW_LOCKS, Rival, elsewhere, execute
 from tests.testapp.models import Author, OrderedByForeignKey, Photo
 from tests.worker.conftest import wait_until
 

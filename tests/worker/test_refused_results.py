@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from django.db import DatabaseError, connection
 
-from tests.behaviour.support import clock, elsewhere, execute, set_raw
 from tests.factories import make
+from tests.querysets.support import clock, elsewhere, execute, set_raw
 from tests.testapp.models import Author, Job, Ledger, Photo
 from tests.worker.conftest import Worker, jobs, states, wait_until
 

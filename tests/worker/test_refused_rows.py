@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from django_taskclaim.models import WorkerProcess
-from tests.behaviour.refusing import FROZEN, refused
-from tests.behaviour.support import clock, set_raw
+from tests.querysets.refusing import FROZEN, refused
+from tests.querysets.support import clock, set_raw
 from tests.testapp.models import Job, Ledger
 from tests.worker.conftest import Worker, jobs, states, wait_until
 

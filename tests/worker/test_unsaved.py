@@ -15,9 +15,9 @@ from django_taskclaim.completion import Archive
 from django_taskclaim.handlers import handler_for, unregister
 from django_taskclaim.policy import policy_for, set_policy
 from django_taskclaim.testing import run_due
-from tests.behaviour.models import ChildArchive, EveryField, Parcel
+from tests.companions.app.models import Page, PageTask
 from tests.factories import make
-from tests.sources.app.models import Page, PageTask
+from tests.querysets.models import ChildArchive, EveryField, Parcel
 from tests.testapp.models import Photo
 from tests.worker.conftest import Worker, jobs
 

@@ -13,7 +13,7 @@ from django.core.management.commands import flush
 from django.db import connections, models
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from tests.sources.app.apps import empty_tables
+from tests.companions.app.apps import empty_tables
 from tests.testapp.models import PercentNames
 
 #: Made by ``migrate`` and by every flush of Django's: the same rows each time.

@@ -1,0 +1,182 @@
+"""Run by ``test_clocks`` in a process of its own: what leases do under this process's clock and time zone.
+
+``python -m tests.querysets.clock_probe <zone of the server's session> …`` fails with the first promise that is broken.
+It works on the database that the environment names and leaves it empty.
+"""
+
+# ruff: noqa: E402 - models can be imported only once Django is set up
+
+import sys
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import django
+
+django.setup()
+
+from django.conf import settings
+from django.db import connection
+from django.utils import timezone
+
+from django_taskclaim.fields import NEVER_WAITED
+from django_taskclaim.switch import pause, paused_by, resume
+from tests.querysets.support import clock, execute, set_raw
+from tests.testapp.models import Photo
+
+#: How far two clocks of one machine, and slow statements between them, may lie apart.
+SLACK = timedelta(minutes=2)
+MINUTE = timedelta(minutes=1)
+
+
+def in_zone(zone: str) -> None:
+    """Reconnect with sessions whose zone is *zone*, as a server's or a role's own setting would make them."""
+    options = connection.settings_dict["OPTIONS"]
+    connection.close()
+    if connection.vendor == "postgresql":
+        # With the sign of ISO 8601; POSIX's own is the other way round.
+        inverted = zone.translate(str.maketrans("+-", "-+"))
+        name = f"<{zone.strip('+-')}>{inverted}"
+        options["options"] = f"-c timezone={name}" if zone != "UTC" else ""
+    elif connection.vendor == "mysql":
+        zone = "+00:00" if zone == "UTC" else zone
+        options["init_command"] = f"SET time_zone = '{zone}'"
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT @@session.time_zone")
+            assert cursor.fetchone()[0] == zone, "the session is not in its zone"
+
+
+def ahead_of_the_database(row: Any, column: str) -> timedelta:
+    """Ask the database itself how far a stored moment lies ahead of its own clock."""
+    distance = {
+        "postgresql": f"EXTRACT(EPOCH FROM {column} - STATEMENT_TIMESTAMP())",
+        "mysql": f"TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), {column}) / 1000000",
+        "sqlite": f"(JULIANDAY({column}) - JULIANDAY('now')) * 86400",
+    }[connection.vendor]
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT {distance} FROM testapp_photo WHERE id = %s", [row.pk])
+        return timedelta(seconds=float(cursor.fetchone()[0]))
+
+
+def assert_about(found: timedelta, expected: timedelta) -> None:
+    assert expected - SLACK < found < expected + timedelta(seconds=1), found
+
+
+def now(ahead: timedelta = timedelta(0)) -> datetime:
+    """Return a moment from now as a project has it: naive in TIME_ZONE without USE_TZ."""
+    moment = datetime.now(UTC) + ahead
+    if settings.USE_TZ:
+        return moment
+    return timezone.make_naive(moment, timezone.get_default_timezone())
+
+
+def in_utc(shown: datetime) -> datetime:
+    assert timezone.is_aware(shown) is settings.USE_TZ
+    if not settings.USE_TZ:
+        shown = shown.replace(tzinfo=timezone.get_default_timezone())
+    return shown.astimezone(UTC)
+
+
+def reread(row: Any) -> Any:
+    return Photo.objects.get(pk=row.pk)
+
+
+def a_lease_is_as_long_as_asked_and_ends_by_the_clock_of_the_database() -> None:
+    Photo.objects.create()
+    (row,) = Photo.objects.claim_batch(1, lease=600)
+    assert_about(ahead_of_the_database(row, "expires_at"), 10 * MINUTE)
+    for shown in (row, reread(row)):
+        assert abs(in_utc(shown.claimed_at) - datetime.now(UTC)) < SLACK
+        assert in_utc(shown.expires_at) - in_utc(shown.claimed_at) == 10 * MINUTE
+    row.claim.renew(lease=3600)
+    assert_about(ahead_of_the_database(row, "expires_at"), 60 * MINUTE)
+    assert not Photo.objects.expired().exists()
+    assert Photo.objects.release_expired() == 0
+    set_raw(row, "expires_at", clock("-1 SECOND"))
+    assert Photo.objects.expired().count() == Photo.objects.release_expired() == 1
+    (row,) = Photo.objects.claim_batch(1)
+    row.claim.complete()
+    assert abs(in_utc(reread(row).completed_at) - datetime.now(UTC)) < SLACK
+
+
+def a_row_waits_until_its_moment() -> None:
+    row = Photo.objects.create(not_before=now(60 * MINUTE))
+    assert_about(ahead_of_the_database(row, "not_before"), 60 * MINUTE)
+    assert abs(in_utc(reread(row).not_before) - datetime.now(UTC) - 60 * MINUTE) < SLACK
+    assert not Photo.objects.due().exists()
+    assert Photo.objects.claim_batch(1) == []
+    assert Photo.objects.filter(not_before__gt=now(50 * MINUTE)).exists()
+    assert not Photo.objects.filter(not_before__gt=now(70 * MINUTE)).exists()
+    Photo.objects.create(not_before=now(-5 * MINUTE))
+    (past,) = Photo.objects.claim_batch(2)
+    past.claim.release(delay=3600)
+    assert_about(ahead_of_the_database(past, "not_before"), 60 * MINUTE)
+    assert Photo.objects.claim_batch(1) == []
+
+
+def a_row_that_never_waited_shows_the_fixed_past() -> None:
+    row = reread(Photo.objects.create())
+    assert in_utc(row.not_before) == NEVER_WAITED
+    row.save()  # and is not taken for assigned
+
+
+def both_hours_of_a_clock_put_back_are_told_apart() -> None:
+    """01:30 comes twice when summer time ends: in New York, and on Lord Howe by half an hour."""
+    for moment in (
+        datetime(2026, 11, 1, 5, 30, tzinfo=UTC),
+        datetime(2026, 11, 1, 6, 30, tzinfo=UTC),
+        datetime(2026, 4, 4, 14, 45, tzinfo=UTC),
+        datetime(2026, 4, 4, 15, 15, tzinfo=UTC),
+        datetime(2026, 3, 8, 7, 0, tzinfo=UTC),
+        datetime(2026, 10, 3, 15, 30, tzinfo=UTC),
+    ):
+        local = timezone.localtime(moment, timezone.get_default_timezone())
+        given = local if settings.USE_TZ else local.replace(tzinfo=None)
+        row = Photo.objects.create(not_before=given)
+        assert in_utc(reread(row).not_before) == moment, given
+        for spelled in (given, reread(row).not_before):
+            assert Photo.objects.filter(pk=row.pk, not_before=spelled).exists(), spelled
+        text = moment.strftime("%Y-%m-%d %H:%M:%S")
+        stored = {
+            "postgresql": f"TIMESTAMPTZ '{text}+00'",
+            "mysql": f"'{text}'",
+            "sqlite": f"'{text}.000'",
+        }[connection.vendor]
+        same = f"DELETE FROM testapp_photo WHERE id = %s AND not_before = {stored}"
+        assert execute(same, [row.pk]) == 1, "not stored in UTC"
+
+
+def a_pause_ends_at_its_moment() -> None:
+    Photo.objects.create()
+    for until, paused in (
+        (now(60 * MINUTE), True),
+        (now(-5 * MINUTE), False),
+        (3600, True),
+    ):
+        pause(Photo, until=until, using="default")
+        assert (paused_by(Photo) is not None) is paused, until
+        assert bool(Photo.objects.claim_batch(1)) is not paused, until
+        Photo.objects.reset(running=True)
+    resume(Photo, using="default")
+
+
+PROMISES = [
+    a_lease_is_as_long_as_asked_and_ends_by_the_clock_of_the_database,
+    a_row_waits_until_its_moment,
+    a_row_that_never_waited_shows_the_fixed_past,
+    both_hours_of_a_clock_put_back_are_told_apart,
+    a_pause_ends_at_its_moment,
+]
+
+
+def main(zones: list[str]) -> None:
+    for zone in zones:
+        in_zone(zone)
+        for promise in PROMISES:
+            Photo._base_manager.all().delete()
+            promise()
+    Photo._base_manager.all().delete()
+    sys.stdout.write(f"{settings.USE_TZ} {settings.TIME_ZONE}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

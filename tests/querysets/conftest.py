@@ -1,0 +1,116 @@
+"""Fixtures of the behaviour suite."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from django.apps import apps
+from django.db import connection
+from django.test import override_settings
+
+from django_taskclaim.completion import as_completion
+from django_taskclaim.policy import Policy, forget_policy, set_policy
+from django_taskclaim.querysets import fleet
+from tests.factories import SHAPES
+from tests.proxy import commits  # noqa: F401
+from tests.querysets import models  # noqa: F401 - known before the databases are made
+from tests.querysets.support import Rival, clock, set_raw
+from tests.testapp.models import Child, ChildOwnsClaim, CompositeKey, Photo
+
+pytest.register_assert_rewrite("tests.querysets.completing", "tests.querysets.late_writes")
+
+
+def surrounded_models() -> list[Any]:
+    """Return tables with partitions and row triggers, for which the whole suite is run by hand."""
+    if not apps.is_installed("tests.surroundings.app"):
+        return []
+    from tests.surroundings.app.models import SURROUNDED
+
+    return SURROUNDED
+
+
+SURROUNDED = [pytest.param(model, marks=pytest.mark.long) for model in surrounded_models()]
+
+#: Each way to claim that this database has, by CLAIM_STRATEGY.
+STRATEGIES = ["auto", "update_limit"] if connection.vendor == "mysql" else ["auto"]
+
+
+@pytest.fixture(params=[*SHAPES, *SURROUNDED], ids=lambda model: model.__name__[:20])
+def shape(request: pytest.FixtureRequest) -> Any:
+    """Each shape of a claimable model in turn."""
+    return request.param
+
+
+@pytest.fixture(params=STRATEGIES)
+def strategy(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Each way to claim that this database has."""
+    with override_settings(TASKCLAIM={"CLAIM_STRATEGY": request.param}):
+        yield request.param
+
+
+def ways(shapes: Any, again: Any) -> list[Any]:
+    """Pair *shapes* with the database's best claim, and those of *again* with its other strategies."""
+    pairs = [(shape, "auto") for shape in shapes]
+    pairs += [(shape, strategy) for strategy in STRATEGIES[1:] for shape in again]
+    return [pytest.param(pair, id=f"{pair[0].__name__[:20]}-{pair[1]}") for pair in pairs]
+
+
+def claimed_so(pair: Any) -> Iterator[Any]:
+    shape, strategy = pair
+    with override_settings(TASKCLAIM={"CLAIM_STRATEGY": strategy}):
+        yield shape
+
+
+@pytest.fixture(params=ways([*SHAPES, *surrounded_models()], [Photo, Child, CompositeKey]))
+def claimable(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """Each shape, and the most different ones again under each other CLAIM_STRATEGY."""
+    yield from claimed_so(request.param)
+
+
+@pytest.fixture(params=ways([Photo, Child, ChildOwnsClaim, CompositeKey], [Photo, Child]))
+def kind_of_table(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """The shapes that differ in how their claim table is reached."""
+    yield from claimed_so(request.param)
+
+
+@pytest.fixture
+def let_lease_lapse() -> Callable[[Any], None]:
+    """Move the expiry of rows into the past of the database's own clock."""
+
+    def lapse(rows: Any) -> None:
+        for row in rows if isinstance(rows, (list, tuple)) else [rows]:
+            set_raw(row, "expires_at", clock("-1 HOUR"))
+
+    return lapse
+
+
+@pytest.fixture
+def rule() -> Iterator[Callable[..., None]]:
+    """Give a model a policy for the length of a test: ``rule(Photo, max_attempts=2, completion=Delete())``."""
+    ruled: list[Any] = []
+
+    def give(model: Any, **fields: Any) -> None:
+        ruled.append(model)
+        named = {f"own_{name}": value for name, value in fields.items() if name != "completion"}
+        completion = as_completion(fields.get("completion", "mark"))
+        set_policy(model, Policy(**named, completion=completion))
+
+    yield give
+    for model in ruled:
+        forget_policy(model)
+
+
+@pytest.fixture
+def nothing_learned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Begin each test as a process that has never heard of a stored limit."""
+    monkeypatch.setattr(fleet, "_stored", set())
+    monkeypatch.setattr(fleet, "_asked", {})
+
+
+@pytest.fixture
+def rival(transactional_db: None) -> Iterator[Rival]:
+    """Another session on the same database."""
+    session = Rival()
+    yield session
+    session.let_go()
+    session.close()

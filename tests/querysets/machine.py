@@ -1,0 +1,250 @@
+"""What the state machine of ``test_machine`` believes of each row, without a database: DESIGN's table of states.
+
+``World`` predicts; the machine acts and compares. A transaction that is rolled back puts the belief back as well.
+"""
+
+import copy
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.db import models
+
+from django_taskclaim.fields import CRASHED
+from django_taskclaim.states import WORKER_MARK
+from tests.querysets.support import names
+
+MAX_ATTEMPTS = 3
+
+
+@dataclass
+class Belief:
+    """One row as it should be stored."""
+
+    key: Any
+    status: str = "open"
+    holder: str | None = None
+    iteration: int = 0
+    attempts: int = 0
+    #: Open, but not yet due.
+    waiting: bool = False
+    #: Processing, and the lease has run out.
+    expired: bool = False
+    #: Put back after its last try ended by expiry.
+    crashed: bool = False
+    error: str = ""
+    #: The user's own columns.
+    values: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def token(self) -> tuple[str, int] | None:
+        """The token that stands on the row."""
+        return (str(self.holder), self.iteration) if self.status == "processing" else None
+
+    # What verbs make of it
+
+    def claimed(self, holder: str) -> None:
+        self.status, self.holder, self.expired = "processing", holder, False
+
+    def opened(self) -> None:
+        self.status, self.holder, self.expired = "open", None, False
+        self.iteration += 1
+
+    def completed(self) -> None:
+        self.status, self.expired = "complete", False
+
+    def delayed(self, wait: float | None) -> None:
+        """Give back; without a delay the row keeps its place, its mark included."""
+        if wait is not None:
+            self.waiting, self.crashed = wait > 0, False
+        self.opened()
+
+    def failed(self, error: str, *, retry: bool, wait: float, tried: int) -> None:
+        self.attempts, self.error = self.attempts + 1, error
+        if not retry or tried + 1 >= MAX_ATTEMPTS:
+            self.status, self.expired = "failed", False
+        else:
+            self.waiting, self.crashed = wait > 0, False
+            self.opened()
+
+    def reset(self) -> None:
+        self.attempts, self.error, self.waiting, self.crashed = 0, "", False, False
+        self.opened()
+
+    def reaped(self, tried: int, *, marks: bool) -> None:
+        """A worker's row is charged; on its last try it is marked first, and only then failed; a person's never is."""
+        if WORKER_MARK not in str(self.holder):
+            self.opened()
+        elif tried + 1 < MAX_ATTEMPTS:
+            self.attempts += 1
+            self.opened()
+        elif marks and not self.crashed:
+            self.crashed = True
+            self.opened()
+        else:
+            self.attempts += 1
+            self.status, self.expired, self.error = "failed", False, "lease ran out"
+
+
+@dataclass(eq=False)
+class Carrier:
+    """An instance in somebody's hands, kept for ever; ``token`` is None for one that was only read."""
+
+    row: Any
+    key: Any
+    token: tuple[str, int] | None = None
+    #: A verb of its own has ended the claim …
+    ended: bool = False
+    #: … in a transaction that is still open.
+    pending: bool = False
+    #: Other instances of the same claim: a call that was given both has made them share it.
+    sharing: "list[Carrier]" = field(default_factory=list, repr=False)
+
+    @property
+    def is_deleted(self) -> bool:
+        return self.row.pk is None
+
+    @property
+    def is_ordinary(self) -> bool:
+        """Whether saving it is nobody's business but the user's."""
+        return self.token is None or self.ended
+
+
+class World:
+    """All rows of one model, everyone who holds an instance, and the transactions that are open."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.columns = names(model)
+        self.has_tries = "attempts" in self.columns
+        self.user_columns = ["note", "extra"] if hasattr(model, "extra") else ["note"]
+        self.rows: dict[Any, Belief] = {}
+        self.carriers: list[Carrier] = []
+        self.issued: set[tuple[Any, tuple[str, int]]] = set()
+        self.batch_holders: set[str] = set()
+        self.paused = False
+        self._before: list[Any] = []
+        #: What has been committed: how far each row's iteration has got, and under which token it was completed.
+        self.reached: dict[Any, int] = {}
+        self.finished: dict[Any, tuple[str, int]] = {}
+
+    # Transactions
+
+    def begin(self) -> None:
+        ends = [(one, one.ended, one.pending) for one in self.carriers]
+        state = copy.deepcopy((self.rows, self.issued, self.paused, self.finished))
+        self._before.append((state, ends))
+
+    def commit(self) -> None:
+        self._before.pop()
+        if not self._before:
+            for one in self.carriers:
+                one.pending = False
+
+    def roll_back(self) -> None:
+        (self.rows, self.issued, self.paused, self.finished), ends = self._before.pop()
+        for one, ended, pending in ends:
+            one.ended, one.pending = ended, pending
+        # Claimed, or ended, in what was undone: their tokens stand if the row says so.
+        known = {id(one) for one, _, _ in ends}
+        for one in self.carriers:
+            if id(one) not in known and one.pending:
+                one.ended = one.pending = False
+
+    @property
+    def depth(self) -> int:
+        return len(self._before)
+
+    # Who holds what
+
+    def stands(self, one: Carrier) -> bool:
+        row = self.rows.get(one.key)
+        return (
+            one.token is not None and not one.ended and row is not None and row.token == one.token
+        )
+
+    def end(self, one: Carrier) -> None:
+        for each in (one, *one.sharing):
+            each.ended, each.pending = True, bool(self._before)
+
+    def tried(self, row: Belief) -> int:
+        return row.attempts if self.has_tries else row.iteration
+
+    def takes(self, claimed: list[Any], who: str | None, held: set[Any]) -> None:
+        """Note that *claimed* instances came from one call of ``claim_batch``."""
+        if who is None and claimed:
+            (holder,) = {one.claim.token.holder for one in claimed}
+            assert WORKER_MARK in holder
+            assert holder not in self.batch_holders, "a batch id was given twice"
+            self.batch_holders.add(holder)
+        for one in claimed:
+            row, token = self.rows[one.pk], tuple(one.claim.token)
+            assert token == (who or token[0], row.iteration)
+            if one.pk in held:
+                row.expired = False
+            else:
+                assert (one.pk, token) not in self.issued, "a token was issued twice"
+                self.issued.add((one.pk, token))
+                row.claimed(token[0])
+            self.carriers.append(Carrier(one, one.pk, token))
+
+    # What a claim may return
+
+    def claimable(self, keys: set[Any]) -> set[Any]:
+        if self.paused:
+            return set()
+        rows = [self.rows[key] for key in keys]
+        return {row.key for row in rows if row.status == "open" and not row.waiting}
+
+    def held_by(self, who: str, keys: set[Any]) -> set[Any]:
+        return {key for key in keys if self.rows[key].token and self.rows[key].holder == who}
+
+    def check_answer(self, found: list[Any], limit: int, held: set[Any], free: set[Any]) -> None:
+        """Held rows come first, then free ones; what may have killed its worker comes alone."""
+        again = min(limit, len(held))
+        assert len(found) == len(set(found)) <= limit
+        assert set(found[:again]) <= held
+        new, most = set(found[again:]), min(limit - again, len(free))
+        assert new <= free
+        if any(self.rows[key].crashed for key in new):
+            assert len(new) == 1
+        elif not any(self.rows[key].crashed for key in free):
+            assert len(new) == most
+        else:
+            assert bool(new) is bool(most)
+
+    # The rows as they are stored
+
+    def compare(self) -> None:
+        """Compare all rows with what they should be, and what was committed with what was committed before."""
+        stored = {row.pk: row for row in models.QuerySet(self.model)}
+        assert stored.keys() == self.rows.keys()
+        for key, row in stored.items():
+            found = {role: getattr(row, name) for role, name in self.columns.items()}
+            self._check(self.rows[key], found)
+            values = {name: getattr(row, name) for name in self.user_columns}
+            assert values == self.rows[key].values
+            self._remember(key, found)
+
+    def _check(self, row: Belief, found: dict[str, Any]) -> None:
+        running, finished = row.status == "processing", row.status in ("complete", "failed")
+        assert (found["status"], found["iteration"]) == (row.status, row.iteration), row
+        assert found["claimed_by"] == (row.holder if running or finished else None), row
+        assert (found["claimed_at"] is not None) is (running or finished), row
+        assert running or found["expires_at"] is None, row
+        if self.has_tries:
+            assert found["attempts"] == row.attempts, row
+            assert (found["completed_at"] is not None) is (row.status == "complete"), row
+            assert (found["not_before"] == CRASHED) is row.crashed, row
+            assert row.error in found["last_error"], row
+            assert bool(row.error) is bool(found["last_error"]), row
+
+    def _remember(self, key: Any, found: dict[str, Any]) -> None:
+        if self._before:
+            return
+        assert found["iteration"] >= self.reached.get(key, 0), "an iteration went back"
+        self.reached[key] = found["iteration"]
+        token = (found["claimed_by"], found["iteration"])
+        if key in self.finished:
+            assert (found["status"], token) == ("complete", self.finished[key]), "not final"
+        elif found["status"] == "complete":
+            self.finished[key] = token

@@ -1,0 +1,60 @@
+"""Rows of old tables that the database lets nobody write: frozen by a trigger, or in breach of a check."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from django.db import connection
+
+from tests.querysets.support import execute, table_of
+
+#: The note of the rows that are refused.
+FROZEN = "frozen"
+
+#: What the trigger says; the drivers make it an IntegrityError, an OperationalError 1644 or a ProgrammingError.
+SAID = "this row is frozen"
+
+TRIGGERS = {
+    "sqlite": [
+        "CREATE TRIGGER refusing BEFORE UPDATE ON {table} WHEN OLD.note = 'frozen'"
+        f" BEGIN SELECT RAISE(ABORT, '{SAID}'); END"
+    ],
+    "mysql": [
+        "CREATE TRIGGER refusing BEFORE UPDATE ON {table} FOR EACH ROW IF OLD.note = 'frozen' THEN"
+        f" SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = '{SAID}'; END IF"
+    ],
+    "postgresql": [
+        "CREATE OR REPLACE FUNCTION refusing() RETURNS trigger LANGUAGE plpgsql AS"
+        f" 'BEGIN RAISE EXCEPTION ''{SAID}''; END'",
+        "CREATE TRIGGER refusing BEFORE UPDATE ON {table} FOR EACH ROW WHEN (OLD.note = 'frozen')"
+        " EXECUTE FUNCTION refusing()",
+    ],
+}
+
+#: On PostgreSQL the row is in breach already, so every UPDATE is refused; elsewhere the claim would be the breach.
+CHECKS = {
+    "mysql": "CHECK (note <> 'frozen' OR status = 'open')",
+    "postgresql": "CHECK (note <> 'frozen') NOT VALID",
+}
+
+#: Each way in which this database refuses rows. SQLite adds no check to a table that is there.
+WAYS = ["trigger"] if connection.vendor == "sqlite" else ["trigger", "check"]
+
+
+@contextmanager
+def refused(model: Any, way: str = "trigger") -> Iterator[None]:
+    """Have the database refuse every UPDATE of the rows that are frozen."""
+    table = table_of(model)
+    if way == "check":
+        execute(f"ALTER TABLE {table} ADD CONSTRAINT refusing {CHECKS[connection.vendor]}")
+    for statement in TRIGGERS[connection.vendor] if way == "trigger" else ():
+        execute(statement.format(table=table))
+    try:
+        yield
+    finally:
+        if way == "check":
+            execute(f"ALTER TABLE {table} DROP CONSTRAINT refusing")
+        elif connection.vendor == "postgresql":
+            execute("DROP FUNCTION refusing() CASCADE")
+        else:
+            execute("DROP TRIGGER refusing")

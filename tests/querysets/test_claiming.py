@@ -1,0 +1,326 @@
+"""``claim_batch``: how many rows, which ones, and what comes back."""
+
+import math
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, Self
+
+import pytest
+from django.db.models import Count, Exists, F, OuterRef, Prefetch, Q, Window
+from django.db.models.functions import Lower, RowNumber
+from django.db.models.signals import post_init
+from django.test import override_settings
+from django.test.utils import isolate_apps
+from django.utils import timezone
+
+from tests.factories import make
+from tests.querysets.models import (
+    ChildOfOrdered,
+    GrandChildProxy,
+    Label,
+    Labelled,
+    Labour,
+    OneToOneKey,
+)
+from tests.querysets.support import facts, fresh, keys, names
+from tests.testapp.models import (
+    Author,
+    Child,
+    ChildOwnsClaim,
+    HiddenRows,
+    OrderedByForeignKey,
+    Photo,
+    PhotoProxy,
+)
+
+pytestmark = pytest.mark.django_db
+
+NoQueries = Callable[..., Any]
+
+
+# How many
+
+
+@pytest.mark.promise(2)
+def test_a_batch_is_never_larger_than_asked_and_nothing_is_claimed_twice(claimable: Any) -> None:
+    rows = make(claimable, 7)
+    batches = [claimable.objects.claim_batch(3) for _ in range(4)]
+    assert [len(batch) for batch in batches] == [3, 3, 1, 0]
+    assert sorted(row.pk for batch in batches for row in batch) == sorted(keys(rows))
+    assert len({batch[0].claim.token.holder for batch in batches[:3]}) == 3
+
+
+@pytest.mark.promise(2)
+def test_the_rows_returned_are_exactly_those_stored_as_held(claimable: Any) -> None:
+    make(claimable, 5)
+    rows = claimable.objects.claim_batch(3)
+    (holder,) = {row.claim.token.holder for row in rows}
+    assert "#" in holder
+    held = {names(claimable)["status"]: "processing", names(claimable)["claimed_by"]: holder}
+    assert {row.pk for row in claimable._base_manager.filter(**held)} == set(keys(rows))
+
+
+WRONG: list[tuple[str, dict[str, Any]]] = [
+    *(("1 to 1000", {"limit": limit}) for limit in (0, -1, 1001, True, "5", 1.5, None, math.inf)),
+    *(("lease", {"lease": lease}) for lease in (0, -1, timedelta(0), "60", True, math.nan, 1e15)),
+    *(("claimed_by", {"claimed_by": who}) for who in ("", 17, "a#b", "x" * 201, "nul\x00", b"me")),
+]
+
+
+@pytest.mark.once
+@pytest.mark.promise(2)
+@pytest.mark.parametrize(("named", "arguments"), WRONG)
+def test_a_wrong_argument_is_a_value_error_that_names_it(
+    named: str, arguments: dict[str, Any], django_assert_num_queries: NoQueries
+) -> None:
+    with django_assert_num_queries(0), pytest.raises(ValueError, match=named):
+        Photo.objects.claim_batch(**({"limit": 1} | arguments))
+
+
+@pytest.mark.once
+@pytest.mark.promise(14)
+def test_a_strategy_that_the_database_has_not_is_refused_by_name() -> None:
+    make(Photo)
+    asked = override_settings(TASKCLAIM={"CLAIM_STRATEGY": "update_limit"})
+    with asked, pytest.raises(ValueError, match="update_limit"):
+        Photo.objects.claim_batch(1)
+
+
+# Which rows
+
+
+@pytest.mark.usefixtures("strategy")
+def test_rows_that_wait_are_not_claimed_and_do_not_stand_in_the_way() -> None:
+    now = timezone.now()
+    waiting = make(Photo, 30, priority=9, not_before=now + timedelta(hours=1))
+    due = make(Photo, 5, not_before=now - timedelta(seconds=60))
+    assert keys(Photo.objects.claim_batch(3)) == keys(due[:3])
+    assert keys(Photo.objects.order_by("-priority", "pk").claim_batch(3)) == keys(due[3:])
+    assert {facts(row).status for row in waiting} == {"open"}
+
+
+@pytest.mark.promise(2)
+def test_only_open_rows_are_claimed(claimable: Any) -> None:
+    make(claimable, 5)
+    done, failed, running = claimable.objects.claim_batch(3)
+    done.claim.complete()
+    failed.claim.fail("no", retry=False)
+    first = claimable.objects.open().order_by("pk").first()
+    claimable._default_manager.filter(pk=first.pk).pause_rows()
+    assert len(claimable.objects.claim_batch(9)) == 1
+    assert running.claim.check()
+
+
+FILTERS: dict[str, Callable[[Any], Any]] = {
+    "filter": lambda rows: rows.filter(note="yes"),
+    "exclude": lambda rows: rows.exclude(note="no"),
+    "Q with OR": lambda rows: rows.filter(Q(note="yes") | Q(counter=99)),
+    "an IN of a subquery": lambda rows: rows.filter(
+        note__in=rows.model._base_manager.filter(note="yes").values("note")
+    ),
+    "Exists": lambda rows: rows.filter(
+        Exists(rows.model._base_manager.filter(pk=OuterRef("pk"), note="yes"))
+    ),
+    "an annotation": lambda rows: rows.annotate(low=Lower("note")).filter(low="yes"),
+    "an alias": lambda rows: rows.alias(twice=F("counter") * 2).filter(twice=2),
+    "an expression": lambda rows: rows.filter(counter__gt=F("counter") - 1, counter=1),
+    "distinct": lambda rows: rows.filter(note="yes").distinct(),
+    "a union of conditions": lambda rows: rows.filter(note="yes") | rows.filter(counter=99),
+    "due()": lambda rows: rows.due().filter(note="yes"),
+    "an order": lambda rows: rows.filter(note="yes").order_by("-pk"),
+    "a percent sign": lambda rows: rows.filter(note="yes").exclude(note__contains="100%"),
+}
+
+
+@pytest.mark.promise(2)
+def test_only_rows_that_match_the_filter_are_claimed(kind_of_table: Any) -> None:
+    make(kind_of_table, 6, note=lambda i: ["no", "yes"][i % 2], counter=lambda i: i % 2)
+    for kind, narrow in FILTERS.items():
+        rows = narrow(kind_of_table.objects.all())
+        first, second = rows.claim_batch(2), rows.claim_batch(2)
+        assert [row.note for row in [*first, *second]] == ["yes"] * 3, kind
+        assert kind_of_table.objects.open().count() == 3, kind
+        kind_of_table.objects.reset(running=True)
+
+
+@pytest.mark.usefixtures("strategy")
+@pytest.mark.parametrize("model", [Child, ChildOwnsClaim])
+def test_a_child_is_filtered_by_columns_of_either_table(model: Any) -> None:
+    make(model, 6, extra=lambda i: "ab"[i % 2], note=lambda i: "xyz"[i % 3])
+    rows = model.objects.filter(extra="a", note__in=["x", "y"]).claim_batch(5)
+    assert [(row.extra, row.note) for row in rows] == [("a", "x"), ("a", "y")]
+
+
+@pytest.mark.promise(2)
+@pytest.mark.usefixtures("strategy")
+@pytest.mark.parametrize("order", [[], ["note"], ["labels__name"]])
+def test_a_join_that_shows_rows_more_than_once_claims_each_once(order: list[str]) -> None:
+    labels = [Label.objects.create(name=f"label {number}") for number in range(3)]
+    rows = make(Labelled, 4)
+    for row in rows[:3]:
+        row.labels.set(labels)
+    matching = Labelled.objects.filter(labels__name__startswith="label").order_by(*order)
+    claimed = matching.claim_batch(2)
+    assert len({row.pk for row in claimed}) == 2
+    assert Labelled.objects.filter(status="processing").count() == 2
+    assert len(matching.claim_batch(9)) == 1
+    assert keys(Labelled.objects.exclude(labels__name="label 1").claim_batch(9)) == [rows[3].pk]
+
+
+@pytest.mark.usefixtures("strategy")
+@pytest.mark.parametrize("model", [OneToOneKey, ChildOfOrdered, GrandChildProxy, Labour])
+def test_rows_of_any_family_are_claimed_in_the_order_of_their_keys_and_completed(
+    model: Any,
+) -> None:
+    """A key of another table, a parent with an order of its own, a grandchild, a field named like a verb."""
+    rows = []
+    for number in range(4):
+        needs = {"author": Author.objects.create(name=f"{-number}")} if model is OneToOneKey else {}
+        rows.append(model.objects.create(note=f"{number}", **needs))
+    claimed = [row for _ in range(2) for row in model.objects.claim_batch(2)]
+    assert keys(claimed) == keys(rows)
+    for row in claimed:
+        row.note = "done"
+    if model is Labour:
+        claimed[0].complete = True
+        claimed[0].claim.complete(update_fields=["complete", "note"])
+        assert fresh(rows[0]).complete is True
+    else:
+        claimed[0].complete(update_fields=["note"])
+    assert model.objects.complete(claimed[1:], update_fields=["note"]) == 3
+    assert [(fresh(row).note, facts(row).status) for row in rows] == [("done", "complete")] * 4
+
+
+def test_a_custom_manager_and_a_proxy_claim_rows_of_their_own_kind() -> None:
+    make(HiddenRows, 4, hidden=lambda i: i % 2 == 0, note="ssh!")
+    assert len(HiddenRows.objects.loud().claim_batch(9)) == 2
+    assert len(HiddenRows.everything.claim_batch(9)) == 2
+    make(Photo, 2)
+    assert {type(row) for row in PhotoProxy.objects.claim_batch(1)} == {PhotoProxy}
+    assert len(Photo.objects.claim_batch(9)) == 1
+
+
+# What comes back
+
+
+def test_a_claimed_instance_holds_what_a_loaded_one_does(shape: Any) -> None:
+    make(shape, 2)
+    claimed, other = shape.objects.claim_batch(2)
+    loaded = shape.objects.get(pk=claimed.pk)
+    for field in shape._meta.concrete_fields:
+        assert getattr(claimed, field.attname) == getattr(loaded, field.attname)
+    assert claimed == loaded
+    assert (claimed._state.adding, claimed._state.db) == (False, loaded._state.db)
+    assert claimed._state is not other._state
+
+
+@isolate_apps("tests.testapp")
+def test_methods_and_receivers_that_take_part_in_making_an_instance_are_called() -> None:
+    class Initialised(Photo):
+        class Meta:
+            proxy = True
+            app_label = "testapp"
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.seen = True
+
+    class FromDatabase(Photo):
+        class Meta:
+            proxy = True
+            app_label = "testapp"
+
+        @classmethod
+        def from_db(cls, *args: Any, **kwargs: Any) -> Self:
+            row = super().from_db(*args, **kwargs)
+            row.seen = True
+            return row
+
+    def receive(instance: Any, **kwargs: Any) -> None:
+        instance.seen = True
+
+    make(Photo, 3)
+    models_: list[Any] = [Initialised, FromDatabase]
+    assert all(model.objects.claim_batch(1)[0].seen for model in models_)
+    post_init.connect(receive, sender=Photo)
+    try:
+        assert Photo.objects.claim_batch(1)[0].seen  # type: ignore[attr-defined]
+    finally:
+        post_init.disconnect(receive, sender=Photo)
+
+
+def test_joins_and_prefetches_are_honoured(django_assert_num_queries: NoQueries) -> None:
+    make(OrderedByForeignKey, 4)
+    rows = OrderedByForeignKey.objects.select_related("author").claim_batch(4)
+    with django_assert_num_queries(0):
+        assert any(row.author.name for row in rows if row.author_id)
+    assert OrderedByForeignKey.objects.complete(rows) == 4
+    label = Label.objects.create(name="wanted")
+    make(Labelled, 2)[0].labels.add(label)
+    wanted = Prefetch("labels", Label.objects.filter(name="wanted"), to_attr="wanted")
+    labelled = Labelled.objects.prefetch_related("labels", wanted).claim_batch(2)
+    with django_assert_num_queries(0):
+        assert [list(row.labels.all()) for row in labelled] == [[label], []]
+        assert [row.wanted for row in labelled] == [[label], []]
+
+
+def test_annotations_and_deferred_columns_are_honoured(
+    shape: Any, django_assert_num_queries: NoQueries
+) -> None:
+    make(shape, 3, note="asked for", counter=4)
+    (more,) = shape.objects.annotate(twice=F("counter") * 2).filter(twice__gt=0).claim_batch(1)
+    (narrow,) = shape.objects.only("note").claim_batch(1)
+    (wide,) = shape.objects.defer("note").claim_batch(1)
+    assert getattr(more, names(shape)["status"]) == "processing"
+    assert "counter" in narrow.get_deferred_fields()
+    assert wide.get_deferred_fields() == {"note"}
+    with django_assert_num_queries(0):
+        assert (more.twice, narrow.note, wide.counter) == (8, "asked for", 4)
+    assert shape.objects.complete([more, narrow, wide]) == 3
+
+
+def test_a_claim_and_a_completion_of_a_batch_cost_few_statements(
+    django_assert_max_num_queries: NoQueries,
+) -> None:
+    make(Photo, 50)
+    with django_assert_max_num_queries(6):
+        rows = Photo.objects.claim_batch(50)
+    with django_assert_max_num_queries(4):
+        Photo.objects.complete(rows, update_fields=["width"])
+
+
+# Refused
+
+REFUSED: dict[str, Callable[[Any], Any]] = {
+    "slice": lambda rows: rows[:5],
+    "later slice": lambda rows: rows.order_by("pk")[2:],
+    "values": lambda rows: rows.values("note"),
+    "values_list": lambda rows: rows.values_list("pk", flat=True),
+    "aggregate": lambda rows: rows.annotate(n=Count("pk")),
+    "grouping": lambda rows: rows.values("note").annotate(n=Count("pk")),
+    "union": lambda rows: rows.union(rows.all()),
+    "distinct on fields": lambda rows: rows.distinct("note"),
+    "dates": lambda rows: rows.dates("claimed_at", "day"),
+    "window": lambda rows: rows.annotate(n=Window(RowNumber(), order_by="pk")).filter(n=1),
+}
+VERBS = ["claim_batch", "release_expired", "reset", "pause_rows"]
+
+
+@pytest.mark.once
+@pytest.mark.promise(2)
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("kind", REFUSED)
+def test_a_queryset_that_cannot_be_claimed_from_is_refused_with_a_sentence(
+    verb: str, kind: str, django_assert_num_queries: NoQueries
+) -> None:
+    rows = REFUSED[kind](Photo.objects.all())
+    with django_assert_num_queries(0), pytest.raises(TypeError, match="Photo"):
+        getattr(rows, verb)(*([1] if verb == "claim_batch" else []))
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_verb_on_an_empty_queryset_changes_nothing(kind_of_table: Any, verb: str) -> None:
+    make(kind_of_table, 2)
+    for rows in kind_of_table.objects.none(), kind_of_table.objects.filter(pk__in=[]):
+        assert not getattr(rows, verb)(*([3] if verb == "claim_batch" else []))
+    assert kind_of_table.objects.open().count() == 2

@@ -1,0 +1,127 @@
+"""``claim_batch``: committed before it returns, on the database that was named."""
+
+from typing import Any
+
+import pytest
+from django.db import DatabaseError, connection, connections, models, transaction
+
+from django_taskclaim.exceptions import ClaimLost
+from django_taskclaim.signals import rows_completed
+from tests.factories import make
+from tests.querysets.support import facts, fresh
+from tests.testapp.models import Photo
+
+
+@pytest.mark.promise(2)
+@pytest.mark.usefixtures("strategy")
+@pytest.mark.django_db(transaction=True)
+class TestDurability:
+    def test_a_claim_has_committed_when_it_returns(self, rival: Any) -> None:
+        make(Photo, 3)
+        Photo.objects.claim_batch(2)
+        with rival.connection.cursor() as cursor:
+            cursor.execute("SELECT COUNT(*) FROM testapp_photo WHERE status = 'processing'")
+            assert cursor.fetchone() == (2,)
+
+    def test_inside_a_transaction_it_is_refused_and_claims_nothing(self) -> None:
+        make(Photo)
+        with transaction.atomic(), pytest.raises(RuntimeError):
+            Photo.objects.claim_batch(1)
+        assert Photo.objects.open().count() == 1
+
+    def test_without_autocommit_it_is_refused_unless_the_claim_may_be_provisional(self) -> None:
+        (row,) = make(Photo)
+        connection.set_autocommit(False, force_begin_transaction_with_broken_autocommit=True)
+        try:
+            with pytest.raises(RuntimeError, match="autocommit"):
+                Photo.objects.claim_batch(1)
+            assert len(Photo.objects.claim_batch(1, durable=False)) == 1
+            transaction.rollback()
+        finally:
+            connection.set_autocommit(True)
+        assert facts(row).status == "open"
+
+    def test_a_provisional_claim_goes_with_the_callers_transaction(self) -> None:
+        make(Photo)
+        with transaction.atomic():
+            (row,) = Photo.objects.claim_batch(1, durable=False)
+            assert row.claim.check()
+            transaction.set_rollback(True)
+        assert facts(row).status == "open"
+        with pytest.raises(ClaimLost):
+            row.claim.complete()
+        with transaction.atomic():
+            (row,) = Photo.objects.claim_batch(1, durable=False)
+        row.claim.complete()
+        assert facts(row).status == "complete"
+
+
+@pytest.mark.django_db
+def test_in_a_testcase_claims_work_as_they_are() -> None:
+    make(Photo)
+    assert connection.in_atomic_block
+    assert len(Photo.objects.claim_batch(1)) == 1
+
+
+@pytest.mark.django_db(databases="__all__")
+class TestAliases:
+    def test_claims_and_verbs_stay_on_the_alias_that_was_named(self) -> None:
+        here, there = Photo.objects.create(), Photo.objects.using("other").create()
+        (row,) = Photo.objects.using("other").claim_batch(5)
+        assert (row.pk, row._state.db) == (there.pk, "other")
+        row.note = "saved there"
+        row.save()
+        row.claim.renew()
+        row.claim.complete(update_fields=["note"])
+        assert facts(here).status == "open"
+        assert (facts(there).status, fresh(there).note) == ("complete", "saved there")
+
+    def test_the_same_key_on_another_database_is_another_row(self) -> None:
+        """A save with ``using=`` copies the row there; the claim is one of a row here."""
+        Photo.objects.create(pk=1)
+        (row,) = Photo.objects.claim_batch(1)
+        row.save(using="other")
+        assert row.claim.token
+        assert Photo.objects.using("other").get(pk=1).status == "open"
+
+    @pytest.mark.django_db(transaction=True, databases="__all__")
+    def test_what_the_first_database_has_written_counts_where_the_second_fails(self) -> None:
+        make(Photo)
+        Photo.objects.using("other").create()
+        (there,), (here,) = (
+            Photo.objects.using(alias).claim_batch(1) for alias in ("other", "default")
+        )
+        assert Photo.objects.renew([there, here]) == 2
+        heard: list[Any] = []
+        rows_completed.connect(hear := lambda rows, **facts: heard.extend(rows))
+        try:
+            with connections["other"].execute_wrapper(broken), pytest.raises(DatabaseError):
+                Photo.objects.complete([there, here])
+        finally:
+            rows_completed.disconnect(hear)
+        assert heard == [here]
+        assert facts(here).status == "complete"
+        assert there.claim.check()
+
+    def test_nothing_is_ever_decided_from_a_replica(self, reads_go_elsewhere: Any) -> None:
+        make(Photo, 4)
+        assert not Photo.objects.exists()  # the replica has seen nothing yet
+        with reads_go_elsewhere() as queries:
+            rows = Photo.objects.filter(note="").order_by("-pk").claim_batch(3, claimed_by="user:1")
+            row = Photo.objects.with_token(rows[0].pk, rows[0].claim.token)
+            assert row.claim.check()
+            row.complete(update_fields=["note"])
+            rows[1].renew()
+            rows[1].save()
+            rows[1].fail("no")
+            rows[2].delete()
+            again = Photo.objects.claim_batch(3, claimed_by="user:1", include_held=True)
+            models.QuerySet(Photo).using("default").update(expires_at=None)
+            assert Photo.objects.filter(note="").release_expired() == len(again) == 1
+            assert Photo.objects.filter(country="").reset(complete=True) == 1
+            assert Photo.objects.filter(country="").pause_rows() == 3
+        assert [query["sql"] for query in queries] == []
+
+
+def broken(execute: Any, *statement: Any) -> Any:
+    raise DatabaseError("the disk is full")

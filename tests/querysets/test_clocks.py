@@ -1,0 +1,105 @@
+"""Only the database's clock decides: no worker's clock and no setting of a time zone shifts a lease."""
+
+import json
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.utils import timezone
+
+from tests.factories import make
+from tests.querysets.support import clock, facts, set_raw
+from tests.testapp.models import Photo
+
+pytestmark = pytest.mark.promise(6)
+
+#: Holds a ``sitecustomize`` that shifts what Python takes for the time.
+CLOCKS = Path(__file__).parents[1] / "chaos" / "clocks"
+DAY = timedelta(days=1)
+
+#: What a worker with a wrong clock does: reap, claim, renew, and put back with a delay.
+WRONG_CLOCK = """
+import django
+django.setup()
+from tests.testapp.models import Photo
+Photo.objects.release_expired()
+due = Photo.objects.due().count()
+claimed, delayed = Photo.objects.claim_batch(5, lease=3600)
+claimed.claim.renew(7200)
+delayed.claim.release(delay=3600)
+print(due, claimed.pk, delayed.pk)
+"""
+
+#: The zones of the server's sessions; SQLite has neither a server nor sessions.
+SERVERS = ["UTC", "+05:30", "-08:00"] if connection.vendor != "sqlite" else ["UTC"]
+
+
+def output_of(*arguments: str, env: dict[str, str]) -> str:
+    words = [sys.executable, *arguments]
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("shift", [DAY, -DAY], ids=["a day fast", "a day slow"])
+def test_a_worker_with_a_wrong_clock_decides_as_any_other(
+    shift: timedelta, process_env: dict[str, str]
+) -> None:
+    """It leaves alone what stands or waits, and takes what has expired or is due."""
+    make(Photo, 2)
+    standing, ended = Photo.objects.claim_batch(2, lease=36_000)
+    set_raw(ended, "expires_at", clock("-1 MINUTE"))
+    waiting, due = make(Photo, 2)
+    set_raw(waiting, "not_before", clock("+10 HOUR"))
+    set_raw(due, "not_before", clock("-1 MINUTE"))
+    env = process_env | {
+        "PYTHONPATH": f"{CLOCKS}:{process_env.get('PYTHONPATH', '')}",
+        "TASKCLAIM_CHAOS_SHIFT": str(shift.total_seconds()),
+    }
+    found, claimed, delayed = map(int, output_of("-c", WRONG_CLOCK, env=env).split())
+    assert found == 2
+    assert {claimed, delayed} == {ended.pk, due.pk}
+    assert facts(standing).claimed_by == standing.claim.token.holder
+    assert facts(waiting).status == "open"
+    rows = Photo.objects.in_bulk()
+    assert_ahead(rows[claimed].expires_at, hours=2)
+    assert_ahead(rows[delayed].not_before, hours=1)
+
+
+def assert_ahead(moment: Any, *, hours: int) -> None:
+    assert abs(moment - timezone.now() - timedelta(hours=hours)) < timedelta(minutes=20)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("zone", "use_tz"),
+    [("America/New_York", True), ("Asia/Kolkata", False), ("Australia/Lord_Howe", False)],
+)
+def test_no_time_zone_shifts_a_lease(zone: str, use_tz: bool, process_env: dict[str, str]) -> None:
+    """``clock_probe`` asks in a process of its own, for each zone that the server may have."""
+    env = process_env | {
+        "TASKCLAIM_TEST_USE_TZ": "1" if use_tz else "0",
+        "TASKCLAIM_TEST_TIME_ZONE": zone,
+    }
+    said = output_of("-m", "tests.querysets.clock_probe", *SERVERS, env=env)
+    assert said == f"{use_tz} {zone}"
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("use_tz", "database_zone"), [("yes", "America/New_York"), ("no", "")], ids=["aware", "naive"]
+)
+def test_migrate_gives_rows_made_by_sql_the_moment_that_claims_look_for(
+    use_tz: str, database_zone: str, process_env: dict[str, str], tmp_path: Path
+) -> None:
+    """The default of a column is the same moment, spelled in the same way, under all settings."""
+    if connection.vendor == "sqlite":
+        # Another folder, for the name of a test database does not depend on the URL's there.
+        process_env["DATABASE_URL"] = f"sqlite:///{tmp_path}/db.sqlite3"
+    words = ["-m", "tests.querysets.migrate_probe", use_tz, "Asia/Kolkata", database_zone]
+    answer = json.loads(output_of(*words, env=process_env))
+    assert (len(answer["stored"]), answer["claimed"], answer["shown"]) == (1, 2, 1), answer

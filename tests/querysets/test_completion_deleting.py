@@ -1,0 +1,205 @@
+"""Completion policies that delete or archive a row that is done, in the transaction that checks its claim."""
+
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from django.db import IntegrityError, transaction
+from django.db.models import ProtectedError
+from django.db.models.signals import post_delete, pre_delete
+
+from django_taskclaim.completion import Archive, Delete
+from django_taskclaim.exceptions import ClaimLost
+from tests.factories import make
+from tests.querysets.completing import claimed, gone, refused
+from tests.querysets.models import (
+    Back,
+    ChildArchive,
+    Complaint,
+    CompositeArchive,
+    Front,
+    GrandChild,
+    Parcel,
+    ParcelArchive,
+    Receipt,
+    Sheet,
+    Stamp,
+)
+from tests.querysets.support import fresh, lose, stored
+from tests.testapp.models import Child, ChildOwnsClaim, CompositeKey, Parent, Photo, PlainParent
+
+pytestmark = pytest.mark.django_db
+
+Rule = Callable[..., None]
+
+BOTH = pytest.mark.parametrize("how", [Delete(), Delete(cascade=True)], ids=["plain", "cascade"])
+
+
+# Deleting
+
+
+@pytest.mark.promise(3)
+@BOTH
+@pytest.mark.parametrize("model", [Photo, Child, ChildOwnsClaim, CompositeKey])
+def test_what_is_done_is_gone_and_never_comes_back(model: Any, how: Delete, rule: Rule) -> None:
+    """It goes from every table that has a part of it; a lost row and rows of others stay."""
+    rule(model, completion=how)
+    rows = claimed(model, 3)
+    keys = [row.pk for row in rows]
+    (other,) = make(model)
+    lose(rows[1])
+    kept = [stored(rows[1]), stored(other)]
+    refused(rows, [rows[1]])
+    assert [gone(row, key) for row, key in zip(rows, keys, strict=True)] == [True, False, True]
+    assert [stored(rows[1]), stored(other)] == kept
+    assert [row.pk for row in rows] == keys
+    with pytest.raises(ClaimLost), transaction.atomic():
+        rows[0].save()
+    with pytest.raises(ClaimLost):
+        rows[0].claim.complete()
+    assert gone(rows[0], keys[0])
+
+
+@BOTH
+def test_children_go_with_a_claimed_parent_and_parents_with_a_claimed_child(
+    how: Delete, rule: Rule
+) -> None:
+    for model in (Parent, Child, ChildOwnsClaim):
+        rule(model, completion=how)
+    (kept,) = make(GrandChild, status="paused")
+    (lonely,), (child,), (grandchild,) = make(Parent), make(Child), make(GrandChild)
+    Parent.objects.complete(Parent.objects.claim_batch(3))
+    assert all(gone(row, row.pk) for row in (lonely, child, grandchild))
+    (grandchild,) = make(GrandChild)
+    Child.objects.complete(Child.objects.claim_batch(1))
+    assert gone(grandchild, grandchild.pk)
+    assert stored(kept)
+    ChildOwnsClaim.objects.complete(claimed(ChildOwnsClaim, 2))
+    assert not PlainParent.objects.exists()
+
+
+@BOTH
+def test_parents_under_other_keys_are_found(how: Delete, rule: Rule) -> None:
+    rule(Sheet, completion=how)
+    stays = Back.objects.create()
+    (row,) = claimed(Sheet, 1)
+    assert row.front_key != row.back_key
+    Front.objects.create()
+    row.claim.complete()
+    assert not Sheet.objects.exists()
+    assert list(Back.objects.all()) == [stays]
+    assert Front.objects.count() == 1
+
+
+def test_a_row_that_others_refer_to_stays_claimed_without_cascade(
+    transactional_db: None, rule: Rule
+) -> None:
+    rule(Parcel, completion="delete")
+    first, second = claimed(Parcel, 2)
+    Stamp.objects.create(parcel=first)
+    with pytest.raises(IntegrityError):
+        Parcel.objects.complete([first, second])
+    assert Parcel.objects.count() == 2
+    assert first.claim.check()
+    second.claim.complete()
+    assert list(Parcel.objects.all()) == [first]
+
+
+@pytest.fixture
+def deletions() -> Iterator[list[Any]]:
+    """Collect what ``pre_delete`` and ``post_delete`` say of Parcel; the claim still stands at the former."""
+    heard: list[Any] = []
+
+    def before(sender: Any, instance: Any, **kwargs: Any) -> None:
+        heard.append(("before", instance.pk, fresh(instance).status))
+
+    def after(sender: Any, instance: Any, **kwargs: Any) -> None:
+        heard.append(("after", instance.pk, None))
+
+    pre_delete.connect(before, sender=Parcel)
+    post_delete.connect(after, sender=Parcel)
+    yield heard
+    pre_delete.disconnect(before, sender=Parcel)
+    post_delete.disconnect(after, sender=Parcel)
+
+
+def test_cascade_does_what_django_does(rule: Rule, deletions: list[Any]) -> None:
+    """Collector, on_delete and signals, for the rows that were still held."""
+    rule(Parcel, completion=Delete(cascade=True))
+    held, lost = claimed(Parcel, 2)
+    for row in (held, lost):
+        Stamp.objects.create(parcel=row)
+        Complaint.objects.create(parcel=row)
+    lose(lost)
+    refused([held, lost], [lost])
+    assert list(Stamp.objects.values_list("parcel", flat=True)) == [lost.pk]
+    assert set(Complaint.objects.values_list("parcel", flat=True)) == {None, lost.pk}
+    assert deletions == [("before", held.pk, "processing"), ("after", held.pk, None)]
+
+
+def test_a_protected_row_stays_claimed(rule: Rule) -> None:
+    rule(Parcel, completion=Delete(cascade=True))
+    (row,) = claimed(Parcel, 1)
+    Stamp.objects.create(parcel=row)
+    Receipt.objects.create(parcel=row)
+    with pytest.raises(ProtectedError):
+        row.claim.complete()
+    assert Stamp.objects.exists()
+    assert row.claim.check()
+
+
+# Archiving
+
+
+def test_what_is_done_is_moved_with_its_results(rule: Rule) -> None:
+    rule(Parcel, completion=Archive(ParcelArchive))
+    rows = claimed(Parcel, 3, facts=lambda i: {"ü": [i, None]}, weight=Decimal("2.50"))
+    for i, row in enumerate(rows):
+        row.note = f"result {i} 50% 🎈"
+    holder = rows[0].claim.token.holder
+    assert Parcel.objects.complete(rows, update_fields=["note"]) == 3
+    assert not Parcel.objects.exists()
+    kept = list(ParcelArchive.objects.order_by("pk"))
+    assert [(one.pk, one.note, one.facts) for one in kept] == [
+        (row.pk, f"result {i} 50% 🎈", {"ü": [i, None]}) for i, row in enumerate(rows)
+    ]
+    (one, *_) = kept
+    assert (one.status, one.claimed_by, one.weight) == ("complete", holder, Decimal("2.50"))
+    assert (one.reason, one.seen, one.kind) == ("done", None, "plain")
+    assert abs(one.archived_at - one.completed_at) < timedelta(minutes=1)
+
+
+@pytest.mark.parametrize(
+    ("model", "archive"), [(CompositeKey, CompositeArchive), (Child, ChildArchive)]
+)
+def test_rows_of_other_shapes_are_moved(model: Any, archive: Any, rule: Rule) -> None:
+    rule(model, completion=Archive(f"testapp.{archive.__name__}"))
+    rows = claimed(model, 3, note=lambda i: str(i))
+    keys = [row.pk for row in rows]
+    lose(rows[2])
+    refused(rows, [rows[2]])
+    assert [gone(row, key) for row, key in zip(rows, keys, strict=True)] == [True, True, False]
+    assert list(archive.objects.order_by("note").values_list("note", flat=True)) == ["0", "1"]
+
+
+def test_a_row_that_the_archive_refuses_stays_claimed(rule: Rule) -> None:
+    rule(Parcel, completion=Archive(ParcelArchive))
+    (row,) = claimed(Parcel, 1)
+    before = stored(row)
+    # Its key is taken there.
+    ParcelArchive.objects.create(pk=row.pk, counter=1, weight=1, completed_at="2024-01-01 00:00Z")
+    with pytest.raises(IntegrityError), transaction.atomic():
+        row.claim.complete()
+    assert stored(row) == before
+    assert row.claim.check()
+
+
+def test_an_archive_may_follow_cascades(rule: Rule, deletions: list[Any]) -> None:
+    rule(Parcel, completion=Archive(ParcelArchive, cascade=True))
+    (row,) = claimed(Parcel, 1)
+    Stamp.objects.create(parcel=row)
+    row.claim.complete()
+    assert (Stamp.objects.count(), ParcelArchive.objects.count()) == (0, 1)
+    assert [event for event, *_ in deletions] == ["before", "after"]

@@ -1,0 +1,251 @@
+"""What a row keeps of an error, whatever the error is like."""
+
+import tracemalloc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+
+from tests.factories import make
+from tests.querysets.support import DEADLINE, elsewhere, execute, facts, quoted, table_of
+from tests.testapp.models import Photo
+
+pytestmark = pytest.mark.django_db
+
+needs_column_encodings = pytest.mark.skipif(
+    connection.vendor != "mysql", reason="needs columns with an encoding of their own"
+)
+
+
+def claimed() -> Any:
+    make(Photo)
+    (row,) = Photo.objects.claim_batch(1)
+    return row
+
+
+def fail_with(make_error: Callable[[], BaseException]) -> Any:
+    """Fail a row with an error that was really raised, and return what is stored of it."""
+    row = claimed()
+    try:
+        raise make_error()
+    except BaseException as error:
+        row.fail(error)
+    return facts(row)
+
+
+# Errors that make it hard to describe them
+
+
+class TextRaises(Exception):
+    def __str__(self) -> str:
+        raise self.args[0]
+
+    __repr__ = __str__
+
+
+class Endless(Exception):
+    def __str__(self) -> str:
+        return str(self)
+
+
+def long_name() -> BaseException:
+    return type("N" * 10_000, (Exception,), {"__module__": "m" * 10_000})("x")  # type: ignore[no-any-return]
+
+
+def long_chain() -> BaseException:
+    error: BaseException = ValueError("first")
+    for number in range(20_000):
+        following = ValueError(str(number))
+        following.__cause__ = error
+        error = following
+    return error
+
+
+def cycle() -> BaseException:
+    one, other = ValueError("one"), KeyError("other")
+    one.__cause__, other.__cause__ = other, one
+    return one
+
+
+def deep_group() -> BaseException:
+    error: Exception = ValueError("innermost")
+    for _ in range(2_000):
+        error = ExceptionGroup("group", [error])
+    return error
+
+
+HOSTILE: dict[str, Callable[[], BaseException]] = {
+    "text raises": lambda: TextRaises(RuntimeError("no")),
+    "text recurses": Endless,
+    "NUL": lambda: ValueError("nul \x00"),
+    "surrogate": lambda: ValueError("half \ud83c of a pair"),
+    "NUL only": lambda: ValueError("\x00" * 10_000),
+    "emoji only": lambda: ValueError("🎈" * 10_000),
+    "bytes": lambda: ValueError(b"\xff\xfe\x00"),
+    "percent": lambda: ValueError("100% %s %(x)s {} '\"\\"),
+    "long name": long_name,
+    "long chain": long_chain,
+    "cycle": cycle,
+    "deep group": deep_group,
+    "wide group": lambda: ExceptionGroup("group", [ValueError(str(n)) for n in range(20_000)]),
+    "exit": lambda: SystemExit(3),
+    "interrupt": KeyboardInterrupt,
+}
+
+
+@pytest.mark.promise(10)
+@pytest.mark.parametrize("with_traceback", [False, True], ids=["text", "traceback"])
+@pytest.mark.parametrize("name", HOSTILE)
+def test_any_error_is_recorded_and_its_row_put_back(
+    name: str, with_traceback: bool, settings: Any
+) -> None:
+    settings.TASKCLAIM = {"STORE_TRACEBACK": with_traceback, "ERROR_LENGTH": 500}
+    now = fail_with(HOSTILE[name])
+    assert (now.status, now.attempts) == ("open", 1)
+    assert 0 < len(now.error_class) <= 200
+    assert len(now.last_error) <= 500
+    assert ("File " in now.last_error) == with_traceback
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "text"),
+    [
+        (ValueError("plain"), "ValueError", "plain"),
+        ("a sentence", "", "a sentence"),
+        (TimeoutError, "TimeoutError", ""),
+        (ValueError("nul \x00, \ud800"), "ValueError", "nul \\x00, \\ud800"),
+        (ValueError("🎈 100% %s 'ü'"), "ValueError", "🎈 100% %s 'ü'"),
+        (KeyError(), "KeyError", ""),
+        (ValueError("x" * 5000), "ValueError", "x" * 3999 + "…"),
+        (
+            ExceptionGroup("two", [ValueError("one"), ExceptionGroup("more", [KeyError("other")])]),
+            "ExceptionGroup",
+            "two (2 sub-exceptions)\n- ValueError: one\n- KeyError: 'other'",
+        ),
+    ],
+)
+def test_class_and_text_of_an_error_are_stored(error: Any, kind: str, text: str) -> None:
+    row = claimed()
+    row.fail(error)
+    assert (facts(row).error_class, facts(row).last_error) == (kind, text)
+
+
+@pytest.mark.promise(10)
+def test_fifty_megabytes_of_text_cost_hardly_any_memory() -> None:
+    size = 50_000_000
+    error = ValueError("x" * size)
+    row = claimed()
+    tracemalloc.start()
+    try:
+        row.fail(error)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(facts(row).last_error) == 4000
+    assert peak < size / 10
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("where", ["text", "hook", "back-off"])
+def test_an_interrupt_from_a_users_function_ends_the_main_thread_alone(
+    where: str, rule: Callable[..., None], settings: Any
+) -> None:
+    """A worker describes errors in other threads: there the row fails all the same."""
+
+    def interrupted(failures: int) -> float:
+        raise SystemExit
+
+    error: Exception = ValueError("x")
+    if where == "text":
+        error = TextRaises(SystemExit())
+    elif where == "hook":
+        settings.TASKCLAIM = {"REDACT": "tests.querysets.hooks.exits"}
+    else:
+        rule(Photo, backoff=interrupted)
+    row = claimed()
+    with pytest.raises(SystemExit):
+        row.fail(error)
+    assert facts(row).status == "processing"
+    elsewhere(row.fail, error).result(DEADLINE)
+    assert (facts(row).status, facts(row).attempts) == ("open", 1)
+
+
+# Tracebacks
+
+
+def failing(depth: int = 30) -> None:
+    hidden_in_a_local = "only locals know " + "this"
+    if depth:
+        failing(depth - 1)
+    assert hidden_in_a_local
+    try:
+        {}["missing"]
+    except KeyError as error:
+        raise ValueError("the first part of the message" + " and more" * 1000) from error
+
+
+@pytest.mark.parametrize("length", [300, 4000, 50_000])
+def test_a_stored_traceback_keeps_the_first_words_and_the_innermost_frames(
+    length: int, settings: Any
+) -> None:
+    settings.TASKCLAIM = {"STORE_TRACEBACK": True, "ERROR_LENGTH": length}
+    row = claimed()
+    with pytest.raises(ValueError, match="the first part") as caught:
+        failing()
+    row.fail(caught.value)
+    text = facts(row).last_error
+    assert len(text) <= length
+    assert text.startswith("the first part of the message")
+    last = next(line for line in reversed(text.splitlines()) if line.strip(" ^~"))
+    assert 'raise ValueError("the first part' in last
+    assert "only locals know this" not in text
+    if length == 50_000:
+        assert text.index("KeyError: 'missing'") < text.index("direct cause")
+
+
+# Columns that lack a character
+
+
+@pytest.fixture
+def alter(transactional_db: None) -> Iterator[Callable[[str, str], None]]:
+    """Change the type of a column of ``Photo`` for one test: ``alter("last_error", "varchar(5)")``."""
+
+    def change(role: str, kind: str) -> None:
+        column = quoted(Photo._meta.get_field(role).column)
+        execute(f"ALTER TABLE {table_of(Photo)} MODIFY {column} {kind} NOT NULL")
+
+    yield change
+    with connection.schema_editor() as editor:
+        editor.delete_model(Photo)
+        editor.create_model(Photo)
+
+
+@needs_column_encodings
+def test_a_character_that_the_column_lacks_is_stored_as_an_escape(
+    alter: Callable[[str, str], None],
+) -> None:
+    """Also for several rows, and inside the caller's transaction, which goes on."""
+    alter("last_error", "longtext CHARACTER SET latin1")
+    alter("error_class", "varchar(200) CHARACTER SET latin1")
+    make(Photo, 3)
+    rows = Photo.objects.claim_batch(3)
+    odd_name = type("A日本", (Exception,), {"__module__": "builtins"})
+    assert Photo.objects.fail(rows[:1], ValueError("no 🎈 here"), retry=False) == 1
+    with transaction.atomic():
+        assert Photo.objects.fail(rows[1:], odd_name("🎈")) == 2
+        Photo.objects.filter(pk=rows[1].pk).update(note="goes on")
+    now = [facts(row) for row in rows]
+    assert [(one.status, one.attempts) for one in now] == [("failed", 1), ("open", 1), ("open", 1)]
+    assert [one.last_error for one in now] == ["no \\U0001f388 here", *["\\U0001f388"] * 2]
+    assert Photo.objects.get(pk=rows[1].pk).note == "goes on"
+
+
+@needs_column_encodings
+def test_a_column_that_is_too_narrow_costs_the_text_and_not_the_failure(
+    alter: Callable[[str, str], None],
+) -> None:
+    alter("last_error", "varchar(5)")
+    row = claimed()
+    row.fail("more than five")
+    assert (facts(row).status, facts(row).attempts, facts(row).last_error) == ("open", 1, "")

@@ -1,0 +1,176 @@
+"""A claim that passes from one holder to another: handed over by its token, or taken over by an operator's word."""
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.contrib.auth.models import User
+from django.db import transaction
+from django.db.models.functions import Length
+from django.test import override_settings
+from django.utils import timezone
+
+from django_taskclaim.control.models import OperatorAct
+from django_taskclaim.exceptions import ClaimLost
+from django_taskclaim.switch import pause
+from tests.factories import make
+from tests.querysets.models import EveryField
+from tests.querysets.support import facts, keys, lose, set_raw, stored
+from tests.testapp.models import Author, Photo
+
+pytestmark = pytest.mark.django_db
+
+MINE, THEIRS = "user:1", "user:2"
+
+
+def claimed(model: Any, n: int = 1, who: str = MINE, **options: Any) -> list[Any]:
+    make(model, n)
+    rows: list[Any] = model.objects.claim_batch(n, claimed_by=who, **options)
+    return rows
+
+
+@pytest.mark.promise(3)
+def test_a_row_handed_over_is_the_other_persons_and_nobody_elses(kind_of_table: Any) -> None:
+    kept, *rows = claimed(kind_of_table, 3)
+    before = facts(rows[0])
+    assert kind_of_table.objects.hand_over(rows, to=THEIRS) == 2
+    now = facts(rows[0])
+    assert (now.status, now.claimed_by, now.iteration) == ("processing", THEIRS, 1)
+    assert now.expires_at >= before.expires_at
+    for verb in (rows[0].claim.complete, rows[0].claim.renew, rows[0].claim.release):
+        with pytest.raises(ClaimLost):
+            verb()
+    theirs = kind_of_table.objects.holdings(THEIRS)
+    assert keys(theirs) == keys(rows)
+    assert kind_of_table.objects.complete(theirs) == 2
+    lose(kept, "user:3")
+    before = stored(kept)
+    with pytest.raises(ClaimLost):
+        kept.claim.hand_over(THEIRS)
+    assert stored(kept) == before
+
+
+def test_a_wrong_name_or_a_rollback_leaves_the_claim_standing() -> None:
+    (row,) = claimed(Photo)
+    for wrong in ("worker@host:1#2", "", "x" * 201):
+        with pytest.raises(ValueError, match="to "):
+            row.claim.hand_over(wrong)
+    with transaction.atomic():
+        row.claim.hand_over(THEIRS)
+        transaction.set_rollback(True)
+    row.claim.complete()
+    assert facts(row).claimed_by == MINE
+
+
+@pytest.mark.promise(3)
+def test_what_others_hold_is_taken_over_and_the_rest_left_alone(kind_of_table: Any) -> None:
+    (held,) = claimed(kind_of_table)
+    (own,) = claimed(kind_of_table, who=THEIRS)
+    (done,) = claimed(kind_of_table)
+    done.claim.complete()
+    others = [own, done, *make(kind_of_table)]
+    before = [stored(row) for row in others]
+    rows = kind_of_table.objects.all()
+    assert rows.take_over(by=THEIRS, reason="she is ill", lease=3600) == 1
+    assert [stored(row) for row in others] == before
+    now = facts(held)
+    assert (now.status, now.claimed_by, now.iteration) == ("processing", THEIRS, 1)
+    assert now.expires_at - timezone.now() > timedelta(minutes=50)
+    with pytest.raises(ClaimLost):
+        held.claim.complete()
+    assert kind_of_table.objects.complete(rows.holdings(THEIRS)) == 2
+    assert rows.take_over(by=THEIRS, reason="again") == 0
+
+
+def test_a_take_over_needs_a_reason_and_a_person_and_is_recorded(
+    django_capture_on_commit_callbacks: Any,
+) -> None:
+    ada = User.objects.create_user("ada", first_name="Ada", last_name="Lovelace")
+    make(Photo, 2)
+    worker, nobody = Photo.objects.claim_batch(2)
+    set_raw(nobody, "claimed_by", "NULL")
+    for reason in ("", "  ", None):
+        with pytest.raises(ValueError, match="reason"):
+            Photo.objects.take_over(by=THEIRS, reason=reason)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="by "):
+        Photo.objects.take_over(by="worker#1", reason="no person")
+    kept = override_settings(TASKCLAIM={"HISTORY": ["testapp.Photo"]})
+    with kept, django_capture_on_commit_callbacks(execute=True):
+        assert Photo.objects.take_over(by=f"user:{ada.pk}", reason="I do these by hand") == 2
+    assert {facts(row).claimed_by for row in (worker, nobody)} == {f"user:{ada.pk}"}
+    act = OperatorAct.objects.get()
+    assert (act.by, act.reason) == ("Ada Lovelace", "I do these by hand")
+    assert (act.rows, act.model) == (2, "testapp.photo")
+
+
+def test_holdings_are_my_rows_in_order_and_extended_when_asked(
+    kind_of_table: Any, let_lease_lapse: Callable[[Any], None]
+) -> None:
+    rows = claimed(kind_of_table, 3, lease=60)
+    claimed(kind_of_table, 1, THEIRS)
+    before = facts(rows[0]).expires_at
+    found = kind_of_table.objects.holdings(MINE)
+    assert keys(found) == keys(rows)
+    assert facts(rows[0]).expires_at == before
+    let_lease_lapse(rows[0])
+    kind_of_table.objects.holdings(MINE, lease=3600)
+    assert facts(rows[0]).expires_at - timezone.now() > timedelta(minutes=50)
+    assert kind_of_table.objects.complete(found) == 3
+    assert kind_of_table.objects.holdings(MINE, lease=60) == []
+
+
+def test_holdings_keep_what_the_queryset_selects_joins_and_adds(
+    django_assert_num_queries: Any,
+) -> None:
+    for name in ("Ada", "Ben"):
+        EveryField.objects.create(author=Author.objects.create(name=name), text=name, big=1)
+    EveryField.objects.claim_batch(2, claimed_by=MINE)
+    rows = EveryField.objects.annotate(letters=Length("text"))
+    with django_assert_num_queries(1):
+        found = rows.select_related("author").defer("text", "iteration").holdings(MINE)
+        assert [(row.letters, row.big, row.author.name) for row in found] == [
+            (3, 1, "Ada"),
+            (3, 1, "Ben"),
+        ]
+        assert "text" in found[0].get_deferred_fields()
+    with django_assert_num_queries(2):
+        found = EveryField.objects.prefetch_related("author").holdings(MINE)
+        assert [row.author.name for row in found] == ["Ada", "Ben"]
+    assert EveryField.objects.complete(found) == 2
+    with pytest.raises(TypeError, match="values"):
+        EveryField.objects.values("big").holdings(MINE)
+
+
+def test_an_empty_answer_has_its_reason(kind_of_table: Any) -> None:
+    rows = kind_of_table.objects.all()
+    assert str(rows.why_empty(MINE)) == "nothing is left"
+    (first, _) = claimed(kind_of_table, 2, THEIRS, lease=3600)
+    claimed(kind_of_table, 1, MINE)
+    why = rows.why_empty(MINE)
+    assert (why.held, why.next_free, why.ready) == (2, facts(first).expires_at, 0)
+    assert str(why).startswith("2 held by others, next free ")
+    first.claim.release(delay=3600)
+    why = rows.why_empty(MINE)
+    assert (why.held, why.waiting, why.next_due) == (1, 1, facts(first).not_before)
+    make(kind_of_table)
+    assert rows.why_empty(MINE).ready == 1
+    pause(kind_of_table, using="default")
+    assert str(rows.why_empty()) == "paused"
+
+
+async def _all() -> tuple[int, int, int, int]:
+    (row,) = await Photo.objects.aclaim_batch(1, claimed_by=MINE)
+    handed = await Photo.objects.ahand_over(row, to=THEIRS)
+    taken = await Photo.objects.all().atake_over(by=MINE, reason="back")
+    mine = await Photo.objects.aholdings(MINE)
+    await mine[0].claim.ahand_over(THEIRS)
+    return handed, taken, len(mine), (await Photo.objects.awhy_empty(MINE)).held
+
+
+@pytest.mark.once
+@pytest.mark.django_db(transaction=True)
+def test_async_twins() -> None:
+    make(Photo)
+    assert async_to_sync(_all)() == (1, 1, 1, 1)

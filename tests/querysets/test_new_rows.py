@@ -1,0 +1,234 @@
+"""In which state rows begin: new ones, copies, and instances constructed with the key of a row that exists."""
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from django_taskclaim.exceptions import ClaimColumnError
+from tests.factories import SHAPES, make
+from tests.querysets.support import (
+    BULK,
+    STRANGE,
+    execute,
+    facts,
+    fresh,
+    names,
+    owner_of,
+    quoted,
+    stored,
+    table_of,
+    unnamed,
+)
+from tests.testapp.models import (
+    Child,
+    ChildOwnsClaim,
+    CompositeKey,
+    Parent,
+    Photo,
+    PlainParent,
+    TextKey,
+    UuidKey,
+)
+
+pytestmark = pytest.mark.django_db
+
+NoQueries = Callable[..., Any]
+BORN = ["create", "save", "bulk_create"]
+
+
+def named(model: Any, **by_role: Any) -> dict[str, Any]:
+    """Spell values by the model's own names."""
+    return {names(model)[role]: value for role, value in by_role.items()}
+
+
+def assert_open(row: Any) -> None:
+    now = facts(row)
+    assert (now.status, now.iteration, now.claimed_by) == ("open", 0, None)
+    assert (now.claimed_at, now.expires_at) == (None, None)
+    assert getattr(now, "attempts", 0) == 0
+    assert getattr(now, "completed_at", None) is None
+    assert getattr(now, "last_error", "") == ""
+
+
+def born(how: str, **values: Any) -> Any:
+    if how == "create":
+        return Photo.objects.create(**values)
+    if how == "get_or_create":
+        return Photo.objects.get_or_create(note="unique", defaults=values)[0]
+    row = Photo(**values)
+    if how == "save":
+        row.save()
+        return row
+    Photo.objects.bulk_create([row])
+    return Photo.objects.get()
+
+
+# New rows
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [model for model in SHAPES if owner_of(model) is model],
+    ids=lambda model: model.__name__[:20],
+)
+def test_plain_sql_inserts_open_rows_without_naming_a_claim_column(shape: Any) -> None:
+    """Every claim column that must not be NULL has its default in the database."""
+    (row,) = make(shape)
+    ours = {shape._meta.get_field(name).column for name in names(shape).values()}
+    theirs = {}
+    for full, value in stored(row).items():
+        model, _, column = full.partition(".")
+        if model == shape.__name__ and column not in ours:
+            theirs[quoted(column.replace("%", "%%"))] = value
+    shape._base_manager.filter(pk=row.pk)._raw_delete(using="default")
+    marks = ", ".join(["%s"] * len(theirs))
+    execute(
+        f"INSERT INTO {table_of(shape)} ({', '.join(theirs)}) VALUES ({marks})", theirs.values()
+    )
+    assert_open(row)
+    assert [one.pk for one in shape.objects.claim_batch(2)] == [row.pk]
+
+
+@pytest.mark.parametrize("state", ["open", "paused", "complete", "failed"])
+@pytest.mark.parametrize("how", [*BORN, "get_or_create"])
+def test_a_new_row_keeps_the_state_and_the_waiting_time_that_it_names(state: str, how: str) -> None:
+    later = (timezone.now() + timedelta(hours=1)).replace(microsecond=0)
+    row = born(how, status=state, not_before=later)
+    assert (facts(row).status, facts(row).not_before) == (state, later)
+    assert Photo.objects.claim_batch(1) == []
+
+
+def test_a_new_row_of_any_shape_may_be_complete_and_never_processing(shape: Any) -> None:
+    (done,) = make(shape, **named(shape, status="complete"))
+    assert facts(done).status == getattr(done, names(shape)["status"]) == "complete"
+    assert shape.objects.claim_batch(1) == []
+    (row,) = make(shape, **named(shape, status="processing"))
+    assert_open(row)
+
+
+@pytest.mark.parametrize("how", BORN)
+def test_a_new_row_that_names_more_is_a_copy_and_open(how: str) -> None:
+    for role, value in STRANGE.items():
+        if role not in ("status", "not_before"):
+            row = born(how, status="complete", **{role: value})
+            assert_open(fresh(row))
+            assert row.status == "open"
+            row.delete()
+    assert_open(born(how, status="processing", claimed_by="user:17", iteration=3))
+
+
+@pytest.mark.parametrize("state", ["finished", "", None])
+@pytest.mark.parametrize("how", BORN)
+def test_no_row_is_created_in_an_unknown_state(
+    state: Any, how: str, django_assert_num_queries: NoQueries
+) -> None:
+    with django_assert_num_queries(0), pytest.raises(ClaimColumnError):
+        born(how, status=state)
+
+
+# A constructed instance with the key of a row that exists
+
+
+@pytest.mark.parametrize("state", [None, "complete", "processing"])
+@pytest.mark.parametrize("force", [True, False])
+def test_a_constructed_instance_saved_over_a_row_writes_the_users_columns_only(
+    shape: Any, state: str | None, force: bool
+) -> None:
+    (row,) = make(shape)
+    (held,) = shape.objects.claim_batch(1)
+    before = facts(row)
+    claim = named(shape, status=state, claimed_by="user:thief", iteration=7) if state else {}
+    again = shape(**(unnamed(row) | {"note": "again"} | claim))
+    # Django itself would insert a row whose key has a default.
+    again._state.adding = shape is not UuidKey
+    again.save(force_update=force)
+    assert (fresh(row).note, facts(row)) == ("again", before)
+    held.claim.complete()
+
+
+@pytest.mark.parametrize("model", [Photo, Child, ChildOwnsClaim])
+def test_after_such_a_save_the_instance_shows_what_is_stored(model: Any) -> None:
+    (row,) = make(model)
+    again = model(**unnamed(row), status="complete", claimed_by="user:thief", iteration=7)
+    again.save()
+    assert (again.status, again.claimed_by, again.iteration) == ("open", None, 0)
+    again.save()
+    again.status = "failed"
+    with pytest.raises(ClaimColumnError):
+        again.save()
+
+
+def test_a_child_of_an_existing_parent_names_its_own_state_and_not_that_of_the_parent() -> None:
+    plain = PlainParent.objects.create(note="was there")
+    child = ChildOwnsClaim(plainparent_ptr=plain, note="now a child", status="paused")
+    child.save()
+    assert facts(child).status == "paused"
+    parent = Parent.objects.create(note="was there")
+    Child(parent_ptr=parent, note="now a child", status="complete").save()
+    assert (fresh(parent).note, facts(parent).status) == ("now a child", "open")
+
+
+# Copies
+
+
+def as_copy(row: Any, *, adding: bool = True) -> Any:
+    """Apply Django's copy idiom, with a new key where the database gives none."""
+    model = type(row)
+    own_keys = {TextKey: "a copy", UuidKey: UuidKey._meta.pk.get_default(), CompositeKey: (99, 99)}
+    row.pk = own_keys.get(model)
+    if model._meta.concrete_model._meta.parents:
+        row.id = None
+    if adding or model in own_keys:
+        row._state.adding = True
+    return row
+
+
+@pytest.mark.parametrize("state", ["processing", "complete", "failed", "open again"])
+def test_a_copy_is_open_whatever_its_original_is(shape: Any, state: str) -> None:
+    make(shape, note="original")
+    (row,) = shape.objects.claim_batch(1)
+    if state == "complete":
+        row.claim.complete()
+    if state in ("failed", "open again"):
+        row.claim.fail("no", retry=state != "failed")
+    before = stored(row)
+    for adding in (True, False) if shape not in (TextKey, CompositeKey) else (True,):
+        copied = as_copy(fresh(row), adding=adding)
+        copied.save()
+        assert copied.pk != row.pk
+        assert fresh(copied).note == "original"
+        assert_open(copied)
+    assert stored(row) == before
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_copy_made_of_the_claimed_instance_itself_carries_no_claim(
+    shape: Any, ended: bool
+) -> None:
+    make(shape, note="original")
+    (row,) = shape.objects.claim_batch(1)
+    if ended:
+        row.claim.complete()
+    before, key = stored(row), row.pk
+    copied = as_copy(row)
+    setattr(copied, names(shape)["status"], "complete")
+    copied.save()
+    assert_open(copied)
+    assert getattr(copied, names(shape)["status"]) == "open"
+    assert stored(copied, key) == before
+    copied.note = "an ordinary instance"
+    copied.save()
+    assert fresh(copied).note == "an ordinary instance"
+
+
+@pytest.mark.parametrize("model", BULK, ids=lambda model: model.__name__[:20])
+def test_copies_made_in_bulk_are_open(model: Any) -> None:
+    make(model)
+    (row,) = model.objects.claim_batch(1)
+    copied = as_copy(fresh(row))
+    copied.note = "copied in bulk"
+    model.objects.bulk_create([copied])
+    assert_open(model._base_manager.get(note="copied in bulk"))

@@ -1,0 +1,238 @@
+"""Holders that callers name: a person asks for five rows and gets the same five, extended, on reload."""
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import transaction
+from django.db.models import F
+from django.utils import timezone
+
+from django_taskclaim.exceptions import ClaimLost
+from django_taskclaim.switch import pause, resume
+from tests.factories import make
+from tests.querysets.models import Label, Labelled
+from tests.querysets.support import DEADLINE, ROW_LOCKS, at_once, elsewhere, facts, keys
+from tests.testapp.models import (
+    Author,
+    Child,
+    ChildOwnsClaim,
+    CompositeKey,
+    OrderedByForeignKey,
+    Photo,
+    PhotoProxy,
+)
+
+pytestmark = pytest.mark.django_db
+
+Lapse = Callable[[Any], None]
+
+#: They differ by case, by an accent, by blanks: different people all the same.
+ALIKE = ["user:bob", "user:Bob", "user:böb", "user:bob ", " user:bob", "user:bo", "user:bob\t"]
+#: Any name up to 200 characters is one.
+ODD = ["x" * 200, "用户:17 🎈", "100% %s %(a)s", 'it\'s "so" \\ `n`']
+
+
+def ask(model: Any, limit: int, who: str = "user:17", **options: Any) -> list[Any]:
+    """Do what a view does on every load of its page."""
+    rows: list[Any] = model.objects.claim_batch(limit, claimed_by=who, include_held=True, **options)
+    return rows
+
+
+@pytest.mark.usefixtures("strategy")
+@pytest.mark.parametrize("model", [Photo, Child, ChildOwnsClaim, CompositeKey])
+def test_the_same_rows_come_back_and_what_is_missing_is_topped_up(
+    model: Any, let_lease_lapse: Lapse
+) -> None:
+    make(model, 8)
+    first, again = ask(model, 3), ask(model, 3)
+    assert keys(again) == keys(first)
+    assert [row.claim.token for row in again] == [row.claim.token for row in first]
+    first[0].claim.complete()
+    again = ask(model, 5)
+    assert keys(again)[:2] == keys(first)[1:]
+    assert len(set(keys(again))) == len(again) == 5
+    # Never more than asked, although more are held.
+    fewer = ask(model, 3)
+    assert len(fewer) == 3
+    assert set(keys(fewer)) <= set(keys(again))
+    # A lapsed lease that nobody took is extended again.
+    let_lease_lapse(again)
+    assert keys(ask(model, 5)) == keys(again)
+    assert model.objects.release_expired() == 0
+    assert model.objects.complete(again) == 5
+
+
+@pytest.mark.parametrize("model", [Photo, Child])
+def test_a_lease_is_extended_and_never_shortened(model: Any) -> None:
+    make(model, 2)
+    long = ask(model, 1, lease=3600)
+    short = facts(ask(model, 2, lease=60)[0])
+    assert short.expires_at == facts(long[0]).expires_at
+    assert short.expires_at - timezone.now() > timedelta(minutes=50)
+    extended = facts(ask(model, 2, lease=7200)[0])
+    assert extended.expires_at > short.expires_at + timedelta(minutes=30)
+
+
+@pytest.mark.promise(3)
+@pytest.mark.parametrize("back", ["reaped", "released"])
+def test_a_row_that_was_put_back_comes_with_a_new_token(back: str, let_lease_lapse: Lapse) -> None:
+    """One holder, rows of different iterations: each carries the token that stands."""
+    make(Photo, 3)
+    rows = ask(Photo, 3)
+    if back == "reaped":
+        let_lease_lapse(rows[1])
+        Photo.objects.release_expired()
+    else:
+        rows[1].claim.release()
+    again = ask(Photo, 3)
+    iterations = {row.pk: row.claim.token.iteration for row in again}
+    assert iterations == {rows[0].pk: 0, rows[1].pk: 1, rows[2].pk: 0}
+    with pytest.raises(ClaimLost):
+        rows[1].claim.complete()
+    assert Photo.objects.complete(again) == 3
+
+
+def test_the_filter_decides_which_of_the_held_rows_come_back() -> None:
+    make(Photo, 6, note=lambda i: "ab"[i % 2])
+    mine = Photo.objects.filter(note="a").claim_batch(2, claimed_by="user:17")
+    other = Photo.objects.filter(note="b").claim_batch(2, claimed_by="user:17", include_held=True)
+    assert {row.note for row in other} == {"b"}
+    again = Photo.objects.filter(note="a").claim_batch(2, claimed_by="user:17", include_held=True)
+    assert keys(again) == keys(mine)
+
+
+@pytest.mark.parametrize("model", [Photo, Child, ChildOwnsClaim])
+def test_an_explicit_order_and_annotations_hold_for_the_held_as_well(model: Any) -> None:
+    make(model, 4, note=lambda i: "dcba"[i], counter=3)
+    rows = model.objects.order_by("note").annotate(twice=F("counter") * 2)
+    for _ in ("claimed", "held"):
+        found = rows.claim_batch(3, claimed_by="user:1", include_held=True)
+        assert [(row.note, row.twice) for row in found] == [("a", 6), ("b", 6), ("c", 6)]
+
+
+def test_a_join_that_repeats_rows_returns_each_held_row_once() -> None:
+    labels = [Label.objects.create(name="label") for _ in range(3)]
+    for row in make(Labelled, 4):
+        row.labels.set(labels)
+    rows = Labelled.objects.filter(labels__name="label")
+    first = rows.claim_batch(2, claimed_by="user:1", include_held=True)
+    again = rows.claim_batch(3, claimed_by="user:1", include_held=True)
+    assert len(set(keys(again))) == len(again) == 3
+    assert keys(again)[:2] == keys(first)
+
+
+def test_include_held_needs_a_name() -> None:
+    with pytest.raises(ValueError, match="claimed_by"):
+        Photo.objects.claim_batch(1, include_held=True)
+
+
+@pytest.mark.promise(1)
+@pytest.mark.usefixtures("strategy")
+@pytest.mark.parametrize("model", [Photo, Child, CompositeKey])
+def test_without_include_held_a_second_request_gets_other_rows(model: Any) -> None:
+    """A claim that is read back by the caller's name would return five rows for the two asked."""
+    make(model, 6)
+    first = model.objects.claim_batch(3, claimed_by="user:17")
+    second = model.objects.claim_batch(2, claimed_by="user:17")
+    assert (len(first), len(second)) == (3, 2)
+    assert not set(keys(first)) & set(keys(second))
+    assert model.objects.complete([*first, *second]) == 5
+
+
+@pytest.mark.promise(9)
+@pytest.mark.usefixtures("strategy")
+def test_while_paused_the_held_rows_come_back_and_nothing_is_added() -> None:
+    make(Photo, 5)
+    rows = ask(Photo, 2, lease=60)
+    before = facts(rows[0]).expires_at
+    pause(Photo, using="default")
+    again = ask(Photo, 4, lease=600)
+    assert keys(again) == keys(rows)
+    assert facts(rows[0]).expires_at > before
+    resume(Photo, using="default")
+    assert len(ask(Photo, 4)) == 4
+
+
+@pytest.mark.promise(3)
+@pytest.mark.usefixtures("strategy")
+def test_holders_are_compared_byte_for_byte() -> None:
+    everybody = [*ALIKE, *ODD]
+    make(Photo, len(everybody))
+    rows = {who: Photo.objects.claim_batch(1, claimed_by=who)[0] for who in everybody}
+    for who, row in rows.items():
+        assert keys(Photo.objects.held_by(who)) == [row.pk]
+        assert keys(ask(Photo, 1, who)) == [row.pk]
+        assert Photo.objects.with_token(row.pk, str(row.claim.token)).claim.check()
+    row = rows[ALIKE[0]]
+    for other in ALIKE[1:]:
+        alike = Photo.objects.with_token(row.pk, (other, 0))
+        for verb in (alike.complete, alike.renew, alike.release, alike.save, alike.delete):
+            with pytest.raises(ClaimLost), transaction.atomic():
+                verb()
+    assert row.claim.check()
+
+
+# Requests that meet
+
+
+@pytest.mark.promise(1)
+@pytest.mark.usefixtures("strategy")
+@pytest.mark.django_db(transaction=True)
+def test_requests_at_once_of_one_person_share_a_batch_and_of_others_share_nothing() -> None:
+    """Two clicks on one button, also through a proxy, each on a connection of its own."""
+    make(Photo, 60)
+    for number in range(3):
+        who = f"user:{number}"
+        # The second round asks for rows that are held already.
+        for _ in range(2):
+            clicks = [
+                lambda model=model, who=who: keys(ask(model, 5, who))
+                for model in (Photo, Photo, PhotoProxy)
+            ]
+            other = f"other:{number}"
+            *answers, others = at_once(*clicks, lambda other=other: keys(ask(Photo, 5, other)))
+            assert answers[0] == answers[1] == answers[2]
+            assert len(answers[0]) == 5
+            assert not set(answers[0]) & set(others)
+            assert Photo.objects.held_by(who).count() == 5
+
+
+@pytest.mark.skipif(not ROW_LOCKS, reason="needs row locks")
+@pytest.mark.django_db(transaction=True)
+def test_a_request_waits_for_a_held_row_that_is_locked_and_returns_no_other(rival: Any) -> None:
+    """A row passed over because it is locked would be made up for by another one."""
+    make(Photo, 4)
+    rows = ask(Photo, 2)
+    rival.lock(rows[0])
+    asked = elsewhere(lambda: keys(ask(Photo, 2)))
+    assert not asked.done()
+    rival.let_go()
+    assert asked.result(DEADLINE) == keys(rows)
+    assert Photo.objects.held_by("user:17").count() == 2
+
+
+@pytest.mark.usefixtures("strategy")
+def test_a_persons_view_works_inside_the_transaction_of_the_request() -> None:
+    """With ATOMIC_REQUESTS the claim belongs to the transaction, and the next request finds it."""
+    make(Photo, 3)
+    with transaction.atomic():
+        rows = ask(Photo, 2, durable=False)
+    assert keys(ask(Photo, 2, durable=False)) == keys(rows)
+
+
+# Tokens that come back
+
+
+def test_conditions_and_related_managers_keep_rows_of_others_out_of_reach() -> None:
+    mine, yours = (Author.objects.create(name=name) for name in ("me", "you"))
+    make(OrderedByForeignKey, author=mine)
+    (row,) = mine.orderedbyforeignkey_set.claim_batch(1, claimed_by="user:17")
+    token = str(row.claim.token)
+    within = OrderedByForeignKey.objects.filter(author=mine)
+    for found in (mine.orderedbyforeignkey_set, within):
+        assert found.with_token(row.pk, token) == row
+    for none in (yours.orderedbyforeignkey_set, OrderedByForeignKey.objects.exclude(author=mine)):
+        with pytest.raises(OrderedByForeignKey.DoesNotExist):
+            none.with_token(row.pk, token)

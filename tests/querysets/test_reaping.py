@@ -1,0 +1,197 @@
+"""Putting back expired rows: the living have had the time to renew theirs, and the dead lose theirs."""
+
+import contextlib
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import DatabaseError
+
+from django_taskclaim.exceptions import ClaimLost
+from django_taskclaim.querysets import reaping
+from django_taskclaim.querysets.reaping import Reaper
+from django_taskclaim.querysets.scope import Desk
+from tests.factories import make
+from tests.querysets.support import clock, execute, facts, set_raw, stored, stored_moment, table_of
+from tests.querysets.test_operators import in_each_state
+from tests.testapp.models import Photo
+from tests.worker.conftest import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+#: Seconds, under the default lease.
+RENEWAL_INTERVAL = 15
+
+Lapse = Callable[[Any], None]
+
+
+class Time:
+    """The clock of this process, which stands still between two steps."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def time(monkeypatch: pytest.MonkeyPatch) -> Time:
+    time = Time()
+    monkeypatch.setattr(reaping, "clock", time)
+    return time
+
+
+def put_back(reaper: Reaper, time: Time, seconds: float) -> int:
+    """Let so much time go by, in which each answer comes promptly, and return how many rows were put back."""
+    released = 0
+    for _ in range(round(seconds)):
+        time.now += 1
+        released += reaper.turn() or 0
+    return released
+
+
+def claimed(number: int = 1) -> list[Any]:
+    make(Photo, number)
+    return list(Photo.objects.claim_batch(number))
+
+
+@pytest.mark.promise(7)
+def test_rows_of_the_dead_come_back_a_renewal_interval_after_a_look_and_the_living_keep_theirs(
+    time: Time, let_lease_lapse: Lapse
+) -> None:
+    dead, alive = claimed(2)
+    let_lease_lapse([dead, alive])
+    reaper = Reaper(Photo, "default")
+    assert put_back(reaper, time, 5) == 0
+    alive.claim.renew()
+    assert put_back(reaper, time, RENEWAL_INTERVAL - 5) == 0
+    assert put_back(reaper, time, 3) == 1
+    assert (facts(dead).status, facts(dead).iteration) == ("open", 1)
+    assert (facts(alive).status, facts(alive).iteration) == ("processing", 0)
+
+
+@pytest.mark.promise(12)
+@pytest.mark.parametrize("seconds", [60, 60 * 60 * 24])
+def test_a_silence_counts_for_no_renewal_interval(
+    time: Time, let_lease_lapse: Lapse, seconds: int
+) -> None:
+    """Nobody could renew while the database, or this process, stood still."""
+    (row,) = claimed()
+    let_lease_lapse(row)
+    reaper = Reaper(Photo, "default")
+    assert put_back(reaper, time, 2) == 0
+    time.now += seconds
+    assert put_back(reaper, time, RENEWAL_INTERVAL // 3) == 0
+    row.claim.renew()
+    assert put_back(reaper, time, RENEWAL_INTERVAL * 3) == 0
+
+
+def test_an_error_begins_the_wait_again(time: Time, let_lease_lapse: Lapse) -> None:
+    (row,) = claimed()
+    let_lease_lapse(row)
+    reaper, table = Reaper(Photo, "default"), table_of(Photo)
+    assert put_back(reaper, time, RENEWAL_INTERVAL - 2) == 0
+    execute(f"ALTER TABLE {table} RENAME TO away")
+    try:
+        with pytest.raises(DatabaseError):
+            put_back(reaper, time, 5)
+    finally:
+        execute(f"ALTER TABLE away RENAME TO {table}")
+    assert put_back(reaper, time, RENEWAL_INTERVAL) == 0
+    assert put_back(reaper, time, RENEWAL_INTERVAL) == 1
+
+
+def test_a_statement_that_is_carried_out_late_takes_nothing_that_expired_meanwhile(
+    time: Time, let_lease_lapse: Lapse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server stands still between the question and its answer: leases end that nobody could renew."""
+    dead, alive = claimed(2)
+    let_lease_lapse(dead)
+    usual = reaping.release_expired
+
+    def late(rows: Any, limit: int | None, cutoff: datetime) -> int:
+        soon = stored_moment(cutoff + timedelta(milliseconds=1))
+        set_raw(alive, "expires_at", "%s", [soon])
+        wait_until(lambda: Photo.objects.expired().count() == 2)
+        return usual(rows, limit, cutoff)
+
+    monkeypatch.setattr(reaping, "release_expired", late)
+    reaper = Reaper(Photo, "default")
+    while not (released := reaper.turn()):
+        time.now += 1
+    assert released == 1
+    assert facts(alive).status == "processing"
+
+
+@pytest.mark.promise(7)
+@pytest.mark.parametrize("lease", [60, 3600])
+def test_a_call_that_reached_its_limit_is_repeated_at_once(
+    time: Time, let_lease_lapse: Lapse, lease: int
+) -> None:
+    """However many rows the dead held, and however long their leases were."""
+    let_lease_lapse(claimed(5))
+    reaper = Reaper(Photo, "default", lease=lambda: timedelta(seconds=lease))
+    while not reaper.turn(2, until_done=True):
+        time.now += 1
+    assert [reaper.turn(2, until_done=True) for _ in range(2)] == [2, 1]
+
+
+@pytest.mark.promise(7)
+@pytest.mark.parametrize("lease", [60, 3600])
+def test_what_expires_while_others_are_waited_for_has_a_wait_of_its_own(
+    time: Time, let_lease_lapse: Lapse, lease: int
+) -> None:
+    """So each row comes back a renewal interval and a reaper interval after its lease, and not two of the former."""
+    rows = claimed(5)
+    reaper = Reaper(Photo, "default", lease=lambda: timedelta(seconds=lease))
+    now = Desk.of(Photo, "default").dialect.current_time
+    expired: list[float] = []
+    took: list[float] = []
+    while len(took) < len(rows):
+        if len(expired) < len(rows) and time.now - 1000 >= len(expired) * lease / 25:
+            read = now()
+            wait_until(lambda read=read: now() > read, every=0.001)
+            set_raw(rows[len(expired)], "expires_at", "%s", [stored_moment(now())])
+            expired.append(time.now)
+        time.now += 0.25
+        for _ in range(reaper.turn() or 0):
+            took.append(time.now - expired[len(took)])
+    assert max(took) <= lease / 4 + 10 + 1
+
+
+# Rows in combinations that no verb leaves behind
+
+
+def test_a_running_row_without_an_end_of_its_lease_has_expired() -> None:
+    (row,) = claimed()
+    set_raw(row, "expires_at", "NULL")
+    assert Photo.objects.release_expired() == 1
+    assert (facts(row).status, facts(row).attempts) == ("open", 1)
+    with pytest.raises(ClaimLost):
+        row.claim.complete()
+
+
+@pytest.mark.parametrize("state", ["open", "paused", "complete", "failed"])
+def test_a_row_that_does_not_run_is_not_put_back_whatever_lease_it_has(state: str) -> None:
+    row = in_each_state(Photo)[state]
+    set_raw(row, "claimed_by", "'somebody'")
+    set_raw(row, "expires_at", clock("-1 HOUR"))
+    before = stored(row)
+    assert Photo.objects.release_expired() == 0
+    assert stored(row) == before
+    claimed_now = Photo.objects.claim_batch(9)
+    assert (row in claimed_now) is (state == "open")
+
+
+@pytest.mark.django_db(transaction=True, databases="__all__")
+def test_the_doctor_names_rows_that_contradict_themselves(capsys: Any) -> None:
+    (row,) = claimed()
+    set_raw(row, "expires_at", "NULL")
+    before = stored(row)
+    with contextlib.suppress(CommandError):
+        call_command("claimdoctor", "testapp.Photo")
+    assert "1 row of testapp.Photo is processing without an end of" in capsys.readouterr().out
+    assert stored(row) == before

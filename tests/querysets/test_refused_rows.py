@@ -1,0 +1,173 @@
+"""Rows that the database lets nobody write keep no other row from being claimed, renewed, put back or reset."""
+
+import logging
+from collections import Counter
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import DatabaseError, transaction
+
+from tests.querysets.refusing import FROZEN, SAID, WAYS, refused
+from tests.querysets.support import execute, facts, keys, quoted, stored, table_of
+from tests.test_commands import refused as refused_by
+from tests.testapp.models import Photo
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.promise(10)]
+
+
+def photos(n: int, *frozen: int, **values: Any) -> list[int]:
+    """Make *n* rows, those at the places *frozen* to be refused, and return their keys."""
+    return [
+        Photo.objects.create(note=FROZEN if place in frozen else "", **values).pk
+        for place in range(n)
+    ]
+
+
+def logged(caplog: Any) -> list[str]:
+    """Return the keys of the rows that were logged as refused, in that order."""
+    return [
+        key
+        for record in caplog.records
+        if getattr(record, "event", "") == "refused" and record.levelno == logging.ERROR
+        for key in record.keys
+    ]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_claim_takes_all_others_in_order_and_names_the_row(
+    way: str, strategy: str, caplog: Any
+) -> None:
+    made = photos(60, 0, 7, 59)
+    good = [key for place, key in enumerate(made) if place not in (0, 7, 59)]
+    with refused(Photo, way):
+        assert keys(Photo.objects.claim_batch(30)) == good[:30]
+        assert logged(caplog) == [str(made[0]), str(made[7])]
+        assert ("refusing" if way == "check" else SAID) in caplog.text
+        assert keys(Photo.objects.claim_batch(30)) == good[30:]
+        assert Photo.objects.claim_batch(30) == []
+    assert logged(caplog) == [str(made[place]) for place in (0, 7, 59)]
+
+
+def test_inside_a_callers_transaction_the_claim_leaves_that_usable() -> None:
+    made = photos(4, 1)
+    with refused(Photo), transaction.atomic():
+        first = Photo.objects.create()
+        rows = Photo.objects.claim_batch(10, durable=False)
+        assert keys(rows) == [made[0], made[2], made[3], first.pk]
+        assert Photo.objects.complete(rows) == 4
+    assert Photo.objects.progress().complete == 4
+
+
+def test_a_person_keeps_what_could_be_extended_and_gets_others() -> None:
+    made = photos(3)
+    Photo.objects.claim_batch(3, claimed_by="user:ada")
+    Photo.objects.filter(pk=made[1]).update(note=FROZEN)
+    more = photos(3, 0)
+    with refused(Photo):
+        rows = Photo.objects.claim_batch(4, claimed_by="user:ada", include_held=True)
+        assert keys(rows) == [made[0], made[2], *more[1:]]
+        assert keys(Photo.objects.holdings("user:ada", lease=60)) == [*made, *more[1:]]
+
+
+@pytest.mark.parametrize("option", [{"max_running": 5}, {"limit_per": {"width": 2}}])
+def test_limits_hold_and_the_others_are_claimed(rule: Any, option: dict[str, Any]) -> None:
+    rule(Photo, **option)
+    for width in range(3):
+        photos(4, 0, width=width)
+    with refused(Photo):
+        rows = [row for _ in range(8) for row in Photo.objects.claim_batch(2)]
+    running = Counter(row.width for row in rows)
+    assert running == ({0: 3, 1: 2} if "max_running" in option else {0: 2, 1: 2, 2: 2})
+
+
+def test_an_error_of_all_rows_is_raised_and_blames_none(caplog: Any) -> None:
+    photos(3)
+    column = quoted("claimed_at")
+    execute(f"ALTER TABLE {table_of(Photo)} RENAME COLUMN {column} TO mislaid")
+    try:
+        with pytest.raises(DatabaseError, match="claimed_at"):
+            Photo.objects.claim_batch(3)
+    finally:
+        execute(f"ALTER TABLE {table_of(Photo)} RENAME COLUMN mislaid TO {column}")
+    assert logged(caplog) == []
+    assert len(Photo.objects.claim_batch(3)) == 3
+
+
+def test_a_table_whose_first_rows_are_refused_is_claimed_from_after_a_few_errors() -> None:
+    """One call finds ten of them at most, and raises the error where it has claimed none."""
+    made = photos(40, *range(35))
+    with refused(Photo):
+        for _ in range(3):
+            with pytest.raises(DatabaseError, match=SAID):
+                Photo.objects.claim_batch(20)
+        assert keys(Photo.objects.claim_batch(20)) == made[35:]
+
+
+def test_a_renewal_extends_all_others(caplog: Any) -> None:
+    photos(9)
+    rows = Photo.objects.claim_batch(9, lease=60)
+    frozen, *others = rows
+    Photo.objects.filter(pk=frozen.pk).update(note=FROZEN)
+    ends = facts(frozen).expires_at
+    with refused(Photo):
+        assert Photo.objects.renew(rows, timedelta(hours=1)) == 8
+    assert logged(caplog) == [str(frozen.pk)]
+    assert facts(frozen).expires_at == ends
+    assert all(facts(row).expires_at - ends > timedelta(minutes=50) for row in others)
+    assert Photo.objects.complete(rows) == 9
+
+
+def test_the_reaper_puts_back_all_others_and_counts_them_alone(
+    settings: Any, caplog: Any, let_lease_lapse: Any
+) -> None:
+    settings.TASKCLAIM = {"CHUNK_SIZE": 5}
+    photos(17, 3, 16)
+    rows = Photo.objects.claim_batch(17)
+    let_lease_lapse(rows)
+    with refused(Photo):
+        assert Photo.objects.release_expired(5) == 5
+        assert Photo.objects.release_expired() == 10
+        assert Photo.objects.release_expired() == 0
+    assert set(logged(caplog)) == {str(rows[3].pk), str(rows[16].pk)}
+    assert Photo.objects.release_expired() == 2
+
+
+def test_operators_verbs_change_all_others(caplog: Any) -> None:
+    made = photos(9, 3)
+    with refused(Photo):
+        assert Photo.objects.pause_rows() == 8
+        assert logged(caplog) == [str(made[3])]
+        assert Photo.objects.filter(pk=made[3]).pause_rows() == 0
+        assert Photo.objects.resume_rows() == 8
+        assert Photo.objects.fail_rows("no more of them") == 8
+        assert Photo.objects.reset() == 8
+
+
+@pytest.mark.parametrize("command", ["release_expired", "claimreset --running"])
+def test_commands_change_all_others_and_end_with_what_was_refused(
+    command: str, let_lease_lapse: Any
+) -> None:
+    photos(3, 1)
+    let_lease_lapse(Photo.objects.claim_batch(3))
+    name, *options = command.split()
+    with refused(Photo):
+        code, said = refused_by(name, "testapp.Photo", *options)
+    assert (code, SAID in said) == (1, True)
+    assert Photo.objects.progress().open == 2
+
+
+def test_the_doctor_names_due_and_expired_rows_and_changes_nothing(
+    let_lease_lapse: Any, capsys: Any
+) -> None:
+    lapsed = photos(4, 1)
+    let_lease_lapse(Photo.objects.claim_batch(4))
+    due = photos(4, 2)
+    before = [stored(row) for row in Photo.objects.all()]
+    with refused(Photo):
+        refused_by("claimdoctor", "testapp.Photo", "--database", "default")
+    said = capsys.readouterr().out
+    assert [stored(row) for row in Photo.objects.all()] == before
+    for key in (due[2], lapsed[1]):
+        assert f"{key}: " in said
+    assert SAID in said

@@ -1,0 +1,257 @@
+"""``complete(update_fields=…)``: results are recorded or lost together with the completion, as ``save()`` would."""
+
+import datetime
+import uuid
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from django.core.files.base import ContentFile
+from django.db import DatabaseError, DataError, connection, models, transaction
+from django.db.models import F, Value
+from django.utils import timezone
+
+from django_taskclaim.exceptions import ClaimColumnError, ClaimLost
+from tests.factories import make
+from tests.querysets.models import AnyTypeField, EveryField, Labelled, Narrow
+from tests.querysets.support import execute, facts, fresh, has, lose, stored
+from tests.testapp.models import Author, Child, ChildOwnsClaim, CompositeKey, Photo
+
+pytestmark = pytest.mark.django_db
+
+AWARE = datetime.datetime(2024, 2, 29, 23, 59, 58, 123456, tzinfo=datetime.UTC)
+
+#: Two values for each column, so that rows of one batch differ.
+VALUES: dict[str, tuple[Any, Any]] = {
+    "amount": (Decimal("1234.5"), Decimal("-0.125")),
+    "reference": (uuid.UUID(int=1), uuid.UUID(int=2**128 - 1)),
+    "facts": ({"a": [1, None, "ü%s"]}, [True, 1.5, {"'": '"'}]),
+    "blob": (b"\x00\xff%s'\\", b""),
+    "moment": (AWARE, AWARE + datetime.timedelta(days=200)),
+    "day": (datetime.date(2024, 2, 29), datetime.date(1, 1, 1)),
+    "span": (datetime.timedelta(days=-3, microseconds=1), datetime.timedelta(hours=50)),
+    "ratio": (0.1, -1e300),
+    "flag": (True, False),
+    "big": (2**63 - 1, -(2**63)),
+    "text": ("100% 'sure' \\ \"é\" 🎈 %s", ""),
+}
+
+
+def claimed(n: int) -> list[EveryField]:
+    make(EveryField, n)
+    return EveryField.objects.claim_batch(n)
+
+
+def results_of(row: Any) -> dict[str, Any]:
+    """Return the results as they are stored."""
+    found = stored(row)
+    return {name: found[f"EveryField.{name}"] for name in VALUES}
+
+
+@pytest.mark.parametrize("together", [1, 2])
+def test_values_are_stored_exactly_as_save_stores_them(together: int) -> None:
+    """Alone or in a batch, where each row has its own; NULL too."""
+    for values in (*zip(*VALUES.values(), strict=True), [None] * len(VALUES)):
+        saved, *rows = claimed(together + 1)
+        for row in (saved, rows[0]):
+            for name, value in zip(VALUES, values, strict=True):
+                setattr(row, name, value)
+        untouched = [results_of(row) for row in rows[1:]]
+        saved.save(update_fields=list(VALUES))
+        EveryField.objects.complete(rows, update_fields=list(VALUES))
+        assert results_of(rows[0]) == results_of(saved)
+        assert [results_of(row) for row in rows[1:]] == untouched
+        assert {facts(row).status for row in rows} == {"complete"}
+        saved.claim.complete()
+
+
+def test_columns_that_are_not_named_stay_as_they_are() -> None:
+    (row,) = claimed(1)
+    before = results_of(row)
+    for name, (value, _) in VALUES.items():
+        setattr(row, name, value)
+    row.complete(update_fields=["big"])
+    assert results_of(row) == before | {"big": VALUES["big"][0]}
+
+
+def test_fields_prepare_their_values_and_the_instance_shows_them() -> None:
+    """As by ``pre_save``: also ``auto_now``, a file that is stored before its name is, either name of a link."""
+    author = Author.objects.create(name="someone")
+    rows = claimed(2)
+    for number, row in enumerate(rows):
+        row.shouted, row.changed, row.author = f"quietly {number}", AWARE, author
+        row.document = ContentFile(b"thumbnail", name="thumb.jpeg")
+    first, second = rows
+    first.complete(update_fields=["shouted", "changed", "document", "author"])
+    second.complete(update_fields=["shouted", "changed", "document", "author_id"])
+    for number, row in enumerate(rows):
+        assert fresh(row).shouted == row.shouted == f"QUIETLY {number}"
+        assert fresh(row).changed == row.changed
+        assert timezone.now() - row.changed < datetime.timedelta(hours=1)
+        assert fresh(row).author == author
+        with fresh(row).document.open() as file:
+            assert file.read() == b"thumbnail"
+
+
+@pytest.mark.parametrize("size", [1, 25])
+def test_every_row_of_every_shape_gets_its_own_values(shape: Any, size: int, settings: Any) -> None:
+    """Also where one statement does not take them all."""
+    settings.TASKCLAIM = {"CHUNK_SIZE": 10}
+    columns = ["note", "counter"]
+    if has(shape, "priority"):
+        columns.append(shape.claim_fields["priority"])
+    make(shape, size)
+    rows = shape.objects.claim_batch(size)
+    for number, row in enumerate(rows):
+        for name in columns:
+            setattr(row, name, f"100% of {number}" if name == "note" else number)
+    assert shape.objects.renew(rows) == size
+    assert shape.objects.complete(rows, update_fields=columns) == size
+    for number, row in enumerate(rows):
+        found = [getattr(fresh(row), name) for name in columns]
+        assert found == [f"100% of {number}", number, number][: len(columns)]
+        assert facts(row).status == "complete"
+
+
+def test_a_thousand_rows_of_a_composite_key_fit_into_the_largest_chunk(settings: Any) -> None:
+    """The condition on a composite key is an OR of a thousand terms, which some databases limit."""
+    settings.TASKCLAIM = {"CHUNK_SIZE": 1000}
+    rows = [CompositeKey(tenant=n % 7, number=n) for n in range(1000)]
+    models.QuerySet(CompositeKey).bulk_create(rows)
+    held = CompositeKey.objects.claim_batch(1000)
+    for row in held:
+        row.counter, row.note = row.number, str(row.number)
+    assert CompositeKey.objects.renew(held) == 1000
+    assert CompositeKey.objects.complete(held, update_fields=["counter", "note"]) == 1000
+    assert not CompositeKey.objects.exclude(counter=F("number")).exists()
+
+
+# Values that do not fit
+
+
+def outcome(size: int, name: str, given: Any) -> Any:
+    """Return what the database says to this result of *size* rows, or what it stores."""
+    make(Narrow, size)
+    rows = Narrow.objects.claim_batch(size)
+    for row in rows:
+        setattr(row, name, given)
+    try:
+        with transaction.atomic():
+            Narrow.objects.complete(rows, update_fields=[name])
+    except DatabaseError as error:
+        return type(error), error.args[0] if connection.vendor == "mysql" else ""
+    first, *others = [getattr(fresh(row), name) for row in rows]
+    assert others == [first] * (size - 1)
+    return first
+
+
+@pytest.mark.parametrize("strict", [True, False], ids=["strict", "lenient"])
+@pytest.mark.parametrize("name", ["code", "folded", "target_id", "of_any_type"])
+def test_a_batch_refuses_a_value_as_a_single_row_does(name: str, strict: bool) -> None:
+    """Also where MySQL or MariaDB refuses nothing."""
+    lenient = connection.vendor == "mysql" and not strict
+    if lenient:
+        execute("SET @usual = @@SESSION.sql_mode, SESSION sql_mode = ''")
+    try:
+        alone, together = [outcome(size, name, "abcdefgh") for size in (1, 3)]
+    finally:
+        if lenient:
+            execute("SET SESSION sql_mode = @usual")
+    assert together == alone
+    assert (alone[0] is DataError) is (connection.vendor != "sqlite" and not lenient), alone
+
+
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="needs types that a cast cuts")
+@pytest.mark.parametrize(
+    ("kind", "too_long", "fits"),
+    [
+        ("varchar(5)", "abcdefgh", "abcde"),
+        ("char(5)", "abcdefgh", "abcde"),
+        ("bit(3)", "10101", "101"),
+        ("numeric(4, 1)", Decimal(99999), Decimal("99.5")),
+        ("varchar(5)[]", ["abcdefgh"], ["abcde", None]),
+        ("taskclaim_short", "abcdefgh", "abcde"),
+        ("timestamp(0) with time zone", "never", AWARE.replace(microsecond=0)),
+    ],
+)
+def test_no_type_is_cut_by_a_batch(
+    kind: str, too_long: Any, fits: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    execute("CREATE DOMAIN taskclaim_short AS varchar(5)")
+    execute(f"ALTER TABLE testapp_narrow ALTER of_any_type TYPE {kind} USING NULL::{kind}")
+    monkeypatch.setattr(AnyTypeField, "kind", kind)
+    assert [outcome(size, "of_any_type", too_long) for size in (1, 3)] == [(DataError, "")] * 2
+    assert [outcome(size, "of_any_type", fits) for size in (1, 3)] == [fits] * 2
+
+
+# Refused
+
+
+@pytest.mark.parametrize("model", [Photo, Child, ChildOwnsClaim, CompositeKey])
+@pytest.mark.parametrize("number", [1, 3])
+def test_an_expression_is_a_type_error_and_nothing_is_written(model: Any, number: int) -> None:
+    """On the table of the claim columns or on another one."""
+    make(model, number)
+    held = model.objects.claim_batch(number)
+    before = [stored(row) for row in held]
+    for name in ["counter", "extra"] if hasattr(held[-1], "extra") else ["counter"]:
+        usual = getattr(held[-1], name)
+        setattr(held[-1], name, F("counter") + 1 if name == "counter" else Value("x"))
+        with pytest.raises(TypeError, match=name):
+            model.objects.complete(held, update_fields=["note", name])
+        setattr(held[-1], name, usual)
+        assert [stored(row) for row in held] == before
+    held[-1].counter = 5
+    assert model.objects.complete(held, update_fields=["counter"]) == number
+
+
+@pytest.mark.parametrize(
+    ("model", "named", "error"),
+    [
+        (Photo, ["nonsense"], ValueError),
+        (Photo, ["counter", "pk"], ValueError),
+        (Photo, ["note__upper"], ValueError),
+        (Photo, ["status"], ClaimColumnError),
+        (Photo, ["counter", "not_before"], ClaimColumnError),
+        (Photo, "counter", TypeError),
+        (Photo, None, TypeError),
+        (Labelled, ["labels"], ValueError),
+        (Narrow, ["doubled"], ValueError),
+    ],
+)
+def test_wrong_names_are_refused_before_any_sql(
+    model: Any, named: Any, error: type[Exception], django_assert_num_queries: Any
+) -> None:
+    make(model)
+    (row,) = model.objects.claim_batch(1)
+    with django_assert_num_queries(0), pytest.raises(error):
+        model.objects.complete([row], update_fields=named)
+    assert row.claim.check()
+
+
+# Recorded or lost together
+
+
+@pytest.mark.promise(3)
+@pytest.mark.parametrize("model", [Photo, Child, ChildOwnsClaim, CompositeKey])
+def test_results_of_a_lost_claim_are_not_written(model: Any) -> None:
+    """Nor are those on another table of the row."""
+    names = ["note", "counter"]
+    if hasattr(model, "extra"):
+        names.append("extra")
+    make(model, 2)
+    kept, late = model.objects.claim_batch(2)
+    lose(late)
+    before = stored(late)
+    for row in (kept, late):
+        row.note = row.extra = "result"
+        row.counter = 3
+    with pytest.raises(ClaimLost) as lost:
+        model.objects.complete([kept, late], update_fields=names)
+    assert (lost.value.lost, lost.value.written) == ([late], [kept])
+    assert stored(late) == before
+    again = fresh(kept)
+    assert {name: getattr(again, name) for name in names} == {
+        name: getattr(kept, name) for name in names
+    }
+    assert facts(kept).status == "complete"

@@ -1,0 +1,261 @@
+"""What others hear of a change of state: signals after the commit, log records, errors, async twins."""
+
+import logging
+import pickle
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.db import connection, transaction
+from django.dispatch import Signal
+
+from django_taskclaim.exceptions import ClaimLost, TaskClaimError
+from django_taskclaim.signals import (
+    claim_lost,
+    rows_claimed,
+    rows_completed,
+    rows_expired,
+    rows_failed,
+    rows_released,
+)
+from tests.factories import make
+from tests.querysets.support import facts, fresh, lose
+from tests.testapp.models import Child, HiddenRows, Photo, PhotoProxy
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+Heard = list[tuple[str, Any, list[Any]]]
+
+SIGNALS: dict[str, Signal] = {
+    "claimed": rows_claimed,
+    "completed": rows_completed,
+    "failed": rows_failed,
+    "released": rows_released,
+    "lost": claim_lost,
+}
+
+
+@pytest.fixture
+def heard() -> Iterator[Heard]:
+    """Collect what a receiver of every signal hears: its name, the model, the keys."""
+    found: Heard = []
+    receivers = []
+    for name, signal in SIGNALS.items():
+
+        def receiver(name: str = name, **facts: Any) -> None:
+            found.append((name, facts["sender"], [row.pk for row in facts["rows"]]))
+
+        receivers.append(receiver)
+        signal.connect(receiver)
+    yield found
+    for signal, receiver in zip(SIGNALS.values(), receivers, strict=True):
+        signal.disconnect(receiver)
+
+
+def claimed(model: Any, n: int = 1) -> list[Any]:
+    make(model, n)
+    rows: list[Any] = model.objects.claim_batch(n)
+    return rows
+
+
+@pytest.mark.parametrize("model", [Photo, PhotoProxy, Child, HiddenRows])
+def test_every_change_of_state_sends_one_signal_with_its_rows(model: Any, heard: Heard) -> None:
+    model.objects.claim_batch(1)
+    rows = claimed(model, 4)
+    keys = [row.pk for row in rows]
+    model.objects.complete(rows[:2])
+    model.objects.complete([])
+    model.objects.fail(rows[2], "no")
+    rows[3].claim.release()
+    assert heard == [
+        ("claimed", model, keys),
+        ("completed", model, keys[:2]),
+        ("failed", model, keys[2:3]),
+        ("released", model, keys[3:]),
+    ]
+
+
+@pytest.mark.parametrize("undone", [False, True])
+def test_a_signal_is_sent_after_the_commit_and_never_of_what_was_rolled_back(
+    undone: bool, heard: Heard
+) -> None:
+    (row,) = claimed(Photo)
+    heard.clear()
+    with transaction.atomic():
+        row.complete()
+        assert heard == []
+        transaction.set_rollback(undone)
+    assert [name for name, _, _ in heard] == ([] if undone else ["completed"])
+
+
+@pytest.mark.parametrize("model", [Photo, Child])
+@pytest.mark.parametrize("how", ["complete", "renew", "delete", "save", "bulk_update"])
+def test_a_loss_is_signalled_and_logged_once(
+    model: Any, how: str, heard: Heard, caplog: pytest.LogCaptureFixture
+) -> None:
+    (late,) = claimed(model)
+    lose(late)
+    heard.clear()
+    caplog.clear()
+    bulk_update = partial(model.objects.bulk_update, [late], ["note"])
+    write = bulk_update if how == "bulk_update" else getattr(late, how)
+    for _ in range(2):
+        with pytest.raises(ClaimLost):
+            write()
+    assert heard[:1] == [("lost", model, [late.pk])]
+    (record,) = [one for one in caplog.records if one.levelno == logging.WARNING]
+    assert str(late.pk) in record.getMessage()
+
+
+def test_the_written_and_the_lost_rows_of_one_call_are_signalled_apart(heard: Heard) -> None:
+    rows = claimed(Photo, 3)
+    Photo.objects.filter(pk=rows[1].pk).reset(running=True)
+    heard.clear()
+    with pytest.raises(ClaimLost):
+        Photo.objects.complete(rows)
+    assert heard == [
+        ("completed", Photo, [rows[0].pk, rows[2].pk]),
+        ("lost", Photo, [rows[1].pk]),
+    ]
+
+
+def test_a_receiver_that_raises_stops_nothing() -> None:
+    def broken(**_: Any) -> None:
+        raise RuntimeError("a receiver of the user's")
+
+    rows_completed.connect(broken)
+    try:
+        (row,) = claimed(Photo)
+        row.complete()
+    finally:
+        rows_completed.disconnect(broken)
+    assert facts(row).status == "complete"
+
+
+def test_a_verb_works_without_autocommit_although_somebody_listens(heard: Heard) -> None:
+    (row,) = claimed(Photo)
+    connection.set_autocommit(False, force_begin_transaction_with_broken_autocommit=True)
+    try:
+        row.complete()
+        transaction.commit()
+    finally:
+        connection.set_autocommit(True)
+    assert facts(row).status == "complete"
+
+
+def test_the_reaper_signals_keys_and_outcomes_and_logs_them_once_committed(
+    let_lease_lapse: Callable[[Any], None], rule: Callable[..., None], caplog: Any
+) -> None:
+    """It loads no instances, so that a dead worker's thousands cost nothing."""
+    found: list[tuple[Any, str, str, set[Any]]] = []
+
+    def receiver(sender: Any, using: str, fate: str, keys: list[Any], **_: Any) -> None:
+        found.append((sender, using, fate, set(keys)))
+
+    def logged() -> list[str]:
+        return [one.levelname for one in caplog.records if getattr(one, "event", "") == "expired"]
+
+    rule(Photo, max_attempts=2, backoff=lambda failures: 0)
+    two = [row.pk for row in claimed(Photo, 2)]
+    (person,) = make(Photo)
+    Photo.objects.claim_batch(1, claimed_by="user:17")
+    let_lease_lapse([*Photo.objects.filter(pk__in=two), person])
+    rows_expired.connect(receiver)
+    try:
+        for undone in (True, False):
+            with transaction.atomic():
+                assert Photo.objects.release_expired() == 3
+                assert found == logged() == []
+                transaction.set_rollback(undone)
+        outcomes = {fate: keys for _, _, fate, keys in found}
+        assert outcomes == {"charged": set(two), "uncharged": {person.pk}}
+        for fate in ("crashed", "failed"):
+            found.clear()
+            (row,) = Photo.objects.filter(pk=two[0]).claim_batch(1)
+            let_lease_lapse(row)
+            Photo.objects.release_expired()
+            assert found == [(Photo, "default", fate, {two[0]})]
+    finally:
+        rows_expired.disconnect(receiver)
+    assert logged()[-1] == "ERROR"
+
+
+# Errors and what a row says
+
+
+def test_a_loss_carries_its_facts_and_travels_between_processes() -> None:
+    (late,) = claimed(Photo)
+    token = late.claim.token
+    lose(late)
+    with pytest.raises(ClaimLost) as lost:
+        late.complete()
+    assert (lost.value.lost, lost.value.written) == ([late], [])
+    for word in ("testapp.Photo", str(late.pk), str(token)):
+        assert word in str(lost.value)
+    for error in (lost.value, TaskClaimError("x")):
+        again = pickle.loads(pickle.dumps(error))
+        assert (type(again), str(again)) == (type(error), str(error))
+
+
+def test_what_a_row_says_of_its_claim() -> None:
+    (row,) = claimed(Photo)
+    assert not row.claim.lost
+    assert 0 < row.claim.remaining().total_seconds() <= 60
+    assert str(row.claim.token) in repr(row.claim)
+    lose(row)
+    assert not row.claim.lost  # nobody has asked the database yet
+    with pytest.raises(ClaimLost):
+        row.claim.check()
+    assert row.claim.lost
+    assert "no claim" in repr(fresh(row).claim)
+
+
+# Async twins
+
+
+@pytest.mark.once
+def test_every_verb_has_an_async_twin() -> None:
+    async def story() -> Any:
+        manager: Any = Photo.objects
+        rows = await manager.aclaim_batch(6, claimed_by="user:1")
+        assert await manager.arenew(rows) == 6
+        again = await manager.awith_token(rows[0].pk, rows[0].claim.token)
+        assert await again.claim.acheck()
+        rows[0].note = "async"
+        assert await manager.acomplete(rows[:1], update_fields=["note"]) == 1
+        assert await manager.afail(rows[1:2], "no", retry=False) == 1
+        assert await manager.arelease(rows[2:3]) == 1
+        await rows[3].claim.arenew()
+        await rows[3].claim.acomplete()
+        await rows[4].claim.afail("no")
+        await rows[5].claim.arelease()
+        assert await manager.apause_rows() == 3
+        assert await manager.aresume_rows() == 3
+        assert await manager.areset() == 1
+        assert await manager.arelease_expired() == 0
+        assert (await manager.aprune(older_than=60))[0] == 0
+        assert await manager.atake_back() == 0
+        assert await manager.filter(status="failed").afail_rows("no") == 0
+        return await manager.aprogress()
+
+    make(Photo, 6)
+    progress: Any = async_to_sync(story)()
+    assert (progress.complete, progress.open) == (2, 4)
+
+
+@pytest.mark.promise(3)
+@pytest.mark.once
+def test_async_saves_are_fenced_as_well() -> None:
+    (late,) = claimed(Photo)
+    lose(late)
+    late.note = "late"
+
+    async def both() -> None:
+        for way in (late.asave, late.adelete):
+            with pytest.raises(ClaimLost):
+                await way()
+
+    async_to_sync(both)()
+    assert fresh(late).note == ""

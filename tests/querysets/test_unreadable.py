@@ -1,0 +1,154 @@
+"""A row that cannot be read fails alone, with the error: the others of its model are claimed and done."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+from django.db import Error, connection, models
+
+from django_taskclaim import handler
+from django_taskclaim.handlers import unregister
+from tests.factories import make
+from tests.querysets.models import Envelope, Sealed, SealedChild
+from tests.querysets.support import execute, keys, quoted, table_of
+
+pytestmark = [pytest.mark.django_db, pytest.mark.promise(10)]
+
+Rule = Callable[..., None]
+
+#: Column, and what of it nobody can read, by the kind of the fault.
+FAULTS = {"field": ("secret", "'broken'", "ValueError: the seal is broken")}
+if connection.vendor == "postgresql":
+    FAULTS["moment"] = ("seen_at", "'infinity'", "DataError: ")
+if connection.vendor == "sqlite":
+    FAULTS["text"] = ("note", "CAST(x'ff' AS TEXT)", "OperationalError: Could not decode")
+
+
+@pytest.fixture(params=FAULTS)
+def fault(request: pytest.FixtureRequest) -> tuple[str, str, str]:
+    return FAULTS[request.param]
+
+
+@pytest.fixture(autouse=True)
+def one_try(rule: Rule) -> None:
+    rule(Sealed, max_attempts=1)
+
+
+def spoil(row: Any, fault: tuple[str, str, str]) -> None:
+    column, value, _ = fault
+    execute(f"UPDATE {table_of(Sealed)} SET {quoted(column)} = {value} WHERE id = %s", (row.pk,))
+
+
+def state(row: Any) -> tuple[str, int, str]:
+    """Return what is stored of a row's claim, without its other columns."""
+    names = ("status", "attempts", "error_class", "last_error")
+    status, attempts, kind, text = Sealed.objects.values_list(*names).get(pk=row.pk)
+    return status, attempts, f"{kind}: {text}" if kind else ""
+
+
+WAYS = {
+    "plain": lambda rows: rows,
+    "ordered": lambda rows: rows.order_by("-pk"),
+    "columns": lambda rows: rows.defer("counter"),
+    "annotated": lambda rows: rows.annotate(twice=models.F("counter") * 2),
+}
+
+
+@pytest.mark.parametrize("model", [Sealed, SealedChild])
+@pytest.mark.parametrize("way", WAYS)
+def test_the_others_are_claimed_and_it_fails_with_the_error(
+    fault: Any, model: Any, way: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = make(model, 6)
+    spoil(rows[1], fault)
+    claimed = WAYS[way](model.objects.all()).claim_batch(6)
+    readable = [rows[0], *rows[2:]]
+    assert keys(claimed) == keys(readable[::-1] if way == "ordered" else readable)
+    assert state(rows[1])[:2] == ("failed", 1)
+    assert fault[2] in state(rows[1])[2]
+    assert model.objects.complete(claimed) == 5
+    (told,) = [one for one in caplog.records if one.__dict__.get("event") == "unreadable"]
+    assert (told.levelname, told.__dict__["keys"]) == ("ERROR", [str(rows[1].pk)])
+
+
+@pytest.mark.usefixtures("strategy")
+def test_the_tries_of_its_policy_count_and_nothing_is_left_claimed(rule: Rule, fault: Any) -> None:
+    rule(Sealed, max_attempts=2, backoff=lambda failures: 0)
+    rows = make(Sealed, 3)
+    for row in rows[:2]:
+        spoil(row, fault)
+    assert keys(Sealed.objects.claim_batch(3)) == [rows[2].pk]
+    assert state(rows[0])[:2] == ("open", 1)
+    assert Sealed.objects.claim_batch(3) == []
+    assert [state(row)[0] for row in rows] == ["failed", "failed", "processing"]
+
+
+def test_what_a_person_holds_comes_back_without_a_row_spoilt_meanwhile(fault: Any) -> None:
+    rows = make(Sealed, 4)
+    me: dict[str, Any] = {"claimed_by": "user:17", "include_held": True}
+    Sealed.objects.claim_batch(3, **me)
+    spoil(rows[1], fault)
+    assert keys(Sealed.objects.claim_batch(3, **me)) == keys([rows[0], *rows[2:]])
+    assert state(rows[1])[0] == "failed"
+
+
+@pytest.mark.parametrize("way", ["select_related", "prefetch_related"])
+def test_a_row_is_not_readable_if_what_it_is_read_with_is_not(
+    fault: Any, way: str, rule: Rule
+) -> None:
+    rule(Envelope, max_attempts=1)
+    envelopes = [Envelope.objects.create(inside=one) for one in make(Sealed, 4)]
+    spoil(envelopes[2].inside, fault)
+    claimed = getattr(Envelope.objects, way)("inside").claim_batch(4)
+    assert keys(claimed) == keys([*envelopes[:2], envelopes[3]])
+    assert Envelope.objects.failed().get().pk == envelopes[2].pk
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_column_that_is_missing_is_no_rows_fault() -> None:
+    """Code that was deployed before its migration charges nobody."""
+    rows = make(Sealed, 2)
+    table, column, away = table_of(Sealed), quoted("seen_at"), quoted("away")
+    execute(f"ALTER TABLE {table} RENAME COLUMN {column} TO {away}")
+    try:
+        for queryset in (Sealed.objects.all(), Sealed.objects.order_by("pk")):
+            with pytest.raises(Error):
+                queryset.claim_batch(2)
+        assert [state(row) for row in rows] == [("open", 0, "")] * 2
+    finally:
+        execute(f"ALTER TABLE {table} RENAME COLUMN {away} TO {column}")
+
+
+# A run within the test's own process leaves the sockets of its supervisor to the collector.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.django_db(transaction=True)
+def test_a_worker_does_the_others(fault: Any) -> None:
+    rows = make(Sealed, 9)
+    spoil(rows[4], fault)
+
+    @handler(Sealed, batch_size=2, max_attempts=1, update_fields=["counter"])
+    def count(row: Sealed) -> None:
+        row.counter += 1
+
+    try:
+        call_command("claimworker", "testapp.Sealed", "--in-process", "--drain", "--poll", "0.1")
+    finally:
+        unregister(Sealed)
+    assert [state(row)[0] for row in rows] == [*["complete"] * 4, "failed", *["complete"] * 4]
+    assert Sealed.objects.filter(counter=1).count() == 8
+
+
+def test_verbs_that_do_not_need_its_columns_do_not_read_them(fault: Any) -> None:
+    (row,) = make(Sealed)
+    (claimed,) = Sealed.objects.claim_batch(1)
+    spoil(row, fault)
+    assert Sealed.objects.renew(claimed, 600) == 1
+    assert Sealed.objects.take_over(by="user:17", reason="mine") == 1
+    assert Sealed.objects.all().take_back() == 1
+    assert Sealed.objects.pause_rows() == 1
+    assert Sealed.objects.resume_rows() == 1
+    assert keys(Sealed.objects.only("pk").claim_batch(1)) == [row.pk]
+    assert Sealed.objects.reset(running=True) == 1
+    call_command("claimstatus", "testapp.Sealed")
+    call_command("claimdoctor", "testapp.Sealed")
