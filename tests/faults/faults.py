@@ -1,4 +1,7 @@
-"""Small mistakes in the package, each of which breaks a promise of tests/test_promises.py; `python -m tests.faults` tries them."""
+"""Small mistakes in the package, each of which breaks a promise; `python -m tests.faults` tries them.
+
+The promises are numbered as in ``tests/test_promises.py``.
+"""
 
 from typing import NamedTuple
 
