@@ -1,5 +1,6 @@
 """Completion policies: what is common to all, and those that keep the row."""
 
+import copy
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
@@ -68,6 +69,29 @@ def test_a_lost_claim_is_completed_under_no_policy(policy: str) -> None:
     refused(rows, [rows[1]])
     assert stored(rows[1]) == before
     assert ParcelArchive.objects.count() == (2 if policy == "archive" else 0)
+
+
+@pytest.mark.promise(4)
+@pytest.mark.parametrize("model", [Photo, ClaimOnly, Child, CompositeKey])
+def test_complete_is_final_until_a_reset(model: Any) -> None:
+    """Neither the reaper nor a copy of the claim, as an old worker has it, opens or changes the row."""
+    (row,) = claimed(model, 1)
+    old = copy.deepcopy(row)
+    row.claim.complete()
+    set_raw(row, "expires_at", clock("-1 HOUR"))
+    before = stored(row)
+    assert model.objects.release_expired() == 0
+    late = old.claim
+    for write in (late.renew, late.release, late.complete, old.save, old.delete):
+        with pytest.raises(ClaimLost), transaction.atomic():
+            write()
+    with pytest.raises(ClaimLost):
+        late.fail("late")
+    row.save()
+    assert model.objects.claim_batch(1) == []
+    assert stored(row) == before
+    assert (model.objects.reset(), model.objects.reset(complete=True)) == (0, 1)
+    assert len(model.objects.claim_batch(1)) == 1
 
 
 def test_a_completion_that_is_rolled_back_leaves_row_and_claim(policy: str) -> None:

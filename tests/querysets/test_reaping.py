@@ -174,6 +174,7 @@ def test_a_running_row_without_an_end_of_its_lease_has_expired() -> None:
         row.claim.complete()
 
 
+@pytest.mark.promise(4)
 @pytest.mark.parametrize("state", ["open", "paused", "complete", "failed"])
 def test_a_row_that_does_not_run_is_not_put_back_whatever_lease_it_has(state: str) -> None:
     row = in_each_state(Photo)[state]
