@@ -87,7 +87,7 @@ def test_a_refresh_leaves_what_is_being_typed_and_shows_what_others_did(room: Br
     room.write("reason", "ence")
     assert (room.value("reason"), room.value("batch_size")) == ("half a sentence", "17")
     room.press("Set")
-    room.reads("Workers follow within a few seconds. Last changed by ada")
+    room.reads("Last changed by ada")
     stored = LiveSettings.objects.get()
     assert (stored.batch_size, stored.lease) == (17, 93)
 

@@ -1,8 +1,9 @@
-"""What the history of a row keeps, for the models that are named and no others."""
+"""The history of a row: what it keeps, for the models that are named and no others."""
 
 from typing import Any
 
 import pytest
+from django.core.checks import run_checks
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
@@ -22,20 +23,11 @@ def kept(settings: Any) -> None:
     settings.TASKCLAIM = {"HISTORY": labels}
 
 
-def events(row: Any) -> list[str]:
-    return [event.event for event in history(type(row), row.pk, using="default")]
-
-
-@pytest.fixture(params=[Photo, UuidKey, CompositeKey, Parent])
-def row(request: pytest.FixtureRequest) -> Any:
-    """One claimed row, of models with keys of every kind."""
-    make(request.param, 1)
-    (claimed,) = request.param.objects.claim_batch(1)
-    return claimed
-
-
-def test_a_life_is_told_whatever_the_key(row: Any) -> None:
-    model = type(row)
+@pytest.mark.promise(5)
+@pytest.mark.parametrize("model", [Photo, UuidKey, CompositeKey, Parent])
+def test_each_step_of_a_row_is_kept_in_order(model: Any) -> None:
+    make(model, 1)
+    (row,) = model.objects.claim_batch(1)
     row.claim.renew()
     row.claim.renew()
     row.claim.release()
@@ -48,43 +40,35 @@ def test_a_life_is_told_whatever_the_key(row: Any) -> None:
         row.claim.complete()
     model.objects.pause_rows()
     model.objects.resume_rows()
-    (again,) = lapsed_again(model)
+    (expired,) = model.objects.claim_batch(1, lease=0.001)
+    while not model.objects.expired().exists():
+        continue
+    assert model.objects.release_expired() == 1
     (row,) = model.objects.claim_batch(1)
     row.claim.complete()
-    assert events(row) == [
+    found = history(model, row.pk, using="default")
+    assert [event.event for event in found] == [
         *("claimed", "renewed", "released"),
         *("claimed", "failed", "reset"),
         *("claimed", "taken back", "lost", "paused", "resumed"),
         *("claimed", "expired", "claimed", "completed"),
     ]
-    found = history(model, row.pk, using="default")
     assert found[1].times == 2
     assert found[4].detail == "no such picture"
-    assert found[12].holder == again.claim.token.holder
-    assert [e.iteration for e in found if e.event == "claimed"] == [0, 1, 2, 4, 5]
+    assert found[12].holder == expired.claim.token.holder
+    assert [event.iteration for event in found if event.event == "claimed"] == [0, 1, 2, 4, 5]
 
 
-def lapsed_again(model: Any) -> list[Any]:
-    """Let the claim of the one open row lapse, and put it back."""
-    claimed = lapsed_claim(model)
-    assert model.objects.release_expired() == 1
-    return claimed
-
-
-def lapsed_claim(model: Any) -> list[Any]:
-    claimed = list(model.objects.claim_batch(1, lease=0.001))
-    while not model.objects.expired().exists():
-        continue
-    return claimed
-
-
-def test_a_failed_try_that_is_put_back(row: Any) -> None:
+def test_a_failed_try_is_kept_with_its_error() -> None:
+    make(Photo)
+    (row,) = Photo.objects.claim_batch(1)
     row.claim.fail(ValueError("odd"))
-    assert events(row) == ["claimed", "retried"]
-    assert history(type(row), row.pk, using="default")[-1].detail == "ValueError: odd"
+    claimed, retried = history(Photo, row.pk, using="default")
+    assert (claimed.event, retried.event) == ("claimed", "retried")
+    assert retried.detail == "ValueError: odd"
 
 
-def test_other_models_have_none(settings: Any) -> None:
+def test_models_that_are_not_named_have_no_history(settings: Any) -> None:
     make(Child, 1)
     (child,) = Child.objects.claim_batch(1)
     child.claim.complete()
@@ -93,17 +77,16 @@ def test_other_models_have_none(settings: Any) -> None:
     assert not ClaimEvent.objects.exists()
 
 
-def test_a_batch_is_one_insert() -> None:
+def test_a_batch_costs_one_insert() -> None:
     make(Photo, 50)
     rows = Photo.objects.claim_batch(50)
-    with CaptureQueriesContext(connection) as asked:
+    with CaptureQueriesContext(connection) as sent:
         Photo.objects.complete(rows)
-    inserts = [q["sql"] for q in asked.captured_queries if q["sql"].startswith("INSERT")]
-    assert len(inserts) == 1
+    assert len([one for one in sent if one["sql"].startswith("INSERT")]) == 1
     assert ClaimEvent.objects.filter(event="completed").count() == 50
 
 
-def test_an_error_of_the_history_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_history_that_cannot_be_written_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
     make(Photo, 1)
     with connection.cursor() as cursor:
         cursor.execute("ALTER TABLE taskclaim_claimevent RENAME TO elsewhere")
@@ -115,3 +98,46 @@ def test_an_error_of_the_history_stops_nothing(caplog: pytest.LogCaptureFixture)
             cursor.execute("ALTER TABLE elsewhere RENAME TO taskclaim_claimevent")
     assert Photo.objects.progress().complete == 1
     assert "taskclaim" in caplog.text
+
+
+@pytest.mark.once
+@pytest.mark.promise(14)
+@pytest.mark.parametrize(
+    ("labels", "app", "found"),
+    [
+        (["testapp.Photo", "testapp.uuidkey"], True, []),
+        (["testapp.Foto", "testapp.Ledger", "testapp.photo"], True, ["E041", "E041"]),
+        ("testapp.Photo", True, ["E001"]),
+        (None, True, ["E001"]),
+        (["testapp.Photo"], False, ["E042"]),
+    ],
+)
+def test_a_check_names_what_is_wrong_with_the_setting(
+    settings: Any, labels: Any, app: bool, found: list[str]
+) -> None:
+    settings.TASKCLAIM = {"HISTORY": labels}
+    if not app:
+        settings.INSTALLED_APPS = [
+            name for name in settings.INSTALLED_APPS if name != "django_taskclaim.control"
+        ]
+    ids = [str(one.id) for one in run_checks()]
+    ours = [one.removeprefix("taskclaim.") for one in ids if one.startswith("taskclaim.E")]
+    assert [one for one in ours if one != "E043"] == found
+
+
+class KeepAway:
+    """A router that keeps the control tables away from one database."""
+
+    def allow_migrate(self, db: str, app_label: str, **hints: Any) -> bool | None:
+        return False if app_label == "taskclaim_control" and db == "other" else None
+
+
+@pytest.mark.once
+@pytest.mark.promise(14)
+def test_a_router_that_keeps_the_tables_away_is_named_and_nothing_is_asked_there(
+    settings: Any,
+) -> None:
+    settings.DATABASE_ROUTERS = [f"{__name__}.KeepAway"]
+    (message,) = [one for one in run_checks() if one.id == "taskclaim.E043"]
+    assert "'other'" in message.msg
+    assert history(Photo, 1, using="other") == []

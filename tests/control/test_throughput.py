@@ -1,0 +1,102 @@
+"""The throughput that the control room shows: what processes wrote adds up, is kept compactly, and ends."""
+
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from django.db.models import Sum
+
+from django_taskclaim.control.acts import record_act
+from django_taskclaim.control.models import ClaimEvent, OperatorAct, ThroughputMinute, WorkerOrder
+from django_taskclaim.control.reading import marks, throughput
+from django_taskclaim.dialects import DatabaseLater
+from django_taskclaim.overview import database_time
+from tests.querysets.support import at_once
+from tests.test_commands import run
+from tests.testapp.models import Photo
+
+pytestmark = pytest.mark.django_db(databases="__all__")
+
+HOUR, DAY = timedelta(hours=1), timedelta(days=1)
+
+
+@pytest.fixture
+def now() -> datetime:
+    """One moment for all that a test makes, so that no two minutes become one."""
+    return database_time("default").replace(second=0, microsecond=0)
+
+
+def minute(now: datetime, ago: float, **facts: Any) -> None:
+    given = {"model": "testapp.photo", "process": "w"} | facts
+    ThroughputMinute.objects.create(at=now - timedelta(minutes=ago), **given)
+
+
+def total(name: str = "done") -> Any:
+    return ThroughputMinute.objects.aggregate(found=Sum(name))["found"]
+
+
+def test_processes_add_up_and_gaps_are_shown(now: datetime) -> None:
+    minute(now, 5, done=60, failed=1, errors=3)
+    minute(now, 5, done=60, process="v")
+    minute(now, 5, done=60, model="testapp.uuidkey")
+    minute(now, 90, done=60)
+    slots = throughput(Photo, using="default", span=HOUR)
+    assert len(slots) == 60
+    (busy,) = (slot for slot in slots if slot.done)
+    assert (busy.done, busy.failed, busy.errors, busy.rate) == (120, 1, 3, 2.0)
+    assert sum(slot.done for slot in throughput(Photo, using="default", span=DAY)) == 180
+
+
+def test_marks_say_why_the_throughput_changed(now: datetime) -> None:
+    record_act(Photo, "pause", by="ada", reason="deploy")
+    record_act(Photo, "resume", by="bob")
+    record_act(Photo, "reset", rows=5, by="bob")
+    minute(now, 7, done=3, errors=30)
+    minute(now, 4, stopped="replica lag 31 s")
+    minute(now, 4, stopped="replica lag 31 s", process="v")
+    found = {(mark.kind, mark.text) for mark in marks(Photo, using="default", span=HOUR)}
+    assert found == {
+        ("failures", "30 of 33 tries failed"),
+        ("throttle", "Throttled: replica lag 31 s"),
+        ("resume", "Resumed by bob"),
+        ("pause", "Paused by ada: deploy"),
+    }
+
+
+def test_each_table_is_pruned_at_its_age(settings: Any, now: datetime) -> None:
+    settings.TASKCLAIM = {"ACT_RETENTION": 10 * DAY}
+    for age in (40 * DAY, 12 * DAY, 11 * DAY, 8 * DAY, 2 * DAY, timedelta(hours=1)):
+        at = DatabaseLater(-age)
+        OperatorAct.objects.create(at=at, model="testapp.photo", act="reset", by="ada")
+        ClaimEvent.objects.create(at=at, model="testapp.photo", key="1", event="claimed")
+        WorkerOrder.objects.create(at=at, worker="w", order="stop", by="ada")
+        minute(now, age.total_seconds() / 60, done=1)
+    run("release_expired")
+    tables = (OperatorAct, ClaimEvent, ThroughputMinute, WorkerOrder)
+    assert [table.objects.count() for table in tables] == [3, 2, 2, 1]
+
+
+def test_old_minutes_become_one_row_for_ten_of_them_and_nothing_is_lost(
+    settings: Any, now: datetime
+) -> None:
+    settings.TASKCLAIM = {"CHUNK_SIZE": 7}
+    for ago in range(70, 110):
+        for process in ("v", "w"):
+            minute(now, ago, process=process, done=3, batches=1)
+    minute(now, 5, done=3)
+    run("release_expired")
+    assert (total(), total("batches")) == (80 * 3 + 3, 80)
+    # The last ten minutes of the old ones may still be a part of a younger row.
+    assert ThroughputMinute.objects.count() <= 1 + 6 + 20
+    assert ThroughputMinute.objects.get(at=now - timedelta(minutes=5)).done == 3
+
+
+@pytest.mark.django_db(transaction=True, databases="__all__")
+def test_two_that_compact_at_once_count_no_minute_twice(settings: Any, now: datetime) -> None:
+    settings.TASKCLAIM = {"CHUNK_SIZE": 5}
+    for ago in range(70, 130):
+        minute(now, ago, done=1)
+    at_once(*[lambda: run("release_expired")] * 2)
+    run("release_expired")
+    assert total() == 60
+    assert ThroughputMinute.objects.count() < 30
