@@ -32,8 +32,8 @@ from tests.admin.room import (
     url,
     worker,
 )
+from tests.commands import run
 from tests.factories import make
-from tests.test_commands import run
 from tests.testapp.models import CompositeKey, Job, Photo, UuidKey
 
 pytestmark = [pytest.mark.once, pytest.mark.django_db(databases=["default", "other"])]

@@ -8,9 +8,9 @@ from django.core.management.base import CommandError
 from django.db import connection, models
 
 from django_taskclaim.sources import load_sources
+from tests.commands import run
 from tests.companions.app.models import Page, PageTask
 from tests.companions.conftest import make_sources
-from tests.test_commands import run
 
 pytestmark = pytest.mark.django_db(databases=["default", "other"])
 

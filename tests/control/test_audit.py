@@ -19,8 +19,8 @@ from django_taskclaim.control.acts import record_act
 from django_taskclaim.control.models import OperatorAct
 from django_taskclaim.control.reading import acts
 from django_taskclaim.switch import paused_by
+from tests.commands import lapsed, run
 from tests.factories import make
-from tests.test_commands import lapsed, run
 from tests.testapp.models import Photo, PhotoProxy
 
 pytestmark = pytest.mark.django_db(databases="__all__")

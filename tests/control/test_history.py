@@ -10,8 +10,8 @@ from django.test.utils import CaptureQueriesContext
 from django_taskclaim.control.models import ClaimEvent
 from django_taskclaim.control.reading import history
 from django_taskclaim.exceptions import ClaimLost
+from tests.commands import lapsed
 from tests.factories import make
-from tests.test_commands import lapsed
 from tests.testapp.models import Child, CompositeKey, Parent, Photo, UuidKey
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")

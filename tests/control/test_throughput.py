@@ -11,8 +11,8 @@ from django_taskclaim.control.models import ClaimEvent, OperatorAct, ThroughputM
 from django_taskclaim.control.reading import marks, throughput
 from django_taskclaim.dialects import DatabaseLater
 from django_taskclaim.overview import database_time
+from tests.commands import run
 from tests.querysets.support import at_once
-from tests.test_commands import run
 from tests.testapp.models import Photo
 
 pytestmark = pytest.mark.django_db(databases="__all__")

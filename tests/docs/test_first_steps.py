@@ -20,7 +20,7 @@ import django_taskclaim
 from tests import documents
 from tests.projects import Project
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.once, pytest.mark.processes, pytest.mark.timeout(900)]
 
 ROOT = documents.DOCS.parent
 

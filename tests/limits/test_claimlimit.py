@@ -7,10 +7,10 @@ import pytest
 from django_taskclaim.control.models import OperatorAct
 from django_taskclaim.limits import limits_of
 from django_taskclaim.models import FleetLimit
+from tests.commands import refused, run
 from tests.factories import make
 from tests.limits.conftest import claimed
 from tests.querysets.support import execute
-from tests.test_commands import refused, run
 from tests.testapp.models import Photo, UuidKey
 
 pytestmark = [

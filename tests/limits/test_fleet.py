@@ -12,10 +12,10 @@ from django.utils import timezone
 from django_taskclaim.allowances import Hours
 from django_taskclaim.handlers import handler
 from django_taskclaim.limits import FleetLimits, limits_of, set_limits
+from tests.commands import shell
 from tests.factories import make
 from tests.limits.conftest import claimed, pass_time
 from tests.querysets.support import ROW_LOCKS, at_once, execute
-from tests.test_commands import shell
 from tests.testapp.models import Child, CompositeKey, Parent, Photo, PhotoProxy
 from tests.worker.conftest import wait_until
 

@@ -10,7 +10,7 @@ from tests.commands import no_savepoint, nobody_answers, shell, table_away, type
 from tests.companions.app.models import PageTask
 from tests.testapp.models import IntRange, IntSource
 
-pytestmark = no_savepoint
+pytestmark = [pytest.mark.once, no_savepoint]
 
 #: Every command, with words that make sense to it.
 SENSIBLE: dict[str, tuple[str, ...]] = {

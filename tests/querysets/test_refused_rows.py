@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from django.db import DatabaseError, transaction
 
+from tests.commands import refused as refused_by
 from tests.querysets.refusing import FROZEN, SAID, WAYS, refused
 from tests.querysets.support import execute, facts, keys, quoted, stored, table_of
-from tests.test_commands import refused as refused_by
 from tests.testapp.models import Photo
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.promise(10)]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from django.db import connection, connections, transaction
 
+from tests.commands import run
 from tests.querysets.support import (
     DEADLINE,
     clock,
@@ -20,7 +21,6 @@ from tests.querysets.support import (
     wait_for,
 )
 from tests.ranges.conftest import drain, work_through
-from tests.test_commands import run
 from tests.testapp.models import IntRange, IntSource, LogRange, LogSource
 from tests.worker.conftest import Worker, start_worker, wait_until
 

@@ -14,6 +14,7 @@ from django_taskclaim import handler
 from django_taskclaim.checks.ranges import problems_of
 from django_taskclaim.exceptions import ClaimColumnError
 from django_taskclaim.models import RangeMixin, TaskMixin
+from tests.commands import run
 from tests.querysets.support import at_once
 from tests.ranges.conftest import (
     assert_seamless,
@@ -24,7 +25,6 @@ from tests.ranges.conftest import (
     work,
     work_through,
 )
-from tests.test_commands import run
 from tests.testapp.models import IntRange, IntSource, LogRange, TextSource, UuidSource
 
 pytestmark = pytest.mark.django_db

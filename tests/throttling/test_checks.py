@@ -14,9 +14,9 @@ from django_taskclaim.dialects import DatabaseLater, DatabaseNow
 from django_taskclaim.handlers import handler, unregister
 from django_taskclaim.models import Throttle
 from django_taskclaim.throttling import ReplicaLag, Sql, Surroundings, ok, stop
+from tests.commands import run
 from tests.doctor.support import doctor
 from tests.factories import make
-from tests.test_commands import run
 from tests.testapp.models import Photo
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")

@@ -10,8 +10,8 @@ from django.db.models import Sum
 
 from django_taskclaim.contention import retry_on_contention
 from django_taskclaim.models import Throttle
+from tests.commands import run
 from tests.factories import make
-from tests.test_commands import run
 from tests.testapp.models import Job, Photo, UuidKey
 from tests.worker.conftest import Worker, jobs, states, wait_until
 
@@ -20,6 +20,7 @@ Start = Callable[..., Worker]
 SETTINGS = {"DJANGO_SETTINGS_MODULE": "tests.throttling.worker_settings"}
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("checks", ["rows", "odd"])
 def test_nothing_is_claimed_while_a_check_says_stop(start_worker: Start, checks: str) -> None:
     """Not even by the first claim. Then it all goes on, and a worker that ends leaves no throttle behind.
@@ -51,6 +52,7 @@ def test_nothing_is_claimed_while_a_check_says_stop(start_worker: Start, checks:
     assert len([text for text in said if "no connection to the moon" in text]) == (checks == "odd")
 
 
+@pytest.mark.once
 @pytest.mark.promise(11)
 def test_a_drain_that_is_throttled_ends_with_3(start_worker: Start) -> None:
     make(UuidKey, 1)
@@ -61,6 +63,7 @@ def test_a_drain_that_is_throttled_ends_with_3(start_worker: Start) -> None:
     assert states() == {"open": 3}
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("act", ["fail", pytest.param("give_up", marks=pytest.mark.long)])
 def test_a_breaker_that_trips_spares_the_other_rows(start_worker: Start, act: str) -> None:
     """The rest of the batch goes back uncounted, and a drain ends with 3."""
@@ -74,6 +77,7 @@ def test_a_breaker_that_trips_spares_the_other_rows(start_worker: Start, act: st
     assert sum(record["rows"] for record in released) + tried == 40
 
 
+@pytest.mark.once
 def test_after_a_rest_a_few_rows_are_tried(start_worker: Start) -> None:
     """They are done, so the breaker closes and the others follow."""
     jobs(30, "fail")

@@ -57,6 +57,7 @@ def test_a_batch_that_raises_is_halved_until_the_bad_row_is_alone(start_worker: 
     assert Ledger.objects.filter(key=str(ended)).count() == 1
 
 
+@pytest.mark.once
 def test_an_answer_of_the_wrong_kind_fails_its_rows(start_worker: Start) -> None:
     jobs(2, "nonsense")
     drain(start_worker, "BatchJob", **ONE_TRY)
@@ -64,6 +65,7 @@ def test_an_answer_of_the_wrong_kind_fails_its_rows(start_worker: Start) -> None
     assert "not 7" in Job.objects.first().last_error
 
 
+@pytest.mark.once
 @pytest.mark.promise(10)
 def test_a_batch_that_hangs_charges_only_the_row_that_hangs(start_worker: Start) -> None:
     """Nobody can know which row it was, so each is claimed alone."""
@@ -85,6 +87,7 @@ def test_a_batch_that_hangs_charges_only_the_row_that_hangs(start_worker: Start)
 # Coroutine functions
 
 
+@pytest.mark.once
 @pytest.mark.promise(10)
 def test_coroutines_run_side_by_side(start_worker: Start) -> None:
     """Some sleep until one is cancelled at its timeout; the others end in between, each in its own way."""
@@ -99,6 +102,7 @@ def test_coroutines_run_side_by_side(start_worker: Start) -> None:
     assert all(stored[key].error_class == "ValueError" for key in failing)
 
 
+@pytest.mark.once
 @pytest.mark.promise(10)
 @pytest.mark.parametrize(
     "act", ["block:600", pytest.param("block_below:600", marks=pytest.mark.long)]

@@ -80,6 +80,7 @@ def test_a_handler_may_end_the_claim_itself(start_worker: Start, model: str) -> 
     assert (summary["done"], summary["failed"]) == (4, 4)
 
 
+@pytest.mark.once
 def test_a_worker_takes_no_more_rows_than_it_may(start_worker: Start) -> None:
     jobs(20)
     assert start_worker("--max-rows", "13", "--batch-size", "5", "--in-process").wait() == 0
@@ -170,6 +171,7 @@ def test_a_drain_names_the_row_that_it_waits_for(start_worker: Start) -> None:
     assert worker.wait() == 0
 
 
+@pytest.mark.once
 def test_a_claim_grows_with_quick_rows_and_shrinks_with_slow_ones(start_worker: Start) -> None:
     """A claim asks for what takes about a second by the times that the worker has logged."""
     jobs(90, "sleep:0.05", priority=1)

@@ -110,6 +110,7 @@ def test_a_row_that_its_handler_has_locked_goes_back(start_worker: Start) -> Non
     assert not Effect.objects.exists()
 
 
+@pytest.mark.once
 @pytest.mark.promise(11)
 def test_a_stop_while_children_start_claims_nothing(start_worker: Start) -> None:
     jobs(3)
@@ -147,6 +148,7 @@ def test_a_stop_at_any_moment_of_the_start_leaves_nothing(
     assert set(Job.objects.values_list("attempts", flat=True)) == {0}
 
 
+@pytest.mark.once
 def test_signals_around_the_end_change_no_exit_code(start_worker: Start) -> None:
     """Signals come until the process is gone; the code is that of the work."""
     jobs(1, "stay")
@@ -256,6 +258,7 @@ def test_a_pause_and_a_resume_are_noticed(start_worker: Start) -> None:
     assert set(Job.objects.values_list("attempts", flat=True)) == {0}
 
 
+@pytest.mark.once
 @pytest.mark.promise(11)
 def test_a_stop_of_a_paused_drain_is_0(start_worker: Start) -> None:
     """The code 3 is for a drain that ends by itself."""
