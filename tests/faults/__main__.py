@@ -49,7 +49,7 @@ def run_tests(folder: Path, options: list[str], url: str, promise: int = 0) -> s
     }
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-rfE", "-p", "no:cacheprovider"]
     # One of its tests wants the package that tox has installed.
-    command += ["-p", "tests.faults.plugin", "--ignore=tests/test_which_package.py"]
+    command += ["-p", "tests.faults.plugin", "--ignore=tests/test_which.py"]
     done = subprocess.run(
         [*command, *options],
         cwd=folder,
