@@ -1,4 +1,4 @@
-"""What the state machine of ``test_machine`` believes of each row, without a database: DESIGN's table of states.
+"""What the state machine of ``test_machine`` believes of each row, without a database: the table of states.
 
 ``World`` predicts; the machine acts and compares. A transaction that is rolled back puts the belief back as well.
 """
