@@ -34,7 +34,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 
 #: How many tests that start processes pytest-xdist may run side by side: they wait more than they compute.
-LINES = 5
+LINES = 3
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -168,6 +168,7 @@ def test_a_verb_over_a_queryset_keeps_to_its_filter(
 # Expiry
 
 
+@pytest.mark.promise(1)
 def test_an_expired_row_of_a_worker_goes_back_charged_and_a_live_one_stays(
     shape: Any, let_lease_lapse: Lapse
 ) -> None:
