@@ -20,7 +20,7 @@ def check_health_checks(**kwargs: Any) -> list[CheckMessage]:
     """E031, and E032 as far as the kind of database shows it."""
     asked = list(_asked())
     faults = dict.fromkeys(_fault(entry) for entry in (*_shared(), *(one.entry for one in asked)))
-    hint = 'TASKCLAIM = {"HEALTH_CHECKS": [LongTransactions(at_most=300)]}  # from django_taskclaim.throttling'
+    hint = 'TASKCLAIM = {"HEALTH_CHECKS": [ReplicaLag(at_most=10)]}  # from django_taskclaim.throttling'
     found = [message("E031", text, hint) for text in faults if text]
     return [*found, *_refused("E032", asked, ask=False)]
 

@@ -1,4 +1,4 @@
-"""What a database says of its own health: how old its transactions are, how busy it is, how far replicas lag.
+"""What a database says of its own health: how far its replicas lag, and what a statement of the user's finds.
 
 Beside the dialects, which claim: nothing here reads a table of the user's, and all of it is read by a thread that has
 leases to renew, so each question is asked inside ``bounded``.
@@ -10,10 +10,8 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, ClassVar, NamedTuple
 
-from django.db import DatabaseError, OperationalError, models, transaction
+from django.db import DatabaseError, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
-
-from django_taskclaim.columns import claim_columns
 
 
 class Refusal(NamedTuple):
@@ -38,22 +36,12 @@ class Pulse:
 
     #: What this kind of database can never answer: which surroundings could.
     unknown: ClassVar[Mapping[str, str]] = {
-        "oldest_transaction": "LongTransactions is for PostgreSQL, MySQL and MariaDB.",
-        "busy_sessions": "ThreadsRunning is for PostgreSQL, MySQL and MariaDB.",
         "replicas": "ReplicaLag is for PostgreSQL, MySQL and MariaDB.",
         "own_lag": "ReplicaLag is for PostgreSQL, MySQL and MariaDB.",
     }
 
     def __init__(self, connection: BaseDatabaseWrapper) -> None:
         self.connection = connection
-
-    def oldest_transaction(self) -> timedelta:
-        """Return how long the oldest open transaction of others has been open; nothing where there is none."""
-        raise NotImplementedError
-
-    def busy_sessions(self) -> int:
-        """Return how many sessions run a statement now."""
-        raise NotImplementedError
 
     def replicas(self) -> list[Replica]:
         """Return how far each connected replica lags behind, as this primary knows it."""
@@ -62,10 +50,6 @@ class Pulse:
     def own_lag(self) -> timedelta | None:
         """Return how far this replica lags behind its primary, None where it does not follow it at all."""
         raise NotImplementedError
-
-    def vacuum_on(self, model: type[models.Model]) -> str:
-        """Return what a vacuum is doing on the table of *model*'s claim columns; empty where none runs."""
-        return ""
 
     def number(self, statement: str) -> float | None:
         """Return the one number that a statement of the user's gives, None for NULL."""
@@ -110,26 +94,6 @@ class PostgreSQLPulse(Pulse):
 
     unknown: ClassVar[Mapping[str, str]] = {}
 
-    #: What a member of no monitoring role sees as NULL.
-    _guarded = frozenset({"oldest_transaction", "busy_sessions", "replicas", "vacuum_on"})
-
-    def oldest_transaction(self) -> timedelta:
-        # Vacuum and the senders of replication are left out: they hold nobody's rows up.
-        ((seconds,),) = self._rows(
-            "SELECT COALESCE(EXTRACT(EPOCH FROM CLOCK_TIMESTAMP() - MIN(began)), 0) FROM ("
-            " SELECT xact_start AS began FROM pg_stat_activity WHERE datname = CURRENT_DATABASE()"
-            " AND backend_type = 'client backend' AND pid <> PG_BACKEND_PID()"
-            " UNION ALL SELECT prepared FROM pg_prepared_xacts WHERE database = CURRENT_DATABASE()) AS open"
-        )
-        return timedelta(seconds=max(0.0, float(seconds)))
-
-    def busy_sessions(self) -> int:
-        ((count,),) = self._rows(
-            "SELECT COUNT(*) FROM pg_stat_activity WHERE state = 'active' AND backend_type = 'client backend'"
-            " AND pid <> PG_BACKEND_PID()"
-        )
-        return int(count)
-
     def replicas(self) -> list[Replica]:
         # NULL once a replica has caught up and nothing more is written.
         rows = self._rows(
@@ -149,19 +113,6 @@ class PostgreSQLPulse(Pulse):
         )
         return timedelta(seconds=max(0.0, float(seconds))) if follows else None
 
-    def vacuum_on(self, model: type[models.Model]) -> str:
-        table = claim_columns(model).owner._meta.db_table
-        rows = self._rows(
-            "SELECT v.phase, v.heap_blks_scanned, v.heap_blks_total FROM pg_stat_progress_vacuum v"
-            " WHERE v.datname = CURRENT_DATABASE() AND v.relid IN (SELECT TO_REGCLASS(%s)"
-            " UNION SELECT relid FROM pg_partition_tree(TO_REGCLASS(%s)))",
-            [self.connection.ops.quote_name(table)] * 2,
-        )
-        if not rows:
-            return ""
-        phase, scanned, total = rows[0]
-        return f"{table} is being vacuumed: {phase}, {scanned:,} of {total:,} pages"
-
     @contextmanager
     def bounded(self, seconds: float) -> Iterator[None]:
         alias, limit = self.connection.alias, f"{int(seconds * 1000)}ms"
@@ -178,18 +129,13 @@ class PostgreSQLPulse(Pulse):
         alias = self.connection.alias
         if question == "own_lag" and not standby:
             return _no_replica(alias)
-        if question in self._guarded and not sees_all:
+        if question == "replicas" and not sees_all:
             return Refusal(
                 f"On the database {alias!r} the user {user} may not see what sessions of other users do, so a check"
                 " would find everything well.",
                 f"GRANT pg_read_all_stats TO {self.connection.ops.quote_name(user)};",
             )
         return None
-
-
-#: MySQL's "Cannot convert string", said of ``innodb_trx``, which holds the statements of all sessions as text.
-CANNOT_CONVERT = 3854
-TRIES_BESIDE_BINARY_TEXT = 5
 
 
 class MySQLPulse(Pulse):
@@ -200,38 +146,9 @@ class MySQLPulse(Pulse):
         ' ReplicaLag(using="replica").',
     }
 
-    _needed = {
-        "oldest_transaction": "GRANT PROCESS ON *.* TO {user};",
-        "own_lag": "GRANT {replication} ON *.* TO {user};",
-    }
-
     @property
     def _is_mariadb(self) -> bool:
         return bool(getattr(self.connection, "mysql_is_mariadb", False))
-
-    def oldest_transaction(self) -> timedelta:
-        # trx_started is told in the zone of the server's system, whatever that of the session is.
-        ((seconds,),) = self._rows_beside_binary_text(
-            "SELECT COALESCE(MAX(TIMESTAMPDIFF(SECOND, CONVERT_TZ(trx_started, 'SYSTEM', '+00:00'),"
-            " UTC_TIMESTAMP())), 0) FROM information_schema.innodb_trx"
-            " WHERE trx_mysql_thread_id NOT IN (0, CONNECTION_ID())"
-        )
-        return timedelta(seconds=max(0, int(seconds)))
-
-    def _rows_beside_binary_text(self, statement: str) -> list[Any]:
-        """Ask again where MySQL refuses its table while another session's statement holds bytes that are no text."""
-        for _ in range(TRIES_BESIDE_BINARY_TEXT):
-            try:
-                return self._rows(statement)
-            except OperationalError as error:
-                if error.args[0] != CANNOT_CONVERT:
-                    raise
-                time.sleep(0.1)
-        return self._rows(statement)
-
-    def busy_sessions(self) -> int:
-        ((_, count),) = self._rows("SHOW GLOBAL STATUS LIKE 'Threads_running'")
-        return int(count)
 
     def own_lag(self) -> timedelta | None:
         lags = self._told_lags()
@@ -261,24 +178,21 @@ class MySQLPulse(Pulse):
             self._run(f"SET SESSION {name} = {usual}")
 
     def denied(self, question: str) -> Refusal | None:
-        if question not in self._needed:
+        if question != "own_lag":
             return None
         alias = self.connection.alias
         try:
-            if question == "own_lag" and not self._told_lags():
+            if not self._told_lags():
                 return _no_replica(alias)
-            getattr(self, question)()
         except DatabaseError as error:
             if error.args[:1] not in {(ACCESS_DENIED,), (NO_PRIVILEGE,)}:
                 raise
             ((user,),) = self._rows("SELECT CURRENT_USER()")
             name, _, host = user.rpartition("@")
+            privilege = "REPLICA MONITOR" if self._is_mariadb else "REPLICATION CLIENT"
             return Refusal(
                 f"The database {alias!r} does not answer {question}(): {error.args[-1]}",
-                self._needed[question].format(
-                    user=f"'{name}'@'{host}'",
-                    replication="REPLICA MONITOR" if self._is_mariadb else "REPLICATION CLIENT",
-                ),
+                f"GRANT {privilege} ON *.* TO '{name}'@'{host}';",
             )
         return None
 

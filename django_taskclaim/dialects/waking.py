@@ -90,24 +90,3 @@ class Listener:
     def _hear(self, payload: str) -> None:
         silence, _, table = payload.partition(" ")
         self._heard(table, float(silence))
-
-
-#: What a trigger of ours is called, on every table; it calls a function of the same name.
-TRIGGER = "taskclaim_wake_up"
-
-
-def trigger_statements(connection: BaseDatabaseWrapper, table: str) -> list[str]:
-    """Return what makes every INSERT into *table* call its workers, raw SQL and other programs included."""
-    name = connection.ops.quote_name(table)
-    told = table.replace("'", "''")
-    return [
-        f"CREATE OR REPLACE FUNCTION {TRIGGER}() RETURNS trigger LANGUAGE plpgsql AS $$"
-        f" BEGIN PERFORM pg_notify('{CHANNEL}', TG_ARGV[0]); RETURN NULL; END $$",
-        f"CREATE TRIGGER {TRIGGER} AFTER INSERT ON {name}"
-        f" FOR EACH STATEMENT EXECUTE FUNCTION {TRIGGER}('0 {told}')",
-    ]
-
-
-def trigger_removal(connection: BaseDatabaseWrapper, table: str) -> str:
-    """Return what takes the trigger away; the function stays, for other tables may have it too."""
-    return f"DROP TRIGGER {TRIGGER} ON {connection.ops.quote_name(table)}"

@@ -8,22 +8,13 @@ What is exported here may be named in ``settings.py``: importing it loads no mod
 """
 
 from django_taskclaim.throttling.answers import Answer, Surroundings, ok, stop
-from django_taskclaim.throttling.health import (
-    AutovacuumOnTable,
-    LongTransactions,
-    ReplicaLag,
-    Sql,
-    ThreadsRunning,
-)
+from django_taskclaim.throttling.health import ReplicaLag, Sql
 
 __all__ = [
     "Answer",
-    "AutovacuumOnTable",
-    "LongTransactions",
     "ReplicaLag",
     "Sql",
     "Surroundings",
-    "ThreadsRunning",
     "ok",
     "stop",
 ]

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from django.db import connections
 
@@ -19,9 +19,6 @@ PATIENCE = 2.0
 
 class ServerCheck:
     """A check that asks the database one bounded question, so it may be asked where leases are renewed."""
-
-    #: Whether each model has an answer of its own.
-    about_one_table: ClassVar[bool] = False
 
     #: The alias that is asked; None is the one that the model is claimed on.
     using: str | None = None
@@ -101,62 +98,6 @@ class ReplicaLag(ServerCheck):
             if lag <= self.at_most
             else stop(f"replica {self.using} lags {_over(lag, self.at_most)}")
         )
-
-
-class LongTransactions(ServerCheck):
-    """Stop while a transaction has been open for longer than *at_most* (seconds or a timedelta).
-
-    Old transactions make every claim slower, for their snapshots keep the dead rows of the queue alive. A handler's
-    own long transaction counts like every other.
-    """
-
-    def __init__(self, at_most: float | timedelta = 300) -> None:
-        self.at_most = positive_duration(at_most, "at_most")
-
-    def __str__(self) -> str:
-        return "long transactions"
-
-    def question(self) -> str:
-        return "oldest_transaction"
-
-    def judge(self, pulse: "Pulse", where: Surroundings) -> Answer:
-        age = pulse.oldest_transaction()
-        if age <= self.at_most:
-            return ok()
-        return stop(f"a transaction has been open for {_over(age, self.at_most)}")
-
-
-class AutovacuumOnTable(ServerCheck):
-    """Stop while PostgreSQL vacuums the table (by itself or by hand); other databases do no such thing."""
-
-    about_one_table = True
-
-    def __str__(self) -> str:
-        return "vacuum"
-
-    def question(self) -> str:
-        return "vacuum_on"
-
-    def judge(self, pulse: "Pulse", where: Surroundings) -> Answer:
-        doing = pulse.vacuum_on(where.model)
-        return stop(doing) if doing else ok()
-
-
-class ThreadsRunning(ServerCheck):
-    """Stop while more than *at_most* sessions run a statement: Threads_running, on PostgreSQL active sessions."""
-
-    def __init__(self, at_most: int = 50) -> None:
-        self.at_most = at_most
-
-    def __str__(self) -> str:
-        return "threads running"
-
-    def question(self) -> str:
-        return "busy_sessions"
-
-    def judge(self, pulse: "Pulse", where: Surroundings) -> Answer:
-        busy = pulse.busy_sessions()
-        return ok() if busy <= self.at_most else stop(f"{busy} sessions run, {self.at_most} may")
 
 
 class Sql(ServerCheck):

@@ -140,11 +140,11 @@ def _outlived(connection: BaseDatabaseWrapper, session: Any) -> bool:
 
 
 def watches(checks_of: Mapping[type[Model], Sequence[Check]], using: str) -> Iterator[Watch]:
-    """Yield what must be asked: a check that knows of no table once for all its models, any other once for each."""
+    """Yield what must be asked: a check of the server once for all its models, any other once for each."""
     together: dict[int, tuple[Check, list[type[Model]]]] = {}
     for model, checks in checks_of.items():
         for check in checks:
-            if isinstance(check, ServerCheck) and not check.about_one_table:
+            if isinstance(check, ServerCheck):
                 together.setdefault(id(check), (check, []))[1].append(model)
             else:
                 yield _watch(check, [model], using)

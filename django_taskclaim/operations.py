@@ -30,9 +30,6 @@ Filter = Q | Mapping[str, Any]
 class NotComplete(TaskClaimError, CommandError):
     """A migration was stopped before it could drop anything; ``migrate`` prints the sentence and exits with 1."""
 
-    # Where migrations find it, whatever file it stands in.
-    __module__ = "django_taskclaim.operations"
-
 
 class RequireComplete(Operation):
     """Stop the migration, with one sentence, while rows of a claimable model are unfinished.
@@ -47,9 +44,6 @@ class RequireComplete(Operation):
     A table that is empty, or missing, is complete: so is a fresh database. Nothing is changed; reversing does nothing.
     Raises NotComplete.
     """
-
-    # Where migrations find it, whatever file it stands in.
-    __module__ = "django_taskclaim.operations"
 
     category = OperationCategory.PYTHON
     reduces_to_sql = False

@@ -1,0 +1,54 @@
+"""SQL for PostgreSQL that the documentation gives its readers."""
+
+import re
+
+import pytest
+from django.db import connection, connections
+
+from django_taskclaim.dialects.waking import Listener
+from django_taskclaim.throttling import Sql, Surroundings, ok
+from tests.documents import DOCS
+from tests.testapp.models import Job
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True, databases="__all__"),
+    pytest.mark.skipif(connection.vendor != "postgresql", reason="needs NOTIFY and its own views"),
+]
+
+
+def test_the_trigger_wakes_workers_for_rows_inserted_by_sql() -> None:
+    text = (DOCS / "performance.md").read_text(encoding="utf-8")
+    (trigger,) = re.findall(r"```sql\n(\s*CREATE FUNCTION .*?)```", text, re.DOTALL)
+    table = Job._meta.db_table
+    heard: list[str] = []
+    other = connections.create_connection("default")
+    other.ensure_connection()
+    listener = Listener.on(other, lambda table, silence: heard.append(table))
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute(trigger.replace("post_mail", table))
+            # A trigger for each statement fires without a row, too.
+            cursor.execute(f"INSERT INTO {table} SELECT * FROM {table}")
+        with other.cursor() as cursor:
+            cursor.execute("SELECT 1")
+        listener.take()
+        assert heard == [table]
+    finally:
+        other.close()
+        with connection.cursor() as cursor:
+            cursor.execute("DROP FUNCTION wake_up CASCADE")
+
+
+def test_a_health_check_sees_the_oldest_transaction() -> None:
+    text = (DOCS / "throttling.md").read_text(encoding="utf-8")
+    (statement,) = re.findall(r'`Sql\("(SELECT EXTRACT.*?)", at_most=300\)`', text)
+    here = Surroundings(Job, "default")
+    other = connections.create_connection("default")
+    try:
+        other.set_autocommit(False)
+        with other.cursor() as cursor:
+            cursor.execute("SELECT 1")
+        assert Sql(statement, at_most=300)(here) == ok()
+        assert Sql(statement, at_most=-1)(here) != ok()
+    finally:
+        other.close()
