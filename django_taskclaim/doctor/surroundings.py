@@ -15,7 +15,7 @@ from django_taskclaim.checks.settings import check_settings
 from django_taskclaim.columns import has_ranges
 from django_taskclaim.dialects.inspection import real_name
 from django_taskclaim.doctor.findings import Finding
-from django_taskclaim.doctor.upkeep import clearing
+from django_taskclaim.doctor.vacuum import oldest_snapshot
 from django_taskclaim.fields import AnyField, ClaimColumn
 from django_taskclaim.links import is_companion, source_link
 from django_taskclaim.models import NamedLease, Switch, WorkerProcess
@@ -157,7 +157,7 @@ def configuration_findings(alias: str, of: Iterable[type[models.Model]]) -> Iter
     """
     try:
         found = list(faults_of(alias, of))
-        leftovers = list(clearing(alias))
+        snapshot = list(oldest_snapshot(alias))
     except Error as error:
         yield refused(alias, error)
         return
@@ -166,7 +166,7 @@ def configuration_findings(alias: str, of: Iterable[type[models.Model]]) -> Iter
         yield make(f"{fault.message} ({fault.id})", fault.hint)
     if not found:
         yield Finding.fine("The server's version and settings are in order.")
-    yield from leftovers
+    yield from snapshot
 
 
 def refused(alias: str, error: Error) -> Finding:

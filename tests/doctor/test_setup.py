@@ -85,7 +85,7 @@ def test_the_command_reports_what_the_checks_find() -> None:
 def test_dead_rows_are_counted_until_a_vacuum_has_cleared_them_away(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("django_taskclaim.doctor.upkeep.TOO_MANY_DEAD", 30)
+    monkeypatch.setattr("django_taskclaim.doctor.vacuum.TOO_MANY_DEAD", 30)
     table = Photo._meta.db_table
     send(f"ALTER TABLE {table} SET (autovacuum_enabled = false)")
     try:
@@ -116,7 +116,7 @@ def test_the_oldest_transaction_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
                 cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
             cursor.execute(f"SELECT COUNT(*) FROM {Photo._meta.db_table}")
             cursor.fetchall()
-            monkeypatch.setattr("django_taskclaim.doctor.upkeep.LONG", timedelta(seconds=-1))
+            monkeypatch.setattr("django_taskclaim.doctor.vacuum.LONG", timedelta(seconds=-1))
             assert "The oldest transaction on 'default' has been open" in doctor("testapp.Photo")[1]
     finally:
         other.close()

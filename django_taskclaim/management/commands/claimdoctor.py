@@ -9,7 +9,6 @@ from django.db import Error, connections
 
 from django_taskclaim.control.acts import record_act
 from django_taskclaim.doctor import Finding, Kind, examine
-from django_taskclaim.doctor.connections import connection_findings
 from django_taskclaim.doctor.contradictions import repair
 from django_taskclaim.doctor.surroundings import configuration_findings, project_findings
 from django_taskclaim.exceptions import TaskClaimError
@@ -69,9 +68,7 @@ exit codes:
         for alias in dict.fromkeys(alias for _, alias in where):
             title = f"The database {alias}, {connections[alias].display_name}"
             there = [model for model, place in where if place == alias]
-            problems += self._report(
-                title, [*configuration_findings(alias, there), *connection_findings(alias)]
-            )
+            problems += self._report(title, configuration_findings(alias, there))
         for model, alias in where:
             if options["repair"]:
                 problems += self._repair(model, alias)
