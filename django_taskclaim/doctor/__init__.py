@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 from django.db import Error, models
 
+from django_taskclaim.doctor.blockers import why_nothing_moves
 from django_taskclaim.doctor.contradictions import contradictions
 from django_taskclaim.doctor.findings import Finding, Kind
-from django_taskclaim.doctor.movement import why_nothing_moves
 from django_taskclaim.doctor.plans import judged_plans, missing_indexes, missing_key_indexes
 from django_taskclaim.doctor.refusing import refusing_rows
 from django_taskclaim.doctor.surroundings import missing_source, missing_tables, refused

@@ -108,7 +108,7 @@ def failed_and_set_aside() -> None:
             no_worker,
             ["1 row is due, and no worker for testapp.Job is alive. → manage.py claimworker"],
         ),
-        (silent_worker, ["no worker for testapp.Job is alive; the last was heard of 5 min"]),
+        (silent_worker, ["no worker for testapp.Job is alive; the last one reported 5 min"]),
         (
             failed_and_set_aside,
             [

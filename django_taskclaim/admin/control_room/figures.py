@@ -14,7 +14,7 @@ from django_taskclaim.admin.control_room.asking import Answer, Asking
 from django_taskclaim.columns import has_ranges
 from django_taskclaim.control.installed import is_on
 from django_taskclaim.doctor import Finding
-from django_taskclaim.doctor.movement import reasons
+from django_taskclaim.doctor.blockers import reasons
 from django_taskclaim.models import WorkerProcess
 from django_taskclaim.overview import Overview, Worker, database_time, overview, workers
 from django_taskclaim.ranges import Strip, strip

@@ -1,0 +1,306 @@
+"""Why nothing is moving, one sentence for each reason; ``claimdoctor`` and the control room show them."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from django.db import models
+from django.db.models import Count
+from django.utils.text import capfirst
+
+from django_taskclaim import conf
+from django_taskclaim.columns import claim_columns
+from django_taskclaim.doctor.findings import Finding
+from django_taskclaim.handlers import handler_for
+from django_taskclaim.links import is_companion, source_link
+from django_taskclaim.overview import Overview, overview, throttles_by_source, workers
+from django_taskclaim.policy import policy_for
+from django_taskclaim.querysets import ClaimQuerySet, CompanionQuerySet
+from django_taskclaim.querysets.limits import limits_over, without_room
+from django_taskclaim.querysets.refusals import REFUSED
+from django_taskclaim.querysets.scope import Desk
+from django_taskclaim.querysets.serial import InTurn
+from django_taskclaim.states import Status
+from django_taskclaim.switch import paused_model
+from django_taskclaim.wording import counted, lasting, listed, moment
+
+
+def why_nothing_moves(model: type[models.Model], alias: str) -> Iterator[Finding]:
+    """Yield every reason for which rows of *model* stay where they are, or that work goes on."""
+    seen = overview(model, alias)
+    # The doctor has named these rows as a contradiction.
+    named = list(_endless(seen))
+    yield from (finding for finding in reasons(seen) if finding not in named)
+    yield from _orphaned(model, alias)
+
+
+def _orphaned(model: type[models.Model], alias: str) -> Iterator[Finding]:
+    """Count companions whose source is gone, where both are on one database."""
+    if not is_companion(model) or source_link(model).alias_beside(alias) != alias:
+        return
+    orphans = CompanionQuerySet(model, using=alias).orphans().count()
+    if orphans:
+        yield Finding.note(
+            f"{counted(orphans, 'row')} without a source.",
+            f"manage.py claimpopulate {model._meta.label} --remove-orphans",
+        )
+
+
+def reasons(seen: Overview) -> Iterator[Finding]:
+    """Yield the reasons that an overview shows; an estimate is called "about"."""
+    found = [
+        *_paused(seen),
+        *_throttled(seen),
+        *_expired(seen),
+        *_endless(seen),
+        *_waiting(seen),
+        *_held(seen),
+        *_nobody_works(seen),
+        *_refused(seen),
+        *_hidden(seen),
+        *_limited(seen),
+        *_full(seen),
+        *_set_aside(seen),
+        *_failed(seen),
+        *_nothing_to_do(seen),
+    ]
+    if not found:
+        due = _rows(seen, seen.due, Status.OPEN)
+        found = [Finding.fine(capfirst(f"{due} due, and workers are alive."))]
+    yield from found
+
+
+def _rows(seen: Overview, count: int, state: Status, noun: str = "row") -> str:
+    """Return ``1,204 rows``, or ``about 1,200,000 rows`` where that is an estimate."""
+    if state not in seen.estimated:
+        return counted(count, noun)
+    return f"about {counted(round(count, -max(0, len(str(count)) - 2)), noun)}"
+
+
+def _verb(count: int, singular: str, plural: str) -> str:
+    return singular if count == 1 else plural
+
+
+def _paused(seen: Overview) -> Iterator[Finding]:
+    pause = seen.pause
+    if pause is None:
+        return
+    label = paused_model(pause)
+    text = f"{f'{label} is' if label else 'All models are'} paused by {pause.by or 'somebody'}"
+    if pause.paused_at is not None:
+        text += f" since {moment(pause.paused_at)}"
+    if pause.until is not None:
+        text += f", until {moment(pause.until)}"
+    if pause.reason:
+        text += f": {pause.reason}"
+    yield Finding.note(
+        f"{text}. Nothing is claimed meanwhile.", f"manage.py claimresume {label or '--all'}"
+    )
+
+
+def _throttled(seen: Overview) -> Iterator[Finding]:
+    for source, same in throttles_by_source(seen).items():
+        processes = listed([throttle.process for throttle in same], 3)
+        yield Finding.note(
+            f"{seen.model._meta.label} is throttled on {processes} by {source}: {same[0].reason},"
+            f" until {moment(same[0].until)}.",
+            "It ends by itself, when its cause ends.",
+        )
+
+
+def _expired(seen: Overview) -> Iterator[Finding]:
+    if seen.expired_since is None:
+        return
+    late = seen.now - seen.expired_since
+    text = (
+        f"The leases of {_at_least(seen, seen.expired - seen.endless)} have ended, the first {lasting(late)} ago, and"
+        " nobody has put them back"
+    )
+    if late > 3 * conf.duration("REAPER_INTERVAL") + policy_for(seen.model).renewal_interval:
+        yield Finding.problem(
+            f"{text}: no reaper runs, or the database refuses to have them written.",
+            f"manage.py release_expired {seen.model._meta.label}, or start a worker.",
+        )
+    else:
+        yield Finding.note(f"{text} yet.")
+
+
+def _endless(seen: Overview) -> Iterator[Finding]:
+    """Name rows that leave their state by a reaper or a repair only."""
+    if seen.endless:
+        yield Finding.problem(
+            f"{capfirst(_at_least(seen, seen.endless))} {_verb(seen.endless, 'is', 'are')} processing without an end of"
+            " the lease: something other than our verbs wrote there.",
+            f"manage.py claimdoctor {seen.model._meta.label} --repair",
+        )
+
+
+def _at_least(seen: Overview, count: int) -> str:
+    """Return ``3 rows``, or ``at least 3 rows`` where only the first running ones were looked at."""
+    few = "at least " if Status.PROCESSING in seen.estimated else ""
+    return f"{few}{counted(count, 'row')}"
+
+
+def _waiting(seen: Overview) -> Iterator[Finding]:
+    if seen.due:
+        return
+    if seen.progress.open and seen.next_due is not None:
+        until, wait = moment(seen.next_due), lasting(seen.next_due - seen.now)
+        if seen.progress.open == 1:
+            yield Finding.note(f"The one open row waits until {until}, {wait} from now.")
+        else:
+            rows = _rows(seen, seen.progress.open, Status.OPEN, "open row")
+            yield Finding.note(f"All {rows} wait; the first is due in {wait} (at {until}).")
+    if seen.unsettled:
+        yield Finding.note(
+            f"{counted(seen.unsettled, 'range')} not due yet: transactions that were open when the keys were read may"
+            " still add rows there. Workers and claimplan look whether they have ended."
+        )
+
+
+def _held(seen: Overview) -> Iterator[Finding]:
+    running = seen.progress.processing - seen.expired
+    if seen.progress.open or running <= 0:
+        return
+    more = "+" if Status.PROCESSING in seen.estimated else ""
+    text = f"All rows left are held, by {listed([f'{one.name} ({one.rows:,}{more})' for one in seen.holders])}"
+    if seen.next_free is not None and seen.next_free > seen.now:
+        text += f"; the next lease ends in {lasting(seen.next_free - seen.now)}"
+    yield Finding.note(f"{text}.")
+
+
+def _nobody_works(seen: Overview) -> Iterator[Finding]:
+    label = seen.model._meta.label
+    if not seen.due:
+        return
+    if handler_for(seen.model) is None:
+        yield Finding.note(
+            f"{label} has no handler, so no worker can serve it.",
+            f"Write one with @handler({seen.model.__name__}) in the claims.py of an installed app, unless people or"
+            " your own code claim the rows.",
+        )
+        return
+    serving = [worker for worker in workers(seen.alias) if worker.serves(seen.model)]
+    if any(worker.alive for worker in serving):
+        return
+    rows = capfirst(_rows(seen, seen.due, Status.OPEN))
+    idle = f"{rows} {_verb(seen.due, 'is', 'are')} due, and no worker for {label} is alive"
+    last = max((worker.seen_at for worker in serving), default=None)
+    since = "" if last is None else f"; the last one reported {lasting(seen.now - last)} ago"
+    yield Finding.note(f"{idle}{since}.", f"manage.py claimworker {label}", headline=idle)
+
+
+def _refused(seen: Overview) -> Iterator[Finding]:
+    """Repeat what workers report of rows that nobody can write; not everybody may see which rows."""
+    label = seen.model._meta.label
+    if not seen.due and not seen.expired:
+        return
+    reports = [worker.last_error for worker in workers(seen.alias) if worker.alive]
+    if any(f" {label} " in report and REFUSED in report for report in reports):
+        yield Finding.note(
+            f"The database refuses to have rows of {label} written; workers go on without them.",
+            f"manage.py claimdoctor {label}",
+        )
+
+
+def _hidden(seen: Overview) -> Iterator[Finding]:
+    """Rows that the worker's queryset leaves out are never claimed."""
+    found = handler_for(seen.model)
+    rows: Any = (
+        found.rows(seen.alias)
+        if found is not None
+        else seen.model._default_manager.using(seen.alias)
+    )
+    # Where open rows are too many to count, the hidden ones are too.
+    if not seen.due or not hasattr(rows, "due") or Status.OPEN in seen.estimated:
+        return
+    hidden = seen.due - rows.due().count()
+    if hidden > 0:
+        by = "handler's queryset" if found is not None and found.queryset else "default manager"
+        yield Finding.note(
+            f"The {by} hides {counted(hidden, 'due row')} of {seen.due:,}, so no worker claims"
+            f" {_verb(hidden, 'it', 'them')}.",
+            "Intended? Else give the handler queryset=… with a manager that shows them.",
+        )
+
+
+def _limited(seen: Overview) -> Iterator[Finding]:
+    """Rows of a key that has used up its limit wait for those that run."""
+    if not seen.due or {Status.OPEN, Status.PROCESSING} & seen.estimated:
+        return
+    try:
+        full = without_room(Desk.of(seen.model, seen.alias))
+    except ValueError as error:
+        yield Finding.problem(str(error), "Until the handler names a column, nothing is claimed.")
+        return
+    rows: Any = ClaimQuerySet(seen.model, using=seen.alias)
+    blocked = rows.due().filter(full).count() if full else 0
+    if not blocked:
+        return
+    limits = limits_over(seen.model)
+    count, names = counted(blocked, "due row"), listed([limit.field.name for limit in limits])
+    its = _verb(blocked, "its", "their")
+    if any(isinstance(limit, InTurn) for limit in limits):
+        yield Finding.note(
+            f"{count} may have to wait for {its} turn ({names}): one of {its} key is running, waits, is paused or has"
+            " failed.",
+            "They follow once that one is done; one that has failed needs a reset.",
+        )
+    else:
+        yield Finding.note(
+            f"{count} {_verb(blocked, 'is', 'are')} kept back by a limit per key ({names}): others of {its} key are"
+            " running.",
+            "They follow as those end; the rows of a worker that was killed end with their lease.",
+        )
+
+
+def _full(seen: Overview) -> Iterator[Finding]:
+    """As many rows run as may run at once, over all workers."""
+    most = [limits.max_running for limits in seen.limits if limits.max_running is not None]
+    if seen.due and most and seen.progress.processing >= min(most):
+        yield Finding.note(
+            f"{seen.progress.processing:,} rows are running, and no more than {min(most):,} may at once.",
+            f"Others follow as those end; manage.py claimlimit {seen.model._meta.label} --max-running changes it.",
+        )
+
+
+def _set_aside(seen: Overview) -> Iterator[Finding]:
+    paused = seen.progress.paused
+    if paused:
+        rows = capfirst(_rows(seen, paused, Status.PAUSED))
+        yield Finding.note(
+            f"{rows} {_verb(paused, 'is', 'are')} set aside (status paused).",
+            f"manage.py claimresume {seen.model._meta.label} --rows",
+        )
+
+
+def _failed(seen: Overview) -> Iterator[Finding]:
+    count = seen.progress.failed
+    if count:
+        rows = capfirst(_rows(seen, count, Status.FAILED))
+        errors = _most_frequent_errors(seen)
+        yield Finding.note(
+            f"{rows} {_verb(count, 'has', 'have')} failed and {_verb(count, 'waits', 'wait')} for a reset"
+            f"{': ' if errors else ''}{errors}.",
+            f"manage.py claimreset {seen.model._meta.label}",
+        )
+
+
+def _most_frequent_errors(seen: Overview) -> str:
+    field = claim_columns(seen.model).error_class
+    if field is None or Status.FAILED in seen.estimated:
+        return ""
+    rows: Any = ClaimQuerySet(seen.model, using=seen.alias).failed().order_by()
+    counts = rows.values_list(field.name).annotate(n=Count("*")).order_by("-n")[:3]
+    return listed([f"{number:,} × {name or 'no class'}" for name, number in counts])
+
+
+def _nothing_to_do(seen: Overview) -> Iterator[Finding]:
+    progress = seen.progress
+    if progress.open or progress.processing:
+        return
+    if not progress.total:
+        yield Finding.fine("There is nothing to do: the table is empty.")
+        return
+    of = "" if seen.estimated else f" of {progress.total:,}"
+    rows = _rows(seen, progress.finished, Status.COMPLETE)
+    yield Finding.fine(f"There is nothing to do: {rows}{of} finished.")
