@@ -95,7 +95,7 @@ def set_limits(
     unknown = sorted(set(limits).difference(OPTIONS))
     if unknown:
         raise TypeError(f"There is no limit {', '.join(unknown)}; there are {', '.join(OPTIONS)}.")
-    values = {name: _stored_form(name, value) for name, value in limits.items()}
+    values = {name: as_stored(name, value) for name, value in limits.items()}
     aliases = places_of(using, [model])
     # Each opens a transaction of its own, which must see what others commit.
     on_each(
@@ -104,7 +104,14 @@ def set_limits(
     return aliases
 
 
-def _stored_form(name: str, value: Any) -> Any:
+def stored_limits(model: type[models.Model], *, using: str) -> dict[str, Any]:
+    """Return what a person has set, by option; None follows the handler, an empty text or 0 is no limit."""
+    row = FleetLimit.objects.using(using).filter(scope=scope_of(model)).first() or FleetLimit()
+    return {name: getattr(row, name) for name in OPTIONS}
+
+
+def as_stored(name: str, value: Any) -> Any:
+    """Return how a value of the option *name* is stored; ValueError in one sentence for one that makes no sense."""
     if value is None:
         return None
     if value == _NONE[name] and not isinstance(value, bool):

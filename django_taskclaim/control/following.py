@@ -1,22 +1,24 @@
 """What every worker process does for the control page: follows settings and orders, and writes what it gets done."""
 
 import random
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Any
 
 from django.db import connections
-from django.db.models import F, Func, Min, Subquery, Sum
+from django.db.models import F, Func, Min, QuerySet, Subquery, Sum
 
 from django_taskclaim.control import keeping
 from django_taskclaim.control.installed import is_on
 from django_taskclaim.control.models import LiveSettings, WorkerOrder
-from django_taskclaim.control.terms import Terms
 from django_taskclaim.control.throughput import Roll
 from django_taskclaim.dialects import DatabaseNow, dialect_for
 from django_taskclaim.fields import as_utc
 from django_taskclaim.models import WorkerProcess
+from django_taskclaim.switch_reading import scope_of
 from django_taskclaim.tokens import clock
 from django_taskclaim.worker import heartbeat
+from django_taskclaim.worker.overrides import Override
 from django_taskclaim.worker.records import logger
 from django_taskclaim.worker.service import Service
 
@@ -38,7 +40,7 @@ class Follower:
         self.service = service
         self.using = service.options.using
         self.process = heartbeat.process_name(service.options)
-        self.terms = Terms(service)
+        self.models = [handler.model for handler in service.handlers]
         self.roll = Roll(self.process, self.using)
         self._born = clock()
         self._looked = self._write_at = float("-inf")
@@ -47,20 +49,18 @@ class Follower:
         self._known_time: tuple[datetime, float] | None = None
         self._version: int | None = None
         self._throttled: set[Any] = set()
-        # A claim made before the first look might break a limit.
-        service.limits.known = False
+        # A claim made before the first look might have the wrong lease.
+        service.overrides.known = False
 
     def turn(self, *, busy: bool) -> bool:
-        """Look, keep the hours, and write, each when it is due."""
+        """Look, and write, each when it is due."""
         asked = False
         if self._is_time_to_look(busy=busy):
             self._look(busy=busy)
             asked = True
-        if self._known_time is not None:
-            self.terms.keep_hours(self._now())
-            if not self.service.limits.known:
-                self.service.limits.known = True
-                self.service.let_claim(self.terms.models)
+        if self._known_time is not None and not self.service.overrides.known:
+            self.service.overrides.known = True
+            self.service.let_claim(self.models)
         if self._known_time is not None and clock() >= self._write_at:
             self._write_at = clock() + random.uniform(0.8, 1.0) * WRITE_EVERY
             asked |= self._write(busy=busy)
@@ -94,30 +94,36 @@ class Follower:
         ask = WorkerProcess.objects.using(self.using).filter(name=self.process)
         began = clock()
         found = list(ask.values_list(DatabaseNow(), self._settings_version(), self._first_order()))
-        self.service.count_questions(self.terms.models[0])
+        self.service.count_questions(self.models[0])
         # It has not reported yet, or cannot, or was forgotten: claims do not wait for that.
         ((now, version, first),) = found or [self._ask_without_report()]
         self._known_time = as_utc(now), began
         if version != self._version:
-            rows = LiveSettings.objects.using(self.using).filter(model__in=self.terms.scopes)
-            self.terms.change(rows)
+            self._follow(self._stored())
             self._version = version
-        if self.terms.shares:
-            self.terms.count_living(self.using)
-            self.service.count_questions(self.terms.models[0])
         if first is not None:
             self._obey()
 
     def _ask_without_report(self) -> tuple[datetime, int | None, int | None]:
         now = dialect_for(connections[self.using]).current_time()
-        stored = LiveSettings.objects.using(self.using).filter(model__in=self.terms.scopes)
-        version = stored.aggregate(total=Sum("version"))["total"]
+        version = self._stored().aggregate(total=Sum("version"))["total"]
         return now, version, self._open_orders().aggregate(first=Min("id"))["first"]
 
     def _settings_version(self) -> Subquery:
-        rows = LiveSettings.objects.using(self.using).filter(model__in=self.terms.scopes)
         # Each change adds one; a plain function, for an aggregate would group the rows.
-        return Subquery(rows.values(total=Func(F("version"), function="SUM")))
+        return Subquery(self._stored().values(total=Func(F("version"), function="SUM")))
+
+    def _stored(self) -> QuerySet[LiveSettings]:
+        scopes = {scope_of(model) for model in self.models}
+        return LiveSettings.objects.using(self.using).filter(model__in=scopes)
+
+    def _follow(self, stored: Iterable[LiveSettings]) -> None:
+        by_scope = {one.model: one for one in stored}
+        for model in self.models:
+            given = by_scope.get(scope_of(model), LiveSettings())
+            lease = None if given.lease is None else timedelta(seconds=given.lease)
+            self.service.overrides.set(model, Override(given.batch_size, lease))
+        self.service.leases_changed()
 
     def _first_order(self) -> Subquery:
         return Subquery(self._open_orders().values(first=Func(F("id"), function="MIN")))
@@ -147,11 +153,11 @@ class Follower:
         self.roll.add(self.service.vitals.tally.take(), now)
         self._note_stops(now)
         sent = self.roll.write(now)
-        self.service.count_questions(self.terms.models[0], sent)
+        self.service.count_questions(self.models[0], sent)
         return bool(sent)
 
     def _note_stops(self, now: datetime) -> None:
-        for model in self.terms.models:
+        for model in self.models:
             reason = self.service.throttles.reason_for(model)
             if reason and model not in self._throttled:
                 self.roll.note_stop(model, reason, now)

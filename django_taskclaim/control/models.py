@@ -86,12 +86,6 @@ class LiveSettings(models.Model):
     batch_size = models.IntegerField(
         null=True, blank=True, validators=[MinValueValidator(1), MaxValueValidator(MAX_BATCH_SIZE)]
     )
-    #: Rows that one process may hold at a time.
-    concurrency = models.IntegerField(null=True, blank=True, validators=[MinValueValidator(1)])
-    #: Rows a second, shared by the living processes.
-    rate_limit = models.FloatField(
-        null=True, blank=True, validators=[MinValueValidator(0.001), MaxValueValidator(1e6)]
-    )
     #: Seconds.
     lease = models.FloatField(
         null=True,
@@ -101,9 +95,6 @@ class LiveSettings(models.Model):
             MaxValueValidator(LONGEST_LEASE.total_seconds()),
         ],
     )
-    #: Hours of the day, in UTC, between which rows are claimed; a window may reach over midnight.
-    window_from = models.TimeField(null=True, blank=True)
-    window_to = models.TimeField(null=True, blank=True)
     changed_at = MomentField()
     changed_by = HolderField(default="", blank=True)
     #: Grows with each change, so that workers see in one look whether there was any.

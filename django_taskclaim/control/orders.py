@@ -21,6 +21,7 @@ from django_taskclaim.control.installed import NAME, is_on
 from django_taskclaim.dialects import DatabaseNow, dialect_for
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.handlers import handler_for
+from django_taskclaim.limits import OPTIONS, as_stored, set_limits, stored_limits
 from django_taskclaim.localized import number
 from django_taskclaim.models import WorkerProcess
 from django_taskclaim.overview import Worker, workers
@@ -36,16 +37,19 @@ if TYPE_CHECKING:
     from django_taskclaim.control.models import LiveSettings, WorkerOrder
 
 #: What ``change_settings`` takes.
-FIELDS = ("batch_size", "concurrency", "rate_limit", "lease", "window_from", "window_to")
+SETTINGS = ("batch_size", "lease")
+FIELDS = (*SETTINGS, *OPTIONS)
+
+#: What a limit is set to where there shall be none, whatever the handler says.
+NO_LIMIT = "none"
 
 #: How the record calls them, and the orders: in the language of whoever gave them, as is the reason beside it.
 _SETTINGS = {
     "batch_size": gettext_lazy("batch size"),
-    "concurrency": gettext_lazy("concurrency"),
-    "rate_limit": gettext_lazy("rate limit"),
     "lease": gettext_lazy("lease"),
-    "window_from": gettext_lazy("window from"),
-    "window_to": gettext_lazy("window to"),
+    "rate": gettext_lazy("rate"),
+    "max_running": gettext_lazy("rows at once"),
+    "hours": gettext_lazy("hours"),
 }
 _ORDERS = {
     "drain": pgettext_lazy("order", "drain"),
@@ -199,76 +203,90 @@ def change_settings(
     user: Any = None,
     reason: str = "",
     using: str,
-) -> "LiveSettings":
-    """Change what workers of *model* keep to; they follow within five seconds. What *values* leaves out stays.
+) -> None:
+    """Change what claims of *model* follow; workers do so within five seconds. What *values* leaves out stays.
 
-    None gives a setting back to handlers and command lines. Raises ValidationError by field name for values that make
-    no sense, and TypeError for a model that is not claimable. Values that change nothing are not recorded.
+    ``batch_size`` and ``lease`` are for workers; ``rate``, ``max_running`` and ``hours`` for all who claim, and "none"
+    is no limit there. None or an empty text gives a setting back to the handler. Raises ValidationError by field name
+    for values that make no sense, and TypeError for a model that is not claimable. Values that change nothing are not
+    recorded.
     """
     _require(using)
     claim_columns(model)
+    _refuse_unknown(values)
+    settings, limits, errors = _cleaned(values)
+    if not errors and settings.get("lease") is not None:
+        errors |= _refused_lease(model, timedelta(seconds=settings["lease"]), using)
+    if errors:
+        raise ValidationError(errors)
     retry = retry_on_contention(using=using, retries=int(conf.setting("RETRIES")), atomic=False)
+    by = storable(by, 200)
     try:
-        after, changes = retry.call(_change, model, values, by, using)
+        changes = retry.call(_store, model, settings, by, using)
     except IntegrityError:
         # Somebody else was the first to set anything, at the same moment.
-        after, changes = retry.call(_change, model, values, by, using)
+        changes = retry.call(_store, model, settings, by, using)
+    stored = stored_limits(model, using=using)
+    changed = {name: value for name, value in limits.items() if value != stored[name]}
+    if changed:
+        set_limits(model, by=by, using=using, **changed)
+        changes += [_changed(name, value, stored[name]) for name, value in changed.items()]
     if changes:
-        told = ", ".join(changes) + (f": {reason}" if reason else "")
-        record_act(model, "settings", by=by, reason=told, user=user, using=using)
-    return after
+        text = ", ".join(changes) + (f": {reason}" if reason else "")
+        record_act(model, "settings", by=by, reason=text, user=user, using=using)
 
 
-def _change(
-    model: type[models.Model], values: Mapping[str, Any], by: str, using: str
-) -> "tuple[LiveSettings, list[str]]":
-    """Store what differs, and return the settings and what was changed, in words."""
-    with dialect_for(connections[using]).own_transaction():
-        before, after = _changed(model, values, using)
-        names = [name for name in FIELDS if getattr(before, name) != getattr(after, name)]
-        if names:
-            after = _store(after, names, storable(by, 200), using)
-    return after, [
-        _("%(setting)s %(now)s (was %(before)s)")
-        % {
-            "setting": _SETTINGS[name],
-            "now": _said(getattr(after, name)),
-            "before": _said(getattr(before, name)),
-        }
-        for name in names
-    ]
+def settings_of(model: type[models.Model], *, using: str) -> dict[str, Any]:
+    """Return what is stored for *model*, by the names that ``change_settings`` takes; None follows the handler."""
+    from django_taskclaim.control.models import LiveSettings
+
+    row = LiveSettings.objects.using(using).filter(model=scope_of(model)).first() or LiveSettings()
+    return {name: getattr(row, name) for name in SETTINGS} | stored_limits(model, using=using)
 
 
-def _changed(
-    model: type[models.Model], values: Mapping[str, Any], using: str
-) -> "tuple[LiveSettings, LiveSettings]":
-    """Return the settings as they are and as they shall be, which make sense."""
+def _refuse_unknown(values: Mapping[str, Any]) -> None:
+    for name in values:
+        if name not in FIELDS:
+            names = {"name": repr(name), "names": ", ".join(FIELDS)}
+            raise ValidationError(
+                _("There is no live setting %(name)s; there are %(names)s.") % names
+            )
+
+
+def _cleaned(
+    values: Mapping[str, Any],
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, list[str]]]:
+    """Return the settings and the limits as they are stored, and what is wrong, by name."""
+    from django_taskclaim.control.models import LiveSettings
+
+    settings: dict[str, Any] = {}
+    limits: dict[str, Any] = {}
+    errors: dict[str, list[str]] = {}
+    for name, value in values.items():
+        try:
+            if name in SETTINGS:
+                settings[name] = _clean(LiveSettings._meta.get_field(name), value)
+            else:
+                limits[name] = _clean_limit(name, value)
+        except ValidationError as error:
+            errors[name] = error.messages
+    return settings, limits, errors
+
+
+def _store(
+    model: type[models.Model], settings: Mapping[str, Any], by: str, using: str
+) -> list[str]:
+    """Store what differs, and return it in words."""
     from django_taskclaim.control.models import LiveSettings
 
     rows = LiveSettings.objects.using(using).filter(model=scope_of(model))
-    before = rows.first() or LiveSettings(model=scope_of(model))
-    after = rows.first() or LiveSettings(model=scope_of(model))
-    errors: dict[str, list[str]] = {}
-    for name, value in values.items():
-        if name not in FIELDS:
-            told = {"name": repr(name), "names": ", ".join(FIELDS)}
-            raise ValidationError(
-                _("There is no live setting %(name)s; there are %(names)s.") % told
-            )
-        try:
-            setattr(after, name, _clean(after, name, value))
-        except ValidationError as error:
-            errors[name] = error.messages
-    if not errors and (after.window_from is None) != (after.window_to is None):
-        name = "window_to" if after.window_to is None else "window_from"
-        errors[name] = [_("A window has two ends.")]
-    if not errors and after.window_from is not None and after.window_from == after.window_to:
-        errors["window_to"] = [_("A window that ends where it begins is none; leave both empty.")]
-    if not errors and after.lease is not None and after.lease != before.lease:
-        errors |= _refused_lease(model, timedelta(seconds=after.lease), using)
-    if errors:
-        raise ValidationError(errors)
-    return before, after
+    with dialect_for(connections[using]).own_transaction():
+        before = rows.first() or LiveSettings()
+        new = {name: value for name, value in settings.items() if value != getattr(before, name)}
+        facts: dict[str, Any] = {**new, "changed_at": DatabaseNow(), "changed_by": by}
+        if new and not rows.update(version=F("version") + 1, **facts):
+            rows.create(model=scope_of(model), **facts)
+    return [_changed(name, value, getattr(before, name)) for name, value in new.items()]
 
 
 def _refused_lease(model: type[models.Model], lease: timedelta, using: str) -> dict[str, list[str]]:
@@ -287,38 +305,48 @@ def _refused_lease(model: type[models.Model], lease: timedelta, using: str) -> d
     return {"lease": refused} if refused else {}
 
 
-def _clean(settings: "LiveSettings", name: str, value: Any) -> Any:
+def _clean(field: Any, value: Any) -> Any:
     if value is None or value == "":
         return None
     if isinstance(value, timedelta):
         value = value.total_seconds()
     if isinstance(value, bool) or (isinstance(value, float) and not math.isfinite(value)):
         raise ValidationError(_("Enter a number."))
-    field: Any = settings._meta.get_field(name)
-    clean = field.clean(value, settings)
+    clean = field.clean(value, None)
     if isinstance(clean, float) and not math.isfinite(clean):
         raise ValidationError(_("Enter a number."))
     return clean
 
 
+def _clean_limit(name: str, value: Any) -> Any:
+    if value is None or value == "":
+        return None
+    if value == NO_LIMIT:
+        return 0 if name == "max_running" else ""
+    if name == "max_running" and isinstance(value, str):
+        value = int(value) if value.isdecimal() else value
+    try:
+        return as_stored(name, value)
+    except ValueError as error:
+        raise ValidationError(str(error)) from error
+
+
+def _changed(name: str, now: Any, before: Any) -> str:
+    sides = {"setting": _SETTINGS[name], "now": _said(now), "before": _said(before)}
+    return _("%(setting)s %(now)s (was %(before)s)") % sides
+
+
 def _said(value: Any) -> str:
     if value is None:
-        return pgettext("setting", "none")
+        return pgettext("setting", "default")
+    if value in ("", 0):
+        return NO_LIMIT
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _store(after: "LiveSettings", names: list[str], by: str, using: str) -> "LiveSettings":
-    rows = type(after).objects.using(using)
-    facts: dict[str, Any] = {name: getattr(after, name) for name in names}
-    facts |= {"changed_at": DatabaseNow(), "changed_by": by}
-    if not rows.filter(model=after.model).update(version=F("version") + 1, **facts):
-        rows.create(model=after.model, **facts)
-    return rows.get(model=after.model)
 
 
 def in_words(settings: "LiveSettings") -> list[str]:
     """Return what live settings say that handlers and command lines do not: ``batch size 10``, ``lease 30``."""
-    given = {name: getattr(settings, name) for name in FIELDS}
+    given = {name: getattr(settings, name) for name in SETTINGS}
     return [
         f"{_SETTINGS[name]} {_said(value)}" for name, value in given.items() if value is not None
     ]

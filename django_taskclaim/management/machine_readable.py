@@ -7,7 +7,7 @@ from typing import Any
 
 from django.utils import timezone
 
-from django_taskclaim.control.orders import FIELDS, open_orders
+from django_taskclaim.control.orders import SETTINGS, open_orders
 from django_taskclaim.control.reading import live_settings
 from django_taskclaim.fields import as_utc
 from django_taskclaim.management.figures import Look, figures_of
@@ -78,7 +78,7 @@ def _settings(seen: Overview) -> dict[str, Any] | None:
     stored = live_settings(seen.model, using=seen.alias)
     if stored is None:
         return None
-    given = {name: getattr(stored, name) for name in FIELDS}
+    given = {name: getattr(stored, name) for name in SETTINGS}
     return {**given, "changed_by": stored.changed_by, "changed_at": as_utc(stored.changed_at)}
 
 

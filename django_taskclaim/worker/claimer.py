@@ -204,7 +204,7 @@ class Claimer(threading.Thread):
         if moment != NEVER:
             asked = handler.model in self.service.to_look_for
             moment = 0.0 if asked else min(moment, self.service.calls.look_at(handler.model))
-        return max(moment, self.service.limits.next_at(handler.model))
+        return moment
 
     def _has_room(self, handler: Handler) -> bool:
         """Say whether the executors are about to run dry of this model's rows, and may have more."""
@@ -212,9 +212,7 @@ class Claimer(threading.Thread):
         if handler.has_ranges:
             # Long work: what waits here could be done elsewhere.
             enough -= self.inflight.running_of(handler.model)
-        if self.inflight.waiting(handler.model) >= enough:
-            return False
-        return not self.service.limits.is_full(handler.model, self.inflight.held_of)
+        return self.inflight.waiting(handler.model) < enough
 
     def _least(self, handler: Handler) -> int:
         """Return how many units may wait for the executors at least, so that these do not run dry."""
@@ -272,12 +270,12 @@ class Claimer(threading.Thread):
         if handler.model in self.service.paused or self.service.throttles.reason_for(handler.model):
             # The service sees when that is over.
             return False
-        most = self.service.limits.room(
-            handler.model, self._sizes[handler.model], self.inflight.held_of
-        )
+        if not self.service.overrides.known:
+            return None
+        most = self._sizes[handler.model].most(*self.service.overrides.of(handler.model))
         size = self._size(handler, most)
         if size == 0:
-            # Health checks, or whoever sets limits, have not answered yet.
+            # Health checks have not answered yet.
             return None
         self._ensure_usable()
         if self.leaving.is_set():
@@ -320,7 +318,6 @@ class Claimer(threading.Thread):
             raise
         self._note_use()
         self.service.throttles.claimed(handler.model, len(rows))
-        self.service.limits.took(handler.model, len(rows))
         if rows:
             self.service.idle_questions[handler.model] = 0
             watch(rows)

@@ -43,8 +43,8 @@ from django_taskclaim.worker.connections import (
 )
 from django_taskclaim.worker.fleet import FleetWatch
 from django_taskclaim.worker.inflight import InFlight, Task, Unit
-from django_taskclaim.worker.limits import Limits
 from django_taskclaim.worker.options import WorkerOptions
+from django_taskclaim.worker.overrides import Overrides
 from django_taskclaim.worker.overruns import Overrun, abandon, overran, will_overrun
 from django_taskclaim.worker.records import (
     Limited,
@@ -111,7 +111,7 @@ class Service(threading.Thread):
         #: What stops everyone, as this process was told of it.
         self.fleet = FleetWatch(self)
         #: What the claimer keeps to beside the options of handlers and command line.
-        self.limits = Limits()
+        self.overrides = Overrides()
         #: Set by whoever may give orders: claim nothing more and leave once all is done, or stop as by a signal.
         self.told_to_drain, self.told_to_stop = threading.Event(), threading.Event()
         #: What transactions that stay open are measured by, in every thread.
@@ -201,7 +201,7 @@ class Service(threading.Thread):
 
     def lease_of(self, handler: Handler) -> timedelta:
         """Return how long the next claims for *handler* last unless renewed."""
-        return self.limits.lease(handler.model) or handler.lease
+        return self.overrides.of(handler.model).lease or handler.lease
 
     def let_claim(self, models: Iterable[Any]) -> None:
         """Have the claimer look for rows of *models* now: what kept it from claiming is over."""

@@ -267,7 +267,7 @@ def test_the_export_has_no_cell_that_a_spreadsheet_runs(looks: Client, sign: str
 
 
 def test_settings_are_shown_with_who_changed_them(boss: Client) -> None:
-    boss.post(photos("settings"), {"batch_size": "7", "rate_limit": "2.5", "reason": "gently"})
+    boss.post(photos("settings"), {"batch_size": "7", "rate": "5/s", "reason": "gently"})
     page = boss.get(photos())
     assert form_of(page, photos("settings"))["batch_size"] == ["7"]
     assert "Last changed by boss" in text_of(page)

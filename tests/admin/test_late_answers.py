@@ -1,7 +1,6 @@
 """A form that was shown before somebody else acted overwrites nothing."""
 
 from collections.abc import Callable
-from datetime import time
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ from django.test import Client
 from django_taskclaim.admin import buttons
 from django_taskclaim.admin.acts import Act
 from django_taskclaim.control.models import LiveSettings
-from django_taskclaim.control.orders import change_settings
+from django_taskclaim.control.orders import change_settings, settings_of
 from tests.admin.room import (
     act_on,
     failed,
@@ -132,14 +131,17 @@ def change(by: str, **values: Any) -> None:
 
 
 def test_settings_from_an_old_page_undo_no_change_of_somebody_else(boss: Client) -> None:
-    change("Ada", lease=60, window_from=time(22, 0, 30), window_to=time(6), batch_size=9)
+    change("Ada", lease=60, hours="22:00-06:00", batch_size=9)
     shown = form_of(boss.get(photos()), photos("settings"))
-    change("Grace", lease=90, rate_limit=2.5)
-    boss.post(photos("settings"), {**shown, "concurrency": "4", "batch_size": ""})
-    stored = LiveSettings.objects.get()
-    assert (stored.lease, stored.rate_limit) == (90, 2.5)
-    assert (stored.window_from, stored.window_to) == (time(22, 0, 30), time(6))
-    assert (stored.concurrency, stored.batch_size) == (4, None)
+    change("Grace", lease=90, rate="5/s")
+    boss.post(photos("settings"), {**shown, "max_running": "4", "batch_size": ""})
+    assert settings_of(Photo, using="default") == {
+        "lease": 90,
+        "batch_size": None,
+        "rate": "5/s",
+        "max_running": 4,
+        "hours": "22:00-06:00",
+    }
 
 
 def test_settings_that_are_shown_again_after_an_error_undo_nothing_either(boss: Client) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import time, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -10,7 +10,7 @@ from django.core.exceptions import ValidationError
 from django.db import connections
 
 from django_taskclaim.control.models import LiveSettings
-from django_taskclaim.control.orders import change_settings
+from django_taskclaim.control.orders import change_settings, settings_of
 from django_taskclaim.control.reading import acts
 from django_taskclaim.dialects import dialect_for
 from django_taskclaim.handlers import handler, unregister
@@ -26,14 +26,20 @@ def change(**values: Any) -> Any:
 
 def test_a_change_leaves_the_other_settings_and_is_recorded_with_what_was() -> None:
     change(batch_size=20, lease=timedelta(seconds=30))
-    change(rate_limit="2.5", batch_size="", window_from="22:00", window_to=time(6))
-    change(rate_limit=2.5)
-    found = LiveSettings.objects.get()
-    assert (found.batch_size, found.lease, found.rate_limit) == (None, 30.0, 2.5)
-    assert found.changed_by == "ada"
-    second, first = [act.reason for act in acts(Photo, using="default")]
-    assert first == "batch size 20 (was none), lease 30 (was none)"
-    assert "batch size none (was 20)" in second
+    change(rate="100/m", batch_size="", hours="22:00-06:00", max_running="none")
+    change(rate="100/m")
+    assert settings_of(Photo, using="default") == {
+        "batch_size": None,
+        "lease": 30.0,
+        "rate": "100/m",
+        "max_running": 0,
+        "hours": "22:00-06:00",
+    }
+    second, first = acts(Photo, using="default")
+    assert first.reason == "batch size 20 (was default), lease 30 (was default)"
+    assert "batch size default (was 20)" in second.reason
+    assert "rows at once none (was default)" in second.reason
+    assert first.by == "ada"
 
 
 @pytest.mark.once
@@ -41,15 +47,15 @@ def test_a_change_leaves_the_other_settings_and_is_recorded_with_what_was() -> N
     ("values", "names"),
     [
         ({"batch_size": 0}, {"batch_size"}),
-        ({"batch_size": 1001, "concurrency": -1}, {"batch_size", "concurrency"}),
-        ({"concurrency": "many"}, {"concurrency"}),
-        ({"rate_limit": 0}, {"rate_limit"}),
-        ({"rate_limit": "nan"}, {"rate_limit"}),
+        ({"batch_size": 1001, "max_running": -1}, {"batch_size", "max_running"}),
+        ({"max_running": "many"}, {"max_running"}),
+        ({"rate": 0}, {"rate"}),
+        ({"rate": "100"}, {"rate"}),
         ({"lease": 1}, {"lease"}),
         ({"lease": timedelta(days=2)}, {"lease"}),
-        ({"window_from": "22:00"}, {"window_to"}),
-        ({"window_to": "25:00"}, {"window_to"}),
-        ({"window_from": "06:00", "window_to": "06:00"}, {"window_to"}),
+        ({"lease": "nan"}, {"lease"}),
+        ({"hours": "22:00"}, {"hours"}),
+        ({"hours": "06:00-06:00"}, {"hours"}),
     ],
 )
 def test_a_value_that_makes_no_sense_is_refused_by_name(
@@ -73,9 +79,9 @@ def test_an_unknown_setting_and_a_model_without_claims_are_refused() -> None:
 @pytest.mark.django_db(transaction=True, databases="__all__")
 def test_two_people_change_different_settings_at_once() -> None:
     for _ in range(3):
-        at_once(lambda: change(batch_size=20), lambda: change(concurrency=3))
+        at_once(lambda: change(batch_size=20), lambda: change(lease=30))
         found = LiveSettings.objects.get()
-        assert (found.batch_size, found.concurrency) == (20, 3)
+        assert (found.batch_size, found.lease) == (20, 30)
         found.delete()
 
 

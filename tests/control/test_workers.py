@@ -15,10 +15,9 @@ from django.db.models import Sum
 
 from django_taskclaim.control.models import ClaimEvent, ThroughputMinute, WorkerOrder
 from django_taskclaim.control.orders import change_settings, order
-from django_taskclaim.control.reading import acts, history, marks
+from django_taskclaim.control.reading import acts, history
 from django_taskclaim.dialects import DatabaseLater
-from django_taskclaim.models import Throttle, WorkerProcess
-from django_taskclaim.overview import database_time
+from django_taskclaim.models import WorkerProcess
 from tests.testapp.models import Job
 from tests.worker.conftest import Worker, jobs, start_worker, states, wait_until
 
@@ -92,18 +91,6 @@ def test_a_running_worker_follows_batch_size_and_lease(start_worker: Start) -> N
     follows(worker, 20)
 
 
-def test_a_limit_of_concurrency_is_followed_at_once(start_worker: Start) -> None:
-    """What has not started goes back, and no more than so many rows are held from then on."""
-    jobs(600, "sleep:0.1")
-    start_worker("--threads", "4", "--batch-size", "50")
-    wait_until(lambda: held().count() > 2)
-    change(concurrency=2)
-    wait_until(lambda: 0 < held().count() <= 2, what="two rows held")
-    done = Job.objects.progress().complete
-    while Job.objects.progress().complete < done + 10:
-        assert held().count() <= 2
-
-
 @pytest.mark.long
 @pytest.mark.promise(7)
 @pytest.mark.skipif(
@@ -132,34 +119,6 @@ def test_a_shorter_lease_bounds_what_a_frozen_worker_blocks(start_worker: Start)
     wait_until(lambda: held().filter(pk=key) and is_locked(), what="the handler's transaction")
     worker.signal(signal.SIGSTOP)
     wait_until(lambda: not is_locked(), what="the frozen worker's lock is gone")
-
-
-@pytest.mark.promise(11)
-@pytest.mark.parametrize("zone", [{}, {"USE_TZ": "0", "TIME_ZONE": "Asia/Kolkata"}])
-def test_outside_the_window_workers_claim_nothing_and_the_reason_is_stored(
-    start_worker: Start, zone: dict[str, str]
-) -> None:
-    """The database's clock decides, in UTC, whatever the worker's own settings are."""
-    env = {f"TASKCLAIM_TEST_{name}": value for name, value in zone.items()}
-    jobs(200, "sleep:0.05")
-    now = database_time("default").replace(microsecond=0)
-    opens, closes = (now + 2 * HOUR).time(), (now + 3 * HOUR).time()
-    worker = start_worker("--batch-size", "30", **env)
-    wait_until(lambda: claims(worker), what="a claim")
-    change(window_from=opens, window_to=closes)
-    wait_until(lambda: "processing" not in states(), what="no row is held")
-    stop = wait_until(Throttle.objects.first)
-    assert stop.source == "window"
-    assert f"{opens:%H:%M:%S}–{closes:%H:%M:%S} UTC" in stop.reason
-    taken = len(claims(worker))
-    assert start_worker("--drain", **env).wait() == 3
-    assert len(claims(worker)) == taken
-    mark = ("throttle", f"Throttled: {stop.reason}")
-    wait_until(
-        lambda: mark in {(one.kind, one.text) for one in marks(Job, using="default", span=HOUR)}
-    )
-    change(window_from=(now - HOUR).time(), window_to=(now + HOUR).time())
-    wait_until(lambda: len(claims(worker)) > taken, what="claims flow again")
 
 
 # Orders

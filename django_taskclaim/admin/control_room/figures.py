@@ -15,6 +15,7 @@ from django_taskclaim.columns import has_ranges
 from django_taskclaim.control.installed import is_on
 from django_taskclaim.doctor import Finding
 from django_taskclaim.doctor.blockers import reasons
+from django_taskclaim.limits import stored_limits
 from django_taskclaim.models import WorkerProcess
 from django_taskclaim.overview import Overview, Worker, database_time, overview, workers
 from django_taskclaim.ranges import Strip, strip
@@ -54,6 +55,8 @@ class Figures:
     #: Rows a second of each process over the last minutes, or since it began; None where nobody wrote that down.
     rates: dict[str, float] | None = None
     settings: Any = None
+    #: The limits that a person has set, see ``limits.stored_limits``.
+    stored_limits: dict[str, Any] = field(default_factory=dict)
     #: When the oldest of these was learned, where some are old.
     late_since: datetime | None = None
     has_control: bool = False
@@ -134,6 +137,7 @@ def _recorded(
 
     told: dict[str, Any] = {
         "settings": answer("settings", lambda: reading.live_settings(model, using=alias)),
+        "stored_limits": answer("limits", lambda: stored_limits(model, using=alias)) or {},
         "orders": answer("orders", lambda: _open_orders(alias)) or {},
         "rates": answer("rates", lambda: _rates(model, alias, serving)),
         "hour": answer("hour", lambda: reading.throughput(model, using=alias, span=HOUR)),

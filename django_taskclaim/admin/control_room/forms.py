@@ -38,28 +38,8 @@ class PauseForm(ReasonForm):
         return float(until) if until else None
 
 
-class _Clock(forms.TimeInput):
-    input_type = "time"
-
-    def __init__(self, attrs: dict[str, Any] | None = None) -> None:
-        super().__init__(attrs, format="%H:%M")
-
-
-class _HiddenClock(_Clock):
-    """What was shown, and not a second more: else a stored time with seconds would look changed."""
-
-    input_type = "hidden"
-
-
-class ClockField(forms.TimeField):
-    """A time of the day, to the minute."""
-
-    widget = _Clock
-    hidden_widget = _HiddenClock
-
-
 class SettingsForm(forms.Form):
-    """What workers of one model keep to; what is left empty follows the handler and the command line.
+    """What claims of one model follow; an empty field follows the handler and the command line.
 
     The form brings along what it showed, so that only what a person changed is sent on: two people who change
     different settings at the same time both get their way. Sense is judged where the settings are stored, so that a
@@ -67,11 +47,10 @@ class SettingsForm(forms.Form):
     """
 
     batch_size = forms.IntegerField(label=_("Batch size"), required=False)
-    concurrency = forms.IntegerField(label=_("Rows at a time, each process"), required=False)
-    rate_limit = forms.FloatField(label=_("Rows a second, all together"), required=False)
     lease = forms.FloatField(label=_("Lease, seconds"), required=False)
-    window_from = ClockField(label=_("From (UTC)"), required=False)
-    window_to = ClockField(label=_("To (UTC)"), required=False)
+    rate = forms.CharField(label=_("Rate, such as 100/m"), max_length=40, required=False)
+    max_running = forms.CharField(label=_("Rows at once"), max_length=20, required=False)
+    hours = forms.CharField(label=_("Hours, such as 22:00-06:00"), max_length=40, required=False)
     reason = forms.CharField(label=_("Reason"), max_length=500, required=False)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -19,6 +19,7 @@ from django_taskclaim.admin.control_room.progress import bar_of
 from django_taskclaim.admin.control_room.ranges import ranges_of
 from django_taskclaim.admin.control_room.rooms import Room
 from django_taskclaim.admin.control_room.state import state_of
+from django_taskclaim.control.orders import NO_LIMIT, SETTINGS
 from django_taskclaim.fields import as_utc
 from django_taskclaim.handlers import handler_for
 from django_taskclaim.policy import policy_for
@@ -124,9 +125,12 @@ FIRST = 10
 
 
 def _initial(figures: Figures) -> dict[str, Any]:
-    stored = figures.settings
-    names = ("batch_size", "concurrency", "rate_limit", "lease", "window_from", "window_to")
-    return {name: getattr(stored, name) for name in names} if stored is not None else {}
+    settings = {name: getattr(figures.settings, name, None) for name in SETTINGS}
+    limits = {
+        name: NO_LIMIT if value in ("", 0) else value
+        for name, value in figures.stored_limits.items()
+    }
+    return settings | limits
 
 
 def _settings(room: Room, figures: Figures) -> dict[str, Any]:

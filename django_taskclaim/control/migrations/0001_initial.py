@@ -34,25 +34,6 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 (
-                    "concurrency",
-                    models.IntegerField(
-                        blank=True,
-                        null=True,
-                        validators=[django.core.validators.MinValueValidator(1)],
-                    ),
-                ),
-                (
-                    "rate_limit",
-                    models.FloatField(
-                        blank=True,
-                        null=True,
-                        validators=[
-                            django.core.validators.MinValueValidator(0.001),
-                            django.core.validators.MaxValueValidator(1000000.0),
-                        ],
-                    ),
-                ),
-                (
                     "lease",
                     models.FloatField(
                         blank=True,
@@ -63,8 +44,6 @@ class Migration(migrations.Migration):
                         ],
                     ),
                 ),
-                ("window_from", models.TimeField(blank=True, null=True)),
-                ("window_to", models.TimeField(blank=True, null=True)),
                 ("changed_at", django_taskclaim.fields.MomentField()),
                 (
                     "changed_by",
