@@ -27,6 +27,7 @@ from tests.testapp.models import (
     Author,
     Child,
     ChildOwnsClaim,
+    CompositeKey,
     HiddenRows,
     OrderedByForeignKey,
     Photo,
@@ -42,39 +43,34 @@ NoQueries = Callable[..., Any]
 
 
 @pytest.mark.promise(2)
-def test_a_batch_is_never_larger_than_asked_and_nothing_is_claimed_twice(claimable: Any) -> None:
-    rows = make(claimable, 7)
-    batches = [claimable.objects.claim_batch(3) for _ in range(4)]
+def test_batches_hold_as_many_rows_as_asked_and_no_row_twice(kind_of_table: Any) -> None:
+    rows = make(kind_of_table, 7)
+    batches = [kind_of_table.objects.claim_batch(3) for _ in range(4)]
     assert [len(batch) for batch in batches] == [3, 3, 1, 0]
     assert sorted(row.pk for batch in batches for row in batch) == sorted(keys(rows))
-    assert len({batch[0].claim.token.holder for batch in batches[:3]}) == 3
+    for batch in batches[:3]:
+        (holder,) = {row.claim.token.holder for row in batch}
+        assert "#" in holder
+        held = kind_of_table._base_manager.filter(status="processing", claimed_by=holder)
+        assert {*keys(held)} == {*keys(batch)}
 
 
-@pytest.mark.promise(2)
-def test_the_rows_returned_are_exactly_those_stored_as_held(claimable: Any) -> None:
-    make(claimable, 5)
-    rows = claimable.objects.claim_batch(3)
-    (holder,) = {row.claim.token.holder for row in rows}
-    assert "#" in holder
-    held = {names(claimable)["status"]: "processing", names(claimable)["claimed_by"]: holder}
-    assert {row.pk for row in claimable._base_manager.filter(**held)} == set(keys(rows))
-
-
-WRONG: list[tuple[str, dict[str, Any]]] = [
-    *(("1 to 1000", {"limit": limit}) for limit in (0, -1, 1001, True, "5", 1.5, None, math.inf)),
-    *(("lease", {"lease": lease}) for lease in (0, -1, timedelta(0), "60", True, math.nan, 1e15)),
-    *(("claimed_by", {"claimed_by": who}) for who in ("", 17, "a#b", "x" * 201, "nul\x00", b"me")),
-]
+WRONG: dict[str, list[dict[str, Any]]] = {
+    "1 to 1000": [{"limit": limit} for limit in (0, 1001, True, "5", 1.5, None)],
+    "lease": [{"lease": lease} for lease in (0, timedelta(0), "60", True, math.nan, 1e15)],
+    "claimed_by": [{"claimed_by": who} for who in ("", 17, "a#b", "x" * 201, "nul\x00")],
+}
 
 
 @pytest.mark.once
 @pytest.mark.promise(2)
-@pytest.mark.parametrize(("named", "arguments"), WRONG)
+@pytest.mark.parametrize("named", WRONG)
 def test_a_wrong_argument_is_a_value_error_that_names_it(
-    named: str, arguments: dict[str, Any], django_assert_num_queries: NoQueries
+    named: str, django_assert_num_queries: NoQueries
 ) -> None:
-    with django_assert_num_queries(0), pytest.raises(ValueError, match=named):
-        Photo.objects.claim_batch(**({"limit": 1} | arguments))
+    for arguments in WRONG[named]:
+        with django_assert_num_queries(0), pytest.raises(ValueError, match=named):
+            Photo.objects.claim_batch(**({"limit": 1} | arguments))
 
 
 @pytest.mark.once
@@ -92,28 +88,26 @@ def test_a_strategy_that_the_database_has_not_is_refused_by_name() -> None:
 @pytest.mark.usefixtures("strategy")
 def test_rows_that_wait_are_not_claimed_and_do_not_stand_in_the_way() -> None:
     now = timezone.now()
-    waiting = make(Photo, 30, priority=9, not_before=now + timedelta(hours=1))
+    make(Photo, 30, priority=9, not_before=now + timedelta(hours=1))
     due = make(Photo, 5, not_before=now - timedelta(seconds=60))
     assert keys(Photo.objects.claim_batch(3)) == keys(due[:3])
     assert keys(Photo.objects.order_by("-priority", "pk").claim_batch(3)) == keys(due[3:])
-    assert {facts(row).status for row in waiting} == {"open"}
 
 
 @pytest.mark.promise(2)
-def test_only_open_rows_are_claimed(claimable: Any) -> None:
-    make(claimable, 5)
-    done, failed, running = claimable.objects.claim_batch(3)
+def test_only_open_rows_are_claimed(kind_of_table: Any) -> None:
+    make(kind_of_table, 5)
+    done, failed, running = kind_of_table.objects.claim_batch(3)
     done.claim.complete()
     failed.claim.fail("no", retry=False)
-    first = claimable.objects.open().order_by("pk").first()
-    claimable._default_manager.filter(pk=first.pk).pause_rows()
-    assert len(claimable.objects.claim_batch(9)) == 1
+    first = kind_of_table.objects.open().order_by("pk").first()
+    kind_of_table.objects.filter(pk=first.pk).pause_rows()
+    assert len(kind_of_table.objects.claim_batch(9)) == 1
     assert running.claim.check()
 
 
 FILTERS: dict[str, Callable[[Any], Any]] = {
-    "filter": lambda rows: rows.filter(note="yes"),
-    "exclude": lambda rows: rows.exclude(note="no"),
+    "filter": lambda rows: rows.filter(note="yes").exclude(note__contains="100%"),
     "Q with OR": lambda rows: rows.filter(Q(note="yes") | Q(counter=99)),
     "an IN of a subquery": lambda rows: rows.filter(
         note__in=rows.model._base_manager.filter(note="yes").values("note")
@@ -122,13 +116,10 @@ FILTERS: dict[str, Callable[[Any], Any]] = {
         Exists(rows.model._base_manager.filter(pk=OuterRef("pk"), note="yes"))
     ),
     "an annotation": lambda rows: rows.annotate(low=Lower("note")).filter(low="yes"),
-    "an alias": lambda rows: rows.alias(twice=F("counter") * 2).filter(twice=2),
     "an expression": lambda rows: rows.filter(counter__gt=F("counter") - 1, counter=1),
     "distinct": lambda rows: rows.filter(note="yes").distinct(),
     "a union of conditions": lambda rows: rows.filter(note="yes") | rows.filter(counter=99),
-    "due()": lambda rows: rows.due().filter(note="yes"),
-    "an order": lambda rows: rows.filter(note="yes").order_by("-pk"),
-    "a percent sign": lambda rows: rows.filter(note="yes").exclude(note__contains="100%"),
+    "an order": lambda rows: rows.due().filter(note="yes").order_by("-pk"),
 }
 
 
@@ -153,7 +144,7 @@ def test_a_child_is_filtered_by_columns_of_either_table(model: Any) -> None:
 
 @pytest.mark.promise(2)
 @pytest.mark.usefixtures("strategy")
-@pytest.mark.parametrize("order", [[], ["note"], ["labels__name"]])
+@pytest.mark.parametrize("order", [[], ["labels__name"]])
 def test_a_join_that_shows_rows_more_than_once_claims_each_once(order: list[str]) -> None:
     labels = [Label.objects.create(name=f"label {number}") for number in range(3)]
     rows = make(Labelled, 4)
@@ -173,22 +164,16 @@ def test_rows_of_any_family_are_claimed_in_the_order_of_their_keys_and_completed
     model: Any,
 ) -> None:
     """A key of another table, a parent with an order of its own, a grandchild, a field named like a verb."""
-    rows = []
     for number in range(4):
         needs = {"author": Author.objects.create(name=f"{-number}")} if model is OneToOneKey else {}
-        rows.append(model.objects.create(note=f"{number}", **needs))
+        model.objects.create(note=f"{number}", **needs)
     claimed = [row for _ in range(2) for row in model.objects.claim_batch(2)]
-    assert keys(claimed) == keys(rows)
+    assert [row.note for row in claimed] == ["0", "1", "2", "3"]
     for row in claimed:
         row.note = "done"
-    if model is Labour:
-        claimed[0].complete = True
-        claimed[0].claim.complete(update_fields=["complete", "note"])
-        assert fresh(rows[0]).complete is True
-    else:
-        claimed[0].complete(update_fields=["note"])
+    claimed[0].claim.complete(update_fields=["note"])
     assert model.objects.complete(claimed[1:], update_fields=["note"]) == 3
-    assert [(fresh(row).note, facts(row).status) for row in rows] == [("done", "complete")] * 4
+    assert [(fresh(row).note, facts(row).status) for row in claimed] == [("done", "complete")] * 4
 
 
 def test_a_custom_manager_and_a_proxy_claim_rows_of_their_own_kind() -> None:
@@ -201,17 +186,6 @@ def test_a_custom_manager_and_a_proxy_claim_rows_of_their_own_kind() -> None:
 
 
 # What comes back
-
-
-def test_a_claimed_instance_holds_what_a_loaded_one_does(shape: Any) -> None:
-    make(shape, 2)
-    claimed, other = shape.objects.claim_batch(2)
-    loaded = shape.objects.get(pk=claimed.pk)
-    for field in shape._meta.concrete_fields:
-        assert getattr(claimed, field.attname) == getattr(loaded, field.attname)
-    assert claimed == loaded
-    assert (claimed._state.adding, claimed._state.db) == (False, loaded._state.db)
-    assert claimed._state is not other._state
 
 
 @isolate_apps("tests.testapp")
@@ -264,19 +238,26 @@ def test_joins_and_prefetches_are_honoured(django_assert_num_queries: NoQueries)
         assert [row.wanted for row in labelled] == [[label], []]
 
 
-def test_annotations_and_deferred_columns_are_honoured(
-    shape: Any, django_assert_num_queries: NoQueries
+@pytest.mark.parametrize("model", [Photo, Child, CompositeKey])
+def test_a_claimed_instance_holds_what_a_loaded_one_does(
+    model: Any, django_assert_num_queries: NoQueries
 ) -> None:
-    make(shape, 3, note="asked for", counter=4)
-    (more,) = shape.objects.annotate(twice=F("counter") * 2).filter(twice__gt=0).claim_batch(1)
-    (narrow,) = shape.objects.only("note").claim_batch(1)
-    (wide,) = shape.objects.defer("note").claim_batch(1)
-    assert getattr(more, names(shape)["status"]) == "processing"
+    """Also with annotations, and with columns deferred."""
+    make(model, 4, note="asked for", counter=4)
+    (whole,) = model.objects.claim_batch(1)
+    loaded = model.objects.get(pk=whole.pk)
+    for field in model._meta.concrete_fields:
+        assert getattr(whole, field.attname) == getattr(loaded, field.attname)
+    assert (whole._state.adding, whole._state.db) == (False, loaded._state.db)
+    (more,) = model.objects.annotate(twice=F("counter") * 2).filter(twice__gt=0).claim_batch(1)
+    (narrow,) = model.objects.only("note").claim_batch(1)
+    (wide,) = model.objects.defer("note").claim_batch(1)
+    assert getattr(more, names(model)["status"]) == "processing"
     assert "counter" in narrow.get_deferred_fields()
     assert wide.get_deferred_fields() == {"note"}
     with django_assert_num_queries(0):
         assert (more.twice, narrow.note, wide.counter) == (8, "asked for", 4)
-    assert shape.objects.complete([more, narrow, wide]) == 3
+    assert model.objects.complete([whole, more, narrow, wide]) == 4
 
 
 def test_a_claim_and_a_completion_of_a_batch_cost_few_statements(
@@ -292,35 +273,38 @@ def test_a_claim_and_a_completion_of_a_batch_cost_few_statements(
 # Refused
 
 REFUSED: dict[str, Callable[[Any], Any]] = {
-    "slice": lambda rows: rows[:5],
-    "later slice": lambda rows: rows.order_by("pk")[2:],
+    "slice": lambda rows: rows.order_by("pk")[2:5],
     "values": lambda rows: rows.values("note"),
     "values_list": lambda rows: rows.values_list("pk", flat=True),
     "aggregate": lambda rows: rows.annotate(n=Count("pk")),
-    "grouping": lambda rows: rows.values("note").annotate(n=Count("pk")),
     "union": lambda rows: rows.union(rows.all()),
     "distinct on fields": lambda rows: rows.distinct("note"),
     "dates": lambda rows: rows.dates("claimed_at", "day"),
     "window": lambda rows: rows.annotate(n=Window(RowNumber(), order_by="pk")).filter(n=1),
 }
-VERBS = ["claim_batch", "release_expired", "reset", "pause_rows"]
+VERBS: dict[str, list[int]] = {
+    "claim_batch": [1],
+    "release_expired": [],
+    "reset": [],
+    "pause_rows": [],
+}
 
 
 @pytest.mark.once
 @pytest.mark.promise(2)
-@pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("kind", REFUSED)
 def test_a_queryset_that_cannot_be_claimed_from_is_refused_with_a_sentence(
-    verb: str, kind: str, django_assert_num_queries: NoQueries
+    kind: str, django_assert_num_queries: NoQueries
 ) -> None:
-    rows = REFUSED[kind](Photo.objects.all())
-    with django_assert_num_queries(0), pytest.raises(TypeError, match="Photo"):
-        getattr(rows, verb)(*([1] if verb == "claim_batch" else []))
+    for verb, arguments in VERBS.items():
+        rows = REFUSED[kind](Photo.objects.all())
+        with django_assert_num_queries(0), pytest.raises(TypeError, match="Photo"):
+            getattr(rows, verb)(*arguments)
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_a_verb_on_an_empty_queryset_changes_nothing(kind_of_table: Any, verb: str) -> None:
+def test_a_verb_on_an_empty_queryset_changes_nothing(kind_of_table: Any) -> None:
     make(kind_of_table, 2)
     for rows in kind_of_table.objects.none(), kind_of_table.objects.filter(pk__in=[]):
-        assert not getattr(rows, verb)(*([3] if verb == "claim_batch" else []))
+        for verb, arguments in VERBS.items():
+            assert not getattr(rows, verb)(*arguments), verb
     assert kind_of_table.objects.open().count() == 2
