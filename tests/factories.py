@@ -28,24 +28,13 @@ from tests.testapp.models import (
     UuidKey,
 )
 
+#: The shapes that differ most: in their claim columns, their names, their keys, and the tables that these are on.
+DIFFERENT: list[type[models.Model]] = [Photo, ClaimOnly, PrefixedOwnStatus, PercentNames]
+DIFFERENT += [UuidKey, CompositeKey, Child, ChildOwnsClaim]
+
 #: Every shape of a claimable model; a behaviour that holds for one holds for all.
-SHAPES: list[type[models.Model]] = [
-    Photo,
-    PhotoProxy,
-    ClaimOnly,
-    UuidKey,
-    TextKey,
-    CompositeKey,
-    Parent,
-    Child,
-    ChildOwnsClaim,
-    HiddenRows,
-    ReservedWords,
-    PercentNames,
-    AModelWhoseNameIsLongerThanAnyDatabaseAcceptsForATableOrAnIndexName,
-    OrderedByForeignKey,
-    PrefixedOwnStatus,
-]
+SHAPES = [*DIFFERENT, PhotoProxy, TextKey, Parent, HiddenRows, ReservedWords, OrderedByForeignKey]
+SHAPES += [AModelWhoseNameIsLongerThanAnyDatabaseAcceptsForATableOrAnIndexName]
 
 #: Goes up within a test, so its keys are unique and their order is the order of making.
 _numbers = itertools.count(1)

@@ -12,7 +12,7 @@ from typing import Any
 from django.db import connection, connections, models
 from django.utils import timezone
 
-from tests.factories import SHAPES
+from tests.factories import DIFFERENT
 from tests.testapp.models import Photo
 
 #: A little more than any healthy statement needs on a busy machine; no test waits that long when all is well.
@@ -21,7 +21,7 @@ DEADLINE = 40
 ROW_LOCKS = connection.features.has_select_for_update
 
 #: Multi-table children cannot be created in bulk, says Django.
-BULK = [model for model in SHAPES if not model._meta.concrete_model._meta.parents]
+BULK = [model for model in DIFFERENT if not model._meta.concrete_model._meta.parents]
 
 #: A value for each guarded column that differs from every row's.
 STRANGE: dict[str, Any] = {

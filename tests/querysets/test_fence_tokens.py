@@ -17,26 +17,32 @@ from tests.testapp.models import Child, ChildOwnsClaim, CompositeKey, Photo
 
 pytestmark = [pytest.mark.django_db, pytest.mark.promise(3)]
 
-TABLES = pytest.mark.parametrize("model", [Photo, Child, ChildOwnsClaim, CompositeKey])
+TABLES = pytest.mark.parametrize("model", [Photo, Child, CompositeKey])
 
 #: One of each kind of write.
 KINDS = ["complete", "renew", "save", "delete", "bulk_update"]
 
 
-def test_a_row_that_was_only_read_carries_no_claim(shape: Any) -> None:
-    row = claimed(shape)
-    read = fresh(row)
-    calls: list[Any] = [
-        lambda: shape.objects.complete(read),
-        lambda: shape.objects.renew(read),
-        lambda: shape.objects.release(read),
-        lambda: shape.objects.fail(read, "no"),
-        lambda: read.claim.check(),
-    ]
-    for call in calls:
+def ending(verb: str, row: Any) -> Any:
+    if verb == "delete":
+        return row.delete()
+    return getattr(row.claim, verb)(*(["boom"] if verb == "fail" else []))
+
+
+@TABLES
+def test_a_row_that_was_only_read_or_whose_claim_has_ended_carries_no_claim(model: Any) -> None:
+    for verb in ("complete", "fail", "release", "delete"):
+        row = claimed(model)
+        read = fresh(row)
+        for late in ("complete", "renew", "release", "fail", "check"):
+            with pytest.raises(ClaimLost, match="carries no claim"):
+                ending(late, read)
+        ending(verb, row)
         with pytest.raises(ClaimLost, match="carries no claim"):
-            call()
-    assert row.claim.check()
+            row.claim.complete()
+        with pytest.raises(ClaimLost):
+            _ = row.claim.token
+        model._base_manager.all().delete()
 
 
 def refreshed(row: Any) -> Any:
@@ -56,31 +62,20 @@ def assigned(row: Any) -> Any:
     return row
 
 
-TOUCHES = pytest.mark.parametrize(
+@pytest.mark.parametrize(
     "touch", [twin, copy.copy, copy.deepcopy, refreshed, refreshed_in_part, assigned]
 )
-
-
-@TOUCHES
 @TABLES
-def test_the_token_survives_what_an_instance_goes_through(model: Any, touch: Write) -> None:
-    row = claimed(model)
-    token = row.claim.token
-    touched = touch(row)
-    assert touched.claim.token == token
-    touched.note = "in time"
-    touched.save()
-    touched.claim.complete()
-    assert fresh(row).note == "in time"
-
-
-@TOUCHES
-@TABLES
-def test_nothing_an_instance_goes_through_brings_a_lost_claim_back(
+def test_the_token_survives_what_an_instance_goes_through_and_no_lost_one_comes_back(
     model: Any, touch: Write
 ) -> None:
     row = claimed(model)
     late = {kind: twin(row) for kind in KINDS}
+    touched = touch(twin(row))
+    assert touched.claim.token == row.claim.token
+    touched.note = "in time"
+    touched.save()
+    assert fresh(row).note == "in time"
     lose(row)
     for kind, instance in late.items():
         assert_refused(kind, touch(instance))
@@ -102,7 +97,7 @@ def test_deferred_claim_columns_are_no_part_of_the_token(model: Any, narrow: str
 # Tokens that travel
 
 
-def test_a_token_travels_as_text_tuple_or_itself(shape: Any) -> None:
+def test_a_token_travels_as_text_tuple_or_itself_and_is_lost_with_its_claim(shape: Any) -> None:
     make(shape, 3)
     rows = shape.objects.claim_batch(3, claimed_by="a:b:c 1:2")
     for row, spell in zip(rows, (str, tuple, lambda token: token), strict=True):
@@ -111,23 +106,14 @@ def test_a_token_travels_as_text_tuple_or_itself(shape: Any) -> None:
         assert again.claim.token == row.claim.token
         again.claim.complete()
         assert facts(row).status == "complete"
-
-
-def test_a_token_that_no_longer_stands_is_lost_at_the_first_verb(shape: Any) -> None:
     late = claimed(shape)
-    token = str(late.claim.token)
-    lose(late)
+    key, token = late.pk, str(late.claim.token)
+    current = lose(late)
     for kind in KINDS:
-        assert_refused(kind, shape.objects.with_token(late.pk, token))
-
-
-@TABLES
-def test_a_token_of_a_row_that_is_gone_is_does_not_exist(model: Any) -> None:
-    row = claimed(model)
-    key, token = row.pk, row.claim.token
-    row.delete()
-    with pytest.raises(model.DoesNotExist):
-        model.objects.with_token(key, token)
+        assert_refused(kind, shape.objects.with_token(key, token))
+    current.delete()
+    with pytest.raises(shape.DoesNotExist):
+        shape.objects.with_token(key, token)
 
 
 WRONG = ["", "user:1", "x:user:1", "-1:user:1", "1:", "1.5:user:1", "0:nul\x00", "0:" + "x" * 300]
@@ -135,29 +121,15 @@ WRONG += [f"{10**30}:user:1", ("user:1",), ("user:1", "x"), ("user:1", 10**30), 
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("given", WRONG)
-def test_what_is_no_token_is_a_value_error(given: Any) -> None:
+def test_what_is_no_token_is_a_value_error() -> None:
     """A token comes back from a form, so from anyone."""
     row = claimed(Photo)
-    with pytest.raises(ValueError, match="is no claim token"):
-        Photo.objects.with_token(row.pk, given)
+    for given in WRONG:
+        with pytest.raises(ValueError, match="is no claim token"):
+            Photo.objects.with_token(row.pk, given)
 
 
-# Ended claims
-
-
-@pytest.mark.parametrize("verb", ["complete", "fail", "release", "delete"])
-@TABLES
-def test_a_claim_that_a_verb_has_ended_serves_no_second_time(model: Any, verb: str) -> None:
-    row = claimed(model)
-    if verb == "delete":
-        row.delete()
-    else:
-        getattr(row.claim, verb)(*(["boom"] if verb == "fail" else []))
-    with pytest.raises(ClaimLost, match="carries no claim"):
-        row.claim.complete()
-    with pytest.raises(ClaimLost):
-        _ = row.claim.token
+# What a verb has ended stays ended if the transaction commits, and stands again if it does not.
 
 
 @contextmanager
@@ -172,61 +144,49 @@ def autocommit_off() -> Iterator[None]:
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("model", [Photo, ChildOwnsClaim])
-class TestEndingAndTheTransaction:
-    """What a verb has ended stays ended if the transaction commits, and stands again if it does not."""
-
-    def test_after_the_commit_the_instance_is_an_ordinary_one(self, model: Any) -> None:
-        row = claimed(model)
-        with transaction.atomic():
-            row.claim.complete()
-            with pytest.raises(ClaimLost):
-                row.claim.complete()
-            row.note = "after its completion"
-            row.save()
-        assert (fresh(row).note, facts(row).status) == ("after its completion", "complete")
-        model.objects.reset(complete=True)
-        (again,) = model.objects.claim_batch(1)
-        row.note = "an ordinary save"
-        row.save()
-        assert fresh(row).note == "an ordinary save"
-        assert again.claim.check()
-
-    @pytest.mark.parametrize("kind", ["complete", "delete"])
-    def test_a_rollback_lets_the_token_stand_again(self, model: Any, kind: str) -> None:
-        row = claimed(model)
-        key = row.pk
-        with transaction.atomic():
-            row.claim.complete() if kind == "complete" else row.delete()
-            transaction.set_rollback(True)
-        row.pk = key
-        assert row.claim.check()
-        late = pickle.dumps(row)
-        row.note = "second try"
-        row.claim.complete(update_fields=["note"])
-        assert (fresh(row).note, facts(row).status) == ("second try", "complete")
-        assert_refused("save", pickle.loads(late))
-
-    def test_a_savepoint_that_is_rolled_back_lets_the_token_stand_again(self, model: Any) -> None:
-        row = claimed(model)
-        with transaction.atomic():
-            with transaction.atomic():
-                row.claim.release()
-                transaction.set_rollback(True)
-            assert row.claim.check()
-            row.claim.complete()
-        assert facts(row).status == "complete"
+def test_after_the_commit_the_instance_is_an_ordinary_one(model: Any) -> None:
+    row = claimed(model)
+    with transaction.atomic():
+        row.claim.complete()
         with pytest.raises(ClaimLost):
-            row.claim.check()
+            row.claim.complete()
+        row.note = "after its completion"
+        row.save()
+    assert (fresh(row).note, facts(row).status) == ("after its completion", "complete")
+    model.objects.reset(complete=True)
+    (again,) = model.objects.claim_batch(1)
+    row.note = "an ordinary save"
+    row.save()
+    assert fresh(row).note == "an ordinary save"
+    assert again.claim.check()
 
-    def test_without_autocommit_a_commit_or_rollback_by_hand_decides(self, model: Any) -> None:
-        row = claimed(model)
-        with autocommit_off():
-            row.claim.complete()
-            transaction.rollback()
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("model", [Photo, ChildOwnsClaim])
+@pytest.mark.parametrize("kind", ["complete", "delete"])
+def test_a_rollback_lets_the_token_stand_again(model: Any, kind: str) -> None:
+    row = claimed(model)
+    key = row.pk
+    with transaction.atomic():
+        ending(kind, row)
+        transaction.set_rollback(True)
+    row.pk = key
+    assert row.claim.check()
+    with transaction.atomic():
+        with transaction.atomic():
+            row.claim.release()
+            transaction.set_rollback(True)
         assert row.claim.check()
-        with autocommit_off():
+    with autocommit_off():
+        row.claim.complete()
+        transaction.rollback()
+    assert row.claim.check()
+    late = pickle.dumps(row)
+    row.note = "second try"
+    with autocommit_off():
+        row.claim.complete(update_fields=["note"])
+        with pytest.raises(ClaimLost):
             row.claim.complete()
-            with pytest.raises(ClaimLost):
-                row.claim.complete()
-            transaction.commit()
-        assert facts(row).status == "complete"
+        transaction.commit()
+    assert (fresh(row).note, facts(row).status) == ("second try", "complete")
+    assert_refused("save", pickle.loads(late))
