@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 from django.db import transaction
-from django.db.models import F
-from django.utils import timezone
+from django.db.models import F, QuerySet
 
 from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.switch import pause, resume
@@ -17,8 +16,6 @@ from tests.querysets.support import DEADLINE, ROW_LOCKS, at_once, elsewhere, fac
 from tests.testapp.models import (
     Author,
     Child,
-    ChildOwnsClaim,
-    CompositeKey,
     OrderedByForeignKey,
     Photo,
     PhotoProxy,
@@ -34,17 +31,17 @@ ALIKE = ["user:bob", "user:Bob", "user:böb", "user:bob ", " user:bob", "user:bo
 ODD = ["x" * 200, "用户:17 🎈", "100% %s %(a)s", 'it\'s "so" \\ `n`']
 
 
-def ask(model: Any, limit: int, who: str = "user:17", **options: Any) -> list[Any]:
-    """Do what a view does on every load of its page."""
-    rows: list[Any] = model.objects.claim_batch(limit, claimed_by=who, include_held=True, **options)
-    return rows
+def ask(rows: Any, limit: int, who: str = "user:17", **options: Any) -> list[Any]:
+    """Do what a view does on every load of its page, over a model or a queryset."""
+    rows = rows.all() if isinstance(rows, QuerySet) else rows.objects
+    found: list[Any] = rows.claim_batch(limit, claimed_by=who, include_held=True, **options)
+    return found
 
 
-@pytest.mark.usefixtures("strategy")
-@pytest.mark.parametrize("model", [Photo, Child, ChildOwnsClaim, CompositeKey])
 def test_the_same_rows_come_back_and_what_is_missing_is_topped_up(
-    model: Any, let_lease_lapse: Lapse
+    kind_of_table: Any, let_lease_lapse: Lapse
 ) -> None:
+    model = kind_of_table
     make(model, 8)
     first, again = ask(model, 3), ask(model, 3)
     assert keys(again) == keys(first)
@@ -61,7 +58,13 @@ def test_the_same_rows_come_back_and_what_is_missing_is_topped_up(
     let_lease_lapse(again)
     assert keys(ask(model, 5)) == keys(again)
     assert model.objects.release_expired() == 0
-    assert model.objects.complete(again) == 5
+    # Without include_held a request gets others: a claim read back by the name alone would return these five.
+    others = model.objects.claim_batch(2, claimed_by="user:17")
+    assert len(others) == 2
+    assert not set(keys(others)) & set(keys(again))
+    assert model.objects.complete([*again, *others]) == 7
+    with pytest.raises(ValueError, match="claimed_by"):
+        model.objects.claim_batch(1, include_held=True)
 
 
 @pytest.mark.parametrize("model", [Photo, Child])
@@ -70,22 +73,17 @@ def test_a_lease_is_extended_and_never_shortened(model: Any) -> None:
     long = ask(model, 1, lease=3600)
     short = facts(ask(model, 2, lease=60)[0])
     assert short.expires_at == facts(long[0]).expires_at
-    assert short.expires_at - timezone.now() > timedelta(minutes=50)
     extended = facts(ask(model, 2, lease=7200)[0])
     assert extended.expires_at > short.expires_at + timedelta(minutes=30)
 
 
 @pytest.mark.promise(3)
-@pytest.mark.parametrize("back", ["reaped", "released"])
-def test_a_row_that_was_put_back_comes_with_a_new_token(back: str, let_lease_lapse: Lapse) -> None:
+def test_a_row_that_was_put_back_comes_with_a_new_token(let_lease_lapse: Lapse) -> None:
     """One holder, rows of different iterations: each carries the token that stands."""
     make(Photo, 3)
     rows = ask(Photo, 3)
-    if back == "reaped":
-        let_lease_lapse(rows[1])
-        Photo.objects.release_expired()
-    else:
-        rows[1].claim.release()
+    let_lease_lapse(rows[1])
+    Photo.objects.release_expired()
     again = ask(Photo, 3)
     iterations = {row.pk: row.claim.token.iteration for row in again}
     assert iterations == {rows[0].pk: 0, rows[1].pk: 1, rows[2].pk: 0}
@@ -94,21 +92,13 @@ def test_a_row_that_was_put_back_comes_with_a_new_token(back: str, let_lease_lap
     assert Photo.objects.complete(again) == 3
 
 
-def test_the_filter_decides_which_of_the_held_rows_come_back() -> None:
-    make(Photo, 6, note=lambda i: "ab"[i % 2])
-    mine = Photo.objects.filter(note="a").claim_batch(2, claimed_by="user:17")
-    other = Photo.objects.filter(note="b").claim_batch(2, claimed_by="user:17", include_held=True)
-    assert {row.note for row in other} == {"b"}
-    again = Photo.objects.filter(note="a").claim_batch(2, claimed_by="user:17", include_held=True)
-    assert keys(again) == keys(mine)
-
-
-@pytest.mark.parametrize("model", [Photo, Child, ChildOwnsClaim])
-def test_an_explicit_order_and_annotations_hold_for_the_held_as_well(model: Any) -> None:
+@pytest.mark.parametrize("model", [Photo, Child])
+def test_conditions_order_and_annotations_hold_for_the_held_as_well(model: Any) -> None:
     make(model, 4, note=lambda i: "dcba"[i], counter=3)
-    rows = model.objects.order_by("note").annotate(twice=F("counter") * 2)
+    (other,) = ask(model.objects.filter(note="d"), 1)
+    rows = model.objects.exclude(pk=other.pk).order_by("note").annotate(twice=F("counter") * 2)
     for _ in ("claimed", "held"):
-        found = rows.claim_batch(3, claimed_by="user:1", include_held=True)
+        found = ask(rows, 3)
         assert [(row.note, row.twice) for row in found] == [("a", 6), ("b", 6), ("c", 6)]
 
 
@@ -117,28 +107,9 @@ def test_a_join_that_repeats_rows_returns_each_held_row_once() -> None:
     for row in make(Labelled, 4):
         row.labels.set(labels)
     rows = Labelled.objects.filter(labels__name="label")
-    first = rows.claim_batch(2, claimed_by="user:1", include_held=True)
-    again = rows.claim_batch(3, claimed_by="user:1", include_held=True)
+    first, again = ask(rows, 2), ask(rows, 3)
     assert len(set(keys(again))) == len(again) == 3
     assert keys(again)[:2] == keys(first)
-
-
-def test_include_held_needs_a_name() -> None:
-    with pytest.raises(ValueError, match="claimed_by"):
-        Photo.objects.claim_batch(1, include_held=True)
-
-
-@pytest.mark.promise(1)
-@pytest.mark.usefixtures("strategy")
-@pytest.mark.parametrize("model", [Photo, Child, CompositeKey])
-def test_without_include_held_a_second_request_gets_other_rows(model: Any) -> None:
-    """A claim that is read back by the caller's name would return five rows for the two asked."""
-    make(model, 6)
-    first = model.objects.claim_batch(3, claimed_by="user:17")
-    second = model.objects.claim_batch(2, claimed_by="user:17")
-    assert (len(first), len(second)) == (3, 2)
-    assert not set(keys(first)) & set(keys(second))
-    assert model.objects.complete([*first, *second]) == 5
 
 
 @pytest.mark.promise(9)
@@ -182,21 +153,19 @@ def test_holders_are_compared_byte_for_byte() -> None:
 @pytest.mark.django_db(transaction=True)
 def test_requests_at_once_of_one_person_share_a_batch_and_of_others_share_nothing() -> None:
     """Two clicks on one button, also through a proxy, each on a connection of its own."""
-    make(Photo, 60)
-    for number in range(3):
-        who = f"user:{number}"
-        # The second round asks for rows that are held already.
-        for _ in range(2):
-            clicks = [
-                lambda model=model, who=who: keys(ask(model, 5, who))
-                for model in (Photo, Photo, PhotoProxy)
-            ]
-            other = f"other:{number}"
-            *answers, others = at_once(*clicks, lambda other=other: keys(ask(Photo, 5, other)))
-            assert answers[0] == answers[1] == answers[2]
-            assert len(answers[0]) == 5
-            assert not set(answers[0]) & set(others)
-            assert Photo.objects.held_by(who).count() == 5
+    make(Photo, 40)
+    for number in range(4):
+        # Every other round asks for rows that are held already.
+        who, other = f"user:{number // 2}", f"other:{number // 2}"
+        clicks = [
+            lambda model=model, who=who: keys(ask(model, 5, who))
+            for model in (Photo, Photo, PhotoProxy)
+        ]
+        *answers, others = at_once(*clicks, lambda other=other: keys(ask(Photo, 5, other)))
+        assert answers[0] == answers[1] == answers[2]
+        assert len(answers[0]) == 5
+        assert not set(answers[0]) & set(others)
+        assert Photo.objects.held_by(who).count() == 5
 
 
 @pytest.mark.skipif(not ROW_LOCKS, reason="needs row locks")
