@@ -22,7 +22,7 @@ from django_taskclaim.signals import (
 )
 from tests.factories import make
 from tests.querysets.support import facts, fresh, lose
-from tests.testapp.models import Child, HiddenRows, Photo, PhotoProxy
+from tests.testapp.models import Child, Photo, PhotoProxy
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -60,7 +60,7 @@ def claimed(model: Any, n: int = 1) -> list[Any]:
     return rows
 
 
-@pytest.mark.parametrize("model", [Photo, PhotoProxy, Child, HiddenRows])
+@pytest.mark.parametrize("model", [PhotoProxy, Child])
 def test_every_change_of_state_sends_one_signal_with_its_rows(model: Any, heard: Heard) -> None:
     model.objects.claim_batch(1)
     rows = claimed(model, 4)
@@ -77,34 +77,31 @@ def test_every_change_of_state_sends_one_signal_with_its_rows(model: Any, heard:
     ]
 
 
-@pytest.mark.parametrize("undone", [False, True])
-def test_a_signal_is_sent_after_the_commit_and_never_of_what_was_rolled_back(
-    undone: bool, heard: Heard
-) -> None:
+def test_a_signal_is_sent_after_the_commit_and_never_of_what_was_rolled_back(heard: Heard) -> None:
     (row,) = claimed(Photo)
     heard.clear()
-    with transaction.atomic():
-        row.complete()
-        assert heard == []
-        transaction.set_rollback(undone)
-    assert [name for name, _, _ in heard] == ([] if undone else ["completed"])
+    for undone in (True, False):
+        with transaction.atomic():
+            row.complete()
+            assert heard == []
+            transaction.set_rollback(undone)
+    assert [name for name, _, _ in heard] == ["completed"]
 
 
-@pytest.mark.parametrize("model", [Photo, Child])
 @pytest.mark.parametrize("how", ["complete", "renew", "delete", "save", "bulk_update"])
 def test_a_loss_is_signalled_and_logged_once(
-    model: Any, how: str, heard: Heard, caplog: pytest.LogCaptureFixture
+    how: str, heard: Heard, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (late,) = claimed(model)
+    (late,) = claimed(Child)
     lose(late)
     heard.clear()
     caplog.clear()
-    bulk_update = partial(model.objects.bulk_update, [late], ["note"])
+    bulk_update = partial(Child.objects.bulk_update, [late], ["note"])
     write = bulk_update if how == "bulk_update" else getattr(late, how)
     for _ in range(2):
         with pytest.raises(ClaimLost):
             write()
-    assert heard[:1] == [("lost", model, [late.pk])]
+    assert heard[:1] == [("lost", Child, [late.pk])]
     (record,) = [one for one in caplog.records if one.levelno == logging.WARNING]
     assert str(late.pk) in record.getMessage()
 
@@ -121,62 +118,53 @@ def test_the_written_and_the_lost_rows_of_one_call_are_signalled_apart(heard: He
     ]
 
 
-def test_a_receiver_that_raises_stops_nothing() -> None:
+def test_a_receiver_that_raises_stops_nothing_with_autocommit_or_without() -> None:
     def broken(**_: Any) -> None:
         raise RuntimeError("a receiver of the user's")
 
+    rows = claimed(Photo, 2)
     rows_completed.connect(broken)
     try:
-        (row,) = claimed(Photo)
-        row.complete()
-    finally:
-        rows_completed.disconnect(broken)
-    assert facts(row).status == "complete"
-
-
-def test_a_verb_works_without_autocommit_although_somebody_listens(heard: Heard) -> None:
-    (row,) = claimed(Photo)
-    connection.set_autocommit(False, force_begin_transaction_with_broken_autocommit=True)
-    try:
-        row.complete()
+        rows[0].complete()
+        connection.set_autocommit(False, force_begin_transaction_with_broken_autocommit=True)
+        rows[1].complete()
         transaction.commit()
     finally:
         connection.set_autocommit(True)
-    assert facts(row).status == "complete"
+        rows_completed.disconnect(broken)
+    assert {facts(row).status for row in rows} == {"complete"}
 
 
 def test_the_reaper_signals_keys_and_outcomes_and_logs_them_once_committed(
     let_lease_lapse: Callable[[Any], None], rule: Callable[..., None], caplog: Any
 ) -> None:
     """It loads no instances, so that a dead worker's thousands cost nothing."""
-    found: list[tuple[Any, str, str, set[Any]]] = []
+    found: dict[str, set[Any]] = {}
 
     def receiver(sender: Any, using: str, fate: str, keys: list[Any], **_: Any) -> None:
-        found.append((sender, using, fate, set(keys)))
+        found[fate] = set(keys)
 
     def logged() -> list[str]:
         return [one.levelname for one in caplog.records if getattr(one, "event", "") == "expired"]
 
     rule(Photo, max_attempts=2, backoff=lambda failures: 0)
-    two = [row.pk for row in claimed(Photo, 2)]
-    (person,) = make(Photo)
-    Photo.objects.claim_batch(1, claimed_by="user:17")
-    let_lease_lapse([*Photo.objects.filter(pk__in=two), person])
+    rows = claimed(Photo, 2)
+    make(Photo)
+    (person,) = Photo.objects.claim_batch(1, claimed_by="user:17")
+    let_lease_lapse([*rows, person])
     rows_expired.connect(receiver)
     try:
         for undone in (True, False):
             with transaction.atomic():
                 assert Photo.objects.release_expired() == 3
-                assert found == logged() == []
+                assert (found, logged()) == ({}, [])
                 transaction.set_rollback(undone)
-        outcomes = {fate: keys for _, _, fate, keys in found}
-        assert outcomes == {"charged": set(two), "uncharged": {person.pk}}
+        assert found == {"charged": {row.pk for row in rows}, "uncharged": {person.pk}}
         for fate in ("crashed", "failed"):
-            found.clear()
-            (row,) = Photo.objects.filter(pk=two[0]).claim_batch(1)
+            (row,) = Photo.objects.filter(pk=rows[0].pk).claim_batch(1)
             let_lease_lapse(row)
             Photo.objects.release_expired()
-            assert found == [(Photo, "default", fate, {two[0]})]
+            assert found[fate] == {row.pk}
     finally:
         rows_expired.disconnect(receiver)
     assert logged()[-1] == "ERROR"
@@ -238,6 +226,13 @@ def test_every_verb_has_an_async_twin() -> None:
         assert (await manager.aprune(older_than=60))[0] == 0
         assert await manager.atake_back() == 0
         assert await manager.filter(status="failed").afail_rows("no") == 0
+        (row,) = await manager.aclaim_batch(1, claimed_by="user:1")
+        assert await manager.ahand_over(row, to="user:2") == 1
+        assert await manager.all().atake_over(by="user:1", reason="back") == 1
+        (row,) = await manager.aholdings("user:1")
+        await row.claim.ahand_over("user:2")
+        assert (await manager.awhy_empty("user:1")).held == 1
+        await manager.atake_back()
         return await manager.aprogress()
 
     make(Photo, 6)
