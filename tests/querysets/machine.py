@@ -13,7 +13,7 @@ from django_taskclaim.fields import CRASHED
 from django_taskclaim.states import WORKER_MARK
 from tests.querysets.support import names
 
-MAX_ATTEMPTS = 3
+MAX_ATTEMPTS = 2
 
 
 @dataclass
@@ -48,6 +48,9 @@ class Belief:
     def opened(self) -> None:
         self.status, self.holder, self.expired = "open", None, False
         self.iteration += 1
+
+    def renewed(self) -> None:
+        self.expired = False
 
     def completed(self) -> None:
         self.status, self.expired = "complete", False
@@ -92,16 +95,8 @@ class Carrier:
     row: Any
     key: Any
     token: tuple[str, int] | None = None
-    #: A verb of its own has ended the claim …
+    #: A verb of its own has ended the claim.
     ended: bool = False
-    #: … in a transaction that is still open.
-    pending: bool = False
-    #: Other instances of the same claim: a call that was given both has made them share it.
-    sharing: "list[Carrier]" = field(default_factory=list, repr=False)
-
-    @property
-    def is_deleted(self) -> bool:
-        return self.row.pk is None
 
     @property
     def is_ordinary(self) -> bool:
@@ -120,39 +115,23 @@ class World:
         self.rows: dict[Any, Belief] = {}
         self.carriers: list[Carrier] = []
         self.issued: set[tuple[Any, tuple[str, int]]] = set()
-        self.batch_holders: set[str] = set()
         self.paused = False
         self._before: list[Any] = []
-        #: What has been committed: how far each row's iteration has got, and under which token it was completed.
-        self.reached: dict[Any, int] = {}
-        self.finished: dict[Any, tuple[str, int]] = {}
 
     # Transactions
 
     def begin(self) -> None:
-        ends = [(one, one.ended, one.pending) for one in self.carriers]
-        state = copy.deepcopy((self.rows, self.issued, self.paused, self.finished))
-        self._before.append((state, ends))
+        ends = {id(one) for one in self.carriers if one.ended}
+        self._before.append((copy.deepcopy((self.rows, self.issued, self.paused)), ends))
 
     def commit(self) -> None:
         self._before.pop()
-        if not self._before:
-            for one in self.carriers:
-                one.pending = False
 
     def roll_back(self) -> None:
-        (self.rows, self.issued, self.paused, self.finished), ends = self._before.pop()
-        for one, ended, pending in ends:
-            one.ended, one.pending = ended, pending
-        # Claimed, or ended, in what was undone: their tokens stand if the row says so.
-        known = {id(one) for one, _, _ in ends}
+        (self.rows, self.issued, self.paused), ends = self._before.pop()
         for one in self.carriers:
-            if id(one) not in known and one.pending:
-                one.ended = one.pending = False
-
-    @property
-    def depth(self) -> int:
-        return len(self._before)
+            # Ended in what was undone: its token stands if the row says so.
+            one.ended = id(one) in ends
 
     # Who holds what
 
@@ -162,23 +141,15 @@ class World:
             one.token is not None and not one.ended and row is not None and row.token == one.token
         )
 
-    def end(self, one: Carrier) -> None:
-        for each in (one, *one.sharing):
-            each.ended, each.pending = True, bool(self._before)
-
     def tried(self, row: Belief) -> int:
         return row.attempts if self.has_tries else row.iteration
 
     def takes(self, claimed: list[Any], who: str | None, held: set[Any]) -> None:
         """Note that *claimed* instances came from one call of ``claim_batch``."""
-        if who is None and claimed:
-            (holder,) = {one.claim.token.holder for one in claimed}
-            assert WORKER_MARK in holder
-            assert holder not in self.batch_holders, "a batch id was given twice"
-            self.batch_holders.add(holder)
         for one in claimed:
             row, token = self.rows[one.pk], tuple(one.claim.token)
             assert token == (who or token[0], row.iteration)
+            assert (WORKER_MARK in token[0]) is (who is None)
             if one.pk in held:
                 row.expired = False
             else:
@@ -215,7 +186,7 @@ class World:
     # The rows as they are stored
 
     def compare(self) -> None:
-        """Compare all rows with what they should be, and what was committed with what was committed before."""
+        """Compare all rows with what they should be."""
         stored = {row.pk: row for row in models.QuerySet(self.model)}
         assert stored.keys() == self.rows.keys()
         for key, row in stored.items():
@@ -223,7 +194,6 @@ class World:
             self._check(self.rows[key], found)
             values = {name: getattr(row, name) for name in self.user_columns}
             assert values == self.rows[key].values
-            self._remember(key, found)
 
     def _check(self, row: Belief, found: dict[str, Any]) -> None:
         running, finished = row.status == "processing", row.status in ("complete", "failed")
@@ -237,14 +207,3 @@ class World:
             assert (found["not_before"] == CRASHED) is row.crashed, row
             assert row.error in found["last_error"], row
             assert bool(row.error) is bool(found["last_error"]), row
-
-    def _remember(self, key: Any, found: dict[str, Any]) -> None:
-        if self._before:
-            return
-        assert found["iteration"] >= self.reached.get(key, 0), "an iteration went back"
-        self.reached[key] = found["iteration"]
-        token = (found["claimed_by"], found["iteration"])
-        if key in self.finished:
-            assert (found["status"], token) == ("complete", self.finished[key]), "not final"
-        elif found["status"] == "complete":
-            self.finished[key] = token

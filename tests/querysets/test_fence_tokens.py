@@ -146,10 +146,13 @@ def autocommit_off() -> Iterator[None]:
 @pytest.mark.parametrize("model", [Photo, ChildOwnsClaim])
 def test_after_the_commit_the_instance_is_an_ordinary_one(model: Any) -> None:
     row = claimed(model)
+    token = row.claim.token
     with transaction.atomic():
         row.claim.complete()
         with pytest.raises(ClaimLost):
             row.claim.complete()
+        # What is not committed does not travel.
+        assert twin(row).claim.token == token
         row.note = "after its completion"
         row.save()
     assert (fresh(row).note, facts(row).status) == ("after its completion", "complete")

@@ -5,19 +5,19 @@ same ones every time.
 """
 
 import os
-import pickle
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
 import pytest
-from django.db import models, transaction
+from django.db import connection, models, transaction
 from django.utils import timezone
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
+    RuleBasedStateMachine,
     invariant,
     precondition,
     rule,
@@ -27,8 +27,8 @@ from hypothesis.stateful import (
 from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.policy import Policy, set_policy
 from django_taskclaim.switch import pause, resume
-from tests.querysets.machine import MAX_ATTEMPTS, Belief, Carrier
-from tests.querysets.stage import Block, Stage, same
+from tests.querysets.machine import MAX_ATTEMPTS, Belief, Carrier, World
+from tests.querysets.support import table_of, tables_of
 from tests.testapp.models import Child, ClaimOnly, Photo
 
 EXAMPLES = int(os.environ.get("TASKCLAIM_TEST_EXAMPLES", 8))
@@ -48,18 +48,52 @@ HOLDERS = [None, None, "user:ann", "user:Ann"]
 #: No lease ends by itself, however long a busy machine takes for a story.
 LEASE = timedelta(days=1)
 
-MOST_ROWS = 6
+FIRST_ROWS, MOST_ROWS = 4, 6
 
 anyone = st.integers(0, 40)
 several = st.lists(anyone, min_size=1, max_size=4)
 #: Whose turn it is: rather those whose claims stand, or anyone who ever had an instance.
 pick = st.tuples(several, st.sampled_from(["standing", "standing", "anyone"]))
-pick_anyone = st.tuples(several, st.sampled_from(["standing", "anyone", "anyone"]))
 some_rows = st.one_of(st.none(), st.sets(st.integers(0, MOST_ROWS), min_size=1, max_size=3))
 
 
-class Claims(Stage):
+@dataclass
+class Block:
+    """A transaction of the caller's, or a savepoint in one: how many steps it lasts, and whether it is undone then."""
+
+    atomic: Any
+    steps: int
+    undone: bool
+
+
+class Claims(RuleBasedStateMachine):
     """One session does everything, so every answer can be foretold."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+        self.world = World(model)
+        self.blocks: list[Block] = []
+        self.number = 0
+        for each in tables_of(model):
+            models.QuerySet(each)._raw_delete("default")  # type: ignore[attr-defined]
+        resume(model, using="default")
+        for _ in range(FIRST_ROWS):
+            self.insert()
+
+    def teardown(self) -> None:
+        while self.blocks:
+            self.blocks[-1].undone = True
+            self._leave()
+
+    def _leave(self) -> None:
+        block = self.blocks.pop()
+        transaction.set_rollback(block.undone)
+        block.atomic.__exit__(None, None, None)
+        if block.undone:
+            self.world.roll_back()
+        else:
+            self.world.commit()
 
     @invariant()
     def every_row_is_as_foretold(self) -> None:
@@ -72,7 +106,41 @@ class Claims(Stage):
 
     # Who acts
 
-    def _let_claim(self, who: str | None = None) -> None:
+    def _picked(self, pick: tuple[list[int], str]) -> list[Carrier]:
+        """Return instances of different rows; where somebody is to hold them and nobody does, a worker claims first."""
+        numbers, whose = pick
+        if whose == "standing" and not self._standing():
+            self._let_claim()
+        among = self._standing() if whose == "standing" else self.world.carriers
+        # The last ones first: a story shrinks to the instances that were claimed last.
+        picked = [among[-1 - number % len(among)] for number in numbers if among]
+        return list({one.key: one for one in picked}.values())
+
+    def _standing(self) -> list[Carrier]:
+        return [one for one in self.world.carriers if self.world.stands(one)]
+
+    def _chosen(self, numbers: set[int] | None) -> tuple[Any, set[Any]]:
+        """Return a queryset of some rows, and their keys."""
+        keys = list(self.world.rows)
+        if numbers is None or not keys:
+            return self.model.objects.all(), set(keys)
+        chosen = {keys[number % len(keys)] for number in numbers}
+        return self.model.objects.filter(pk__in=chosen), chosen
+
+    def _new(self) -> str:
+        self.number += 1
+        return f"value {self.number}"
+
+    def _dump(self) -> list[Any]:
+        """Return every byte of every table of the model."""
+        dumped = []
+        for each in tables_of(self.model):
+            with connection.cursor() as cursor:
+                cursor.execute(f"SELECT * FROM {table_of(each)}")
+                dumped.append(sorted(map(repr, cursor.fetchall())))
+        return dumped
+
+    def _let_claim(self) -> None:
         """Claim, and if that takes an operator's act before: most verbs would have nothing to do otherwise."""
         if self.world.paused:
             self.turn_the_switch()
@@ -86,14 +154,16 @@ class Claims(Stage):
             if not self.world.claimable(set(self.world.rows)):
                 act()
                 self.world.compare()
-        self.claim(limit=3, who=who, include_held=False, some=None)
+        self.claim(limit=3, who=None, include_held=False, some=None)
 
     # Rows
 
     @precondition(lambda self: len(self.world.rows) < MOST_ROWS)
     @rule()
     def insert(self) -> None:
-        self._insert()
+        row = self.model.objects.create()
+        user_columns = dict.fromkeys(self.world.user_columns, "")
+        self.world.rows[row.pk] = Belief(row.pk, values=user_columns)
 
     @precondition(lambda self: self.world.rows)
     @rule(number=anyone)
@@ -125,13 +195,41 @@ class Claims(Stage):
 
     # Ending and extending claims
 
+    def _verb(
+        self,
+        carriers: list[Carrier],
+        verb: Callable[[list[Any]], int],
+        effect: Callable[[Belief], None],
+        *,
+        ends: bool = True,
+    ) -> None:
+        """Call *verb*; it must have *effect* on the rows that are still held, and name all the others."""
+        standing = [one for one in carriers if self.world.stands(one)]
+        lost = [one for one in carriers if one not in standing]
+        before = None if standing else self._dump()
+        if lost:
+            with pytest.raises(ClaimLost) as caught:
+                verb([one.row for one in carriers])
+            assert same(caught.value.lost, lost)
+            assert same(caught.value.written, standing)
+        else:
+            assert verb([one.row for one in carriers]) == len(carriers)
+        for one in standing:
+            effect(self.world.rows[one.key])
+            one.ended = ends
+        assert before is None or self._dump() == before
+
+    def _wait(self, seconds: int | None) -> int | None:
+        """A model without ``not_before`` cannot wait."""
+        return seconds if self.world.has_tries else None
+
     @rule(pick=pick)
     def complete(self, pick: Any) -> None:
         self._verb(self._picked(pick), self.model.objects.complete, Belief.completed)
 
     @rule(pick=pick)
     def complete_with_results(self, pick: Any) -> None:
-        carriers = self._one_a_row(self._picked(pick))
+        carriers = self._picked(pick)
         results = self._write_on(carriers)
 
         def completed(belief: Belief) -> None:
@@ -163,21 +261,36 @@ class Claims(Stage):
 
     @rule(pick=pick)
     def renew(self, pick: Any) -> None:
-        carriers = self._one_a_row(self._picked(pick))
-        self._verb(carriers, self.model.objects.renew, _renewed, ends=False)
-
-    @rule(pick=pick)
-    def check(self, pick: Any) -> None:
-        for one in self._picked(pick):
-            if self.world.stands(one):
-                assert one.row.claim.check()
-            else:
-                with pytest.raises(ClaimLost):
-                    one.row.claim.check()
+        self._verb(self._picked(pick), self.model.objects.renew, Belief.renewed, ends=False)
 
     # What Django's own methods write
 
-    @rule(pick=pick_anyone, fields=st.sampled_from([None, "first", "last"]))
+    def _write_on(self, carriers: Iterable[Carrier]) -> dict[Any, dict[str, str]]:
+        """Give each instance new values of the user's, and return them by key."""
+        for one in carriers:
+            for name in self.world.user_columns:
+                setattr(one.row, name, self._new())
+        return {
+            one.key: {name: getattr(one.row, name) for name in self.world.user_columns}
+            for one in carriers
+        }
+
+    def _with_key(self, pick: Any) -> list[Carrier]:
+        """Return instances that Django would still write: one that deleted its row has no key."""
+        return [one for one in self._picked(pick) if one.row.pk is not None]
+
+    def _is_stale(self, one: Carrier) -> bool:
+        return not one.is_ordinary and not self.world.stands(one)
+
+    def _refused(self, write: Callable[[], Any]) -> ClaimLost:
+        before = self._dump()
+        # save() asks for a rollback, so it gets a savepoint to roll back to.
+        with pytest.raises(ClaimLost) as lost, transaction.atomic():
+            write()
+        assert self._dump() == before
+        return lost.value
+
+    @rule(pick=pick, fields=st.sampled_from([None, "first", "last"]))
     def save(self, pick: Any, fields: str | None) -> None:
         columns = self.world.user_columns
         written = columns if fields is None else [columns[0 if fields == "first" else -1]]
@@ -187,28 +300,27 @@ class Claims(Stage):
                 # Nobody's claim: Django would insert the row again, or say that nothing was updated.
                 continue
             values = self._write_on([one])[one.key]
-            if self._may_write(one):
+            if self._is_stale(one) or one.key not in self.world.rows:
+                self._refused(partial(one.row.save, **options))
+            else:
                 one.row.save(**options)
                 self.world.rows[one.key].values |= {name: values[name] for name in written}
-            else:
-                self._refused(partial(one.row.save, **options))
 
     @rule(pick=pick, last=st.booleans())
     def bulk_update(self, pick: Any, last: bool) -> None:
-        world = self.world
-        carriers = self._one_a_row(self._with_key(pick))
-        lost = [one for one in carriers if not one.is_ordinary and not world.stands(one)]
+        rows = self.world.rows
+        carriers = self._with_key(pick)
+        lost = [one for one in carriers if self._is_stale(one)]
         values = self._write_on(carriers)
-        name = world.user_columns[-1 if last else 0]
+        name = self.world.user_columns[-1 if last else 0]
         write = partial(self.model.objects.bulk_update, [one.row for one in carriers], [name])
         if lost:
-            error = self._refused(write)
-            assert same(error.lost, [one.row for one in lost])
+            assert same(self._refused(write).lost, lost)
             return
         write()
         for one in carriers:
-            if one.key in world.rows:
-                world.rows[one.key].values[name] = values[one.key][name]
+            if one.key in rows:
+                rows[one.key].values[name] = values[one.key][name]
 
     @rule(pick=pick)
     def delete(self, pick: Any) -> None:
@@ -216,56 +328,9 @@ class Claims(Stage):
             if self._is_stale(one):
                 self._refused(one.row.delete)
             elif one.key in self.world.rows:
-                if self.world.stands(one):
-                    self.world.end(one)
+                one.ended = self.world.stands(one) or one.ended
                 one.row.delete()
                 del self.world.rows[one.key]
-
-    @precondition(lambda self: any(self._is_stale(one) for one in self.world.carriers))
-    @rule(number=anyone)
-    def every_write_of_a_lost_claim(self, number: int) -> None:
-        stale = [one for one in self.world.carriers if self._is_stale(one)]
-        one = stale[-1 - number % len(stale)]
-        self._write_on([one])
-        rows, row = self.model.objects, one.row
-        self._refused(lambda: rows.complete(row, update_fields=["note"]))
-        self._refused(lambda: rows.fail(row, "late"))
-        self._refused(lambda: rows.release(row, delay=60))
-        self._refused(lambda: rows.renew(row))
-        if not one.is_deleted:
-            self._refused(row.save)
-            self._refused(lambda: row.save(update_fields=["note"]))
-            self._refused(lambda: rows.bulk_update([row], ["note"]))
-            self._refused(row.delete)
-
-    # What instances go through
-
-    @rule(pick=pick)
-    def refresh(self, pick: Any) -> None:
-        for one in self._with_key(pick):
-            with suppress(self.model.DoesNotExist):
-                one.row.refresh_from_db()
-
-    @rule(pick=pick)
-    def pickle(self, pick: Any) -> None:
-        """What has not been committed does not travel: the copy of an instance whose claim has only just ended."""
-        for one in self._picked(pick):
-            again = pickle.loads(pickle.dumps(one.row))
-            ended = one.ended and not one.pending
-            self.world.carriers.append(Carrier(again, one.key, one.token, ended))
-
-    @rule(pick=pick)
-    def with_token(self, pick: Any) -> None:
-        for one in self._picked(pick):
-            if one.token is None:
-                continue
-            spelled = f"{one.token[1]}:{one.token[0]}"
-            if one.key in self.world.rows:
-                row = self.model.objects.with_token(one.key, spelled)
-                self.world.carriers.append(Carrier(row, one.key, one.token))
-            else:
-                with pytest.raises(self.model.DoesNotExist):
-                    self.model.objects.with_token(one.key, spelled)
 
     # Time
 
@@ -301,15 +366,6 @@ class Claims(Stage):
         for key in set(expired) - set(running.values_list("pk", flat=True)):
             beliefs[key].reaped(self.world.tried(beliefs[key]), marks=self.world.has_tries)
 
-    @rule(who=st.sampled_from(HOLDERS), times=st.integers(1, MAX_ATTEMPTS + 1))
-    def a_holder_dies_again_and_again(self, who: str | None, times: int) -> None:
-        for _ in range(times):
-            self.world.compare()
-            if not self._standing():
-                self._let_claim(who)
-            self.let_leases_lapse(some=None, unknown=False)
-            self.release_expired(some=None, limit=None)
-
     def _change(self, some: set[int] | None, states: set[str], verb: str, **options: Any) -> Any:
         queryset, keys = self._chosen(some)
         changed = [self.world.rows[key] for key in keys if self.world.rows[key].status in states]
@@ -322,7 +378,6 @@ class Claims(Stage):
         states |= {"processing"} if running else set()
         for row in self._change(some, states, "reset", complete=complete, running=running):
             row.reset()
-            self.world.finished.pop(row.key, None)
 
     @rule(some=some_rows)
     def pause_rows(self, some: set[int] | None) -> None:
@@ -353,8 +408,9 @@ class Claims(Stage):
         self.world.begin()
 
 
-def _renewed(belief: Belief) -> None:
-    belief.expired = False
+def same(rows: list[Any], carriers: list[Carrier]) -> bool:
+    """Compare instances as such, for several may denote one row."""
+    return sorted(map(id, rows)) == sorted(id(one.row) for one in carriers)
 
 
 @pytest.mark.promise(1, 2, 3, 4)
