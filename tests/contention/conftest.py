@@ -34,15 +34,11 @@ def balances() -> dict[int, int]:
         return dict(cursor.fetchall())
 
 
-def create_accounts() -> None:
+@pytest.fixture
+def accounts(transactional_db: None) -> Iterator[None]:
     with connection.cursor() as cursor:
         cursor.execute("CREATE TABLE account (id int PRIMARY KEY, balance int NOT NULL)")
         cursor.execute("INSERT INTO account VALUES (1, 0), (2, 0)")
-
-
-@pytest.fixture
-def accounts(transactional_db: None) -> Iterator[None]:
-    create_accounts()
     yield
     with connection.cursor() as cursor:
         cursor.execute("DROP TABLE account")
