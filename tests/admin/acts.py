@@ -45,7 +45,7 @@ class Act(NamedTuple):
     needs: tuple[str, ...] = OPERATE
     #: The name of an action of the list, which posts to the list itself.
     action: str = ""
-    #: Done first, for example a pause that the act ends.
+    #: Done first: a pause that the act ends.
     first: Callable[[], Any] = lambda: None
 
     @property
@@ -84,7 +84,7 @@ def listed(name: str, changes: dict[str, Any], record: str, **more: Any) -> Act:
 
 def order(what: str, name: str = WORKER, **changes: Any) -> Act:
     """Return the act of an order to a worker process."""
-    changes["orders"] = [(what, name, "boss", "why")]
+    changes["orders"] = [(what, name, "ada", "why")]
     return Act(f"{what} {name}", lambda rows: order_url(what, name), WHY, changes, "worker order")
 
 
@@ -100,8 +100,8 @@ def to(state: str, *kinds: str) -> dict[str, Any]:
     return dict.fromkeys(kinds, state)
 
 
-PAUSED = {"switch": ("testapp.photo", "boss", "why")}
-ALL_PAUSED = {"switch": ("*", "boss", "why")}
+PAUSED = {"switch": ("testapp.photo", "ada", "why")}
+ALL_PAUSED = {"switch": ("*", "ada", "why")}
 RESUMED = {"switch": None}
 IDLE = ("open", "waiting", "paused")
 HELD = ("processing", "expired")
@@ -114,7 +114,6 @@ ACTS = [
     button("fail", "waiting", "failed", "fail"),
     button("fail", "processing", "failed", "fail", RUNNING),
     action("claim_reset_failed", to("open", "failed"), "reset"),
-    action("claim_reset", to("open", "failed"), "reset", reason="why"),
     action("claim_reset", to("open", "failed", "complete"), "reset", complete="on"),
     action("claim_reset", to("open", "failed", *HELD), "reset", **RUNNING),
     action("claim_pause_rows", to("paused", "open", "waiting"), "pause rows"),
@@ -125,7 +124,6 @@ ACTS = [
     action("claim_fail", to("failed", *IDLE, *HELD), "fail", **RUNNING),
     listed("pause", PAUSED, "pause"),
     listed("resume", RESUMED, "resume", first=lambda: pause(Photo)),
-    listed("reset-failed", to("open", "failed"), "reset"),
     listed("release-expired", to("open", "expired"), "release expired"),
     Act("pause", switch, WHY | {"turn": "off", "until": "900"}, PAUSED, "pause"),
     Act("resume", switch, {"turn": "on"}, RESUMED, "resume", first=lambda: pause(Photo)),

@@ -45,7 +45,7 @@ def in_states() -> Any:
         found = {"paused": paused, "complete": complete, "failed": failed}
         found |= {"expired": expired, "processing": processing}
         if any(field.name.endswith("not_before") for field in model._meta.concrete_fields):
-            set_raw(waiting, "not_before", clock("+270 SECOND"))  # shown as 4 min for a while
+            set_raw(waiting, "not_before", clock("+270 SECOND"))
             found["waiting"] = waiting
         (found["open"],) = make(model)
         return found

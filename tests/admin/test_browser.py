@@ -92,15 +92,12 @@ def test_a_refresh_leaves_what_is_being_typed_and_shows_what_others_did(room: Br
     assert (stored.batch_size, stored.lease) == (17, 93)
 
 
-def test_the_page_follows_a_switch_that_somebody_else_turned(room: Browser) -> None:
+def test_the_page_follows_others_and_works_without_scripts(room: Browser) -> None:
     pause(Job, reason="incident 7", by="Grace")
     room.reads("PAUSED by Grace")
     room.press("Resume claiming")
     room.reads("READY")
     assert paused_by(Job) is None
-
-
-def test_the_page_works_without_scripts(room: Browser) -> None:
     with room.without_scripts():
         room.go(url())
         room.write("reason", "no script")

@@ -19,7 +19,6 @@ from tests.querysets.support import facts, names, set_raw, stored
 from tests.testapp.models import (
     Child,
     ClaimOnly,
-    HiddenRows,
     Photo,
     PrefixedOwnStatus,
     TextKey,
@@ -28,13 +27,7 @@ from tests.testapp.models import (
 
 pytestmark = [pytest.mark.once, pytest.mark.django_db(databases=["default", "other"])]
 
-MODELS = [Photo, ClaimOnly, UuidKey, TextKey, PrefixedOwnStatus, Child, HiddenRows]
-
-
-def read(client: Client, url: str) -> str:
-    answer = client.get(url)
-    assert answer.status_code == 200, answer
-    return answer.content.decode()
+MODELS = [Photo, ClaimOnly, UuidKey, TextKey, PrefixedOwnStatus, Child]
 
 
 def listed(client: Client, query: str = "") -> list[Any]:
@@ -55,91 +48,73 @@ def test_every_state_is_shown_in_the_list_and_on_the_page(
         assert kind in text_of(boss.get(address(model, "change", quote(row.pk))))
 
 
-def test_holder_lease_tries_and_error_are_shown_in_plain_words(
-    boss: Client, in_states: Any
-) -> None:
-    rows = in_states(Photo)
-    set_raw(rows["processing"], "claimed_by", "'worker-3@web-2:811#abc'")
-    set_raw(rows["failed"], "last_error", "%s", ["gone\n\nTraceback (most recent call last):"])
-    page = text_of(boss.get(address(Photo)))
-    assert re.search(r"held by worker-3 on web-2, (1 min|[345]\d s) left", page)
-    assert "try 1 of 5" in page
-    assert "tried 1 of 5, next in 4 min" in page
-    assert "lease ended 1 h ago" in page
-    assert "LookupError gone" in page
-    assert "Traceback" not in page
-    assert "Traceback" in text_of(boss.get(address(Photo, "change", rows["failed"].pk)))
-
-
 @pytest.mark.parametrize("use_tz", [True, False])
-def test_the_page_of_a_row_shows_when_it_was_claimed_and_done(
+def test_holder_lease_tries_and_error_are_shown_in_plain_words(
     boss: Client, in_states: Any, use_tz: bool
 ) -> None:
     with override_settings(USE_TZ=use_tz):
         rows = in_states(Photo)
+        set_raw(rows["processing"], "claimed_by", "'worker-3@web-2:811#abc'")
+        set_raw(rows["failed"], "last_error", "%s", ["gone\n\nTraceback (most recent call last):"])
         pause(Photo, by="eve", until=600)
-        assert "Paused by eve since" in text_of(boss.get(address(Photo)))
+        page = text_of(boss.get(address(Photo)))
+        for words in (
+            r"Paused by eve since",
+            r"held by worker-3 on web-2, \d+ (min|s) left",
+            r"try 1 of 5",
+            r"tried 1 of 5, next in \d min",
+            r"lease ended 1 h ago",
+            r"LookupError gone",
+        ):
+            assert re.search(words, page), words
+        assert "Traceback" not in page
         for state, words in (
             ("complete", "claimed .*complete after"),
             ("failed", "claimed .*failed"),
             ("expired", "claimed .*lease ended"),
-            ("waiting", "put back .*due again in 4 min"),
+            ("waiting", r"put back .*due again in \d min"),
         ):
             page = text_of(boss.get(address(Photo, "change", rows[state].pk)))
+            assert ("Traceback" in page) == (state == "failed")
             assert re.search(rf"Timeline: .*{words}", page)
 
 
 def test_a_stored_history_is_shown_step_by_step(boss: Client) -> None:
     (row,) = make(Photo)
     began = datetime(2026, 3, 1, 12, tzinfo=UTC)
-    for event, seconds, holder, times, detail in (
-        ("claimed", 0, "worker-1@web-1:7#a", 1, ""),
-        ("renewed", 30, "worker-1@web-1:7#a", 12, ""),
-        ("lost", 90, "worker-1@web-1:7#a", 1, "<i>gone</i>"),
-        ("completed", 142, "worker-2@web-2:8#b", 1, ""),
+    facts = {"model": "testapp.photo", "key": str(row.pk), "holder": "worker-1@web-1:7#a"}
+    for event, seconds, times, detail in (
+        ("claimed", 0, 1, ""),
+        ("renewed", 30, 12, ""),
+        ("lost", 90, 1, "<i>gone</i>"),
     ):
-        ClaimEvent.objects.create(
-            model="testapp.photo",
-            key=str(row.pk),
-            event=event,
-            holder=holder,
-            at=began + timedelta(seconds=seconds),
-            times=times,
-            detail=detail,
-        )
+        at = began + timedelta(seconds=seconds)
+        ClaimEvent.objects.create(event=event, at=at, times=times, detail=detail, **facts)
     page = text_of(boss.get(address(Photo, "change", row.pk)))
-    steps = ("claimed by worker-1 on web-1", "renewed by worker-1 on web-1, 12×")
-    for step in (*steps, "lost by worker-1 on web-1, after 1 min", "complete by worker-2 on web-2"):
-        assert step in page
+    for step in ("claimed", "renewed", "lost"):
+        assert f"{step} by worker-1 on web-1" in page
+    assert ", 12×" in page
     assert "&lt;i&gt;gone" in page
 
 
-def test_scripts_in_key_holder_and_error_stay_text(boss: Client) -> None:
+def test_scripts_in_key_holder_error_and_reason_stay_text(boss: Client) -> None:
     evil = "<script>alert(1)</script>"
     (row,) = make(TextKey, key=evil)
     TextKey.objects.claim_batch(1)
     set_raw(row, "claimed_by", "%s", [f"{evil}@{evil}#1"])
     set_raw(row, "last_error", "%s", [f"{evil}\n\n{evil}"])
     set_raw(row, "error_class", "%s", [evil])
-    pause(TextKey, by=evil, reason=evil)
+    boss.post(act_on(TextKey, "pause"), {"reason": evil})
     pages = [address(TextKey), address(TextKey, "change", quote(row.pk))]
     pages += [act_on(TextKey, act, row) for act in ("reset", "take-back")]
     for page in pages:
-        assert "<script>alert" not in read(boss, page)
-        assert "&lt;script&gt;alert" in read(boss, page)
-    set_raw(row, "status", "'failed'")
+        text = boss.get(page).content.decode()
+        assert "<script>alert" not in text
+        assert "&lt;script&gt;alert" in text
+    TextKey.objects.filter(pk=row.pk).fail_rows(evil, running=True)
+    pages += [address(TextKey, "history", quote(row.pk)), "/admin/"]
     for page in (*pages, f"{address(TextKey)}?claim_error={evil}&claim_holder={evil}"):
-        assert "<script>alert" not in read(boss, page)
-
-
-def test_a_reason_with_a_script_stays_text_everywhere(boss: Client) -> None:
-    (row,) = make(Photo)
-    evil = "<script>alert(1)</script>"
-    boss.post(act_on(Photo, "pause"), {"reason": evil})
-    Photo.objects.filter(pk=row.pk).fail_rows(evil)
-    pages = [address(Photo), address(Photo, "change", row.pk), address(Photo, "history", row.pk)]
-    for page in (*pages, "/admin/"):
-        assert "<script>alert" not in read(boss, page)
+        assert "<script>alert" not in boss.get(page).content.decode()
 
 
 # Forms
@@ -200,7 +175,6 @@ def test_an_edited_list_writes_the_users_columns_only(boss: Client, in_states: A
         ("claim_error=LookupError", {"failed"}),
         ("claim_error=Nothing", set()),
         ("claim_age=1m", set()),
-        ("claim_age=nonsense", None),
         ("claim_holder=%00", None),
     ],
 )
@@ -210,17 +184,6 @@ def test_a_filter_shows_the_rows_that_it_names(
     rows = in_states(Photo)
     wanted = rows if kinds is None else {kind: rows[kind] for kind in kinds}
     assert set(listed(boss, query)) == {row.pk for row in wanted.values()}
-
-
-def test_the_filter_of_holders_takes_the_batches_of_a_worker_together(boss: Client) -> None:
-    make(Photo, 4)
-    (person,) = Photo.objects.claim_batch(1, claimed_by="user:17")
-    held = Photo.objects.claim_batch(3)
-    for row, holder in zip(held, ("a@x:1#1", "a@x:1#2", "b@x:2#3"), strict=True):
-        set_raw(row, "claimed_by", "%s", [holder])
-    assert set(listed(boss, "claim_holder=a@x:1%23")) == {row.pk for row in held[:2]}
-    assert listed(boss, "claim_holder=user:17") == [person.pk]
-    assert "a on x" in text_of(boss.get(address(Photo)))
 
 
 def test_a_list_of_one_state_has_the_order_in_which_rows_are_claimed(boss: Client) -> None:
@@ -246,27 +209,13 @@ def test_a_large_table_is_never_counted_to_its_end(
     assert all("LIMIT" in one for one in counts)
 
 
-def test_pages_far_from_the_first_show_the_rest_of_the_rows(
-    boss: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The number of rows is an estimate there, and the last page is read from the end."""
-    monkeypatch.setattr(counting, "MOST", 10)
-    monkeypatch.setattr(counting, "_believed", lambda rows, state: 230)
-    keys = [row.pk for row in make(Photo, 230)]
-    assert [listed(boss, f"p={page}") for page in (1, 2, 3)] == [
-        keys[:-101:-1],
-        keys[-101:-201:-1],
-        keys[29::-1],
-    ]
-
-
 def test_the_number_of_queries_does_not_grow_with_the_rows(boss: Client, in_states: Any) -> None:
     counts = []
     for _ in range(2):
         in_states(Photo)
-        read(boss, address(Photo))
+        boss.get(address(Photo))
         with CaptureQueriesContext(connection) as sent:
-            read(boss, address(Photo))
+            boss.get(address(Photo))
         counts.append(len(sent))
     assert counts[0] == counts[1]
 
@@ -281,11 +230,3 @@ def test_columns_filters_and_actions_of_the_users_own_stay(boss: Client) -> None
     assert "By counter" in text_of(boss.get(address(ClaimOnly)))
     data = {"action": "shout", "_selected_action": [row.pk]}
     assert "1 shouted" in text_of(boss.post(address(ClaimOnly), data, follow=True))
-
-
-def test_claim_columns_that_the_user_lists_are_shown_in_words(boss: Client) -> None:
-    make(UuidKey)
-    (row,) = UuidKey.objects.claim_batch(1, claimed_by="user:17")
-    page = text_of(boss.get(address(UuidKey)))
-    assert "held by user:17" in page
-    assert str(row.pk) in page

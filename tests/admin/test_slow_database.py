@@ -7,10 +7,10 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import OperationalError, connection, transaction
+from django.db import connection, transaction
 from django.test import Client, override_settings
 
-from django_taskclaim.admin.control_room import acts, figures
+from django_taskclaim.admin.control_room import acts
 from django_taskclaim.control.models import WorkerOrder
 from tests.admin.room import (
     failed,
@@ -31,17 +31,6 @@ pytestmark = pytest.mark.django_db(databases=["default", "other"])
 impatient = override_settings(TASKCLAIM={"PAGE_TIMEOUT": 0.001})
 
 
-def test_a_slow_database_leaves_the_last_known_figures(boss: Client) -> None:
-    make(Photo, 3)
-    boss.get(photos())
-    make(Photo, 4)
-    with impatient:
-        page = text_of(boss.get(photos()))
-    assert "0 of 3" in page
-    assert re.search(r"Some figures are as of \d\d:\d\d:\d\d", page)
-    assert "0 of 7" in text_of(boss.get(photos()))
-
-
 def test_what_was_never_known_is_shown_as_unknown_and_not_as_none(boss: Client) -> None:
     failed(2)
     worker()
@@ -50,22 +39,9 @@ def test_what_was_never_known_is_shown_as_unknown_and_not_as_none(boss: Client) 
     assert [page.status_code for page in pages] == [200, 200, 200]
     page = text_of(pages[0])
     assert "UNKNOWN" in page
-    assert page.count("The database has not answered in time yet.") >= 5
+    assert "The database has not answered in time yet." in page
     for untrue in ("No row has failed.", "Nothing yet.", "None. Start one"):
         assert untrue not in page
-
-
-def test_a_refused_question_leaves_the_other_figures(
-    boss: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refused(*args: Any, **options: Any) -> Any:
-        raise OperationalError("permission denied")
-
-    monkeypatch.setattr(figures, "overview", refused)
-    worker()
-    answer = boss.get(photos())
-    assert answer.status_code == 200
-    assert "web-1" in text_of(answer)
 
 
 @pytest.mark.parametrize("verb", ["get", "post"])
