@@ -5,12 +5,10 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import models
 
-from django_taskclaim.dialects import DatabaseLater, DatabaseNow
-from django_taskclaim.models import WorkerProcess
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.switch import pause, pause_all
+from tests.commands import live_worker
 from tests.doctor.support import doctor, handling, problems, told
 from tests.factories import make
 from tests.querysets.support import clock, set_raw
@@ -19,27 +17,20 @@ from tests.testapp.models import Child, HiddenRows, Job, Parent, Photo, UuidKey
 pytestmark = pytest.mark.django_db(databases="__all__")
 
 
-def worker(model: type[models.Model], *, seen: timedelta = timedelta(0)) -> None:
-    """Let a worker have reported a while ago."""
-    WorkerProcess.objects.create(
-        name="worker@host:1",
-        labels=f"testapp.Other, {model._meta.label}",
-        host="host",
-        pid=1,
-        version="1",
-        started_at=DatabaseNow(),
-        seen_at=DatabaseLater(-seen),
-    )
-
-
-def expire(rows: list[Any]) -> None:
-    for row in rows:
-        set_raw(row, "expires_at", clock("-1 SECOND"))
-
-
 def finished() -> None:
     make(Job, 3)
     Job.objects.complete(Job.objects.claim_batch(3))
+
+
+def works() -> None:
+    make(Job, 2)
+    live_worker("testapp.Other", "testapp.Job")
+
+
+def no_worker() -> None:
+    make(Job, 1)
+    live_worker("testapp.Parent")
+    live_worker("testapp.Job", seen=300)
 
 
 def paused() -> None:
@@ -63,21 +54,6 @@ def held() -> None:
     Job.objects.claim_batch(1, claimed_by="user:18", lease=1800)
 
 
-def no_worker() -> None:
-    make(Job, 1)
-    worker(Parent)
-
-
-def silent_worker() -> None:
-    make(Job, 1)
-    worker(Job, seen=timedelta(minutes=5))
-
-
-def works() -> None:
-    make(Job, 2)
-    worker(Job)
-
-
 def failed_and_set_aside() -> None:
     make(Job, 4)
     rows = Job.objects.claim_batch(3)
@@ -89,32 +65,26 @@ def failed_and_set_aside() -> None:
 @pytest.mark.parametrize(
     ("scene", "parts"),
     [
-        (list, ["There is nothing to do: the table is empty."]),
         (finished, ["nothing to do: 3 rows of 3 finished"]),
         (works, ["2 rows due, and workers are alive"]),
+        (no_worker, ["no worker for testapp.Job is alive", "5 min", "manage.py claimworker"]),
         (
             paused,
             [
                 "testapp.Job is paused by ann@web1 since ",
-                ": the supplier is down.",
-                ", until ",
+                "the supplier is down",
                 "manage.py claimresume testapp.Job",
             ],
         ),
         (all_paused, ["All models are paused by bob", "manage.py claimresume --all"]),
         (waiting, ["All 2 open rows wait; the first is due in "]),
-        (held, ["All rows left are held, by user:17 (2) and user:18 (1); the next lease ends in "]),
-        (
-            no_worker,
-            ["1 row is due, and no worker for testapp.Job is alive. → manage.py claimworker"],
-        ),
-        (silent_worker, ["no worker for testapp.Job is alive; the last one reported 5 min"]),
+        (held, ["All rows left are held, by user:17 (2) and user:18 (1)"]),
         (
             failed_and_set_aside,
             [
-                "3 rows have failed and wait for a reset: 2 × ValueError and 1 × KeyError.",
+                "2 × ValueError and 1 × KeyError",
                 "→ manage.py claimreset testapp.Job",
-                "1 row is set aside (status paused). → manage.py claimresume testapp.Job --rows",
+                "→ manage.py claimresume testapp.Job --rows",
             ],
         ),
     ],
@@ -152,7 +122,9 @@ def test_a_limit_that_keeps_rows_back_is_named(options: dict[str, Any], part: st
 
 def test_expired_rows_are_a_problem_once_every_reaper_should_have_come(settings: Any) -> None:
     make(Job, 2)
-    expire(Job.objects.claim_batch(2))
+    for row in Job.objects.claim_batch(2):
+        set_raw(row, "expires_at", clock("-1 SECOND"))
+    settings.TASKCLAIM = {"REAPER_INTERVAL": timedelta(hours=1)}
     assert "nobody has put them back yet" in told(Job)
     settings.TASKCLAIM = {"REAPER_INTERVAL": 0.0001, "LEASE": 0.0001}
     (problem,) = problems(Job)
@@ -175,21 +147,18 @@ def test_the_last_line_of_the_command_says_that_nobody_works() -> None:
     make(Job, 1)
     code, text = doctor("testapp.Job")
     assert code == 0
-    assert "No problem found, but nobody works" in text.splitlines()[-1]
-    worker(Job)
-    assert doctor("testapp.Job")[1].endswith("No problem found.\n")
+    assert "nobody works" in text.splitlines()[-1]
+    live_worker("testapp.Job")
+    assert "nobody works" not in doctor("testapp.Job")[1]
 
 
-def test_a_missing_handler_is_named() -> None:
+def test_a_missing_handler_and_rows_that_a_queryset_hides_are_named() -> None:
     make(Photo, 1)
     assert "testapp.Photo has no handler" in told(Photo)
-    with handling(Photo):
-        assert "has no handler" not in told(Photo)
-
-
-def test_rows_that_a_queryset_hides_are_named() -> None:
     make(HiddenRows, 2, hidden=True)
     make(HiddenRows, 1)
     assert "The default manager hides 2 due rows of 3" in told(HiddenRows)
     with handling(HiddenRows, queryset=HiddenRows.everything.filter(hidden=True)):
-        assert "The handler's queryset hides 1 due row of 3" in told(HiddenRows)
+        text = told(HiddenRows)
+    assert "The handler's queryset hides 1 due row of 3" in text
+    assert "has no handler" not in text

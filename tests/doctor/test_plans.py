@@ -9,7 +9,6 @@ from django.db import connection, models
 
 from django_taskclaim.dialects import dialect_for
 from django_taskclaim.doctor.rehearsal import claim_statements
-from django_taskclaim.signals import rows_claimed
 from tests.doctor.support import (
     changes_tables,
     claim_index,
@@ -25,13 +24,9 @@ from tests.doctor.support import (
     without_index,
 )
 from tests.factories import SHAPES, make
-from tests.testapp.models import Child, ClaimOnly, CompositeKey, Parent, PercentNames, Photo
+from tests.testapp.models import Child, PercentNames, Photo
 
 pytestmark = pytest.mark.django_db(databases="__all__")
-
-on_postgresql = pytest.mark.skipif(
-    connection.vendor != "postgresql", reason="needs plans that follow the statistics of few rows"
-)
 
 
 @pytest.mark.parametrize("model", SHAPES)
@@ -46,7 +41,7 @@ def test_every_shape_is_in_order(model: type[models.Model]) -> None:
 
 
 @changes_tables
-@pytest.mark.parametrize("model", [Photo, Child, CompositeKey, PercentNames])
+@pytest.mark.parametrize("model", [Photo, Child, PercentNames])
 def test_a_missing_index_is_reported_with_the_statement_that_mends_it(model: Any) -> None:
     """The command exits with 1 and prints the statement; once that is executed it exits with 0."""
     make(model, 30)
@@ -60,19 +55,6 @@ def test_a_missing_index_is_reported_with_the_statement_that_mends_it(model: Any
         code, text = doctor(label)
         assert code == 0, text
         assert "CREATE INDEX" not in text
-
-
-@changes_tables
-def test_an_index_of_any_name_and_with_more_columns_will_do() -> None:
-    wider = models.Index(fields=[*claim_index(ClaimOnly).fields, "counter"], name="wider")
-    with without_index(ClaimOnly):
-        with connection.schema_editor() as editor:
-            editor.add_index(ClaimOnly, wider)
-        try:
-            assert problems(ClaimOnly) == []
-        finally:
-            with connection.schema_editor() as editor:
-                editor.remove_index(ClaimOnly, wider)
 
 
 @changes_tables
@@ -107,62 +89,12 @@ def test_with_many_rows_each_claim_uses_an_index_that_fits_its_order() -> None:
     with handling(Photo, order_by=["url"]):
         (found,) = problems(Photo)
         assert "sorts rows" in found.message
-        assert "an order of its own" in found.advice
         statement = found.details[-1]
         send(statement)
         try:
             assert problems(Photo) == []
         finally:
             drop_index(Photo, re.findall(r"\w+", statement)[2])
-
-
-@changes_tables
-@pytest.mark.parametrize("options", [{"limit_per": {"country": 2}}, {"serial_by": "country"}])
-def test_a_limit_of_a_key_gets_an_index_recommended(options: dict[str, Any]) -> None:
-    """It is not a problem, for it matters only where many rows of one key stand in front."""
-    make(Photo, 60)
-    with handling(Photo, **options):
-        assert problems(Photo) == []
-        (statement,) = indexes_advised(Photo)
-        send(statement)
-        try:
-            assert indexes_advised(Photo) == []
-        finally:
-            drop_index(Photo, re.findall(r"\w+", statement)[2])
-
-
-@changes_tables
-def test_a_sort_that_locks_rows_is_a_problem_at_any_size(settings: Any) -> None:
-    """UPDATE … ORDER BY … LIMIT locks all that it sorts, so the next worker finds nothing free."""
-    if "update_limit" not in dialect_for(connection).strategies:
-        pytest.skip("needs UPDATE … ORDER BY … LIMIT")
-    settings.TASKCLAIM = {"CLAIM_STRATEGY": "update_limit"}
-    make(Photo, 60)
-    with without_index(Photo):
-        assert "The claim sorts rows" in told(Photo)
-
-
-@on_postgresql
-@pytest.mark.parametrize("counted", [Parent, Child])
-@pytest.mark.parametrize("before", [1, 60])
-def test_few_rows_of_joined_tables_are_no_problem(counted: Any, before: int) -> None:
-    """The server may count one of two tables, or both at different times."""
-    make(Child, before)
-    count(counted)
-    Child._base_manager.all().delete()
-    for rows in (0, 3, 57):
-        make(Child, rows)
-        assert problems(Child) == []
-
-
-@on_postgresql
-@changes_tables
-def test_a_table_that_has_shrunk_is_no_problem() -> None:
-    many(ClaimOnly)
-    ClaimOnly.objects.all().delete()
-    make(ClaimOnly, 30)
-    count(ClaimOnly)
-    assert problems(ClaimOnly) == []
 
 
 # What is explained
@@ -193,21 +125,14 @@ def without_numbers(text: str) -> str:
     return re.sub(r"\((%s|\d+)(, (%s|\d+))*\)", "(keys)", re.sub(r" LIMIT \d+", "", text))
 
 
-@pytest.mark.parametrize("model", [Photo, Child])
-@pytest.mark.parametrize("completion", ["mark", "delete"])
+@pytest.mark.parametrize(("model", "completion"), [(Photo, "mark"), (Child, "delete")])
 def test_examining_changes_nothing(model: Any, completion: str) -> None:
-    """Not even rows that are expired or due: nothing is written or locked, and no signal is sent."""
+    """Not even rows that are expired or due."""
     make(model, 30)
     model.objects.claim_batch(5, lease=0.001)
     model.objects.claim_batch(5)
     before = list(model._base_manager.order_by("pk").values())
-    claimed: list[Any] = []
-    rows_claimed.connect(receiver := lambda **facts: claimed.append(facts), weak=False)
-    try:
-        with handling(model, completion=completion):
-            told(model)
-    finally:
-        rows_claimed.disconnect(receiver)
+    with handling(model, completion=completion):
+        told(model)
     assert list(model._base_manager.order_by("pk").values()) == before
-    assert claimed == []
     assert len(model.objects.claim_batch(50)) == 20
