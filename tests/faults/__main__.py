@@ -1,7 +1,8 @@
 """Try whether the tests find mistakes: `python -m tests.faults [3 5.1 …] [--database-url …] [-- pytest options]`.
 
 Each fault is put into a copy of the checkout, where pytest runs the tests of the broken promise and, if none fails,
-all others but the long ones. The exit code is 1 if a fault survives or does not fit the package any more.
+all others but the long ones. With `--promise-only` it stops after the tests of the promise: the quick answer.
+The exit code is 1 if a fault survives or does not fit the package any more.
 """
 
 import argparse
@@ -68,17 +69,20 @@ def run_tests(folder: Path, options: list[str], url: str, promise: int = 0) -> s
     return ""
 
 
-def find_killer(fault: Fault, promise: int, folder: Path, options: list[str], url: str) -> str:
-    """Return a test that fails because of the fault, empty if there is none."""
+def judge(fault: Fault, promises: list[int], folder: Path, options: list[str], url: str) -> str:
+    """Return a test that fails because of the fault, empty if there is none.
+
+    The tests of *promises* run one promise after the other; 0 stands for all tests.
+    """
     usual = ["-m", "not long and not browser"]
     put_in(fault, folder)
-    killer = run_tests(folder, [*usual, *options], url, promise)
-    killer = killer or run_tests(folder, [*usual, *options], url)
-    if killer:
-        put_in(fault._replace(edits=[]), folder)
-        if run_tests(folder, [killer], url):
-            raise WrongFaultError(f"without the fault this test fails, too: {killer}")
-    return killer
+    for promise in promises:
+        if killer := run_tests(folder, [*usual, *options], url, promise):
+            put_in(fault._replace(edits=[]), folder)
+            if run_tests(folder, [killer], url):
+                raise WrongFaultError(f"without the fault this test fails, too: {killer}")
+            return killer if promise else f"{killer} (it has no mark of the promise)"
+    return ""
 
 
 def kind_of(url: str) -> str:
@@ -86,6 +90,23 @@ def kind_of(url: str) -> str:
     if "postgres" in url:
         return "postgresql"
     return "mysql" if "mysql" in url or "mariadb" in url else "sqlite"
+
+
+def chosen(numbers: list[str]) -> list[tuple[str, int, Fault]]:
+    """Return the faults of the given promises (3) and those given by their own number (3.2); all if none is given."""
+    numbered = [
+        (f"{promise}.{place}", promise, fault)
+        for promise, faults in FAULTS.items()
+        for place, fault in enumerate(faults, 1)
+    ]
+    known = {number for number, _, _ in numbered} | {str(promise) for promise in FAULTS}
+    if unknown := set(numbers) - known:
+        sys.exit(f"No fault has the number {', '.join(sorted(unknown))}.")
+    return [
+        (number, promise, fault)
+        for number, promise, fault in numbered
+        if not numbers or {number, str(promise)}.intersection(numbers)
+    ]
 
 
 def main() -> int:
@@ -96,31 +117,37 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
     parser.add_argument("numbers", nargs="*", help="promises (3) or faults (3.2); all if none")
     parser.add_argument("--database-url", default=os.environ.get("DATABASE_URL", ""))
+    parser.add_argument(
+        "--promise-only", action="store_true", help="run no tests but those marked with the promise"
+    )
     asked = parser.parse_args(given)
-    counts = dict.fromkeys(["killed", "SURVIVED", "WRONG", "elsewhere"], 0)
+    faults = chosen(asked.numbers)
+    by_verdict: dict[str, list[str]] = {"killed": [], "SURVIVED": [], "WRONG": [], "elsewhere": []}
+    started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="taskclaim-faults-") as name:
         folder = Path(name) / "copy"
         shutil.copytree(ROOT, folder, ignore=LEFT_OUT)
         # A server that the tests run under another account reads there, too.
         Path(name).chmod(0o755)
-        for promise, faults in FAULTS.items():
-            for place, fault in enumerate(faults, 1):
-                number, began = f"{promise}.{place}", time.monotonic()
-                if asked.numbers and not {str(promise), number}.intersection(asked.numbers):
-                    continue
-                verdict, why = "elsewhere", f"breaks it on {' and '.join(fault.databases)}"
-                if kind_of(asked.database_url) in fault.databases:
-                    try:
-                        why = find_killer(fault, promise, folder, options, asked.database_url)
-                        verdict = "killed" if why else "SURVIVED"
-                    except WrongFaultError as error:
-                        verdict, why = "WRONG", str(error)
-                counts[verdict] += 1
-                seconds = time.monotonic() - began
-                print(f"{number:5} {verdict:9} {seconds:5.0f} s  {fault.sentence}", flush=True)
-                print(f"{'':25}{why}", flush=True)
-    print(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
-    return 1 if counts["SURVIVED"] or counts["WRONG"] else 0
+        for number, promise, fault in faults:
+            began = time.monotonic()
+            verdict, why = "elsewhere", f"breaks it on {' and '.join(fault.databases)} only"
+            if kind_of(asked.database_url) in fault.databases:
+                promises = [promise] if asked.promise_only else [promise, 0]
+                try:
+                    why = judge(fault, promises, folder, options, asked.database_url)
+                    verdict = "killed" if why else "SURVIVED"
+                except WrongFaultError as error:
+                    verdict, why = "WRONG", str(error)
+            by_verdict[verdict].append(number)
+            seconds = time.monotonic() - began
+            line = f"{number:5} {verdict:9} {seconds:5.0f} s  {fault.sentence}"
+            print(f"{line}  [{why}]" if why else line, flush=True)
+    print(f"\non {kind_of(asked.database_url)}, in {time.monotonic() - started:.0f} s:")
+    for verdict, numbers in by_verdict.items():
+        if numbers:
+            print(f"{len(numbers):5} {verdict:9} {' '.join(numbers)}")
+    return 1 if by_verdict["SURVIVED"] or by_verdict["WRONG"] else 0
 
 
 if __name__ == "__main__":

@@ -1,0 +1,44 @@
+"""What a worker keeps of its rows: no memory, no connection and no file, counted by its own process."""
+
+import gc
+import os
+import sys
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.factories import make
+from tests.testapp.models import Photo
+
+ROWS, STEP = 2000, 250
+
+
+class Sample(NamedTuple):
+    blocks: int
+    files: int
+
+
+@pytest.mark.promise(13)
+def test_rows_that_are_done_leave_no_memory_and_no_descriptor(work: Callable[..., int]) -> None:
+    """Each thing that is kept is a block of memory at least, and a connection a descriptor."""
+    make(Photo, ROWS)
+    done = 0
+    samples: list[Sample] = []
+
+    def measure(photo: Any) -> None:
+        nonlocal done
+        done += 1
+        # So that the thread has a connection, as most handlers' threads do.
+        assert Photo.objects.filter(pk=photo.pk).exists()
+        photo.width = 640
+        if done % STEP == 0:
+            gc.collect()
+            samples.append(Sample(sys.getallocatedblocks(), len(os.listdir("/proc/self/fd"))))
+
+    assert work(Photo, measure, "--batch-size", "50", update_fields=["width"]) == 0
+    assert Photo.objects.filter(status="complete", width=640).count() == ROWS
+    # Caches fill now and then; what is kept of each row shows between any two samples.
+    assert min(after.blocks - before.blocks for before, after in pairwise(samples)) < STEP
+    assert samples[-1].files - samples[0].files <= 2
