@@ -12,7 +12,7 @@ import pytest
 from tests.factories import make
 from tests.testapp.models import Photo
 
-ROWS, STEP = 2000, 250
+ROWS, STEP = 1000, 200
 
 
 class Sample(NamedTuple):
