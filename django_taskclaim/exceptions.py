@@ -181,15 +181,14 @@ class WouldRewrite(TaskClaimError):
 
 
 class TableInUse(TaskClaimError):
-    """The lock on ``table`` could not be had in the time ``waited``; ``users`` says who has it, in words."""
+    """The lock on ``table`` could not be had in the time ``waited``."""
 
-    def __init__(self, table: str, waited: timedelta, users: list[str]) -> None:
-        self.table, self.waited, self.users = table, waited, users
-        super().__init__(table, waited, users)
+    def __init__(self, table: str, waited: timedelta) -> None:
+        self.table, self.waited = table, waited
+        super().__init__(table, waited)
 
     def __str__(self) -> str:
-        by = f" by {', '.join(self.users)}" if self.users else ""
         return (
-            f"The table {self.table} was in use{by} for {round(self.waited.total_seconds())} s, so nothing was changed."
+            f"The table {self.table} was in use for {round(self.waited.total_seconds())} s, so nothing was changed."
             " The same migration may be run again."
         )

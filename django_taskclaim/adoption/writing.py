@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from django.apps import apps
 from django.db import migrations, models
@@ -84,15 +83,14 @@ def adoption_of(
     """Return the migrations, numbered behind those that are there: one for the columns, one for the index."""
     model_name = lack.model._meta.model_name or ""
     title = name or f"adopt_{model_name}"
-    allowed: dict[str, Any] = {"allow_rewrite": True} if allow_rewrite else {}
     written: list[migrations.Migration] = []
     if lack.columns:
         fields = [(field.name, field.clone()) for field in lack.columns]
-        step: Operation = AddClaimColumns(model_name, fields, existing, **allowed)
+        step = AddClaimColumns(model_name, fields, existing, allow_rewrite)
         written.append(_behind(loader, lack.app, written, title, [step]))
     if lack.index is not None:
-        steps: list[Operation] = [AddClaimIndex(model_name, lack.index, **allowed)]
-        steps += [RemoveClaimIndex(model_name, stale, **allowed) for stale in lack.replaced]
+        steps: list[Operation] = [AddClaimIndex(model_name, lack.index)]
+        steps += [RemoveClaimIndex(model_name, stale) for stale in lack.replaced]
         written.append(_behind(loader, lack.app, written, f"{title}_index", steps))
     return Adoption(lack, written, list(_left(loader, lack.app, written)))
 

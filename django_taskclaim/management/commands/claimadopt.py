@@ -9,9 +9,8 @@ from django.core.management.utils import run_formatters
 from django.db import DEFAULT_DB_ALIAS, Error, connections, router
 from django.db.migrations.loader import MigrationLoader
 
-from django_taskclaim.adoption.columns import new_columns
 from django_taskclaim.adoption.operations import EXISTING
-from django_taskclaim.adoption.tables import live_table
+from django_taskclaim.adoption.tables import live_table, new_columns
 from django_taskclaim.adoption.writing import (
     Adoption,
     CannotAdopt,
@@ -24,7 +23,7 @@ from django_taskclaim.exceptions import WouldRewrite
 from django_taskclaim.handlers import handler_for
 from django_taskclaim.management.arguments import add_database, claimable_model
 from django_taskclaim.management.base import USAGE, ClaimCommand
-from django_taskclaim.wording import counted, first_line, listed
+from django_taskclaim.wording import first_line, listed
 
 
 class Command(ClaimCommand):
@@ -110,15 +109,14 @@ exit codes:
             with connections[alias].schema_editor(collect_sql=True, atomic=False) as editor:
                 table = live_table(editor, lack.model, allow_rewrite=allow_rewrite)
                 table.refuse_rewrite(columns)
-                steps = [table.told_of_columns(columns)] if columns else []
-                steps += [table.told_of_index()] if lack.index is not None else []
-                rows = table.believed_rows()
         except Error as error:
-            return [f"The database {alias!r} tells nothing of its locks: {first_line(error)}"]
-        lines = [f"{lack.model._meta.label}, table {table.plain_name} on {alias!r}{_size(rows)}:"]
-        for migration, step in zip(adoption.migrations, steps, strict=True):
-            lines.append(f"  {migration.name}: {_told_of(migration)}")
-            lines += [f"    {sentence}" for sentence in step]
+            return [f"The database {alias!r} does not answer: {first_line(error)}"]
+        locks = [table.columns_lock] if columns else []
+        locks += [table.index_lock] if lack.index is not None else []
+        lines = [f"{lack.model._meta.label}, table {table.plain_name} on {alias!r}:"]
+        for migration, lock in zip(adoption.migrations, locks, strict=True):
+            what = "; ".join(operation.describe() for operation in migration.operations)
+            lines += [f"  {migration.name}: {what}", f"    {lock}"]
         return lines
 
     # The files
@@ -161,14 +159,6 @@ exit codes:
         )
         for command, remark in steps:
             self.stdout.write(f"  {command:{width}}  {remark}".rstrip())
-
-
-def _size(rows: float | None) -> str:
-    return "" if rows is None else f", about {counted(round(rows), 'row')}"
-
-
-def _told_of(migration: Any) -> str:
-    return "; ".join(operation.describe() for operation in migration.operations)
 
 
 def _shown(path: Path) -> str:
