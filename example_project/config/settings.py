@@ -1,6 +1,5 @@
 """Settings of the example: SQLite in a file, or whatever database DATABASE_URL names."""
 
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,8 @@ SECRET_KEY = "an example on loopback has nothing to keep secret"
 # Django's own server brings the admin's style sheets only so; a worker would collect every query it sends.
 DEBUG = "runserver" in sys.argv
 ALLOWED_HOSTS = ["localhost", "127.0.0.1"]
-USE_TZ = True
 TIME_ZONE = "UTC"
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 INSTALLED_APPS = [
     # Before the admin, whose templates it replaces: it draws the buttons.
@@ -77,22 +76,27 @@ if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
         "init_command": "PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL;",
     }
 
-# The demo gives each worker a file for the records of django_taskclaim, and reads its account there.
-RECORDS = os.environ.get("TASKCLAIM_RECORDS", os.devnull)
+# Records of django_taskclaim as JSON, in one file for all processes: the demo reads its account there.
+RECORDS = VAR_DIR / "records.jsonl"
+# The demo has a site of its own, whose requests must not disturb the picture in the terminal.
+SITE_LOG = "console" if DEBUG else "records"
 
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
-    "formatters": {"plain": {"format": "{asctime} {levelname} {name}: {message}", "style": "{"}},
+    "formatters": {
+        "plain": {"format": "{asctime} {process} {levelname} {name}: {message}", "style": "{"},
+        "json": {"()": "config.records.JsonFormatter"},
+    },
     "handlers": {
         "console": {"class": "logging.StreamHandler", "formatter": "plain"},
-        "records": {"class": "config.jsonlines.JsonLines", "path": RECORDS},
+        "records": {"class": "logging.FileHandler", "filename": RECORDS, "formatter": "json"},
     },
     "root": {"handlers": ["console"], "level": "WARNING"},
     "loggers": {
         "django_taskclaim": {"handlers": ["records"], "level": "INFO"},
-        # A browser asks for a favicon; the terminal belongs to the demo.
-        "django.request": {"level": "ERROR"},
+        "django.request": {"handlers": [SITE_LOG], "propagate": False},
+        "django.server": {"handlers": [SITE_LOG], "level": "INFO", "propagate": False},
     },
 }
 

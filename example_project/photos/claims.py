@@ -7,8 +7,8 @@ import httpx
 from django_taskclaim import handler
 from django_taskclaim.exceptions import Permanent, RetryLater
 
-from .imaging import describe
 from .models import Photo
+from .pictures import describe
 
 
 class PictureGone(Permanent):
@@ -19,20 +19,13 @@ class ServerClosed(RetryLater):
     """The server says when to come back."""
 
 
-@handler(
-    Photo,
-    batch_size=20,
-    lease=10,
-    timeout=60,
-    update_fields=["width", "height", "average_colour", "perceptual_hash", "thumbnail"],
-)
+RESULTS = ["width", "height", "average_colour", "thumbnail"]
+
+
+@handler(Photo, batch_size=20, lease=10, timeout=60, update_fields=RESULTS)
 def describe_photo(photo: Photo) -> None:
     """Download the picture and set what we know about it; the completion stores it."""
-    facts = describe(download(photo.url))
-    photo.width, photo.height = facts.width, facts.height
-    photo.average_colour = facts.average_colour
-    photo.perceptual_hash = facts.perceptual_hash
-    photo.thumbnail = facts.thumbnail
+    describe(photo, download(photo.url))
 
 
 def download(url: str) -> bytes:

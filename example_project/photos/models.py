@@ -1,8 +1,7 @@
-"""The one model of the example: a picture somewhere on the web, and what we know about it."""
+"""The one model of this app: a picture somewhere on the web, and what we know about it."""
 
 from django.db import models
 
-from django_taskclaim.fields import PriorityField
 from django_taskclaim.models import TaskMixin
 
 
@@ -13,10 +12,7 @@ class Photo(TaskMixin):
     width = models.IntegerField(null=True)
     height = models.IntegerField(null=True)
     average_colour = models.CharField(max_length=7, null=True)
-    perceptual_hash = models.CharField(max_length=16, null=True)
     thumbnail = models.BinaryField(null=True)
-    # Declared again, so that the admin's form has it.
-    priority = PriorityField(default=0, db_default=0)
 
     def __str__(self) -> str:
-        return self.url
+        return self.url.rpartition("/")[2]

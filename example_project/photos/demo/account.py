@@ -1,181 +1,104 @@
-"""The account at the end: where every row went, why some went twice, and whether it adds up.
+"""Where every row is and why some were claimed twice, and at the end whether all of that adds up.
 
-Three witnesses are heard: the table, the workers' records and the server that was asked for pictures.
+Three witnesses are heard: the table, the workers' records and the site that was asked for pictures.
 """
 
-import csv
-import math
+import json
 import random
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import NamedTuple
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+from django.conf import settings
+from django.db.models import Count
 
 from django_taskclaim.states import Status
+from photos.claims import RESULTS
+from photos.models import Photo
+from photos.pictures import describe, paint
 
-from ..imaging import describe
-from .pictures import PictureBook
-from .records import Ledger
+from .site import asked
 
 SAMPLE = 200
-UNWRITTEN = "put back by the killed worker, which was gone before it wrote why"
+UNWRITTEN = "put back by the killed process, which was gone before it wrote why"
 
 
-class Row(NamedTuple):
-    """What the account wants to know about a row."""
-
-    key: int
-    number: int
-    status: str
-    iteration: int
-    error: str
-    width: int | None
-    height: int | None
-    average_colour: str | None
-    perceptual_hash: str | None
-    thumbnail: bytes | None
-
-
-@dataclass(frozen=True, slots=True)
-class ClaimedAgain:
-    """A row that was claimed more than once, and why each claim but the last came to nothing."""
-
-    key: int
-    claims: int
-    reasons: tuple[str, ...]
-
-    @property
-    def explained(self) -> bool:
-        """Whether there is a reason for each further claim."""
-        return len(self.reasons) == self.claims - 1
-
-
-@dataclass(frozen=True, slots=True)
-class Times:
-    """How long one kind of statement took, in seconds."""
-
-    seconds: Sequence[float]
-
-    def percentile(self, share: float) -> float:
-        """The smallest time that `share` (0 to 1) of all do not exceed; 0 where there is none."""
-        if not self.seconds:
-            return 0.0
-        return sorted(self.seconds)[math.ceil(share * len(self.seconds)) - 1]
-
-
-@dataclass(slots=True)
 class Account:
-    """Where every row went."""
+    """All the numbers that the demo shows, before and after the end."""
 
-    made: int
-    claims: Times
-    releases: Times
-    kept: int = 0
-    statuses: Counter[str] = field(default_factory=Counter)
-    failures: Counter[str] = field(default_factory=Counter)
-    again: list[ClaimedAgain] = field(default_factory=list)
-    asked_too_often: int = 0
-    """Rows whose picture was downloaded more often than the row was claimed."""
-    without_result: int = 0
-    """Rows that are complete although a column was not written."""
-    ended_badly: tuple[str, ...] = ()
-    """Workers that were asked to stop and did not end with exit code 0."""
-    compared: int = 0
-    different: int = 0
-    """Of the compared rows, those that hold something else than their picture says."""
+    def __init__(self, made: int) -> None:
+        self.made = made
+        self.elapsed = 0.0
+        self.killed = ""
+        self.states: Counter[str] = Counter()
+        #: The rows in each state by the process that has, or had, their last claim.
+        self.processes: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        #: Why a row was put back or given up, in order, by its key.
+        self.reasons: defaultdict[str, list[str]] = defaultdict(list)
+        self._began = time.monotonic()
+        self._records = settings.RECORDS.open("rb")
 
     @property
-    def complete(self) -> int:
-        """Rows done well."""
-        return self.statuses[Status.COMPLETE]
+    def finished(self) -> int:
+        return self.states[Status.COMPLETE] + self.states[Status.FAILED]
 
-    @property
-    def failed(self) -> int:
-        """Rows given up."""
-        return self.statuses[Status.FAILED]
+    def look(self) -> None:
+        """Read the table in one statement, and what is new in the records."""
+        self.elapsed = time.monotonic() - self._began
+        self.states.clear()
+        self.processes.clear()
+        claims = Photo.objects.values_list("claimed_by", "status").annotate(Count("pk"))
+        for holder, status, rows in claims:
+            self.states[status] += rows
+            if holder is not None:
+                # A process claims each batch as <process>#<random>.
+                self.processes[holder.partition("#")[0]][status] += rows
+        for record in self._new_records():
+            if record.get("event") in ("failed", "released", "expired"):
+                for key in record["keys"]:
+                    self.reasons[key].append(reason(record))
 
-    @property
-    def missing(self) -> int:
-        """Rows that were made and are neither complete nor failed."""
-        return self.made - self.complete - self.failed
+    def _new_records(self) -> Iterator[dict[str, Any]]:
+        while (line := self._records.readline()).endswith(b"\n"):
+            yield json.loads(line)
+        # The rest of a line is still being written.
+        self._records.seek(-len(line), 1)
 
-    @property
-    def put_back(self) -> int:
-        """How often a row was put back, all rows together."""
-        return sum(row.claims - 1 for row in self.again)
-
-    @property
-    def reasons(self) -> Counter[str]:
-        """How often each reason put a row back."""
-        return Counter(reason for row in self.again for reason in row.reasons)
-
-    @property
-    def unexplained(self) -> int:
-        """Rows that were claimed again and no record says why."""
-        return sum(not row.explained for row in self.again)
-
-    def problems(self) -> list[str]:
-        """What does not add up, a sentence each; none is as it should be."""
+    def settle(self) -> list[str]:
+        """Compare what the witnesses say; return what does not add up, a sentence each."""
+        missing = self.made - self.finished
+        unexplained = worked_twice = 0
+        for key, status, iteration in Photo.objects.values_list("pk", "status", "iteration"):
+            unwritten = iteration + (status == Status.FAILED) - len(self.reasons[str(key)])
+            if unwritten == 1 and self.killed:
+                self.reasons[str(key)].append(UNWRITTEN)
+            elif unwritten:
+                unexplained += 1
+            worked_twice += asked[key] > iteration + 1
+        wrong = wrong_results()
         counts = {
-            f"{self.missing:,} rows are missing.": self.missing,
-            f"{self.unexplained:,} rows were claimed again for no known reason.": self.unexplained,
-            f"{self.asked_too_often:,} rows were worked on twice at once.": self.asked_too_often,
-            f"{self.without_result:,} complete rows have no result.": self.without_result,
-            f"{self.different:,} rows hold another picture's result.": self.different,
+            f"{missing:,} rows are missing.": missing,
+            f"{unexplained:,} rows were claimed again for no known reason.": unexplained,
+            f"{worked_twice:,} pictures were downloaded more often than claimed.": worked_twice,
+            f"{wrong:,} of {SAMPLE} results are not what their pictures say.": wrong,
         }
-        return [
-            *(sentence for sentence, count in counts.items() if count),
-            *(f"{worker} did not stop cleanly." for worker in self.ended_badly),
-        ]
-
-    def write_again(self, path: Path) -> None:
-        """Write the rows claimed more than once, one a line, with the reasons of each."""
-        with path.open("w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(["photo", "claims", "why it was put back, in order"])
-            for row in self.again:
-                writer.writerow([row.key, row.claims, *row.reasons])
+        return [sentence for sentence, count in counts.items() if count]
 
 
-def settle(
-    made: int,
-    rows: Iterable[Row],
-    ledger: Ledger,
-    requests: Mapping[int, int],
-    book: PictureBook,
-    *,
-    killed: bool,
-) -> Account:
-    """Hear all witnesses; `killed` tells whether one of them was silenced."""
-    account = Account(made, Times(ledger.claim_seconds), Times(ledger.release_seconds))
-    sample = set(random.Random(book.seed).sample(range(made), min(SAMPLE, made)))
-    for row in rows:
-        account.statuses[row.status] += 1
-        if row.status == Status.FAILED:
-            account.failures[row.error] += 1
-        if row.iteration:
-            account.again.append(claimed_again(row, ledger, killed=killed))
-        account.asked_too_often += requests.get(row.number, 0) > row.iteration + 1
-        if row.status == Status.COMPLETE:
-            judge_result(row, account, book, compare=row.number in sample)
-    return account
+def wrong_results() -> int:
+    """How many of some complete rows differ from what their pictures say."""
+    keys = list(Photo.objects.filter(status=Status.COMPLETE).values_list("pk", flat=True))
+    wrong = 0
+    for key in random.sample(keys, min(SAMPLE, len(keys))):
+        photo, wanted = Photo.objects.get(pk=key), Photo()
+        describe(wanted, paint(key))
+        wrong += any(getattr(photo, name) != getattr(wanted, name) for name in RESULTS)
+    return wrong
 
 
-def claimed_again(row: Row, ledger: Ledger, *, killed: bool) -> ClaimedAgain:
-    """The claims of a row, and what is known of why there was more than one."""
-    reasons = list(ledger.reasons.get(str(row.key), ()))
-    if killed and len(reasons) == row.iteration - 1:
-        reasons.append(UNWRITTEN)
-    return ClaimedAgain(row.key, row.iteration + 1, tuple(reasons))
-
-
-def judge_result(row: Row, account: Account, book: PictureBook, *, compare: bool) -> None:
-    """Is the result there, and is it this picture's?"""
-    account.without_result += None in row
-    if compare:
-        facts = describe(book.path(row.number).read_bytes())
-        wanted = (facts.width, facts.height, facts.average_colour, facts.perceptual_hash)
-        written = (row.width, row.height, row.average_colour, row.perceptual_hash)
-        account.compared += 1
-        account.different += (written, row.thumbnail) != (wanted, facts.thumbnail)
+def reason(record: dict[str, Any]) -> str:
+    """Why rows were put back, in words that are the same for all rows it happens to."""
+    if record["event"] == "expired":
+        return "the lease ran out, as its process was dead"
+    return str(record["reason"]).partition(" for ")[0]

@@ -3,28 +3,35 @@
 import fcntl
 import os
 import signal
+import subprocess
 import sys
-from argparse import ArgumentParser, ArgumentTypeError
+import time
+from argparse import ArgumentParser
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from django.conf import settings
+from django.contrib.auth.models import User
 from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError
+from django.core.management.color import no_style
 from django.db import connection
+from django.urls import reverse
 from rich.console import Console
+from rich.live import Live
 
-from django_taskclaim.management.display import Onlooker
-from photos.demo.pictures import PictureBook
-from photos.demo.report import tell
-from photos.demo.site import admin_site, stay
-from photos.demo.staff import make_superuser
-from photos.demo.story import Plan, StoryBroken, staged
-from photos.demo.workers import MODEL
+from django_taskclaim.models import WorkerProcess
+from django_taskclaim.states import Status
+from django_taskclaim.switch import resume
+from photos.demo.account import Account
+from photos.demo.display import clock, picture
+from photos.demo.site import serving
+from photos.models import Photo
 
+MODEL = "photos.Photo"
+OUTPUT = settings.VAR_DIR / "claimworker.log"
 INTERRUPTED = 130
 
 
@@ -32,25 +39,19 @@ class Command(BaseCommand):
     """Parse, run the story, report."""
 
     help = (
-        "Make rows, start workers that download and describe a picture for each, and look on. "
+        "Make rows, start worker processes that download and describe a picture for each, and look on. "
         "Runs on SQLite, or on the database that DATABASE_URL names; the rows of an earlier demo "
         "are replaced. Ends with an account; the exit code is 1 if that does not add up."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         """All have defaults."""
-        parser.add_argument("--rows", type=positive, default=5_000, help="how many rows (5000)")
-        parser.add_argument("--workers", type=positive, default=3, help="how many workers (3)")
+        parser.add_argument("--rows", type=int, default=5_000, help="how many rows (5000)")
+        parser.add_argument("--workers", type=int, default=3, help="how many worker processes (3)")
         parser.add_argument(
             "--kill",
             action="store_true",
-            help="kill a worker with SIGKILL half-way; its rows come back when the lease is over",
-        )
-        parser.add_argument(
-            "--seed",
-            type=int,
-            default=1,
-            help="settles the pictures and which URLs cause trouble (1)",
+            help="kill a worker process with SIGKILL half-way; its rows come back by themselves",
         )
         parser.add_argument(
             "--stay",
@@ -58,102 +59,136 @@ class Command(BaseCommand):
             help="go on serving the control room after the account, until Ctrl-C",
         )
 
-    def handle(
-        self, *, rows: int, workers: int, kill: bool, seed: int, stay: bool, **options: Any
-    ) -> None:
+    def handle(self, *, rows: int, workers: int, kill: bool, stay: bool, **options: Any) -> None:
         """Run the demo; CommandError where it cannot, or where the account does not add up."""
-        if kill and workers < 2:
-            raise CommandError(
-                "--kill needs at least two workers: the others carry on.", returncode=2
-            )
-        plan = Plan(rows=rows, workers=workers, kill=kill, seed=seed, folder=settings.VAR_DIR)
+        if rows < 1 or workers < 1:
+            raise CommandError("--rows and --workers are whole numbers from 1.", returncode=2)
         # Asked to end, a demo stops its workers first, as on Ctrl-C.
         for number in (signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, interrupt)
+            signal.signal(number, signal.default_int_handler)
         try:
-            with alone(plan.folder):
-                self.run(plan, stays=stay)
-        except StoryBroken as broken:
-            raise CommandError(str(broken)) from broken
+            with exclusively(settings.RECORDS), serving() as site:
+                self.run(rows, workers, site, kill=kill, stay=stay)
         except KeyboardInterrupt:
             raise CommandError(
                 "Stopped; the workers gave back the rows that they had not started.",
                 returncode=INTERRUPTED,
             ) from None
 
-    def run(self, plan: Plan, *, stays: bool) -> None:
+    def run(self, rows: int, workers: int, site: str, *, kill: bool, stay: bool) -> None:
         """Prepare, play, account."""
-        call_command("migrate", verbosity=0)
-        make_superuser()
-        self.paint(plan.book)
-        with admin_site() as room:
-            self.announce(plan, room)
-            with staged(plan) as story, onlooking():
-                elapsed = story.play()
-                account = story.account()
-            again = plan.folder / "claimed-again.csv"
-            account.write_again(again)
-            tell(account, elapsed=elapsed, again=again, console=Console())
-            if stays:
-                self.stdout.write(f"The control room stays open at {room} until Ctrl-C.")
-                stay()
-        if account.problems():
+        prepare(rows, site)
+        room = site + reverse("admin:photos_photo_control")
+        self.announce(rows, workers, room)
+        account, console = Account(rows), Console(highlight=False)
+        # The terminal writes ^C behind the last line.
+        console.width = min(100, console.width - 3)
+        with Live(console=console, auto_refresh=False) as live:
+            with claimworker(workers) as worker:
+                play(account, worker, live, kill=kill)
+            problems = account.settle()
+            if worker.returncode:
+                problems.append(f"The workers ended with code {worker.returncode}; see {OUTPUT}.")
+            live.update(picture(account, problems), refresh=True)
+        if stay:
+            self.stdout.write(f"The control room stays open at {room} until Ctrl-C.")
+            self.stdout.flush()
+            with suppress(KeyboardInterrupt):
+                signal.pause()
+        if problems:
             raise CommandError("The account does not add up.")
 
-    def paint(self, book: PictureBook) -> None:
-        """Make the pictures, with a word about it as it takes some seconds the first time."""
-        self.stdout.write(f"Painting {book.size:,} pictures in {book.folder} …")
-        painted = book.paint()
-        self.stdout.write(f"{painted:,} new, {book.size - painted:,} were there.")
-
-    def announce(self, plan: Plan, room: str) -> None:
+    def announce(self, rows: int, workers: int, room: str) -> None:
         """Say what the demo is about, and how to join in."""
         version = ".".join(map(str, connection.get_database_version()))
         manage = f"{relative(Path(sys.executable))} {relative(settings.BASE_DIR / 'manage.py')}"
-        same = "   (with the same DATABASE_URL)" if "DATABASE_URL" in os.environ else ""
+        same = " with the same DATABASE_URL" if "DATABASE_URL" in os.environ else ""
         self.stdout.write(
-            f"{plan.rows:,} pictures, {plan.workers} workers, {connection.display_name} {version}\n"
-            f"To pause, from another terminal:  {manage} claimpause {MODEL}{same}\n"
-            f"To go on:                         {manage} claimresume {MODEL}{same}\n"
-            f"The control room (demo, demo):    {room}"
+            f"{rows:,} rows, {workers} worker processes, {connection.display_name} {version}\n"
+            f"To pause it and let it go on, from another terminal{same}:\n"
+            f"  {manage} claimpause {MODEL}\n"
+            f"  {manage} claimresume {MODEL}\n"
+            f"The control room (demo, demo): {room}\n"
+            f"The log of the workers: {relative(OUTPUT)}\n"
         )
         self.stdout.flush()
 
 
+def prepare(rows: int, site: str) -> None:
+    """Make the tables, the user and the rows; what an earlier demo has left goes."""
+    call_command("migrate", verbosity=0)
+    if not User.objects.filter(username="demo").exists():
+        User.objects.create_superuser("demo", password="demo")
+    WorkerProcess.objects.filter(labels=MODEL).delete()
+    # Keys begin at 1 again, so that each is the number of its picture.
+    table = Photo._meta.db_table
+    empty = connection.ops.sql_flush(no_style(), [table], reset_sequences=True)
+    connection.ops.execute_sql_flush(empty)
+    numbers = range(1, rows + 1)
+    Photo.objects.bulk_create(Photo(url=f"{site}/pictures/{n}.jpg") for n in numbers)
+    resume(Photo)
+
+
 @contextmanager
-def onlooking() -> Iterator[None]:
-    """Have the progress drawn as `claimworker --drain` has it."""
-    onlooker = Onlooker(labels=[MODEL], using="default", before={MODEL: [0, 0]}, no_color=False)
+def claimworker(processes: int) -> Iterator[subprocess.Popen[bytes]]:
+    """The worker as one starts it in production; it stops at the end of the block."""
+    manage = [sys.executable, str(settings.BASE_DIR / "manage.py")]
+    # The time is for a demo that dies without stopping it.
+    options = [f"--processes={processes}", "--threads=4", "--max-time=6h"]
+    with OUTPUT.open("wb") as output:
+        worker = subprocess.Popen(
+            [*manage, "claimworker", MODEL, *options],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            # Ctrl-C in the terminal reaches the demo alone, which then stops the worker.
+            start_new_session=True,
+        )
     try:
-        yield
+        yield worker
     finally:
-        onlooker.end()
+        worker.terminate()
+        worker.wait()
+
+
+def play(account: Account, worker: subprocess.Popen[bytes], live: Live, *, kill: bool) -> None:
+    """Look on until every row is finished, and kill a process half-way if asked to."""
+    while account.finished < account.made:
+        account.look()
+        live.update(picture(account), refresh=True)
+        if kill and not account.killed and account.finished * 2 >= account.made:
+            kill_one(account, live.console)
+        if worker.poll() is not None:
+            said = OUTPUT.read_text(errors="replace")[-2000:]
+            raise CommandError(f"The workers ended with code {worker.returncode}:\n{said}")
+        time.sleep(0.25)
+
+
+def kill_one(account: Account, console: Console) -> None:
+    """SIGKILL the process that holds the most rows."""
+    held = {name: states[Status.PROCESSING] for name, states in account.processes.items()}
+    name = max(held, key=lambda name: held[name])
+    if held[name]:
+        with suppress(ProcessLookupError):
+            os.kill(int(name.rpartition(":")[2]), signal.SIGKILL)
+        account.killed = name
+        when = clock(account.elapsed)
+        console.print(f"{when}  {name} was killed with SIGKILL, {held[name]} rows in its hands")
+
+
+@contextmanager
+def exclusively(records: Path) -> Iterator[None]:
+    """Begin new records; CommandError while another demo writes them."""
+    with records.open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CommandError("Another demo is running in this checkout.") from None
+        file.truncate(0)
+        yield
 
 
 def relative(path: Path) -> Path:
     """The path as one would type it here."""
     here = Path.cwd()
     return path.relative_to(here) if path.is_relative_to(here) else path
-
-
-@contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """CommandError where another demo uses the folder: it would lose its rows to this one."""
-    with (folder / "demo.lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise CommandError(f"Another demo is running in {folder}.") from None
-        yield
-
-
-def positive(text: str) -> int:
-    """A whole number from 1."""
-    if not text.isdecimal() or int(text) < 1:
-        raise ArgumentTypeError(f"expected a whole number from 1, not {text!r}")
-    return int(text)
-
-
-def interrupt(number: int, frame: FrameType | None) -> None:
-    """Treat a signal as Ctrl-C."""
-    raise KeyboardInterrupt
