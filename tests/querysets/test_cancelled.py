@@ -30,8 +30,7 @@ def cancelled(meanwhile: Callable[[], Any], model: Any, options: dict[str, Any])
 
     async def run() -> None:
         task = asyncio.create_task(model.objects.aclaim_batch(3, **options))
-        while not committed.is_set():
-            await asyncio.sleep(0.01)
+        assert await asyncio.to_thread(committed.wait, DEADLINE)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asyncio.wait_for(task, DEADLINE)
@@ -47,8 +46,11 @@ def cancelled(meanwhile: Callable[[], Any], model: Any, options: dict[str, Any])
         rows_claimed.disconnect(hold)
 
 
-@pytest.mark.parametrize("model", [Photo, Child])
-@pytest.mark.parametrize("options", [{}, {"claimed_by": "user:17"}], ids=["unnamed", "named"])
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [(Photo, {}), (Child, {"claimed_by": "user:17"})],
+    ids=["unnamed", "named"],
+)
 def test_its_rows_go_back_uncounted(model: Any, options: Any) -> None:
     rows = make(model, 3)
     cancelled(lambda: None, model, options)

@@ -18,19 +18,16 @@ pytestmark = pytest.mark.django_db
 STOP = RetryLater(3600, "the API said 429", everyone=True)
 
 
-def stop_everyone(model: Any, error: Exception = STOP) -> Any:
-    """Fail one row of *model* with an error that asks everybody to wait."""
-    row = claimed(model)
-    row.claim.fail(error)
-    return row
-
-
 @pytest.mark.usefixtures("strategy")
 def test_everybody_waits_and_goes_on_by_itself() -> None:
-    row = stop_everyone(Photo)
+    """A stop is no pause, so no resume ends it."""
+    row = claimed(Photo)
+    row.claim.fail(STOP)
     make(Photo, 2)
     make(UuidKey)
     assert (facts(row).status, facts(row).attempts, facts(row).iteration) == ("open", 0, 1)
+    assert paused_by(Photo) is None
+    resume(Photo, using="default")
     assert Photo.objects.claim_batch(3) == []
     assert PhotoProxy.objects.claim_batch(3, claimed_by="user:17") == []
     assert len(UuidKey.objects.claim_batch(1)) == 1
@@ -41,40 +38,25 @@ def test_everybody_waits_and_goes_on_by_itself() -> None:
 
 def test_a_stop_of_a_parent_holds_for_its_children_and_not_the_other_way_round() -> None:
     make(Child, 3)
-    stop_everyone(Child)
+    claimed(Child).claim.fail(STOP)
     assert Child.objects.claim_batch(1) == []
-    assert len(Parent.objects.claim_batch(1)) == 1
+    (row,) = Parent.objects.claim_batch(1)
     execute(f"UPDATE {table_of(Switch)} SET until = {clock('-1 SECOND')}")
-    stop_everyone(Parent)
+    row.claim.fail(STOP)
     assert Child.objects.claim_batch(1) == []
 
 
 def test_only_an_error_that_says_everyone_stops_everyone(rule: Callable[..., None]) -> None:
+    """Of two stops the longer one counts, a person keeps what it holds, and is told why it gets no more."""
     rule(Photo, errors={ConnectionError: RetryLater(3600, everyone=True)})
-    make(Photo, 3)
-    (row,) = Photo.objects.claim_batch(1)
-    row.claim.fail(RetryLater(60))
-    (row,) = Photo.objects.claim_batch(1)
-    row.claim.fail(ConnectionRefusedError("come back later"))
-    assert Photo.objects.claim_batch(1) == []
-
-
-def test_of_two_stops_the_longer_one_counts_and_people_read_why() -> None:
-    make(Photo, 3)
+    make(Photo, 4)
     mine: dict[str, Any] = {"claimed_by": "user:17", "include_held": True}
-    short, long = Photo.objects.claim_batch(2)
+    alone, short, long = Photo.objects.claim_batch(3)
+    alone.claim.fail(RetryLater(60))
     held = Photo.objects.claim_batch(1, **mine)
-    long.claim.fail(STOP)
-    short.claim.fail(RetryLater(1, "short", everyone=True))
-    why = Photo.objects.why_empty("user:1")
-    assert "the API said 429" in why.throttled
-    assert "the API said 429" in str(why)
-    assert Photo.objects.claim_batch(3, **mine) == held
-
-
-def test_a_stop_is_no_pause_and_a_resume_does_not_end_it() -> None:
-    stop_everyone(Photo)
+    assert len(held) == 1
     make(Photo)
-    assert paused_by(Photo) is None
-    resume(Photo, using="default")
-    assert Photo.objects.claim_batch(1) == []
+    long.claim.fail(ConnectionRefusedError("come back later"))
+    short.claim.fail(RetryLater(1, "short", everyone=True))
+    assert "come back later" in str(Photo.objects.why_empty("user:1"))
+    assert Photo.objects.claim_batch(3, **mine) == held
