@@ -1,16 +1,14 @@
 """New rows wake idle workers on PostgreSQL: once a transaction, after its commit, and only where it was asked for."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
-from django.db import OperationalError, connection, connections, transaction
+from django.db import connection, connections, transaction
 from django.test.utils import CaptureQueriesContext
 
-from django_taskclaim.dialects.waking import Listener, why_deaf
+from django_taskclaim.dialects.waking import Listener
 from django_taskclaim.querysets import waking
 from django_taskclaim.querysets.called import called_for
-from tests.sessions import end_sessions
 from tests.testapp.models import Job, Photo, QuickJob, TextKey
 
 pytestmark = [
@@ -123,28 +121,3 @@ def test_a_call_that_fails_breaks_nothing(hear: Hear, caplog: pytest.LogCaptureF
     # As at the end of each request.
     connection.close_if_unusable_or_obsolete()
     assert Job.objects.count() == 1
-
-
-def test_nobody_listens_behind_a_pooler() -> None:
-    """Settings that are made for one tell it."""
-    assert why_deaf(connection) == ""
-    other = connections.create_connection("default")
-    other.settings_dict = {**connection.settings_dict, "DISABLE_SERVER_SIDE_CURSORS": True}
-    assert "pooler" in why_deaf(other)
-    other.close()
-
-
-def test_a_listener_sees_the_end_of_its_session() -> None:
-    other = connections.create_connection("default")
-    other.ensure_connection()
-    listener = Listener.on(other, lambda table, silence: None)
-    assert listener.still_on(other)
-    assert end_sessions() >= 1
-
-    def take_until_the_end() -> Any:
-        while True:
-            listener.take()
-
-    with pytest.raises(OperationalError):
-        take_until_the_end()
-    other.close()

@@ -1,7 +1,6 @@
 """A run proves which package and which database it tested, and that its processes used the same ones."""
 
 import os
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -13,7 +12,6 @@ from django.db import connections
 
 import django_taskclaim
 from tests.conftest import server_version
-from tests.factories import SHAPES, make
 from tests.testapp.models import Ledger
 
 ROOT = Path(__file__).parent.parent
@@ -50,26 +48,6 @@ def test_a_process_uses_the_test_databases_and_the_same_package(
     assert Ledger.objects.using("other").get().note == "from the child"
 
 
-@pytest.mark.once
-def test_an_unreachable_server_ends_the_run_with_a_sentence() -> None:
-    """Its password is not shown."""
-    with socket.socket() as held:
-        # Nobody listens on it, and nobody else can begin to.
-        held.bind(("127.0.0.1", 0))
-        url = f"postgres://me:secret@127.0.0.1:{held.getsockname()[1]}/nowhere"
-        run = subprocess.run(
-            [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", __file__],
-            cwd=ROOT,
-            env={**os.environ, "DATABASE_URL": url},
-            capture_output=True,
-            text=True,
-        )
-    assert run.returncode == pytest.ExitCode.USAGE_ERROR
-    assert "no database answers there" in run.stderr
-    assert url.replace("secret", "…") in run.stderr
-    assert "secret" not in run.stderr
-
-
 @pytest.mark.skipif("TOX_ENV_NAME" not in os.environ, reason="only tox installs the wheel")
 def test_tox_tests_the_installed_wheel() -> None:
     site_packages = Path(sysconfig.get_path("purelib"))
@@ -81,11 +59,3 @@ def test_the_package_is_typed_and_imports_no_models() -> None:
     assert resources.files(django_taskclaim).joinpath("py.typed").is_file()
     code = "import sys, django_taskclaim; assert 'django.db.models' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-@pytest.mark.django_db
-@pytest.mark.parametrize("shape", SHAPES)
-def test_factories_make_open_rows_of_every_shape(shape: type) -> None:
-    rows = make(shape, 4, note=lambda i: f"note {i}")
-    stored = {row.pk: row.note for row in shape.objects.open()}  # type: ignore[attr-defined]
-    assert [stored[row.pk] for row in rows] == [f"note {i}" for i in range(4)]

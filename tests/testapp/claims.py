@@ -1,26 +1,21 @@
 """Autodiscovered like any app's ``claims.py``. Only ``Job`` and its proxies have handlers; tests register others."""
 
 import asyncio
-import ctypes
 import json
-import logging
 import multiprocessing
 import os
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any
 
-from django.db import Error, OperationalError, connection, transaction
+from django.db import OperationalError, transaction
 from django.db.models import F
 
 from django_taskclaim import Retry, handler
 from django_taskclaim.completion import Clear
 from django_taskclaim.exceptions import Permanent, RetryLater
-from django_taskclaim.querysets.ranges import walking
-from django_taskclaim.signals import rows_claimed
 from tests.factories import SHAPES
+from tests.testapp import acts
 from tests.testapp.models import (
     AsyncJob,
     AtomicBatchJob,
@@ -49,7 +44,6 @@ OPTIONS: dict[str, Any] = {
         ConnectionError: Retry(max_attempts=5, backoff=lambda failures: 0.1),
         TimeoutError: RetryLater(0.1),
     },
-    "limit_per": json.loads(os.environ.get("TASKCLAIM_TEST_LIMIT_PER", "null")),
     **json.loads(os.environ.get("TASKCLAIM_TEST_LIMITS", "{}")),
     "wake_up": os.environ.get("TASKCLAIM_TEST_WAKE_UP") == "1",
 }
@@ -80,17 +74,10 @@ def completion_of(model: str) -> Any:
 @handler(Job, completion=completion_of("Job"), **OPTIONS)
 def do(job: Job) -> None:
     """Note the run in the ledger, on a transaction of its own, and then do what the job says."""
-    note(job)
+    acts.note(job)
     act, _, detail = job.act.partition(":")
-    ACTS[act](job, detail)
+    getattr(acts, act)(job, detail)
     job.counter += 1
-
-
-def note(job: Job, remark: str = "") -> None:
-    token = job.claim.token
-    Ledger.objects.create(
-        model="Job", key=str(job.pk), worker=token.holder, note=remark or str(token)
-    )
 
 
 # A quarter of the default lease: the most that SQLite, with its one writer, can bear.
@@ -102,7 +89,7 @@ def do_atomically(job: AtomicJob) -> None:
     """Leave an effect on another table, which must happen once, and do what the job says."""
     Effect.objects.create(key=str(job.pk))
     act, _, detail = job.act.partition(":")
-    ACTS[act](job, detail)
+    getattr(acts, act)(job, detail)
     job.counter += 1
 
 
@@ -110,7 +97,7 @@ def do_atomically(job: AtomicJob) -> None:
 def do_together(jobs: list[BatchJob]) -> Any:
     """Note each call in the ledger, with the number of rows, and answer in the way that the first row says."""
     for job in jobs:
-        note(job, f"{len(jobs)} rows")
+        acts.note(job, f"{len(jobs)} rows")
     for job in jobs:
         if job.act == "raise":
             raise ValueError(f"job {job.pk} spoils its batch")
@@ -205,217 +192,12 @@ async def do_asynchronously(job: AsyncJob) -> None:
     elif act == "complete":
         await job.claim.acomplete()
     elif act == "forget":
-        forget(job, detail)
+        acts.forget(job, detail)
     job.counter += 1
 
 
 async def block(seconds: float) -> None:
     time.sleep(seconds)
-
-
-def work(job: Job, detail: str) -> None:
-    """Nothing that could go wrong."""
-
-
-def fail(job: Job, detail: str) -> None:
-    raise ValueError(f"job {job.pk} {detail}")
-
-
-def forget(job: Job, detail: str) -> None:
-    job.note = "seen"
-
-
-def permanent(job: Job, detail: str) -> None:
-    raise Permanent(f"job {job.pk} will never work")
-
-
-def later(job: Job, detail: str) -> None:
-    if job.iteration < 3:
-        raise RetryLater(0.1, "come back")
-
-
-def later_all(job: Job, detail: str) -> None:
-    """Once, ask everybody to wait, as an upstream does that answers 429."""
-    if job.iteration == 0:
-        raise RetryLater(float(detail), "429 Too Many Requests", everyone=True)
-
-
-def stumble(job: Job, detail: str) -> None:
-    """Fail as often as the row says."""
-    if job.attempts < int(detail):
-        raise ValueError(f"job {job.pk} stumbles")
-
-
-def lookup(job: Job, detail: str) -> None:
-    raise KeyError(job.pk)
-
-
-def connect(job: Job, detail: str) -> None:
-    raise ConnectionRefusedError(f"job {job.pk}")
-
-
-def time_out(job: Job, detail: str) -> None:
-    if job.iteration < 4:
-        raise TimeoutError(f"job {job.pk}")
-
-
-def sleep(job: Job, detail: str) -> None:
-    time.sleep(float(detail))
-
-
-def stay(job: Job, detail: str) -> None:
-    """Run for as long as the row says so, that is until a test writes another act into it."""
-    while Job.objects.filter(pk=job.pk, act=job.act).exists():
-        time.sleep(0.05)
-
-
-def count(job: Job, detail: str) -> None:
-    """Write down how many rows with the note of this one are processing now, and take a moment."""
-    alike = Job.objects.filter(note=job.note, status="processing").count()
-    note(job, f"{alike} of {job.note}")
-    time.sleep(float(detail))
-
-
-def die(job: Job, detail: str) -> None:
-    os._exit(int(detail or 9))
-
-
-def segfault(job: Job, detail: str) -> None:
-    """Read where no memory is, as broken native code does."""
-    ctypes.string_at(0)
-
-
-def leave(job: Job, detail: str) -> None:
-    raise SystemExit(3)
-
-
-def complete(job: Job, detail: str) -> None:
-    job.claim.complete()
-
-
-def give_up(job: Job, detail: str) -> None:
-    job.claim.fail(ValueError(f"job {job.pk} is given up"), retry=detail != "for good")
-
-
-def give_back(job: Job, detail: str) -> None:
-    if job.iteration < 2:
-        job.claim.release()
-
-
-def delete(job: Job, detail: str) -> None:
-    job.delete()
-
-
-def too_long(job: Job, detail: str) -> None:
-    job.counter = 2**70
-
-
-def leave_open(job: Job, detail: str) -> None:
-    transaction.atomic().__enter__()
-
-
-def autocommit_off(job: Job, detail: str) -> None:
-    transaction.set_autocommit(False)
-
-
-def other_instance(job: Job, detail: str) -> None:
-    Job.objects.get(pk=job.pk).claim.complete()
-
-
-def swallow(job: Job, detail: str) -> None:
-    """Catch the error that has ended the handler's transaction, as a bare ``except`` around a query does."""
-    try:
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT nothing FROM nowhere")
-    except Error:
-        pass
-
-
-def lose_transaction(job: Job, detail: str) -> None:
-    """Do to the transaction what a deadlock does on MySQL and MariaDB: undo it behind Django's back."""
-    connection.connection.rollback()
-
-
-def doom(job: Job, detail: str) -> None:
-    """Take no notice of an error that has doomed the transaction: Django would roll it back without a word."""
-    with suppress(ValueError), transaction.atomic(savepoint=False):
-        raise ValueError("never seen")
-
-
-def hold(job: Job, detail: str) -> None:
-    """Keep the row locked, as a handler does that has written it in its open transaction."""
-    Job.objects.filter(pk=job.pk).update(note="held")
-    time.sleep(float(detail))
-
-
-def busy(job: Job, detail: str) -> None:
-    """Keep the connection busy with one statement; on SQLite, which has none that waits, the interpreter."""
-    if connection.vendor == "sqlite":
-        connection.ensure_connection()
-        connection.connection.create_function("pause", 1, time.sleep)
-    pause = {"postgresql": "pg_sleep", "mysql": "SLEEP", "sqlite": "pause"}[connection.vendor]
-    with connection.cursor() as cursor:
-        cursor.execute(f"SELECT {pause}(%s)", [float(detail)])
-
-
-def shout(job: Job, detail: str) -> None:
-    """Log to standard error until nobody reads it any more, and this thread waits for somebody who does."""
-    log = logging.getLogger("django_taskclaim")
-    log.addHandler(logging.StreamHandler())
-    while True:
-        log.error("Look here! " * 100)
-
-
-def hook_raises(job: Job, detail: str) -> None:
-    def hook() -> None:
-        raise ValueError("too late")
-
-    transaction.on_commit(hook)
-
-
-def hang(job: Job, detail: str) -> None:
-    """Let the thread of the worker that claims rows next hang for ever, in a receiver."""
-
-    def never_return(**facts: Any) -> None:
-        threading.Event().wait()
-
-    rows_claimed.connect(never_return, weak=False)
-
-
-ACTS = {
-    "swallow": swallow,
-    "lose": lose_transaction,
-    "doom": doom,
-    "hold": hold,
-    "busy": busy,
-    "lookup": lookup,
-    "later_all": later_all,
-    "stumble": stumble,
-    "connect": connect,
-    "time_out": time_out,
-    "hook": hook_raises,
-    "shout": shout,
-    "hang": hang,
-    "leave_open": leave_open,
-    "autocommit_off": autocommit_off,
-    "other_instance": other_instance,
-    "work": work,
-    "fail": fail,
-    "forget": forget,
-    "permanent": permanent,
-    "later": later,
-    "sleep": sleep,
-    "stay": stay,
-    "count": count,
-    "die": die,
-    "segfault": segfault,
-    "leave": leave,
-    "complete": complete,
-    "delete": delete,
-    "give_up": give_up,
-    "give_back": give_back,
-    "too_long": too_long,
-}
 
 
 @handler(LogRange)
@@ -428,8 +210,7 @@ ACTS = {
 def count_up(range_: IntRange | LogRange) -> None:
     """Work on chunks of 50 rows; after each commit, so that SQLite is free, wait as the environment says."""
     pause = os.environ.get("TASKCLAIM_TEST_CHUNK", "0.02")
-    largest = int(os.environ.get("TASKCLAIM_TEST_LARGEST", walking.LARGEST))
-    for rows in range_.rows(None if pause == "adaptive" else 50, largest=largest):
+    for rows in range_.rows(None if pause == "adaptive" else 50):
         rows.update(counter=F("counter") + 1)
         if pause != "adaptive":
             transaction.on_commit(lambda: time.sleep(float(pause)))
