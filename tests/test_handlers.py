@@ -49,7 +49,6 @@ class Asynchronous:
     [
         ({"atomic": True}, coroutine, TypeError, "atomic"),
         ({"atomic": True}, Asynchronous(), TypeError, "atomic"),
-        ({"atomic": True}, functools.partial(coroutine), TypeError, "atomic"),
         ({"completion": coroutine}, plain, TypeError, "coroutine"),
         ({}, generator, TypeError, "generator"),
         ({"batch": True}, async_generator, TypeError, "async generator"),
@@ -58,7 +57,6 @@ class Asynchronous:
         ({"batch": True}, no_row, TypeError, "list of rows"),
         ({"order_by": "url"}, plain, TypeError, "order_by"),
         ({"order_by": ["no_such_column"]}, plain, ValueError, "order_by"),
-        ({"concurrency": 0}, coroutine, ValueError, "concurrency"),
         ({"batch_size": 0}, plain, ValueError, "batch_size"),
         ({"max_attempts": 0}, plain, ValueError, "max_attempts"),
     ],

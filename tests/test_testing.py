@@ -1,21 +1,19 @@
 """``run_due``: what a worker does, on the test's own connection, inside ``TestCase`` and outside."""
 
 import asyncio
-import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from asgiref.sync import sync_to_async
 from django.db import IntegrityError, connection, connections, transaction
-from django.test import TestCase, TransactionTestCase
+from django.test import TestCase
 
 from django_taskclaim import handler
 from django_taskclaim.exceptions import RetryLater
 from django_taskclaim.handlers import unregister
 from django_taskclaim.switch import pause
 from django_taskclaim.testing import Ran, arun_due, run_due
-from tests import documents
 from tests.companions.app.models import Page, PageTask
 from tests.factories import make
 from tests.querysets.support import clock, set_raw
@@ -46,7 +44,7 @@ def register() -> Iterator[Callable[..., Any]]:
 
 
 class InATestCase(TestCase):
-    """As a project would write it."""
+    """As a project would write it: each test finds the row open."""
 
     @classmethod
     def setUpTestData(cls) -> None:
@@ -58,17 +56,25 @@ class InATestCase(TestCase):
         assert (self.job.status, self.job.counter) == ("complete", 1)
         assert run_due(Job).total == 0
 
-    def test_the_next_test_finds_the_row_open(self) -> None:
+    def test_so_it_is_again(self) -> None:
         assert run_due(Job).completed == 1
 
 
-class InATransactionTestCase(TransactionTestCase):
-    @pytest.mark.promise(2)
-    def test_a_due_row_is_done_outside_of_transactions(self) -> None:
-        Job.objects.create()
-        assert run_due(Job) == Ran(completed=1)
-        with transaction.atomic(), pytest.raises(RuntimeError):
-            run_due(Job)
+@pytest.mark.promise(2)
+@pytest.mark.django_db(transaction=True)
+def test_it_runs_outside_of_transactions_and_can_be_awaited() -> None:
+    async def run_one() -> Ran:
+        try:
+            return await arun_due(AsyncJob, limit=1)
+        finally:
+            # That thread's connections would outlive the test database otherwise.
+            await sync_to_async(connections.close_all)()
+
+    jobs("work", "work", "work")
+    assert asyncio.run(run_one()) == Ran(completed=1)
+    assert run_due(Job, limit=1) == Ran(completed=1)
+    with transaction.atomic(), pytest.raises(RuntimeError):
+        run_due(Job)
 
 
 def test_the_policy_is_that_of_the_worker() -> None:
@@ -102,20 +108,6 @@ def test_handlers_of_every_kind(model: Any) -> None:
     assert Job.objects.open().get().act == bad
     if model in (AtomicJob, AtomicBatchJob):
         assert Effect.objects.count() == 3
-
-
-@pytest.mark.django_db(transaction=True)
-def test_it_can_be_awaited() -> None:
-    async def run_one() -> Ran:
-        try:
-            return await arun_due(AsyncJob, limit=1)
-        finally:
-            # That thread's connections would outlive the test database otherwise.
-            await sync_to_async(connections.close_all)()
-
-    jobs("work", "work")
-    assert asyncio.run(run_one()) == Ran(completed=1)
-    assert run_due(AsyncJob) == Ran(completed=1)
 
 
 def test_companions_and_ranges_are_done() -> None:
@@ -199,9 +191,3 @@ def test_a_failure_of_the_test_ends_it(register: Callable[..., Any]) -> None:
     make(Photo, 1)
     with pytest.raises(pytest.fail.Exception, match="was called"):
         run_due(Photo)
-
-
-@pytest.mark.once
-def test_its_page_names_everything_that_it_returns() -> None:
-    text = (documents.DOCS / "testing.md").read_text(encoding="utf-8")
-    assert [one.name for one in dataclasses.fields(Ran) if f"`{one.name}`" not in text] == []

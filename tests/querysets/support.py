@@ -86,22 +86,25 @@ def stored(row: Any, key: Any = None) -> dict[str, Any]:
     using = row._state.db or "default"
     columns: dict[str, Any] = {}
     for model in tables_of(type(row)):
-        fields = list(model._meta.pk_fields)
-        values = key or row.pk
-        values = values if len(fields) > 1 else (values,)
-        where = " AND ".join(f"{quoted(field.column, using)} = %s" for field in fields)
-        bound = [
-            field.get_db_prep_value(value, connections[using])
-            for field, value in zip(fields, values, strict=True)
-        ]
+        where, bound = condition(model, key or row.pk, using)
         with connections[using].cursor() as cursor:
             cursor.execute(f"SELECT * FROM {table_of(model, using)} WHERE {where}", bound)
-            found = cursor.fetchall()
-            for one in found:
+            for one in cursor.fetchall():
                 for description, value in zip(cursor.description, one, strict=True):
                     plain = bytes(value) if isinstance(value, memoryview) else value
                     columns[f"{model.__name__}.{description[0]}"] = plain
     return columns
+
+
+def condition(model: Any, key: Any, using: str) -> tuple[str, list[Any]]:
+    """Return SQL that finds the row of this key, and its parameters."""
+    fields = list(model._meta.pk_fields)
+    values = key if len(fields) > 1 else (key,)
+    where = " AND ".join(f"{quoted(field.column, using)} = %s" for field in fields)
+    return where, [
+        field.get_db_prep_value(value, connections[using])
+        for field, value in zip(fields, values, strict=True)
+    ]
 
 
 def tables_of(model: Any) -> list[Any]:
@@ -139,13 +142,7 @@ def set_raw(row: Any, role: str, expression: str, params: Any = ()) -> None:
     using = row._state.db or "default"
     owner = owner_of(type(row))
     column = quoted(owner._meta.get_field(names(type(row))[role]).column, using)
-    fields = list(owner._meta.pk_fields)
-    key = row.pk if len(fields) > 1 else (row.pk,)
-    where = " AND ".join(f"{quoted(field.column, using)} = %s" for field in fields)
-    bound = [
-        field.get_db_prep_value(value, connections[using])
-        for field, value in zip(fields, key, strict=True)
-    ]
+    where, bound = condition(owner, row.pk, using)
     written = execute(
         f"UPDATE {table_of(owner, using)} SET {column} = {expression} WHERE {where}",
         [*params, *bound],
@@ -196,11 +193,8 @@ class Rival:
             )
         for row in rows:
             owner = owner_of(type(row))
-            field = owner._meta.pk
-            self.execute(
-                f"SELECT 1 FROM {table_of(owner)} WHERE {quoted(field.column)} = %s FOR UPDATE",
-                [field.get_db_prep_value(row.pk, self.connection)],
-            )
+            where, bound = condition(owner, row.pk, "default")
+            self.execute(f"SELECT 1 FROM {table_of(owner)} WHERE {where} FOR UPDATE", bound)
 
     def let_go(self) -> None:
         if not self.connection.get_autocommit():

@@ -19,6 +19,7 @@ from tests.querysets.support import (
     claimable_rows,
     elsewhere,
     execute,
+    fresh,
     held_open,
     table_of,
 )
@@ -184,27 +185,26 @@ def repeatable_read() -> Iterator[None]:
 
 @pytest.mark.promise(1, 3)
 @pytest.mark.usefixtures("repeatable_read")
-class TestRepeatableRead:
-    def test_claimers_meet_without_an_error_and_without_harm(self, strategy: str) -> None:
-        claimable_rows(Photo, 300)
-        claimed = at_once(*[lambda n=n: work_until_nothing_is_left(Photo, n) for n in range(4)])
-        assert_each_once(claimed, 300)
-
-    def test_a_transaction_with_an_old_snapshot_still_finds_its_claim_lost(self) -> None:
-        make(Photo)
-        (row,) = Photo.objects.claim_batch(1)
-        row.note = "late"
-        with transaction.atomic():
-            assert Photo.objects.get().status == "processing"
-            elsewhere(lambda: Photo.objects.reset(running=True)).result(DEADLINE)
-            # PostgreSQL refuses to look past an old snapshot: there the caller's transaction must be repeated.
-            kind = OperationalError if connection.vendor == "postgresql" else ClaimLost
-            with pytest.raises(kind):
-                Photo.objects.complete([row], update_fields=["note"])
-            transaction.set_rollback(True)
-        assert (Photo.objects.get().status, Photo.objects.get().note) == ("open", "")
-        with pytest.raises(ClaimLost):
-            Photo.objects.complete([row])
+def test_claims_under_repeatable_read_meet_without_harm_and_an_old_snapshot_finds_its_claim_lost(
+    strategy: str,
+) -> None:
+    claimable_rows(Photo, 300)
+    claimed = at_once(*[lambda n=n: work_until_nothing_is_left(Photo, n) for n in range(4)])
+    assert_each_once(claimed, 300)
+    make(Photo)
+    (row,) = Photo.objects.claim_batch(1)
+    row.note = "late"
+    with transaction.atomic():
+        assert Photo.objects.get(pk=row.pk).status == "processing"
+        elsewhere(lambda: Photo.objects.reset(running=True)).result(DEADLINE)
+        # PostgreSQL refuses to look past an old snapshot: there the caller's transaction must be repeated.
+        kind = OperationalError if connection.vendor == "postgresql" else ClaimLost
+        with pytest.raises(kind):
+            Photo.objects.complete([row], update_fields=["note"])
+        transaction.set_rollback(True)
+    assert (fresh(row).status, fresh(row).note) == ("open", "")
+    with pytest.raises(ClaimLost):
+        Photo.objects.complete([row])
 
 
 # Starvation

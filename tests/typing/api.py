@@ -43,16 +43,9 @@ from tests.testapp.models import Effect, HiddenRows, Photo, PhotoRange
 
 def claiming_returns_rows_of_the_model() -> None:
     assert_type(Photo.objects.claim_batch(10), list[Photo])
-    assert_type(
-        Photo.objects.claim_batch(
-            5,
-            claimed_by="user:17",
-            lease=timedelta(minutes=20),
-            include_held=True,
-            durable=False,
-        ),
-        list[Photo],
-    )
+    lease = timedelta(minutes=20)
+    held = Photo.objects.claim_batch(5, claimed_by="17", lease=lease, include_held=True)
+    assert_type(held, list[Photo])
 
 
 def verbs_over_rows(rows: list[Photo]) -> None:
@@ -146,13 +139,9 @@ async def async_twins(rows: list[Photo]) -> None:
     assert_type(await Photo.objects.aholdings("user:18"), list[Photo])
 
 
-def a_manager_of_the_users_own() -> None:
-    HiddenRows.objects.claim_batch(10)
-    HiddenRows.everything.claim_batch(10)
-
-
 def a_queryset_of_the_users_own(queryset: ClaimQuerySet[Photo]) -> None:
     assert_type(queryset.claim_batch(10), list[Photo])
+    HiddenRows.everything.claim_batch(10)
 
 
 @handler(Photo, update_fields=["width", "height"])
@@ -196,25 +185,12 @@ def measure_with_options(photo: Photo) -> None:
         raise RetryLater(timedelta(minutes=5), "429", everyone=True)
 
 
-def announce(photos: list[Photo]) -> None:
-    """Belongs to the completion."""
-
-
-@handler(Photo, completion="save")
-def save_it(photo: Photo) -> None:
-    """Sends signals."""
-
-
 @handler(Photo, completion=Archive(Photo, leave_out=["url"]))
 def move(photo: Photo) -> None: ...
 
 
 @handler(Photo, completion=Clear(every=timedelta(hours=1)))
 def look_again(photo: Photo) -> None: ...
-
-
-@handler(Photo, completion=announce)
-def tell(photo: Photo) -> None: ...
 
 
 def what_errors_mean() -> None:
@@ -266,12 +242,8 @@ async def leases_in_async_code() -> None:
 
 
 def rows_without_claim_columns() -> None:
-    with take(Effect.objects.order_by("id"), 10) as effects:
+    with take(Effect.objects.order_by("id"), 10, cascade=True, idle=30) as effects:
         assert_type(effects, list[Effect])
-    with take(Effect.objects, 10, cascade=True, idle=timedelta(seconds=30)) as effects:
-        assert_type(effects, list[Effect])
-    with take(Effect.objects.filter(key=""), 10, update={"key": "done"}, idle=30):
-        pass
 
 
 @synchronized("nightly-report", lease=60, wait=None)
