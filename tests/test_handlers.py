@@ -102,9 +102,7 @@ async def another_coroutine(photo: Photo) -> Any:
         ({"completion": wrapped(coroutine)}, plain),
     ],
 )
-def test_a_coroutine_that_nobody_has_run_is_a_failure(
-    options: dict[str, Any], function: Any
-) -> None:
+def test_a_coroutine_that_nobody_ran_is_a_failure(options: dict[str, Any], function: Any) -> None:
     """The row is not complete, and an atomic handler has written nothing."""
     (row,) = make(Photo)
     handler(Photo, max_attempts=1, **options)(function)

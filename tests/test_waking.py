@@ -92,7 +92,7 @@ def test_a_transaction_calls_once_and_only_after_its_commit(hear: Hear) -> None:
     assert hear() == [JOBS]
 
 
-def test_a_process_that_inserts_all_the_time_calls_once_in_a_while(
+def test_a_process_that_inserts_all_the_time_calls_rarely(
     hear: Hear, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(waking, "QUIET", 3600.0)

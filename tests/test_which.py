@@ -34,9 +34,7 @@ Ledger.objects.using("other").create(model="b", key="2", note="from the child")
 
 
 @pytest.mark.django_db(transaction=True, databases="__all__")
-def test_a_process_uses_the_test_databases_and_the_same_package(
-    process_env: dict[str, str],
-) -> None:
+def test_a_process_uses_the_same_databases_and_package(process_env: dict[str, str]) -> None:
     """They are two databases of their own."""
     names = {str(connections[alias].settings_dict["NAME"]) for alias in ("default", "other")}
     assert len(names) == 2

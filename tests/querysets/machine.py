@@ -61,12 +61,12 @@ class Belief:
             self.waiting, self.crashed = wait > 0, False
         self.opened()
 
-    def failed(self, error: str, *, retry: bool, wait: float, tried: int) -> None:
+    def failed(self, error: str, *, retry: bool, waits: bool, tried: int) -> None:
         self.attempts, self.error = self.attempts + 1, error
         if not retry or tried + 1 >= MAX_ATTEMPTS:
             self.status, self.expired = "failed", False
         else:
-            self.waiting, self.crashed = wait > 0, False
+            self.waiting, self.crashed = waits, False
             self.opened()
 
     def reset(self) -> None:

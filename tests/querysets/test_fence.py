@@ -186,9 +186,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("verb", ARGUMENTS)
 @pytest.mark.parametrize("model", [Photo, Child, CompositeKey])
-def test_a_verb_over_several_claims_writes_rows_still_held_and_names_the_others(
-    model: Any, verb: str
-) -> None:
+def test_a_verb_writes_the_rows_still_held_and_names_the_others(model: Any, verb: str) -> None:
     make(model, 5)
     rows = [*model.objects.claim_batch(3), *model.objects.claim_batch(2)]
     for number in (1, 3):

@@ -66,9 +66,7 @@ def assigned(row: Any) -> Any:
     "touch", [twin, copy.copy, copy.deepcopy, refreshed, refreshed_in_part, assigned]
 )
 @TABLES
-def test_the_token_survives_what_an_instance_goes_through_and_no_lost_one_comes_back(
-    model: Any, touch: Write
-) -> None:
+def test_no_touch_takes_the_token_or_brings_a_lost_one_back(model: Any, touch: Write) -> None:
     row = claimed(model)
     late = {kind: twin(row) for kind in KINDS}
     touched = touch(twin(row))

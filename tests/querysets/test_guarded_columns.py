@@ -41,7 +41,7 @@ ORDINARY: list[Callable[[Any, str, Any], Any]] = [
 ]
 
 
-def test_no_ordinary_write_changes_a_claim_column(
+def test_no_ordinary_write_changes_our_columns(
     shape: Any, django_assert_num_queries: NoQueries
 ) -> None:
     (row,) = make(shape)
@@ -101,9 +101,7 @@ def test_deferred_columns_that_were_read_later_were_not_assigned() -> None:
         row.save()
 
 
-def test_an_upsert_that_names_a_claim_column_is_refused(
-    django_assert_num_queries: NoQueries,
-) -> None:
+def test_an_upsert_that_names_ours_is_refused(django_assert_num_queries: NoQueries) -> None:
     (row,) = make(Photo, note="unique")
     before = stored(row)
     again, fields = Photo(pk=row.pk), ["note", "status"]
@@ -142,9 +140,7 @@ def revert(version: str) -> None:
             one.save()
 
 
-def test_a_fixture_over_rows_leaves_their_claims_and_in_an_empty_table_restores_them(
-    shape: Any,
-) -> None:
+def test_a_fixture_leaves_claims_and_restores_them_in_an_empty_table(shape: Any) -> None:
     """It names a claim that was lost since as the one that stands; a setting lets fixtures rule."""
     make(shape, 4, note="of the fixture")
     running, done, failed = shape.objects.claim_batch(3, claimed_by="user:17")

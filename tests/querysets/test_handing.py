@@ -82,7 +82,7 @@ def test_what_others_hold_is_taken_over_and_the_rest_left_alone(kind_of_table: A
     assert kind_of_table.objects.complete(rows.holdings(THEIRS)) == 2
 
 
-def test_a_take_over_needs_a_reason_and_a_person_and_is_recorded(
+def test_a_take_over_needs_a_reason_and_is_recorded(
     django_capture_on_commit_callbacks: Any,
 ) -> None:
     ada = User.objects.create_user("ada", first_name="Ada", last_name="Lovelace")
@@ -101,7 +101,7 @@ def test_a_take_over_needs_a_reason_and_a_person_and_is_recorded(
     assert (act.rows, act.model) == (2, "testapp.photo")
 
 
-def test_holdings_are_my_rows_in_order_and_extended_when_asked(
+def test_holdings_are_my_rows_extended_when_asked(
     kind_of_table: Any, let_lease_lapse: Callable[[Any], None]
 ) -> None:
     rows = claimed(kind_of_table, 3, lease=60)
@@ -117,9 +117,7 @@ def test_holdings_are_my_rows_in_order_and_extended_when_asked(
     assert kind_of_table.objects.holdings(MINE, lease=60) == []
 
 
-def test_holdings_keep_what_the_queryset_selects_joins_and_adds(
-    django_assert_num_queries: Any,
-) -> None:
+def test_holdings_keep_what_the_queryset_selects(django_assert_num_queries: Any) -> None:
     for name in ("Ada", "Ben"):
         EveryField.objects.create(author=Author.objects.create(name=name), text=name, big=1)
     EveryField.objects.claim_batch(2, claimed_by=MINE)

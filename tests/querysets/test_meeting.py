@@ -185,9 +185,7 @@ def repeatable_read() -> Iterator[None]:
 
 @pytest.mark.promise(1, 3)
 @pytest.mark.usefixtures("repeatable_read")
-def test_claims_under_repeatable_read_meet_without_harm_and_an_old_snapshot_finds_its_claim_lost(
-    strategy: str,
-) -> None:
+def test_under_repeatable_read_claims_meet_and_losses_are_found(strategy: str) -> None:
     claimable_rows(Photo, 300)
     claimed = at_once(*[lambda n=n: work_until_nothing_is_left(Photo, n) for n in range(4)])
     assert_each_once(claimed, 300)

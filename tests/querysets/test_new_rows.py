@@ -88,7 +88,7 @@ def test_plain_sql_inserts_open_rows_without_naming_a_claim_column(shape: Any) -
 
 
 @pytest.mark.parametrize("how", [*BORN, "get_or_create"])
-def test_a_new_row_keeps_the_state_and_the_waiting_time_that_it_names(
+def test_a_new_row_keeps_the_state_that_it_names(
     how: str, django_assert_num_queries: NoQueries
 ) -> None:
     later = (timezone.now() + timedelta(hours=1)).replace(microsecond=0)
@@ -126,7 +126,7 @@ def test_a_new_row_that_names_more_is_a_copy_and_open(how: str) -> None:
 
 
 @pytest.mark.parametrize("state", [None, "complete", "processing"])
-def test_a_constructed_instance_saved_over_a_row_writes_the_users_columns_only(
+def test_an_instance_saved_over_a_row_writes_the_users_columns_only(
     shape: Any, state: str | None
 ) -> None:
     """After that the instance shows what is stored."""

@@ -66,7 +66,7 @@ def claimed(number: int = 1) -> list[Any]:
 
 
 @pytest.mark.promise(7)
-def test_rows_of_the_dead_come_back_a_renewal_interval_after_a_look_and_the_living_keep_theirs(
+def test_rows_of_the_dead_come_back_and_the_living_keep_theirs(
     time: Time, let_lease_lapse: Lapse
 ) -> None:
     """What expires while others are waited for has a wait of its own, and not two."""
@@ -87,7 +87,7 @@ def test_rows_of_the_dead_come_back_a_renewal_interval_after_a_look_and_the_livi
 
 @pytest.mark.promise(12)
 @pytest.mark.parametrize("seconds", [60, 60 * 60 * 24])
-def test_a_silence_counts_for_no_renewal_interval_and_an_error_begins_it_again(
+def test_silences_and_errors_begin_the_wait_again(
     time: Time, let_lease_lapse: Lapse, seconds: int
 ) -> None:
     """Nobody could renew while the database, or this process, stood still."""
@@ -109,7 +109,7 @@ def test_a_silence_counts_for_no_renewal_interval_and_an_error_begins_it_again(
     assert facts(row).status == "processing"
 
 
-def test_a_statement_that_is_carried_out_late_takes_nothing_that_expired_meanwhile(
+def test_a_late_statement_takes_nothing_that_expired_meanwhile(
     time: Time, let_lease_lapse: Lapse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server stands still between the question and its answer: leases end that nobody could renew."""
@@ -132,9 +132,7 @@ def test_a_statement_that_is_carried_out_late_takes_nothing_that_expired_meanwhi
 
 
 @pytest.mark.promise(7)
-def test_a_call_that_reached_its_limit_is_repeated_at_once(
-    time: Time, let_lease_lapse: Lapse
-) -> None:
+def test_a_call_that_reached_its_limit_is_repeated(time: Time, let_lease_lapse: Lapse) -> None:
     """However many rows the dead held, and however long their leases were."""
     let_lease_lapse(claimed(5))
     reaper = Reaper(Photo, "default", lease=lambda: timedelta(hours=1))
@@ -159,9 +157,7 @@ def test_a_row_that_does_not_run_is_not_put_back_whatever_lease_it_has(state: st
 
 
 @pytest.mark.django_db(transaction=True, databases="__all__")
-def test_a_running_row_without_an_end_of_its_lease_is_named_by_the_doctor_and_has_expired(
-    capsys: Any,
-) -> None:
+def test_a_running_row_without_an_end_of_its_lease_has_expired(capsys: Any) -> None:
     (row,) = claimed()
     set_raw(row, "expires_at", "NULL")
     before = stored(row)

@@ -1,7 +1,6 @@
 """Rows that the database lets nobody write keep no other row from being claimed, renewed, put back or reset."""
 
 import logging
-from collections import Counter
 from datetime import timedelta
 from typing import Any
 
@@ -9,6 +8,7 @@ import pytest
 from django.db import DatabaseError, transaction
 
 from tests.commands import refused as refused_by
+from tests.factories import make
 from tests.querysets.refusing import FROZEN, SAID, WAYS, refused
 from tests.querysets.support import execute, facts, keys, quoted, stored, table_of
 from tests.testapp.models import Photo
@@ -16,12 +16,9 @@ from tests.testapp.models import Photo
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.promise(10)]
 
 
-def photos(n: int, *frozen: int, **values: Any) -> list[int]:
+def photos(n: int, *frozen: int) -> list[int]:
     """Make *n* rows, those at the places *frozen* to be refused, and return their keys."""
-    return [
-        Photo.objects.create(note=FROZEN if place in frozen else "", **values).pk
-        for place in range(n)
-    ]
+    return keys(make(Photo, n, note=lambda place: FROZEN if place in frozen else ""))
 
 
 def logged(caplog: Any) -> list[str]:
@@ -35,9 +32,7 @@ def logged(caplog: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_claim_takes_all_others_in_order_and_names_the_row(
-    way: str, strategy: str, caplog: Any
-) -> None:
+def test_a_claim_takes_all_others_and_names_the_row(way: str, strategy: str, caplog: Any) -> None:
     made = photos(60, 0, 7, 59)
     good = [key for place, key in enumerate(made) if place not in (0, 7, 59)]
     with refused(Photo, way):
@@ -68,15 +63,6 @@ def test_a_person_keeps_what_could_be_extended_and_gets_others() -> None:
         rows = Photo.objects.claim_batch(4, claimed_by="user:ada", include_held=True)
         assert keys(rows) == [made[0], made[2], *more[1:]]
         assert keys(Photo.objects.holdings("user:ada", lease=60)) == [*made, *more[1:]]
-
-
-def test_limits_hold_and_the_others_are_claimed(rule: Any) -> None:
-    rule(Photo, limit_per={"width": 2}, max_running=5)
-    for width in range(3):
-        photos(4, 0, width=width)
-    with refused(Photo):
-        rows = [row for _ in range(8) for row in Photo.objects.claim_batch(2)]
-    assert Counter(row.width for row in rows) == {0: 2, 1: 2, 2: 1}
 
 
 def test_an_error_of_all_rows_is_raised_and_blames_none(caplog: Any) -> None:
@@ -116,7 +102,7 @@ def test_a_renewal_extends_all_others(caplog: Any) -> None:
     assert Photo.objects.complete(rows) == 9
 
 
-def test_the_reaper_and_operators_verbs_change_all_others(
+def test_the_reaper_and_operators_change_all_others(
     settings: Any, caplog: Any, let_lease_lapse: Any
 ) -> None:
     settings.TASKCLAIM = {"CHUNK_SIZE": 5}
@@ -137,9 +123,7 @@ def test_the_reaper_and_operators_verbs_change_all_others(
 
 
 @pytest.mark.parametrize("command", ["release_expired", "claimreset --running"])
-def test_commands_change_all_others_and_end_with_what_was_refused(
-    command: str, let_lease_lapse: Any
-) -> None:
+def test_commands_end_with_what_was_refused(command: str, let_lease_lapse: Any) -> None:
     photos(3, 1)
     let_lease_lapse(Photo.objects.claim_batch(3))
     name, *options = command.split()
@@ -149,9 +133,7 @@ def test_commands_change_all_others_and_end_with_what_was_refused(
     assert Photo.objects.progress().open == 2
 
 
-def test_the_doctor_names_due_and_expired_rows_and_changes_nothing(
-    let_lease_lapse: Any, capsys: Any
-) -> None:
+def test_the_doctor_names_due_and_expired_rows(let_lease_lapse: Any, capsys: Any) -> None:
     lapsed = photos(4, 1)
     let_lease_lapse(Photo.objects.claim_batch(4))
     due = photos(4, 2)

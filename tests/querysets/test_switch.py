@@ -54,18 +54,6 @@ def test_running_rows_finish_while_their_model_is_paused() -> None:
     assert states == ["complete", "open", "open", "processing"]
 
 
-def test_the_last_pause_says_who_why_and_until_when() -> None:
-    make(Photo)
-    pause(Photo, reason="first", until=0.001)
-    pause(Photo, reason="r" * 900, by="user:böb")
-    switch = paused_by(Photo)
-    assert switch is not None
-    assert (switch.reason, switch.by, switch.until) == ("r" * 500, "user:böb", None)
-    assert Photo.objects.claim_batch(1) == []
-    resume(Photo)
-    assert paused_by(Photo) is None
-
-
 # Until when
 
 
@@ -189,9 +177,7 @@ def test_a_pause_stops_others_once_it_is_committed_and_not_before(strategy: str)
 
 
 @pytest.mark.usefixtures("strategy")
-def test_the_switch_is_read_by_the_very_statement_that_claims(
-    django_assert_max_num_queries: Any,
-) -> None:
+def test_the_claiming_statement_reads_the_switch(django_assert_max_num_queries: Any) -> None:
     """A pause between reading candidates and claiming them would slip through otherwise."""
     make(Photo, 2)
     with django_assert_max_num_queries(99) as queries:

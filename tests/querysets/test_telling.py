@@ -243,19 +243,3 @@ def test_every_verb_has_an_async_twin() -> None:
     make(Photo, 4)
     progress = async_to_sync(story)()
     assert (progress.complete, progress.open, progress.processing) == (1, 2, 1)
-
-
-@pytest.mark.promise(3)
-@pytest.mark.once
-def test_async_saves_are_fenced_as_well() -> None:
-    (late,) = claimed(Photo)
-    lose(late)
-    late.note = "late"
-
-    async def both() -> None:
-        for way in (late.asave, late.adelete):
-            with pytest.raises(ClaimLost):
-                await way()
-
-    async_to_sync(both)()
-    assert fresh(late).note == ""

@@ -245,9 +245,3 @@ class Sealed(TaskMixin, Payload):
 
 class SealedChild(Sealed):
     extra = models.TextField(blank=True, default="")
-
-
-class Envelope(TaskMixin, Payload):
-    """Leads to a row that may not be readable."""
-
-    inside = models.ForeignKey(Sealed, on_delete=models.CASCADE)
