@@ -6,22 +6,18 @@ A line on standard output tells how far an act is, a line on standard input lets
 # ruff: noqa: E402 - models can be imported only once Django is set up
 
 import json
-import os
 import random
 import select
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
-from datetime import datetime, timedelta
 from typing import Any
 
 import django
 
 django.setup()
 
-from django.db import connections, transaction
-from django.utils import timezone
+from django.db import transaction
 
 from django_taskclaim import named_lease
 from django_taskclaim.exceptions import ClaimLost, LeaseUnavailable
@@ -46,13 +42,19 @@ def count(name: str, lease: str) -> None:
     say(done=done)
 
 
-def hold(name: str, lease: str) -> None:
-    """Hold the lease until a line comes, then increment the counter if the lease is still held."""
-    lost, wrote, left = False, 0, "well"
+def hold(name: str, lease: str, taken: str = "") -> None:
+    """Hold the lease until a line comes, then increment the counter if the lease is still held.
+
+    Before that, ask for the lease *taken*, and say whether this process got it.
+    """
+    entered, lost, wrote, left = False, False, 0, "well"
+    if taken:
+        with suppress(LeaseUnavailable), named_lease(taken):
+            entered = True
     try:
         with named_lease(name, lease=float(lease), wait=60) as held:
             photo = Photo.objects.get()
-            say(token=held.token)
+            say(token=held.token, entered=entered)
             sys.stdin.readline()
             lost = held.lost
             if not lost:
@@ -69,61 +71,5 @@ def increment(photo: Photo) -> int:
         return Photo.objects.filter(pk=photo.pk).update(counter=photo.counter + 1)
 
 
-def wait_for_renewal(held: Any) -> None:
-    before = held.renewed
-    while held.renewed == before and not held.lost:
-        time.sleep(0.05)
-
-
-def fork(name: str, lease: str) -> None:
-    """Fork inside the block: the child sees a lost lease, leaves the block, and holds one of its own."""
-    block = named_lease(name, lease=float(lease))
-    held = block.__enter__()
-    assert held.renew()
-    # Sessions are not shared with a child.
-    connections.close_all()
-    child = os.fork()
-    if not child:
-        lost, left = held.lost, "well"
-        try:
-            block.__exit__(None, None, None)
-        except ClaimLost as error:
-            left = str(error)
-        with named_lease(f"{name}'s child", lease=float(lease)) as own:
-            wait_for_renewal(own)
-            say(lost=lost, left=left, own=own.check())
-        os._exit(0)
-    os.waitpid(child, 0)
-    wait_for_renewal(held)
-    say(parent=held.check())
-    block.__exit__(None, None, None)
-
-
-def wrong_clock(name: str, days: str) -> None:
-    """Ask for a lease that is held, and hold another one, in a process whose clock is wrong by days."""
-    shift = timedelta(days=float(days))
-    real_time = time.time
-    time.time = lambda: real_time() + shift.total_seconds()  # type: ignore[assignment]
-
-    class Shifted(datetime):
-        @classmethod
-        def now(cls, tz: Any = None) -> datetime:  # type: ignore[override]
-            return datetime.now(tz) + shift
-
-    timezone.datetime = Shifted  # type: ignore[attr-defined]
-    assert abs(timezone.now() - datetime.now(timezone.get_default_timezone())) > shift / 2
-    holder = ""
-    with suppress(LeaseUnavailable), named_lease(name):
-        holder = "this process"
-    with named_lease(f"{name} of {days}", lease=8) as held:
-        wait_for_renewal(held)
-        say(entered=holder, lost=held.lost, remaining=held.remaining().total_seconds())
-        sys.stdin.readline()
-
-
-ACTS: dict[str, Callable[..., None]] = {
-    function.__name__: function for function in (count, hold, fork, wrong_clock)
-}
-
 if __name__ == "__main__":
-    ACTS[sys.argv[1]](*sys.argv[2:])
+    {"count": count, "hold": hold}[sys.argv[1]](*sys.argv[2:])

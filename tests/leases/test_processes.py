@@ -1,16 +1,19 @@
-"""Named leases between real processes: killed, frozen, forked, and with clocks that are wrong."""
+"""Named leases between real processes: killed, frozen, and with clocks that are wrong."""
 
 import json
+import os
 import select
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from django_taskclaim import named_lease
+from tests.chaos.crew import CLOCKS
 from tests.freezing import freeze
 from tests.leases.support import is_held, stored
 from tests.testapp.models import Ledger, Photo
@@ -55,8 +58,8 @@ def start(process_env: dict[str, str]) -> Iterator[Start]:
     """Start a probe; what still runs at the end of the test is killed."""
     started: list[Probe] = []
 
-    def begin(*words: object) -> Probe:
-        started.append(Probe(process_env, *words))
+    def begin(*words: object, **env: str) -> Probe:
+        started.append(Probe(process_env | env, *words))
         return started[-1]
 
     Photo.objects.create()
@@ -102,26 +105,19 @@ def test_a_dead_holder_keeps_others_out_for_its_lease_and_no_longer(start: Start
         assert stored("report").claimed_at >= ends
 
 
-def test_a_forked_child_leaves_the_lease_to_its_parent(start: Start) -> None:
-    """Both renew what is theirs."""
-    forked = start("fork", "report", 8)
-    child = forked.next_line()
-    assert (child["lost"], child["own"]) == (True, True)
-    assert "the process that this one was forked from" in child["left"]
-    assert forked.next_line() == {"parent": True}
-
-
 @pytest.mark.promise(6)
 @pytest.mark.parametrize("days", [1, -1])
 def test_a_process_with_a_wrong_clock_does_what_the_others_do(start: Start, days: int) -> None:
-    with named_lease("report", lease=600):
-        wrong = start("wrong_clock", "report", days)
-        said = wrong.next_line()
-        assert (said["entered"], said["lost"]) == ("", False)
-        assert 0 < said["remaining"] <= 8
-        name = f"report of {days}"
-        assert is_held(name)
-        assert 0 <= (stored(name).expires_at - stored(name).claimed_at).total_seconds() < 60
-        wrong.go_on()
-        assert wrong.process.wait(60) == 0
-        assert not is_held(name)
+    """It neither enters a lease that is held nor keeps its own for longer or shorter than it should."""
+    path = os.pathsep.join([str(CLOCKS), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    shifted = {"TASKCLAIM_CHAOS_SHIFT": str(days * 86400), "PYTHONPATH": path}
+    with named_lease("taken", lease=600):
+        wrong = start("hold", "report", 8, "taken", **shifted)
+        assert wrong.next_line()["entered"] is False
+    first = stored("report")
+    assert abs((first.expires_at - first.claimed_at).total_seconds() - 8) < 1
+    wait_until(lambda: stored("report").expires_at > first.expires_at, what="it renews its lease")
+    assert stored("report").expires_at - first.expires_at < timedelta(hours=1)
+    wrong.go_on()
+    assert wrong.next_line()["wrote"] == 1
+    assert not is_held("report")
