@@ -57,7 +57,9 @@ def test_time_is_limited(start_worker: Start) -> None:
     jobs(2000, "sleep:0.1")
     worker = start_worker("--max-time", "5", "--batch-size", "3")
     assert worker.wait() == 0
-    assert states().keys() == {"complete", "open"}
+    # On a busy machine it may have claimed none.
+    assert "open" in states()
+    assert states().keys() <= {"complete", "open"}
 
 
 @pytest.mark.promise(13)
