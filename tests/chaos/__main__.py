@@ -26,7 +26,7 @@ def arguments() -> argparse.Namespace:
         "--database-url",
         default=os.environ.get("DATABASE_URL", ""),
         help="the server to work on, beside whose database one is made (DATABASE_URL, else a SQLite file);"
-        " embedded-postgres: or embedded-mysql: starts one that is crashed, too",
+        " embedded-postgres: starts one that is crashed, too",
     )
     return parser.parse_args()
 

@@ -39,30 +39,10 @@ def complete(key: int) -> None:
     row.claim.complete(update_fields=FIELDS)
 
 
-def complete_atomically(key: int) -> None:
-    from django.db import transaction
-
-    row = claim(key)
-    with transaction.atomic():
-        work(row)
-        row.claim.complete(update_fields=FIELDS)
-
-
 def fail(key: int) -> None:
     row = claim(key)
     work(row)
     row.claim.fail(ValueError("on purpose"))
-
-
-def release(key: int) -> None:
-    claim(key).claim.release()
-
-
-def release_expired(key: int) -> None:
-    """The row is claimed already, and its lease has run out."""
-    from tests.chaos.app.models import Work
-
-    Work.objects.filter(pk=key).release_expired()
 
 
 def whole_worker(key: int) -> None:
@@ -89,14 +69,10 @@ def work(row: Any) -> None:
 
 
 #: What runs, and in which threads it is killed.
-CYCLES: dict[str, tuple[Callable[[int], None], str]] = {
-    "complete": (complete, "MainThread"),
-    "complete_atomically": (complete_atomically, "MainThread"),
-    "fail": (fail, "MainThread"),
-    "release": (release, "MainThread"),
-    "release_expired": (release_expired, "MainThread"),
-    "claimer": (whole_worker, "taskclaim-claimer"),
-    "handler": (whole_worker, "taskclaim-handler"),
+CYCLES: dict[str, tuple[Callable[[int], None], tuple[str, ...]]] = {
+    "complete": (complete, ("MainThread",)),
+    "fail": (fail, ("MainThread",)),
+    "worker": (whole_worker, ("taskclaim-claimer", "taskclaim-handler")),
 }
 
 # How it is killed
@@ -110,18 +86,18 @@ class Killer:
 
     METHODS = ("_commit", "_rollback", "_set_autocommit", "_start_transaction_under_autocommit")
 
-    def __init__(self, at: int, thread: str) -> None:
-        self.left, self.thread = at, thread
+    def __init__(self, at: int, threads: tuple[str, ...]) -> None:
+        self.left, self.threads = at, threads
 
     def arm(self, wrapper: Any) -> None:
         """Count from now on; for a process of its own, because nothing is put back."""
         usual = wrapper.__init__
 
-        def born(connection: Any, *args: Any, **kwargs: Any) -> None:
+        def created(connection: Any, *args: Any, **kwargs: Any) -> None:
             usual(connection, *args, **kwargs)
             connection.execute_wrappers.append(self)
 
-        wrapper.__init__ = born
+        wrapper.__init__ = created
         for name in self.METHODS:
             if hasattr(wrapper, name):
                 setattr(wrapper, name, self._counted(getattr(wrapper, name)))
@@ -140,7 +116,7 @@ class Killer:
         return counted
 
     def _boundary(self) -> None:
-        if threading.current_thread().name.startswith(self.thread):
+        if threading.current_thread().name.startswith(self.threads):
             if self.left == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
             self.left -= 1
@@ -154,10 +130,10 @@ def in_a_fork(cycle: str, key: int, boundary: int) -> int:
         from django.db import connections
         from django.db.utils import load_backend
 
-        run, thread = CYCLES[cycle]
+        run, threads = CYCLES[cycle]
         backend: Any = load_backend(connections.settings["default"]["ENGINE"])
-        Killer(boundary, thread).arm(backend.DatabaseWrapper)
-        # Orders come on standard input, and the worker has no use for them.
+        Killer(boundary, threads).arm(backend.DatabaseWrapper)
+        # Lines come on standard input, and the worker has no use for them.
         os.close(0)
         run(key)
     except BaseException:

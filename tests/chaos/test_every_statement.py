@@ -14,14 +14,9 @@ pytestmark = [pytest.mark.usefixtures("watched"), pytest.mark.timeout(300), pyte
 #: Each cycle, the kind of handler that runs in it, and how many boundaries it has at the least.
 CYCLES = [
     ("complete", "plain", 8),
-    ("complete_atomically", "plain", 6),
     ("fail", "plain", 6),
-    ("release", "plain", 8),
-    ("release_expired", "plain", 4),
-    ("claimer", "plain", 8),
-    ("claimer", "atomic", 6),
-    ("handler", "plain", 2),
-    ("handler", "atomic", 4),
+    ("worker", "plain", 8),
+    ("worker", "atomic", 8),
 ]
 
 
@@ -34,8 +29,7 @@ def test_killed_at_every_boundary(
     assert kill_at_every_boundary({**process_env, "TASKCLAIM_CHAOS_MODE": mode}, cycle) > least
     finish_what_is_left()
     assert set(Work.objects.values_list("status", flat=True)) == {"complete"}
-    atomic = mode == "atomic" or cycle == "complete_atomically"
-    assert offences(Rules(LEASE, 1, atomic=atomic)) == {}
+    assert offences(Rules(LEASE, 1, atomic=mode == "atomic")) == {}
 
 
 def kill_at_every_boundary(env: dict[str, str], cycle: str) -> int:
@@ -47,9 +41,6 @@ def kill_at_every_boundary(env: dict[str, str], cycle: str) -> int:
         while ended == -9:
             # The newest row goes first where the cycle chooses by itself.
             row = Work.objects.create(priority=boundary)
-            if cycle == "release_expired":
-                Work.objects.filter(pk=row.pk).claim_batch(1, lease=0.01)
-                wait_for(lambda row=row: Work.objects.expired().filter(pk=row.pk).exists())
             kennel.stdin.write(f"{cycle} {row.pk} {boundary}\n")
             kennel.stdin.flush()
             ended = int(kennel.stdout.readline())
