@@ -1,7 +1,6 @@
 """The audit: every act of an operator leaves a record of who, what and why, and a failing record undoes nothing."""
 
 import getpass
-import io
 import logging
 import socket
 import sys
@@ -9,17 +8,16 @@ from typing import Any
 
 import pytest
 from django.contrib.admin.models import LogEntry
-from django.contrib.auth.models import Permission, User
+from django.contrib.auth.models import User
 from django.contrib.contenttypes.models import ContentType
 from django.core.management import CommandError
-from django.db import connection
 from django.urls import reverse
 
 from django_taskclaim.control.acts import record_act
 from django_taskclaim.control.models import OperatorAct
 from django_taskclaim.control.reading import acts
 from django_taskclaim.switch import paused_by
-from tests.commands import lapsed, run
+from tests.commands import failed, lapsed, run, table_away
 from tests.factories import make
 from tests.testapp.models import Photo, PhotoProxy
 
@@ -31,11 +29,6 @@ ME = f"{getpass.getuser()}@{socket.gethostname()}"
 def recorded(using: str = "default") -> list[tuple[Any, ...]]:
     found = OperatorAct.objects.using(using).order_by("id")
     return [(act.model, act.act, act.rows, act.by, act.reason) for act in found]
-
-
-def fail_photos(n: int) -> None:
-    make(Photo, n)
-    Photo.objects.fail(Photo.objects.claim_batch(n), "no", retry=False)
 
 
 @pytest.mark.once
@@ -54,7 +47,7 @@ def test_a_command_is_recorded_with_who_and_why(
 ) -> None:
     """A name that is a login has it among the admin's recent actions as well."""
     ada = User.objects.create_user("ada")
-    fail_photos(3)
+    failed(Photo, 3)
     lapsed(Photo, 1)
     run(*words, "--reason", "deploy", *(["--by", by] if by else []))
     assert recorded()[-1][:4] == ("testapp.photo", act, rows, by or ME)
@@ -70,34 +63,30 @@ def test_a_pause_is_recorded_on_the_databases_that_it_names() -> None:
     assert recorded("other") == [("*", "pause", 0, "ada", "for 2 h")]
     assert [act.by for act in acts(Photo, using="other")] == ["ada"]
     run("claimresume", "--all")
+    with pytest.raises(CommandError):
+        run("claimpause")
     assert len(recorded()) == 1
     assert len(recorded("other")) == 2
 
 
 @pytest.mark.once
-def test_a_command_that_is_refused_is_not_recorded() -> None:
-    with pytest.raises(CommandError):
-        run("claimpause")
+def test_expired_rows_that_cron_puts_back_are_not_an_act(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    lapsed(Photo)
+    assert "put back 1 expired row" in run("release_expired", "testapp.Photo")
     assert recorded() == []
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("stdin", ["terminal", "none", "closed"])
-def test_expired_rows_that_cron_puts_back_are_not_an_act(
-    monkeypatch: pytest.MonkeyPatch, stdin: str
-) -> None:
-    if stdin == "terminal":
-        monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
-    else:
-        monkeypatch.setattr(sys, "stdin", io.StringIO() if stdin == "none" else None)
-    lapsed(Photo)
-    assert "put back 1 expired row" in run("release_expired", "testapp.Photo")
-    expected = [("testapp.photo", "release expired", 1, ME, "")] if stdin == "terminal" else []
-    assert recorded() == expected
-
-
-@pytest.mark.once
 def test_an_act_is_logged_once_with_its_facts(caplog: pytest.LogCaptureFixture) -> None:
+    """The newest are read first, up to a limit; a text that is too long or odd is stored all the same."""
+    reason = "\0 \ud800 " + "x" * 900
+    for rows in (2, 3):
+        record_act(Photo, "reset", rows=rows, by="ada" * 100, reason=reason, key="k" * 999)
+    newest, before = acts(Photo, using="default", limit=2)
+    assert (newest.rows, before.rows) == (3, 2)
+    assert (len(newest.by), len(newest.reason)) == (200, 500)
+    assert newest.reason.startswith("\\0 \\ud800 xxx")
     caplog.set_level(logging.INFO, "django_taskclaim.control")
     record_act(Photo, "fail", rows=1, by="ada", reason="spam", key="7")
     (record,) = [one for one in caplog.records if one.name == "django_taskclaim.control"]
@@ -126,41 +115,10 @@ def test_the_admins_recent_actions_name_the_act_and_link_to_its_row(client: Any)
     assert f'href="{reverse("admin:testapp_photo_change", args=[photo.pk])}"' in page
 
 
-@pytest.mark.once
-def test_the_newest_acts_come_first_up_to_a_limit() -> None:
-    for number in range(5):
-        record_act(Photo, "reset", rows=number, by="ada")
-    assert [act.rows for act in acts(Photo, using="default", limit=3)] == [4, 3, 2]
-
-
-def test_a_long_or_odd_text_is_stored_all_the_same() -> None:
-    reason = "\0 \ud800 " + "x" * 900
-    record_act(Photo, "reset", rows=1, by="ada" * 100, reason=reason, key="k" * 999)
-    (act,) = acts(Photo, using="default")
-    assert (len(act.by), len(act.reason)) == (200, 500)
-    assert act.reason.startswith("\\0 \\ud800 xxx")
-
-
 # DDL commits on MySQL and MariaDB, so a test's own transaction would leave its rows behind.
 @pytest.mark.django_db(transaction=True, databases="__all__")
 def test_an_act_whose_record_fails_is_done_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute("ALTER TABLE taskclaim_operatoract RENAME TO elsewhere")
-    try:
+    with table_away(OperatorAct):
         run("claimpause", "testapp.Photo")
         assert paused_by(Photo) is not None
-    finally:
-        with connection.cursor() as cursor:
-            cursor.execute("ALTER TABLE elsewhere RENAME TO taskclaim_operatoract")
     assert "could not be stored" in caplog.text
-
-
-@pytest.mark.once
-def test_the_app_brings_its_own_permissions() -> None:
-    found = Permission.objects.filter(content_type__app_label="taskclaim_control")
-    assert set(found.values_list("codename", flat=True)) == {
-        "view_control",
-        "operate",
-        "configure",
-        "view_operatoract",
-    }

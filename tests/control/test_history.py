@@ -10,21 +10,22 @@ from django.test.utils import CaptureQueriesContext
 from django_taskclaim.control.models import ClaimEvent
 from django_taskclaim.control.reading import history
 from django_taskclaim.exceptions import ClaimLost
-from tests.commands import lapsed
+from tests.commands import lapsed, table_away
 from tests.factories import make
-from tests.testapp.models import Child, CompositeKey, Parent, Photo, UuidKey
+from tests.querysets.support import clock, set_raw
+from tests.testapp.models import Child, CompositeKey, Photo, UuidKey
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
 
 @pytest.fixture(autouse=True)
 def kept(settings: Any) -> None:
-    labels = ["testapp.photo", "testapp.UuidKey", "testapp.CompositeKey", "testapp.Parent"]
+    labels = ["testapp.photo", "testapp.UuidKey", "testapp.CompositeKey"]
     settings.TASKCLAIM = {"HISTORY": labels}
 
 
 @pytest.mark.promise(5)
-@pytest.mark.parametrize("model", [Photo, UuidKey, CompositeKey, Parent])
+@pytest.mark.parametrize("model", [Photo, UuidKey, CompositeKey])
 def test_each_step_of_a_row_is_kept_in_order(model: Any) -> None:
     make(model, 1)
     (row,) = model.objects.claim_batch(1)
@@ -40,9 +41,8 @@ def test_each_step_of_a_row_is_kept_in_order(model: Any) -> None:
         row.claim.complete()
     model.objects.pause_rows()
     model.objects.resume_rows()
-    (expired,) = model.objects.claim_batch(1, lease=0.001)
-    while not model.objects.expired().exists():
-        continue
+    (expired,) = model.objects.claim_batch(1)
+    set_raw(expired, "expires_at", clock("-1 HOUR"))
     assert model.objects.release_expired() == 1
     (row,) = model.objects.claim_batch(1)
     row.claim.complete()
@@ -57,15 +57,6 @@ def test_each_step_of_a_row_is_kept_in_order(model: Any) -> None:
     assert found[4].detail == "no such picture"
     assert found[12].holder == expired.claim.token.holder
     assert [event.iteration for event in found if event.event == "claimed"] == [0, 1, 2, 4, 5]
-
-
-def test_a_failed_try_is_kept_with_its_error() -> None:
-    make(Photo)
-    (row,) = Photo.objects.claim_batch(1)
-    row.claim.fail(ValueError("odd"))
-    claimed, retried = history(Photo, row.pk, using="default")
-    assert (claimed.event, retried.event) == ("claimed", "retried")
-    assert retried.detail == "ValueError: odd"
 
 
 def test_models_that_are_not_named_have_no_history(settings: Any) -> None:
@@ -88,14 +79,9 @@ def test_a_batch_costs_one_insert() -> None:
 
 def test_a_history_that_cannot_be_written_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
     make(Photo, 1)
-    with connection.cursor() as cursor:
-        cursor.execute("ALTER TABLE taskclaim_claimevent RENAME TO elsewhere")
-    try:
+    with table_away(ClaimEvent):
         (photo,) = Photo.objects.claim_batch(1)
         photo.claim.complete()
-    finally:
-        with connection.cursor() as cursor:
-            cursor.execute("ALTER TABLE elsewhere RENAME TO taskclaim_claimevent")
     assert Photo.objects.progress().complete == 1
     assert "taskclaim" in caplog.text
 
@@ -107,7 +93,6 @@ def test_a_history_that_cannot_be_written_stops_nothing(caplog: pytest.LogCaptur
     [
         (["testapp.Photo", "testapp.uuidkey"], True, []),
         (["testapp.Foto", "testapp.Ledger", "testapp.photo"], True, ["E041", "E041"]),
-        ("testapp.Photo", True, ["E001"]),
         (None, True, ["E001"]),
         (["testapp.Photo"], False, ["E042"]),
     ],

@@ -43,46 +43,31 @@ def test_a_change_leaves_the_other_settings_and_is_recorded_with_what_was() -> N
 
 
 @pytest.mark.once
-@pytest.mark.parametrize(
-    ("values", "names"),
-    [
-        ({"batch_size": 0}, {"batch_size"}),
-        ({"batch_size": 1001, "max_running": -1}, {"batch_size", "max_running"}),
-        ({"max_running": "many"}, {"max_running"}),
-        ({"rate": 0}, {"rate"}),
+def test_a_value_that_makes_no_sense_is_refused_by_name() -> None:
+    for values, names in (
+        ({"batch_size": 1001, "max_running": "many"}, {"batch_size", "max_running"}),
         ({"rate": "100"}, {"rate"}),
+        ({"hours": "06:00-06:00"}, {"hours"}),
+        ({"lease": "nan"}, {"lease"}),
         ({"lease": 1}, {"lease"}),
         ({"lease": timedelta(days=2)}, {"lease"}),
-        ({"lease": "nan"}, {"lease"}),
-        ({"hours": "22:00"}, {"hours"}),
-        ({"hours": "06:00-06:00"}, {"hours"}),
-    ],
-)
-def test_a_value_that_makes_no_sense_is_refused_by_name(
-    values: dict[str, Any], names: set[str]
-) -> None:
-    with pytest.raises(ValidationError) as refused:
-        change(**values)
-    assert set(refused.value.message_dict) == names
+    ):
+        with pytest.raises(ValidationError) as refused:
+            change(**values)
+        assert set(refused.value.message_dict) == names
+    with pytest.raises(ValidationError, match="'threads'"):
+        change(threads=3)
+    with pytest.raises(TypeError, match="Ledger"):
+        change_settings(Ledger, {"batch_size": 3}, by="ada", using="default")
     assert not LiveSettings.objects.exists()
     assert acts(Photo, using="default") == []
 
 
-@pytest.mark.once
-def test_an_unknown_setting_and_a_model_without_claims_are_refused() -> None:
-    with pytest.raises(ValidationError, match="no live setting 'threads'"):
-        change(threads=3)
-    with pytest.raises(TypeError, match="Ledger"):
-        change_settings(Ledger, {"batch_size": 3}, by="ada", using="default")
-
-
 @pytest.mark.django_db(transaction=True, databases="__all__")
 def test_two_people_change_different_settings_at_once() -> None:
-    for _ in range(3):
-        at_once(lambda: change(batch_size=20), lambda: change(lease=30))
-        found = LiveSettings.objects.get()
-        assert (found.batch_size, found.lease) == (20, 30)
-        found.delete()
+    at_once(lambda: change(batch_size=20), lambda: change(lease=90))
+    found = LiveSettings.objects.get()
+    assert (found.batch_size, found.lease) == (20, 90)
 
 
 @contextmanager

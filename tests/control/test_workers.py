@@ -2,15 +2,12 @@
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from django.db import OperationalError, connection, transaction
 from django.db.models import Sum
 
 from django_taskclaim.control.models import ClaimEvent, ThroughputMinute, WorkerOrder
@@ -18,6 +15,7 @@ from django_taskclaim.control.orders import change_settings, order
 from django_taskclaim.control.reading import acts, history
 from django_taskclaim.dialects import DatabaseLater
 from django_taskclaim.models import WorkerProcess
+from tests.commands import shell, table_away
 from tests.testapp.models import Job
 from tests.worker.conftest import Worker, jobs, start_worker, states, wait_until
 
@@ -91,36 +89,6 @@ def test_a_running_worker_follows_batch_size_and_lease(start_worker: Start) -> N
     follows(worker, 20)
 
 
-@pytest.mark.long
-@pytest.mark.promise(7)
-@pytest.mark.skipif(
-    not connection.features.has_select_for_update,
-    reason="needs has_select_for_update: this database has no sessions that could be ended",
-)
-def test_a_shorter_lease_bounds_what_a_frozen_worker_blocks(start_worker: Start) -> None:
-    """Under the lease of an hour with which it began, its session would be ended much later."""
-    jobs(150, "sleep:0.1")
-    options = ("--in-process", "--batch-size", "1", "--lease", "3600")
-    worker = start_worker(*options, model="testapp.AtomicJob")
-    wait_until(lambda: held().exists(), what="a claim")
-    change(lease=2)
-    short = Job.objects.filter(expires_at__lt=DatabaseLater(timedelta(seconds=30)))
-    wait_until(short.exists, what="a claim under the new lease")
-    Job.objects.filter(status="open").delete()
-    (key,) = jobs(1, "hold:600", priority=1)
-
-    def is_locked() -> bool:
-        try:
-            with transaction.atomic():
-                return not list(Job.objects.select_for_update(nowait=True).filter(pk=key))
-        except OperationalError:
-            return True
-
-    wait_until(lambda: held().filter(pk=key) and is_locked(), what="the handler's transaction")
-    worker.signal(signal.SIGSTOP)
-    wait_until(lambda: not is_locked(), what="the frozen worker's lock is gone")
-
-
 # Orders
 
 
@@ -154,12 +122,6 @@ def test_a_worker_drains_stops_and_releases_as_it_is_ordered(start_worker: Start
     assert {record["reason"] for record in worker.events("released")} == {"not started"}
     ignored.refresh_from_db()
     assert ignored.done_at is None
-
-
-def test_an_idle_worker_follows_an_order(start_worker: Start) -> None:
-    worker = start_worker()
-    order(*listed(), "stop", by="ada", using="default")
-    assert worker.wait() == 0
 
 
 @pytest.mark.promise(7)
@@ -224,13 +186,7 @@ def test_without_the_app_workers_ask_nothing_of_its_tables(
 @pytest.mark.once
 @pytest.mark.promise(14)
 def test_missing_tables_keep_a_worker_from_starting(process_env: dict[str, str]) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute("ALTER TABLE taskclaim_workerorder RENAME TO elsewhere")
-    try:
-        words = [sys.executable, "-m", "django", "claimworker", "testapp.Job", "--drain"]
-        done = subprocess.run(words, env=process_env, capture_output=True, text=True)
-    finally:
-        with connection.cursor() as cursor:
-            cursor.execute("ALTER TABLE elsewhere RENAME TO taskclaim_workerorder")
+    with table_away(WorkerOrder):
+        done = shell(process_env, "claimworker", "testapp.Job", "--drain")
     assert done.returncode == 2
     assert "lacks taskclaim_workerorder" in done.stderr

@@ -1,10 +1,8 @@
-"""What surrounds a table changes nothing of its claims: the life of a row, and workers that are killed.
+"""What surrounds a table changes nothing of its claims.
 
 The rest of the behaviour suite runs over the same models with ``-m long``.
 """
 
-import signal
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,21 +15,14 @@ from django_taskclaim.taking import take
 from tests.doctor.support import problems, told
 from tests.factories import make
 from tests.querysets.support import clock, set_raw
-from tests.worker.conftest import Worker, start_worker, wait_until
-
-__all__ = ["start_worker"]
 
 if not apps.is_installed("tests.surroundings.app"):
-    pytest.skip(
-        "needs partitions by range and hash, and triggers in PL/pgSQL", allow_module_level=True
-    )
+    pytest.skip("needs partitions, and triggers in PL/pgSQL", allow_module_level=True)
 
 from tests.surroundings.app.models import SURROUNDED, Elsewhere
 
-surrounded = pytest.mark.parametrize("model", SURROUNDED, ids=lambda model: model.__name__)
 
-
-@surrounded
+@pytest.mark.parametrize("model", SURROUNDED, ids=lambda model: model.__name__)
 @pytest.mark.promise(2, 3)
 @pytest.mark.django_db
 def test_the_life_of_rows(model: Any) -> None:
@@ -63,10 +54,13 @@ def test_the_life_of_rows(model: Any) -> None:
 
 
 @pytest.mark.django_db
-def test_the_doctor_finds_a_table_of_another_schema_and_its_index() -> None:
+def test_rows_of_another_schema_are_taken_and_the_doctor_finds_their_index() -> None:
     schema, _, _ = Elsewhere._meta.db_table.partition(".")
     (index,) = (one for one in Elsewhere._meta.indexes if isinstance(one, ClaimIndex))
-    make(Elsewhere, 1200)
+    made = make(Elsewhere, 1200)
+    with take(Elsewhere.objects.all(), 2) as rows:
+        assert [row.pk for row in rows] == [row.pk for row in made[:2]]
+    assert Elsewhere.objects.count() == 1198
     with connection.cursor() as cursor:
         cursor.execute(f"ANALYZE {Elsewhere._meta.db_table}")
         assert problems(Elsewhere) == []
@@ -74,26 +68,3 @@ def test_the_doctor_finds_a_table_of_another_schema_and_its_index() -> None:
     said = told(Elsewhere)
     assert "has no index on status, priority, not_before and id" in said
     assert "reads the whole table" in said
-
-
-@pytest.mark.django_db
-def test_rows_of_another_schema_are_taken() -> None:
-    made = make(Elsewhere, 4)
-    with take(Elsewhere.objects.all(), 2) as rows:
-        assert [row.pk for row in rows] == [row.pk for row in made[:2]]
-    assert Elsewhere.objects.count() == 2
-
-
-@surrounded
-@pytest.mark.long
-@pytest.mark.processes
-@pytest.mark.django_db(transaction=True, databases="__all__")
-def test_workers_that_are_killed(start_worker: Callable[..., Worker], model: Any) -> None:
-    make(model, 200)
-    words = ("--processes", "2", "--lease", "2", "--batch-size", "5")
-    worker = start_worker(*words, model=model._meta.label, TASKCLAIM_TEST_SURROUNDED="1")
-    wait_until(lambda: model.objects.filter(status="complete").count() > 20)
-    worker.signal(signal.SIGKILL)
-    drain = start_worker("--drain", *words, model=model._meta.label, TASKCLAIM_TEST_SURROUNDED="1")
-    assert drain.wait() == 0
-    assert set(model.objects.values_list("status", "counter")) == {("complete", 1)}

@@ -170,13 +170,6 @@ else:
     handler(TextKey, lease=8)(read)
 
 
-if os.environ.get("TASKCLAIM_TEST_SURROUNDED"):
-    from tests.surroundings.app.models import SURROUNDED
-
-    for shape in SURROUNDED:
-        handler(shape, update_fields=["counter"])(do_any)
-
-
 @handler(AsyncJob, completion=completion_of("AsyncJob"), concurrency=20, **OPTIONS)
 async def do_asynchronously(job: AsyncJob) -> None:
     await Ledger.objects.acreate(model="Job", key=str(job.pk), worker=job.claim.token.holder)

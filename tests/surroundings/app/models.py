@@ -14,26 +14,11 @@ class ByRange(TaskMixin, Payload):
         managed = False
 
 
-class ByHash(TaskMixin, Payload):
-    class Meta:
-        managed = False
-
-
-#: How each is partitioned by its key, and the partitions.
-PARTITIONED: dict[Any, tuple[str, list[str]]] = {
-    ByRange: (
-        "RANGE",
-        [
-            "FOR VALUES FROM (MINVALUE) TO (3)",
-            "FOR VALUES FROM (3) TO (7)",
-            "FOR VALUES FROM (7) TO (MAXVALUE)",
-        ],
-    ),
-    ByHash: (
-        "HASH",
-        [f"FOR VALUES WITH (MODULUS 4, REMAINDER {remainder})" for remainder in range(4)],
-    ),
-}
+PARTITIONS = [
+    "FROM (MINVALUE) TO (3)",
+    "FROM (3) TO (7)",
+    "FROM (7) TO (MAXVALUE)",
+]
 
 
 class Elsewhere(TaskMixin, Payload):
@@ -55,4 +40,4 @@ if find_spec("pghistory"):
 
     AUDITED.append(Audited)
 
-SURROUNDED: list[Any] = [*PARTITIONED, Elsewhere, *AUDITED]
+SURROUNDED: list[Any] = [ByRange, Elsewhere, *AUDITED]
