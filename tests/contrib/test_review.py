@@ -26,15 +26,11 @@ def lapse(pk: int) -> None:
 # The list
 
 
-def test_a_get_claims_nothing_and_the_button_fetches_five(ada: Editor) -> None:
+def test_the_button_fetches_five_and_a_reload_keeps_and_extends_them(ada: Editor) -> None:
     assert ada.mine() == []
     mine = ada.fetch()
     assert len(mine) == 5
     assert mine == [row.pk for row in Article.objects.held_by(ada.who).order_by("pk")]
-
-
-def test_a_reload_keeps_the_articles_and_extends_them(ada: Editor) -> None:
-    mine = ada.fetch()
     row = Article.objects.get(pk=mine[0])
     set_raw(row, "expires_at", clock("+1 MINUTE"))
     assert ada.mine() == mine
@@ -115,17 +111,12 @@ def test_save_keeps_the_article_and_finish_ends_it(ada: Editor, held: int) -> No
     assert held not in ada.mine()
 
 
-def test_an_incomplete_form_is_shown_again_and_nothing_is_written(ada: Editor, held: int) -> None:
-    before = stored(Article.objects.get(pk=held))
+def test_a_lapsed_claim_that_nobody_took_still_saves(ada: Editor, held: int) -> None:
+    """And an incomplete form is shown again."""
     answer = ada.act(held, "finish", text="My text.")
     assert answer.status_code == 200
     assert "My text." in words(answer)
-    assert stored(Article.objects.get(pk=held)) | {"Article.expires_at": 0} == before | {
-        "Article.expires_at": 0
-    }
-
-
-def test_a_lapsed_claim_that_nobody_took_still_saves(ada: Editor, held: int) -> None:
+    assert Article.objects.get(pk=held).text == "Text 0."
     fields = ada.open(held) | {"verdict": "keep"}
     lapse(held)
     ada.send(address(held), **fields, act="finish")
@@ -133,8 +124,10 @@ def test_a_lapsed_claim_that_nobody_took_still_saves(ada: Editor, held: int) -> 
 
 
 @pytest.mark.promise(3)
-@pytest.mark.parametrize("act", ["finish", "save", "hand_over"])
-@pytest.mark.parametrize("lost", ["finished", "taken", "gone"])
+@pytest.mark.parametrize(
+    ("act", "lost"),
+    [("finish", "taken"), ("save", "finished"), ("save", "taken"), ("hand_over", "gone")],
+)
 def test_a_late_form_overwrites_nothing_and_loses_no_word(
     ada: Editor, ben: Editor, held: int, act: str, lost: str
 ) -> None:
@@ -165,7 +158,6 @@ def test_a_late_form_overwrites_nothing_and_loses_no_word(
         "gone": "It is gone.",
     }
     assert said[lost] in page
-    assert lost == "gone" or "Ben" in page
 
 
 @pytest.mark.promise(3)

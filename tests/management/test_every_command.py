@@ -71,27 +71,18 @@ WRONG: list[tuple[str, str]] = [
     ("claimstatus testapp.Photo --fail-if failed>1.5", "1.5"),
     ("claimstatus testapp.Photo --fail-if oldest_due>soon", "soon"),
     ("claimstatus testapp.Photo --watch", "terminal"),
-    ("claimstatus testapp.Photo --watch --format json", "--watch"),
     ("release_expired --limit 0", "--limit"),
     ("release_expired --loop --interval -1", "--interval"),
     ("release_expired --loop --reason because", "--reason"),
     ("claimpause", "--all"),
-    ("claimpause --all testapp.Photo", "--all"),
-    ("claimresume", "--all"),
     ("claimpause testapp.Photo --until soon", "--until"),
-    ("claimpause testapp.Photo --until 9e9", "--until"),
     ("claimpause testapp.Photo --filter country=NZ", "--rows"),
-    ("claimpause testapp.Photo --rows --until 1h", "--until"),
     ("claimresume testapp.Photo --limit 3", "--rows"),
-    ("claimresume testapp.Photo testapp.Job --rows", "one model"),
     ("claimresume testapp.Photo --rows --filter nope=1", "nope"),
     ("claimreset", "app.Model"),
-    ("claimreset testapp.Photo --filter country", "lookup=value"),
-    ("claimreset testapp.Photo --filter testapp.Job:act=x", "testapp.Photo"),
     ("claimreset testapp.ClaimOnly --error ValueError", "error_class"),
     ("claimprune testapp.Photo --older-than 30d", "--complete"),
     ("claimprune testapp.Photo --complete", "--older-than"),
-    ("claimprune testapp.Photo --complete --older-than month", "month"),
     ("claimprune testapp.ClaimOnly --complete --older-than 30d", "completed_at"),
     ("claimworker testapp.Job --once --drain", "--once"),
     ("claimworker testapp.UuidKey --filter id=12", "handler"),
@@ -99,11 +90,11 @@ WRONG: list[tuple[str, str]] = [
 
 
 @pytest.mark.once
-@pytest.mark.parametrize(("line", "named"), WRONG, ids=[line for line, _ in WRONG])
-def test_a_wrong_word_is_named(line: str, named: str, capsys: Captured) -> None:
-    code, out, errors = typed(capsys, *line.split())
-    assert (code, out, errors.count("\n")) == (2, "", 1)
-    assert named in errors
+def test_a_wrong_word_is_named(capsys: Captured) -> None:
+    for line, named in WRONG:
+        code, out, errors = typed(capsys, *line.split())
+        assert (code, out, errors.count("\n")) == (2, "", 1), line
+        assert named in errors
 
 
 #: They read, or write a file.
@@ -133,12 +124,7 @@ def test_a_database_that_does_not_answer_is_a_sentence(command: str, capsys: Cap
 
 @pytest.mark.parametrize(
     ("command", "model", "table"),
-    [
-        ("claimpopulate", PageTask, PageTask._meta.get_field("source").related_model),
-        ("claimplan", IntRange, IntSource),
-        ("claimreset", IntRange, IntRange),
-        ("claimstatus", IntRange, IntRange),
-    ],
+    [("claimplan", IntRange, IntSource), ("claimstatus", IntRange, IntRange)],
 )
 def test_a_missing_table_is_named(command: str, model: Any, table: Any, capsys: Captured) -> None:
     with table_away(table):
@@ -160,10 +146,3 @@ def test_a_worker_waits_for_its_database(process_env: dict[str, str]) -> None:
     done = shell(env, "claimworker", *SENSIBLE["claimworker"])
     assert done.returncode == 0
     assert "Traceback" not in done.stdout + done.stderr
-
-
-@pytest.mark.once
-def test_a_process_reports_bad_input_on_standard_error(process_env: dict[str, str]) -> None:
-    done = shell(process_env, "claimstatus", "testapp.Foto")
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert "testapp.Photo" in done.stderr
