@@ -92,7 +92,7 @@ class CommitProxy:
     def arm(self, fate: Fate, *, after: int = 0, heard: bytes = b"") -> None:
         """Deal with the next COMMIT so, or with the one that comes *after* that many others.
 
-        With *heard*, only on a connection over which the server has sent these bytes since.
+        With *heard*, only on a connection over which these bytes have gone, either way.
         """
         self.sprung.clear()
         self._fate, self._passed_over, self._heard = fate, after, heard
@@ -117,7 +117,7 @@ class CommitProxy:
                 readable, _, _ = select.select([client, server], [], [])
                 for source in readable:
                     data = source.recv(65536)
-                    heard = heard or (source is server and self._heard in data)
+                    heard = heard or self._heard in data
                     commits = source is client and _commits(data, within=within)
                     if source is client:
                         within = bool(BEGIN.search(data)) or (within and not END.search(data))

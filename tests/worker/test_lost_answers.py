@@ -1,0 +1,93 @@
+"""Answers to a worker's COMMITs that never arrive: rows have their effect once, and keep nobody else waiting."""
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from django.db import connection, connections
+
+from tests import servers
+from tests.factories import make
+from tests.proxy import HAS_A_SERVER, CommitProxy, Fate, swallowed, withheld
+from tests.testapp.models import Effect, Photo
+from tests.worker.conftest import Worker, jobs, states
+
+pytestmark = pytest.mark.skipif(not HAS_A_SERVER, reason="needs a server behind a network")
+
+#: What the connection whose COMMIT is lost has sent or heard before.
+MARK = "unanswered"
+
+FATES = pytest.mark.parametrize("fate", [swallowed, withheld], ids=["committed", "not committed"])
+
+
+@pytest.fixture
+def proxy(work: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[CommitProxy]:
+    """Stand between the database and threads of this process that begin from now on."""
+    connection.ensure_connection()
+    settings: Any = connections.settings["default"]
+    with (
+        CommitProxy(settings["HOST"], int(settings["PORT"])) as proxy,
+        monkeypatch.context() as patched,
+    ):
+        patched.setitem(settings, "HOST", "127.0.0.1")
+        patched.setitem(settings, "PORT", str(proxy.port))
+        if connection.vendor == "postgresql":
+            patched.setitem(settings["OPTIONS"], "sslmode", "disable")
+        yield proxy
+    connection.close()
+
+
+@pytest.mark.promise(5)
+@FATES
+@pytest.mark.parametrize("atomic", [True, False], ids=["atomic", "plain"])
+def test_a_row_whose_completion_was_not_answered_has_its_effect_once(
+    proxy: CommitProxy, work: Callable[..., int], fate: Fate, atomic: bool
+) -> None:
+    """The worker finds out what became of it. Only an atomic handler whose COMMIT did not arrive runs again."""
+    keys = sorted(row.pk for row in make(Photo, 3))
+    ran: list[int] = []
+
+    def measure(photo: Photo) -> None:
+        ran.append(photo.pk)
+        Effect.objects.create(key=str(photo.pk))
+        photo.note = MARK
+
+    proxy.arm(fate, heard=MARK.encode())
+    assert (
+        work(Photo, measure, atomic=atomic, timeout=10, backoff=at_once, update_fields=["note"])
+        == 0
+    )
+    assert proxy.sprung.is_set()
+    assert set(Photo.objects.values_list("status", "note")) == {("complete", MARK)}
+    assert sorted(int(key) for key in Effect.objects.values_list("key", flat=True)) == keys
+    assert len(ran) == 3 + (atomic and fate is withheld)
+
+
+def at_once(failures: int) -> float:
+    return 0
+
+
+def never_answered(sent: bytes, client: Any, server: Any) -> None:
+    """Pass nothing on and close nothing."""
+
+
+@pytest.mark.promise(7)
+def test_a_claim_that_never_commits_keeps_others_from_its_row_for_a_while_only(
+    start_worker: Callable[..., Worker],
+) -> None:
+    """The worker is cut off inside the transaction of its claim, and the server ends it."""
+    jobs(1, f"work:{MARK}")
+    # Under a limit a claim is a transaction, with a lock that all claims of the model wait for.
+    options, limited = ("--in-process", "--lease", "4"), {"max_running": 5}
+    limits = {"TASKCLAIM_TEST_LIMITS": json.dumps(limited)}
+    settings = connection.settings_dict
+    with CommitProxy(settings["HOST"], int(settings["PORT"])) as proxy:
+        there = servers.url_of(settings | {"HOST": "127.0.0.1", "PORT": str(proxy.port)})
+        plain = "?sslmode=disable" if connection.vendor == "postgresql" else ""
+        proxy.arm(never_answered, heard=MARK.encode())
+        start_worker(*options, **limits, DATABASE_URL=there + plain)
+        assert proxy.sprung.wait(60)
+        assert states() == {"open": 1}
+        assert start_worker(*options, "--drain", **limits).wait() == 0
+    assert states() == {"complete": 1}
