@@ -1,0 +1,73 @@
+"""A worker that cannot reach its database, or cannot write there: what its handlers hear, and how often it asks."""
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from django.db import connection
+
+from tests import servers
+from tests.factories import make
+from tests.proxy import HAS_A_SERVER
+from tests.querysets.support import Rival, fresh
+from tests.testapp.models import Photo
+from tests.worker.conftest import Worker, wait_until
+
+#: What keeps all others from writing to the table, and what ends that.
+LOCKS = {
+    "sqlite": ("BEGIN IMMEDIATE", "ROLLBACK"),
+    "postgresql": ("BEGIN; LOCK TABLE testapp_photo IN SHARE MODE", "ROLLBACK"),
+    "mysql": ("LOCK TABLES testapp_photo READ", "UNLOCK TABLES"),
+}
+
+
+@contextlib.contextmanager
+def nobody_can_write() -> Iterator[None]:
+    rival = Rival()
+    lock, unlock = LOCKS[connection.vendor]
+    with contextlib.closing(rival):
+        rival.execute(lock)
+        yield
+        rival.execute(unlock)
+
+
+@pytest.mark.promise(8)
+def test_a_handler_hears_that_its_lease_could_not_be_renewed(work: Callable[..., int]) -> None:
+    """Nobody else has come, so the lease is renewed in the end, and the row completed."""
+    (row,) = make(Photo)
+    heard: list[bool] = []
+
+    def wait_for_the_loss(photo: Photo) -> None:
+        heard.append(photo.claim.lost)
+        with nobody_can_write():
+            heard.append(wait_until(lambda: photo.claim.lost))
+
+    assert work(Photo, wait_for_the_loss, lease=4) == 0
+    assert heard == [False, True]
+    row = fresh(row)
+    assert (row.status, row.attempts, row.iteration) == ("complete", 0, 0)
+
+
+@pytest.mark.promise(12)
+@pytest.mark.skipif(not HAS_A_SERVER, reason="needs a server that is connected to")
+def test_a_database_that_refuses_is_not_asked_without_pause(
+    start_worker: Callable[..., Worker],
+) -> None:
+    """A slow machine asks less often, so the span is long there, too."""
+    asked: list[float] = []
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        away = connection.settings_dict | {"HOST": "127.0.0.1", "PORT": door.getsockname()[1]}
+
+        def refuse() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    door.accept()[0].close()
+                    asked.append(time.monotonic())
+
+        threading.Thread(target=refuse, daemon=True).start()
+        start_worker("--in-process", DATABASE_URL=servers.url_of(away))
+        wait_until(lambda: len(asked) >= 20, what="twenty tries")
+    assert asked[19] - asked[0] > 2
