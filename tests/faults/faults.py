@@ -72,6 +72,10 @@ FAULTS = {
             (TRANSACTIONS, "if durable and belongs_to_the_caller(connection)", "if False"),
             (TRANSACTIONS, "look_again, durable=durable)", "look_again, durable=False)"),
         ),
+        fault(
+            "A slice can be claimed from, and what it leaves out is claimed as well.",
+            (SCOPE, "elif query.is_sliced:", "elif False:"),
+        ),
     ],
     3: [
         fault(
@@ -261,8 +265,12 @@ FAULTS = {
     ],
     14: [
         fault(
-            "A slice can be claimed from, and what it leaves out is claimed as well.",
-            (SCOPE, "elif query.is_sliced:", "elif False:"),
+            "A database that commits nothing by itself is taken without a word.",
+            (
+                "checks/databases.py",
+                'if not connections[alias].settings_dict["AUTOCOMMIT"]:',
+                "if False:",
+            ),
         ),
         fault(
             "A server that isolates transactions too much is taken without a word.",
