@@ -1,0 +1,57 @@
+"""Handlers that think for longer than two leases between two queries: only a transaction may not be idle so long."""
+
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+from django.db import connection
+
+from tests.factories import make
+from tests.proxy import HAS_A_SERVER
+from tests.querysets.support import elsewhere, fresh
+from tests.sessions import other_sessions
+from tests.testapp.models import Effect, Photo
+from tests.worker.conftest import wait_until
+
+pytestmark = pytest.mark.skipif(not HAS_A_SERVER, reason="needs sessions that a server may end")
+
+LEASE = 4
+NUMBER = {"postgresql": "SELECT pg_backend_pid()", "mysql": "SELECT CONNECTION_ID()"}
+
+
+def test_between_two_queries_a_handler_may_think_for_long(work: Callable[..., int]) -> None:
+    (row,) = make(Photo)
+
+    def think(photo: Photo) -> None:
+        Effect.objects.create(key="before")
+        first = photo.expires_at
+        renewed = elsewhere(
+            wait_until, lambda: fresh(row).expires_at > first + timedelta(seconds=3 * LEASE)
+        )
+        renewed.result(240)
+        Effect.objects.create(key="after")
+
+    assert work(Photo, think, lease=LEASE, max_attempts=1) == 0
+    assert fresh(row).status == "complete"
+    assert set(Effect.objects.values_list("key", flat=True)) == {"before", "after"}
+
+
+@pytest.mark.promise(7)
+def test_inside_its_transaction_an_atomic_handler_may_not(work: Callable[..., int]) -> None:
+    """The server ends its session, so that nobody waits for its locks, and the row fails with that error."""
+    (row,) = make(Photo)
+
+    def think(photo: Photo) -> None:
+        Effect.objects.create(key="before")
+        with connection.cursor() as cursor:
+            cursor.execute(NUMBER[connection.vendor])
+            (number,) = cursor.fetchone()
+        ended = elsewhere(wait_until, lambda: number not in other_sessions())
+        ended.result(240)
+        Effect.objects.create(key="after")
+
+    assert work(Photo, think, atomic=True, lease=LEASE, timeout=200, max_attempts=1) == 0
+    row = fresh(row)
+    assert (row.status, row.attempts) == ("failed", 1)
+    assert row.error_class.endswith(("OperationalError", "InternalError"))
+    assert not Effect.objects.exists()
