@@ -33,7 +33,6 @@ EVENTS: Mapping[str, tuple[Any, str]] = {
     "reset": (gettext_lazy("reset"), Status.OPEN.value),
     "paused": (gettext_lazy("paused"), Status.PAUSED.value),
     "resumed": (gettext_lazy("resumed"), Status.OPEN.value),
-    "repaired": (gettext_lazy("repaired"), Status.OPEN.value),
     "pruned": (gettext_lazy("deleted, long after it was complete"), Status.COMPLETE.value),
 }
 

@@ -32,7 +32,6 @@ _NAMES = {
     "release expired": pgettext_lazy("name of an act", "release expired"),
     "take over": pgettext_lazy("name of an act", "take over"),
     "prune": pgettext_lazy("name of an act", "prune"),
-    "repair": pgettext_lazy("name of an act", "repair"),
 }
 
 logger = logging.getLogger("django_taskclaim.control")

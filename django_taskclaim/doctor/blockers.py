@@ -125,12 +125,12 @@ def _expired(seen: Overview) -> Iterator[Finding]:
 
 
 def _endless(seen: Overview) -> Iterator[Finding]:
-    """Name rows that leave their state by a reaper or a repair only."""
+    """Name rows that leave their state by a reaper only."""
     if seen.endless:
         yield Finding.problem(
             f"{capfirst(_at_least(seen, seen.endless))} {_verb(seen.endless, 'is', 'are')} processing without an end of"
-            " the lease: something other than our verbs wrote there.",
-            f"manage.py claimdoctor {seen.model._meta.label} --repair",
+            " the lease: something other than a verb wrote there.",
+            f"manage.py release_expired {seen.model._meta.label}",
         )
 
 

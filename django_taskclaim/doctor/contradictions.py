@@ -1,50 +1,66 @@
-"""Rows in combinations of claim columns that no verb leaves behind: what else has written there, and what helps."""
+"""Rows in combinations of claim columns that no verb leaves behind, and the statement that corrects them."""
 
 from collections.abc import Iterator
+from typing import Any
 
-from django.db import models
+from django.db import connections, models
+from django.db.models import Count, Q
 
+from django_taskclaim.columns import claim_columns
+from django_taskclaim.dialects.inspection import real_name
 from django_taskclaim.doctor.findings import Finding
-from django_taskclaim.querysets import ClaimQuerySet, repairing
+from django_taskclaim.querysets import ClaimQuerySet
+from django_taskclaim.states import Status
 from django_taskclaim.wording import counted
+
+#: By what such a row is: its states, and the columns of which one is set although none may be.
+HELD = ("claimed_by", "claimed_at", "expires_at")
+CONTRADICTIONS = {
+    "open with a holder or a lease": ([Status.OPEN], HELD),
+    "paused with a holder or a lease": ([Status.PAUSED], HELD),
+    "complete or failed with a lease": ([Status.COMPLETE, Status.FAILED], ("expires_at",)),
+}
+ENDLESS = "processing without an end of the lease"
 
 
 def contradictions(model: type[models.Model], alias: str) -> Iterator[Finding]:
-    """Yield what rows of *model* contradict themselves in; reads every row once."""
-    rows: ClaimQuerySet[models.Model] = ClaimQuerySet(model, using=alias)
-    for name, found in repairing.count(rows).items():
-        yield Finding.problem(
-            f"{counted(found, 'row')} of {model._meta.label} {_are(found)} {name}: something that is no verb of ours"
-            " wrote there.",
-            f"manage.py claimdoctor {model._meta.label} --repair",
-        )
-
-
-def repair(model: type[models.Model], alias: str) -> Iterator[tuple[int, str]]:
-    """Put them right, and yield how many rows that were, and what was done to them."""
-    rows: ClaimQuerySet[models.Model] = ClaimQuerySet(model, using=alias)
-    for name, done in rows.repair().items():
-        yield done, f"{counted(done, 'row')} {_were(done)} {name}: {_DONE[name]}."
-
-
-#: What each repair comes to.
-_DONE = dict(
-    zip(
-        (one.name for one in repairing.CONTRADICTIONS),
-        (
-            "put back as if the lease had ended",
-            "open, and held by nobody",
-            "paused, and held by nobody",
-            "the lease is gone",
-        ),
-        strict=True,
+    """Yield how many rows of *model* contradict themselves, and what corrects them; reads every row once."""
+    columns = claim_columns(model)
+    status, expiry = columns.status.name, columns.expires_at.name
+    conditions = {ENDLESS: Q(**{status: Status.PROCESSING.value, f"{expiry}__isnull": True})}
+    for name, (states, roles) in CONTRADICTIONS.items():
+        is_set = Q(_connector=Q.OR, **{f"{_field(columns, r).name}__isnull": False for r in roles})
+        conditions[name] = Q(**{f"{status}__in": states}) & is_set
+    rows: ClaimQuerySet[models.Model] = ClaimQuerySet(columns.owner, using=alias)
+    counts = rows.order_by().aggregate(
+        **{f"found_{n}": Count("pk", filter=one) for n, one in enumerate(conditions.values())}
     )
-)
+    for name, found in zip(conditions, counts.values(), strict=True):
+        if found:
+            yield Finding.problem(
+                f"{counted(found, 'row')} of {model._meta.label} {'is' if found == 1 else 'are'} {name}: something"
+                " other than a verb wrote there.",
+                f"manage.py release_expired {model._meta.label}"
+                if name == ENDLESS
+                else _correction(columns, alias, *CONTRADICTIONS[name]),
+            )
 
 
-def _are(count: int) -> str:
-    return "is" if count == 1 else "are"
+def _field(columns: Any, role: str) -> Any:
+    return getattr(columns, role)
 
 
-def _were(count: int) -> str:
-    return "was" if count == 1 else "were"
+def _correction(columns: Any, alias: str, states: list[Status], roles: tuple[str, ...]) -> str:
+    """Return the UPDATE that takes the holder and the lease off such rows; a held one gets the next iteration."""
+    quote = connections[alias].ops.quote_name
+    names = [quote(real_name(_field(columns, role).column)) for role in roles]
+    assigned = [f"{name} = NULL" for name in names]
+    if roles == HELD:
+        iteration = quote(real_name(columns.iteration.column))
+        assigned.append(f"{iteration} = {iteration} + 1")
+    listed = ", ".join(f"'{state.value}'" for state in states)
+    return (
+        f"UPDATE {quote(columns.owner._meta.db_table)} SET {', '.join(assigned)}"
+        f" WHERE {quote(real_name(columns.status.column))} IN ({listed})"
+        f" AND ({' OR '.join(f'{name} IS NOT NULL' for name in names)});"
+    )

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from django_taskclaim.querysets import pruning as pruning
     from django_taskclaim.querysets import ranges as ranges
     from django_taskclaim.querysets import removing as removing
-    from django_taskclaim.querysets import repairing as repairing
     from django_taskclaim.querysets import results as results
     from django_taskclaim.querysets import scope as scope
     from django_taskclaim.querysets import unreadable as unreadable
@@ -53,7 +52,6 @@ else:
             "pruning",
             "ranges",
             "removing",
-            "repairing",
             "results",
             "scope",
             "unreadable",

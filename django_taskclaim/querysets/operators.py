@@ -63,16 +63,3 @@ class OperatorVerbs(models.QuerySet[M]):
     ) -> tuple[int, dict[str, int]]:
         """``prune`` for async code."""
         return await sync_to_async(self.prune)(older_than=older_than, limit=limit)
-
-    def repair(self) -> dict[str, int]:
-        """Put right what contradicts itself, chunk by chunk, and return how many rows, by what they were.
-
-        Rows that are processing without an end of the lease go back as if it had ended; open and paused ones are held
-        by nobody afterwards, and complete and failed ones have no lease. Rows that are locked are left alone.
-        """
-        self._for_write = True
-        return querysets.repairing.repair(self)
-
-    async def arepair(self) -> dict[str, int]:
-        """``repair`` for async code."""
-        return await sync_to_async(self.repair)()

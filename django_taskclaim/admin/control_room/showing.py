@@ -160,7 +160,6 @@ _DID = {
     "release expired": pgettext_lazy("act", "put back"),
     "take over": pgettext_lazy("act", "took over"),
     "prune": pgettext_lazy("act", "deleted"),
-    "repair": pgettext_lazy("act", "repaired"),
 }
 
 

@@ -5,17 +5,13 @@ from collections.abc import Iterable
 from typing import Any
 
 from django.core.management.base import CommandError
-from django.db import Error, connections
+from django.db import connections
 
-from django_taskclaim.control.acts import record_act
 from django_taskclaim.doctor import Finding, Kind, examine
-from django_taskclaim.doctor.contradictions import repair
 from django_taskclaim.doctor.surroundings import configuration_findings, project_findings
-from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.management.arguments import add_database, add_models, places
-from django_taskclaim.management.base import ClaimCommand, whoami
-from django_taskclaim.querysets.operating import written_before
-from django_taskclaim.wording import counted, first_line
+from django_taskclaim.management.base import ClaimCommand
+from django_taskclaim.wording import counted
 
 _SIGNS = {Kind.PROBLEM: "!!", Kind.NOTE: "..", Kind.FINE: "ok"}
 
@@ -29,13 +25,12 @@ class Command(ClaimCommand):
 Every statement that claims, completes, renews and reaps is explained (EXPLAIN) on the live table exactly as it would
 be sent, and none is run. A sort or a sequential scan is a problem; so is a missing index, which is reported with the
 statement that creates it. The next rows to be claimed or put back are written by way of trial, and that is rolled
-back; those that others have locked are passed over. Nothing is changed but by --repair."""
+back; those that others have locked are passed over. Nothing is changed."""
     in_english = True
     epilog = """examples:
   manage.py claimdoctor                     every claimable model
   manage.py claimdoctor photos.Photo        one model
   manage.py claimdoctor --database replica2
-  manage.py claimdoctor photos.Photo --repair
 
 signs:
   !!  a problem, and below it what to do
@@ -50,12 +45,6 @@ exit codes:
     def add_arguments(self, parser: ArgumentParser) -> None:
         add_models(parser, "the models to examine (default: every claimable model)")
         add_database(parser, "where the router writes each model")
-        parser.add_argument(
-            "--repair",
-            action="store_true",
-            help="first put rows right whose claim columns contradict each other: processing without an end of the"
-            " lease, or anything else with one",
-        )
 
     def handle(self, *, models: list[Any], database: str | None, **options: Any) -> None:
         where = places(models, database)
@@ -70,8 +59,6 @@ exit codes:
             there = [model for model, place in where if place == alias]
             problems += self._report(title, configuration_findings(alias, there))
         for model, alias in where:
-            if options["repair"]:
-                problems += self._repair(model, alias)
             problems += self._report(f"{model._meta.label} on {alias}", examine(model, alias))
         if problems:
             raise CommandError(f"{counted(problems, 'problem')} found.")
@@ -80,23 +67,6 @@ exit codes:
             self.stdout.write(self.style.WARNING(f"No problem found, but nobody works: {told}."))
         else:
             self.stdout.write(self.style.SUCCESS("No problem found."))
-
-    def _repair(self, model: Any, alias: str) -> int:
-        """Put rows right, tell and record it; returns how many problems came of it."""
-        done: list[Finding] = []
-        rows = 0
-        try:
-            for count, told in repair(model, alias):
-                rows += count
-                done.append(Finding.fine(told))
-        except (Error, TaskClaimError) as error:
-            rows += written_before(error)
-            done.append(Finding.problem(f"Rows could not be repaired: {first_line(error)}", ""))
-        if rows:
-            who = whoami()
-            told = " ".join(finding.message for finding in done)
-            record_act(model, "repair", rows=rows, by=who, reason=told, using=alias)
-        return self._report(f"Repaired of {model._meta.label} on {alias}", done)
 
     def _report(self, title: str, findings: Iterable[Finding]) -> int:
         """Write the findings, if there are any, and return how many of them are problems."""

@@ -1,0 +1,41 @@
+"""Rows that something other than a verb wrote: each kind is counted, with a command or a statement that corrects it."""
+
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+from django.db import models
+
+from django_taskclaim.doctor import Kind, examine
+from tests.doctor.support import send
+from tests.factories import make
+from tests.querysets.support import clock, set_raw
+from tests.testapp.models import Child, Photo, PrefixedOwnStatus
+
+pytestmark = pytest.mark.django_db(databases="__all__")
+
+
+def corrections(model: type[models.Model]) -> list[str]:
+    found = [one for one in examine(model, "default") if "other than a verb" in one.message]
+    assert {one.kind for one in found} <= {Kind.PROBLEM}
+    return [one.advice for one in found if "1 row of" in one.message]
+
+
+@pytest.mark.parametrize("model", [Photo, Child, PrefixedOwnStatus])
+def test_each_kind_is_corrected_by_what_the_doctor_prints(model: Any) -> None:
+    endless, held, paused, done = make(model, 4)
+    model.objects.filter(pk=endless.pk).claim_batch(1)
+    set_raw(endless, "expires_at", "NULL")
+    set_raw(held, "claimed_by", "'somebody'")
+    set_raw(paused, "status", "'paused'")
+    set_raw(paused, "claimed_at", clock("-1 HOUR"))
+    set_raw(done, "status", "'complete'")
+    set_raw(done, "expires_at", clock("+1 HOUR"))
+    command, *statements = corrections(model)
+    assert len(statements) == 3
+    assert command == f"manage.py release_expired {model._meta.label}"
+    call_command("release_expired", model._meta.label)
+    for statement in statements:
+        send(statement)
+    assert corrections(model) == []
+    assert model.objects.open().filter(pk__in=[endless.pk, held.pk]).count() == 2
