@@ -1,7 +1,6 @@
 """Two editors who may log in, with their first names as names and passwords: the site listens on loopback alone."""
 
-from django.contrib.auth import get_user_model
-from django.contrib.auth.models import Group, Permission
+from django.contrib.auth.models import Group, Permission, User
 
 from .models import Article
 
@@ -17,11 +16,7 @@ def make_editors() -> list[str]:
         Permission.objects.get(content_type__app_label=app, codename=name) for app, name in names
     )
     for name, first, last in EDITORS:
-        user, created = get_user_model()._default_manager.get_or_create(
-            username=name, defaults={"first_name": first, "last_name": last}
-        )
-        if created:
-            user.set_password(name)
-            user.save()
-        user.groups.add(group)
+        if not User.objects.filter(username=name).exists():
+            User.objects.create_user(name, password=name, first_name=first, last_name=last)
+        group.user_set.add(User.objects.get(username=name))
     return [name for name, _first, _last in EDITORS]

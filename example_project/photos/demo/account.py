@@ -7,17 +7,17 @@ import json
 import random
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
 from typing import Any
 
 from django.conf import settings
 from django.db.models import Count
 
 from django_taskclaim.states import Status
-from photos.claims import RESULTS
-from photos.models import Photo
-from photos.pictures import describe, paint
+from django_taskclaim.switch import paused_by
 
+from ..claims import RESULTS
+from ..models import Photo
+from ..pictures import describe, paint
 from .site import asked
 
 SAMPLE = 200
@@ -30,6 +30,7 @@ class Account:
     def __init__(self, made: int) -> None:
         self.made = made
         self.elapsed = 0.0
+        self.is_paused = False
         self.killed = ""
         self.states: Counter[str] = Counter()
         #: The rows in each state by the process that has, or had, their last claim.
@@ -44,8 +45,9 @@ class Account:
         return self.states[Status.COMPLETE] + self.states[Status.FAILED]
 
     def look(self) -> None:
-        """Read the table in one statement, and what is new in the records."""
+        """Count the rows in one statement, and read what is new in the records."""
         self.elapsed = time.monotonic() - self._began
+        self.is_paused = paused_by(Photo) is not None
         self.states.clear()
         self.processes.clear()
         claims = Photo.objects.values_list("claimed_by", "status").annotate(Count("pk"))
@@ -54,19 +56,21 @@ class Account:
             if holder is not None:
                 # A process claims each batch as <process>#<random>.
                 self.processes[holder.partition("#")[0]][status] += rows
-        for record in self._new_records():
-            if record.get("event") in ("failed", "released", "expired"):
+        self._read_records()
+
+    def _read_records(self) -> None:
+        while (line := self._records.readline()).endswith(b"\n"):
+            record = json.loads(line)
+            is_ours = record.get("model") == Photo._meta.label
+            if is_ours and record["event"] in ("failed", "released", "expired"):
                 for key in record["keys"]:
                     self.reasons[key].append(reason(record))
-
-    def _new_records(self) -> Iterator[dict[str, Any]]:
-        while (line := self._records.readline()).endswith(b"\n"):
-            yield json.loads(line)
         # The rest of a line is still being written.
         self._records.seek(-len(line), 1)
 
     def settle(self) -> list[str]:
-        """Compare what the witnesses say; return what does not add up, a sentence each."""
+        """Compare what the witnesses say when all is over; return what does not add up, a sentence each."""
+        self._read_records()
         missing = self.made - self.finished
         unexplained = worked_twice = 0
         for key, status, iteration in Photo.objects.values_list("pk", "status", "iteration"):
@@ -81,7 +85,7 @@ class Account:
             f"{missing:,} rows are missing.": missing,
             f"{unexplained:,} rows were claimed again for no known reason.": unexplained,
             f"{worked_twice:,} pictures were downloaded more often than claimed.": worked_twice,
-            f"{wrong:,} of {SAMPLE} results are not what their pictures say.": wrong,
+            f"{wrong:,} results are not what their pictures say.": wrong,
         }
         return [sentence for sentence, count in counts.items() if count]
 

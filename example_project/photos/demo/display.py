@@ -35,7 +35,8 @@ def headline(account: Account) -> str:
     """How far, how long and how fast."""
     rate = account.finished / (account.elapsed or 1)
     done = f"{account.finished:,} of {account.made:,} rows"
-    return f"{done} in {clock(account.elapsed)}, {rate:,.0f} rows a second"
+    paused = ", [yellow]paused[/]" if account.is_paused else ""
+    return f"{done} in {clock(account.elapsed)}, {rate:,.0f} rows a second{paused}"
 
 
 def processes(account: Account) -> Table:

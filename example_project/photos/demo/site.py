@@ -13,7 +13,7 @@ from django.core.wsgi import get_wsgi_application
 from django.http import HttpRequest, HttpResponse
 from django.test.testcases import QuietWSGIRequestHandler
 
-from photos.pictures import paint
+from ..pictures import paint
 
 asked: Counter[int] = Counter()
 """How often each picture was asked for."""

@@ -32,7 +32,6 @@ from photos.models import Photo
 
 MODEL = "photos.Photo"
 OUTPUT = settings.VAR_DIR / "claimworker.log"
-INTERRUPTED = 130
 
 
 class Command(BaseCommand):
@@ -72,7 +71,7 @@ class Command(BaseCommand):
         except KeyboardInterrupt:
             raise CommandError(
                 "Stopped; the workers gave back the rows that they had not started.",
-                returncode=INTERRUPTED,
+                returncode=130,
             ) from None
 
     def run(self, rows: int, workers: int, site: str, *, kill: bool, stay: bool) -> None:
