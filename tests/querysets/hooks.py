@@ -23,20 +23,9 @@ def raises(text: str) -> str:
     raise ValueError(f"cannot redact {text}")
 
 
-def exits(text: str) -> str:
-    raise SystemExit(text)
-
-
 def returns_bytes(text: str) -> bytes:
     return text.encode()
 
 
-def returns_nothing(text: str) -> None:
-    return None
-
-
 def adds_what_databases_refuse(text: str) -> str:
     return f"{text}\x00\ud800"
-
-
-not_callable = 5
