@@ -46,14 +46,10 @@ def cancelled(meanwhile: Callable[[], Any], model: Any, options: dict[str, Any])
         rows_claimed.disconnect(hold)
 
 
-@pytest.mark.parametrize(
-    ("model", "options"),
-    [(Photo, {}), (Child, {"claimed_by": "user:17"})],
-    ids=["unnamed", "named"],
-)
-def test_its_rows_go_back_uncounted(model: Any, options: Any) -> None:
-    rows = make(model, 3)
-    cancelled(lambda: None, model, options)
+@pytest.mark.parametrize("options", [{}, {"claimed_by": "user:17"}], ids=["unnamed", "named"])
+def test_its_rows_go_back_uncounted(options: Any) -> None:
+    rows = make(Child, 3)
+    cancelled(lambda: None, Child, options)
     assert [(facts(row).status, facts(row).attempts) for row in rows] == [("open", 0)] * 3
 
 

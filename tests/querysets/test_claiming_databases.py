@@ -3,10 +3,9 @@
 from typing import Any
 
 import pytest
-from django.db import DatabaseError, connection, connections, models, transaction
+from django.db import connection, models, transaction
 
 from django_taskclaim.exceptions import ClaimLost
-from django_taskclaim.signals import rows_completed
 from tests.factories import make
 from tests.querysets.support import facts, fresh
 from tests.testapp.models import Photo
@@ -71,25 +70,6 @@ class TestAliases:
         assert row.claim.token
         assert Photo.objects.using("other").get(pk=1).status == "open"
 
-    @pytest.mark.django_db(transaction=True, databases="__all__")
-    def test_what_the_first_database_has_written_counts_where_the_second_fails(self) -> None:
-        make(Photo)
-        Photo.objects.using("other").create()
-        (there,), (here,) = (
-            Photo.objects.using(alias).claim_batch(1) for alias in ("other", "default")
-        )
-        assert Photo.objects.renew([there, here]) == 2
-        heard: list[Any] = []
-        rows_completed.connect(hear := lambda rows, **facts: heard.extend(rows))
-        try:
-            with connections["other"].execute_wrapper(broken), pytest.raises(DatabaseError):
-                Photo.objects.complete([there, here])
-        finally:
-            rows_completed.disconnect(hear)
-        assert heard == [here]
-        assert facts(here).status == "complete"
-        assert there.claim.check()
-
     def test_nothing_is_ever_decided_from_a_replica(self, reads_go_elsewhere: Any) -> None:
         make(Photo, 4)
         assert not Photo.objects.exists()  # the replica has seen nothing yet
@@ -108,7 +88,3 @@ class TestAliases:
             assert Photo.objects.filter(country="").reset(complete=True) == 2
             assert Photo.objects.filter(country="").pause_rows() == 3
         assert [query["sql"] for query in queries] == []
-
-
-def broken(execute: Any, *statement: Any) -> Any:
-    raise DatabaseError("the disk is full")

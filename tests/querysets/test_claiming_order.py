@@ -83,18 +83,3 @@ def test_an_order_over_a_foreign_key_keeps_rows_that_have_none() -> None:
     ordered = OrderedByForeignKey.objects.order_by(F("author__name").asc(nulls_last=True), "pk")
     assert keys(ordered.claim_batch(3)) == keys(by_name)[:3]
     assert len(OrderedByForeignKey.objects.order_by("author__name").claim_batch(9)) == 2
-
-
-def test_nulls_stand_where_the_order_says() -> None:
-    rows = make(
-        Photo, 4, width=lambda i: [None, 9, None, 5][i], country=lambda i: ["B", "A", "C", "C"][i]
-    )
-    cases: list[tuple[list[Any], list[int]]] = [
-        ([F("width").asc(nulls_last=True), "pk"], [3, 1, 0]),
-        ([F("width").asc(nulls_first=True), "-pk"], [2, 0, 3]),
-        (["country", F("width").desc(nulls_last=True), "pk"], [1, 0, 3]),
-    ]
-    for order, expected in cases:
-        claimed = Photo.objects.order_by(*order).claim_batch(3)
-        assert [keys(rows).index(row.pk) for row in claimed] == expected, order
-        Photo.objects.reset(running=True)

@@ -15,16 +15,13 @@ from django_taskclaim.exceptions import ClaimLost
 from tests.factories import make
 from tests.querysets.completing import claimed, gone, refused
 from tests.querysets.models import (
-    Back,
     ChildArchive,
     Complaint,
     CompositeArchive,
-    Front,
     GrandChild,
     Parcel,
     ParcelArchive,
     Receipt,
-    Sheet,
     Stamp,
 )
 from tests.querysets.support import fresh, lose, stored
@@ -78,19 +75,6 @@ def test_children_go_with_a_claimed_parent_and_parents_with_a_claimed_child(
     assert stored(kept)
     ChildOwnsClaim.objects.complete(claimed(ChildOwnsClaim, 2))
     assert not PlainParent.objects.exists()
-
-
-@BOTH
-def test_parents_under_other_keys_are_found(how: Delete, rule: Rule) -> None:
-    rule(Sheet, completion=how)
-    stays = Back.objects.create()
-    (row,) = claimed(Sheet, 1)
-    assert row.front_key != row.back_key
-    Front.objects.create()
-    row.claim.complete()
-    assert not Sheet.objects.exists()
-    assert list(Back.objects.all()) == [stays]
-    assert Front.objects.count() == 1
 
 
 def test_a_row_that_others_refer_to_stays_claimed_without_cascade(
