@@ -11,26 +11,11 @@ from django.test.utils import CaptureQueriesContext
 
 from tests import servers
 
-server_key = pytest.StashKey[str]()
 
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Stop the run at once where ``DATABASE_URL`` names a server that does not answer."""
-    if hasattr(config, "workerinput"):
-        return  # the controlling process has looked already
-    try:
-        config.stash[server_key] = server_version()
-    except connections["default"].Database.Error as error:
-        raise pytest.UsageError(
-            f"DATABASE_URL names {servers.public_url()}, and no database answers there: {error}"
-        ) from error
-
-
-def pytest_report_header(config: pytest.Config) -> list[str]:
+def pytest_report_header() -> list[str]:
     import django_taskclaim
 
-    version = config.stash.get(server_key, "")
-    return [f"database: {version}", f"django_taskclaim: {django_taskclaim.__path__[0]}"]
+    return [f"database: {server_version()}", f"django_taskclaim: {django_taskclaim.__path__[0]}"]
 
 
 #: How many tests that start processes pytest-xdist may run side by side: they wait more than they compute.

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from django.core.exceptions import ImproperlyConfigured
 
@@ -49,13 +49,6 @@ def url_of(settings: dict[str, Any]) -> str:
         user += ":" + quote(settings["PASSWORD"], safe="")
     host = quote(settings["HOST"], safe="") + (f":{settings['PORT']}" if settings["PORT"] else "")
     return f"{scheme}://{user}@{host}/{name}"
-
-
-def public_url() -> str:
-    """Return the URL in use without its password, for messages."""
-    url = database_url()
-    password = urlsplit(url).password
-    return url.replace(f":{password}@", ":…@") if password else url
 
 
 def sqlite_file() -> str:

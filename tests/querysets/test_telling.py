@@ -21,36 +21,28 @@ from django_taskclaim.signals import (
     rows_released,
 )
 from tests.factories import make
-from tests.querysets.support import facts, fresh, lose
+from tests.querysets.support import facts, fresh, keys, lose
 from tests.testapp.models import Child, Photo, PhotoProxy
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-Heard = list[tuple[str, Any, list[Any]]]
+Heard = list[tuple[Signal, Any, list[Any]]]
 
-SIGNALS: dict[str, Signal] = {
-    "claimed": rows_claimed,
-    "completed": rows_completed,
-    "failed": rows_failed,
-    "released": rows_released,
-    "lost": claim_lost,
-}
+SIGNALS: list[Signal] = [rows_claimed, rows_completed, rows_failed, rows_released, claim_lost]
 
 
 @pytest.fixture
 def heard() -> Iterator[Heard]:
-    """Collect what a receiver of every signal hears: its name, the model, the keys."""
+    """Collect what a receiver of every signal hears: the signal, the model, the keys."""
     found: Heard = []
-    receivers = []
-    for name, signal in SIGNALS.items():
 
-        def receiver(name: str = name, **facts: Any) -> None:
-            found.append((name, facts["sender"], [row.pk for row in facts["rows"]]))
+    def receiver(signal: Signal, sender: Any, rows: Any, **_: Any) -> None:
+        found.append((signal, sender, keys(rows)))
 
-        receivers.append(receiver)
+    for signal in SIGNALS:
         signal.connect(receiver)
     yield found
-    for signal, receiver in zip(SIGNALS.values(), receivers, strict=True):
+    for signal in SIGNALS:
         signal.disconnect(receiver)
 
 
@@ -62,30 +54,27 @@ def claimed(model: Any, n: int = 1) -> list[Any]:
 
 @pytest.mark.parametrize("model", [PhotoProxy, Child])
 def test_every_change_of_state_sends_one_signal_with_its_rows(model: Any, heard: Heard) -> None:
+    """The written and the lost rows of one call are signalled apart, and nothing that was rolled back is."""
     model.objects.claim_batch(1)
-    rows = claimed(model, 4)
-    keys = [row.pk for row in rows]
-    model.objects.complete(rows[:2])
+    rows = claimed(model, 5)
+    model.objects.filter(pk=rows[1].pk).take_back()
+    with pytest.raises(ClaimLost):
+        model.objects.complete(rows[:3])
     model.objects.complete([])
-    model.objects.fail(rows[2], "no")
-    rows[3].claim.release()
-    assert heard == [
-        ("claimed", model, keys),
-        ("completed", model, keys[:2]),
-        ("failed", model, keys[2:3]),
-        ("released", model, keys[3:]),
-    ]
-
-
-def test_a_signal_is_sent_after_the_commit_and_never_of_what_was_rolled_back(heard: Heard) -> None:
-    (row,) = claimed(Photo)
-    heard.clear()
+    model.objects.fail(rows[3], "no")
+    before = len(heard)
     for undone in (True, False):
         with transaction.atomic():
-            row.complete()
-            assert heard == []
+            rows[4].claim.release()
+            assert len(heard) == before
             transaction.set_rollback(undone)
-    assert [name for name, _, _ in heard] == ["completed"]
+    assert heard == [
+        (rows_claimed, model, keys(rows)),
+        (rows_completed, model, keys([rows[0], rows[2]])),
+        (claim_lost, model, keys(rows[1:2])),
+        (rows_failed, model, keys(rows[3:4])),
+        (rows_released, model, keys(rows[4:])),
+    ]
 
 
 @pytest.mark.parametrize("how", ["complete", "renew", "delete", "save", "bulk_update"])
@@ -101,21 +90,9 @@ def test_a_loss_is_signalled_and_logged_once(
     for _ in range(2):
         with pytest.raises(ClaimLost):
             write()
-    assert heard[:1] == [("lost", Child, [late.pk])]
+    assert heard[:1] == [(claim_lost, Child, [late.pk])]
     (record,) = [one for one in caplog.records if one.levelno == logging.WARNING]
     assert str(late.pk) in record.getMessage()
-
-
-def test_the_written_and_the_lost_rows_of_one_call_are_signalled_apart(heard: Heard) -> None:
-    rows = claimed(Photo, 3)
-    Photo.objects.filter(pk=rows[1].pk).reset(running=True)
-    heard.clear()
-    with pytest.raises(ClaimLost):
-        Photo.objects.complete(rows)
-    assert heard == [
-        ("completed", Photo, [rows[0].pk, rows[2].pk]),
-        ("lost", Photo, [rows[1].pk]),
-    ]
 
 
 def test_a_receiver_that_raises_stops_nothing_with_autocommit_or_without() -> None:
