@@ -10,7 +10,7 @@ from django.db import connection
 
 from django_taskclaim import take
 from tests.proxy import commits  # noqa: F401
-from tests.querysets.support import DEADLINE, elsewhere
+from tests.querysets.support import DEADLINE, elsewhere, execute
 from tests.taking.models import Letter, Line
 
 #: How each database makes a table with a sequence that is no primary key.
@@ -21,22 +21,12 @@ COLUMNS_OF_LINE = {
 }
 
 
-@contextmanager
-def table_of_lines(columns: str) -> Iterator[None]:
-    with connection.cursor() as cursor:
-        cursor.execute(f"CREATE TABLE taking_line ({columns})")
-    try:
-        yield
-    finally:
-        with connection.cursor() as cursor:
-            cursor.execute("DROP TABLE taking_line")
-
-
 @pytest.fixture
 def lines(transactional_db: None) -> Iterator[list[Line]]:
     """Six lines of a log whose table has no primary key."""
-    with table_of_lines(COLUMNS_OF_LINE[connection.vendor]):
-        yield Line.objects.bulk_create([Line(seq=n, text=f"line {n}") for n in range(1, 7)])
+    execute(f"CREATE TABLE taking_line ({COLUMNS_OF_LINE[connection.vendor]})")
+    yield Line.objects.bulk_create([Line(seq=n, text=f"line {n}") for n in range(1, 7)])
+    execute("DROP TABLE taking_line")
 
 
 @pytest.fixture

@@ -60,7 +60,6 @@ def test_no_row_is_handed_to_two(options: dict[str, Any]) -> None:
     [
         (Letter, {}),
         (Letter, {"update": {"text": "sent"}}),
-        (Letter, {"cascade": True}),
         (CompositeKey, {}),
     ],
 )
