@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.core.management import load_command_class
 from django.db import models
 from django.db.migrations.autodetector import MigrationAutodetector
 from django.db.migrations.state import ModelState, ProjectState
@@ -178,12 +177,3 @@ def test_the_example_and_each_way_to_declare_the_link_work() -> None:
         field = eval(code, known)
         field.remote_field.related_name = "+"
         assert ids(declare(name=f"Told{number}", source=field)) == []
-
-
-def test_the_options_of_the_command_are_all_on_the_page() -> None:
-    def options(app: str, command: str) -> set[str]:
-        parser = load_command_class(app, command).create_parser("manage.py", command)
-        return {word for action in parser._actions for word in action.option_strings}
-
-    own = options("django_taskclaim", "claimpopulate") - options("django.core", "check")
-    assert set(re.findall(r"^\| `(--[a-z-]+)", TEXT, re.MULTILINE)) == own | {"--database"}

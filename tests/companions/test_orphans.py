@@ -3,9 +3,8 @@
 from typing import Any
 
 import pytest
-from django.core.management import call_command
 from django.core.management.base import CommandError
-from django.db import connection, models
+from django.db import models
 
 from django_taskclaim.sources import load_sources
 from tests.commands import run
@@ -69,7 +68,6 @@ def test_the_command_populates_and_removes_orphans() -> None:
         (["claimpopulate", "sources.PageTask", "--chunk", "0"], "'0'"),
         # A worker that is asked for a source names what works on it.
         (["claimworker", "sources.Page"], "sources.PageTask"),
-        (["claimworker", "sources.Task"], "sources.TaskAudit"),
         (["claimworker", "testapp.IntSource"], "testapp.IntRange"),
     ],
 )
@@ -78,22 +76,3 @@ def test_wrong_usage_is_one_sentence_with_code_2(words: list[str], sentence: str
         run(*words)
     assert sentence in str(caught.value)
     assert caught.value.returncode == 2
-
-
-@pytest.mark.once
-def test_a_stopped_command_tells_what_stays() -> None:
-    """After Ctrl-C between two chunks the next call adds the rest."""
-    make_sources(PageTask, 10)
-
-    def stop_at_the_second(send: Any, sql: str, *args: Any) -> Any:
-        if sql.startswith("INSERT") and PageTask.objects.exists():
-            raise KeyboardInterrupt
-        return send(sql, *args)
-
-    with (
-        connection.execute_wrapper(stop_at_the_second),
-        pytest.raises(CommandError, match="4 rows added") as caught,
-    ):
-        call_command("claimpopulate", "sources.PageTask", "--chunk", "4")
-    assert caught.value.returncode == 130
-    assert "Added 6 rows" in run("claimpopulate", "sources.PageTask", "--chunk", "4")

@@ -6,10 +6,8 @@ from typing import Any
 
 import pytest
 from django.db import IntegrityError, connection, models, transaction
-from django.test.utils import isolate_apps
 
-from django_taskclaim.models import SourceMixin, TaskMixin
-from tests.companions.app.models import FarPage, FarTask, Line, Page, PageTask, Task, TaskAudit
+from tests.companions.app.models import FarTask, Line, Page, PageTask, Task, TaskAudit
 from tests.companions.conftest import make_sources
 from tests.locks import waits_for_a_lock
 from tests.querysets.support import DEADLINE, at_once, elsewhere, wait_for
@@ -129,40 +127,3 @@ def test_what_another_constraint_refuses_is_an_error() -> None:
 def test_anything_but_a_filtered_queryset_of_the_source_is_refused(wrong: Any) -> None:
     with pytest.raises(TypeError, match=r"populate\(\) of sources\.PageTask"):
         PageTask.objects.populate(wrong())
-
-
-@pytest.mark.once
-def test_sources_are_read_where_handlers_will_look_for_them() -> None:
-    make_sources(FarTask, 2)
-    with pytest.raises(ValueError, match="reads from 'default'"):
-        FarTask.objects.populate(FarPage.objects.using("default"))
-    assert FarTask.objects.populate(FarPage.objects.all()) == 2
-
-
-@pytest.mark.django_db(transaction=True)
-@pytest.mark.skipif(connection.vendor != "mysql", reason="needs collations that cannot be compared")
-@isolate_apps("tests.companions.app")
-def test_a_link_has_the_collation_that_its_text_key_names() -> None:
-    class Old(models.Model):
-        code = models.CharField(primary_key=True, max_length=20, db_collation="latin1_swedish_ci")
-
-        class Meta:
-            app_label = "sources"
-
-    class OldTask(SourceMixin, TaskMixin):
-        source = models.OneToOneField(Old, models.DO_NOTHING, db_constraint=False)
-
-        class Meta:
-            app_label = "sources"
-
-    with connection.schema_editor() as editor:
-        for model in (Old, OldTask):
-            editor.create_model(model)
-    try:
-        Old.objects.bulk_create([Old(code="a"), Old(code="b")])
-        assert OldTask.objects.populate(Old.objects.filter(code="a")) == 1
-        assert OldTask.objects.populate(Old.objects.all()) == 1
-    finally:
-        with connection.schema_editor() as editor:
-            for model in (OldTask, Old):
-                editor.delete_model(model)

@@ -1,19 +1,12 @@
-"""Real workers over companions, and the migration that drops companions when all is done."""
+"""Real workers over companions."""
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
 
 import pytest
-from django.apps import apps
 from django.db import connection
-from django.db.migrations import DeleteModel, Migration, RemoveField
-from django.db.migrations.state import ProjectState
 
-from django_taskclaim.operations import NotComplete, RequireComplete
-from django_taskclaim.testing import run_due
-from tests.companions.app import apps as tables
 from tests.companions.app.models import FarPage, FarTask, Line, LineTask, Page, PageCheck, PageTask
 from tests.companions.conftest import make_sources
 from tests.querysets.support import held_open
@@ -71,54 +64,3 @@ def test_every_kind_of_companion_is_drained_after_a_kill(
     assert LineTask.objects.failed().get().error_class.endswith("SourceGone")
     assert FarTask.objects.progress().complete == 20
     assert FarTask.objects.exclude(title="").count() == 19
-
-
-@pytest.fixture
-def tables_come_back() -> Iterator[None]:
-    """What the migration drops is there for the next test."""
-    yield
-    there = set(connection.introspection.table_names())
-    with connection.schema_editor() as editor:
-        if Page._meta.db_table in there:
-            editor.delete_model(Page)
-    tables._made.clear()
-    tables.empty_tables("default")
-
-
-def drop_all() -> None:
-    """Run the migration that drops both companions and the column which they have made needless."""
-    state = ProjectState.from_apps(apps)
-    for model in (Page, PageTask, PageCheck):
-        # To the tests they are somebody else's; here they are what migrations made.
-        state.models["sources", model._meta.model_name or ""].options["managed"] = True
-    migration = Migration("0002_drop", "sources")
-    migration.operations = [
-        RequireComplete("sources.PageTask", every_source=True),
-        RequireComplete("sources.PageCheck", every_source=True),
-        DeleteModel("PageTask"),
-        DeleteModel("PageCheck"),
-        RemoveField("page", "title"),
-    ]
-    with connection.schema_editor(atomic=migration.atomic) as editor:
-        migration.apply(state, editor)
-
-
-@pytest.mark.usefixtures("tables_come_back")
-def test_companions_are_dropped_by_a_migration_once_all_is_done() -> None:
-    """Nothing is dropped before both are complete, and every source has its row."""
-    make_sources(PageTask, 5)
-    for companion in (PageTask, PageCheck):
-        with pytest.raises(NotComplete, match=rf"sources\.{companion.__name__}|sources\.Page"):
-            drop_all()
-        companion.objects.populate(Page.objects.all())
-        run_due(companion)
-    Page.objects.create(slug="late", title="has come since")
-    with pytest.raises(NotComplete, match=r"1 row of sources\.Page"):
-        drop_all()
-    Page.objects.filter(slug="late").delete()
-    drop_all()
-    there: Any = connection.introspection.table_names()
-    assert not {PageTask._meta.db_table, PageCheck._meta.db_table} & set(there)
-    with connection.cursor() as cursor:
-        table = connection.introspection.get_table_description(cursor, Page._meta.db_table)
-    assert "title" not in {column.name for column in table}

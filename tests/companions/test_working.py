@@ -65,23 +65,6 @@ def test_the_source_carries_the_claim_of_its_companion(handled: Handled) -> None
     assert own.claim.check()
 
 
-def test_a_coroutine_gets_the_source_and_process_gets_the_companion(
-    handled: Handled, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    audits(1)
-    seen: list[Any] = []
-    monkeypatch.setattr(TaskAudit, "process", seen.append, raising=False)
-    assert run_due(TaskAudit).completed == 1
-    TaskAudit.objects.reset(complete=True)
-
-    async def note(task: Task) -> None:
-        seen.append(task)
-
-    handled(note)
-    assert run_due(TaskAudit).completed == 1
-    assert [type(one) for one in seen] == [TaskAudit, Task]
-
-
 def test_the_sources_of_a_batch_are_loaded_in_one_query_from_their_database() -> None:
     FarTask.objects.populate(make_sources(FarTask, 5))
     rows = FarTask.objects.claim_batch(5)
@@ -102,19 +85,6 @@ def test_a_batch_handler_answers_by_sources_or_their_keys(handled: Handled) -> N
     run_due(TaskAudit)
     states = dict(TaskAudit.objects.values_list("source", "status"))
     assert states == {keys[0]: "complete", keys[1]: "failed"}
-
-
-def test_a_composite_link_reads_like_a_foreign_key() -> None:
-    line = Line.objects.create(page_id="p", number=1, text="x")
-    other = Line.objects.create(page_id="p", number=2)
-    made = LineTask.objects.create(source=line)
-    assert (made.source_page_id, made.source_number) == ("p", 1)
-    assert LineTask.objects.populate(Line.objects.all()) == 1
-    assert LineTask.objects.get(source__text="x") == made
-    assert LineTask.objects.get(source=other).source == other
-    joined = LineTask.objects.select_related("source").order_by("pk")
-    assert [row.source for row in joined] == [line, other]
-    assert LineTask.objects.filter(source__text="x").claim_batch(5) == [made]
 
 
 # Results
