@@ -47,8 +47,3 @@ def test_a_block_runs_and_does_what_it_says(source: str) -> None:
         unregister(PhotoRange)
     (wanted,) = [effect for name, effect in EFFECTS.items() if name in names]
     assert Photo.objects.filter(**wanted).count() == 20
-
-
-def test_every_handler_of_the_page_is_run() -> None:
-    assert all(f"def {name}(" in TEXT for name in EFFECTS)
-    assert TEXT.count("@handler(PhotoRange)") == len(EFFECTS)

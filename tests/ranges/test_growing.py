@@ -113,25 +113,6 @@ def test_a_key_that_was_only_taken_from_the_sequence_is_waited_for() -> None:
 
 
 @postgresql
-@pytest.mark.django_db(transaction=True)
-def test_a_transaction_between_the_two_phases_of_its_commit_is_waited_for() -> None:
-    with connection.cursor() as cursor:
-        cursor.execute("SHOW max_prepared_transactions")
-        if cursor.fetchone()[0] == "0":
-            pytest.skip("the server prepares no transactions")
-    name = f"'{connection.settings_dict['NAME']}'"
-    with late(lambda: log(3), lambda: execute(f"PREPARE TRANSACTION {name}")):
-        log(1, 5)
-        early = work_off()
-    # It has ended, and nobody can see its row yet.
-    early += work_off()
-    execute(f"COMMIT PREPARED {name}")
-    assert early == 0
-    assert work_off() == 1
-    assert list(LogSource.objects.values_list("counter", flat=True)) == [1, 1, 1]
-
-
-@postgresql
 @pytest.mark.django_db(transaction=True, databases="__all__")
 def test_what_cannot_add_rows_holds_up_nothing() -> None:
     """Transactions of other databases, and those that began after the keys were read."""
@@ -161,20 +142,6 @@ def test_a_model_says_how_long_its_writers_may_take(monkeypatch: pytest.MonkeyPa
     assert work_off() == 1
 
 
-@pytest.mark.django_db
-def test_no_act_of_an_operator_makes_a_range_due_that_waits(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(LogRange, "settle_after", 3600)
-    log(1)
-    LogRange.objects.plan()
-    LogRange.objects.fail_rows("not yet")
-    assert LogRange.objects.reset() == 1
-    LogRange.objects.pause_rows()
-    assert LogRange.objects.resume_rows() == 1
-    assert LogRange.objects.claim_batch(1) == []
-
-
 @pytest.mark.skipif(
     connection.vendor == "sqlite", reason="one writer sees what others have committed, or fails"
 )
@@ -192,7 +159,7 @@ def test_a_transaction_that_does_not_see_commits_is_refused(
             execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         else:
             monkeypatch.setattr(connection, "isolation_level", "repeatable read")
-        for what in (LogRange.objects.plan, lambda: next(range_.rows()), lambda: range_.advance(1)):
+        for what in (LogRange.objects.plan, lambda: next(range_.rows())):
             with pytest.raises(RuntimeError, match="does not see what they commit"):
                 what()
     assert not LogRange.objects.exists()
@@ -247,11 +214,3 @@ def test_a_drain_needs_no_plan_and_ends_although_the_source_grows() -> None:
         writer.result(DEADLINE)
     assert LogSource.objects.filter(counter=1).count() >= 205
     assert not LogSource.objects.filter(counter__gt=1).exists()
-
-
-@pytest.mark.django_db(transaction=True)
-def test_a_drain_of_a_part_of_the_ranges_plans_none_and_ends() -> None:
-    """It would wait for ever for ranges that it does not take."""
-    log(1)
-    drain(LogRange, "--filter", "rows_planned=5")
-    assert not LogRange.objects.exists()

@@ -66,15 +66,6 @@ def test_each_row_is_worked_on_once_over_any_kind_of_key(ranges: Any) -> None:
     assert sum(ranges.objects.values_list("rows_done", flat=True)) == 40
 
 
-def test_a_complete_range_begins_again_after_a_reset() -> None:
-    planned(8, chunk_size=4)
-    work_through(IntRange)
-    assert IntRange.objects.reset(complete=True) == 2
-    work_through(IntRange, 3)
-    assert counters(IntRange) == {2}
-    assert set(IntRange.objects.values_list("rows_done", flat=True)) == {4}
-
-
 @pytest.mark.promise(3)
 def test_a_lost_claim_rolls_back_the_chunk() -> None:
     """A holder that comes back late writes nothing."""
@@ -181,19 +172,6 @@ def test_source_rows_may_select_by_what_the_work_changes(monkeypatch: pytest.Mon
     monkeypatch.setattr(IntRange, "source_rows", undone)
     work_through(IntRange, 4)
     assert counters(IntRange) == {1}
-
-
-def test_chunks_follow_the_order_of_keys_and_may_delete_their_rows() -> None:
-    planned(10)
-    expected = keys()
-    range_ = claimed(IntRange)
-    seen = []
-    for rows in range_.rows(3):
-        seen += [row.pk for row in rows.order_by("pk")]
-        rows.delete()
-    range_.claim.complete()
-    assert seen == expected
-    assert IntRange.objects.get().rows_done == 10
 
 
 def test_the_size_of_chunks_follows_the_time_that_they_take() -> None:
