@@ -10,8 +10,8 @@ from asgiref.sync import async_to_sync, sync_to_async
 from django.db import connection
 
 from django_taskclaim import named_lease, synchronized
-from django_taskclaim.exceptions import ClaimLost, LeaseUnavailable
-from tests.leases.support import expire, held_by_another_thread, is_held, renewer_threads, stored
+from django_taskclaim.exceptions import LeaseUnavailable
+from tests.leases.support import held_by_another_thread, is_held, renewer_threads, stored
 from tests.querysets.support import DEADLINE, wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -48,19 +48,6 @@ def test_tasks_of_one_loop_keep_each_other_out_and_wait_without_blocking() -> No
     assert run() == ["first", "second"]
     assert not is_held("report")
     wait_for(lambda: not renewer_threads())
-
-
-def test_a_loss_is_raised() -> None:
-    @async_to_sync
-    async def run() -> None:
-        async with named_lease("report", lease=600) as held:
-            await sync_to_async(expire)("report")
-            async with named_lease("report"):
-                with pytest.raises(ClaimLost):
-                    await held.acheck()
-
-    with pytest.raises(ClaimLost):
-        run()
 
 
 def test_an_async_function_is_synchronized() -> None:

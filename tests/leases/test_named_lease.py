@@ -63,14 +63,6 @@ def test_a_block_holds_the_lease_and_gives_it_back() -> None:
     assert len({token.holder for token in tokens}) == 3
 
 
-def test_the_lease_is_as_long_as_asked_or_as_the_setting_says() -> None:
-    for options, seconds in (({"lease": 30}, 30), ({"lease": timedelta(minutes=2)}, 120), ({}, 70)):
-        with override_settings(TASKCLAIM={"LEASE": 70}), named_lease("report", **options):
-            row = stored("report")
-            # Two readings of the clock in one statement.
-            assert abs((row.expires_at - row.claimed_at).total_seconds() - seconds) < 1
-
-
 @pytest.mark.promise(1)
 def test_of_eight_who_ask_at_once_one_gets_the_lease() -> None:
     """For a new name, and after its lease has expired."""
@@ -153,15 +145,6 @@ def test_waiting_ends_when_the_lease_is_given_back() -> None:
             named_lease("report", wait=timedelta(seconds=DEADLINE)) as held,
         ):
             assert held.check()
-
-
-def test_waiting_ends_when_the_lease_of_a_silent_holder_ends() -> None:
-    with ends_lost("report", lease=600) as silent:
-        set_moment("report", "expires_at", "+2 SECOND")
-        ends = stored("report").expires_at
-        with named_lease("report", wait=DEADLINE) as held:
-            assert stored("report").claimed_at >= ends
-            assert held.token.iteration == silent.token.iteration + 1
 
 
 def test_waiting_has_an_end() -> None:

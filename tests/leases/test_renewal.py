@@ -1,20 +1,19 @@
 """The background that keeps a lease alive, and what a holder hears when it cannot."""
 
 import os
-import socket
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
-from django.db import connection, connections
+from django.db import connection
 
 from django_taskclaim import named_lease
 from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.models import NamedLease
 from tests.leases.support import ends_lost, is_held, renewer_threads, stored
-from tests.proxy import HAS_A_SERVER, CommitProxy
+from tests.proxy import HAS_A_SERVER
 from tests.querysets.support import DEADLINE, elsewhere, held_open, wait_for
 from tests.sessions import end_sessions
 
@@ -135,34 +134,4 @@ def test_a_short_hindrance_costs_no_lease() -> None:
         with nothing_can_be_written():
             # False: not now, and not lost either.
             assert held.renew() is False
-        assert held.renew()
-
-
-def silent(sent: bytes, client: socket.socket, server: socket.socket) -> None:
-    """Pass nothing on and close nothing."""
-
-
-@pytest.mark.promise(8)
-@pytest.mark.skipif(
-    not connections.settings["default"]["PORT"], reason="needs a server reached over TCP"
-)
-def test_a_server_that_does_not_answer_is_noticed_before_the_lease_ends(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The renewer hangs in its statement; the block hears of it all the same."""
-    settings: Any = connections.settings["default"]
-    with (
-        CommitProxy(settings["HOST"], int(settings["PORT"])) as proxy,
-        ends_lost("report", lease=6) as held,
-        monkeypatch.context() as patched,
-    ):
-        # The connection of this thread is there already; that of the renewer will be made now.
-        patched.setitem(settings, "HOST", "127.0.0.1")
-        patched.setitem(settings, "PORT", proxy.port)
-        wait_for_renewal(held)
-        proxy.arm(silent)
-        wait_for_loss(held)
-        assert proxy.sprung.is_set()
-    wait_for(lambda: not renewer_threads())
-    with named_lease("report", lease=60) as held:
         assert held.renew()

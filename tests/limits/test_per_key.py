@@ -78,17 +78,6 @@ def test_keys_that_a_collation_takes_for_one_are_counted_apart(rule: Rule) -> No
     assert Photo.objects.claim_batch(6) == []
 
 
-@pytest.mark.usefixtures("strategy")
-def test_several_limits_hold_together(rule: Rule) -> None:
-    rule(Photo, limit_per={"country": 3, "counter": 2}, max_running=3)
-    make(Photo, 8, country=lambda i: "AAAAAABB"[i], counter=lambda i: i % 2)
-    found = Photo.objects.claim_batch(8)
-    assert Counter(row.counter for row in found) == {0: 2, 1: 1}
-    assert Photo.objects.claim_batch(8) == []
-    rule(Photo, limit_per={"country": 3, "counter": 2})
-    assert countries([*found, *Photo.objects.claim_batch(8)]) == {"A": 3, "B": 1}
-
-
 def test_what_a_person_holds_comes_back_and_counts(rule: Rule) -> None:
     rule(Photo, limit_per={"country": 2})
     make(Photo, 8, country=lambda i: "AB"[i // 4])

@@ -130,16 +130,6 @@ def test_a_child_obeys_its_parent_and_may_order_by_its_own_columns(rule: Rule) -
     assert Child.objects.claim_batch(3) == [rows[1]]
 
 
-def test_people_keep_to_it(rule: Rule) -> None:
-    rule(Photo, serial_by="country")
-    rows = photos("AAB")
-    for _ in range(2):
-        mine = Photo.objects.claim_batch(5, claimed_by="user:17", include_held=True)
-        assert [rows.index(row) for row in mine] == [0, 2]
-    why = Photo.objects.why_empty("user:18")
-    assert (why.limited, why.held, why.ready) == (1, 2, 0)
-
-
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.skipif(not ROW_LOCKS, reason="needs row locks")
 @pytest.mark.usefixtures("strategy")
