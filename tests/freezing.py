@@ -47,6 +47,18 @@ def offspring(pid: int) -> list[int]:
     return found
 
 
+def worker_children(pid: int) -> list[int]:
+    """Return the living processes that do the work of a supervisor."""
+    found = []
+    for child in offspring(pid):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            words = Path(f"/proc/{child}/cmdline").read_bytes()
+            # With setproctitle its command line is a title.
+            if b"spawn_main" in words or b": child " in words:
+                found.append(child)
+    return found
+
+
 def stat(folder: Path) -> list[str]:
     """Return what /proc says of a process or thread, from its state on."""
     return (folder / "stat").read_text().rpartition(")")[2].split()

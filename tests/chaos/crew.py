@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.freezing import offspring, stat
+from tests.freezing import stat, worker_children
 
 CLOCKS = Path(__file__).with_name("clocks")
 A_DAY = 86400
@@ -45,10 +45,8 @@ class Worker:
         """Return the process that holds the rows, the worker's child or itself; LookupError while there is none."""
         if self.seat.in_process and self.alive:
             return self.process.pid
-        for pid in offspring(self.process.pid):
-            words = Path(f"/proc/{pid}/cmdline").read_bytes()
-            if b"spawn_main" in words or b": child " in words:
-                return pid
+        if children := worker_children(self.process.pid):
+            return children[0]
         raise LookupError("its child has not started yet")
 
     def tell_where_it_is(self) -> None:

@@ -1,7 +1,6 @@
 """What the handlers of ``tests.testapp.claims`` do: the act that a job names is a function here."""
 
 import ctypes
-import logging
 import os
 import threading
 import time
@@ -28,10 +27,6 @@ def work(job: Job, detail: str) -> None:
 
 def fail(job: Job, detail: str) -> None:
     raise ValueError(f"job {job.pk} {detail}")
-
-
-def forget(job: Job, detail: str) -> None:
-    job.note = "seen"
 
 
 def permanent(job: Job, detail: str) -> None:
@@ -75,6 +70,12 @@ def sleep(job: Job, detail: str) -> None:
 def stay(job: Job, detail: str) -> None:
     """Run for as long as the row says so, that is until a test writes another act into it."""
     while Job.objects.filter(pk=job.pk, act=job.act).exists():
+        time.sleep(0.05)
+
+
+def until(job: Job, detail: str) -> None:
+    """Run until the file that the test has named is there, whatever the database does."""
+    while not os.path.exists(os.environ["TASKCLAIM_TEST_END"]):
         time.sleep(0.05)
 
 
@@ -165,14 +166,6 @@ def busy(job: Job, detail: str) -> None:
     pause = {"postgresql": "pg_sleep", "mysql": "SLEEP", "sqlite": "pause"}[connection.vendor]
     with connection.cursor() as cursor:
         cursor.execute(f"SELECT {pause}(%s)", [float(detail)])
-
-
-def shout(job: Job, detail: str) -> None:
-    """Log to standard error until nobody reads it any more, and this thread waits for somebody who does."""
-    log = logging.getLogger("django_taskclaim")
-    log.addHandler(logging.StreamHandler())
-    while True:
-        log.error("Look here! " * 100)
 
 
 def hook(job: Job, detail: str) -> None:

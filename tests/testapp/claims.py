@@ -5,7 +5,6 @@ import json
 import multiprocessing
 import os
 import time
-from collections.abc import Iterator
 from typing import Any
 
 from django.db import OperationalError, transaction
@@ -95,7 +94,7 @@ def do_atomically(job: AtomicJob) -> None:
 
 @handler(BatchJob, completion=completion_of("BatchJob"), batch=True, **OPTIONS)
 def do_together(jobs: list[BatchJob]) -> Any:
-    """Note each call in the ledger, with the number of rows, and answer in the way that the first row says."""
+    """Note each call in the ledger, with the number of rows, and answer for each row."""
     for job in jobs:
         acts.note(job, f"{len(jobs)} rows")
     for job in jobs:
@@ -108,14 +107,12 @@ def do_together(jobs: list[BatchJob]) -> Any:
         job.counter += 1
     if all(job.act == "work" for job in jobs):
         return None
-    answers = {"mapping": as_mapping, "pairs": as_pairs, "nonsense": lambda jobs: 7}
-    return answers.get(jobs[0].act, as_mapping)(jobs)
+    return as_mapping(jobs)
 
 
 SAID: dict[str, Any] = {
     "work": None,
     "mapping": None,
-    "pairs": None,
     "value": ValueError("not this one"),
     "permanent": Permanent,
     "later": RetryLater(0.1, "come back"),
@@ -125,12 +122,6 @@ SAID: dict[str, Any] = {
 
 def as_mapping(jobs: list[BatchJob]) -> Any:
     return {job.pk: said(job) for job in jobs if job.act != "unmentioned"}
-
-
-def as_pairs(jobs: list[BatchJob]) -> Iterator[Any]:
-    for job in jobs:
-        if job.act != "unmentioned":
-            yield (job, said(job)) if said(job) else job
 
 
 def said(job: BatchJob) -> Any:
@@ -178,19 +169,11 @@ async def do_asynchronously(job: AsyncJob) -> None:
         await asyncio.sleep(float(detail))
     elif act == "block":
         time.sleep(float(detail))
-    elif act == "block_below":
-        await asyncio.gather(asyncio.sleep(0), asyncio.create_task(block(float(detail))))
     elif act == "fail":
         raise ValueError(f"job {job.pk}")
     elif act == "complete":
         await job.claim.acomplete()
-    elif act == "forget":
-        acts.forget(job, detail)
     job.counter += 1
-
-
-async def block(seconds: float) -> None:
-    time.sleep(seconds)
 
 
 @handler(LogRange)

@@ -1,5 +1,6 @@
 """Real workers in real processes on the test database."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from django.core.management import call_command
 
 from django_taskclaim.handlers import handler, unregister
 from tests import jsonlog
+from tests.freezing import stat, worker_children
 from tests.testapp.models import Job
 
 
@@ -57,28 +59,16 @@ class Worker:
 
     def children(self) -> list[int]:
         """Return the pids of living worker processes below this one."""
-        found = []
-        for folder in Path("/proc").glob("[0-9]*"):
-            try:
-                parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
-                words = (folder / "cmdline").read_bytes()
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            # With setproctitle its command line is a title.
-            if int(parent) == self.pid and (b"spawn_main" in words or b": child " in words):
-                found.append(int(folder.name))
-        return found
+        return worker_children(self.pid)
 
     def session(self) -> list[int]:
         """Return the pids of every living process that this one has started, or that those have."""
         found = []
         for folder in Path("/proc").glob("[0-9]*"):
-            try:
-                fields = (folder / "stat").read_text().rpartition(")")[2].split()
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            if int(fields[3]) == self.pid and fields[0] != "Z":
-                found.append(int(folder.name))
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                fields = stat(folder)
+                if int(fields[3]) == self.pid and fields[0] != "Z":
+                    found.append(int(folder.name))
         return found
 
     def events(self, *names: str) -> list[dict[str, Any]]:
@@ -90,26 +80,6 @@ class Worker:
         ]
 
 
-#: Run first, it makes the file TASKCLAIM_TEST_BEGUN once the command has begun, and holds stop signals. The masks in
-#: /proc would not tell: the kernel lifts them while ``sigtimedwait`` waits.
-NOTE_THE_BEGIN = """
-import os
-from django_taskclaim.worker import stop_signals
-
-def hold_and_note(hold=stop_signals.hold_stop_signals):
-    hold()
-    open(os.environ["TASKCLAIM_TEST_BEGUN"], "w").close()
-
-stop_signals.hold_stop_signals = hold_and_note
-"""
-
-MAIN = """
-import sys
-from django.core.management import execute_from_command_line
-execute_from_command_line(["manage.py", *sys.argv[2:]])
-"""
-
-
 @pytest.fixture
 def start_worker(process_env: dict[str, str], tmp_path: Path) -> Iterator[Callable[..., Worker]]:
     """Start ``claimworker testapp.Job`` with more options; what still runs at the end of the test is killed."""
@@ -117,12 +87,8 @@ def start_worker(process_env: dict[str, str], tmp_path: Path) -> Iterator[Callab
     env = process_env | {"TASKCLAIM_TEST_LOG": str(log), "TASKCLAIM_TEST_REAPER_INTERVAL": "0.5"}
     started: list[Worker] = []
 
-    def start(*options: str, model: str = "testapp.Job", first: str = "", **more: str) -> Worker:
-        """*first* is Python that the supervisor's process, not its children's, runs before anything else."""
-        program = ["-m", "django"]
-        if first:
-            program = ["-c", f"{first}\n{MAIN}", "--"]
-        words = [sys.executable, *program, "claimworker", *model.split(), "--poll", "0.2"]
+    def start(*options: str, model: str = "testapp.Job", **more: str) -> Worker:
+        words = [sys.executable, "-m", "django", "claimworker", *model.split(), "--poll", "0.2"]
         process = subprocess.Popen(
             [*words, *options],
             env=env | more,

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from asgiref.sync import sync_to_async
 
 from django_taskclaim import handler
 from django_taskclaim.handlers import unregister
@@ -37,18 +36,12 @@ def copy_each(given: Any) -> None:
         save_as_copy(photo)
 
 
-async def copy_async(photo: Photo) -> None:
-    await sync_to_async(save_as_copy)(photo)
-
-
 @pytest.mark.parametrize(
     ("options", "function"),
     [
         pytest.param({}, copy_each, id="row"),
         pytest.param({"batch": True}, copy_each, id="batch"),
         pytest.param({"atomic": True}, copy_each, id="atomic"),
-        pytest.param({"atomic": True, "batch": True}, copy_each, id="atomic batch"),
-        pytest.param({}, copy_async, id="async"),
     ],
 )
 def test_the_row_that_was_claimed_is_done(
@@ -72,18 +65,3 @@ def test_results_of_a_copy_fail_the_row(register: Callable[..., Any]) -> None:
     row = fresh(photo)
     assert (row.status, row.url) == ("failed", photo.url)
     assert "copy.copy()" in row.last_error
-
-
-def test_the_halves_of_a_batch_get_the_rows_themselves(register: Callable[..., Any]) -> None:
-    seen = []
-
-    @register(batch=True, batch_size=2)
-    def copy_and_raise(photos: list[Photo]) -> None:
-        seen.append([photo.pk for photo in photos])
-        if len(photos) == 2:
-            save_as_copy(photos[0])
-            raise ValueError("not together")
-
-    first, second = (photo.pk for photo in make(Photo, 2))
-    assert run_due(Photo, limit=2) == Ran(completed=2)
-    assert seen == [[first, second], [first], [second]]

@@ -73,33 +73,6 @@ def test_a_frozen_child_lets_it_age(start_worker: Start, tmp_path: Path) -> None
     wait_for_a_touch(path)
 
 
-@pytest.mark.long
-def test_a_thread_that_hangs_lets_it_age(start_worker: Start, tmp_path: Path) -> None:
-    """The process lives, and yet no work is done."""
-    path = tmp_path / "alive"
-    jobs(1, "hang")
-    jobs(1)
-    worker = start_worker("--health-file", str(path), "--in-process", "--batch-size", "1")
-    wait_until(lambda: touched(path))
-    wait_until_it_ages(path)
-    assert worker.process.poll() is None
-
-
-@pytest.mark.long
-def test_a_handler_that_has_overrun_lets_it_age(start_worker: Start, tmp_path: Path) -> None:
-    """While another row has its grace period the process is still there, and is not well."""
-    path = tmp_path / "alive"
-    jobs(1, "stay")
-    worker = start_worker(
-        *("--health-file", str(path), "--in-process", "--threads", "2", "--grace", "600"),
-        TASKCLAIM_TEST_TIMEOUT="5",
-    )
-    wait_until(lambda: touched(path))
-    jobs(1, "stay")
-    wait_until_it_ages(path)
-    assert worker.process.poll() is None
-
-
 def test_a_file_that_has_contents_is_refused(tmp_path: Path) -> None:
     """It is left as it is, and nothing starts."""
     precious = tmp_path / "manage.py"

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -26,7 +27,6 @@ pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 Start = Callable[..., Worker]
 
 needs_server = pytest.mark.skipif(not HAS_A_SERVER, reason="needs a server behind a network")
-MODES = pytest.mark.parametrize("mode", [[], ["--in-process"]], ids=["supervised", "in-process"])
 
 
 @contextlib.contextmanager
@@ -57,11 +57,15 @@ def test_workers_outlive_their_sessions(start_worker: Start) -> None:
 @needs_server
 @pytest.mark.promise(8, 12)
 @pytest.mark.parametrize("way", ["refuse", pytest.param("hang", marks=pytest.mark.long)])
-def test_a_row_that_runs_through_an_outage_is_kept(start_worker: Start, way: str) -> None:
+def test_a_row_that_runs_through_an_outage_is_kept(
+    start_worker: Start, tmp_path: Path, way: str
+) -> None:
     """The worker gives its lease up before the end, renews it before the reaper looks, and claims again."""
     with proxied() as (env, tell):
-        (key,) = jobs(1, "sleep:15")
-        worker = start_worker("--in-process", "--lease", "4", **env)
+        (key,) = jobs(1, "until")
+        end = tmp_path / "end"
+        env["TASKCLAIM_TEST_END"] = str(end)
+        worker = start_worker("--in-process", "--lease", "10", **env)
         wait_until(Ledger.objects.exists)
         tell(way)
         (lost,) = wait_until(lambda: worker.events("lost"), what="the worker gives its lease up")
@@ -69,6 +73,7 @@ def test_a_row_that_runs_through_an_outage_is_kept(start_worker: Start, way: str
         wait_until(Job.objects.expired().exists)
         tell("pass")
         jobs(1)
+        end.touch()
         wait_until(lambda: states() == {"complete": 2})
         assert worker.process.poll() is None
     job = Job.objects.get(pk=key)
@@ -208,10 +213,11 @@ def silent() -> Iterator[tuple[dict[str, str], Callable[[], Any]]]:
 
 @pytest.mark.long
 @pytest.mark.promise(11, 12)
-@pytest.mark.parametrize(("act", "code"), [("work", 0), ("sleep:3600", 1)], ids=["idle", "busy"])
-@MODES
+@pytest.mark.parametrize(
+    ("act", "code", "mode"), [("work", 0, ["--in-process"]), ("sleep:3600", 1, [])]
+)
 def test_a_stop_while_the_database_is_silent(
-    start_worker: Start, silent: Any, mode: list[str], act: str, code: int
+    start_worker: Start, silent: Any, act: str, code: int, mode: list[str]
 ) -> None:
     """No answer is waited for; the code is 1 where a row was cut short."""
     env, silence = silent
@@ -227,14 +233,11 @@ def test_a_stop_while_the_database_is_silent(
 
 
 @pytest.mark.promise(11, 12)
-@MODES
-def test_a_worker_starts_and_stops_where_no_database_answers(
-    start_worker: Start, mode: list[str]
-) -> None:
+def test_a_worker_starts_and_stops_where_no_database_answers(start_worker: Start) -> None:
     away = connection.settings_dict | {"HOST": "127.0.0.1", "PORT": servers.free_port()}
     if connection.vendor == "sqlite":
         away["NAME"] = "/nowhere/at/all.sqlite3"
-    worker = start_worker("--grace", "1", *mode, DATABASE_URL=servers.url_of(away))
+    worker = start_worker("--grace", "1", DATABASE_URL=servers.url_of(away))
     wait_until(lambda: worker.events("trouble"), what="it has tried")
     os.kill(worker.pid, signal.SIGTERM)
     assert worker.wait() == 0

@@ -37,14 +37,6 @@ def test_a_worker_does_all_others_and_names_those_refused(start_worker: Start) -
         assert not worker.events("trouble", "failed")
 
 
-def test_a_drain_ends_with_3_where_refused_rows_are_left(start_worker: Start) -> None:
-    made = jobs(20)
-    freeze(made[0])
-    with refused(Job):
-        assert start_worker("--in-process", "--drain").wait() == 3
-    assert states() == {"complete": 19, "open": 1}
-
-
 @pytest.mark.promise(8)
 def test_a_refused_renewal_costs_no_other_row_its_lease(start_worker: Start) -> None:
     made = jobs(4, "stay")

@@ -80,13 +80,6 @@ def test_a_handler_may_end_the_claim_itself(start_worker: Start, model: str) -> 
     assert (summary["done"], summary["failed"]) == (4, 4)
 
 
-@pytest.mark.once
-def test_a_worker_takes_no_more_rows_than_it_may(start_worker: Start) -> None:
-    jobs(20)
-    assert start_worker("--max-rows", "13", "--batch-size", "5", "--in-process").wait() == 0
-    assert states() == {"complete": 13, "open": 7}
-
-
 @pytest.mark.promise(8)
 def test_rows_run_longer_than_their_lease(start_worker: Start) -> None:
     """Renewal keeps a row that runs, and those that wait in its batch, also beside a model with a longer lease."""
@@ -137,7 +130,7 @@ def test_a_row_past_its_timeout_is_failed(start_worker: Start) -> None:
     """Its process is replaced, and the rows behind it are done."""
     jobs(1, "sleep:600", priority=1)
     jobs(2)
-    worker = start_worker("--drain", TASKCLAIM_TEST_TIMEOUT="6", TASKCLAIM_TEST_ATTEMPTS="1")
+    worker = start_worker("--drain", TASKCLAIM_TEST_TIMEOUT="10", TASKCLAIM_TEST_ATTEMPTS="1")
     assert worker.wait() == 0
     assert states() == {"complete": 2, "failed": 1}
     assert "ran longer" in Job.objects.failed().get().last_error
@@ -169,16 +162,3 @@ def test_a_drain_names_the_row_that_it_waits_for(start_worker: Start) -> None:
     assert said["keys"] == [str(held.pk)]
     held.claim.complete()
     assert worker.wait() == 0
-
-
-@pytest.mark.once
-def test_a_claim_grows_with_quick_rows_and_shrinks_with_slow_ones(start_worker: Start) -> None:
-    """A claim asks for what takes about a second by the times that the worker has logged."""
-    jobs(70, "sleep:0.2", priority=1)
-    jobs(400)
-    worker = start_worker("--drain", "--in-process", "--threads", "4")
-    assert worker.wait() == 0
-    first, second, *more = (event["rows"] for event in worker.events("claimed"))
-    # Quick rows would have to take as long as the slow ones sleep for the claims not to grow.
-    assert second < first
-    assert second < max(more)

@@ -21,19 +21,6 @@ pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 Start = Callable[..., Worker]
 
 HOUR = ("--lease", "3600")
-MODES = pytest.mark.parametrize("mode", [[], ["--in-process"]], ids=["supervised", "in-process"])
-
-#: Run in the supervisor, it lets a stop signal come at the moment when multiprocessing unblocks it.
-STOP_AT_THE_FIRST_START = """
-import os, signal
-from multiprocessing import resource_tracker
-
-def ensure_running(ensure_running=resource_tracker.ensure_running):
-    os.kill(os.getpid(), signal.SIGTERM)
-    ensure_running()
-
-resource_tracker.ensure_running = ensure_running
-"""
 
 
 def finish_what_runs() -> None:
@@ -42,27 +29,37 @@ def finish_what_runs() -> None:
 
 @pytest.mark.promise(11)
 @pytest.mark.parametrize(
-    ("mode", "send"),
-    [
-        pytest.param([], lambda worker: worker.signal(signal.SIGTERM), id="SIGTERM"),
-        pytest.param([], lambda worker: os.killpg(worker.pid, signal.SIGINT), id="Ctrl-C"),
-        pytest.param(["--in-process"], lambda one: one.signal(signal.SIGINT), id="in-process"),
-    ],
+    ("mode", "number"),
+    [([], signal.SIGTERM), (["--in-process"], signal.SIGINT)],
+    ids=["supervised", "in-process"],
 )
-def test_a_stop_gives_back_what_has_not_started(
-    start_worker: Start, mode: list[str], send: Callable[[Worker], None]
+def test_a_stop_gives_back_what_has_not_started_and_a_second_signal_the_rest(
+    start_worker: Start, mode: list[str], number: int
 ) -> None:
-    """Waiting rows are open again, uncounted, while one row still runs; that row finishes, and the code is 0."""
+    """Waiting rows are open again, uncounted, while one row still runs; it has an hour, and is not waited for."""
     jobs(6, "stay")
-    worker = start_worker(*HOUR, "--batch-size", "6", "--grace", "600", *mode)
+    worker = start_worker(*HOUR, "--batch-size", "6", "--grace", "3600", *mode)
     wait_until(Ledger.objects.exists)
-    send(worker)
+    worker.signal(number)
+    wait_until(lambda: states() == {"open": 5, "processing": 1}, what="five rows given back")
+    worker.signal(number)
+    assert worker.wait() == 1
+    assert states() == {"open": 6}
+    assert set(Job.objects.values_list("attempts", flat=True)) == {0}
+    assert Ledger.objects.count() == 1
+
+
+@pytest.mark.promise(11)
+def test_a_row_that_ends_in_its_grace_period_is_complete(start_worker: Start) -> None:
+    """After Ctrl-C, which the whole group hears. A drain that was asked to stop ends with 0, though work is left."""
+    jobs(6, "stay")
+    worker = start_worker(*HOUR, "--drain", "--batch-size", "6", "--grace", "600")
+    wait_until(Ledger.objects.exists)
+    os.killpg(worker.pid, signal.SIGINT)
     wait_until(lambda: states() == {"open": 5, "processing": 1}, what="five rows given back")
     finish_what_runs()
     assert worker.wait() == 0
     assert states() == {"open": 5, "complete": 1}
-    assert set(Job.objects.values_list("attempts", flat=True)) == {0}
-    assert Ledger.objects.count() == 1
 
 
 @pytest.mark.promise(11)
@@ -74,21 +71,6 @@ def test_the_grace_period_ends_what_still_runs(start_worker: Start) -> None:
     worker.signal(signal.SIGTERM)
     assert worker.wait() == 1
     assert states() == {"open": 1}
-
-
-@pytest.mark.promise(11)
-@MODES
-def test_a_second_signal_gives_everything_back(start_worker: Start, mode: list[str]) -> None:
-    """The worker does not wait for the grace period of an hour."""
-    jobs(3, "stay")
-    worker = start_worker(*HOUR, "--grace", "3600", "--batch-size", "3", *mode)
-    wait_until(Ledger.objects.exists)
-    worker.signal(signal.SIGTERM)
-    wait_until(lambda: states() == {"open": 2, "processing": 1})
-    worker.signal(signal.SIGTERM)
-    assert worker.wait() == 1
-    assert states() == {"open": 3}
-    assert set(Job.objects.values_list("attempts", flat=True)) == {0}
 
 
 @pytest.mark.promise(11)
@@ -114,7 +96,8 @@ def test_a_row_that_its_handler_has_locked_goes_back(start_worker: Start) -> Non
 @pytest.mark.promise(11)
 def test_a_stop_while_children_start_claims_nothing(start_worker: Start) -> None:
     jobs(3)
-    worker = start_worker("--processes", "2")
+    # A child has to start before it can end, and nobody knows how long that takes.
+    worker = start_worker("--processes", "2", "--grace", "600")
     wait_until(worker.children, what="a child")
     worker.signal(signal.SIGTERM)
     assert worker.wait() == 0
@@ -123,43 +106,17 @@ def test_a_stop_while_children_start_claims_nothing(start_worker: Start) -> None
 
 @pytest.mark.long
 @pytest.mark.promise(11)
-def test_a_stop_at_the_start_of_the_first_child_is_heeded(start_worker: Start) -> None:
-    """multiprocessing unblocks the signal there; the signal kills nobody."""
-    jobs(1)
-    assert start_worker(first=STOP_AT_THE_FIRST_START).wait() == 0
-    assert states() == {"open": 1}
-
-
-@pytest.mark.long
-@pytest.mark.promise(11)
-@MODES
-def test_a_stop_at_any_moment_of_the_start_leaves_nothing(
-    start_worker: Start, mode: list[str]
-) -> None:
+def test_a_stop_at_any_moment_of_the_start_leaves_nothing(start_worker: Start) -> None:
     """Only before the command's first line may the signal end the process as signals do."""
     jobs(400, "sleep:0.02")
     for tenths in range(0, 24, 3):
-        worker = start_worker("--batch-size", "5", *mode)
+        worker = start_worker("--batch-size", "5", "--grace", "600")
         wait_until(lambda since=worker.began + tenths / 10: time.time() > since)
         worker.signal(signal.SIGTERM)
         assert worker.wait() in (0, -signal.SIGTERM)
         wait_until(lambda worker=worker: not worker.session(), what="nobody is left")
         assert states().get("processing") is None
     assert set(Job.objects.values_list("attempts", flat=True)) == {0}
-
-
-@pytest.mark.once
-def test_signals_around_the_end_change_no_exit_code(start_worker: Start) -> None:
-    """Signals come until the process is gone; the code is that of the work."""
-    jobs(1, "stay")
-    worker = start_worker("--once", "--grace", "600")
-    wait_until(Ledger.objects.exists)
-    worker.signal(signal.SIGTERM)
-    finish_what_runs()
-    wait_until(lambda: states() == {"complete": 1})
-    while worker.process.poll() is None:
-        worker.signal(signal.SIGTERM)
-    assert worker.wait() == 0
 
 
 @pytest.mark.promise(11)
@@ -205,32 +162,6 @@ def test_children_of_a_killed_supervisor_leave(start_worker: Start) -> None:
     assert Ledger.objects.count() == 2
 
 
-@pytest.mark.long
-@pytest.mark.promise(7)
-def test_a_child_whose_log_nobody_reads_ends_with_its_supervisor(start_worker: Start) -> None:
-    """Standard error is a full pipe, and each thread that logs waits for ever."""
-    jobs(1, "shout")
-    worker = start_worker("--lease", "2")
-    wait_until(Job.objects.expired().exists, what="the process cannot even renew")
-    worker.signal(signal.SIGKILL)
-    worker.wait()
-    wait_until(lambda: not worker.session(), what="all are gone")
-
-
-@pytest.mark.long
-@pytest.mark.promise(7)
-def test_children_that_start_when_their_supervisor_is_killed_claim_nothing(
-    start_worker: Start,
-) -> None:
-    jobs(50)
-    worker = start_worker("--processes", "2")
-    wait_until(worker.children, what="a child")
-    worker.signal(signal.SIGKILL)
-    worker.wait()
-    wait_until(lambda: not worker.session(), what="all are gone")
-    assert states() == {"open": 50}
-
-
 # The switch
 
 
@@ -256,21 +187,6 @@ def test_a_pause_and_a_resume_are_noticed(start_worker: Start) -> None:
     worker.signal(signal.SIGTERM)
     assert worker.wait() == 0
     assert set(Job.objects.values_list("attempts", flat=True)) == {0}
-
-
-@pytest.mark.once
-@pytest.mark.promise(11)
-def test_a_stop_of_a_paused_drain_is_0(start_worker: Start) -> None:
-    """The code 3 is for a drain that ends by itself."""
-    jobs(2, "stay")
-    worker = start_worker("--drain", "--batch-size", "2", "--grace", "600")
-    wait_until(Ledger.objects.exists)
-    pause(Job)
-    worker.signal(signal.SIGTERM)
-    wait_until(lambda: states() == {"open": 1, "processing": 1})
-    finish_what_runs()
-    assert worker.wait() == 0
-    assert states() == {"complete": 1, "open": 1}
 
 
 # Wrong usage

@@ -1,13 +1,10 @@
 """Children that die or hang: the supervisor replaces them, and gives up where none can be kept alive."""
 
-import os
 import signal
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from tests.testapp.models import Job
 from tests.worker.conftest import Worker, jobs, states, wait_until
 
 pytestmark = [pytest.mark.long, pytest.mark.django_db(transaction=True, databases="__all__")]
@@ -32,24 +29,6 @@ def test_a_child_that_dies_before_it_is_ready_is_tried_five_times(start_worker: 
     assert states() == {"open": 1}
 
 
-def test_a_stop_is_heeded_between_two_tries(start_worker: Start) -> None:
-    worker = start_worker(TASKCLAIM_TEST_STILLBORN="7")
-    wait_until(lambda: errors(worker))
-    worker.signal(signal.SIGTERM)
-    assert worker.wait() == 0
-
-
-@pytest.mark.promise(10)
-def test_rows_that_kill_their_process_do_not_end_the_worker(start_worker: Start) -> None:
-    """However many processes die at work, another one takes over at once."""
-    jobs(7, "die", priority=1)
-    (good,) = jobs(1)
-    worker = start_worker("--batch-size", "1", "--lease", "3600")
-    wait_until(lambda: Job.objects.get(pk=good).status == "complete")
-    assert worker.process.poll() is None
-    assert len([text for text in errors(worker) if "died with code 9" in text]) > 5
-
-
 @pytest.mark.promise(7)
 def test_a_child_whose_thread_hangs_is_replaced(start_worker: Start) -> None:
     """It would never do any work again; its rows go back as those of a dead child."""
@@ -62,22 +41,4 @@ def test_a_child_whose_thread_hangs_is_replaced(start_worker: Start) -> None:
     wait_until(lambda: states() == {"complete": 2})
     assert any("hangs" in text for text in errors(worker))
     worker.signal(signal.SIGTERM)
-    assert worker.wait() == 0
-
-
-def test_processes_have_titles_where_setproctitle_is_installed(start_worker: Start) -> None:
-    pytest.importorskip("setproctitle")
-    worker = start_worker("--processes", "2")
-
-    def titles() -> list[str]:
-        files = [Path(f"/proc/{pid}/cmdline") for pid in (worker.pid, *worker.children())]
-        return sorted(one.read_bytes().strip(b"\0").decode() for one in files)
-
-    expected = [
-        "claimworker: child worker-1, testapp.Job",
-        "claimworker: child worker-2, testapp.Job",
-        "claimworker: supervisor, testapp.Job",
-    ]
-    wait_until(lambda: titles() == expected)
-    os.killpg(worker.pid, signal.SIGTERM)
     assert worker.wait() == 0

@@ -3,23 +3,18 @@
 import logging
 from collections.abc import Callable, Iterator
 from copy import deepcopy
-from decimal import Decimal
 from typing import Any
 
 import pytest
-from django.db import connection
-from django.test.utils import CaptureQueriesContext
 
 from django_taskclaim import handler, handlers
 from django_taskclaim.completion import Archive
 from django_taskclaim.handlers import handler_for, unregister
 from django_taskclaim.policy import policy_for, set_policy
 from django_taskclaim.testing import run_due
-from tests.companions.app.models import Page, PageTask
 from tests.factories import make
 from tests.querysets.models import ChildArchive, EveryField, Parcel
 from tests.testapp.models import Photo
-from tests.worker.conftest import Worker, jobs
 
 Said = Callable[[], list[tuple[str, list[str]]]]
 
@@ -77,7 +72,6 @@ FORMS: dict[str, tuple[Any, dict[str, Any]]] = {
     "async": (set_width_async, {}),
     "batch": (set_widths, {"batch": True}),
     "atomic": (set_width, {"atomic": True, "timeout": 5}),
-    "atomic batch": (set_widths, {"batch": True, "atomic": True, "timeout": 5}),
 }
 
 
@@ -179,15 +173,6 @@ def test_a_value_that_was_changed_in_place(register: Any, said: Said, settings: 
     assert run_due(Parcel).failed == 3
 
 
-def test_a_handler_that_saves_costs_no_query(register: Any, settings: Any) -> None:
-    settings.TASKCLAIM = {"FAIL_UNSAVED": True}
-    register(Photo, save_all)
-    make(Photo, 5)
-    with CaptureQueriesContext(connection) as queries:
-        assert run_due(Photo).completed == 5
-    assert not [q for q in queries if "LIMIT 1" in q["sql"] and "note" in q["sql"]]
-
-
 @pytest.mark.parametrize(
     ("completion", "lost"),
     [
@@ -212,73 +197,11 @@ def test_what_becomes_of_the_row_decides(
     assert said() == ([("WARNING", lost)] if lost else [])
 
 
-@pytest.mark.parametrize("completion", ["mark", "delete"])
-def test_a_companion_and_its_source(
-    completion: Any, register: Any, said: Said, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The source stays when its companion goes, and what was set on it is lost."""
-    Page.objects.bulk_create([Page(slug=str(n), title="two words") for n in range(3)])
-    PageTask.objects.populate(Page.objects.all())
-
-    def do(page: Any) -> None:
-        page.words, page.title = 2, "changed"
-
-    register(PageTask, do, update_fields=["words"], completion=completion)
-    assert run_due(PageTask).completed == 3
-    assert said() == [("WARNING", ["title"])]
-
-
-def test_a_verb_of_the_handlers_own(register: Any, said: Said) -> None:
-    """What it completes itself is warned of; what it gives back is done again."""
-
-    def do(photo: Any) -> None:
-        set_width(photo)
-        photo.claim.complete() if photo.counter else photo.claim.release(delay=60)
-
-    make(Photo, 1)
-    register(Photo, do)
-    run_due(Photo)
-    assert said() == []
-    make(Photo, 1, counter=1)
-    run_due(Photo)
-    assert said() == [("WARNING", ["note", "width"])]
-
-
-def test_a_value_that_cannot_be_compared(register: Any, said: Said) -> None:
-    """As an array of numpy's, whose ``==`` has no truth value."""
-
-    class Odd:
-        def __eq__(self, other: object) -> bool:
-            raise ValueError("ambiguous")
-
-        __hash__ = None  # type: ignore[assignment]
-
-    def do(photo: Any) -> None:
-        photo.note = Odd()
-
-    make(Photo, 1)
-    register(Photo, do)
-    assert run_due(Photo).completed == 1
-    assert said() == [("WARNING", ["note"])]
-
-
-@pytest.mark.once
-@pytest.mark.django_db(transaction=True)
-def test_a_real_worker_says_so_once(start_worker: Callable[..., Worker]) -> None:
-    jobs(20, "forget")
-    worker = start_worker("--drain", "--in-process", "--threads", "2")
-    assert worker.wait() == 0
-    (event,) = worker.events("unsaved")
-    assert (event["level"], event["columns"]) == ("WARNING", ["note"])
-
-
 @pytest.mark.parametrize(
     ("column", "value"),
     [
         ("facts", {1: "int key", "points": [(1, 2)]}),
-        ("amount", Decimal("1.23456")),
         ("amount", 1.23456),
-        ("blob", bytearray(b"x")),
         ("moment", "2024-01-02T03:04:05Z"),
     ],
 )
