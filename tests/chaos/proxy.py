@@ -2,8 +2,8 @@
 
 ``python -m tests.chaos.proxy HOST PORT`` prints the port it listens on and obeys one word a line on standard input:
 ``pass``; ``delay`` every packet; ``hang`` (what is sent goes nowhere, both ways); ``refuse`` new connections; ``reset``
-those there are; ``swallow`` the server's answer to the next COMMIT, and cut that connection. For each answer that it
-swallowed it prints ``swallowed``. It ends with its standard input.
+those there are; ``swallow`` the server's answer to the next COMMIT, and cut that connection. It ends with its standard
+input.
 """
 
 import asyncio
@@ -75,7 +75,6 @@ class Proxy:
                         committing = asks_to_commit(packet)
                     elif self.swallowing and (committing or COMMITTED.search(packet)):
                         self.swallowing = False
-                        print("swallowed", flush=True)
                         break
                     sink.write(packet)
             for writer in both:
@@ -130,11 +129,6 @@ class ProxyProcess:
     def tell(self, word: str) -> None:
         self._process.stdin.write(f"{word}\n")
         self._process.stdin.flush()
-
-    def swallow(self) -> None:
-        """Let the next COMMIT's answer vanish, and return once that has happened."""
-        self.tell("swallow")
-        assert self._process.stdout.readline() == "swallowed\n"
 
 
 if __name__ == "__main__":
