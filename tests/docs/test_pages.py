@@ -198,21 +198,14 @@ def links_of(page: Path) -> list[tuple[str, Path, str]]:
     return found
 
 
-@pytest.mark.parametrize("page", DOCUMENTS, ids=lambda page: str(page.relative_to(ROOT)))
-def test_what_a_page_links_to_exists(page: Path) -> None:
+def test_what_a_page_links_to_exists() -> None:
     missing = [
-        link
+        f"{page.name}: {link}"
+        for page in DOCUMENTS
         for link, target, anchor in links_of(page)
         if not target.exists() or (anchor and anchor not in anchors(target))
     ]
     assert missing == []
-
-
-def test_every_page_can_be_reached() -> None:
-    contents = TEXTS[documents.DOCS / "index.md"].splitlines()
-    listed = {documents.DOCS / f"{line}.md" for line in contents}
-    linked = {target for page in DOCUMENTS for _link, target, _anchor in links_of(page)}
-    assert set(DOCUMENTS) - linked - listed <= {README, documents.DOCS / "index.md"}
 
 
 def test_each_guarantee_names_tests_that_exist() -> None:
@@ -223,10 +216,3 @@ def test_each_guarantee_names_tests_that_exist() -> None:
         named = re.findall(r"`(tests/[\w/.]+)`", tests)
         assert named, promise
         assert [name for name in named if not (ROOT / name).exists()] == []
-
-
-def test_the_readme_is_short_and_ci_finds_its_line() -> None:
-    assert len(TEXTS[README].splitlines()) <= 200
-    lines = [line for line in TEXTS[README].splitlines() if re.search(r"\.venv/bin/tox *$", line)]
-    assert [line for line in lines if line == line.lstrip()] == lines
-    assert len(lines) == 1

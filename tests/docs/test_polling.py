@@ -80,15 +80,3 @@ def work(model: Any) -> None:
             with transaction.atomic():
                 assert handler.call(part) is None
                 handler.complete(part)
-
-
-@pytest.mark.once
-def test_each_kind_of_table_has_its_page() -> None:
-    """Each page has the costs, and what happens when a worker dies."""
-    linked = re.findall(r"\]\(([\w-]+\.md)\)", (FOLDER / "README.md").read_text(encoding="utf-8"))
-    assert sorted(linked) == [page.name for page in PAGES]
-    assert len(PAGES) == 7
-    for page in PAGES:
-        text = page.read_text(encoding="utf-8")
-        assert "**What it costs.**" in text
-        assert "**When a worker dies**" in text

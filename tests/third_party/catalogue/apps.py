@@ -1,5 +1,0 @@
-from oscar.apps.catalogue import apps
-
-
-class CatalogueConfig(apps.CatalogueConfig):
-    name = "tests.third_party.catalogue"
