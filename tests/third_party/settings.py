@@ -1,11 +1,6 @@
 """Settings of a project that uses other people's apps, all of them at once."""
 
-import os
-import tempfile
 from typing import Any
-
-import oscar
-from oscar.defaults import *  # noqa: F403
 
 from tests.settings import *  # noqa: F403
 
@@ -14,18 +9,15 @@ SITE_ID = 1
 
 INSTALLED_APPS = [
     "admin_actions",
-    # Its catalogue is forked, as its users do to change a model.
-    *(
-        "tests.third_party.catalogue.apps.CatalogueConfig" if ".CatalogueConfig" in name else name
-        for name in oscar.INSTALLED_APPS
-    ),
+    "django.contrib.admin",
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.sessions",
+    "django.contrib.messages",
+    "django.contrib.staticfiles",
+    "treebeard",
     "mptt",
     "polymorphic",
-    "import_export",
-    "rest_framework",
-    "easy_thumbnails",
-    "filer",
-    "helpdesk",
     "taggit",
     "modelcluster",
     "wagtail.users",
@@ -33,7 +25,6 @@ INSTALLED_APPS = [
     "wagtail.documents",
     "wagtail.search",
     "wagtail.admin",
-    "wagtail.contrib.search_promotions",
     "wagtail",
     "reversion",
     "simple_history",
@@ -64,10 +55,5 @@ MIDDLEWARE = [
     "django.contrib.messages.middleware.MessageMiddleware",
 ]
 ROOT_URLCONF = "tests.third_party.urls"
-HAYSTACK_CONNECTIONS = {"default": {"ENGINE": "haystack.backends.simple_backend.SimpleEngine"}}
 WAGTAIL_SITE_NAME = "Tests"
 WAGTAILADMIN_BASE_URL = "http://testserver"
-HELPDESK_TEAMS_MODE_ENABLED = False
-# Of the test run: the processes that it starts find the same files.
-MEDIA_ROOT = os.environ.setdefault("TASKCLAIM_TEST_MEDIA", tempfile.mkdtemp(prefix="media-"))
-OSCAR_THUMBNAILER = "oscar.core.thumbnails.EasyThumbnails"
