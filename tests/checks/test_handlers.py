@@ -8,26 +8,20 @@ import pytest
 from django.core.checks import CheckMessage, run_checks
 from django.db import connection, models
 from django.db.models.signals import post_delete
-from django.test.utils import isolate_apps
 
 from django_taskclaim import checks
 from django_taskclaim.completion import Archive, Clear, Delete
 from django_taskclaim.handlers import handler, unregister
-from django_taskclaim.models import TaskMixin
 from tests.checks.support import heard, ids, text
 from tests.querysets.models import (
     ChildArchive,
-    CompositeArchive,
     GrandChild,
-    Labelled,
     Parcel,
     ParcelArchive,
 )
 from tests.testapp.models import (
     Child,
-    ChildOwnsClaim,
     ClaimOnly,
-    CompositeKey,
     Parent,
     Photo,
     UuidKey,
@@ -60,34 +54,27 @@ UNFINISHED = Photo.objects.filter(width=None)
 
 
 @pytest.mark.parametrize(
-    ("model", "options", "expected", "part"),
+    ("model", "options", "expected"),
     [
-        (Photo, {"update_fields": ["width", "author_id"]}, ["E009"], "names author_id"),
-        (Photo, {"update_fields": ["status"]}, ["E009"], "written by the verbs alone"),
-        (Photo, {"update_fields": ["id"]}, ["E009"], "names id"),
-        (Photo, {"queryset": Photo.objects.values("url")}, ["E010"], "values()"),
-        (Photo, {"queryset": ClaimOnly.objects.all()}, ["E010"], "one of testapp.ClaimOnly"),
-        (Photo, {"queryset": models.QuerySet(Photo)}, ["E010"], "without claim_batch()"),
-        (Photo, {"lease": 1}, ["W003"], "one slow renewal"),
-        (Photo, {"lease": timedelta(days=3)}, ["W003"], "stay stuck for 3 d"),
-        (Photo, {"timeout": 0.5}, ["W004"], "0.5 s"),
-        (Photo, {"atomic": True}, ONE_WRITER, "has one writer"),
-        (Photo, {"atomic": True, "timeout": None}, ONE_WRITER, "timeout=15)"),
-        (Photo, {"atomic": True, "timeout": 15}, [], ""),
-        (Photo, {"update_fields": ["width"], "lease": 2, "queryset": UNFINISHED}, [], ""),
-        (Photo, {"timeout": None}, [], ""),
-        (Photo, {"serial_by": "country"}, [], ""),
-        (UuidKey, {"serial_by": "counter"}, ["W010"], "order"),
-        (UuidKey, {"serial_by": "counter", "order_by": ["counter"]}, [], ""),
-        (CompositeKey, {"serial_by": "counter"}, [], ""),
+        (Photo, {"update_fields": ["width", "author_id"]}, ["E009"]),
+        (Photo, {"update_fields": ["status"]}, ["E009"]),
+        (Photo, {"queryset": Photo.objects.values("url")}, ["E010"]),
+        (Photo, {"queryset": ClaimOnly.objects.all()}, ["E010"]),
+        (Photo, {"queryset": models.QuerySet(Photo)}, ["E010"]),
+        (Photo, {"lease": 1}, ["W003"]),
+        (Photo, {"lease": timedelta(days=3)}, ["W003"]),
+        (Photo, {"timeout": 0.5}, ["W004"]),
+        (Photo, {"atomic": True}, ONE_WRITER),
+        (Photo, {"atomic": True, "timeout": None}, ONE_WRITER),
+        (Photo, {"atomic": True, "timeout": 15}, []),
+        (Photo, {"update_fields": ["width"], "lease": 2, "queryset": UNFINISHED}, []),
+        (Photo, {"serial_by": "country"}, []),
+        (UuidKey, {"serial_by": "counter"}, ["W010"]),
+        (UuidKey, {"serial_by": "counter", "order_by": ["counter"]}, []),
     ],
 )
-def test_options(
-    find: Find, model: Any, options: dict[str, Any], expected: list[str], part: str
-) -> None:
-    messages = find(model, **options)
-    assert ids(messages) == expected
-    assert not messages or part in text(messages)
+def test_options(find: Find, model: Any, options: dict[str, Any], expected: list[str]) -> None:
+    assert ids(find(model, **options)) == expected
 
 
 # Completion policies
@@ -97,35 +84,17 @@ def test_options(
 @pytest.mark.parametrize(
     ("model", "completion", "expected", "part"),
     [
-        (Photo, "mark", [], ""),
-        (Photo, "delete", [], ""),
         (Child, "delete", [], ""),
         (Photo, Clear(every=5), [], ""),
         (Parcel, Delete(cascade=True), [], ""),
         (Parcel, Archive(ParcelArchive, cascade=True), [], ""),
-        (CompositeKey, Archive("testapp.CompositeArchive"), [], ""),
         (Child, Archive(ChildArchive), [], ""),
-        (Parcel, print, [], ""),
-        (
-            Parcel,
-            "delete",
-            ["W051"],
-            "testapp.Complaint.parcel (SET_NULL) and testapp.Stamp.parcel (CASCADE)",
-        ),
+        (Parcel, "delete", ["W051"], "testapp.Stamp.parcel (CASCADE)"),
         (Parcel, Archive(ParcelArchive), ["W051"], "testapp.Complaint.parcel"),
-        (Labelled, "delete", ["W051"], "testapp.Labelled_labels.labelled (CASCADE)"),
         (Photo, Archive(Photo), ["E051"], "the table that the rows are deleted from"),
         (Child, Archive(Parent), ["E051"], "the table that the rows are deleted from"),
         (Photo, Archive(Child), ["E051"], "several tables"),
-        (Photo, Archive(TaskMixin), ["E051"], "abstract"),
-        (Photo, Archive(ParcelArchive), ["E053", "E053"], "url, country, width and height"),
         (UuidKey, Archive(ParcelArchive), ["E053", "E053"], "lacks id,"),
-        (
-            ChildOwnsClaim,
-            Archive(CompositeArchive, leave_out=["id", "extra"]),
-            ["E053"],
-            "needs tenant and number",
-        ),
         (ClaimOnly, Clear(every=60), ["E052"], "cannot wait for 60 s"),
         (ClaimOnly, "clear", ["W052"], "lowest keys"),
     ],
@@ -135,7 +104,7 @@ def test_completion(
 ) -> None:
     messages = find(model, completion=completion)
     assert ids(messages) == expected
-    assert not messages or part in text(messages)
+    assert part in text(messages)
 
 
 @pytest.mark.once
@@ -150,20 +119,3 @@ def test_receivers_that_deleted_rows_would_pass_by_are_named(find: Find) -> None
         assert "receivers of post_delete" in text(find(Parent, completion="delete"))
     finally:
         post_delete.disconnect(receive, sender=GrandChild)
-
-
-@pytest.mark.once
-@isolate_apps("tests.testapp")
-def test_relations_that_the_database_keeps_are_not_reported(find: Find) -> None:
-    class Alone(TaskMixin):
-        class Meta:
-            app_label = "testapp"
-
-    class Looks(models.Model):
-        one = models.ForeignKey(Alone, on_delete=models.DO_NOTHING, related_name="a")
-        two = models.ForeignKey(Alone, on_delete=models.PROTECT, related_name="b")
-
-        class Meta:
-            app_label = "testapp"
-
-    assert ids(find(Alone, completion="delete")) == []

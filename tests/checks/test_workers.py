@@ -75,26 +75,6 @@ PROJECTS = {
         2,
         "objects = ClaimManager()",
     ),
-    "no_rows": (
-        "class Own(ClaimManager):\n    def get_queryset(self): raise RuntimeError('no tenant')\n"
-        "class Photo(TaskMixin):\n    objects = Own()",
-        MEASURE,
-        2,
-        "get_queryset() of no_rows.Photo raised RuntimeError: no tenant",
-    ),
-    "no_archive": (
-        PHOTO,
-        "from django_taskclaim.completion import Archive\n@handler(Photo, completion=Archive('x.Y'))"
-        + FUNCTION,
-        2,
-        "no installed model is called 'x.Y'",
-    ),
-    "no_process": (
-        PHOTO + "    def process(self, payment): ...",
-        "",
-        2,
-        "no_process.Photo has no handler",
-    ),
     "right": (PHOTO + "    def process(self): print('processed')", MEASURE, 0, "measured\n"),
     "capitals": (
         PHOTO.replace("null=True", "null=True, db_column='Width'"),
