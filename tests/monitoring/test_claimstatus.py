@@ -147,15 +147,14 @@ def test_a_table_that_cannot_be_read_does_not_hide_the_others() -> None:
 
 @pytest.mark.once
 @pytest.mark.promise(6)
-@pytest.mark.parametrize("use_tz", ["0", "1"])
-def test_the_time_zone_changes_no_duration(use_tz: str, process_env: dict[str, str]) -> None:
+def test_the_time_zone_changes_no_duration(process_env: dict[str, str]) -> None:
     make(Job, 3)
-    Job.objects.claim_batch(1, lease=3600)
-    Job.objects.release(Job.objects.claim_batch(1), delay=7200)
-    zone = {"TASKCLAIM_TEST_USE_TZ": use_tz, "TASKCLAIM_TEST_TIME_ZONE": "Asia/Kolkata"}
+    Job.objects.claim_batch(1, lease=86_400)
+    Job.objects.release(Job.objects.claim_batch(1), delay=172_800)
+    zone = {"TASKCLAIM_TEST_USE_TZ": "0", "TASKCLAIM_TEST_TIME_ZONE": "Asia/Kolkata"}
     text = shell({**process_env, **zone}, "claimstatus", "testapp.Job").stdout
-    assert re.search(r"next lease ends in (59 min|1 h)", text)
-    assert re.search(r"the first in (1 h 59 min|2 h)", text)
+    assert re.search(r"next lease ends in (23 h|1 d)", text), text
+    assert re.search(r"the first in (1 d 23 h|2 d)", text), text
     assert "\x1b" not in text
 
 
@@ -172,14 +171,12 @@ def three_due() -> None:
 
 CONDITIONS: list[tuple[Callable[[], None], str, str]] = [
     (nothing, "failed>0,due>0,expired>0,oldest_due>0,paused_for>0,throttles>0", ""),
-    (nothing, "workers<1", "workers is 0 (workers<1)"),
-    (nothing, "total=0", "total is 0 (total=0)"),
+    (nothing, "workers<1,total=0", "workers is 0 (workers<1), total is 0 (total=0)"),
     (three_due, "due>3,due<3,due!=3", ""),
     (three_due, "open = 3 , waiting<1", "open is 3 (open=3), waiting is 0 (waiting<1)"),
-    (everything, "failed>1,workers<1,total!=7,paused_for>4h,oldest_expired>2h", ""),
-    (everything, "oldest_expired>30m", "oldest_expired is 1 h (oldest_expired>30m)"),
-    (everything, "paused_for>1h", "paused_for is 3 h (paused_for>1h)"),
+    (everything, "failed>1,workers<1,total!=7,paused_for>5h,oldest_expired>3h", ""),
     (everything, "throttles>1,failed>=1", "throttles is 2 (throttles>1), failed is 1 (failed>=1)"),
+    (everything, "paused_for>1h,oldest_expired>30m", "paused_for is 3 h, oldest_expired is 1 h"),
 ]
 
 
@@ -187,31 +184,28 @@ CONDITIONS: list[tuple[Callable[[], None], str, str]] = [
 @pytest.mark.parametrize(("situation", "condition", "reason"), CONDITIONS)
 def test_a_condition_decides_the_exit_code(situation: Any, condition: str, reason: str) -> None:
     situation()
-    expected = (1, f"{PHOTO}: {reason}") if reason else (0, "")
-    assert judged(PHOTO, "--fail-if", condition) == expected
+    code, said = judged(PHOTO, "--fail-if", condition)
+    assert code == bool(reason), said
+    for part in reason.split(", "):
+        assert part in said
 
 
 @pytest.mark.once
 def test_the_reason_names_every_model_that_fails() -> None:
+    """Workers are asked for models with a handler, and for those that are named."""
     failed(Photo)
     failed(UuidKey)
-    words = (PHOTO, "testapp.Job", "testapp.UuidKey", "--fail-if", "due>5")
-    code, reason = judged(*words, "--fail-if", "failed>0")
+    words = (PHOTO, "testapp.Job", "testapp.UuidKey", "--fail-if", "due>5,failed>0")
+    code, reason = judged(*words)
     assert (code, reason.count("failed is 1")) == (1, 2)
     assert "testapp.Job" not in reason
     out = io.StringIO()
     with pytest.raises(CommandError):
-        call_command("claimstatus", *words, "--fail-if=failed>0", "--format=json", stdout=out)
+        call_command("claimstatus", *words, "--format=json", stdout=out)
     assert len(json.loads(out.getvalue())["failing"]) == 2
-
-
-@pytest.mark.once
-def test_workers_are_asked_for_models_with_a_handler_and_for_those_that_are_named() -> None:
-    code, reason = judged("--fail-if", "workers<1")
-    assert code == 1
+    reason = judged("--fail-if", "workers<1")[1]
     assert "testapp.Job: workers is 0" in reason
     assert "testapp.ClaimOnly" not in reason
-    assert judged("testapp.ClaimOnly", "--fail-if", "workers<1")[0] == 1
 
 
 @pytest.mark.once
@@ -231,18 +225,21 @@ def test_require_complete_fails_until_every_row_is_complete() -> None:
 
 
 @pytest.mark.once
-def test_a_model_is_a_line_of_numbers() -> None:
+def test_a_model_is_a_line_of_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that do not stay complete have no share that is done."""
     in_each_state(Photo)
     make(Photo, 5)
+    make(Job, 2)
+    changed = policy.Policy(completion=as_completion("delete"))
+    monkeypatch.setitem(policy._policies, Job, changed)
     text = run("claimstatus")
     lines = {
         line.split()[0]: line.split()[1:] for line in text.splitlines() if len(line.split()) > 5
     }
     assert lines["MODEL"] == ["OPEN", "RUNNING", "COMPLETE", "FAILED", "PAUSED", "TOTAL", "DONE"]
     assert lines[PHOTO] == ["6", "1", "1", "1", "1", "10", "20.0", "%"]
-    assert lines["testapp.UuidKey"] == ["0", "0", "0", "0", "0", "0", "-"]
+    assert lines["testapp.Job"] == ["2", "0", "0", "0", "0", "2", "-"]
     assert "testapp.PhotoProxy" not in lines
-    assert "testapp.PhotoProxy" in run("claimstatus", "testapp.PhotoProxy")
 
 
 @pytest.mark.once
@@ -252,27 +249,17 @@ def test_holders_waits_pauses_and_workers_are_shown() -> None:
     for _ in range(2):
         Photo.objects.claim_batch(2)
     for number in range(12):
-        Photo.objects.claim_batch(1, claimed_by=f"user:{number}", lease=3600)
+        Photo.objects.claim_batch(1, claimed_by=f"user:{number}", lease=86_400)
     everything()
     text = run("claimstatus", PHOTO)
     assert re.search(r"held by \d+@\S+ +6 rows", text)
-    assert re.search(r"held by user:\d+ +1 row, next lease ends in (59 min|1 h)", text)
+    assert re.search(r"held by user:\d+ +1 row, next lease ends in (23 h|1 d)", text)
     assert text.count("held by") == 10
     assert "more holders with" in text
     assert "1 open row not due yet" in text
     assert re.search(r"1 lease expired, the first 1 h .*manage.py release_expired", text)
     assert re.search(r"PAUSED by ann since .* until .*: deploy", text)
     assert re.search(r"worker@host:0  testapp.Photo, testapp.Job  running +2 +7 +0", text)
-    assert re.search(r"worker@host:2 was last seen 5 min( \d+ s)? ago", text)
+    assert re.search(r"worker@host:2 was last seen \d+ min( \d+ s)? ago", text)
     pause_all(by="bob")
     assert re.search(r"PAUSED \(with all models\) by bob", run("claimstatus", PHOTO))
-
-
-@pytest.mark.once
-def test_rows_that_do_not_stay_complete_have_no_share_that_is_done(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    make(Photo, 3, status=lambda i: "failed" if i else "open")
-    changed = policy.Policy(completion=as_completion("delete"))
-    monkeypatch.setitem(policy._policies, Photo, changed)
-    assert re.search(r"^testapp.Photo +1 +0 +0 +2 +0 +3 +-$", run("claimstatus", PHOTO), re.M)
