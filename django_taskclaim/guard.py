@@ -4,7 +4,7 @@ On a row that exists, a column of ours that was assigned is an error before any 
 it was constructed with one of the states it may be born in, and with nothing that only a claim writes.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
@@ -36,24 +36,14 @@ def loaded_values(row: models.Model) -> dict[str, Any] | None:
     return _as_dict(row.__dict__.get(LOADED))
 
 
-class _Since:
-    """What is known of a row once a verb has written it: put together only if somebody asks.
-
-    *shown* and *unknown* are the same objects for all the rows that the verb has written alike.
-    """
-
-    __slots__ = ("before", "shown", "unknown")
-
-    def __init__(self, before: Any, shown: dict[str, Any], unknown: Sequence[str]) -> None:
-        self.before, self.shown, self.unknown = before, shown, unknown
-
-
 def _as_dict(known: Any) -> dict[str, Any] | None:
     if known is None or isinstance(known, dict):
         return known
-    if isinstance(known, _Since):
-        values = {**(_as_dict(known.before) or {}), **known.shown}
-        return {name: one for name, one in values.items() if name not in known.unknown}
+    if len(known) == 3:
+        # What a verb has written since: put together only if somebody asks.
+        before, shown, unknown = known
+        values = {**(_as_dict(before) or {}), **shown}
+        return {name: one for name, one in values.items() if name not in unknown}
     names, values = known
     return dict(zip(names, values, strict=False))
 
@@ -94,10 +84,11 @@ def show_written(rows: Iterable[models.Model], shown: dict[str, Any], unknown: l
         for name in unknown:
             own.pop(name, None)
         before = own.get(LOADED)
-        if type(before) is _Since:
+        if type(before) is tuple and len(before) == 3:
             # A range is written again and again.
             before = _as_dict(before)
-        own[LOADED] = _Since(before, shown, unknown)
+        # *shown* and *unknown* are the same objects for all the rows that the verb has written alike.
+        own[LOADED] = (before, shown, unknown)
 
 
 def refuse_names(model: type[models.Model], names: Iterable[str] | None, where: str) -> None:

@@ -31,7 +31,7 @@ RENEWALS_PER_LEASE, SELF_FENCE = 4, 0.9
 Backoff = Callable[[int], timedelta | float]
 
 
-def exponential_backoff(first: float, longest: float) -> Backoff:
+def exponential_backoff(first: float, longest: float) -> Callable[[int], timedelta]:
     """Double the wait with each failure from *first* to at most *longest* seconds, with full jitter.
 
     Full jitter (any moment from now to the bound) is the scheme of the AWS architecture blog's
@@ -150,8 +150,8 @@ class Policy:
         own = rule if isinstance(rule, Retry) else Retry()
         if failures >= (own.max_attempts or self.max_attempts):
             return Verdict(final=True, counted=True)
-        wait = partial(self.wait_after, failures, own.backoff)
-        return Verdict(final=False, counted=True, _wait=wait)
+        waits = self._waits_after(failures, own.backoff)
+        return Verdict(final=False, counted=True, _wait=waits)
 
     def _rule(self, error: object) -> Rule | None:
         """Return what is said of the nearest class of *error*; Permanent and RetryLater speak for themselves."""
@@ -166,8 +166,8 @@ class Policy:
                 return error if isinstance(error, RetryLater) else RetryLater()
         return None
 
-    def wait_after(self, failures: int, backoff: Backoff | None = None) -> timedelta:
-        """Return how long a row waits after its *failures*-th failure, by *backoff* or the policy's own.
+    def _waits_after(self, failures: int, backoff: Backoff | None) -> Callable[[], timedelta]:
+        """Return what says how long a row waits after so many failures, by *backoff* or the policy's own.
 
         A back-off that raises or returns no duration is logged and replaced by that of the settings: the failure
         must be recorded all the same.
@@ -177,7 +177,7 @@ class Policy:
             conf.duration("BACKOFF_MAX").total_seconds(),
         )
         own = backoff or self.own_backoff
-        return _sensible(own, failures, usual) if own else conf.waiting_time(usual(failures))
+        return partial(_sensible, own, failures, usual) if own else partial(usual, failures)
 
     def _delay(self, later: RetryLater) -> timedelta:
         """Return the delay asked for; a subclass may never have set one."""

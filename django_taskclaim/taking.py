@@ -216,7 +216,7 @@ def _finish(order: Order, place: Place, keys: list[Any]) -> None:
 
 
 def _delete(place: Place, keys: list[Any]) -> None:
-    deleted = place.dialect.delete_locked(place.table, keys)
+    deleted = place.dialect.run(place.dialect.deletion(place.table, keys))
     if deleted > len(keys):
         raise TaskClaimError(
             _not_unique(place, f"{len(keys)} rows were taken, {deleted} have their keys")

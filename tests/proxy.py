@@ -165,7 +165,9 @@ class LocalCommit:
     def _execute(
         self, execute: Callable[..., Any], text: str, params: Any, many: bool, context: Any
     ) -> Any:
-        if self._wrapper.in_atomic_block or not text.startswith(("UPDATE", "INSERT", "DELETE")):
+        if self._wrapper.in_atomic_block or not text.startswith(
+            ("UPDATE", "INSERT", "DELETE", "WITH")
+        ):
             return execute(text, params, many, context)
 
         def send() -> None:

@@ -24,9 +24,20 @@ from django_taskclaim import conf
 from django_taskclaim.columns import ClaimColumns, KeyColumns
 from django_taskclaim.contention import refusal_code
 from django_taskclaim.dialects.inspection import Inspection
-from django_taskclaim.dialects.orders import ClaimOrder, Renewal
+from django_taskclaim.dialects.keyed import NOWAIT, SKIP, WAIT
+from django_taskclaim.dialects.orders import ClaimOrder
 from django_taskclaim.dialects.sessions import Sessions
-from django_taskclaim.dialects.statements import SQL, Key, KeyTable, Table, sql, value
+from django_taskclaim.dialects.statements import (
+    SQL,
+    Change,
+    Claims,
+    Key,
+    KeyTable,
+    Table,
+    both,
+    sql,
+    value,
+)
 from django_taskclaim.dialects.watching import savepoint_around
 from django_taskclaim.fields import AnyField, MomentField, as_utc
 from django_taskclaim.states import Status, Token
@@ -78,9 +89,16 @@ class Dialect(Inspection, Sessions):
 
     # The clock
 
+    #: The moment that lies as far from now as the amount in place of the ``{}`` says.
+    moment_after: ClassVar[str]
+
+    def amount(self, wait: timedelta) -> Any:
+        """Return a time to wait as ``moment_after`` takes it."""
+        raise NotImplementedError
+
     def later(self, wait: timedelta) -> SQL:
         """Return the moment *wait* from now."""
-        raise NotImplementedError
+        return sql(self.moment_after, value(self.amount(wait)))
 
     def current_time(self) -> datetime:
         """Return what the clock of the database says, in UTC."""
@@ -218,10 +236,6 @@ class Dialect(Inspection, Sessions):
             )
         )
 
-    def update_target(self, table: Table) -> str:
-        """Name the table in an UPDATE by key."""
-        return table.name
-
     def claim_assignments(self, order: ClaimOrder, table: Table) -> SQL:
         """Return the SET list of a claim: status first, holder last, for databases that set from left to right."""
         columns = table.columns
@@ -312,22 +326,7 @@ class Dialect(Inspection, Sessions):
     ) -> list[list[Any]]:
         """Lock up to *limit* rows of *queryset* in key order, skipping locked ones, and return *fields* of each."""
         where = table.where_of(queryset)
-        if where is None:
-            return []
-        return table.python_rows(
-            fields,
-            self.fetch(
-                sql(
-                    "SELECT {} FROM {} WHERE {} ORDER BY {} LIMIT {} {}",
-                    table.list_of(fields),
-                    table.name,
-                    where,
-                    table.list_of(table.columns.key),
-                    value(limit),
-                    f"{self.lock_clause} SKIP LOCKED",
-                )
-            ),
-        )
+        return [] if where is None else self.select(table, fields, where, SKIP, limit=limit)
 
     def lock_in_order(
         self, queryset: "models.QuerySet[Any]", table: KeyTable, limit: int, *, deleting: bool
@@ -344,20 +343,8 @@ class Dialect(Inspection, Sessions):
         self, table: Table, token: Token, keys: Sequence[Key], *, wait: bool = True
     ) -> list[Key]:
         """Lock the rows that *token* still holds, in key order, and return their keys."""
-        clause = self.lock_clause if wait else f"{self.lock_clause} SKIP LOCKED"
-        return table.python_keys(
-            self.fetch(
-                sql(
-                    "SELECT {} FROM {} WHERE {} AND {} ORDER BY {} {}",
-                    table.list_of(table.columns.key),
-                    self.locking_source(table),
-                    table.keyed(keys),
-                    table.standing(token),
-                    table.list_of(table.columns.key),
-                    clause,
-                )
-            )
-        )
+        held = both(table.keyed(keys), table.standing(token))
+        return table.keys_of(self.select(table, table.columns.key, held, WAIT if wait else SKIP))
 
     def lock_at_once(
         self, table: KeyTable, keys: Sequence[Key], fields: Sequence[AnyField]
@@ -366,120 +353,68 @@ class Dialect(Inspection, Sessions):
 
         An OperationalError where another transaction has one of them locked.
         """
-        statement = sql(
-            "SELECT {} FROM {} WHERE {} ORDER BY {} {}",
-            table.list_of(fields),
-            self.locking_source(table),
-            table.keyed(keys),
-            table.list_of(table.columns.key),
-            f"{self.lock_clause} NOWAIT",
-        )
-        return table.python_rows(fields, self.fetch(statement))
-
-    def locking_source(self, table: KeyTable) -> str:
-        """Name the table in a SELECT that locks by key."""
-        return table.name
+        return self.select(table, fields, table.keyed(keys), NOWAIT)
 
     def still_standing(self, table: Table, token: Token, keys: Sequence[Key]) -> list[Key]:
         """Return the keys that *token* still holds, without a lock and without waiting."""
         if not keys:
             return []
-        statement = sql(
-            "SELECT {} FROM {} WHERE {} AND {}",
-            table.list_of(table.columns.key),
-            table.name,
-            table.keyed(keys),
-            table.standing(token),
-        )
-        return table.python_keys(self.fetch(statement))
+        held = both(table.keyed(keys), table.standing(token))
+        return table.keys_of(self.select(table, table.columns.key, held))
 
     # Writing
+
+    def write_held(
+        self, table: Table, claims: Claims, change: Change | None
+    ) -> Sequence[Key] | None:
+        """Write the rows that the tokens still hold by one statement, and return the keys of those written.
+
+        None, where fewer were written than named and nothing says which: the statement must then be rolled back. A
+        *change* of None deletes them.
+        """
+        keys = claims[0][1] if len(claims) == 1 else [key for _, same in claims for key in same]
+        held = table.held(claims)
+        statement = (
+            self.deletion(table, keys, held)
+            if change is None
+            else self.update(table, keys, change, held)
+        )
+        return self.written(table, statement, keys)
+
+    def written(self, table: Table, statement: SQL, keys: Sequence[Key]) -> Sequence[Key] | None:
+        """Send a statement that writes the rows with these keys, and return the keys of those that it wrote."""
+        if len(keys) == 1:
+            # Of a single row the count tells as much, and costs less.
+            return keys if self.run(statement) else []
+        rows = self.fetch(SQL(f"{statement.text} RETURNING {table.key_list}", statement.params))
+        return keys if len(rows) == len(keys) else table.python_keys(rows)
 
     def update_held(
         self, table: Table, token: Token, keys: Sequence[Key], assignments: Sequence[SQL]
     ) -> list[Key]:
-        """Write the rows that *token* still holds and return their keys: one fenced statement."""
-        return self._update_returning(table, [(token, keys)], assignments)
-
-    def update_together(
-        self,
-        table: Table,
-        claims: Sequence[tuple[Token, Sequence[Key]]],
-        assignments: Sequence[SQL],
-    ) -> list[Key] | None:
-        """Write the rows that each of the tokens still holds by one statement, and return their keys.
-
-        None where it cannot tell which of them were written, as some were not; never where ``returns_updated``.
-        """
-        return self._update_returning(table, claims, assignments)
-
-    def _update_returning(
-        self,
-        table: Table,
-        claims: Sequence[tuple[Token, Sequence[Key]]],
-        assignments: Sequence[SQL],
-    ) -> list[Key]:
-        if len(claims) == 1 and len(keys := claims[0][1]) == 1:
-            # Of a single row the count tells as much, and costs less.
-            return (
-                list(keys) if self.run(self.fenced_update(table, claims, assignments)) == 1 else []
-            )
-        statement = self.fenced_update(table, claims, assignments, f" RETURNING {table.key_list}")
-        return table.python_keys(self.fetch(statement))
-
-    def fenced_update(
-        self,
-        table: Table,
-        claims: Sequence[tuple[Token, Sequence[Key]]],
-        assignments: Sequence[SQL],
-        ending: str = "",
-    ) -> SQL:
-        """Return the UPDATE of the rows that each of the tokens still holds."""
-        return table.fenced_update(self.update_target(table), claims, assignments, ending)
+        """Write the rows that *token* still holds, in the open transaction, and return their keys."""
+        held = keys if self.returns_updated else self.lock_standing(table, token, keys)
+        written = self.write_held(table, [(token, held)], Change(assignments)) if held else []
+        return list(held if written is None else written)
 
     def update_where(
         self, table: Table, keys: Sequence[Key], condition: SQL, assignments: Sequence[SQL]
     ) -> int:
         """Write rows that this transaction has locked, repeating what made them eligible."""
-        return self.run(
-            sql(
-                "UPDATE {} SET {} WHERE {} AND {}",
-                self.update_target(table),
-                SQL.join(", ", assignments),
-                table.keyed(keys),
-                condition,
-            )
-        )
-
-    def delete_held(self, table: Table, token: Token, keys: Sequence[Key]) -> list[Key]:
-        """Delete the rows that *token* still holds and return their keys: one fenced statement."""
-        statement = sql(
-            "DELETE FROM {} WHERE {} AND {} RETURNING {}",
-            table.name,
-            table.keyed(keys),
-            table.standing(token),
-            table.list_of(table.columns.key),
-        )
-        return table.python_keys(self.fetch(statement))
+        return self.run(self.update(table, keys, Change(assignments), condition))
 
     def delete_where(self, name: str, condition: SQL) -> int:
         """Delete rows of the table *name*, found by their key, and return how many."""
         return self.run(sql("DELETE FROM {} WHERE {}", name, condition))
 
-    def delete_locked(self, table: KeyTable, keys: Sequence[Key]) -> int:
-        """Delete rows that this transaction has locked, and return how many there were."""
-        return self.run(sql("DELETE FROM {} WHERE {}", table.name, table.keyed(keys)))
-
     def renew_held(
         self, table: Table, token: Token, keys: Sequence[Key], lease: timedelta
-    ) -> Renewal:
-        """Extend the leases that *token* still holds without waiting for a row that somebody has locked."""
+    ) -> Sequence[Key]:
+        """Extend the leases that *token* still holds, but for rows that somebody has locked, and return their keys."""
         held = self.lock_standing(table, token, keys, wait=False)
         if held:
             self.update_where(table, held, table.standing(token), [self.extension(table, lease)])
-        rest = [key for key in keys if key not in set(held)]
-        skipped = self.still_standing(table, token, rest)
-        return Renewal(held, skipped, [key for key in rest if key not in set(skipped)])
+        return held
 
     def extension(self, table: Table, lease: timedelta) -> SQL:
         """Return the SET of a renewal: never earlier than the expiry that stands."""

@@ -18,19 +18,21 @@ from django.db import Error, NotSupportedError, OperationalError, models
 from django_taskclaim.columns import KeyColumns
 from django_taskclaim.dialects.base import NAMED_LEASES, Dialect
 from django_taskclaim.dialects.inspection import real_name
+from django_taskclaim.dialects.keyed import VALUES
 from django_taskclaim.dialects.mysql_inspection import MySQLInspection
 from django_taskclaim.dialects.orders import ClaimOrder
 from django_taskclaim.dialects.statements import (
     SQL,
     Key,
     KeyTable,
+    OwnValues,
     Table,
     sql,
     value,
 )
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.fields import AnyField
-from django_taskclaim.states import WORKER_MARK, Status, Token
+from django_taskclaim.states import WORKER_MARK, Status
 from django_taskclaim.tokens import clock
 
 #: How long our own sessions wait for a row, in whole seconds.
@@ -75,6 +77,7 @@ class MySQL(MySQLInspection, Dialect):
 
     # NOW() follows the session's time zone.
     now = "UTC_TIMESTAMP(6)"
+    moment_after = "(UTC_TIMESTAMP(6) + INTERVAL {} MICROSECOND)"
     unix_time = "UNIX_TIMESTAMP()"
     strategies = ("auto", "update_limit", "compare_and_swap")
     updates_from_itself = False
@@ -91,10 +94,8 @@ class MySQL(MySQLInspection, Dialect):
     #: The most keys in one of them: MariaDB makes a table of a thousand, and may then walk ours from its first row.
     MOST_KEYS = 500
 
-    def later(self, wait: timedelta) -> SQL:
-        return SQL(
-            f"({self.now} + INTERVAL %s MICROSECOND)", (int(wait / timedelta(microseconds=1)),)
-        )
+    def amount(self, wait: timedelta) -> int:
+        return int(wait / timedelta(microseconds=1))
 
     @property
     def commits_alone(self) -> bool:
@@ -197,9 +198,6 @@ class MySQL(MySQLInspection, Dialect):
         return {"connect_timeout": 5, "read_timeout": 10, "write_timeout": 10}
 
     def update_target(self, table: KeyTable) -> str:
-        return self.locking_source(table)
-
-    def locking_source(self, table: KeyTable) -> str:
         return f"{table.name} FORCE INDEX ({table.key_index})"
 
     def key_table(self, columns: KeyColumns) -> KeyTable:
@@ -255,13 +253,20 @@ class MySQL(MySQLInspection, Dialect):
         rows = self._lock_in_order(chosen, table, limit, key, look=limit * self.LOOK_AHEAD)
         return [table.key_of(row) for row in rows]
 
-    def delete_locked(self, table: KeyTable, keys: Sequence[Key]) -> int:
+    def deletion(self, table: KeyTable, keys: Sequence[Key], condition: SQL | None = None) -> SQL:
         # On a small table every plainer form walks all rows, index hint or not, and waits for those of others.
-        own = table.list_of(table.columns.key)
-        same = " AND ".join(f"{table.name}.{one} = taskclaim_k.{one}" for one in table.key)
-        chosen = sql("SELECT DISTINCT {} FROM {} WHERE {}", own, table.name, table.keyed(keys))
-        text = "DELETE {} FROM ({}) taskclaim_k STRAIGHT_JOIN {} ON {}"
-        return self.run(sql(text, table.name, chosen, self.locking_source(table), same))
+        chosen = sql(
+            "SELECT DISTINCT {} FROM {} WHERE {}", table.key_list, table.name, table.keyed(keys)
+        )
+        return sql(
+            "DELETE {} FROM ({}) {} STRAIGHT_JOIN {} ON {}{}",
+            table.name,
+            chosen,
+            VALUES,
+            self.update_target(table),
+            table.same_key(VALUES, table.key),
+            "" if condition is None else sql(" WHERE {}", condition),
+        )
 
     def _lock_in_order(
         self,
@@ -318,7 +323,7 @@ class MySQL(MySQLInspection, Dialect):
         statement = sql(
             "SELECT {} FROM {} WHERE {} AND {} ORDER BY {}{} {} SKIP LOCKED",
             table.list_of(fields),
-            self.locking_source(table),
+            self.update_target(table),
             table.keyed(keys),
             where,
             table.list_of(table.columns.key),
@@ -394,40 +399,35 @@ class MySQL(MySQLInspection, Dialect):
             )
         )
 
-    def update_held(
-        self, table: Table, token: Token, keys: Sequence[Key], assignments: Sequence[SQL]
-    ) -> list[Key]:
-        """Write the rows that *token* still holds; without RETURNING they are locked first to know which those are."""
-        if len(keys) == 1 and self.update_where(table, keys, table.standing(token), assignments):
-            return list(keys)
-        held = self.lock_standing(table, token, keys)
-        if held:
-            self.update_where(table, held, table.standing(token), assignments)
-        return held
-
-    def update_together(
+    def joined_update(
         self,
-        table: Table,
-        claims: Sequence[tuple[Token, Sequence[Key]]],
+        table: KeyTable,
+        keys: Sequence[Key],
+        own: Sequence[OwnValues],
         assignments: Sequence[SQL],
-    ) -> list[Key] | None:
+        condition: SQL | None,
+    ) -> SQL:
+        """Begin the list with a row of nothing but types: those of the columns, collations included."""
+        names = [f"k{n}" for n in range(len(table.key))]
+        columns = [f"{column} AS {name}" for column, name in zip(table.key, names, strict=True)]
+        for n, one in enumerate(own):
+            typed = table.column(one.field) if one.stored == "{}" else "NULL"
+            columns.append(f"{typed} AS v{n}")
+        types = SQL(f"{', '.join(columns)} FROM {table.name} WHERE 1 = 0")
+        # Rows are found by their keys, as by every statement that locks.
+        return sql(
+            "UPDATE (SELECT {}) {} STRAIGHT_JOIN {} ON {} SET {}{}",
+            SQL.join(" UNION ALL SELECT ", [types, *self.value_rows(table, keys, own)]),
+            VALUES,
+            self.update_target(table),
+            table.same_key(VALUES, names),
+            SQL.join(", ", assignments),
+            "" if condition is None else sql(" WHERE {}", condition),
+        )
+
+    def written(self, table: Table, statement: SQL, keys: Sequence[Key]) -> Sequence[Key] | None:
         # A count tells something only where it is that of all rows; none may mean that nothing was changed.
-        keys = [key for _, same in claims for key in same]
-        statement = self.fenced_update(table, claims, assignments)
         return keys if self.run(statement) == len(keys) else None
-
-    def delete_held(self, table: Table, token: Token, keys: Sequence[Key]) -> list[Key]:
-        """Delete the rows that *token* still holds, locked first like those of ``update_held``."""
-        standing = table.standing(token)
-        if len(keys) == 1 and self._delete_keyed(table, keys, standing):
-            return list(keys)
-        held = self.lock_standing(table, token, keys)
-        if held:
-            self._delete_keyed(table, held, standing)
-        return held
-
-    def _delete_keyed(self, table: Table, keys: Sequence[Key], condition: SQL) -> int:
-        return self.delete_where(table.name, sql("{} AND {}", table.keyed(keys), condition))
 
     def delete_where(self, name: str, condition: SQL) -> int:
         # Only this form takes a hint, and without one a small table is read, and locked, as a whole.

@@ -13,11 +13,21 @@ from django_taskclaim import conf
 from django_taskclaim.dialects.base import Dialect
 from django_taskclaim.dialects.inspection import LARGE, Belief, Fault, Plan, option_hint, real_name
 from django_taskclaim.dialects.orders import ClaimOrder
-from django_taskclaim.dialects.statements import PREPARED, SQL, Key, KeyTable, Table, sql, value
+from django_taskclaim.dialects.statements import (
+    PREPARED,
+    SQL,
+    Key,
+    KeyTable,
+    OwnValues,
+    Table,
+    both,
+    sql,
+    value,
+)
 from django_taskclaim.dialects.watching import Standing
 from django_taskclaim.fields import AnyField, MomentField
 from django_taskclaim.policy import RENEWALS_PER_LEASE
-from django_taskclaim.states import Status
+from django_taskclaim.states import Status, Token
 from django_taskclaim.switch_reading import TABLE as SWITCH_TABLE
 
 CANDIDATES = "taskclaim_candidates"
@@ -48,6 +58,7 @@ class PostgreSQL(Dialect):
 
     # now() is the start of the transaction; clock_timestamp() is volatile and would lose the index.
     now = "STATEMENT_TIMESTAMP()"
+    moment_after = "(STATEMENT_TIMESTAMP() + {} * INTERVAL '1 second')"
     unix_time = "FLOOR(EXTRACT(EPOCH FROM STATEMENT_TIMESTAMP()))::bigint"
     lock_clause = "FOR NO KEY UPDATE"
     passes_over_duplicates = True
@@ -55,8 +66,8 @@ class PostgreSQL(Dialect):
     leaves_out_complete = True
     on_a_busy_table = " (while the table is in use: CREATE INDEX CONCURRENTLY)"
 
-    def later(self, wait: timedelta) -> SQL:
-        return SQL(f"({self.now} + %s * INTERVAL '1 second')", (wait.total_seconds(),))
+    def amount(self, wait: timedelta) -> float:
+        return wait.total_seconds()
 
     @property
     def _isolates_too_much(self) -> bool:
@@ -255,6 +266,45 @@ class PostgreSQL(Dialect):
         if text is None:
             return None
         return datetime.fromisoformat(text).astimezone(self.connection.timezone or UTC)
+
+    def value_rows(
+        self, table: KeyTable, keys: Sequence[Key], own: Sequence[OwnValues]
+    ) -> list[SQL]:
+        """Begin with a row of nothing but types: texts, and arrays of texts, have none and take that of their column.
+
+        An explicit cast to the column's type would cut a value that does not fit.
+        """
+        nothing = "(SELECT {} FROM {} WHERE 1 = 0)".format
+        typed = [nothing(column, table.name) for column in table.key]
+        for one in own:
+            is_text = one.stored == "{}" and all(
+                v.text == "%s" and isinstance(v.params[0], str | list | None) for v in one.values
+            )
+            typed.append(nothing(table.column(one.field), table.name) if is_text else "NULL")
+        return [SQL(", ".join(typed)), *super().value_rows(table, keys, own)]
+
+    def renew_held(
+        self, table: Table, token: Token, keys: Sequence[Key], lease: timedelta
+    ) -> Sequence[Key]:
+        held = both(table.keyed(keys), table.standing(token))
+        statement = sql(
+            "WITH {} AS MATERIALIZED (SELECT {} FROM {} WHERE {} ORDER BY {} {} SKIP LOCKED)"
+            " UPDATE {} SET {} FROM {} WHERE {} AND {}",
+            CANDIDATES,
+            table.key_list,
+            table.name,
+            held,
+            table.key_list,
+            self.lock_clause,
+            table.name,
+            self.extension(table, lease),
+            CANDIDATES,
+            table.same_key(CANDIDATES, table.key),
+            table.standing(token),
+        )
+        renewed = self.written(table, statement, keys)
+        assert renewed is not None, "RETURNING names what was written"
+        return renewed
 
     def lock_in_order(
         self, queryset: "models.QuerySet[Any]", table: KeyTable, limit: int, *, deleting: bool

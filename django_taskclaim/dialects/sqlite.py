@@ -14,7 +14,7 @@ from django_taskclaim import conf
 from django_taskclaim.columns import ClaimColumns, KeyColumns
 from django_taskclaim.dialects.base import NAMED_LEASES, Dialect
 from django_taskclaim.dialects.inspection import LARGE, Fault, Plan, option_hint, real_name
-from django_taskclaim.dialects.orders import ClaimOrder, Renewal
+from django_taskclaim.dialects.orders import ClaimOrder
 from django_taskclaim.dialects.statements import SQL, Key, KeyTable, Table, sql, value
 from django_taskclaim.fields import AnyField
 from django_taskclaim.states import Token
@@ -36,9 +36,7 @@ def _is_of_decoding(error: Exception) -> bool:
 class RowValues(KeyTable):
     """A table whose composite keys are compared as one value: an OR of a thousand is too deep for SQLite."""
 
-    def keyed(self, keys: Sequence[Key]) -> SQL:
-        if len(self.key) == 1:
-            return super().keyed(keys)
+    def keyed_by_columns(self, keys: Sequence[Key]) -> SQL:
         params = tuple(part for key in keys for part in self.prepared_key(key))
         row = f"({', '.join(['%s'] * len(self.key))})"
         names = self.list_of(self.columns.key)
@@ -62,6 +60,7 @@ class SQLite(Dialect):
 
     # Its clock has milliseconds; one shape everywhere, so that comparing texts compares moments.
     now = "STRFTIME('%%Y-%%m-%%d %%H:%%M:%%f', 'now')"
+    moment_after = "STRFTIME('%%Y-%%m-%%d %%H:%%M:%%f', 'now', {})"
     unix_time = "CAST(STRFTIME('%%s', 'now') AS INTEGER)"
     greatest = "MAX"
     locks_in_key_order = False
@@ -95,11 +94,8 @@ class SQLite(Dialect):
     def may_be_of_reading(self, error: Exception) -> bool:
         return _is_of_decoding(error) or super().may_be_of_reading(error)
 
-    def later(self, wait: timedelta) -> SQL:
-        return SQL(
-            "STRFTIME('%%Y-%%m-%%d %%H:%%M:%%f', 'now', %s)",
-            (f"{wait.total_seconds():+.3f} seconds",),
-        )
+    def amount(self, wait: timedelta) -> str:
+        return f"{wait.total_seconds():+.3f} seconds"
 
     @contextmanager
     def own_transaction(self, *, durable: bool = False) -> Iterator[None]:
@@ -212,9 +208,9 @@ class SQLite(Dialect):
 
     def renew_held(
         self, table: Table, token: Token, keys: Sequence[Key], lease: timedelta
-    ) -> Renewal:
-        renewed = self.update_held(table, token, keys, [self.extension(table, lease)])
-        return Renewal(renewed, [], [key for key in keys if key not in set(renewed)])
+    ) -> Sequence[Key]:
+        # Nobody else has a row locked: who writes has the database.
+        return self.update_held(table, token, keys, [self.extension(table, lease)])
 
     def queue(self, name: str) -> None:
         # There is one writer, and whoever writes is it; what others committed after a read of ours is an error here.

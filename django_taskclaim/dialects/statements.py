@@ -4,11 +4,11 @@ Names are quoted as Django quotes them and every statement is sent with paramete
 it means in Django's own statements.
 """
 
-import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property, partial
-from typing import Any, NamedTuple, TypeVar
+from itertools import chain
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from django.conf import settings
 from django.core.exceptions import EmptyResultSet, FullResultSet
@@ -24,6 +24,8 @@ Key = Any
 
 T = TypeVar("T")
 
+#: Tokens, each with the keys that it is said to hold.
+Claims: TypeAlias = Sequence[tuple[Token, Sequence[Key]]]
 
 #: Stands for the transactions that wait for the second phase of their commit; which is which cannot be told.
 PREPARED = "prepared"
@@ -59,19 +61,42 @@ class SQL(NamedTuple):
     def join(cls, separator: str, pieces: Iterable["SQL"]) -> "SQL":
         """Put *pieces* together with *separator* between them."""
         parts = list(pieces)
-        texts = separator.join(part.text for part in parts)
-        return cls(texts, tuple(value for part in parts for value in part.params))
+        texts = separator.join([part.text for part in parts])
+        return cls(texts, tuple(chain.from_iterable([part.params for part in parts])))
 
 
 def sql(template: str, *pieces: "SQL | str") -> SQL:
     """Fill the ``{}`` of *template* with *pieces*, keeping the bound values in the order of the text."""
     parts = [piece if isinstance(piece, SQL) else SQL(piece) for piece in pieces]
-    return SQL(template.format(*(p.text for p in parts)), tuple(v for p in parts for v in p.params))
+    params = tuple(chain.from_iterable([part.params for part in parts]))
+    return SQL(template.format(*[part.text for part in parts]), params)
+
+
+def both(one: SQL, other: SQL) -> SQL:
+    """Return the condition that holds where both do."""
+    return SQL(f"{one.text} AND {other.text}", (*one.params, *other.params))
 
 
 def value(bound: Any) -> SQL:
     """Return a bound value as a piece of a statement."""
     return SQL("%s", (bound,))
+
+
+class OwnValues(NamedTuple):
+    """A column in which each row gets a value of its own."""
+
+    field: AnyField
+    #: In the order of the rows' keys.
+    values: Sequence[SQL]
+    #: What is stored of a value, if it is not the value itself: a text with ``{}`` in place of it.
+    stored: str = "{}"
+
+
+class Change(NamedTuple):
+    """What one UPDATE sets: assignments that are alike for all rows, and columns that are not."""
+
+    shared: Sequence[SQL]
+    own: Sequence[OwnValues] = ()
 
 
 class KeyTable:
@@ -133,25 +158,31 @@ class KeyTable:
 
     def keyed(self, keys: Sequence[Key]) -> SQL:
         """Match the rows with these keys."""
-        if len(self.key) == 1:
-            return self._by_one_column(keys)
-        params = tuple(part for key in keys for part in self.prepared_key(key))
-        each = " AND ".join(f"{self.name}.{column} = %s" for column in self.key)
-        return SQL("(" + " OR ".join([f"({each})"] * len(keys)) + ")", params)
-
-    def _by_one_column(self, keys: Sequence[Key]) -> SQL:
-        found_in = f"{self.name}.{self.key[0]} IN"
+        if len(self.key) > 1:
+            return self.keyed_by_columns(keys)
         prepared = keys
         if not self.has_plain_key or set(map(type, keys)) != {int}:
             (field,) = self.columns.key
             prepared = [
                 field.get_db_prep_value(key, self.connection, prepared=False) for key in keys
             ]
-        if len(prepared) > 1 and all(type(one) is int for one in prepared):
+        if len(prepared) > 1 and set(map(type, prepared)) == {int}:
             # As they are: many values bound cost the driver more than the statement costs the server. With a single one
             # the text is the same for all rows, which the driver then takes apart only once.
-            return SQL(f"{found_in} ({', '.join(map(str, prepared))})")
-        return SQL(f"{found_in} ({', '.join(['%s'] * len(prepared))})", tuple(prepared))
+            return SQL(f"{self.key_list} IN ({', '.join(map(str, prepared))})")
+        marks = ", ".join(["%s"] * len(prepared))
+        return SQL(f"{self.key_list} IN ({marks})", tuple(prepared))
+
+    def keyed_by_columns(self, keys: Sequence[Key]) -> SQL:
+        """Match the rows with these composite keys."""
+        params = tuple(part for key in keys for part in self.prepared_key(key))
+        each = " AND ".join(f"{self.name}.{column} = %s" for column in self.key)
+        return SQL("(" + " OR ".join([f"({each})"] * len(keys)) + ")", params)
+
+    def same_key(self, other: str, names: Sequence[str]) -> str:
+        """Match the row whose key the table *other* has in its columns *names*."""
+        pairs = zip(self.key, names, strict=True)
+        return " AND ".join([f"{self.name}.{own} = {other}.{name}" for own, name in pairs])
 
     def prepared_key(self, key: Key) -> tuple[Any, ...]:
         """Return the key's values as the driver wants them."""
@@ -163,46 +194,34 @@ class KeyTable:
             for field, part in zip(self.columns.key, parts, strict=True)
         )
 
+    def prepared_keys(self, keys: Sequence[Key]) -> list[tuple[Any, ...]]:
+        """Return the values of each key as the driver wants them."""
+        if self.has_plain_key and set(map(type, keys)) == {int}:
+            return [(key,) for key in keys]
+        return [self.prepared_key(key) for key in keys]
+
     def assign(self, field: AnyField, to: SQL) -> SQL:
         """Return ``column = expression`` for a SET clause."""
         return SQL(f"{self.column(field)} = {to.text}", to.params)
 
     def bound(self, field: AnyField, given: Any) -> SQL:
         """Bind a Python value as ``save()`` would store it in *field*."""
-        if hasattr(given, "resolve_expression"):
-            raise TypeError(
-                f"update_fields writes values; {field.name} holds the expression {given!r}."
-            )
-        prepared = field.get_db_prep_save(given, self.connection)
+        return self.bound_all(field, [given])[0]
+
+    def bound_all(self, field: AnyField, given: Sequence[Any]) -> list[SQL]:
+        """Bind Python values as ``save()`` would store them in *field*."""
+        for one in given:
+            if hasattr(one, "resolve_expression"):
+                raise TypeError(
+                    f"update_fields writes values; {field.name} holds the expression {one!r}."
+                )
+        prepared = [field.get_db_prep_save(one, self.connection) for one in given]
+        if not (hasattr(field, "get_placeholder_sql") or hasattr(field, "get_placeholder")):
+            return [SQL("%s", (one,)) for one in prepared]
         compiler = models.sql.UpdateQuery(self.columns.owner).get_compiler(
             connection=self.connection
         )
-        return _placeholder(field, prepared, compiler, self.connection)
-
-    def by_key(self, field: AnyField, given: Sequence[tuple[Key, Any]]) -> SQL:
-        """Return an expression with each row's own value for *field*, chosen by key.
-
-        A value that does not fit is refused as that of a single row is: an explicit cast to the column's type would
-        cut it.
-        """
-        bound = [(key, self.bound(field, one)) for key, one in given]
-        if len(given) == 1 or not self.connection.features.requires_casted_case_in_updates:
-            return self.choose(bound)
-        if all(one.text == "%s" and isinstance(one.params[0], str | None) for _, one in bound):
-            # Literals of no type yet take the column's, without its length; that may be a domain of the user's.
-            return self.choose(bound, otherwise=self.qualified(field))
-        return sql("({})::{}", self.choose(bound), _without_length(field.db_type(self.connection)))
-
-    def choose(self, given: Sequence[tuple[Key, SQL]], *, otherwise: str = "NULL") -> SQL:
-        """Return an expression with each row's own expression, chosen by key."""
-        if len(given) == 1:
-            return given[0][1]
-        condition = " AND ".join(f"{self.name}.{column} = %s" for column in self.key)
-        whens = [
-            sql("WHEN {} THEN {}", SQL(condition, self.prepared_key(key)), one)
-            for key, one in given
-        ]
-        return sql("CASE {} ELSE {} END", SQL.join(" ", whens), otherwise)
+        return [_placeholder(field, one, compiler, self.connection) for one in prepared]
 
     def where_of(self, queryset: "models.QuerySet[Any]") -> SQL | None:
         """Return the queryset's condition as text, None where it can match nothing."""
@@ -276,7 +295,9 @@ class Table(KeyTable):
         self.model_table = columns.owner._meta.db_table
         #: How a dialect spells what it says of the table again and again.
         self.spellings: dict[Hashable, Any] = {}
-        self.status = f"{self.name}.{self.column(columns.status)}"
+        self.status = self.qualified(columns.status)
+        self.holder = self.qualified(columns.claimed_by)
+        self.iteration = self.qualified(columns.iteration)
 
     @classmethod
     def on(cls, connection: BaseDatabaseWrapper, columns: ClaimColumns) -> "Table":
@@ -307,51 +328,22 @@ class Table(KeyTable):
             found = self.spellings[kind] = spell()
         return found
 
-    def standing(self, token: Token) -> SQL:
-        """Match rows whose claim is still the one that *token* names: the fence."""
-        return self._under(token, Status.PROCESSING)
+    def standing(self, token: Token, status: Status = Status.PROCESSING) -> SQL:
+        """Match rows whose claim is still the one that *token* names: the fence.
 
-    def held(self, claims: Sequence[tuple[Token, Sequence[Key]]]) -> SQL:
-        """Match the rows that each of the tokens still holds of the keys beside it: the fence for several claims."""
-        each = [sql("{} AND {}", self.keyed(keys), self.standing(token)) for token, keys in claims]
-        return each[0] if len(each) == 1 else sql("(({}))", SQL.join(") OR (", each))
-
-    def fenced_update(
-        self,
-        target: str,
-        claims: Sequence[tuple[Token, Sequence[Key]]],
-        assignments: Sequence[SQL],
-        ending: str,
-    ) -> SQL:
-        """Return the UPDATE of the rows that each of the tokens still holds; that of a single row is spelt once."""
-        texts = [one.text for one in assignments]
-        params = [param for one in assignments for param in one.params]
-
-        def spell(held: SQL) -> str:
-            return f"UPDATE {target} SET {', '.join(texts)} WHERE {held.text}{ending}"
-
-        if len(claims) == 1 and len(claims[0][1]) == 1:
-            ((token, (key,)),) = claims
-            text = self.spelt((ending, *texts), lambda: spell(self.held(claims)))
-            return SQL(text, (*params, *self.held_by(token, key)))
-        held = self.held(claims)
-        return SQL(spell(held), (*params, *held.params))
-
-    def held_by(self, token: Token, key: Key) -> tuple[Any, ...]:
-        """Return what is bound in ``held`` for a single row."""
-        return (*self.prepared_key(key), *token)
-
-    def completed_by(self, token: Token) -> SQL:
-        """Match rows that were completed through the claim that *token* names."""
-        return self._under(token, Status.COMPLETE)
-
-    def _under(self, token: Token, status: Status) -> SQL:
-        columns = self.columns
+        With another *status*, rows that this claim has left in it.
+        """
         return SQL(
-            f"{self.status} = '{status.value}'"
-            f" AND {self.qualified(columns.claimed_by)} = %s AND {self.qualified(columns.iteration)} = %s",
+            f"{self.status} = '{status.value}' AND {self.holder} = %s AND {self.iteration} = %s",
             (token.holder, token.iteration),
         )
+
+    def held(self, claims: Claims) -> SQL:
+        """Match, among the rows with all these keys, those that the tokens still hold: the fence for several claims."""
+        if len(claims) == 1:
+            return self.standing(claims[0][0])
+        each = [sql("{} AND {}", self.keyed(keys), self.standing(token)) for token, keys in claims]
+        return sql("(({}))", SQL.join(") OR (", each))
 
 
 def _through(
@@ -374,13 +366,6 @@ def _convert(rows: list[list[Any]], place: int, convert: Callable[[Any], Any]) -
             given, converted = one, convert(one)
             may_be_shared = converted is None or type(converted) is datetime
         row[place] = converted
-
-
-def _without_length(db_type: Any) -> str:
-    """Return a type of PostgreSQL's as one that cuts nothing: ``char`` and ``bit`` alone have the length 1."""
-    name, *array = re.split(r"(?=\[)", re.sub(r"\(.*?\)", "", str(db_type)), maxsplit=1)
-    unbounded = {"char": "bpchar", "character": "bpchar", "bit": "varbit"}
-    return unbounded.get(name.strip().lower(), name) + "".join(array)
 
 
 def _placeholder(

@@ -14,11 +14,11 @@ from django.db import connections, models, transaction
 
 from django_taskclaim.completion import Delete
 from django_taskclaim.conf import setting
-from django_taskclaim.dialects.statements import SQL
+from django_taskclaim.dialects.statements import SQL, Change
 from django_taskclaim.handlers import handler_for
 from django_taskclaim.policy import policy_for
 from django_taskclaim.querysets import ClaimQuerySet
-from django_taskclaim.querysets.assignments import complete_assignments
+from django_taskclaim.querysets.assignments import completed
 from django_taskclaim.querysets.claiming import checked_request
 from django_taskclaim.querysets.lower_bound import LowerBound
 from django_taskclaim.querysets.scope import Desk
@@ -108,9 +108,9 @@ def fenced_statements(model: type[models.Model], alias: str) -> list[SQL]:
     if not keys:
         return []
     with listening(desk, locks_find=True) as heard:
-        if isinstance(policy_for(model).completion, Delete):
-            desk.dialect.delete_held(desk.table, NOBODY, keys)
-        else:
-            desk.dialect.update_held(desk.table, NOBODY, keys, complete_assignments([])(desk, []))
+        deletes = isinstance(policy_for(model).completion, Delete)
+        change = None if deletes else Change(completed(desk))
+        desk.dialect.write_held(desk.table, [(NOBODY, keys)], change)
+        desk.dialect.lock_standing(desk.table, NOBODY, keys)
         desk.dialect.renew_held(desk.table, NOBODY, keys, timedelta(seconds=60))
     return heard

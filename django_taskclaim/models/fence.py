@@ -104,7 +104,7 @@ class FencedModel(models.Model):
             return
         # Several tables are saved, ours not always first or at all: so the token is locked before them.
         with transaction.atomic(using=alias, savepoint=False):
-            stands = claim is None or claim.ended or querysets.fencing.lock_claim(self, alias)
+            stands = claim is None or claim.ended or querysets.writes.lock_claim(self, alias)
             if stands:
                 save()
         if not stands:
@@ -158,7 +158,7 @@ class FencedModel(models.Model):
             if found:
                 return found
         # Nothing of this table to write, or a server that does not count a row written with its old values.
-        if not querysets.fencing.lock_claim(self, using):
+        if not querysets.writes.lock_claim(self, using):
             querysets.losses.raise_lost([self], [])
         return [()]
 
@@ -199,11 +199,11 @@ class FencedModel(models.Model):
         deleted: Any = None
         try:
             with transaction.atomic(using=alias):
-                stands = querysets.fencing.lock_claim(self, alias)
+                stands = querysets.writes.lock_claim(self, alias)
                 if stands:
                     deleted = delete(*args, **kwargs)
                     # A base may only mark the row, or delete it by a queryset, which leaves the key here.
-                    gone = self.pk != key or not querysets.fencing.lock_claim(self, alias)
+                    gone = self.pk != key or not querysets.writes.lock_claim(self, alias)
         except BaseException:
             # Django has taken the key away already, and without it nothing could be repeated.
             if stands and self.pk != key:

@@ -1,7 +1,7 @@
 """The verbs: what users call on a manager or queryset. How each is carried out stands in the modules beside.
 
-``claiming`` takes rows, ``fencing`` ends and extends claims, ``operating`` acts on many rows at once; the SQL is in
-``django_taskclaim.dialects``.
+``claiming`` takes rows, ``writes`` ends claims, ``renewing`` extends them, ``operating`` acts on many rows at once; the
+SQL is in ``django_taskclaim.dialects``.
 """
 
 from importlib import import_module
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from django_taskclaim.querysets import claiming as claiming
     from django_taskclaim.querysets import completing as completing
     from django_taskclaim.querysets import failing as failing
-    from django_taskclaim.querysets import fencing as fencing
     from django_taskclaim.querysets import holding as holding
     from django_taskclaim.querysets import limits as limits
     from django_taskclaim.querysets import losses as losses
@@ -25,15 +24,17 @@ if TYPE_CHECKING:
     from django_taskclaim.querysets import pruning as pruning
     from django_taskclaim.querysets import ranges as ranges
     from django_taskclaim.querysets import removing as removing
+    from django_taskclaim.querysets import renewing as renewing
     from django_taskclaim.querysets import results as results
     from django_taskclaim.querysets import scope as scope
     from django_taskclaim.querysets import unreadable as unreadable
     from django_taskclaim.querysets import waking as waking
     from django_taskclaim.querysets import why_empty as why_empty
+    from django_taskclaim.querysets import writes as writes
     from django_taskclaim.querysets.companions import CompanionManager, CompanionQuerySet
     from django_taskclaim.querysets.progress import Progress
 else:
-    #: What only those load who call a verb. They say ``querysets.fencing.renew(…)``, so that a verb that is called
+    #: What only those load who call a verb. They say ``querysets.writes.lock_claim(…)``, so that a verb that is called
     #: again and again finds its module as an attribute here.
     _LATE = frozenset(
         {
@@ -41,7 +42,6 @@ else:
             "claiming",
             "completing",
             "failing",
-            "fencing",
             "holding",
             "limits",
             "losses",
@@ -52,11 +52,13 @@ else:
             "pruning",
             "ranges",
             "removing",
+            "renewing",
             "results",
             "scope",
             "unreadable",
             "waking",
             "why_empty",
+            "writes",
         }
     )
     #: Where each public name is found that not every project needs.

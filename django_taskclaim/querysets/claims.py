@@ -17,7 +17,6 @@ from django_taskclaim.guard import (
     prepare_birth,
     refuse_names,
     remember,
-    show,
 )
 from django_taskclaim.querysets.people import PeopleVerbs
 from django_taskclaim.signals import rows_claimed, send_after_commit
@@ -152,7 +151,7 @@ class ClaimQuerySet(PeopleVerbs[M]):
         """
         raised: CallRaised
         try:
-            return self._complete(querysets.fencing.as_rows(rows), update_fields)
+            return self._complete(querysets.writes.as_rows(rows), update_fields)
         except querysets.completing.CallRaised as caught:
             raised = caught
         raise raised.error
@@ -164,12 +163,9 @@ class ClaimQuerySet(PeopleVerbs[M]):
 
         A source of a companion's that is to be written *may be gone*, or SourceGone is raised.
         """
-        names, of_source = querysets.results.checked_results(self.model, update_fields)
-        sources = querysets.results.write_sources(of_source, may_be_gone=may_be_gone)
-        carrying, _ = querysets.fencing.carrying(given)
-        written = querysets.completing.complete(carrying, names, also=sources)
-        querysets.losses.raise_unless_all(given, written)
-        return len(written)
+        return querysets.completing.complete(
+            self.model, given, update_fields, may_be_gone=may_be_gone
+        )
 
     def fail(self, rows: M | Iterable[M], error: BaseException | str, *, retry: bool = True) -> int:
         """Finish rows badly and return how many; a row with tries left is put back and waits its back-off first.
@@ -180,7 +176,7 @@ class ClaimQuerySet(PeopleVerbs[M]):
         with nothing recorded; one with *everyone* stops all claims of the model for so long. Raises ClaimLost as
         ``complete`` does.
         """
-        return querysets.failing.fail(querysets.fencing.as_rows(rows), error, retry=retry)
+        return querysets.failing.fail(querysets.writes.as_rows(rows), error, retry=retry)
 
     def release(self, rows: M | Iterable[M], *, delay: float | timedelta | None = None) -> int:
         """Give rows back unfinished and uncounted, and return how many.
@@ -189,7 +185,7 @@ class ClaimQuerySet(PeopleVerbs[M]):
         without ``not_before`` cannot wait. Raises ClaimLost as ``complete`` does.
         """
         wait = None if delay is None else conf.waiting_time(delay)
-        return querysets.failing.release(querysets.fencing.as_rows(rows), wait)
+        return querysets.failing.release(querysets.writes.as_rows(rows), wait)
 
     def _begin(self, row: M) -> None:
         """Note that a row which may kill its worker begins: from now on its expiry tells that it did.
@@ -201,7 +197,7 @@ class ClaimQuerySet(PeopleVerbs[M]):
 
     def _set_apart(self, rows: M | Iterable[M]) -> int:
         """Give rows back uncounted, each to be claimed alone: one of them held up, or broke, all the others."""
-        return querysets.failing.give_back_apart(querysets.fencing.as_rows(rows))
+        return querysets.failing.give_back_apart(querysets.writes.as_rows(rows))
 
     def renew(self, rows: M | Iterable[M], lease: float | timedelta | None = None) -> int:
         """Extend leases to *lease* from now (by default as long as they were asked for) and return how many.
@@ -210,22 +206,8 @@ class ClaimQuerySet(PeopleVerbs[M]):
         renewed nor lost, and so is, with an ERROR in the log, one that the database refuses to have written. Raises
         ClaimLost as ``complete`` does.
         """
-        given = querysets.fencing.as_rows(rows)
-        carrying, without = querysets.fencing.carrying(given)
         duration = None if lease is None else conf.positive_duration(lease, "lease")
-        renewed: list[M] = []
-        lost = without
-        for part in querysets.fencing.by_database(carrying):
-            outcome = querysets.fencing.renew(part, duration)
-            for row in outcome.renewed:
-                show([row], {claim_columns(type(row)).expires_at: models.DEFERRED})
-            renewed += outcome.renewed
-            lost = [*outcome.lost, *lost]
-        if lost:
-            # In the order of the caller: renewals are sent in the order of the keys.
-            place = {id(row): number for number, row in enumerate(given)}
-            querysets.losses.raise_lost(sorted(lost, key=lambda row: place[id(row)]), renewed)
-        return len(renewed)
+        return querysets.renewing.renew_all(querysets.writes.as_rows(rows), duration)
 
     # Acting on many rows
 
@@ -314,7 +296,7 @@ class ClaimQuerySet(PeopleVerbs[M]):
         lost: list[M] = []
         written = 0
         with transaction.atomic(using=self.db, savepoint=False):
-            lost = querysets.fencing.lock_claims(held)
+            lost = querysets.writes.lock_claims(held)
             if not lost:
                 everywhere = type(self)(self.model, using=self.db)
                 written = super(ClaimQuerySet, everywhere).bulk_update(held, names, batch_size)

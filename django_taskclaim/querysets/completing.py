@@ -1,7 +1,7 @@
 """Finishing rows well, each in the way that the policy of its model names; the worker comes here like any caller."""
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import cache, partial
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from django.db import connections, models, router, transaction
@@ -10,33 +10,40 @@ from django_taskclaim.awaitables import refuse_not_run
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.completion import Archive, Call, Clear, Completion, Delete, Mark, Save
 from django_taskclaim.contention import contention_code, server_code
+from django_taskclaim.dialects.statements import Change
 from django_taskclaim.exceptions import TaskClaimError
-from django_taskclaim.guard import show, show_written, told_apart
+from django_taskclaim.guard import show
 from django_taskclaim.policy import policy_for, refuse_faulty
 from django_taskclaim.querysets.assignments import (
-    clear_assignments,
-    complete_assignments,
-    write_inherited,
+    as_new,
+    completed,
+    done_now,
+    due_later,
+    open_again,
 )
-from django_taskclaim.querysets.fencing import (
+from django_taskclaim.querysets.losses import raise_unless_all
+from django_taskclaim.querysets.removing import deleting, links_of, moving
+from django_taskclaim.querysets.results import (
+    checked_results,
+    own_values,
+    write_inherited,
+    write_sources,
+)
+from django_taskclaim.querysets.scope import Desk
+from django_taskclaim.querysets.writes import (
     Also,
+    Rows,
     Write,
     by_database,
-    end,
-    held_write,
+    finish,
     keys_of,
-    send_held,
+    show_state,
     write_held,
-    write_standing,
 )
-from django_taskclaim.querysets.removing import deleting, moving
-from django_taskclaim.querysets.scope import Desk
-from django_taskclaim.querysets.telling import tell
 from django_taskclaim.signals import rows_completed
 from django_taskclaim.states import Status
-from django_taskclaim.tokens import COMPLETED, carried_claim
+from django_taskclaim.tokens import COMPLETED, carried_claim, carried_claims, end_claims, standing
 
-Rows = Sequence[Any]
 Names = Sequence[str]
 
 
@@ -48,38 +55,55 @@ class CallRaised(Exception):
         self.error = error
 
 
-def complete(rows: Rows, names: Names, also: Also | None = None) -> list[Any]:
-    """Finish rows well, writing the columns *names*, and return those whose claims stood.
+def complete(
+    model: type[models.Model],
+    given: Rows,
+    update_fields: Collection[str],
+    *,
+    may_be_gone: bool = False,
+) -> int:
+    """Finish different rows well, each as the policy of its model says, and return how many.
 
-    *also* runs in the same transaction, with the rows just written, before anything is done with them.
+    A source of a companion that is to be written *may be gone*, or SourceGone is raised.
 
     CallRaised where the policy is a function that raised. A database error inside it passes as it is if it says
     something of the database: contention, or a session that broke.
     """
+    names, of_source = checked_results(model, update_fields)
+    sources = write_sources(of_source, may_be_gone=may_be_gone)
     written: list[Any] = []
-    for completion, same in _by_completion(rows):
+    for completion, same in _by_completion(standing(given)):
         for part in by_database(same):
-            done = _WAYS[type(completion)](completion, part, names, also)
-            end(done, COMPLETED)
-            tell(rows_completed, done)
-            written += done
-    return written
+            written += _ways[type(completion)](completion, part, names, sources)
+    raise_unless_all(given, written)
+    return len(written)
 
 
 def _by_completion(rows: Rows) -> Iterable[tuple[Completion, list[Any]]]:
     """Group rows by their policy and, but for those that are marked, by their class."""
-    if len(kinds := set(map(type, rows))) == 1:
-        return [(_completion_of(kinds.pop()), list(rows))]
     groups: dict[Any, tuple[Completion, list[Any]]] = {}
-    for model, same in _by_class(rows).items():
-        completion = _completion_of(model)
+    for model in dict.fromkeys(map(type, rows)):
+        refuse_faulty(model)
+        completion = policy_for(model).completion
         place = Mark if isinstance(completion, Mark) else model
+        same = [row for row in rows if type(row) is model]
         groups.setdefault(place, (completion, []))[1].extend(same)
     return groups.values()
 
 
-def _both(first: Also | None, second: Also | None) -> Also | None:
-    steps = [step for step in (first, second) if step is not None]
+def _marking(rows: Rows, names: Names, *also: Also | None) -> Write:
+    """Return what completes rows and writes their results."""
+
+    def change(desk: Desk, same: Rows) -> Change:
+        return Change(completed(desk), own_values(desk, same, names))
+
+    steps = _steps(write_inherited(rows, names), *also)
+    return Write(change, len(names), steps, (Status.COMPLETE,))
+
+
+def _steps(*also: Also | None) -> Also | None:
+    """Return what does all of these, one after the other; None for nothing."""
+    steps = [step for step in also if step is not None]
 
     def do(desk: Desk, rows: list[Any]) -> None:
         for step in steps:
@@ -88,61 +112,51 @@ def _both(first: Also | None, second: Also | None) -> Also | None:
     return do if steps else None
 
 
-def _mark(completion: Mark, rows: Rows, names: Names, also: Also | None) -> list[Any]:
-    written = write_standing(rows, _marking(names, also) if names or also else _MARKING)
-    show_state(written, Status.COMPLETE, "completed_at")
+def _mark(completion: Completion, rows: Rows, names: Names, also: Also | None) -> list[Any]:
+    written = write_held(rows, _marking(rows, names, also))
+    finish(written, COMPLETED, Status.COMPLETE, ["completed_at"], rows_completed)
     return written
 
 
-def _marking(names: Names = (), also: Also | None = None) -> Write:
-    return held_write(
-        complete_assignments(names),
-        per_row=2 * len(names),
-        also=_both(write_inherited(names), also),
-        finished=(Status.COMPLETE,),
-    )
-
-
-#: What nearly all completions are.
-_MARKING = _marking()
-
-
 def _delete(completion: Delete, rows: Rows, names: Names, also: Also | None) -> list[Any]:
-    written = send_held(rows, deleting(cascade=completion.cascade), also=also)
-    show_state(written, Status.COMPLETE)
+    owner = claim_columns(type(rows[0])).owner
+    if completion.cascade or any(links_of(owner)):
+        steps = _steps(deleting(cascade=completion.cascade), also)
+        write = Write(None, also=steps, only_locks=True)
+    else:
+        write = Write(None, also=also)
+    written = write_held(rows, write)
+    finish(written, COMPLETED, Status.COMPLETE, [], rows_completed)
     return written
 
 
 def _archive(completion: Archive, rows: Rows, names: Names, also: Also | None) -> list[Any]:
-    written = write_held(
-        rows,
-        complete_assignments(names),
-        per_row=2 * len(names),
-        also=_both(
-            _both(write_inherited(names), also),
-            moving(completion.model, cascade=completion.cascade),
-        ),
-    )
-    show_state(written, Status.COMPLETE)
+    move = moving(completion.model, cascade=completion.cascade)
+    # Where its row is gone, nobody can tell whether an unanswered COMMIT moved it.
+    write = _marking(rows, names, also, move)._replace(finished=())
+    written = write_held(rows, write)
+    finish(written, COMPLETED, Status.COMPLETE, [], rows_completed)
     return written
 
 
 def _clear(completion: Clear, rows: Rows, names: Names, also: Also | None) -> list[Any]:
-    written = write_held(
-        rows,
-        clear_assignments(names, completion.pause),
-        per_row=2 * len(names),
-        also=_both(write_inherited(names), also),
-    )
-    new = ("iteration", "not_before", "completed_at", "attempts", "last_error", "error_class")
-    show_state(written, Status.OPEN, *new)
+    def change(desk: Desk, rows: Rows) -> Change:
+        # Also without a pause: the rows done last stand behind all others that are due.
+        due = due_later(desk, completion.pause)
+        shared = [*as_new(desk), *due, *done_now(desk), *open_again(desk)]
+        return Change(shared, own_values(desk, rows, names))
+
+    steps = _steps(write_inherited(rows, names), also)
+    written = write_held(rows, Write(change, len(names), steps))
+    new = ["iteration", "not_before", "completed_at", "attempts", "last_error", "error_class"]
+    finish(written, COMPLETED, Status.OPEN, new, rows_completed)
     return written
 
 
 def _call(completion: Call, rows: Rows, names: Names, also: Also | None) -> list[Any]:
     def call(desk: Desk, done: list[Any]) -> None:
         # To the function they are ordinary rows that are complete.
-        end(done, COMPLETED)
+        end_claims(carried_claims(done), COMPLETED)
         show_state(done, Status.COMPLETE, "completed_at")
         try:
             _called(completion.function, desk.alias, done)
@@ -150,7 +164,7 @@ def _call(completion: Call, rows: Rows, names: Names, also: Also | None) -> list
             show_state(done, Status.PROCESSING, "completed_at", "expires_at")
             raise
 
-    return _mark(Mark(), rows, names, _both(also, call))
+    return _mark(completion, rows, names, _steps(also, call))
 
 
 def _save(completion: Save, rows: Rows, names: Names, also: Also | None) -> list[Any]:
@@ -212,7 +226,7 @@ def _nothing_was_kept(error: BaseException) -> TaskClaimError:
     )
 
 
-_WAYS: dict[type, Callable[[Any, Rows, Names, Also | None], list[Any]]] = {
+_ways: dict[type, Callable[[Any, Rows, Names, Also | None], list[Any]]] = {
     Mark: _mark,
     Delete: _delete,
     Archive: _archive,
@@ -220,33 +234,3 @@ _WAYS: dict[type, Callable[[Any, Rows, Names, Also | None], list[Any]]] = {
     Call: _call,
     Save: _save,
 }
-
-
-def _completion_of(model: type[models.Model]) -> Completion:
-    refuse_faulty(model)
-    return policy_for(model).completion
-
-
-def _by_class(rows: Rows) -> dict[type[models.Model], list[Any]]:
-    """Group rows by their class."""
-    classes = dict.fromkeys(map(type, rows))
-    if len(classes) == 1:
-        return {model: list(rows) for model in classes}
-    return {model: [row for row in rows if type(row) is model] for model in classes}
-
-
-def show_state(rows: Sequence[Any], status: Status, *unknown: str) -> None:
-    """Let instances show their new state; columns whose new value only the database knows are read when asked."""
-    for model, same in _by_class(rows).items():
-        show_written(same, *_values_in(model, status, unknown))
-
-
-@cache
-def _values_in(
-    model: type[models.Model], status: Status, unknown: tuple[str, ...]
-) -> tuple[dict[str, Any], list[str]]:
-    columns = claim_columns(model)
-    values: dict[Any, Any] = {columns.status: status.value, columns.expires_at: None}
-    if status == Status.OPEN:
-        values |= {columns.claimed_by: None, columns.claimed_at: None}
-    return told_apart(values | {getattr(columns, role): models.DEFERRED for role in unknown})

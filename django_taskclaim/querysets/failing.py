@@ -4,100 +4,160 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from django.db import models
+from django.db import DatabaseError, models
 
+from django_taskclaim.connecting import is_refusal
+from django_taskclaim.dialects.statements import Change, OwnValues, value
 from django_taskclaim.exceptions import Permanent
-from django_taskclaim.failures import recorded, told
+from django_taskclaim.failures import in_ascii, recorded, told
 from django_taskclaim.policy import Verdict, policy_for, refuse_faulty
-from django_taskclaim.querysets import fencing
 from django_taskclaim.querysets.assignments import (
-    Assignments,
-    begin_assignments,
-    release_assignments,
-    set_apart,
+    crash_mark,
+    due_later,
+    failure,
+    in_state,
+    open_again,
+    to_null,
 )
-from django_taskclaim.querysets.completing import show_state
 from django_taskclaim.querysets.everyone import stop_everyone
 from django_taskclaim.querysets.losses import raise_unless_all
-from django_taskclaim.querysets.telling import tell
+from django_taskclaim.querysets.scope import Desk
+from django_taskclaim.querysets.writes import Rows, Write, by_database, finish, write_held
 from django_taskclaim.signals import rows_failed, rows_released
 from django_taskclaim.states import Status
-from django_taskclaim.tokens import Ended, carried_claim, clock, standing_claim
+from django_taskclaim.tokens import GIVEN_UP, Ended, carried_claim, carried_claims, clock, standing
 
 M = TypeVar("M", bound=models.Model)
+
+#: What a row is judged to be worth, and how long it waits where that is another try.
+Judged = tuple[Verdict, timedelta]
 
 
 def fail(given: Sequence[M], error: BaseException | str, *, retry: bool) -> int:
     """End rows badly as their policy judges *error*; see ``ClaimQuerySet.fail``."""
-    carrying, _ = fencing.carrying(given)
-    verdicts = [(row, _verdict(row, error, retry)) for row in carrying]
-    written = _end_badly([(row, one) for row, one in verdicts if one.counted], error)
+    rows = standing(given)
+    verdicts = _verdicts(rows, error, retry=retry)
+    waits = {
+        id(row): timedelta() if verdict.final else verdict.wait()
+        for row, verdict in zip(rows, verdicts, strict=True)
+    }
+    final: list[M] = []
+    waiting: list[M] = []
     uncounted: dict[timedelta, list[M]] = {}
-    for row, verdict in verdicts:
+    for row, verdict in zip(rows, verdicts, strict=True):
         if not verdict.counted:
-            wait = verdict.wait()
-            uncounted.setdefault(wait, []).append(row)
+            uncounted.setdefault(waits[id(row)], []).append(row)
             if verdict.everyone:
-                stop_everyone(type(row), carried_claim(row).alias, wait, told(error))
+                stop_everyone(type(row), carried_claim(row).alias, waits[id(row)], told(error))
+        else:
+            (final if verdict.final else waiting).append(row)
+    written = [*_end_badly(final, error, None), *_end_badly(waiting, error, waits)]
     for wait, same in uncounted.items():
-        chosen = release_assignments(wait)
-        written += _open_again(same, chosen, ["iteration", "not_before"])
+        written += _give_back(same, wait)
     raise_unless_all(given, written)
     return len(written)
 
 
-def _verdict(row: models.Model, error: object, retry: bool) -> Verdict:
-    claim = standing_claim(row)
-    assert claim is not None, "only rows that carry a claim are judged"
-    refuse_faulty(type(row))
-    return policy_for(type(row)).judge(error, claim.attempts + 1, retry=retry)
+def _verdicts(rows: Rows, error: object, *, retry: bool) -> list[Verdict]:
+    """Say what the error makes of each row; rows of a model that have failed as often are judged alike."""
+    known: dict[Any, Verdict] = {}
+    verdicts: list[Verdict] = []
+    for row, claim in zip(rows, carried_claims(rows), strict=True):
+        alike = type(row), claim.attempts
+        if alike not in known:
+            refuse_faulty(type(row))
+            policy = policy_for(type(row))
+            known[alike] = policy.judge(error, claim.attempts + 1, retry=retry)
+        verdicts.append(known[alike])
+    return verdicts
 
 
-def _end_badly(judged: Sequence[tuple[M, Verdict]], error: BaseException | str) -> list[M]:
-    """Write what a counted failure makes of each row, and return those that were still held."""
-    if not judged:
+def _end_badly(
+    rows: list[M], error: BaseException | str, waits: dict[int, timedelta] | None
+) -> list[M]:
+    """Write a counted failure, final where no *waits* are given, and return the rows that were still held."""
+    if not rows:
         return []
-    told = recorded(error)
-    waits = {id(row): None if verdict.final else verdict.wait() for row, verdict in judged}
-    new, written = ("attempts", "last_error", "error_class"), []
-    for part in fencing.by_database([row for row, _ in judged]):
-        done: list[M] = fencing.write_failed(part, waits, told)
-        fencing.end(done, Ended(failure=told, permanent=isinstance(error, Permanent)))
-        failed = [row for row in done if waits[id(row)] is None]
-        waiting = [row for row in done if waits[id(row)] is not None]
-        show_state(failed, Status.FAILED, *new)
-        show_state(waiting, Status.OPEN, *new, "not_before", "iteration")
-        tell(rows_failed, done, error=error)
+    words = recorded(error)
+    how = Ended(failure=words, permanent=isinstance(error, Permanent))
+    unknown = ["attempts", "last_error", "error_class"]
+    if waits is not None:
+        unknown += ["not_before", "iteration"]
+    status = Status.FAILED if waits is None else Status.OPEN
+    written: list[M] = []
+    for part in by_database(rows):
+        done: list[M] = _write_failed(part, waits, words)
+        finish(done, how, status, unknown, rows_failed, error=error)
         written += done
     return written
 
 
+def _write_failed(
+    rows: Rows, waits: dict[int, timedelta] | None, words: tuple[str, str]
+) -> list[Any]:
+    """Write the failure of rows of one database.
+
+    What the database refuses, for its encoding lacks a character of the text or for any other reason, is written again
+    in escapes, and then without the text.
+    """
+    said = words
+    for plainer in (in_ascii, _nothing):
+        try:
+            return write_held(rows, _failing(waits, said))
+        except (DatabaseError, UnicodeError) as error:
+            if not is_refusal(error):
+                raise
+            said = plainer(words)
+    return write_held(rows, _failing(waits, said))
+
+
+def _nothing(words: tuple[str, str]) -> tuple[str, str]:
+    return "", ""
+
+
+def _failing(waits: dict[int, timedelta] | None, words: tuple[str, str]) -> Write:
+    def change(desk: Desk, rows: Rows) -> Change:
+        said = failure(desk, *words)
+        if waits is None:
+            ended = [in_state(desk, Status.FAILED), to_null(desk, desk.columns.expires_at)]
+            return Change([*said, *ended])
+        waiting, amount = desk.columns.not_before, desk.dialect.amount
+        amounts = [value(amount(waits[id(row)])) for row in rows]
+        own = (
+            []
+            if waiting is None
+            else [OwnValues(waiting, amounts, stored=desk.dialect.moment_after)]
+        )
+        return Change([*said, *open_again(desk)], own)
+
+    return Write(change, 1, finished=() if waits is not None else (Status.FAILED,))
+
+
 def release(given: Sequence[Any], wait: timedelta | None) -> int:
     """Give rows back uncounted, to wait so long; see ``ClaimQuerySet.release``."""
-    unknown = ["iteration"] if wait is None else ["iteration", "not_before"]
-    return _give_back(given, release_assignments(wait), unknown)
-
-
-def give_back_apart(given: Sequence[Any]) -> int:
-    """Give rows back uncounted, each to be claimed alone."""
-    return _give_back(given, set_apart, ["iteration", "not_before"])
-
-
-def _give_back(given: Sequence[Any], assignments: Assignments, unknown: Sequence[str]) -> int:
-    carrying, _ = fencing.carrying(given)
-    written = _open_again(carrying, assignments, unknown)
+    written = _give_back(standing(given), wait)
     raise_unless_all(given, written)
     return len(written)
 
 
-def _open_again(rows: Sequence[M], assignments: Assignments, unknown: Sequence[str]) -> list[M]:
+def give_back_apart(given: Sequence[Any]) -> int:
+    """Give rows back uncounted, each to be claimed alone, where their model has a mark for that."""
+    written = _give_back(standing(given), None, alone=True)
+    raise_unless_all(given, written)
+    return len(written)
+
+
+def _give_back(rows: Sequence[M], wait: timedelta | None, *, alone: bool = False) -> list[M]:
     """Put rows back uncounted, and return those that were still held."""
+
+    def change(desk: Desk, same: Rows) -> Change:
+        return Change([*(crash_mark(desk) if alone else due_later(desk, wait)), *open_again(desk)])
+
     written: list[M] = []
-    for part in fencing.by_database(rows):
-        done = fencing.write_held(part, assignments)
-        fencing.end(done)
-        show_state(done, Status.OPEN, *unknown)
-        tell(rows_released, done)
+    for part in by_database(rows):
+        done: list[M] = write_held(part, Write(change))
+        unknown = ["iteration"] if wait is None and not alone else ["iteration", "not_before"]
+        finish(done, GIVEN_UP, Status.OPEN, unknown, rows_released)
         written += done
     return written
 
@@ -105,5 +165,9 @@ def _open_again(rows: Sequence[M], assignments: Assignments, unknown: Sequence[s
 def begin(row: models.Model) -> None:
     """Give a row that may kill its worker its whole lease from here; ClaimLost where the claim stands no more."""
     started, claim = clock(), carried_claim(row)
-    raise_unless_all([row], fencing.write_held([row], begin_assignments(claim.lease)))
+
+    def change(desk: Desk, rows: Rows) -> Change:
+        return Change([*crash_mark(desk), desk.dialect.extension(desk.table, claim.lease)])
+
+    raise_unless_all([row], write_held([row], Write(change)))
     claim.extend(started)

@@ -2,22 +2,30 @@
 
 from collections.abc import Iterable
 from datetime import timedelta
-from typing import Any, TypeVar
+from functools import partial
+from typing import TypeVar
 
 from django.db import models
 
 from django_taskclaim import conf
 from django_taskclaim.columns import claim_columns
-from django_taskclaim.dialects.statements import SQL
+from django_taskclaim.dialects.statements import Change
 from django_taskclaim.guard import show
 from django_taskclaim.policy import policy_for
-from django_taskclaim.querysets import fencing, operating
-from django_taskclaim.querysets.assignments import Assignments, pass_on
+from django_taskclaim.querysets import operating
+from django_taskclaim.querysets.assignments import pass_on
 from django_taskclaim.querysets.claiming import checked_name
 from django_taskclaim.querysets.losses import raise_unless_all
 from django_taskclaim.querysets.scope import Desk, Rows
-from django_taskclaim.querysets.telling import tell
+from django_taskclaim.querysets.writes import (
+    Write,
+    as_rows,
+    by_database,
+    send_of_rows,
+    write_held,
+)
 from django_taskclaim.signals import rows_handed_over
+from django_taskclaim.tokens import GIVEN_UP, carried_claims, end_claims, standing
 
 M = TypeVar("M", bound=models.Model)
 
@@ -28,15 +36,14 @@ def hand_over(rows: M | Iterable[M], to: str, lease: Lease) -> int:
     """Let *to* hold *rows* from now on; see ``ClaimQuerySet.hand_over``."""
     holder = checked_name(to, "to")
     duration = None if lease is None else conf.positive_duration(lease, "lease")
-    given = fencing.as_rows(rows)
-    carrying, _ = fencing.carrying(given)
+    given = as_rows(rows)
     written: list[M] = []
-    for part in fencing.by_database(carrying):
-        done = fencing.write_held(part, _passed_to(holder, duration))
-        fencing.end(done)
+    for part in by_database(standing(given)):
+        done = write_held(part, Write(partial(_passed_to, holder, duration)))
+        end_claims(carried_claims(done), GIVEN_UP)
         for row in done:
             _show_passed(row, holder)
-        tell(rows_handed_over, done, to=holder)
+        send_of_rows(rows_handed_over, done, to=holder)
         written += done
     raise_unless_all(given, written)
     return len(written)
@@ -55,11 +62,8 @@ def _duration(model: type[models.Model], lease: Lease) -> timedelta:
     return policy_for(model).lease if lease is None else conf.positive_duration(lease, "lease")
 
 
-def _passed_to(holder: str, lease: timedelta | None) -> Assignments:
-    def assignments(desk: Desk, rows: Any) -> list[SQL]:
-        return pass_on(desk, holder, lease or policy_for(desk.model).lease)
-
-    return assignments
+def _passed_to(holder: str, lease: timedelta | None, desk: Desk, rows: Rows) -> Change:
+    return Change(pass_on(desk, holder, lease or policy_for(desk.model).lease))
 
 
 def _show_passed(row: models.Model, holder: str) -> None:

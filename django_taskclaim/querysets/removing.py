@@ -1,6 +1,7 @@
 """Deleting rows that are done, from every table that they are part of, and copying them to an archive before."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from django.db import models
@@ -8,17 +9,17 @@ from django.db.models.deletion import Collector
 
 from django_taskclaim.dialects.statements import SQL
 from django_taskclaim.exceptions import TaskClaimError
-from django_taskclaim.querysets.fencing import Also, Send, keys_of
 from django_taskclaim.querysets.scope import Desk, Rows
-from django_taskclaim.states import Token
+from django_taskclaim.querysets.writes import Also, keys_of
+from django_taskclaim.states import Status
 from django_taskclaim.tokens import carried_claim
 
 Model = type[models.Model]
 
 
-def deleting(*, cascade: bool) -> Send:
-    """Return what deletes the rows that a token still holds."""
-    return _delete_cascading if cascade else _delete_held
+def deleting(*, cascade: bool) -> Also:
+    """Return what deletes rows that are locked and still held, from all their tables."""
+    return partial(_remove, status=Status.PROCESSING, cascade=cascade)
 
 
 def moving(archive: Model, *, cascade: bool) -> Also:
@@ -27,28 +28,17 @@ def moving(archive: Model, *, cascade: bool) -> Also:
     def move(desk: Desk, rows: list[Any]) -> None:
         for part in desk.dialect.chunks(rows, desk.table):
             _copy(desk, archive, keys_of(part))
-            if cascade:
-                _cascade(desk, part)
-            else:
-                token = carried_claim(part[0]).token
-                _delete_everywhere(desk, keys_of(part), desk.table.completed_by(token))
+            _remove(desk, part, status=Status.COMPLETE, cascade=cascade)
 
     return move
 
 
-def _delete_held(desk: Desk, token: Token, rows: Sequence[Any]) -> list[Any]:
-    if not any(links_of(desk.columns.owner)):
-        return desk.dialect.delete_held(desk.table, token, keys_of(rows))
-    held = desk.dialect.lock_standing(desk.table, token, keys_of(rows))
-    if held:
-        _delete_everywhere(desk, held, desk.table.standing(token))
-    return held
-
-
-def _delete_cascading(desk: Desk, token: Token, rows: Sequence[Any]) -> list[Any]:
-    held = set(desk.dialect.lock_standing(desk.table, token, keys_of(rows)))
-    _cascade(desk, [row for row in rows if carried_claim(row).pk in held])
-    return list(held)
+def _remove(desk: Desk, rows: Sequence[Any], *, status: Status, cascade: bool) -> None:
+    if cascade:
+        _cascade(desk, rows)
+    else:
+        token = carried_claim(rows[0]).token
+        _delete_everywhere(desk, keys_of(rows), desk.table.standing(token, status))
 
 
 def _cascade(desk: Desk, rows: Sequence[Any]) -> None:
@@ -77,8 +67,7 @@ def _delete_everywhere(desk: Desk, keys: Sequence[Any], condition: SQL) -> None:
         if model is not owner:
             desk.dialect.delete_where(*_by_key(desk, model, same))
             continue
-        fenced = SQL.join(" AND ", [desk.table.keyed(keys), condition])
-        gone = desk.dialect.delete_where(desk.table.name, fenced)
+        gone = desk.dialect.run(desk.dialect.deletion(desk.table, keys, condition))
         if gone != len(keys):
             raise TaskClaimError(
                 f"Deleted {gone} of {len(keys)} rows that were locked for it; rolled back."

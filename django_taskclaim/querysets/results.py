@@ -1,16 +1,19 @@
 """What ``update_fields`` may name, and how the columns of a companion's source are written with its completion."""
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 from django.db import models
 
-from django_taskclaim.columns import KeyColumns, is_claimable
+from django_taskclaim.columns import KeyColumns, claim_columns, is_claimable
+from django_taskclaim.dialects.statements import Change, OwnValues
 from django_taskclaim.exceptions import SourceGone
 from django_taskclaim.fields import AnyField
 from django_taskclaim.guard import refuse_names
 from django_taskclaim.links import LINK, SourceLink, is_companion, source_link
 from django_taskclaim.querysets.scope import Desk
+from django_taskclaim.querysets.writes import Also
 from django_taskclaim.tokens import carried_claim
 
 #: What names a column of the source's, where the companion has one of the same name.
@@ -41,6 +44,11 @@ def checked_results(model: type[models.Model], names: Collection[str]) -> Result
         raise TypeError("update_fields is a list of names, not None.")
     if not names:
         return NOTHING
+    return _sorted_out(model, tuple(names))
+
+
+@cache
+def _sorted_out(model: type[models.Model], names: tuple[str, ...]) -> Results:
     refuse_names(model, names, "update_fields")
     own = [name for name in names if name in writable(model)]
     rest = [name for name in names if name not in own]
@@ -71,9 +79,7 @@ def _names(model: type[models.Model], names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(model._meta.get_field(name).name for name in names))
 
 
-def write_sources(
-    names: Sequence[str], *, may_be_gone: bool
-) -> Callable[[Desk, list[Any]], None] | None:
+def write_sources(names: Sequence[str], *, may_be_gone: bool) -> Also | None:
     """Return what writes these columns of the rows' sources, inside the same transaction.
 
     SourceGone where one is not there any more, unless it *may be gone*.
@@ -91,6 +97,53 @@ def write_sources(
                 raise SourceGone([row for row, source in sources if source in gone])
 
     return write
+
+
+def own_values(desk: Desk, rows: Sequence[Any], names: Sequence[str]) -> list[OwnValues]:
+    """Return the values of those of *names* that are columns of the claim table, for each row."""
+    fields: list[Any] = [desk.model._meta.get_field(name) for name in names]
+    return [
+        OwnValues(field, desk.table.bound_all(field, [field.pre_save(row, False) for row in rows]))
+        for field in fields
+        if field.model is desk.columns.owner
+    ]
+
+
+def write_inherited(rows: Sequence[Any], names: Sequence[str]) -> Also | None:
+    """Return what writes those of *names* that are on other tables than the claim, inside the same transaction."""
+    kinds: set[Any] = set(map(type, rows))
+    inherited = [
+        name
+        for kind in kinds
+        for name in names
+        if kind._meta.get_field(name).model is not claim_columns(kind).owner
+    ]
+    if not inherited:
+        return None
+
+    def write(desk: Desk, rows: list[Any]) -> None:
+        for row in rows:
+            by_model: dict[type[models.Model], list[Any]] = {}
+            for name in names:
+                field: Any = type(row)._meta.get_field(name)
+                if field.model is not desk.columns.owner:
+                    by_model.setdefault(field.model, []).append(field)
+            for model, fields in by_model.items():
+                values = [
+                    (field, None, _plain(field, field.pre_save(row, False))) for field in fields
+                ]
+                key = row._get_pk_val(model._meta)
+                models.QuerySet(model, using=desk.alias).filter(pk=key)._update(values)  # type: ignore[attr-defined]
+
+    return write
+
+
+def _plain(field: AnyField, given: Any) -> Any:
+    if hasattr(given, "resolve_expression"):
+        raise TypeError(
+            f"update_fields writes values; {field.name} holds the expression {given!r}."
+        )
+    return given
 
 
 def _refuse_other_database(link: SourceLink, desk: Desk) -> None:
@@ -146,18 +199,18 @@ def _by_table(source: type[models.Model], names: Sequence[str]) -> dict[Any, lis
 def _write_table(desk: Desk, model: Any, fields: list[AnyField], sources: list[Any]) -> list[Any]:
     """Write *fields* from the instances, many rows in a statement, and return those whose rows are not there."""
     table = desk.dialect.keyed_table(KeyColumns(model))
-    ordered = sorted(sources, key=lambda source: _key(table.columns.key, source))
+    by_key = {_key(table.columns.key, source): source for source in sources}
+    ordered = [by_key[key] for key in sorted(by_key)]
     gone: list[Any] = []
-    for part in desk.dialect.chunks(ordered, table, len(fields) * (len(table.key) + 1)):
-        by_key = {_key(table.columns.key, source): source for source in part}
-        values = [
-            (field, [(key, field.pre_save(one, add=False)) for key, one in by_key.items()])
+    for part in desk.dialect.chunks(ordered, table, len(fields)):
+        keys = [_key(table.columns.key, source) for source in part]
+        own = [
+            OwnValues(field, table.bound_all(field, [field.pre_save(one, False) for one in part]))
             for field in fields
         ]
-        chosen = [table.assign(field, table.by_key(field, given)) for field, given in values]
-        if desk.dialect.update_keyed(table, list(by_key), chosen) < len(by_key):
-            there = desk.dialect.present(table, list(by_key))
-            gone += [source for key, source in by_key.items() if key not in there]
+        if desk.dialect.run(desk.dialect.update(table, keys, Change([], own))) < len(keys):
+            there = desk.dialect.present(table, keys)
+            gone += [source for key, source in zip(keys, part, strict=True) if key not in there]
     return gone
 
 

@@ -21,10 +21,11 @@ from django_taskclaim.dialects import dialect_for
 from django_taskclaim.handlers import Handler
 from django_taskclaim.policy import RENEWALS_PER_LEASE, SELF_FENCE
 from django_taskclaim.querysets import ClaimQuerySet
-from django_taskclaim.querysets.fencing import lock_free, renew
 from django_taskclaim.querysets.reaping import Reaper
 from django_taskclaim.querysets.refusals import Search, is_refused
+from django_taskclaim.querysets.renewing import renew
 from django_taskclaim.querysets.scope import Desk
+from django_taskclaim.querysets.writes import lock_free
 from django_taskclaim.switch import stops_of
 from django_taskclaim.throttling.throttles import Throttles
 from django_taskclaim.tokens import clock

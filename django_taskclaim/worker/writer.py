@@ -17,9 +17,9 @@ from django_taskclaim.failures import described
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.completing import CallRaised
 from django_taskclaim.querysets.everyone import stop_everyone
-from django_taskclaim.querysets.fencing import lock_free
 from django_taskclaim.querysets.lost_commits import judge_after_lost_commit
 from django_taskclaim.querysets.transactions import waiting_once
+from django_taskclaim.querysets.writes import lock_free
 from django_taskclaim.states import WORKER_MARK, Status
 from django_taskclaim.throttling.throttles import working_on
 from django_taskclaim.tokens import Ended, clock

@@ -28,7 +28,8 @@ def fault(sentence: str, *edits: tuple[str, str, str], on: tuple[str, ...] = DAT
     return Fault(sentence, [Edit(*edit) for edit in edits], on)
 
 
-OPERATING, CLAIMS, SCOPE = "querysets/operating.py", "querysets/claims.py", "querysets/scope.py"
+OPERATING, SCOPE = "querysets/operating.py", "querysets/scope.py"
+COMPLETING = "querysets/completing.py"
 TRANSACTIONS, FENCE, STATEMENTS = (
     "querysets/transactions.py",
     "models/fence.py",
@@ -82,8 +83,8 @@ FAULTS = {
             "The fence lets an older token of the same holder pass.",
             (
                 STATEMENTS,
-                "{self.qualified(columns.iteration)} = %s",
-                "{self.qualified(columns.iteration)} >= %s",
+                "{self.iteration} = %s",
+                "{self.iteration} >= %s",
             ),
         ),
         fault(
@@ -94,31 +95,32 @@ FAULTS = {
             "delete() of an instance whose claim was lost deletes the row.",
             (
                 FENCE,
-                "stands = querysets.fencing.lock_claim(self, alias)\n                if stands",
+                "stands = querysets.writes.lock_claim(self, alias)\n                if stands",
                 "stands = True\n                if stands",
             ),
         ),
         fault(
             "complete() writes update_fields by a statement of its own, without the token.",
             (
-                CLAIMS,
-                "written = querysets.completing.complete(carrying, names, also=sources)",
-                "for row in carrying if names else ():\n"
-                "            rows = models.QuerySet(type(row), using=standing_claim(row).alias)\n"
-                "            rows.filter(pk=row.pk).update(**{n: getattr(row, n) for n in names})\n"
-                "        written = querysets.completing.complete(carrying, (), also=sources)",
+                COMPLETING,
+                "    written: list[Any] = []\n    for completion, same",
+                "    for row in standing(given) if names else ():\n"
+                "        rows = models.QuerySet(type(row), using=carried_claim(row).alias)\n"
+                "        rows.filter(pk=row.pk).update(**{n: getattr(row, n) for n in names})\n"
+                "    names = ()\n"
+                "    written: list[Any] = []\n    for completion, same",
             ),
         ),
         fault(
             "complete() of rows whose claim was lost raises nothing.",
-            (CLAIMS, "querysets.losses.raise_unless_all(given, written)\n        return", "return"),
+            (COMPLETING, "raise_unless_all(given, written)\n    return", "return"),
         ),
         fault(
             "A row that is released keeps its iteration.",
             (
                 "querysets/assignments.py",
-                '+ 1")),\n        table.assign(columns.claimed_by, SQL',
-                '+ 0")),\n        table.assign(columns.claimed_by, SQL',
+                "one_more(desk, columns.iteration),\n        to_null",
+                "to_null",
             ),
         ),
     ],

@@ -125,7 +125,7 @@ def outcome(size: int, name: str, given: Any) -> Any:
         with transaction.atomic():
             Narrow.objects.complete(rows, update_fields=[name])
     except DatabaseError as error:
-        return type(error), error.args[0] if connection.vendor == "mysql" else ""
+        return type(error)
     first, *others = [getattr(fresh(row), name) for row in rows]
     assert others == [first] * (size - 1)
     return first
@@ -144,7 +144,7 @@ def test_a_batch_refuses_a_value_as_a_single_row_does(name: str, strict: bool) -
         if lenient:
             execute("SET SESSION sql_mode = @usual")
     assert together == alone
-    assert (alone[0] is DataError) is (connection.vendor != "sqlite" and not lenient), alone
+    assert (alone is DataError) is (connection.vendor != "sqlite" and not lenient), alone
 
 
 @pytest.mark.skipif(connection.vendor != "postgresql", reason="needs types that a cast cuts")
@@ -166,7 +166,7 @@ def test_no_type_is_cut_by_a_batch(
     execute("CREATE DOMAIN taskclaim_short AS varchar(5)")
     execute(f"ALTER TABLE testapp_narrow ALTER of_any_type TYPE {kind} USING NULL::{kind}")
     monkeypatch.setattr(AnyTypeField, "kind", kind)
-    assert [outcome(size, "of_any_type", too_long) for size in (1, 3)] == [(DataError, "")] * 2
+    assert [outcome(size, "of_any_type", too_long) for size in (1, 3)] == [DataError] * 2
     assert [outcome(size, "of_any_type", fits) for size in (1, 3)] == [fits] * 2
 
 

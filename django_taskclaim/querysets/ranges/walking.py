@@ -13,11 +13,11 @@ from django.db import models
 from django_taskclaim.dialects.statements import SQL
 from django_taskclaim.exceptions import RangeInterrupted, RangeSplit, RangeUnfinished
 from django_taskclaim.guard import show
-from django_taskclaim.querysets.fencing import lock_claim
 from django_taskclaim.querysets.losses import raise_lost
 from django_taskclaim.querysets.ranges.place import Bounds, Place
 from django_taskclaim.querysets.ranges.splitting import split
 from django_taskclaim.querysets.transactions import refuse_old_snapshots, transactionally
+from django_taskclaim.querysets.writes import lock_claim
 from django_taskclaim.tokens import Claim, carried_claim, clock, standing_claim
 
 #: Rows of the first chunk, and of the largest.
