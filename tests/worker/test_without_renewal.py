@@ -11,10 +11,10 @@ from django.db import connection
 
 from tests import servers
 from tests.factories import make
-from tests.proxy import HAS_A_SERVER
+from tests.proxy import HAS_A_SERVER, CommitProxy
 from tests.querysets.support import Rival, fresh
 from tests.testapp.models import Photo
-from tests.worker.conftest import Worker, wait_until
+from tests.worker.conftest import Worker, jobs, states, wait_until
 
 #: What keeps all others from writing to the table, and what ends that.
 LOCKS = {
@@ -53,13 +53,18 @@ def test_a_handler_hears_that_its_lease_could_not_be_renewed(work: Callable[...,
 
 @pytest.mark.promise(12)
 @pytest.mark.skipif(not HAS_A_SERVER, reason="needs a server that is connected to")
-def test_a_database_that_refuses_is_not_asked_without_pause(
+def test_a_database_that_goes_away_is_not_asked_without_pause(
     start_worker: Callable[..., Worker],
 ) -> None:
     """A slow machine asks less often, so the span is long there, too."""
+    jobs(1)
+    settings = connection.settings_dict
+    with CommitProxy(settings["HOST"], int(settings["PORT"])) as proxy:
+        there = settings | {"HOST": "127.0.0.1", "PORT": proxy.port}
+        start_worker("--in-process", DATABASE_URL=servers.url_of(there))
+        wait_until(lambda: states() == {"complete": 1})
     asked: list[float] = []
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        away = connection.settings_dict | {"HOST": "127.0.0.1", "PORT": door.getsockname()[1]}
+    with socket.create_server(("127.0.0.1", proxy.port)) as door:
 
         def refuse() -> None:
             with contextlib.suppress(OSError):
@@ -68,6 +73,5 @@ def test_a_database_that_refuses_is_not_asked_without_pause(
                     asked.append(time.monotonic())
 
         threading.Thread(target=refuse, daemon=True).start()
-        start_worker("--in-process", DATABASE_URL=servers.url_of(away))
         wait_until(lambda: len(asked) >= 20, what="twenty tries")
     assert asked[19] - asked[0] > 2
