@@ -188,6 +188,11 @@ FAULTS = {
             "renew() shortens a lease.",
             (BASE, "table.qualified(column), end, end)", '"NULL", end, end)'),
         ),
+        fault(
+            "A locked row that a renewal passes over is taken for lost.",
+            (BASE, "skipped = self.still_standing(table, token, rest)", "skipped: list[Key] = []"),
+            on=("mysql",),
+        ),
     ],
     9: [
         fault(
@@ -239,6 +244,11 @@ FAULTS = {
                 ".has_server:\n            return False\n        return self.service.was_away_since(since)",
                 ".has_server:\n            return False\n        return False",
             ),
+            on=("postgresql", "mysql"),
+        ),
+        fault(
+            "A worker asks a database that is away without a pause.",
+            ("worker/claimer.py", "self._rest(failures)", "pass"),
             on=("postgresql", "mysql"),
         ),
     ],
