@@ -9,7 +9,6 @@ import pytest
 from django.db.models import Count, Exists, F, OuterRef, Prefetch, Window
 from django.db.models.functions import Lower, RowNumber
 from django.db.models.signals import post_init
-from django.test import override_settings
 from django.test.utils import isolate_apps
 from django.utils import timezone
 
@@ -70,15 +69,6 @@ def test_a_wrong_argument_is_a_value_error_that_names_it(
     for arguments in WRONG[named]:
         with django_assert_num_queries(0), pytest.raises(ValueError, match=named):
             Photo.objects.claim_batch(**({"limit": 1} | arguments))
-
-
-@pytest.mark.once
-@pytest.mark.promise(14)
-def test_a_strategy_that_the_database_has_not_is_refused_by_name() -> None:
-    make(Photo)
-    asked = override_settings(TASKCLAIM={"CLAIM_STRATEGY": "update_limit"})
-    with asked, pytest.raises(ValueError, match="update_limit"):
-        Photo.objects.claim_batch(1)
 
 
 # Which rows

@@ -143,12 +143,6 @@ class HiddenFromAll(TaskMixin, Payload):
         base_manager_name = "objects"
 
 
-class Labour(TaskMixin, Payload):
-    """Keeps ``complete`` for itself."""
-
-    complete = models.BooleanField(default=False)
-
-
 class Parcel(TaskMixin, Payload):
     """Other rows look at it, so that deleting it concerns them."""
 
@@ -172,18 +166,6 @@ class Receipt(models.Model):
     """Keeps its parcel from being deleted."""
 
     parcel = models.ForeignKey(Parcel, on_delete=models.PROTECT)
-
-
-class Front(models.Model):
-    front_key = models.AutoField(primary_key=True)
-
-
-class Back(models.Model):
-    back_key = models.AutoField(primary_key=True)
-
-
-class Sheet(Front, Back, TaskMixin, Payload):
-    """Has two parents, so two keys that differ."""
 
 
 class Archived(models.Model):
