@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from datetime import datetime
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +12,6 @@ from django.db import connection, connections, models
 from django.utils import timezone
 
 from tests.factories import DIFFERENT
-from tests.testapp.models import Photo
 
 #: A little more than any healthy statement needs on a busy machine; no test waits that long when all is well.
 DEADLINE = 40
@@ -130,11 +128,6 @@ def execute(statement: str, params: Any = (), using: str = "default") -> int:
     with connections[using].cursor() as cursor:
         cursor.execute(statement, tuple(params))
         return int(cursor.rowcount)
-
-
-def stored_moment(moment: datetime) -> Any:
-    """Return a moment as the test database keeps it."""
-    return Photo._meta.get_field("not_before").get_db_prep_value(moment, connections["default"])
 
 
 def set_raw(row: Any, role: str, expression: str, params: Any = ()) -> None:

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -20,9 +20,7 @@ from tests.querysets.support import (
     facts,
     set_raw,
     stored,
-    stored_moment,
     table_of,
-    wait_for,
 )
 from tests.testapp.models import Photo
 
@@ -109,28 +107,6 @@ def test_silences_and_errors_begin_the_wait_again(
     assert put_back(reaper, time, RENEWAL_INTERVAL - 1) == 0
     assert put_back(reaper, time, RENEWAL_INTERVAL * 2) == 1
     assert facts(row).status == "processing"
-
-
-def test_a_late_statement_takes_nothing_that_expired_meanwhile(
-    time: Time, let_lease_lapse: Lapse, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The server stands still between the question and its answer: leases end that nobody could renew."""
-    dead, alive = claimed(2)
-    let_lease_lapse(dead)
-    usual = reaping.release_expired
-
-    def late(rows: Any, limit: int | None, cutoff: datetime) -> int:
-        soon = stored_moment(cutoff + timedelta(milliseconds=1))
-        set_raw(alive, "expires_at", "%s", [soon])
-        wait_for(lambda: Photo.objects.expired().count() == 2)
-        return usual(rows, limit, cutoff)
-
-    monkeypatch.setattr(reaping, "release_expired", late)
-    reaper = Reaper(Photo, "default")
-    while not (released := reaper.turn()):
-        time.now += 1
-    assert released == 1
-    assert facts(alive).status == "processing"
 
 
 @pytest.mark.promise(7)
