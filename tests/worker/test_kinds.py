@@ -57,6 +57,7 @@ def test_a_batch_that_raises_is_halved_until_the_bad_row_is_alone(start_worker: 
 
 
 @pytest.mark.once
+@pytest.mark.long
 @pytest.mark.promise(10)
 def test_a_batch_that_hangs_charges_only_the_row_that_hangs(start_worker: Start) -> None:
     """Nobody can know which row it was, so each is claimed alone."""
@@ -94,6 +95,7 @@ def test_coroutines_run_side_by_side(start_worker: Start) -> None:
 
 
 @pytest.mark.once
+@pytest.mark.long
 @pytest.mark.promise(10)
 def test_a_coroutine_that_blocks_the_loop_fails_alone(start_worker: Start) -> None:
     """It cannot be cancelled, so its process is replaced; its neighbours are not charged."""
