@@ -34,7 +34,7 @@ def run(env: dict[str, str], *words: str, first: str = "") -> "subprocess.Comple
 
 @pytest.mark.once
 def test_it_is_quiet_unless_something_failed(process_env: dict[str, str]) -> None:
-    """Cron mails what is printed: nothing of a good run, and of a bad one each row, with one traceback for each kind."""
+    """Cron mails what is printed: nothing of a good run, and of a bad one each row, with a traceback for each kind."""
     jobs(3)
     good = run(process_env, *DRAIN)
     assert (good.returncode, good.stdout, good.stderr) == (0, "", "")

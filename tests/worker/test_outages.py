@@ -120,6 +120,8 @@ def test_a_frozen_worker_keeps_no_row_locked(start_worker: Start) -> None:
             return Job.objects.select_for_update(skip_locked=True).exists()
         return False
 
+    # Before that the claim itself has it locked.
+    wait_until(lambda: states() == {"processing": 1})
     wait_until(lambda: not is_free(), what="the handler has its row locked")
     frozen.signal(signal.SIGSTOP)
     wait_until(is_free, what="the server has ended the transaction")

@@ -84,6 +84,8 @@ def test_a_row_that_its_handler_has_locked_goes_back(start_worker: Start) -> Non
         with transaction.atomic():
             return not Job.objects.select_for_update(skip_locked=True).exists()
 
+    # Before that the claim itself has it locked.
+    wait_until(lambda: states() == {"processing": 1})
     wait_until(is_locked, what="the handler has its row locked")
     worker.signal(signal.SIGTERM)
     assert worker.wait() == 1
