@@ -209,17 +209,6 @@ def test_a_large_table_is_never_counted_to_its_end(
     assert all("LIMIT" in one for one in counts)
 
 
-def test_the_number_of_queries_does_not_grow_with_the_rows(boss: Client, in_states: Any) -> None:
-    counts = []
-    for _ in range(2):
-        in_states(Photo)
-        boss.get(address(Photo))
-        with CaptureQueriesContext(connection) as sent:
-            boss.get(address(Photo))
-        counts.append(len(sent))
-    assert counts[0] == counts[1]
-
-
 # The user's own admin
 
 

@@ -2,23 +2,17 @@
 
 import re
 import threading
-from collections.abc import Iterator
-from datetime import timedelta
-from typing import Any
 
 import pytest
 from django.db import connection, transaction
 from django.test import Client, override_settings
 
-from django_taskclaim.admin.control_room import acts
 from django_taskclaim.control.models import WorkerOrder
 from tests.admin.room import (
     failed,
-    group_of,
     order_url,
     overview,
     photos,
-    recorded,
     said,
     text_of,
     worker,
@@ -52,34 +46,6 @@ def test_an_order_while_the_database_does_not_answer_is_not_given(boss: Client, 
     assert answer.status_code == 302
     assert "did not answer in time" in said(answer)
     assert not WorkerOrder.objects.exists()
-
-
-#: Hundreds of millions of rows to look at, on any database.
-SLOW = (
-    "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 900)"
-    " SELECT COUNT(*) FROM n a, n b, n c WHERE a.i * b.i + c.i = 0"
-)
-
-
-@pytest.mark.parametrize("page", ["first", "retry"])
-def test_a_retry_that_waits_for_a_slow_read_ends_with_what_was_done(
-    boss: Client, monkeypatch: pytest.MonkeyPatch, settings: Any, page: str
-) -> None:
-    """Without the limit the statement takes longer than the test may."""
-    settings.TASKCLAIM = {"CHUNK_SIZE": 2}
-    failed(4)
-    group, real = group_of(boss), acts.failed_rows
-
-    def slow_to_go_on(*args: Any) -> Iterator[Any]:
-        yield next(real(*args))
-        with connection.cursor() as cursor:
-            cursor.execute(SLOW)
-
-    monkeypatch.setattr(acts, "failed_rows", slow_to_go_on)
-    monkeypatch.setattr(acts, "READING_LIMIT", timedelta(seconds=0.3))
-    answer = boss.post(photos(page, group=group), {"reason": ""})
-    assert "2 failed rows are open again. Then the database refused: " in said(answer)
-    assert recorded()[-1][2] == Photo.objects.open().count() == 2
 
 
 @pytest.mark.django_db(transaction=True, databases=["default", "other"])

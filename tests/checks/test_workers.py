@@ -1,6 +1,5 @@
 """A worker that cannot work ends with a sentence; what only has to be waited for is waited for."""
 
-import socket
 from typing import Any
 
 import pytest
@@ -147,29 +146,6 @@ def test_a_forgotten_migration_is_named_with_the_command_that_runs_it(project: P
     assert "manage.py claimadopt no_claims.Photo" in adopting
     assert "Run: manage.py migrate pending --database default" in said["pending"][0][1]
     assert "Run manage.py makemigrations no_claims" in said["verb"]
-
-
-def test_a_database_that_is_down_is_waited_for(project: Project) -> None:
-    pytest.importorskip("psycopg")
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))
-        port = nobody.getsockname()[1]
-    engine = "django.db.backends.postgresql"
-    address = {"ENGINE": engine, "HOST": "127.0.0.1", "PORT": port, "NAME": "x"}
-    project.configure(f"DATABASES = {{'default': {address}}}")
-    project.add("photos", PHOTO, MEASURE)
-    worker = project.start("claimworker", "photos.Photo")
-    try:
-        assert worker.stdout is not None
-        lines: list[str] = []
-        while "refused" not in "".join(lines):
-            lines.append(worker.stdout.readline())
-            assert lines[-1], lines
-        assert worker.poll() is None
-    finally:
-        worker.terminate()
-        worker.communicate(timeout=60)
-    assert worker.returncode == 0
 
 
 # A manager of another base beside ours
