@@ -36,7 +36,7 @@ class Table:
     #: The part of its rows that is complete.
     complete: float
     model: Any = None
-    bound: Any = None
+    cursor: Any = None
     #: The keys that the next rows to come in and to go have.
     last: int = 0
     first: int = 1
@@ -89,7 +89,7 @@ def make(table: Table, name: str) -> None:
     from django.db import connection, models
 
     from django_taskclaim.models import TaskMixin
-    from django_taskclaim.querysets.lower_bound import LowerBound
+    from django_taskclaim.querysets.cursor import Cursor
 
     body = {
         "__module__": "benchmarks.app.models",
@@ -97,7 +97,7 @@ def make(table: Table, name: str) -> None:
         "payload": models.CharField(max_length=100, default="x" * 50),
     }
     table.model = type(name, (TaskMixin,), body)
-    table.bound = LowerBound()
+    table.cursor = Cursor()
     indexes, table.model._meta.indexes = table.model._meta.indexes, []
     with connection.schema_editor() as editor:
         editor.create_model(table.model)
@@ -186,10 +186,8 @@ def claim_once(table: Table, size: int) -> list[Any]:
         size,
         new_holder("growth"),
         lease,
-        include_held=False,
-        durable=True,
-        tells_beginning=True,
-        bound=table.bound,
+        notes_start=True,
+        cursor=table.cursor,
     )
     rows: list[Any] = table.model._default_manager.all()._claim(request)
     return rows

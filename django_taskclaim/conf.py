@@ -40,7 +40,7 @@ DEFAULTS: Mapping[str, Any] = {
 }
 
 #: ``auto`` takes the best claim of each database; the others are for comparison and old servers.
-CLAIM_STRATEGIES = ("auto", "update_limit", "compare_and_swap")
+CLAIM_STRATEGIES = ("auto", "update_limit")
 
 #: What ``BREAKER`` may hold; a key that is left out has this value.
 BREAKER_DEFAULTS: Mapping[str, Any] = {"rate": 0.5, "outcomes": 20, "within": 60.0, "rest": 30.0}

@@ -16,7 +16,7 @@ from django.db.models.functions import Substr
 from django_taskclaim.census import MOST, Census, census
 from django_taskclaim.columns import ClaimColumns, claim_columns, has_ranges
 from django_taskclaim.dialects import dialect_for
-from django_taskclaim.fields import CRASHED_UNBEGUN, UNSETTLED, as_utc
+from django_taskclaim.fields import CRASHED, NEVER_WAITED, UNSETTLED, as_utc
 from django_taskclaim.limits import FleetLimits, limits_of
 from django_taskclaim.links import is_companion, source_link, told_key
 from django_taskclaim.models import Switch, Throttle, WorkerProcess
@@ -249,11 +249,11 @@ def _dueness(opened: Any, columns: ClaimColumns, now: datetime) -> _Dueness:
     if columns.not_before is None:
         return _Dueness(opened.count())
     name = columns.not_before.name
-    due = Q(**{f"{name}__lte": now})
+    waited, marked = Q(**{f"{name}__lte": now}), Q(**{f"{name}__gte": CRASHED})
     facts = opened.aggregate(
-        due=Count(name, filter=due),
-        since=Min(name, filter=due & Q(**{f"{name}__gt": CRASHED_UNBEGUN})),
-        next=Min(name, filter=~due & ~Q(**{name: UNSETTLED})),
+        due=Count(name, filter=waited | marked),
+        since=Min(name, filter=waited & Q(**{f"{name}__gt": NEVER_WAITED})),
+        next=Min(name, filter=Q(**{f"{name}__gt": now, f"{name}__lt": UNSETTLED})),
         unsettled=Count(name, filter=Q(**{name: UNSETTLED})),
     )
     unsettled = facts["unsettled"] if has_ranges(opened.model) else 0

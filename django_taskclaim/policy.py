@@ -136,6 +136,12 @@ class Policy:
         """Whether rows that share a value of some column keep each other from being claimed."""
         return bool(self.own_limit_per) or self.own_serial_by is not None
 
+    @property
+    def names_limits(self) -> bool:
+        """Whether claims have to look at limits."""
+        fleet = self.own_rate or self.own_max_running or self.own_hours
+        return self.counts_by_column or bool(fleet)
+
     def judge(self, error: object, failures: int, *, retry: bool = True) -> Verdict:
         """Say what *error* makes of a row that has now failed *failures* times, this one included.
 

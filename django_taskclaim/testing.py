@@ -111,9 +111,7 @@ class _Runner:
             size,
             new_holder("run_due"),
             self.handler.lease,
-            include_held=False,
-            durable=True,
-            tells_beginning=True,
+            notes_start=True,
         )
         rows: Any = self.handler.rows(self.using)
         claimed: list[Any] = rows.exclude(pk__in=self._had)._claim(request)

@@ -148,6 +148,23 @@ class Claim:
         self.unanswered, self.undecided = state["unanswered"], state["undecided"]
 
 
+def claims_of(
+    claimed: Sequence[Any], holder: str, alias: str, lease: timedelta, started: float
+) -> list[Claim]:
+    """Return what the instances of rows just claimed are to carry; they have ``key``, ``iteration`` and ``attempts``.
+
+    Their leases run from *started*, by ``clock()``.
+    """
+    tokens = {number: Token(holder, number) for number in {row.iteration for row in claimed}}
+    deadline = started + lease.total_seconds()
+    claims = []
+    for row in claimed:
+        claim = Claim(tokens[row.iteration], alias, row.key, lease=lease, attempts=row.attempts)
+        claim.local_deadline = deadline
+        claims.append(claim)
+    return claims
+
+
 def end_claims(claims: Sequence[Claim], how: Ended) -> None:
     """Note how a verb has ended these claims; undone if the caller's transaction is rolled back."""
     aliases = {claim.alias for claim in claims}

@@ -42,7 +42,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_runtest_setup(item: pytest.Item) -> None:
     from django.apps import apps
 
-    from django_taskclaim.querysets import refusals
+    from django_taskclaim.querysets import claiming, refusals
 
     # Other people's apps are tested without it.
     if apps.is_installed("tests.testapp"):
@@ -50,7 +50,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
         start_over()
     # Keys come again in the next test.
-    refusals._refusals.clear()
+    refusals.remembered.clear()
+    claiming.turns.clear()
 
 
 def server_version(alias: str = "default") -> str:

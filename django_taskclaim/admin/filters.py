@@ -6,7 +6,6 @@ from typing import Any
 
 from django.contrib.admin import SimpleListFilter
 from django.db import connections, models
-from django.db.models import Q
 from django.http import HttpRequest
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
@@ -14,10 +13,10 @@ from django.utils.translation import gettext_lazy
 from django_taskclaim.admin import phrases
 from django_taskclaim.admin.rows import EXPIRED, WAITING
 from django_taskclaim.columns import ClaimColumns, claim_columns
-from django_taskclaim.dialects import DatabaseNow, dialect_for
+from django_taskclaim.dialects import dialect_for
 from django_taskclaim.overview import database_time
 from django_taskclaim.querysets.operating import expired_condition
-from django_taskclaim.querysets.scope import Desk
+from django_taskclaim.querysets.scope import ClaimTarget, waits
 from django_taskclaim.states import WORKER_MARK, Status
 
 #: So many running, or failed, rows are looked through for choices to offer.
@@ -63,14 +62,10 @@ class StateFilter(ClaimFilter):
         if kind is None or kind not in phrases.STATES:
             return queryset
         if kind == WAITING:
-            return self.in_state(queryset, Status.OPEN).filter(self._later())
+            return self.in_state(queryset, Status.OPEN).filter(waits(queryset.model))
         if kind == EXPIRED:
-            return queryset.filter(expired_condition(Desk.of(queryset.model, queryset.db)))
+            return queryset.filter(expired_condition(ClaimTarget.of(queryset.model, queryset.db)))
         return self.in_state(queryset, Status(kind))
-
-    def _later(self) -> Q:
-        waiting = self.columns.not_before
-        return Q(**{f"{waiting.name}__gt": DatabaseNow()}) if waiting is not None else Q(pk__in=[])
 
 
 class HolderFilter(ClaimFilter):

@@ -86,7 +86,9 @@ class RowFacts:
     @property
     def wait(self) -> timedelta | None:
         """How long an open row waits until it is due; None where it is."""
-        if self.status != Status.OPEN or self.not_before is None or self.not_before <= self.now:
+        if self.status != Status.OPEN or self.not_before is None:
+            return None
+        if self.not_before <= self.now or self.crashed:
             return None
         return self.not_before - self.now
 
@@ -98,7 +100,8 @@ class RowFacts:
     @property
     def crashed(self) -> bool:
         """Whether the row is to be claimed alone, because its worker died on its last try."""
-        return self.status == Status.OPEN and self.not_before == CRASHED
+        marked = self.not_before is not None and self.not_before >= CRASHED
+        return self.status == Status.OPEN and marked
 
     @property
     def is_held(self) -> bool:

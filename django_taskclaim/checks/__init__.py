@@ -18,6 +18,7 @@ E012      a database that holds a claimable model has ``AUTOCOMMIT`` False
 E013      the hook ``TASKCLAIM["REDACT"]`` cannot be imported or called, or returns no text
 E014      a handler could not be registered while Django started
 E015      the manager of a mixin hides another base's manager
+E016      a database that holds a claimable model is of a kind that nothing is claimed on
 E021      the buttons of ``ClaimAdminMixin`` need ``admin_actions`` in INSTALLED_APPS
 E022      ``list_editable`` of a ModelAdmin with ``ClaimAdminMixin`` names a claim column, which verbs alone write
 E031      an entry of ``TASKCLAIM["HEALTH_CHECKS"]`` leads to nothing, or to what is no check

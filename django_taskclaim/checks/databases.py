@@ -4,12 +4,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from django.core.checks import CheckMessage
-from django.db import connections, models, router
+from django.db import NotSupportedError, connections, models, router
 
 from django_taskclaim import conf
 from django_taskclaim.checks.messages import from_fault, message
 from django_taskclaim.columns import is_claimable
-from django_taskclaim.dialects import dialect_for
+from django_taskclaim.dialects import dialect_for, is_supported
 from django_taskclaim.dialects.inspection import Fault
 from django_taskclaim.models import Switch
 from django_taskclaim.querysets.scope import Desk
@@ -79,7 +79,12 @@ def faults_of(alias: str, of: Iterable[type[models.Model]]) -> Iterator[Fault]:
 
 def configured_faults(alias: str) -> Iterator[Fault]:
     """Yield what the settings of a database break; no connection is opened."""
-    dialect = dialect_for(connections[alias])
+    try:
+        dialect = dialect_for(connections[alias])
+    except NotSupportedError as error:
+        hint = "Let a router keep the models with claim columns on one of these databases."
+        yield Fault("E016", f"The database {alias!r} cannot claim. {error}", hint)
+        return
     yield from autocommit_faults(alias)
     yield from dialect.configured_faults()
     strategy = conf.setting("CLAIM_STRATEGY")
@@ -103,7 +108,9 @@ def autocommit_faults(alias: str) -> Iterator[Fault]:
 
 
 def server_faults(alias: str, of: Iterable[type[models.Model]]) -> Iterator[Fault]:
-    """Yield what the server of a database, or a table there, breaks."""
+    """Yield what the server of a database, or a table there, breaks; nothing where no claim is known for it."""
+    if not is_supported(connections[alias]):
+        return
     tables = {desk.table.name: desk.table for desk in (Desk.of(model, alias) for model in of)}
     yield from dialect_for(connections[alias]).server_faults(list(tables.values()))
 

@@ -11,7 +11,7 @@ from django.db import connections, router
 
 from django_taskclaim.checks.messages import message
 from django_taskclaim.columns import claim_columns, has_claim_columns, is_claimable
-from django_taskclaim.dialects import dialect_for
+from django_taskclaim.dialects import dialect_for, is_supported
 from django_taskclaim.handlers import Handler, handler_for
 from django_taskclaim.links import is_companion, source_link
 from django_taskclaim.policy import faults
@@ -199,7 +199,8 @@ def _counts_up(field: Any) -> bool:
 
 def keeps_others_out(handler: Handler, alias: str) -> bool:
     """Say whether nobody else can write while a row runs, lest of all renew a lease."""
-    return handler.atomic and dialect_for(connections[alias]).has_one_writer
+    connection = connections[alias]
+    return handler.atomic and is_supported(connection) and dialect_for(connection).has_one_writer
 
 
 def shortest_lease(handler: Handler, alias: str) -> timedelta:

@@ -7,11 +7,15 @@ Here stands all that claims, fences and renews; what people ask is in ``inspecti
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime, timedelta
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, ClassVar
 
+from django.conf import settings
 from django.core.exceptions import EmptyResultSet
 from django.db import (
+    DatabaseError,
     InterfaceError,
     InternalError,
     NotSupportedError,
@@ -23,9 +27,16 @@ from django.db import (
 from django_taskclaim import conf
 from django_taskclaim.columns import ClaimColumns, KeyColumns
 from django_taskclaim.contention import refusal_code
+from django_taskclaim.dialects.claim_spec import (
+    Bound,
+    ClaimedRow,
+    ClaimSpec,
+    ClaimStatement,
+    Places,
+    places_of,
+)
 from django_taskclaim.dialects.inspection import Inspection
 from django_taskclaim.dialects.keyed import NOWAIT, SKIP, WAIT
-from django_taskclaim.dialects.orders import ClaimOrder
 from django_taskclaim.dialects.sessions import Sessions
 from django_taskclaim.dialects.statements import (
     SQL,
@@ -35,7 +46,9 @@ from django_taskclaim.dialects.statements import (
     KeyTable,
     Table,
     both,
+    converted,
     sql,
+    through,
     value,
 )
 from django_taskclaim.dialects.watching import savepoint_around
@@ -56,7 +69,7 @@ class Dialect(Inspection, Sessions):
     unix_time: ClassVar[str] = "0"
     greatest: ClassVar[str] = "GREATEST"
     #: Ways to claim, by the value of the setting CLAIM_STRATEGY.
-    strategies: ClassVar[Sequence[str]] = ("auto", "compare_and_swap")
+    strategies: ClassVar[Sequence[str]] = ("auto",)
     #: Whether ``lock_first`` returns rows in the order of their keys.
     locks_in_key_order: ClassVar[bool] = True
     #: Whether an UPDATE may look at its own table in a subquery.
@@ -65,6 +78,8 @@ class Dialect(Inspection, Sessions):
     walks_small_tables: ClassVar[bool] = False
     #: Whether ``(a, b) > (1, 2)`` is found by an index over a and b.
     seeks_row_values: ClassVar[bool] = True
+    #: Whether one statement claims, so that a claim needs no transaction around it.
+    claims_in_one_statement: ClassVar[bool] = False
     #: Whether an UPDATE returns the keys of the rows that it wrote.
     returns_updated: ClassVar[bool] = True
 
@@ -78,14 +93,10 @@ class Dialect(Inspection, Sessions):
     leaves_out_complete: ClassVar[bool] = False
 
     @property
-    def claims_in_one_statement(self) -> bool:
-        """Whether one statement claims, so that a claim needs no transaction around it."""
-        return False
-
-    @property
     def commits_alone(self) -> bool:
         """Whether a statement outside of a transaction is one that sees each other commit at once, as ours must."""
-        return False
+        # A single writer waits for the one before it before it reads anything.
+        return self.has_one_writer
 
     # The clock
 
@@ -126,7 +137,7 @@ class Dialect(Inspection, Sessions):
         return not isinstance(error, (OperationalError, InterfaceError, InternalError))
 
     def compiled(
-        self, queryset: "models.QuerySet[Any]", limit: int, fields: Sequence[AnyField]
+        self, queryset: "models.QuerySet[Any]", limit: int | None, fields: Sequence[AnyField]
     ) -> SQL | None:
         """Return the SELECT of the first *limit* rows as text, None where it can match nothing."""
         query = queryset.values_list(*(one.attname for one in fields))[:limit].query
@@ -184,77 +195,105 @@ class Dialect(Inspection, Sessions):
 
     # Claiming
 
-    def claim(self, order: ClaimOrder, columns: ClaimColumns) -> list[list[Any]]:
-        """Claim up to ``order.limit`` rows and return the wanted columns of each, in no particular order."""
+    def prepare_claim(
+        self,
+        table: Table,
+        candidates: "models.QuerySet[Any]",
+        claimable: "models.QuerySet[Any]",
+        fields: Sequence[AnyField],
+        lease: timedelta,
+        *,
+        simple: bool,
+        mark: datetime | None = None,
+    ) -> ClaimStatement | None:
+        """Return the statement that claims the first of *candidates*, to be kept; None where they can be none.
+
+        *claimable* are the rows of the table that may be claimed whatever the caller's filter says: the UPDATE repeats
+        this condition. *fields* are wanted back of each row. With *mark* its ``not_before`` becomes that moment.
+        """
+        chosen = self.compiled(candidates, None, table.columns.key)
+        condition, ours = table.where_of(candidates), table.where_of(claimable)
+        if chosen is None or condition is None or ours is None:
+            return None
+        statement = ClaimStatement(
+            table,
+            fields,
+            places_of(fields, table),
+            chosen,
+            condition,
+            ours,
+            self.claim_assignments(table, lease, mark),
+            simple,
+        )
+        whole = self.whole_claim(statement)
+        converters = self.converters_of(table, fields)
+        return replace(statement, whole=whole, converters=converters)
+
+    def whole_claim(self, statement: ClaimStatement) -> SQL | None:
+        """Return the one statement that locks, claims and returns, where the database has one."""
+        return None
+
+    def claim(self, spec: ClaimSpec) -> list[ClaimedRow]:
+        """Claim up to ``limit`` rows and return them in no particular order."""
+        statement = spec.statement
         strategy = conf.setting("CLAIM_STRATEGY")
         if strategy not in self.strategies:
             raise ValueError(
                 f"CLAIM_STRATEGY {strategy!r} is not available on {self.connection.display_name};"
                 f" it has {', '.join(self.strategies)}."
             )
-        claims: dict[str, Callable[[ClaimOrder, Table], list[list[Any]]]] = {
-            "auto": self.claim_best,
-            "update_limit": self.claim_update_limit,
-            "compare_and_swap": self.claim_compare_and_swap,
+        if statement.whole is None:
+            keys = self.claim_keys(spec, strategy)
+            rows = self.read(statement.table, keys, statement.fields) if keys else []
+            return rows_by_role(statement.places, rows)
+        text, params = bound(spec, statement.whole)
+        with self.connection.cursor() as cursor:
+            try:
+                cursor.execute(text, params)
+            except DatabaseError as error:
+                self.explain_missing(error, text)
+                raise
+            raw = cursor.fetchall()
+        return rows_by_role(statement.places, converted(raw, statement.converters))
+
+    def claim_keys(self, spec: ClaimSpec, strategy: str) -> list[Key]:
+        """Claim by more than one statement, in the transaction that is open, and return the keys."""
+        raise NotImplementedError
+
+    def converters_of(
+        self, table: Table, fields: Sequence[AnyField]
+    ) -> dict[int, Callable[[Any], Any]]:
+        """Return what the values that the claim returns are passed through, by place; most need nothing."""
+        passed: dict[int, Callable[[Any], Any]] = {
+            place: partial(through, functions, column, self.connection)
+            for place, (functions, column) in table.converters(fields).items()
         }
-        return claims[strategy](order, self.table(columns))
+        if settings.USE_TZ:
+            ours = [n for n, field in enumerate(fields) if isinstance(field, MomentField)]
+            passed |= dict.fromkeys(ours, self.read_moment)
+        return passed
 
-    def claim_best(self, order: ClaimOrder, table: Table) -> list[list[Any]]:
-        """Claim in the way that was measured to be best on this database."""
-        raise NotImplementedError
+    def read_moment(self, stored: Any) -> datetime | None:
+        """Return a moment of ours as the claim returned it, under ``USE_TZ``."""
+        if stored is None:
+            return None
+        moment: datetime = datetime.fromisoformat(stored) if isinstance(stored, str) else stored
+        return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
 
-    def claim_update_limit(self, order: ClaimOrder, table: Table) -> list[list[Any]]:
-        """Claim by ``UPDATE … ORDER BY … LIMIT``, where the database has it."""
-        raise NotImplementedError
-
-    def claim_compare_and_swap(self, order: ClaimOrder, table: Table) -> list[list[Any]]:
-        """Claim by reading candidates and then updating each one that is still as it was read."""
-        iteration = table.columns.iteration
-        wanted = [*table.columns.key, iteration]
-        claimed: list[Key] = []
-        size = order.limit
-        while True:
-            rows = self.first(order.candidates, table, size, wanted)
-            for row in rows:
-                unchanged = SQL(f"{table.qualified(iteration)} = %s", (row[-1],))
-                key = table.key_of(row)
-                if len(claimed) < order.limit and key not in claimed:
-                    claimed += [key] * self.take(order, table, [key], unchanged)
-            # Short although there were enough: others took them, so look further.
-            if len(claimed) == order.limit or len(rows) < size:
-                return self.read(table, claimed, order.returning)
-            size *= 4
-
-    def take(self, order: ClaimOrder, table: Table, keys: Sequence[Key], *conditions: SQL) -> int:
-        """Turn open rows into claimed ones and return how many; every condition of a claim is repeated here."""
-        return self.run(
-            sql(
-                "UPDATE {} SET {} WHERE {}",
-                self.update_target(table),
-                self.claim_assignments(order, table),
-                SQL.join(" AND ", [table.keyed(keys), *self.claimable(order, table), *conditions]),
-            )
-        )
-
-    def claim_assignments(self, order: ClaimOrder, table: Table) -> SQL:
+    def claim_assignments(self, table: Table, lease: timedelta, mark: datetime | None) -> SQL:
         """Return the SET list of a claim: status first, holder last, for databases that set from left to right."""
         columns = table.columns
+        marked = [] if mark is None or columns.not_before is None else [(columns.not_before, mark)]
         return SQL.join(
             ", ",
             [
                 table.assign(columns.status, SQL(f"'{Status.PROCESSING.value}'")),
                 table.assign(columns.claimed_at, SQL(self.now)),
-                table.assign(columns.expires_at, self.later(order.lease)),
-                table.assign(columns.claimed_by, value(order.holder)),
+                table.assign(columns.expires_at, self.later(lease)),
+                *(table.assign(field, table.bound(field, moment)) for field, moment in marked),
+                table.assign(columns.claimed_by, value(Bound("holder"))),
             ],
         )
-
-    def claimable(self, order: ClaimOrder, table: Table) -> list[SQL]:
-        """Return what must still be true of a row in the statement that claims it."""
-        conditions = [table.in_state(Status.OPEN), self.switch_is_on(order.scopes)]
-        if table.columns.not_before is not None:
-            conditions.insert(1, SQL(f"{table.qualified(table.columns.not_before)} <= {self.now}"))
-        return conditions
 
     def switch_is_on(self, scopes: Sequence[str]) -> SQL:
         """Match only while nobody has paused one of *scopes*."""
@@ -266,11 +305,6 @@ class Dialect(Inspection, Sessions):
             f" AND (taskclaim_s.{name('until')} IS NULL OR taskclaim_s.{name('until')} > {self.now}))",
             tuple(scopes),
         )
-
-    def candidate_keys(self, order: ClaimOrder, table: Table, limit: int) -> SQL | None:
-        """Return the SELECT of the keys of the first *limit* candidates, None where there can be none."""
-        key = table.columns.key
-        return order.spelt(("keys", limit), lambda: self.compiled(order.candidates, limit, key))
 
     # Reading and locking
 
@@ -442,3 +476,27 @@ class Dialect(Inspection, Sessions):
         all that are half committed.
         """
         raise NotImplementedError
+
+
+def bound(spec: ClaimSpec, part: SQL, **values: Any) -> SQL:
+    """Return a part of a kept statement with the values of this claim; *values* go before its own."""
+    given = {"holder": spec.holder, "limit": spec.limit, **spec.values, **values}
+    params = [given[one.name] if type(one) is Bound else one for one in part.params]
+    return SQL(part.text, tuple(params))
+
+
+def rows_by_role(places: Places, raw: Sequence[Sequence[Any]]) -> list[ClaimedRow]:
+    """Return rows of the columns that a claim asked for as rows by role."""
+    keys, iteration, attempts, waiting, priority = places
+    first, is_single = keys[0], len(keys) == 1
+    return [
+        ClaimedRow(
+            row[first] if is_single else tuple([row[place] for place in keys]),
+            row[iteration],
+            row[attempts],
+            None if waiting is None else row[waiting],
+            None if priority is None else row[priority],
+            row,
+        )
+        for row in raw
+    ]

@@ -46,9 +46,13 @@ class KeyedTables:
         try:
             cursor.execute(statement.text, statement.params)
         except DatabaseError as error:
-            if is_of_the_schema(error):
-                error.add_note(self._how_to_migrate(str(error), statement.text))
+            self.explain_missing(error, statement.text)
             raise
+
+    def explain_missing(self, error: DatabaseError, statement: str) -> None:
+        """Add to *error* how to create the table or column that it misses, if that is what it says."""
+        if is_of_the_schema(error):
+            error.add_note(self._how_to_migrate(str(error), statement))
 
     def _how_to_migrate(self, said: str, statement: str) -> str:
         """Return the command that creates what is missing."""

@@ -8,7 +8,7 @@ import math
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from itertools import pairwise
 from typing import Any
@@ -16,11 +16,11 @@ from typing import Any
 from django.db import Error, NotSupportedError, OperationalError, models
 
 from django_taskclaim.columns import KeyColumns
-from django_taskclaim.dialects.base import NAMED_LEASES, Dialect
+from django_taskclaim.dialects.base import NAMED_LEASES, Dialect, bound
+from django_taskclaim.dialects.claim_spec import ClaimSpec, limited
 from django_taskclaim.dialects.inspection import real_name
 from django_taskclaim.dialects.keyed import VALUES
 from django_taskclaim.dialects.mysql_inspection import MySQLInspection
-from django_taskclaim.dialects.orders import ClaimOrder
 from django_taskclaim.dialects.statements import (
     SQL,
     Key,
@@ -60,11 +60,12 @@ class _Chosen:
         )
 
     @classmethod
-    def by(cls, order: ClaimOrder, table: Table, dialect: Dialect) -> "_Chosen":
+    def by(cls, spec: ClaimSpec) -> "_Chosen":
+        candidates, condition = limited(spec.statement.candidates), spec.statement.condition
         return cls(
-            lambda most: dialect.candidate_keys(order, table, most),
-            lambda: order.spelt("condition", lambda: table.where_of(order.candidates)),
-            stops=order.simple,
+            lambda most: bound(spec, candidates, limit=most),
+            lambda: bound(spec, condition),
+            stops=spec.statement.simple,
         )
 
 
@@ -79,7 +80,7 @@ class MySQL(MySQLInspection, Dialect):
     now = "UTC_TIMESTAMP(6)"
     moment_after = "(UTC_TIMESTAMP(6) + INTERVAL {} MICROSECOND)"
     unix_time = "UNIX_TIMESTAMP()"
-    strategies = ("auto", "update_limit", "compare_and_swap")
+    strategies = ("auto", "update_limit")
     updates_from_itself = False
     returns_updated = False
     walks_small_tables = True
@@ -217,11 +218,22 @@ class MySQL(MySQLInspection, Dialect):
             f"The table {name} has no index on {', '.join(map(str, key))}, so all rows are locked to find one."
         )
 
-    def claim_best(self, order: ClaimOrder, table: Table) -> list[list[Any]]:
-        keys = self._lock_candidates(order, table)
+    def claim_keys(self, spec: ClaimSpec, strategy: str) -> list[Key]:
+        if strategy == "update_limit":
+            return self._update_limit(spec)
+        statement = spec.statement
+        keys = self._lock_candidates(spec)
         if not keys:
             return []
-        written = self.take(order, table, keys)
+        written = self.run(
+            sql(
+                "UPDATE {} SET {} WHERE {} AND {}",
+                self.update_target(statement.table),
+                bound(spec, statement.assignments),
+                statement.table.keyed(keys),
+                bound(spec, statement.claimable),
+            )
+        )
         if not written:
             # A pause was committed between the two statements.
             return []
@@ -230,17 +242,13 @@ class MySQL(MySQLInspection, Dialect):
             raise TaskClaimError(
                 f"Claimed {written} of {len(keys)} rows that were locked for it; rolled back."
             )
-        return self.read(table, keys, order.returning)
+        return keys
 
-    def _lock_candidates(self, order: ClaimOrder, table: Table) -> list[Key]:
+    def _lock_candidates(self, spec: ClaimSpec) -> list[Key]:
         """Return the keys of up to ``limit`` rows that are now ours to claim."""
-        rows = self._lock_in_order(
-            _Chosen.by(order, table, self),
-            table,
-            order.limit,
-            table.columns.key,
-            order.limit * self.LOOK_AHEAD,
-        )
+        table, look = spec.statement.table, spec.limit * self.LOOK_AHEAD
+        key = table.columns.key
+        rows = self._lock_in_order(_Chosen.by(spec), table, spec.limit, key, look)
         return [table.key_of(row) for row in rows]
 
     def lock_in_order(
@@ -342,60 +350,48 @@ class MySQL(MySQLInspection, Dialect):
         chosen = _Chosen.of(queryset, table, self)
         return self._lock_in_order(chosen, table, limit, fields, look=limit)
 
-    def claim_update_limit(self, order: ClaimOrder, table: Table) -> list[list[Any]]:
+    def _update_limit(self, spec: ClaimSpec) -> list[Key]:
         """Claim as servers without SKIP LOCKED can: mark the first rows in order, then find them by the mark."""
-        named = WORKER_MARK not in order.holder
         # A holder that claims twice would get its old rows back with the new ones.
-        batch = (
-            f"{order.holder[:150]}{WORKER_MARK}{secrets.token_hex(8)}" if named else order.holder
-        )
-        if not self._mark_first(order, table, batch):
+        batch = f"{spec.holder[:150]}{WORKER_MARK}{secrets.token_hex(8)}"
+        if not self._mark_first(spec, batch):
             return []
-        columns = table.columns
-        held = sql(
+        table = spec.statement.table
+        key, holder = table.columns.key, table.columns.claimed_by
+        marked = sql(
             "{} AND {} = {}",
             table.in_state(Status.PROCESSING),
-            table.qualified(columns.claimed_by),
+            table.qualified(holder),
             value(batch),
         )
-        keys = table.python_keys(
-            self.fetch(
-                sql("SELECT {} FROM {} WHERE {}", table.list_of(columns.key), table.name, held)
-            )
-        )
-        if named:
-            self.update_where(
-                table, keys, held, [table.assign(columns.claimed_by, value(order.holder))]
-            )
-        return self.read(table, keys, order.returning)
+        found = sql("SELECT {} FROM {} WHERE {}", table.list_of(key), table.name, marked)
+        keys = table.python_keys(self.fetch(found))
+        self.update_where(table, keys, marked, [table.assign(holder, value(spec.holder))])
+        return keys
 
-    def _mark_first(self, order: ClaimOrder, table: Table, batch: str) -> int:
-        conditions = self.claimable(order, table)
-        if order.simple:
-            where = table.where_of(order.candidates)
-            conditions = [] if where is None else [where]
+    def _mark_first(self, spec: ClaimSpec, batch: str) -> int:
+        statement, table = spec.statement, spec.statement.table
+        condition = bound(spec, statement.condition)
+        if statement.simple:
             ranking = ", ".join(
                 table.qualified(field) + " DESC" * descending
                 for field, descending in table.columns.ranking
             )
         else:
             # An UPDATE can neither join nor look at its own table, so the candidates are read first.
-            keys = [
-                table.key_of(row)
-                for row in self.first(order.candidates, table, order.limit, table.columns.key)
-            ]
-            conditions = [table.keyed(keys), *conditions] if keys else []
+            keys = table.python_keys(self.fetch(bound(spec, limited(statement.candidates))))
+            if not keys:
+                return 0
+            condition = sql("{} AND {}", table.keyed(keys), bound(spec, statement.claimable))
             ranking = table.list_of(table.columns.key)
-        if not conditions:
-            return 0
         return self.run(
             sql(
                 "UPDATE {} SET {} WHERE {} ORDER BY {} LIMIT {}",
                 table.name,
-                self.claim_assignments(replace(order, holder=batch), table),
-                SQL.join(" AND ", conditions),
+                bound(spec, statement.assignments, holder=batch),
+                condition,
                 ranking,
-                value(order.limit),
+                value(spec.limit),
             )
         )
 

@@ -5,14 +5,15 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
+from django.conf import settings
 from django.db import InternalError, models, transaction
 
-from django_taskclaim import conf
 from django_taskclaim.dialects.base import Dialect
+from django_taskclaim.dialects.claim_spec import ClaimStatement, limited
 from django_taskclaim.dialects.inspection import LARGE, Belief, Fault, Plan, option_hint, real_name
-from django_taskclaim.dialects.orders import ClaimOrder
 from django_taskclaim.dialects.statements import (
     PREPARED,
     SQL,
@@ -27,7 +28,7 @@ from django_taskclaim.dialects.statements import (
 from django_taskclaim.dialects.watching import Standing
 from django_taskclaim.fields import AnyField, MomentField
 from django_taskclaim.policy import RENEWALS_PER_LEASE
-from django_taskclaim.states import Status, Token
+from django_taskclaim.states import Token
 from django_taskclaim.switch_reading import TABLE as SWITCH_TABLE
 
 CANDIDATES = "taskclaim_candidates"
@@ -61,6 +62,7 @@ class PostgreSQL(Dialect):
     moment_after = "(STATEMENT_TIMESTAMP() + {} * INTERVAL '1 second')"
     unix_time = "FLOOR(EXTRACT(EPOCH FROM STATEMENT_TIMESTAMP()))::bigint"
     lock_clause = "FOR NO KEY UPDATE"
+    claims_in_one_statement = True
     passes_over_duplicates = True
     names_open_transactions = True
     leaves_out_complete = True
@@ -89,10 +91,6 @@ class PostgreSQL(Dialect):
         """The isolation level that OPTIONS ask for, in words; empty for none."""
         asked = self.connection.settings_dict["OPTIONS"].get("isolation_level")
         return "" if asked is None else str(getattr(asked, "name", asked)).replace("_", " ").lower()
-
-    @property
-    def claims_in_one_statement(self) -> bool:
-        return bool(conf.setting("CLAIM_STRATEGY") == "auto")
 
     @property
     def commits_alone(self) -> bool:
@@ -199,73 +197,56 @@ class PostgreSQL(Dialect):
             "keepalives_count": 3,
         }
 
-    def claim_best(self, order: ClaimOrder, table: Table) -> list[list[Any]]:
+    def whole_claim(self, statement: ClaimStatement) -> SQL:
         """Lock, claim and return in one statement.
 
         MATERIALIZED matters: a nested loop runs a plain sub-select again and again, and each run locks another
         LIMIT rows (200 rows for 5 asked were seen).
         """
-        candidates = self.candidate_keys(order, table, order.limit)
-        if candidates is None:
-            return []
-        kind = (len(order.scopes), *map(id, order.returning))
-        before, behind = table.spelt(kind, lambda: self._around_candidates(order, table))
-        values = (order.lease.total_seconds(), order.holder, *order.scopes)
-        statement = SQL(f"{before}{candidates.text}{behind}", (*candidates.params, *values))
-        moments = self._moments(order.returning)
-        return table.python_rows(order.returning, self.fetch(statement), texts=moments)
-
-    def _around_candidates(self, order: ClaimOrder, table: Table) -> tuple[str, str]:
-        """Return the text of a claim before and behind its candidates, which is the same for all that return the same.
-
-        In it are bound the lease, the holder and the scopes.
-        """
+        table = statement.table
         same_key = " AND ".join(
             f"{table.name}.{column} = {CANDIDATES}.{column}" for column in table.key
         )
-        # No name holds it.
-        here = "\0"
-        statement = sql(
+        return sql(
             "WITH {} AS MATERIALIZED ({} {} OF {} SKIP LOCKED)"
-            " UPDATE {} SET {} FROM {} WHERE {} AND {} AND {} RETURNING {}",
+            " UPDATE {} SET {} FROM {} WHERE {} AND {} RETURNING {}",
             CANDIDATES,
-            here,
+            limited(statement.candidates),
             self.lock_clause,
             _unqualified(table.name),
             table.name,
-            self.claim_assignments(order, table),
+            statement.assignments,
             CANDIDATES,
             same_key,
-            table.in_state(Status.OPEN),
-            self.switch_is_on(order.scopes),
-            self._returned(order.returning, table),
+            statement.claimable,
+            self._returned(statement.fields, table),
         )
-        assert statement.params == (order.lease.total_seconds(), order.holder, *order.scopes)
-        before, behind = statement.text.split(here)
-        return before, behind
 
     def _returned(self, fields: Sequence[AnyField], table: Table) -> str:
         """Name the columns to return; moments as text, for nearly all are the same and can be read together.
 
         Django has the driver read each by itself, in Python.
         """
-        moments = self._moments(fields)
         return ", ".join(
-            f"{table.qualified(field)}::text" if place in moments else table.qualified(field)
-            for place, field in enumerate(fields)
+            table.qualified(field) + "::text" * isinstance(field, MomentField) for field in fields
         )
 
-    def _moments(self, fields: Sequence[AnyField]) -> dict[int, Callable[[str | None], Any]]:
-        return {
-            place: self._read_moment
-            for place, field in enumerate(fields)
-            if isinstance(field, MomentField)
-        }
+    def converters_of(
+        self, table: Table, fields: Sequence[AnyField]
+    ) -> dict[int, Callable[[Any], Any]]:
+        passed = super().converters_of(table, fields)
+        for place, field in enumerate(fields):
+            if isinstance(field, MomentField) and not settings.USE_TZ:
+                passed[place] = partial(self._shown, passed[place])
+        return passed
 
-    def _read_moment(self, text: str | None) -> datetime | None:
-        if text is None:
+    def _shown(self, show: Callable[[Any], Any], text: str | None) -> Any:
+        return show(self.read_moment(text))
+
+    def read_moment(self, stored: str | None) -> datetime | None:
+        if stored is None:
             return None
-        return datetime.fromisoformat(text).astimezone(self.connection.timezone or UTC)
+        return datetime.fromisoformat(stored).astimezone(self.connection.timezone or UTC)
 
     def value_rows(
         self, table: KeyTable, keys: Sequence[Key], own: Sequence[OwnValues]

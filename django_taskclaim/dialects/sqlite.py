@@ -10,11 +10,10 @@ from typing import Any
 from django.db import OperationalError, models, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from django_taskclaim import conf
 from django_taskclaim.columns import ClaimColumns, KeyColumns
 from django_taskclaim.dialects.base import NAMED_LEASES, Dialect
+from django_taskclaim.dialects.claim_spec import ClaimStatement, limited
 from django_taskclaim.dialects.inspection import LARGE, Fault, Plan, option_hint, real_name
-from django_taskclaim.dialects.orders import ClaimOrder
 from django_taskclaim.dialects.statements import SQL, Key, KeyTable, Table, sql, value
 from django_taskclaim.fields import AnyField
 from django_taskclaim.states import Token
@@ -64,18 +63,10 @@ class SQLite(Dialect):
     unix_time = "CAST(STRFTIME('%%s', 'now') AS INTEGER)"
     greatest = "MAX"
     locks_in_key_order = False
+    claims_in_one_statement = True
     has_one_writer = True
     has_server = False
     names_open_transactions = True
-
-    @property
-    def claims_in_one_statement(self) -> bool:
-        return bool(conf.setting("CLAIM_STRATEGY") == "auto")
-
-    @property
-    def commits_alone(self) -> bool:
-        # A single write waits for the writer before it reads, and holds up the next one for as long as it takes alone.
-        return True
 
     def table(self, columns: ClaimColumns) -> Table:
         return ClaimRowValues.on(self.connection, columns)
@@ -148,20 +139,19 @@ class SQLite(Dialect):
     def service_options(self) -> dict[str, Any]:
         return {"timeout": 5}
 
-    def claim_best(self, order: ClaimOrder, table: Table) -> list[list[Any]]:
-        candidates = self.candidate_keys(order, table, order.limit)
-        if candidates is None:
-            return []
-        statement = sql(
+    def whole_claim(self, statement: ClaimStatement) -> SQL:
+        table = statement.table
+        text, params = statement.claimable
+        return sql(
             "UPDATE {} SET {} WHERE {} IN ({}) AND {} RETURNING {}",
             table.name,
-            self.claim_assignments(order, table),
+            statement.assignments,
             self._key_tuple(table),
-            candidates,
-            SQL.join(" AND ", self.claimable(order, table)),
-            self._returned(table, order.returning),
+            limited(statement.candidates),
+            # The state is a condition beside the key, never the way to find the row; see ``ClaimRowValues``.
+            SQL(text.replace(table.qualified(table.columns.status), table.status), params),
+            self._returned(table, statement.fields),
         )
-        return table.python_rows(order.returning, self.fetch(statement))
 
     def lock_first(
         self, queryset: "models.QuerySet[Any]", table: Table, limit: int, fields: Sequence[AnyField]

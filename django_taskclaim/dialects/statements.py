@@ -239,22 +239,15 @@ class KeyTable:
         self,
         fields: Sequence[AnyField],
         raw: Iterable[Any],
-        *,
-        texts: Mapping[int, Callable[[str | None], Any]] | None = None,
     ) -> list[list[Any]]:
-        """Turn what the driver returned for *fields* into what Django would show.
+        """Turn what the driver returned for *fields* into what Django would show."""
+        passed = {
+            place: partial(through, functions, column, self.connection)
+            for place, (functions, column) in self.converters(fields).items()
+        }
+        return converted(raw, passed)
 
-        *texts* says how the columns at these places are read, which were asked for as text.
-        """
-        rows = [list(row) for row in raw]
-        for place, read in (texts or {}).items() if rows else ():
-            _convert(rows, place, read)
-        if rows:
-            for place, (functions, column) in self._converters(fields).items():
-                _convert(rows, place, partial(_through, functions, column, self.connection))
-        return rows
-
-    def _converters(self, fields: Sequence[AnyField]) -> dict[int, tuple[Any, Col]]:
+    def converters(self, fields: Sequence[AnyField]) -> dict[int, tuple[Any, Col]]:
         """Return what Django passes the values of *fields* through, by place; most need nothing."""
         known: dict[Any, tuple[Any, dict[int, tuple[Any, Col]]]]
         known = vars(self.connection).setdefault(CONVERTERS, {})
@@ -346,7 +339,7 @@ class Table(KeyTable):
         return sql("(({}))", SQL.join(") OR (", each))
 
 
-def _through(
+def through(
     functions: Iterable[Any], column: Col, connection: BaseDatabaseWrapper, given: Any
 ) -> Any:
     """Pass a value through Django's converters for its column."""
@@ -355,17 +348,25 @@ def _through(
     return given
 
 
-def _convert(rows: list[list[Any]], place: int, convert: Callable[[Any], Any]) -> None:
-    """Convert one column; a moment that is the same in row after row, as those of one claim are, only once."""
-    given: Any = None
-    converted: Any = None
-    may_be_shared = False
-    for row in rows:
-        one = row[place]
-        if not may_be_shared or one != given:
-            given, converted = one, convert(one)
-            may_be_shared = converted is None or type(converted) is datetime
-        row[place] = converted
+def converted(
+    raw: Iterable[Sequence[Any]], converters: Mapping[int, Callable[[Any], Any]]
+) -> list[list[Any]]:
+    """Return the rows with the columns at these places converted.
+
+    A moment that is the same in row after row, as those of one claim are, is converted once.
+    """
+    rows = [list(row) for row in raw]
+    for place, convert in converters.items() if rows else ():
+        given: Any = None
+        shown: Any = None
+        may_be_shared = False
+        for row in rows:
+            one = row[place]
+            if not may_be_shared or one != given:
+                given, shown = one, convert(one)
+                may_be_shared = shown is None or type(shown) is datetime
+            row[place] = shown
+    return rows
 
 
 def _placeholder(

@@ -20,7 +20,7 @@ from django_taskclaim.policy import policy_for
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.assignments import completed
 from django_taskclaim.querysets.claiming import checked_request
-from django_taskclaim.querysets.lower_bound import LowerBound
+from django_taskclaim.querysets.cursor import Cursor
 from django_taskclaim.querysets.scope import Desk
 from django_taskclaim.states import WORKER_MARK, Token
 
@@ -90,7 +90,7 @@ def claim_statements(model: type[models.Model], alias: str) -> list[SQL]:
         rows.claim_batch(limit, durable=False)
         if last is not None:
             request = checked_request(model, limit, None, None, False, False)
-            rows._claim(replace(request, bound=LowerBound.behind(last, desk)))
+            rows._claim(replace(request, cursor=Cursor.behind(last, desk)))
     return heard
 
 

@@ -15,7 +15,7 @@ from django.utils import timezone
 
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.dialects import dialect_for
-from django_taskclaim.fields import CRASHED_UNBEGUN, as_utc
+from django_taskclaim.fields import NEVER_WAITED, as_utc
 from django_taskclaim.handlers import handler_for
 from django_taskclaim.management.base import lacking_tables
 from django_taskclaim.overview import Failure, Overview, Worker, last_errors, overview, workers
@@ -145,7 +145,7 @@ def _first_born(seen: Overview) -> Any:
         return None
     rows: Any = ClaimQuerySet(columns.owner, using=seen.alias).open()
     if columns.not_before is not None:
-        rows = rows.filter(**{f"{columns.not_before.name}__lte": CRASHED_UNBEGUN})
+        rows = rows.filter(**{columns.not_before.name: NEVER_WAITED})
     first = rows.aggregate(first=Min(born.name))["first"]
     # A column of the user's: without time zones it has the project's time.
     return timezone.make_aware(first) if first is not None and timezone.is_naive(first) else first

@@ -1,61 +1,67 @@
 """Taking rows: what ``claim_batch`` promises, from the caller's words to the instances in hand."""
 
 import os
-import random
 import secrets
 import socket
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
-from functools import cache, cached_property, partial
+from functools import partial
 from typing import Any
 
-from django.db import DatabaseError, OperationalError, models
-from django.db.models.query import ModelIterable
+from django.conf import settings
+from django.db import DatabaseError, InterfaceError, OperationalError, models
 
 from django_taskclaim import conf
-from django_taskclaim.dialects import ClaimOrder, DatabaseNow, SwitchIsOn
-from django_taskclaim.dialects.statements import SQL, sql, value
-from django_taskclaim.fields import CRASHED, CRASHED_UNBEGUN, NEVER_WAITED, AnyField, as_utc
-from django_taskclaim.policy import policy_for, refuse_faulty
-from django_taskclaim.querysets.counting import KeyLimit
-from django_taskclaim.querysets.fleet import (
-    Answer,
-    claim_scopes,
-    keeps_to_marks,
-    learns_of_limits,
-    take_as_limited,
+from django_taskclaim.dialects import ClaimedRow, ClaimSpec, ClaimStatement, SwitchIsOn
+from django_taskclaim.dialects.base import bound, rows_by_role
+from django_taskclaim.dialects.claim_spec import limited, places_of
+from django_taskclaim.fields import CRASHED, CRASHED_UNBEGUN, AnyField, as_utc
+from django_taskclaim.policy import policies_over, policy_for, refuse_faulty
+from django_taskclaim.querysets import fleet, refusals
+from django_taskclaim.querysets.cursor import (
+    ALL,
+    QUARANTINED,
+    TURN,
+    Cursor,
+    Look,
+    quarantined_looks,
 )
-from django_taskclaim.querysets.instances import bare, build, like, read_again
-from django_taskclaim.querysets.limits import limits_over, take_within
-from django_taskclaim.querysets.lost_commits import PATIENCE, judge_after_lost_commit
-from django_taskclaim.querysets.lower_bound import Looks, LowerBound, Row
-from django_taskclaim.querysets.refusals import Search, may_be_refused, without_refused
+from django_taskclaim.querysets.limits import (
+    KeyChooser,
+    limits_over,
+    refuse_to_count_in_old_snapshots,
+    take_limit_lock,
+)
+from django_taskclaim.querysets.lost_commits import PATIENCE, judge_after_lost_commit, patiently
 from django_taskclaim.querysets.scope import (
-    Desk,
+    ClaimTarget,
     Rows,
+    build,
     in_claim_order,
     in_policy_order,
+    is_open,
+    is_plain,
     on_claim_table,
+    prefetch,
+    read_again,
     refuse_unclaimable,
     sort_claimed,
-    without_conditions,
 )
-from django_taskclaim.querysets.transactions import (
-    alone,
-    belongs_to_the_caller,
-    durably,
-    may_stand_alone,
-)
-from django_taskclaim.querysets.unreadable import fail_unreadable, may_be_of_a_row, read_apart
+from django_taskclaim.querysets.transactions import alone, durably
+from django_taskclaim.signals import rows_claimed, send_after_commit
 from django_taskclaim.states import WORKER_MARK, Status, Token
-from django_taskclaim.tokens import Claim, attach_all, clock
+from django_taskclaim.tokens import (
+    Claim,
+    attach_all,
+    carried_claim,
+    claims_of,
+    clock,
+    commits_by_itself,
+)
 
-#: How often a row that may have killed its worker goes before the others it was claimed with.
-CRASHED_FIRST = 0.1
-
-#: How many rows are looked at for each one wanted, while some refuse to be claimed; others may have locked them.
-LOOK_AHEAD = 4
+#: How many statements of plain claims are kept, for each model and connection.
+MOST_STATEMENTS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +71,14 @@ class Request:
     limit: int
     holder: str
     lease: timedelta
-    include_held: bool
-    durable: bool
-    #: Whether the holder tells the database when it begins a row that may kill it; see ``ClaimQuerySet._begin``.
-    tells_beginning: bool = False
-    #: Where the holder's claims before this one have come to.
-    bound: LowerBound | None = None
-    #: Told why limits of the whole fleet let the claim take no more than it did.
-    answer: Answer | None = None
+    include_held: bool = False
+    durable: bool = True
+    #: Whether the holder notes in the database when it starts a quarantined row; see ``ClaimQuerySet._begin``.
+    notes_start: bool = False
+    #: How far the holder's claims before this one have come.
+    cursor: Cursor | None = None
+    #: Where limits say why the claim took no more than it did.
+    answer: fleet.Answer | None = None
 
 
 def new_holder(worker: str | None = None) -> str:
@@ -117,7 +123,7 @@ def checked_request(
         holder = checked_name(claimed_by)
     refuse_faulty(model)
     duration = policy_for(model).lease if lease is None else conf.positive_duration(lease, "lease")
-    return Request(limit, holder, duration, include_held, durable)
+    return Request(limit, holder, duration, include_held=include_held, durable=durable)
 
 
 def checked_name(name: str, argument: str = "claimed_by") -> str:
@@ -131,382 +137,379 @@ def checked_name(name: str, argument: str = "claimed_by") -> str:
     return name
 
 
+def claim_batch(
+    queryset: Rows,
+    limit: int,
+    claimed_by: str | None,
+    lease: float | timedelta | None,
+    *,
+    include_held: bool,
+    durable: bool,
+) -> list[Any]:
+    """Claim up to *limit* rows of *queryset*; see ``ClaimQuerySet.claim_batch``."""
+    request = checked_request(queryset.model, limit, claimed_by, lease, include_held, durable)
+    return claim(queryset, request)
+
+
 def claim(queryset: Rows, request: Request) -> list[Any]:
     """Claim rows of *queryset* and return them, committed, in claim order."""
+    policies = policies_over(queryset.model)
     refuse_unclaimable(queryset)
-    desk = Desk.of(queryset.model, queryset.db)
     if queryset.query.is_empty():
         return []
-    one = _Call(in_policy_order(without_refused(queryset)), desk, request)
-    rows = _claim(one)
+    if policies:
+        queryset = in_policy_order(queryset)
+    if refusals.remembered:
+        queryset = refusals.without_refused(queryset)
+    target = ClaimTarget.of(queryset.model, queryset.db)
+    plain = is_plain(queryset, target)
+    stored = bool(fleet.stored) and fleet.is_stored(target.model, target.alias)
+    limited = stored or (bool(policies) and any(one.names_limits for one in policies))
+    rows = _run(ClaimCall(queryset, target, request, plain=plain, is_limited=limited))
     # A worker hears of it when it reads the switch.
-    if not rows and request.answer is None and learns_of_limits(desk):
-        rows = _claim(replace(one))
+    if not rows and request.answer is None and not limited and fleet.learns_of_limits(target):
+        rows = _run(ClaimCall(queryset, target, request, plain=plain, is_limited=True))
+    if rows and rows_claimed.receivers:
+        send_after_commit(rows_claimed, target.model, target.alias, rows=rows)
     return rows
 
 
-def _claim(one: "_Call") -> list[Any]:
+def _run(one: "ClaimCall") -> list[Any]:
     try:
-        return _claim_at_once(one)
+        return one.run()
     except Exception as error:
-        if not _may_be_of_rows(error, one):
-            raise
-    # Again, with our columns first, so that rows which cannot be read keep nobody from the others.
-    unreadable: dict[Any, tuple[models.Model, Exception]] = {}
-    again = replace(one, unreadable=unreadable, order_begun=None)
-    try:
-        rows = _claim_at_once(again)
-    except DatabaseError as error:
-        # Again, without the rows that refuse to be claimed.
-        rows = _claim_at_once(replace(again, search=Search(one.desk, error)))
-    fail_unreadable(unreadable.values())
-    return rows
+        # Loaded only then: few claims ever meet a row that cannot be read or written.
+        from django_taskclaim.querysets.isolating import claim_around
 
-
-def _may_be_of_rows(error: Exception, one: "_Call") -> bool:
-    """Say whether *error* may come from some rows of the claim: they cannot be read, or refuse to be written."""
-    if one.request.durable and belongs_to_the_caller(one.desk.dialect.connection):
-        return False
-    return may_be_of_a_row(error, one.desk.alias) or may_be_refused(error, one.desk)
-
-
-def _claim_at_once(one: "_Call") -> list[Any]:
-    started, request = clock(), one.request
-    begun = one.begin()
-    if len(begun) == request.limit:
-        return _carrying(one.instances(begun), request, started)
-    # A name that a caller gave may have claimed the same rows by another call, so such rows tell nothing.
-    look_again = partial(_claimed_after_all, request) if WORKER_MARK in request.holder else None
-    return durably(
-        one.desk,
-        lambda: _carrying(one.finish(begun), request, started),
-        look_again,
-        durable=request.durable,
-    )
-
-
-def _claimed_after_all(request: Request, rows: list[Any]) -> list[Any]:
-    """Return the rows of a claim whose COMMIT was not answered; OperationalError where it claimed none of them."""
-    # Whoever is told soon that nobody knows can still give the rows back in time.
-    patience = min(PATIENCE, request.lease.total_seconds() / 4)
-    still = judge_after_lost_commit(rows, patience=patience).still_held
-    if rows and not still:
-        raise OperationalError("The claim was not committed.")
-    return still
-
-
-def _carrying(taken: "Taken", request: Request, started: float) -> list[Any]:
-    rows, claims = taken
-    ends = started + request.lease.total_seconds()
-    for claimed in claims:
-        claimed.local_deadline = ends
-    attach_all(rows, claims)
-    return rows
-
-
-#: Rows, and what each is to remember of its claim.
-Taken = tuple[list[Any], list[Claim]]
+        return claim_around(one, error)
 
 
 @dataclass
-class _Call:
-    """One claim, from the checked request to the rows fresh from the table."""
+class _Turn:
+    """Counts the claims of this process from one table, and remembers the priority that they have come to."""
 
-    queryset: Rows
-    desk: Desk
-    request: Request
-    #: What was asked for by what has begun, if it has.
-    order_begun: ClaimOrder | None = None
-    #: The rows claimed that cannot be read, by key, each with the error; None where that is not looked for.
-    unreadable: "dict[Any, tuple[models.Model, Exception]] | None" = None
-    #: Claims part by part, because the database refuses to have some rows written; None where it does not.
-    search: Search | None = None
+    claims: int = 0
+    priority: int | None = None
 
-    @cached_property
-    def limits(self) -> Sequence[KeyLimit]:
-        return limits_over(self.queryset.model)
 
-    @cached_property
-    def fields(self) -> list[AnyField]:
-        """The columns that the claim must give back."""
-        fields = _all_columns(self.desk.columns.owner) if self.is_plain else _facts(self.desk)
-        if not self.limits:
-            return fields
-        return list(dict.fromkeys([*fields, *(one.field for one in self.limits)]))
+#: By database and table.
+turns: dict[tuple[str, type[models.Model]], _Turn] = {}
 
-    @cached_property
-    def is_plain(self) -> bool:
-        """Whether the columns that the claim gives back make the instances."""
-        return self.unreadable is None and _is_plain(self.queryset, self.desk)
 
-    @cached_property
-    def bound(self) -> LowerBound | None:
-        """Where the claims before have come to, if that is any help for one in this order."""
-        in_own_order = bool(self.queryset.query.order_by)
-        return None if self.limits or in_own_order else self.request.bound
+class ClaimCall:
+    """One claim, from the checked request to the rows in hand."""
 
-    @cached_property
-    def looks(self) -> Looks:
-        return Looks() if self.bound is None else self.bound.next_looks(self.desk)
+    def __init__(
+        self,
+        queryset: Rows,
+        target: ClaimTarget,
+        request: Request,
+        *,
+        plain: bool = False,
+        is_limited: bool = False,
+    ) -> None:
+        """*plain* says that the claim statement's own columns make the instances."""
+        self.queryset, self.target, self.request = queryset, target, request
+        self.is_limited = is_limited
+        self.key_limits = limits_over(queryset.model) if is_limited else []
+        self.cursor = None if self.key_limits or queryset.query.order_by else request.cursor
+        self.has_own_holder = WORKER_MARK in request.holder
+        #: Rows that statements of this call have claimed and committed.
+        self.committed: list[ClaimedRow] = []
+        self.started = clock()
+        connection = target.dialect.connection
+        #: Whether each statement commits by itself, so that no transaction is needed.
+        self.autocommits = (
+            plain
+            and target.dialect.claims_in_one_statement
+            and not request.include_held
+            and not is_limited
+            and not connection.in_atomic_block
+            and commits_by_itself(connection)
+            and target.dialect.commits_alone
+        )
+        #: Whether the instances are made of what the claim returns. Those of a named holder are read by their keys:
+        #: should one be unreadable, nothing else would tell them from others that the holder has.
+        self.is_plain = plain and (self.has_own_holder or not self.autocommits)
 
-    def begin(self) -> list[Row]:
-        """Claim by one statement that commits by itself, where one may be enough; none of its rows has ever waited.
+    @property
+    def fields(self) -> Sequence[AnyField]:
+        """The columns that the claim returns: all that make the instances, or those with a role."""
+        columns = self.target.columns
+        if self.is_plain:
+            return columns.owner._meta.concrete_fields
+        extra = (columns.iteration, columns.attempts, columns.not_before, columns.priority)
+        return [*columns.key, *(one for one in extra if one is not None)]
 
-        What it takes is the holder's from then on: a worker that gets an error, now or from the rest of the claim, has
-        them given back by that name.
-        """
-        desk, order = self.desk, self._order(self.request.limit)
-        if (
-            self.bound is None
-            or not keeps_to_marks(order, desk)
-            or not self.looks.beyond
-            or not desk.dialect.claims_in_one_statement
-            or not self.is_plain
-            or not may_stand_alone(desk)
-        ):
-            return []
-        bound, looks = self.bound, self.looks
-        if (looks.urgent or looks.waited) and alone(
-            desk, lambda: bound.anything_beside(looks, order, desk)
-        ):
-            return []
-        self.looks, self.order_begun = Looks(), order
-        return alone(desk, lambda: bound.claim_beyond(order, desk))
+    # Sending
 
-    def finish(self, begun: list[Row]) -> Taken:
-        """Claim, in the transaction that is open, what is still wanted beside the rows *begun*."""
-        held: Taken = ([], [])
-        request, desk = self.request, self.desk
-        if self.unreadable is not None:
-            self.unreadable.clear()
+    def run(self) -> list[Any]:
+        """Claim, commit and return the instances, each with its claim."""
+        if self.autocommits:
+            return self.instances(self._take(self.request.limit))
+        look_again = self._still_held if self.has_own_holder else None
+        claim = self.claim_in_transaction
+        return durably(self.target, claim, look_again, durable=self.request.durable)
+
+    def claim_in_transaction(self) -> list[Any]:
+        """Claim in the transaction that is open, beside what the holder has already, if it asked for that."""
+        request, held = self.request, list(self.committed)
         if request.include_held:
-            desk.queue(request.holder)
-            held = self._extend_held(self.queryset)
-        elif self.unreadable is not None and self.bound is not None:
-            # The first try may have committed rows, and a claimed row need not match the conditions any more.
-            held = self._extend_held(without_conditions(self.queryset))
-        rows, claims = held
+            self.target.queue(request.holder)
+            held = self._extend_held()
+        rows = self.instances(held)
+        for row in rows:
+            carried_claim(row).held_before = True
         wanted = request.limit - len(rows)
-        if self.search is not None:
-            raw = self._take_apart(wanted, self.search)
-            self.search.end(rows or raw)
-        elif wanted <= 0:
-            return held
-        else:
-            raw = self._take(wanted, begun)
-        more, their_claims = self.instances(raw)
-        return [*rows, *more], [*claims, *their_claims]
+        if wanted > 0:
+            take = self._take_limited if self.is_limited else self._take
+            rows += self.instances(take(wanted))
+        return rows
 
-    def _take_apart(self, limit: int, search: Search) -> list[Row]:
-        """Claim the first rows by their keys, each part as a claim of its own, without those that are refused."""
-        if limit <= 0:
-            return []
-        desk, most = self.desk, LOOK_AHEAD * limit
-        order = self._order(most)
-        found = desk.dialect.first(order.candidates, desk.table, most, desk.columns.key)
-        keys = list(dict.fromkeys(map(desk.table.key_of, found)))
-        raw: dict[Any, Row] = {}
-
-        def take(part: Sequence[Any]) -> list[Row]:
-            alike = replace(self.request, bound=None)
-            call = replace(self, queryset=self.queryset.filter(pk__in=part), request=alike)
-            return call._take(limit - len(raw), [], all_parts=False)
-
-        parts = (keys[start : start + limit] for start in range(0, len(keys), limit))
-        for rows in search.send(parts, take):
-            # By key: some strategies return all that the holder has.
-            raw |= {desk.table.key_of(row): row for row in rows}
-            if len(raw) >= limit:
-                break
-        return _keep_apart_what_crashed(list(raw.values()), desk, self.request, self.fields)
-
-    def _take(self, limit: int, begun: list[Row], *, all_parts: bool = True) -> list[Row]:
-        desk, bound = self.desk, self.bound
-
-        def take(order: ClaimOrder) -> list[Row]:
-            if bound is not None:
-                raw = bound.claim(order, desk, self.looks, begun)
-            else:
-                raw = self._claim_within_limits(order)
-            if not all_parts:
-                return raw
-            kept = _keep_apart_what_crashed(raw, desk, self.request, self.fields)
-            if bound is not None and len(kept) < len(raw):
-                bound.look_in_full()
-            # A rate is charged for these alone.
-            return kept
-
-        if begun and self.order_begun is not None:
-            return take(self.order_begun)
-        return take_as_limited(self._order(limit), desk, take, self.request.answer)
-
-    def _claim_within_limits(self, order: ClaimOrder) -> list[Row]:
-        queryset, desk = self.queryset, self.desk
-        if self.limits:
-            due, undo = _due(queryset, desk), partial(_undo, desk, self.request.holder)
-            raw = take_within(self.limits, order, due, desk, undo)
-        else:
-            raw = desk.dialect.claim(order, desk.columns)
-        # In an order of the caller's they are read again.
-        return raw if queryset.query.order_by else sort_claimed(raw, self.fields, desk)
-
-    def instances(self, raw: list[Row]) -> Taken:
-        """Return the rows claimed, each with what it is to remember of its claim."""
-        places = {field: place for place, field in enumerate(self.fields)}
-        claims = _claims_of(self.desk, self.request, places, raw)
-        if not self.is_plain:
-            return self._read(claims)
-        rows = build(self.queryset, self.fields, raw)
-        self._prefetch(rows)
-        return rows, claims
-
-    def _read(self, claims: Sequence[Claim]) -> Taken:
-        """Read claimed rows again as the queryset asks; those that cannot be read are noted instead, if asked for."""
-        queryset, desk = self.queryset, self.desk
-        by_key = {claim.pk: claim for claim in claims}
-
-        def read(keys: Sequence[Any]) -> list[Any]:
-            rows = read_again(queryset, desk, list(keys))
-            self._prefetch(rows)
-            return rows
-
-        keys = list(by_key)
-        if self.unreadable is not None:
-            for key, error in read_apart(keys, read, like(queryset, desk)):
-                self.unreadable[key] = bare(queryset.model, by_key[key]), error
-            keys = [key for key in keys if key not in self.unreadable]
-        rows = read(keys)
-        return rows, [by_key[desk.columns.key_of(row)] for row in rows]
-
-    def _prefetch(self, rows: list[Any]) -> None:
-        prefetches = self.queryset._prefetch_related_lookups  # type: ignore[attr-defined]
-        if prefetches:
-            models.prefetch_related_objects(rows, *prefetches)
-
-    def _extend_held(self, queryset: Rows) -> Taken:
-        """Return what the holder has among *queryset*, ``limit`` rows at most, each lease extended and none shortened.
+    def _extend_held(self) -> list[ClaimedRow]:
+        """Return what the holder has of the queryset, ``limit`` rows at most, each lease extended and none shortened.
 
         Rows are found without locks and waited for: a row passed over because it is locked would be handed out twice.
         """
-        desk, request = self.desk, self.request
-        columns = desk.columns
-        rows = on_claim_table(queryset, desk).filter(
-            **{columns.status.name: Status.PROCESSING, columns.claimed_by.name: request.holder}
-        )
-        fields = _facts(desk)
-        ordered = in_claim_order(rows, queryset, desk)
-        places = {field: place for place, field in enumerate(fields)}
-        found = desk.dialect.first(ordered, desk.table, request.limit, fields)
-        claims = {claim.pk: claim for claim in _claims_of(desk, request, places, found)}
-        by_token: dict[Token, list[Any]] = {}
-        for claim in claims.values():
-            by_token.setdefault(claim.token, []).append(claim.pk)
-        extension = [desk.dialect.extension(desk.table, request.lease)]
+        target = self.target
+        rows = in_claim_order(on_claim_table(self.queryset, target), self.queryset, target)
+        held = self._held_by_holder(rows)
+        by_iteration: dict[int, list[Any]] = {}
+        for row in held:
+            by_iteration.setdefault(row.iteration, []).append(row.key)
+        extension = [target.dialect.extension(target.table, self.request.lease)]
         still: set[Any] = set()
-        for token, keys in by_token.items():
-            parts = desk.dialect.chunks(sorted(keys), desk.table)
-            extend = partial(desk.dialect.update_held, desk.table, token, assignments=extension)
-            sent = map(extend, parts) if self.search is None else self.search.send(parts, extend)
-            for extended in sent:
+        for iteration, keys in by_iteration.items():
+            token = Token(self.request.holder, iteration)
+            extend = partial(target.dialect.update_held, target.table, token, assignments=extension)
+            for extended in self.send_parts(
+                target.dialect.chunks(sorted(keys), target.table), extend
+            ):
                 still.update(extended)
-        for claim in claims.values():
-            claim.held_before = True
-        return self._read([claim for key, claim in claims.items() if key in still])
+        return [row for row in held if row.key in still]
 
-    def _order(self, limit: int) -> ClaimOrder:
-        queryset, desk = self.queryset, self.desk
-        scopes = claim_scopes(queryset.model, desk.alias)
-        return ClaimOrder(
-            rows=lambda: _due(queryset, desk).filter(SwitchIsOn(scopes)),
-            never_waited=lambda: _never_waited(queryset, desk).filter(SwitchIsOn(scopes)),
-            simple=not queryset.query.where
-            and not queryset.query.order_by
-            and desk.columns.owned_by(queryset.model),
-            limit=limit,
-            holder=self.request.holder,
-            lease=self.request.lease,
-            scopes=scopes,
-            returning=self.fields,
+    def send_parts(
+        self, parts: Iterable[Sequence[Any]], send: Callable[[Any], Any]
+    ) -> Iterable[Any]:
+        """Return what *send* returns of each part."""
+        return map(send, parts)
+
+    def _still_held(self, rows: list[Any]) -> list[Any]:
+        """Return the rows of a claim whose COMMIT was not answered; OperationalError where it claimed none of them."""
+        still = judge_after_lost_commit(rows, patience=self._patience).still_held
+        if rows and not still:
+            raise OperationalError("The claim was not committed.")
+        return still
+
+    @property
+    def _patience(self) -> float:
+        # A caller that knows soon that nobody knows can still give the rows back in time.
+        return min(PATIENCE, self.request.lease.total_seconds() / 4)
+
+    def _send(self, statement: ClaimStatement | None, limit: int, look: Look) -> list[ClaimedRow]:
+        """Send one claim; outside of a transaction it commits by itself."""
+        if statement is None:
+            return []
+        spec = ClaimSpec(statement, limit, self.request.holder, look.values)
+        if not self.autocommits:
+            return self.target.dialect.claim(spec)
+        try:
+            rows = self.target.dialect.claim(spec)
+        except (DatabaseError, InterfaceError) as error:
+            rows = self._send_again(spec, error)
+        self.committed += rows
+        return rows
+
+    def _send_again(self, spec: ClaimSpec, error: Exception) -> list[ClaimedRow]:
+        """Claim again after contention; find out what came of a claim that was not answered."""
+        errors = [error]
+
+        def once() -> list[ClaimedRow]:
+            if errors:
+                raise errors.pop()
+            return self.target.dialect.claim(spec)
+
+        return alone(self.target, once, self._read_back if self.has_own_holder else None)
+
+    def _read_back(self) -> list[ClaimedRow]:
+        """Return what a statement that was not answered has claimed; OperationalError where that is nothing."""
+        rows = patiently(self.target, self.claimed, self._patience)
+        if not rows:
+            raise OperationalError("The claim was not committed.")
+        return rows
+
+    def claimed(self) -> list[ClaimedRow]:
+        """Return what this call's own holder has on the table beside what is known to be committed."""
+        columns, known = self.target.columns, {row.key for row in self.committed}
+        rows = self._held_by_holder(self.target.rows.order_by(*columns.order))
+        return [row for row in rows if row.key not in known]
+
+    def _held_by_holder(self, rows: Rows) -> list[ClaimedRow]:
+        columns, table = self.target.columns, self.target.table
+        held = {
+            columns.status.name: Status.PROCESSING,
+            columns.claimed_by.name: self.request.holder,
+        }
+        most, fields = self.request.limit, self.fields
+        found = self.target.dialect.first(rows.filter(**held), table, most, fields)
+        return rows_by_role(places_of(fields, table), found)
+
+    # Looking
+
+    def _take(self, limit: int) -> list[ClaimedRow]:
+        """Claim up to *limit* rows, of which a quarantined one is alone."""
+        target = self.target
+        place = target.alias, target.columns.owner
+        turn = turns.get(place)
+        if turn is None:
+            turn = turns.setdefault(place, _Turn())
+        rows: list[ClaimedRow] = []
+        if target.columns.not_before is not None and self._is_turn(turn):
+            for look in quarantined_looks(target.columns, turn.priority):
+                rows = rows or self.claim_from(look, 1)
+        rows = rows or self._look(limit)
+        if rows:
+            turn.claims, turn.priority = turn.claims + 1, rows[-1].priority
+        elif target.columns.not_before is not None:
+            rows = self.claim_from(QUARANTINED, 1)
+        return rows
+
+    def _is_turn(self, turn: _Turn) -> bool:
+        return turn.claims % TURN == TURN - 1 or (self.cursor is not None and self.cursor.thorough)
+
+    def _look(self, limit: int) -> list[ClaimedRow]:
+        """Claim up to *limit* rows, from one place after the other where a cursor says so, and return them in order."""
+        rows: list[ClaimedRow] = []
+        look = ALL
+        for look in [ALL] if self.cursor is None else self.cursor.looks(self.target):
+            rows += self.claim_from(look, limit - len(rows))
+            if len(rows) == limit:
+                break
+        if not self.queryset.query.order_by:
+            # In an order of the caller's they are read again.
+            rows = sort_claimed(rows, self.target)
+        if self.cursor is not None:
+            waits = self.target.columns.not_before is not None
+            self.cursor.advance(rows, look, full=len(rows) == limit, waits=waits)
+        return rows
+
+    def claim_from(self, look: Look, limit: int) -> list[ClaimedRow]:
+        """Claim up to *limit* rows that *look* finds."""
+        if not self.key_limits:
+            return self._send(self._statement(look), limit, look)
+        chooser = KeyChooser(
+            self.key_limits, self.target, self.rows(look), SwitchIsOn(self.scopes), limit
+        )
+        for candidates, number in chooser.choices():
+            statement = self._prepare(look, candidates, simple=False)
+            chooser.note(self._send(statement, number, look))
+        return chooser.taken
+
+    # The statement
+
+    @property
+    def scopes(self) -> list[str]:
+        """The scopes of the switch that stop this claim."""
+        model = self.queryset.model
+        return fleet.claim_scopes(model, knows_limits=self.is_limited)
+
+    def rows(self, look: Look) -> Rows:
+        """Return the open rows that *look* finds, in claim order, whatever the switch says."""
+        columns = self.target.columns
+        rows = on_claim_table(self.queryset, self.target)
+        rows = rows.filter(is_open(columns) & look.condition(columns))
+        return in_claim_order(rows, self.queryset, self.target)
+
+    def _statement(self, look: Look) -> ClaimStatement | None:
+        query, target = self.queryset.query, self.target
+        simple = not query.where and not query.order_by and target.is_owner
+        if not simple or ("key" in look.values and len(target.columns.key) > 1):
+            return self._prepare(
+                look, self.rows(look).filter(SwitchIsOn(self.scopes)), simple=simple
+            )
+        lease, notes = self.request.lease, self.request.notes_start
+        shape = self.is_plain, self.is_limited, settings.USE_TZ
+        kind = (look.name, *look.values, *shape, lease, notes)
+        if kind not in target.statements:
+            if len(target.statements) >= MOST_STATEMENTS:
+                target.statements.clear()
+            candidates = self.rows(look).filter(SwitchIsOn(self.scopes))
+            target.statements[kind] = self._prepare(look, candidates, simple=True)
+        return target.statements[kind]
+
+    def _prepare(self, look: Look, candidates: Rows, *, simple: bool) -> ClaimStatement | None:
+        target, mark = self.target, None
+        ours = ALL
+        if look.name.startswith("quarantined"):
+            # The mark says, should the claim expire, whether the row had been started.
+            mark = CRASHED_UNBEGUN if self.request.notes_start else CRASHED
+            ours = QUARANTINED
+        claimable = target.rows.order_by().filter(
+            is_open(target.columns) & ours.condition(target.columns), SwitchIsOn(self.scopes)
+        )
+        return target.dialect.prepare_claim(
+            target.table,
+            candidates,
+            claimable,
+            self.fields,
+            self.request.lease,
+            simple=simple,
+            mark=mark,
         )
 
+    # Limits
 
-def _due(queryset: Rows, desk: Desk) -> Rows:
-    """Return the open, due rows of *queryset* in claim order."""
-    return _open(queryset, desk, "__lte", DatabaseNow())
+    def _take_limited(self, limit: int) -> list[ClaimedRow]:
+        """Claim within the limits of the model, in the transaction that is open."""
+        answer = self.request.answer or fleet.Answer()
+        grant = fleet.Grant(self.target, answer)
+        room = grant.room(limit)
+        if not room and not grant.is_ahead:
+            return []
+        options = [*grant.counted, *dict.fromkeys(one.option for one in self.key_limits)]
+        if options:
+            refuse_to_count_in_old_snapshots(self.target, " and ".join(options))
+            # Nothing to take is nothing to wait for; the only writer waits for nobody any more.
+            only_writer = self.target.dialect.has_one_writer
+            if not (only_writer or self._finds_any(ALL) or self._finds_any(QUARANTINED)):
+                answer.refusal = None
+                return []
+            take_limit_lock(self.target)
+            room = grant.room_under_lock(limit)
+        rows = self._take(room) if room else []
+        grant.charge(len(rows), room)
+        return rows
 
+    def _finds_any(self, look: Look) -> bool:
+        dialect, statement = self.target.dialect, self._statement(look)
+        if statement is None:
+            return False
+        spec = ClaimSpec(statement, 1, self.request.holder, look.values)
+        return bool(dialect.fetch(bound(spec, limited(statement.candidates))))
 
-def _never_waited(queryset: Rows, desk: Desk) -> Rows:
-    """Return those of them that have never waited; that they are due is left unsaid, lest an index be sought for it."""
-    return _open(queryset, desk, "", NEVER_WAITED)
+    # The rows in hand
 
+    def instances(self, claimed: Sequence[ClaimedRow]) -> list[Any]:
+        """Return the rows claimed as the queryset asks for them, each with its claim."""
+        if not claimed:
+            return []
+        target, request = self.target, self.request
+        rows = build(self.queryset, claimed) if self.is_plain else []
+        claims = claims_of(claimed, request.holder, target.alias, request.lease, self.started)
+        if len(claimed) == 1:
+            claims[0].suspect = is_crash_mark(claimed[0].not_before)
+        if not self.is_plain:
+            by_key = {one.pk: one for one in claims}
+            rows = self.read(by_key)
+            claims = [by_key[target.columns.key_of(row)] for row in rows]
+        attach_all(rows, claims)
+        return rows
 
-def _open(queryset: Rows, desk: Desk, lookup: str, moment: Any) -> Rows:
-    columns = desk.columns
-    rows = on_claim_table(queryset, desk).filter(**{columns.status.name: Status.OPEN})
-    if columns.not_before is not None:
-        rows = rows.filter(**{f"{columns.not_before.name}{lookup}": moment})
-    return in_claim_order(rows, queryset, desk)
-
-
-def _is_plain(queryset: Rows, desk: Desk) -> bool:
-    """Say whether the claim statement's own columns make the instances, so that no second read is needed."""
-    query = queryset.query
-    return (
-        desk.columns.owned_by(queryset.model)
-        and not desk.columns.owner._meta.parents
-        and queryset._iterable_class is ModelIterable
-        and not query.select_related
-        and not query.annotations
-        and not query.extra
-        and query.deferred_loading == (frozenset(), True)
-        and not query.order_by
-    )
-
-
-@cache
-def _all_columns(owner: Any) -> list[AnyField]:
-    key = owner._meta.pk_fields
-    return [*key, *(field for field in owner._meta.concrete_fields if field not in key)]
-
-
-def _facts(desk: Desk) -> list[AnyField]:
-    """Return the columns that tokens and the order of rows are made of, the key first."""
-    columns = desk.columns
-    extra = (columns.iteration, columns.attempts, columns.not_before, columns.priority)
-    return [*columns.key, *(field for field in extra if field is not None)]
-
-
-def _keep_apart_what_crashed(
-    raw: list[list[Any]], desk: Desk, request: Request, fields: Sequence[AnyField]
-) -> list[list[Any]]:
-    """Let a row that may have killed its worker be claimed alone, so that its next crash charges nobody else."""
-    if desk.columns.not_before is None:
-        return raw
-    position = list(fields).index(desk.columns.not_before)
-    marked = _marked(raw, position)
-    if not marked:
-        return raw
-    others = [row for row in raw if not is_crash_mark(row[position])]
-    alone = not others or random.random() < CRASHED_FIRST
-    keep = marked[:1] if alone else others
-    if back := [desk.table.key_of(row) for row in raw if row not in keep]:
-        _undo(desk, request.holder, back)
-    if alone:
-        _mark(desk, request, desk.table.key_of(keep[0]))
-    return keep
-
-
-def _marked(raw: list[list[Any]], place: int) -> list[list[Any]]:
-    """Return the rows that may have killed their worker; *place* is where their ``not_before`` stands."""
-    marked, last, is_mark = [], None, False
-    for row in raw:
-        # Most never waited, so the answer is that of the row before.
-        if row[place] != last:
-            last = row[place]
-            is_mark = is_crash_mark(last)
-        if is_mark:
-            marked.append(row)
-    return marked
+    def read(self, claims: dict[Any, Claim]) -> list[Any]:
+        """Read the rows with these keys as the queryset asks."""
+        rows = read_again(self.queryset, self.target, list(claims))
+        prefetch(self.queryset, rows)
+        return rows
 
 
 def is_crash_mark(moment: Any) -> bool:
@@ -515,58 +518,5 @@ def is_crash_mark(moment: Any) -> bool:
 
 
 def is_unbegun(moment: Any) -> bool:
-    """Say whether a ``not_before`` is the mark of such a row that its holder has not begun."""
+    """Say whether a ``not_before`` is the mark of such a row that its holder has not started."""
     return moment is not None and as_utc(moment) == CRASHED_UNBEGUN
-
-
-def _mark(desk: Desk, request: Request, key: Any) -> None:
-    """Write down whether the expiry of this claim, of a row that may kill its holder, is to tell that it did."""
-    waiting = desk.columns.not_before
-    assert waiting is not None, "only a model that has it marks its rows"
-    mark = CRASHED_UNBEGUN if request.tells_beginning else CRASHED
-    assignment = desk.table.assign(waiting, desk.table.bound(waiting, mark))
-    desk.dialect.update_where(desk.table, [key], _just_claimed(desk, request.holder), [assignment])
-
-
-def _undo(desk: Desk, holder: str, keys: Sequence[Any]) -> None:
-    """Open rows again that this transaction has just claimed; nobody else has seen them claimed."""
-    table, columns = desk.table, desk.columns
-    null = SQL("NULL")
-    assignments = [
-        table.assign(columns.status, SQL(f"'{Status.OPEN.value}'")),
-        *(
-            table.assign(f, null)
-            for f in (columns.claimed_at, columns.expires_at, columns.claimed_by)
-        ),
-    ]
-    desk.dialect.update_where(table, keys, _just_claimed(desk, holder), assignments)
-
-
-def _just_claimed(desk: Desk, holder: str) -> SQL:
-    return sql(
-        "{} AND {} = {}",
-        desk.table.in_state(Status.PROCESSING),
-        desk.table.qualified(desk.columns.claimed_by),
-        value(holder),
-    )
-
-
-def _claims_of(
-    desk: Desk, request: Request, places: dict[AnyField, int], raw: list[list[Any]]
-) -> list[Claim]:
-    """Return what each row is to remember of its claim."""
-    columns = desk.columns
-    iteration = places[columns.iteration]
-    failures = iteration if columns.attempts is None else places[columns.attempts]
-    tokens = {n: Token(request.holder, n) for n in {row[iteration] for row in raw}}
-    alias, lease = desk.alias, request.lease
-    claims = [
-        Claim(tokens[row[iteration]], alias, key, lease=lease, attempts=row[failures])
-        for key, row in zip(desk.table.keys_of(raw), raw, strict=True)
-    ]
-    if columns.not_before is not None:
-        marked = _marked(raw, places[columns.not_before])
-        suspects = {id(row) for row in marked}
-        for row, claim in zip(raw, claims, strict=True) if marked else ():
-            claim.suspect = id(row) in suspects
-    return claims

@@ -19,7 +19,6 @@ from django_taskclaim.guard import (
     remember,
 )
 from django_taskclaim.querysets.people import PeopleVerbs
-from django_taskclaim.signals import rows_claimed, send_after_commit
 from django_taskclaim.states import Status, Token
 from django_taskclaim.tokens import standing_claim
 
@@ -88,17 +87,14 @@ class ClaimQuerySet(PeopleVerbs[M]):
         provisional until that transaction commits. Raises TypeError for a queryset that cannot be claimed from
         (slices, unions, aggregates, ``values()``) and ValueError for a wrong argument.
         """
-        request = querysets.claiming.checked_request(
-            self.model, limit, claimed_by, lease, include_held, durable
+        self._for_write = True
+        return querysets.claiming.claim_batch(
+            self, limit, claimed_by, lease, include_held=include_held, durable=durable
         )
-        return self._claim(request)
 
     def _claim(self, request: "Request") -> list[M]:
         self._for_write = True
-        rows: list[M] = querysets.claiming.claim(self, request)
-        if rows:
-            send_after_commit(rows_claimed, self.model, self.db, rows=rows)
-        return rows
+        return querysets.claiming.claim(self, request)
 
     def with_token(self, pk: Any, token: "Token | tuple[str, int] | str") -> M:
         """Return the row with the key *pk*, carrying the claim that *token* names.

@@ -7,7 +7,7 @@ from typing import Any
 
 from django_taskclaim.dialects.statements import Key
 from django_taskclaim.fields import AnyField
-from django_taskclaim.querysets.scope import Desk, Rows
+from django_taskclaim.querysets.scope import ClaimTarget, Rows
 from django_taskclaim.states import Status
 
 
@@ -19,25 +19,30 @@ class KeyLimit:
     most: int
 
     @property
+    def option(self) -> str:
+        """The option of ``@handler`` that sets it."""
+        return "limit_per"
+
+    @property
     def name(self) -> str:
         """The field as querysets call it, without a join."""
         return self.field.attname
 
-    def count(self, desk: Desk) -> "KeyCount":
+    def count(self, target: ClaimTarget) -> "KeyCount":
         """Return what counts for one claim."""
-        return KeyCount(self, desk)
+        return KeyCount(self, target)
 
 
 class KeyCount:
     """How many more rows of each key may be claimed. The database is asked once for each key."""
 
-    def __init__(self, limit: KeyLimit, desk: Desk) -> None:
+    def __init__(self, limit: KeyLimit, target: ClaimTarget) -> None:
         self.limit = limit
         self._running: Counter[Any] = Counter()
-        self._processing = desk.rows.order_by().filter(
-            **{desk.columns.status.name: Status.PROCESSING}
+        self._processing = target.rows.order_by().filter(
+            **{target.columns.status.name: Status.PROCESSING}
         )
-        self._desk = desk
+        self._target = target
 
     def learn(self, keys: Iterable[Any]) -> None:
         """Count what is processing of *keys*, whoever holds it, expired or not.
@@ -45,7 +50,7 @@ class KeyCount:
         Counted by value here: what two values are equal is another question on each database.
         """
         new = [key for key in dict.fromkeys(keys) if key is not None and key not in self._running]
-        for part in self._desk.dialect.chunks(new, self._desk.table):
+        for part in self._target.dialect.chunks(new, self._target.table):
             rows = self._processing.filter(**{f"{self.limit.name}__in": part})
             found = Counter(rows.values_list(self.limit.name, flat=True))
             for key in part:
@@ -76,8 +81,8 @@ class KeyCount:
         if not keys:
             return []
         most = min(max(self.left(key) for key in keys), wanted)
-        desk = self._desk
-        (found,) = desk.dialect.first_of_each([due], desk.table, self.limit.field, keys, most)
+        target = self._target
+        (found,) = target.dialect.first_of_each([due], target.table, self.limit.field, keys, most)
         return found
 
     def overlooked(self, seen: Iterable[Key]) -> list[Key]:

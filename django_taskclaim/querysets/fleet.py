@@ -7,7 +7,7 @@ its claims like a pause, until they have learned to look.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -15,18 +15,14 @@ from django.apps import apps
 from django.db import models
 
 from django_taskclaim.allowances import Hours, Rate, parsed_hours, parsed_rate
-from django_taskclaim.dialects import ClaimOrder, DatabaseNow
+from django_taskclaim.dialects import DatabaseNow
 from django_taskclaim.fields import as_utc
 from django_taskclaim.policy import policies_by_class
-from django_taskclaim.querysets.limits import line_up
-from django_taskclaim.querysets.scope import Desk
+from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.states import Status
 from django_taskclaim.switch_reading import limits_scope, own_scopes, scope_of, scopes_over
 from django_taskclaim.switch_reading import throttle_scope as throttle_scope_of
 from django_taskclaim.tokens import clock
-
-Row = list[Any]
-Take = Callable[[ClaimOrder], list[Row]]
 
 #: What a claim of a new model may take at once under a rate.
 FIRST_ROWS = 1.0
@@ -94,18 +90,20 @@ def named_terms(model: type[models.Model]) -> dict[str, Terms]:
     return {scope: terms for scope, terms in found.items() if terms}
 
 
-_stored: set[tuple[str, str]] = set()
-_asked: dict[tuple[str, str], float] = {}
+#: What is known of the database's table, by alias and scope: which models have a row that limits them, …
+stored: set[tuple[str, str]] = set()
+#: … and, by ``clock()``, when that was asked last.
+asked: dict[tuple[str, str], float] = {}
 
 
 def know_stored(alias: str, scope: str, *, there: bool) -> None:
     """Remember whether something is stored for the model that is called *scope*."""
-    (_stored.add if there else _stored.discard)((alias, scope))
+    (stored.add if there else stored.discard)((alias, scope))
 
 
 def is_stored(model: type[models.Model], alias: str) -> bool:
     """Say whether limits are known to be stored for *model*."""
-    return bool(_stored) and any((alias, scope) in _stored for scope in own_scopes(model))
+    return any((alias, scope) in stored for scope in own_scopes(model))
 
 
 def is_limited(model: type[models.Model], alias: str) -> bool:
@@ -113,24 +111,24 @@ def is_limited(model: type[models.Model], alias: str) -> bool:
     return is_stored(model, alias) or bool(named_terms(model))
 
 
-def claim_scopes(model: type[models.Model], alias: str) -> list[str]:
-    """Return the scopes of the switch that stop a claim through *model*."""
+def claim_scopes(model: type[models.Model], *, knows_limits: bool) -> list[str]:
+    """Return the scopes of the switch that stop a claim through *model*, which may look at no limits."""
     own = own_scopes(model)
-    unknown = [] if is_limited(model, alias) else [limits_scope(scope) for scope in own]
+    unknown = [] if knows_limits else [limits_scope(scope) for scope in own]
     return [*scopes_over(model), *(throttle_scope_of(scope) for scope in own), *unknown]
 
 
-def learns_of_limits(desk: Desk) -> bool:
+def learns_of_limits(target: ClaimTarget) -> bool:
     """Ask, every few seconds at most, whether limits were stored for a model that had none; True if so."""
-    own, now = own_scopes(desk.model), clock()
-    place = desk.alias, own[-1]
-    if is_limited(desk.model, desk.alias) or now - _asked.get(place, -ASK_EVERY) < ASK_EVERY:
+    own, now = own_scopes(target.model), clock()
+    place = target.alias, own[-1]
+    if is_limited(target.model, target.alias) or now - asked.get(place, -ASK_EVERY) < ASK_EVERY:
         return False
-    _asked[place] = now
-    stored = [row.scope for row in _rows(desk.alias, own) if _is_set(row)]
-    for scope in stored:
-        know_stored(desk.alias, scope, there=True)
-    return bool(stored)
+    asked[place] = now
+    found = [row.scope for row in _rows(target.alias, own) if _is_set(row)]
+    for scope in found:
+        know_stored(target.alias, scope, there=True)
+    return bool(found)
 
 
 # What holds now
@@ -154,18 +152,10 @@ class Standing:
         self.levels = levels
 
     @property
-    def counts(self) -> bool:
-        """Whether claims have to wait for each other."""
-        return any(terms.rate or terms.max_running for terms in self.terms)
-
-    @property
-    def options(self) -> str:
-        """The names of what is counted."""
-        named = {
-            "rate": any(terms.rate for terms in self.terms),
-            "max_running": any(terms.max_running for terms in self.terms),
-        }
-        return " and ".join(name for name, counted in named.items() if counted)
+    def counted(self) -> list[str]:
+        """The names of what is counted, for which claims have to wait for each other."""
+        options = ("rate", "max_running")
+        return [name for name in options if any(getattr(terms, name) for terms in self.terms)]
 
     def closed(self) -> Refusal | None:
         """Return which hours keep rows from being claimed now: those that open last."""
@@ -196,10 +186,10 @@ class Standing:
         return min(limited, key=lambda terms: terms.max_running or 0, default=None)
 
 
-def standing(desk: Desk) -> Standing:
-    """Ask what holds for claims of the desk's model, without a lock."""
-    held, rows = _held(desk)
-    now = as_utc(next(iter(rows.values())).now) if rows else desk.dialect.current_time()
+def standing(target: ClaimTarget) -> Standing:
+    """Ask what holds for claims of the target's model, without a lock."""
+    held, rows = _held(target)
+    now = as_utc(next(iter(rows.values())).now) if rows else target.dialect.current_time()
     levels = {
         one.scope: _level(one.rate, rows.get(one.scope), now)
         for one in held
@@ -209,17 +199,17 @@ def standing(desk: Desk) -> Standing:
     return Standing(now, held, levels, ahead)
 
 
-def terms_of(desk: Desk) -> list[Terms]:
-    """Ask what is set for the desk's model, and return the limits that its claims keep to."""
-    return _held(desk)[0]
+def terms_of(target: ClaimTarget) -> list[Terms]:
+    """Ask what is set for the target's model, and return the limits that its claims keep to."""
+    return _held(target)[0]
 
 
-def _held(desk: Desk) -> tuple[list[Terms], dict[str, Any]]:
+def _held(target: ClaimTarget) -> tuple[list[Terms], dict[str, Any]]:
     """Return the limits that hold, and what is stored, by scope."""
-    named, own = named_terms(desk.model), own_scopes(desk.model)
-    rows = {row.scope: row for row in _rows(desk.alias, own)}
+    named, own = named_terms(target.model), own_scopes(target.model)
+    rows = {row.scope: row for row in _rows(target.alias, own)}
     for scope in own:
-        know_stored(desk.alias, scope, there=scope in rows and _is_set(rows[scope]))
+        know_stored(target.alias, scope, there=scope in rows and _is_set(rows[scope]))
     terms = [_effective(named.get(scope, Terms(scope)), rows.get(scope)) for scope in own]
     return [one for one in terms if one], rows
 
@@ -274,106 +264,87 @@ def settled(model: type[models.Model], row: Any) -> dict[str, Any]:
 # Claiming
 
 
-def take_as_limited(
-    order: ClaimOrder, desk: Desk, take: Take, answer: Answer | None = None
-) -> list[Row]:
-    """Let *take* claim as many of the rows asked for as the limits of the fleet let it, which may be none."""
-    told = answer or Answer()
-    told.refusal = None
-    return take(order) if keeps_to_marks(order, desk) else _take(order, desk, take, told)
+class Grant:
+    """How many rows one claim of a limited model may take, and what it has taken."""
 
+    def __init__(self, target: ClaimTarget, answer: Answer) -> None:
+        self._target, self._answer = target, answer
+        self._standing = standing(target)
 
-def keeps_to_marks(order: ClaimOrder, desk: Desk) -> bool:
-    """Say whether the statement itself takes nothing where limits are stored, so that nobody has to look at them.
+    @property
+    def is_ahead(self) -> bool:
+        """Whether a clock before this one has filled a rate, which only a claim under the lock can mend."""
+        return bool(self._standing.ahead)
 
-    As it was spelt: what is known of the model may be another thing by now.
-    """
-    return limits_scope(scope_of(desk.model)) in order.scopes
+    @property
+    def counted(self) -> list[str]:
+        """The names of what is counted, for which claims have to wait for each other."""
+        return self._standing.counted
 
+    def room(self, wanted: int) -> int:
+        """Return how many of the *wanted* rows hours and rates let be claimed."""
+        answer = self._answer
+        answer.refusal = self._standing.closed()
+        if answer.refusal is not None:
+            return 0
+        allowed, refusal = self._standing.allowed()
+        if allowed is None or allowed >= wanted:
+            return wanted
+        answer.refusal = refusal
+        return allowed
 
-def _take(order: ClaimOrder, desk: Desk, take: Take, told: Answer) -> list[Row]:
-    seen = standing(desk)
-    if not _room(seen, order.limit, told) and not seen.ahead:
-        return []
-    if seen.counts:
-        if not line_up(order, desk, seen.options):
-            told.refusal = None
-            return []
-        seen = standing(desk)
-        _set_back(seen, desk)
-    room = _places(seen, desk, _room(seen, order.limit, told), told)
-    if not room:
-        return []
-    rows = take(replace(order, limit=room))
-    if len(rows) < room:
-        # It was not for a limit that it took no more.
-        told.refusal = None
-    _write_down(seen, desk, len(rows))
-    return rows
+    def room_under_lock(self, wanted: int) -> int:
+        """Return how many of the *wanted* rows may be claimed, by what no other claim changes any more."""
+        target = self._target
+        seen = self._standing = standing(target)
+        if seen.ahead:
+            # Filled from now on: not before this clock shows again what the one before it has shown.
+            _rows(target.alias, seen.ahead).update(filled_at=seen.now)
+        return self._places(self.room(wanted))
 
+    def _places(self, wanted: int) -> int:
+        """Return how many of the *wanted* rows may be processing beside those that are."""
+        target, terms = self._target, self._standing.most_running()
+        if terms is None or not wanted:
+            return wanted
+        most = terms.max_running or 0
+        running = target.rows.order_by().filter(**{target.columns.status.name: Status.PROCESSING})
+        held = len(target.dialect.first(running, target.table, most, target.columns.key))
+        if most - held < wanted:
+            self._answer.refusal = Refusal("max_running", None, None, terms)
+        return max(0, min(wanted, most - held))
 
-def _room(seen: Standing, wanted: int, told: Answer) -> int:
-    """Return how many of the *wanted* rows hours and rates let be claimed."""
-    told.refusal = seen.closed()
-    if told.refusal is not None:
-        return 0
-    allowed, refusal = seen.allowed()
-    if allowed is None or allowed >= wanted:
-        return wanted
-    told.refusal = refusal
-    return allowed
+    def charge(self, taken: int, room: int) -> None:
+        """Take so many rows off what each rate allows."""
+        if room and taken < room:
+            # It was not for a limit that the claim took no more.
+            self._answer.refusal = None
+        seen, target = self._standing, self._target
+        if not taken or not seen.levels:
+            return
+        model = apps.get_model("taskclaim", "FleetLimit")
+        # The rows have been claimed since it was asked what holds, later where the machine stood still. What came
+        # meanwhile counts, but not beside all that may come together: a minute from the claim on would exceed the rate.
+        now = target.dialect.current_time()
+        since = max(0.0, (now - seen.now).total_seconds())
+        rates = {terms.scope: terms.rate for terms in seen.terms if terms.rate is not None}
+        for scope, level in seen.levels.items():
+            came = min(rates[scope].most, level + since * rates[scope].per_second)
+            facts = {"level": came - taken, "filled_at": now}
+            rows = model._default_manager.using(target.alias)
+            if not rows.filter(scope=scope).update(**facts):
+                rows.bulk_create([model(scope=scope, **facts)], ignore_conflicts=True)
 
-
-def _places(seen: Standing, desk: Desk, wanted: int, told: Answer) -> int:
-    """Return how many of the *wanted* rows may be processing beside those that are."""
-    terms = seen.most_running()
-    if terms is None or not wanted:
-        return wanted
-    most = terms.max_running or 0
-    running = desk.rows.order_by().filter(**{desk.columns.status.name: Status.PROCESSING})
-    held = len(desk.dialect.first(running, desk.table, most, desk.columns.key))
-    if most - held < wanted:
-        told.refusal = Refusal("max_running", None, None, terms)
-    return max(0, min(wanted, most - held))
-
-
-def _set_back(seen: Standing, desk: Desk) -> None:
-    """Let rates be filled from now on that would not be before a clock shows again what one before it has shown."""
-    if seen.ahead:
-        rows = apps.get_model("taskclaim", "FleetLimit")._default_manager.using(desk.alias)
-        rows.filter(scope__in=seen.ahead).update(filled_at=seen.now)
-
-
-def _write_down(seen: Standing, desk: Desk, taken: int) -> None:
-    """Take so many rows off what each rate allows."""
-    if not taken or not seen.levels:
-        return
-    model = apps.get_model("taskclaim", "FleetLimit")
-    # The rows have been claimed since it was asked what holds, later where the machine stood still. What came meanwhile
-    # counts, but not beside all that may come together: a minute from the claim on would exceed the rate by it.
-    now = desk.dialect.current_time()
-    since = max(0.0, (now - seen.now).total_seconds())
-    rates = {terms.scope: terms.rate for terms in seen.terms if terms.rate is not None}
-    for scope, level in seen.levels.items():
-        came = min(rates[scope].most, level + since * rates[scope].per_second)
-        facts = {"level": came - taken, "filled_at": now}
-        rows = model._default_manager.using(desk.alias)
-        if not rows.filter(scope=scope).update(**facts):
-            rows.bulk_create([model(scope=scope, **facts)], ignore_conflicts=True)
+    def refusal(self) -> Refusal | None:
+        """Return what keeps anybody from claiming a single row now; None where nothing of this kind does."""
+        return None if self._places(self.room(1)) else self._answer.refusal
 
 
 # Saying so
 
 
-def refused_now(desk: Desk) -> Refusal | None:
+def refused_now(target: ClaimTarget) -> Refusal | None:
     """Return what keeps anybody from claiming a single row now; None where nothing of this kind does."""
-    if not is_limited(desk.model, desk.alias) and not learns_of_limits(desk):
+    if not is_limited(target.model, target.alias) and not learns_of_limits(target):
         return None
-    seen = standing(desk)
-    if (closed := seen.closed()) is not None:
-        return closed
-    allowed, refusal = seen.allowed()
-    if allowed == 0:
-        return refusal
-    told = Answer()
-    return None if _places(seen, desk, 1, told) else told.refusal
+    return Grant(target, Answer()).refusal()

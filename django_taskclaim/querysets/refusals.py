@@ -135,12 +135,13 @@ def _may_be_sent(desk: Desk) -> bool:
 
 # What is remembered
 
-_refusals: dict[tuple[str, type[models.Model]], dict[Key, Refusal]] = {}
+#: By database and table, the rows that were refused.
+remembered: dict[tuple[str, type[models.Model]], dict[Key, Refusal]] = {}
 
 
 def _remember(desk: Desk, key: Key, error: Exception) -> None:
     refusal = Refusal(desk.model._meta.label, key, told(error), clock())
-    known = _refusals.setdefault((desk.alias, desk.columns.owner), {})
+    known = remembered.setdefault((desk.alias, desk.columns.owner), {})
     known.pop(key, None)
     known[key] = refusal
     for oldest in list(known)[:-MOST_REMEMBERED]:
@@ -164,27 +165,27 @@ def _remember(desk: Desk, key: Key, error: Exception) -> None:
 def refusals(model: type[models.Model], alias: str, since: float | None = None) -> list[Refusal]:
     """Return the rows of *model* that were refused in this process lately, or *since* a moment of ``clock()``."""
     after = clock() - REMEMBERED if since is None else since
-    known = _refusals.get((alias, claim_columns(model).owner), {})
+    known = remembered.get((alias, claim_columns(model).owner), {})
     return [one for one in list(known.values()) if one.at >= after]
 
 
 def is_refused(model: type[models.Model], alias: str, key: Key) -> bool:
     """Say whether this row was refused lately."""
-    if not _refusals:
+    if not remembered:
         return False
-    found = _refusals.get((alias, claim_columns(model).owner), {}).get(key)
+    found = remembered.get((alias, claim_columns(model).owner), {}).get(key)
     return found is not None and clock() - found.at <= REMEMBERED
 
 
 def last_refusal(alias: str) -> str:
     """Say which row was refused last in this process; empty where none was lately."""
     found = [
-        one for place, owner in list(_refusals) if place == alias for one in refusals(owner, alias)
+        one for place, owner in list(remembered) if place == alias for one in refusals(owner, alias)
     ]
     return str(max(found, key=lambda one: one.at)) if found else ""
 
 
 def without_refused(queryset: Q) -> Q:
     """Return *queryset* without the rows that were refused lately."""
-    found = refusals(queryset.model, queryset.db) if _refusals else []
+    found = refusals(queryset.model, queryset.db) if remembered else []
     return queryset.exclude(pk__in=[one.key for one in found]) if found else queryset

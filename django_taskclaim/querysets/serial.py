@@ -13,11 +13,11 @@ from django.db import models
 from django.db.models import Q
 
 from django_taskclaim.columns import ClaimColumns
-from django_taskclaim.dialects import DatabaseNow, KeyIn
+from django_taskclaim.dialects import KeyIn
 from django_taskclaim.dialects.statements import Key
 from django_taskclaim.policy import Policy
 from django_taskclaim.querysets.counting import KeyCount, KeyLimit
-from django_taskclaim.querysets.scope import Desk, Rows, in_claim_order
+from django_taskclaim.querysets.scope import ClaimTarget, Rows, in_claim_order, waits
 from django_taskclaim.states import Status
 
 #: The heads of so many keys are looked up in one statement.
@@ -31,8 +31,12 @@ class InTurn(KeyLimit):
     order: Sequence[Any] = ()
     failed_blocks: bool = True
 
-    def count(self, desk: Desk) -> "Turns":
-        return Turns(self, desk)
+    @property
+    def option(self) -> str:
+        return "serial_by"
+
+    def count(self, target: ClaimTarget) -> "Turns":
+        return Turns(self, target)
 
     @property
     def idle_blocks(self) -> list[Status]:
@@ -57,8 +61,8 @@ class Turns(KeyCount):
 
     limit: InTurn
 
-    def __init__(self, limit: InTurn, desk: Desk) -> None:
-        super().__init__(limit, desk)
+    def __init__(self, limit: InTurn, target: ClaimTarget) -> None:
+        super().__init__(limit, target)
         #: Rows whose turn it is, and the keys that were looked at for them.
         self._heads: dict[Key, None] = {}
         self._looked_up: set[Any] = set()
@@ -114,33 +118,33 @@ class Turns(KeyCount):
         first_open, in_the_way = self._first(keys, [Status.OPEN], self.limit.idle_blocks)
         if not (in_the_way and first_open):
             return first_open
-        desk, field = self._desk, self.limit.field
+        target, field = self._target, self.limit.field
         either = dict.fromkeys([*first_open, *in_the_way])
-        both = desk.rows.filter(KeyIn(desk.columns.owner, list(either)))
-        wanted = [*desk.columns.key, *([] if field in desk.columns.key else [field])]
-        rows = desk.dialect.first(self._in_order(both), desk.table, len(either), wanted)
+        both = target.rows.filter(KeyIn(target.columns.owner, list(either)))
+        wanted = [*target.columns.key, *([] if field in target.columns.key else [field])]
+        rows = target.dialect.first(self._in_order(both), target.table, len(either), wanted)
         heads: dict[Any, Key] = {}
         for row in rows:
-            heads.setdefault(row[wanted.index(field)], desk.table.key_of(row))
+            heads.setdefault(row[wanted.index(field)], target.table.key_of(row))
         opened = set(first_open)
         return [row for row in heads.values() if row in opened]
 
     def _first(self, keys: Sequence[Any], *states: Sequence[Status]) -> list[list[Key]]:
         """Return the first rows of *keys* in each of these groups of states, at one moment."""
-        desk, status = self._desk, self._desk.columns.status.name
-        groups = [self._in_order(desk.rows.filter(**{f"{status}__in": some})) for some in states]
-        return desk.dialect.first_of_each(groups, desk.table, self.limit.field, keys, 1)
+        target, status = self._target, self._target.columns.status.name
+        groups = [self._in_order(target.rows.filter(**{f"{status}__in": some})) for some in states]
+        return target.dialect.first_of_each(groups, target.table, self.limit.field, keys, 1)
 
     def _in_order(self, rows: Rows) -> Rows:
-        asked: Rows = models.QuerySet(self._desk.model).order_by(*self.limit.order)
-        return in_claim_order(rows, asked, self._desk)
+        asked: Rows = models.QuerySet(self._target.model).order_by(*self.limit.order)
+        return in_claim_order(rows, asked, self._target)
 
 
-def kept_back(limit: InTurn, desk: Desk) -> Q:
+def kept_back(limit: InTurn, target: ClaimTarget) -> Q:
     """Match rows of keys of which a row is running, waits, is paused or has failed: what an empty claim left there."""
-    status, waiting = desk.columns.status.name, desk.columns.not_before
+    status = target.columns.status.name
     blocks = Q(**{f"{status}__in": [Status.PROCESSING, *limit.idle_blocks]})
-    if waiting is not None:
-        blocks |= Q(**{status: Status.OPEN, f"{waiting.name}__gt": DatabaseNow()})
-    rows = desk.rows.order_by().filter(blocks, **{f"{limit.name}__isnull": False})
+    if target.columns.not_before is not None:
+        blocks |= Q(**{status: Status.OPEN}) & waits(target.model)
+    rows = target.rows.order_by().filter(blocks, **{f"{limit.name}__isnull": False})
     return Q(**{f"{limit.name}__in": rows.values(limit.name)})

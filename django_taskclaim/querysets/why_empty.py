@@ -6,14 +6,21 @@ from typing import Any, NamedTuple
 from django.db.models import Count, Min, Q
 from django.utils.translation import gettext as _
 
-from django_taskclaim.dialects import DatabaseNow
 from django_taskclaim.dialects.statements import sql
 from django_taskclaim.fields import UNSETTLED, as_utc
 from django_taskclaim.localized import clock_time, number
 from django_taskclaim.querysets.everyone import everyones_stop
 from django_taskclaim.querysets.fleet import Refusal, refused_now
 from django_taskclaim.querysets.limits import without_room
-from django_taskclaim.querysets.scope import Desk, Rows, on_claim_table, refuse_unclaimable
+from django_taskclaim.querysets.scope import (
+    Desk,
+    Rows,
+    due_condition,
+    is_open,
+    on_claim_table,
+    refuse_unclaimable,
+    waits,
+)
 from django_taskclaim.states import Status
 from django_taskclaim.switch_reading import scopes_over
 
@@ -129,21 +136,18 @@ def _counts(desk: Desk, who: str, limited: Q) -> dict[str, Any]:
     """Return what ``WhyEmpty`` holds, as aggregates over open and running rows."""
     columns = desk.columns
     status = columns.status.name
-    is_open = Q(**{status: Status.OPEN})
     held = Q(**{status: Status.PROCESSING}) & ~Q(**{columns.claimed_by.name: who})
     counts: dict[str, Any] = {
         "held": Count(status, filter=held),
         "next_free": Min(columns.expires_at.name, filter=held),
     }
-    due = is_open
-    if columns.not_before is not None:
-        due &= Q(**{f"{columns.not_before.name}__lte": DatabaseNow()})
+    due = is_open(columns) & due_condition(desk.model)
     counts["ready"] = Count(status, filter=due & ~limited if limited else due)
     if limited:
         counts["limited"] = Count(status, filter=due & limited)
     if columns.not_before is None:
         return counts
-    later = is_open & Q(**{f"{columns.not_before.name}__gt": DatabaseNow()})
+    later = is_open(columns) & waits(desk.model)
     return counts | {
         "waiting": Count(status, filter=later),
         "next_due": Min(

@@ -8,9 +8,9 @@ from typing import Any
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.handlers import Handler
 from django_taskclaim.querysets.claiming import Request, new_holder
+from django_taskclaim.querysets.cursor import Cursor
 from django_taskclaim.querysets.fleet import Answer
 from django_taskclaim.querysets.limits import limits_over
-from django_taskclaim.querysets.lower_bound import LowerBound
 from django_taskclaim.tokens import clock
 from django_taskclaim.worker.connections import (
     TROUBLE,
@@ -71,7 +71,7 @@ class Claimer(threading.Thread):
         #: Told how many rows have been claimed so far, after each claim.
         self.on_claimed: Callable[[int], None] = lambda rows: None
         self._look_at_connection = 0.0
-        self._bounds = {handler.model: LowerBound() for handler in handlers}
+        self._cursors = {handler.model: Cursor() for handler in handlers}
         self._next_look = dict.fromkeys((handler.model for handler in handlers), 0.0)
         #: What its last claim was told by limits of the whole fleet, by model.
         self._answers = {handler.model: Answer() for handler in handlers}
@@ -290,8 +290,7 @@ class Claimer(threading.Thread):
         if not self.inflight.add(units):
             # The signal to stop came while the statement was under way.
             self._give_back(units)
-        # Some may have been put back: those that may kill their worker run alone.
-        return len(rows) == most or (size == most and self._bounds[handler.model].was_full)
+        return len(rows) == most
 
     def _rows(self, handler: Handler, size: int, only: Any = None) -> list[Any]:
         """Claim so many rows, or the one with the key *only*."""
@@ -302,8 +301,8 @@ class Claimer(threading.Thread):
             self.service.lease_of(handler),
             include_held=False,
             durable=True,
-            tells_beginning=True,
-            bound=self._bounds[handler.model] if only is None else None,
+            notes_start=True,
+            cursor=self._cursors[handler.model] if only is None else None,
             answer=self._answers[handler.model],
         )
         queryset = self.work.rows(handler)

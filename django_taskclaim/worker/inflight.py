@@ -14,7 +14,7 @@ from typing import Any
 from django_taskclaim.exceptions import Permanent
 from django_taskclaim.handlers import Handler
 from django_taskclaim.policy import SELF_FENCE
-from django_taskclaim.querysets.instances import bare
+from django_taskclaim.querysets.scope import bare
 from django_taskclaim.tokens import ATTRIBUTE, Claim, clock
 from django_taskclaim.wording import listed
 from django_taskclaim.worker.begun import Batch, Notes

@@ -14,6 +14,7 @@ from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.failures import described, log, one_line, told
 from django_taskclaim.links import source_told
 from django_taskclaim.localized import clock_time
+from django_taskclaim.querysets.claiming import is_crash_mark
 from django_taskclaim.states import Status
 from django_taskclaim.tokens import carried_claims, claim_of, clock
 from django_taskclaim.wording import counted, with_source
@@ -181,6 +182,8 @@ def waits_for(
     why = "open"
     if status == Status.PROCESSING:
         why = f"held by {holder}" + (f" until {clock_time(expires_at)}" if expires_at else "")
+    elif is_crash_mark(not_before):
+        why = "to be claimed alone"
     elif not_before is not None and not_before > datetime.now(not_before.tzinfo):
         why = f"not due before {clock_time(not_before)}"
     what = f"{model._meta.label} {key}"

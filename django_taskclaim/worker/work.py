@@ -12,6 +12,7 @@ from django_taskclaim.dialects import dialect_for
 from django_taskclaim.handlers import Handler
 from django_taskclaim.querysets.ranges import end_of_source, is_unplanned, open_more
 from django_taskclaim.querysets.refusals import refusals, without_refused
+from django_taskclaim.querysets.scope import is_quarantined
 from django_taskclaim.states import Status
 from django_taskclaim.tokens import clock
 from django_taskclaim.wording import counted
@@ -166,5 +167,6 @@ def _not_done_since(began: datetime, model: type[Model]) -> Q:
     columns = claim_columns(model)
     if columns.not_before is None:
         return Q()
-    due = Q(**{f"{columns.not_before.name}__lte": began})
+    name = columns.not_before.name
+    due = Q(**{f"{name}__lte": began}) | is_quarantined(columns)
     return due if columns.attempts is None else due | Q(**{f"{columns.attempts.name}__gt": 0})

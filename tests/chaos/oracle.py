@@ -28,9 +28,9 @@ CLAIM = "h.new_status = 'processing' AND (h.old_status IS NULL OR h.old_status <
 HELD = "h.old_status = 'processing'"
 #: As ``django_taskclaim.fields.CRASHED`` is stored: the mark of a row that waits to be claimed alone.
 CRASHED = {
-    "postgresql": "TIMESTAMPTZ '1970-01-02 00:00:00+00'",
-    "mysql": "'1970-01-02 00:00:00'",
-    "sqlite": "'1970-01-02 00:00:00.000'",
+    "postgresql": "TIMESTAMPTZ '9000-01-02 00:00:00+00'",
+    "mysql": "'9000-01-02 00:00:00'",
+    "sqlite": "'9000-01-02 00:00:00.000'",
 }[VENDOR]
 #: The holders' names that begin with the worker's that an act names.
 OF_WORKER = "a.worker || '%%'" if VENDOR == "sqlite" else "CONCAT(a.worker, '%%')"

@@ -203,3 +203,8 @@ def test_a_connection_pooler_needs_server_side_cursors_switched_off() -> None:
         assert "DISABLE_SERVER_SIDE_CURSORS" in text(messages)
     with configured(OPTIONS=options, DISABLE_SERVER_SIDE_CURSORS=True, **address):
         assert servers() == []
+
+
+def test_a_database_of_another_kind_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "vendor", "oracle")
+    assert "E016" in project()

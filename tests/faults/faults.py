@@ -55,7 +55,11 @@ FAULTS = {
         fault(
             "Claims that meet take the same rows: nothing is locked or looked at again.",
             (POSTGRESQL, "({} {} OF {} SKIP LOCKED)", "({} /* {} OF {} SKIP LOCKED */)"),
-            (POSTGRESQL, "same_key,\n            table.in_state(Status.OPEN)", "same_key, 'true'"),
+            (
+                POSTGRESQL,
+                "same_key,\n            statement.claimable,",
+                "same_key,\n            'true',",
+            ),
             on=("postgresql",),
         ),
     ],

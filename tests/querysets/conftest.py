@@ -103,8 +103,8 @@ def rule() -> Iterator[Callable[..., None]]:
 @pytest.fixture
 def nothing_learned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Begin each test as a process that has never heard of a stored limit."""
-    monkeypatch.setattr(fleet, "_stored", set())
-    monkeypatch.setattr(fleet, "_asked", {})
+    monkeypatch.setattr(fleet, "stored", set())
+    monkeypatch.setattr(fleet, "asked", {})
 
 
 @pytest.fixture

@@ -1,0 +1,144 @@
+"""How far one worker's claims have come, and so where the next claim looks: at one place after the other.
+
+What was claimed leaves dead entries at the head of the index for a while, and a claim that begins there reads past all
+of them again. So each claim goes on where the one before ended. Rows that are put back, or come in, in front of that
+are found by a full look, which follows now and then, and whenever a claim comes back short.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from django.db.models import Q
+
+from django_taskclaim.columns import ClaimColumns
+from django_taskclaim.dialects import Bound, ClaimedRow
+from django_taskclaim.fields import NEVER_WAITED, as_utc
+from django_taskclaim.querysets.scope import ClaimTarget, has_waited, is_quarantined
+from django_taskclaim.tokens import clock
+
+#: Under backlog everything is looked at so often, in seconds, and so are rows of a higher priority alone …
+FULL_LOOK_EVERY = 1.0
+#: … or more rarely, where that would take more than this part of the time. While somebody holds a transaction open,
+#: nothing of what is done is cleared away, and a look in full takes as long as dozens of other claims.
+FULL_LOOK_SHARE = 0.005
+URGENT_LOOK_SHARE = 0.1
+#: … but at least so often, however long one look took.
+LONGEST_PAUSE = 10.0
+#: One claim in so many begins with rows that have waited, which stand behind all those that never did, and one in so
+#: many asks for a quarantined row.
+TURN = 10
+
+
+class Look(NamedTuple):
+    """A part of the rows that a claim looks at, by name, and the values bound in its condition."""
+
+    name: str = "all"
+    values: Mapping[str, Any] = {}
+
+    def condition(self, columns: ClaimColumns) -> Q:
+        """Return which open rows the look finds."""
+        found = has_waited(columns)
+        if self.name.startswith("quarantined"):
+            found = is_quarantined(columns)
+        elif self.name == "never waited" and columns.not_before is not None:
+            # That they are due is left unsaid: an index would be searched for it.
+            found = Q(**{columns.not_before.name: NEVER_WAITED})
+        elif self.name == "retried" and columns.not_before is not None:
+            found &= Q(**{f"{columns.not_before.name}__gt": NEVER_WAITED})
+        if columns.priority is not None and "priority" in self.values:
+            higher = "__gt" if self.name.endswith("urgent") else ""
+            found &= Q(**{f"{columns.priority.name}{higher}": Bound("priority")})
+        if "key" in self.values:
+            one, *more = columns.key
+            # The values of a composite key are not bound one by one, so that its statement is not kept.
+            found &= (
+                Q(pk__gt=self.values["key"]) if more else Q(**{f"{one.attname}__gt": Bound("key")})
+            )
+        return found
+
+
+#: Where most claims look, …
+ALL = Look()
+#: … and what is left out there: rows that may have killed their worker.
+QUARANTINED = Look("quarantined")
+
+
+def quarantined_looks(columns: ClaimColumns, priority: int | None) -> list[Look]:
+    """Return where to look for a quarantined row under a backlog of that priority, along the index."""
+    if columns.priority is None or priority is None:
+        return [QUARANTINED]
+    at = {"priority": priority}
+    return [Look("quarantined", at), Look("quarantined and urgent", at)]
+
+
+@dataclass(slots=True)
+class Cursor:
+    """How far one worker's claims from one queryset have come, in claim order."""
+
+    #: Every claim looks everywhere, so that each statement is sent; for ``claimdoctor``.
+    thorough: bool = False
+    _claims: int = 0
+    #: Whether there is a row to go on behind, …
+    _stands: bool = False
+    #: … its key, and its priority where the model has one.
+    _key: Any = None
+    _priority: int | None = None
+    _full_look_at: float = 0.0
+    _urgent_look_at: float = 0.0
+    #: By ``clock()``, when the look that is under way began.
+    _began: float = 0.0
+
+    @classmethod
+    def behind(cls, row: Any, target: ClaimTarget) -> "Cursor":
+        """Return a cursor at an instance, whose next claim looks everywhere in turn."""
+        priority, key = target.columns.priority, target.columns.key_of(row)
+        number = None if priority is None else getattr(row, priority.attname)
+        later = clock() + FULL_LOOK_EVERY
+        return cls(True, _stands=True, _key=key, _priority=number, _full_look_at=later)
+
+    def looks(self, target: ClaimTarget) -> Iterator[Look]:
+        """Yield where a claim looks until it has all the rows it wants; everywhere at last."""
+        columns = target.columns
+        self._claims += 1
+        at: dict[str, Any] = {} if columns.priority is None else {"priority": self._priority}
+        # Only where the index finds what lies behind a key.
+        seeks = len(columns.key) == 1 or target.dialect.seeks_row_values
+        goes_on = self._stands and seeks and clock() < self._full_look_at
+        if goes_on and at and clock() >= self._urgent_look_at:
+            self._began = clock()
+            yield Look("urgent", at)
+            # It found too little, or the claim would have ended.
+            self._urgent_look_at = clock() + _pause(clock() - self._began, URGENT_LOOK_SHARE)
+        turn = self.thorough or self._claims % TURN == 0
+        if self._stands and columns.not_before is not None and turn:
+            yield Look("retried", at)
+        if goes_on:
+            key = self._key if len(columns.key) > 1 else target.table.prepared_key(self._key)[0]
+            yield Look("never waited", {**at, "key": key})
+        self._began = clock()
+        yield ALL
+
+    def advance(self, rows: Sequence[ClaimedRow], last: Look, *, full: bool, waits: bool) -> None:
+        """Go on behind the last of *rows* that never waited; nowhere, where a look everywhere found too little.
+
+        *rows* are what the claim took, in order, and *last* is its last look; *full* says that it took all it wanted,
+        *waits* that rows of the model may wait.
+        """
+        if last is ALL:
+            now = clock()
+            self._full_look_at = now + _pause(now - self._began, FULL_LOOK_SHARE)
+            self._urgent_look_at = now + FULL_LOOK_EVERY
+        for row in reversed(rows):
+            if not waits or (row.not_before and as_utc(row.not_before) == NEVER_WAITED):
+                self._key, self._priority, self._stands = row.key, row.priority, True
+                break
+        else:
+            self._stands = self._stands and last is not ALL
+        if last is ALL and not full:
+            self._stands = False
+
+
+def _pause(took: float, share: float) -> float:
+    """Return how long to wait, in seconds, after a look that *took* so long, so that such looks take that *share*."""
+    return min(LONGEST_PAUSE, max(FULL_LOOK_EVERY, took / share))
