@@ -352,8 +352,10 @@ class MySQL(MySQLInspection, Dialect):
 
     def _update_limit(self, spec: ClaimSpec) -> list[Key]:
         """Claim as servers without SKIP LOCKED can: mark the first rows in order, then find them by the mark."""
-        # A holder that claims twice would get its old rows back with the new ones.
-        batch = f"{spec.holder[:150]}{WORKER_MARK}{secrets.token_hex(8)}"
+        is_named = WORKER_MARK not in spec.holder
+        # A named holder that claims twice would get its old rows back with the new ones.
+        mark = f"{spec.holder[:150]}{WORKER_MARK}{secrets.token_hex(8)}"
+        batch = mark if is_named else spec.holder
         if not self._mark_first(spec, batch):
             return []
         table = spec.statement.table
@@ -366,7 +368,8 @@ class MySQL(MySQLInspection, Dialect):
         )
         found = sql("SELECT {} FROM {} WHERE {}", table.list_of(key), table.name, marked)
         keys = table.python_keys(self.fetch(found))
-        self.update_where(table, keys, marked, [table.assign(holder, value(spec.holder))])
+        if is_named:
+            self.update_where(table, keys, marked, [table.assign(holder, value(spec.holder))])
         return keys
 
     def _mark_first(self, spec: ClaimSpec, batch: str) -> int:

@@ -382,7 +382,10 @@ class ClaimCall:
         rows: list[ClaimedRow] = []
         look = ALL
         for look in [ALL] if self.cursor is None else self.cursor.looks(self.target):
-            rows += self.claim_from(look, limit - len(rows))
+            found = self.claim_from(look, limit - len(rows))
+            # A strategy that finds its rows by their holder returns those of the look before, too.
+            known = {row.key for row in rows} if rows else ()
+            rows += [row for row in found if row.key not in known] if known else found
             if len(rows) == limit:
                 break
         if not self.queryset.query.order_by:
