@@ -16,7 +16,8 @@ from django_taskclaim.columns import claim_columns
 from django_taskclaim.dialects import DatabaseNow, dialect_for
 from django_taskclaim.models import FleetLimit, Switch
 from django_taskclaim.policy import refuse_no_number
-from django_taskclaim.querysets.fleet import Terms, know_stored, settled, terms_of
+from django_taskclaim.querysets.limits.grant import settled
+from django_taskclaim.querysets.limits.stored import ModelLimits, know_stored, limits_held
 from django_taskclaim.querysets.scope import Desk
 from django_taskclaim.switch import NotEverywhere, on_each, places_of
 from django_taskclaim.switch_reading import limits_scope, scope_of
@@ -50,7 +51,7 @@ class FleetLimits:
         return any(getattr(self, name) is not None for name in OPTIONS)
 
     @classmethod
-    def of(cls, terms: Terms) -> "FleetLimits":
+    def of(cls, terms: ModelLimits) -> "FleetLimits":
         """Return what *terms* mean, as it is written."""
         rate, hours = terms.rate, terms.hours
         return cls(
@@ -68,7 +69,7 @@ def limits_of(model: type[models.Model], *, using: str | None = None) -> list[Fl
     Empty where there are none; asks the database.
     """
     desk = Desk.of(model, using or router.db_for_write(model))
-    return [FleetLimits.of(terms) for terms in terms_of(desk)]
+    return [FleetLimits.of(terms) for terms in limits_held(desk)[0]]
 
 
 def told(limits: FleetLimits) -> str:

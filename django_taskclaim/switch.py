@@ -19,7 +19,7 @@ from django_taskclaim.dialects import DatabaseLater, DatabaseNow
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.fields import as_utc
 from django_taskclaim.models import Switch
-from django_taskclaim.querysets.fleet import know_stored
+from django_taskclaim.querysets.limits.stored import know_stored
 from django_taskclaim.switch_reading import (
     EVERY_MODEL,
     limits_scope,

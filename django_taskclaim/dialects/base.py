@@ -325,27 +325,21 @@ class Dialect(Inspection, Sessions):
         table: Table,
         field: AnyField,
         values: Sequence[Any],
-        most: int,
     ) -> list[list[Key]]:
-        """Return, for each of *querysets*, the keys of its first *most* rows with each of *values* in *field*.
+        """Return, for each of *querysets*, the keys of its first row with each of *values* in *field*.
 
         All of them in one statement, so as they are at one moment.
         """
-        prepared = [field.get_db_prep_value(each, self.connection) for each in values]
         parts: list[SQL] = []
+        prepared = [field.get_db_prep_value(each, self.connection) for each in values]
         for number, queryset in enumerate(querysets):
-            # Compiled once: the second value only shows where the first one stands.
-            one, other = (
-                self.compiled(queryset.filter(**{field.attname: each}), most, table.columns.key)
-                for each in (values[0], values[-1])
-            )
-            if one is None or other is None:
+            of_one = queryset.filter(**{field.attname: Bound("value")})
+            one = self.compiled(of_one, 1, table.columns.key)
+            if one is None:
                 continue
-            pairs = enumerate(zip(one.params, other.params, strict=True))
-            places = {n for n, (a, b) in pairs if a != b}
             for each in prepared:
-                params = (each if n in places else param for n, param in enumerate(one.params))
                 name = f"taskclaim_{len(parts)}"
+                params = [each if type(param) is Bound else param for param in one.params]
                 text = f"SELECT {name}.*, {number} FROM ({one.text}) {name}"
                 parts.append(SQL(text, tuple(params)))
         found: list[list[Key]] = [[] for _ in querysets]

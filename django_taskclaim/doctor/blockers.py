@@ -15,10 +15,9 @@ from django_taskclaim.links import is_companion, source_link
 from django_taskclaim.overview import Overview, overview, throttles_by_source, workers
 from django_taskclaim.policy import policy_for
 from django_taskclaim.querysets import ClaimQuerySet, CompanionQuerySet
-from django_taskclaim.querysets.limits import limits_over, without_room
+from django_taskclaim.querysets.limits import SerialLimit, limits_over, without_room
 from django_taskclaim.querysets.refusals import REFUSED
 from django_taskclaim.querysets.scope import Desk
-from django_taskclaim.querysets.serial import InTurn
 from django_taskclaim.states import Status
 from django_taskclaim.switch import paused_model
 from django_taskclaim.wording import counted, lasting, listed, moment
@@ -239,7 +238,7 @@ def _limited(seen: Overview) -> Iterator[Finding]:
     limits = limits_over(seen.model)
     count, names = counted(blocked, "due row"), listed([limit.field.name for limit in limits])
     its = _verb(blocked, "its", "their")
-    if any(isinstance(limit, InTurn) for limit in limits):
+    if any(isinstance(limit, SerialLimit) for limit in limits):
         yield Finding.note(
             f"{count} may have to wait for {its} turn ({names}): one of {its} key is running, waits, is paused or has"
             " failed.",

@@ -12,9 +12,8 @@ from django_taskclaim.doctor.rehearsal import claim_statements, fenced_statement
 from django_taskclaim.fields import AnyField
 from django_taskclaim.handlers import handler_for
 from django_taskclaim.indexes import ClaimIndex
-from django_taskclaim.querysets.limits import limits_over
-from django_taskclaim.querysets.scope import Desk, in_policy_order
-from django_taskclaim.querysets.serial import InTurn
+from django_taskclaim.querysets.limits import SerialLimit, limits_over
+from django_taskclaim.querysets.scope import ClaimTarget, Desk, in_policy_order
 from django_taskclaim.wording import listed
 
 
@@ -33,20 +32,20 @@ def missing_indexes(model: type[models.Model], alias: str) -> Iterator[Finding]:
 
 
 def missing_key_indexes(model: type[models.Model], alias: str) -> Iterator[Finding]:
-    """Yield an index for each limit per key whose full keys no index lets a claim step over."""
-    desk = Desk.of(model, alias)
+    """Yield an index for each column whose rows of one value are claimed in order, where none finds the first one."""
+    target = ClaimTarget.of(model, alias)
     for limit in limits_over(model):
-        order = limit.order if isinstance(limit, InTurn) else ()
-        index = index_for(model, desk, limit.field, order)
-        if index is None or _is_there(index, desk, 2):
+        if not isinstance(limit, SerialLimit):
+            continue
+        index = index_for(model, target, limit.field, limit.order)
+        if index is None or _is_there(index, target, 2):
             continue
         yield Finding.note(
-            f"The table {_table_name(desk)} has no index that begins with"
-            f" {listed([name for name, _ in _wanted(index, desk)][:2])}: where rows of one {limit.name}"
-            f" {'whose turn it is not' if order else 'that is at its limit'} stand in front, each claim reads past"
-            " all of them.",
-            f"Create it{desk.dialect.on_a_busy_table}, and name it in Meta.indexes:",
-            details=tuple(create_statements(index, desk)),
+            f"The table {_table_name(target)} has no index that begins with"
+            f" {listed([name for name, _ in _wanted(index, target)][:2])}: each claim sorts all open rows of one"
+            f" {limit.name} to find the first of them.",
+            f"Create it{target.dialect.on_a_busy_table}, and name it in Meta.indexes:",
+            details=tuple(create_statements(index, target)),
         )
 
 

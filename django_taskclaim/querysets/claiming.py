@@ -18,7 +18,7 @@ from django_taskclaim.dialects.base import bound, rows_by_role
 from django_taskclaim.dialects.claim_spec import limited, places_of
 from django_taskclaim.fields import CRASHED, CRASHED_UNBEGUN, AnyField, as_utc
 from django_taskclaim.policy import policies_over, policy_for, refuse_faulty
-from django_taskclaim.querysets import fleet, refusals
+from django_taskclaim.querysets import refusals
 from django_taskclaim.querysets.cursor import (
     ALL,
     QUARANTINED,
@@ -32,6 +32,13 @@ from django_taskclaim.querysets.limits import (
     limits_over,
     refuse_to_count_in_old_snapshots,
     take_limit_lock,
+)
+from django_taskclaim.querysets.limits.grant import Answer, Grant
+from django_taskclaim.querysets.limits.stored import (
+    claim_scopes,
+    is_stored,
+    learns_of_limits,
+    stored,
 )
 from django_taskclaim.querysets.lost_commits import PATIENCE, judge_after_lost_commit, patiently
 from django_taskclaim.querysets.scope import (
@@ -78,7 +85,7 @@ class Request:
     #: How far the holder's claims before this one have come.
     cursor: Cursor | None = None
     #: Where limits say why the claim took no more than it did.
-    answer: fleet.Answer | None = None
+    answer: Answer | None = None
 
 
 def new_holder(worker: str | None = None) -> str:
@@ -163,11 +170,11 @@ def claim(queryset: Rows, request: Request) -> list[Any]:
         queryset = refusals.without_refused(queryset)
     target = ClaimTarget.of(queryset.model, queryset.db)
     plain = is_plain(queryset, target)
-    stored = bool(fleet.stored) and fleet.is_stored(target.model, target.alias)
-    limited = stored or (bool(policies) and any(one.names_limits for one in policies))
+    known = bool(stored) and is_stored(target.model, target.alias)
+    limited = known or (bool(policies) and any(one.names_limits for one in policies))
     rows = _run(ClaimCall(queryset, target, request, plain=plain, is_limited=limited))
     # A worker hears of it when it reads the switch.
-    if not rows and request.answer is None and not limited and fleet.learns_of_limits(target):
+    if not rows and request.answer is None and not limited and learns_of_limits(target):
         rows = _run(ClaimCall(queryset, target, request, plain=plain, is_limited=True))
     if rows and rows_claimed.receivers:
         send_after_commit(rows_claimed, target.model, target.alias, rows=rows)
@@ -414,7 +421,7 @@ class ClaimCall:
     def scopes(self) -> list[str]:
         """The scopes of the switch that stop this claim."""
         model = self.queryset.model
-        return fleet.claim_scopes(model, knows_limits=self.is_limited)
+        return claim_scopes(model, knows_limits=self.is_limited)
 
     def rows(self, look: Look) -> Rows:
         """Return the open rows that *look* finds, in claim order, whatever the switch says."""
@@ -464,8 +471,8 @@ class ClaimCall:
 
     def _take_limited(self, limit: int) -> list[ClaimedRow]:
         """Claim within the limits of the model, in the transaction that is open."""
-        answer = self.request.answer or fleet.Answer()
-        grant = fleet.Grant(self.target, answer)
+        answer = self.request.answer or Answer()
+        grant = Grant(self.target, answer)
         room = grant.room(limit)
         if not room and not grant.is_ahead:
             return []

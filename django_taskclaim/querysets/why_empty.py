@@ -10,8 +10,8 @@ from django_taskclaim.dialects.statements import sql
 from django_taskclaim.fields import UNSETTLED, as_utc
 from django_taskclaim.localized import clock_time, number
 from django_taskclaim.querysets.everyone import everyones_stop
-from django_taskclaim.querysets.fleet import Refusal, refused_now
 from django_taskclaim.querysets.limits import without_room
+from django_taskclaim.querysets.limits.grant import Refusal, refused_now
 from django_taskclaim.querysets.scope import (
     Desk,
     Rows,
@@ -108,7 +108,7 @@ def why_empty(queryset: Rows, who: str) -> WhyEmpty:
         return WhyEmpty(throttled=stop.reason, throttled_until=as_utc(stop.until))
     refusal = refused_now(desk)
     if refusal is not None and refusal.option == "hours":
-        return WhyEmpty(hours=str(refusal.terms.hours), opens=refusal.until)
+        return WhyEmpty(hours=str(refusal.limits.hours), opens=refusal.until)
     columns = desk.columns
     states = Q(**{f"{columns.status.name}__in": [Status.OPEN, Status.PROCESSING]})
     rows = on_claim_table(queryset, desk).filter(states)
@@ -121,7 +121,7 @@ def _kept_back(found: WhyEmpty, refusal: Refusal) -> WhyEmpty:
         ready=0,
         kept_back=found.ready,
         kept_back_by=refusal.option,
-        limit=str(getattr(refusal.terms, refusal.option)),
+        limit=str(getattr(refusal.limits, refusal.option)),
         next_allowed=refusal.until,
     )
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from django_taskclaim.fields import as_utc
 from django_taskclaim.models import Switch
-from django_taskclaim.querysets.fleet import is_stored, named_terms, standing
+from django_taskclaim.querysets.limits.grant import Grant
+from django_taskclaim.querysets.limits.stored import is_stored, named_limits
 from django_taskclaim.querysets.scope import Desk
 from django_taskclaim.throttling.holds import Hold
 from django_taskclaim.throttling.records import EVERYONE, HOURS
@@ -52,14 +53,14 @@ class FleetWatch:
 
     def _look(self, model: Any) -> bool:
         using = self._service.options.using
-        has_hours = any(terms.hours for terms in named_terms(model).values())
+        has_hours = any(limits.hours for limits in named_limits(model).values())
         if not has_hours and not is_stored(model, using):
             self._impose(model, HOURS, "", None, None)
             return False
         self._service.count_questions(model)
-        seen = standing(Desk.of(model, using))
+        seen = Grant(Desk.of(model, using))
         closed = seen.closed()
-        reason = f"outside the hours {closed.terms.hours}" if closed else ""
+        reason = f"outside the hours {closed.limits.hours}" if closed else ""
         self._impose(model, HOURS, reason, closed.until if closed else None, seen.now)
         return True
 

@@ -201,7 +201,7 @@ FAULTS = {
     9: [
         fault(
             "The claim statement does not know the pause of all models.",
-            ("querysets/fleet.py", "[*scopes_over(model), *(throttle", "[*own, *(throttle"),
+            ("querysets/limits/stored.py", "[*scopes_over(model), *(throttle", "[*own, *(throttle"),
         ),
         fault(
             "A busy worker keeps what it has not started when its model is paused.",

@@ -10,7 +10,7 @@ from django.test import override_settings
 
 from django_taskclaim.completion import as_completion
 from django_taskclaim.policy import Policy, forget_policy, set_policy
-from django_taskclaim.querysets import fleet
+from django_taskclaim.querysets.limits import stored
 from tests.factories import DIFFERENT, SHAPES
 from tests.proxy import commits  # noqa: F401
 from tests.querysets import models  # noqa: F401 - known before the databases are made
@@ -101,10 +101,10 @@ def rule() -> Iterator[Callable[..., None]]:
 
 
 @pytest.fixture
-def nothing_learned(monkeypatch: pytest.MonkeyPatch) -> None:
+def nothing_learned() -> None:
     """Begin each test as a process that has never heard of a stored limit."""
-    monkeypatch.setattr(fleet, "stored", set())
-    monkeypatch.setattr(fleet, "asked", {})
+    stored.stored.clear()
+    stored.asked.clear()
 
 
 @pytest.fixture

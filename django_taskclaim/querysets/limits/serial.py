@@ -1,8 +1,7 @@
 """Rows of one key one at a time and in order: ``serial_by``.
 
 The first row of a key that is not done is its head. Only a head is claimed, and only while no row of its key is
-processing; one that waits, is paused or has failed keeps the others of its key back, and nobody else. Claims queue as
-those with a limit per key do, so what one has seen of a key no other claim changes before it commits.
+processing; one that waits, is paused or has failed keeps the others of its key back, and nobody else.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,8 +15,8 @@ from django_taskclaim.columns import ClaimColumns
 from django_taskclaim.dialects import KeyIn
 from django_taskclaim.dialects.statements import Key
 from django_taskclaim.policy import Policy
-from django_taskclaim.querysets.counting import KeyCount, KeyLimit
-from django_taskclaim.querysets.scope import ClaimTarget, Rows, in_claim_order, waits
+from django_taskclaim.querysets.limits.per_key import KeyCount, KeyLimit
+from django_taskclaim.querysets.scope import ClaimTarget, Rows, in_claim_order, is_open, waits
 from django_taskclaim.states import Status
 
 #: The heads of so many keys are looked up in one statement.
@@ -25,7 +24,7 @@ HEADS_AT_ONCE = 25
 
 
 @dataclass(frozen=True, slots=True)
-class InTurn(KeyLimit):
+class SerialLimit(KeyLimit):
     """One row with one value of ``field`` is processing, and it is the first in ``order`` that is not done."""
 
     order: Sequence[Any] = ()
@@ -35,13 +34,21 @@ class InTurn(KeyLimit):
     def option(self) -> str:
         return "serial_by"
 
-    def count(self, target: ClaimTarget) -> "Turns":
-        return Turns(self, target)
+    def count(self, target: ClaimTarget) -> "Heads":
+        return Heads(self, target)
 
     @property
     def idle_blocks(self) -> list[Status]:
         """The states in which nobody works on a row that keeps those behind it back, ``open`` left out."""
         return [Status.PAUSED, *([Status.FAILED] if self.failed_blocks else [])]
+
+    def keeps_back(self, target: ClaimTarget) -> Q:
+        """Match rows of keys of which a row is running, waits, is paused or has failed."""
+        states = [Status.PROCESSING, *self.idle_blocks]
+        blocks = Q(**{f"{target.columns.status.name}__in": states})
+        blocks |= is_open(target.columns) & waits(target.model)
+        rows = target.rows.order_by().filter(blocks, **{f"{self.name}__isnull": False})
+        return Q(**{f"{self.name}__in": rows.values(self.name)})
 
 
 def serial_order(policy: Policy, columns: ClaimColumns) -> list[Any]:
@@ -56,14 +63,14 @@ def serial_order(policy: Policy, columns: ClaimColumns) -> list[Any]:
     return [*([] if priority is None else [f"-{priority.name}"]), *key]
 
 
-class Turns(KeyCount):
-    """Whose turn it is in each key."""
+class Heads(KeyCount):
+    """Which row is the next of each key."""
 
-    limit: InTurn
+    limit: SerialLimit
 
-    def __init__(self, limit: InTurn, target: ClaimTarget) -> None:
+    def __init__(self, limit: SerialLimit, target: ClaimTarget) -> None:
         super().__init__(limit, target)
-        #: Rows whose turn it is, and the keys that were looked at for them.
+        #: Rows that may go next, and the keys that were looked at for them.
         self._heads: dict[Key, None] = {}
         self._looked_up: set[Any] = set()
         #: Keys that will be asked for presumably, in that order.
@@ -72,47 +79,28 @@ class Turns(KeyCount):
     def learn(self, keys: Iterable[Any]) -> None:
         given = [key for key in dict.fromkeys(keys) if key is not None]
         super().learn(given)
-        new = [key for key in given if self.has_room(key) and key not in self._looked_up]
-        self._next.update(dict.fromkeys(new))
+        new = [key for key in given if self._running[key] < self.limit.most]
+        self._next |= {key: None for key in new if key not in self._looked_up}
 
     def admits(self, key: Any, row: Key) -> bool:
         if key is None:
             return True
-        if not self.has_room(key):
+        if not super().admits(key, row):
             return False
-        self._look_up([key])
+        if key not in self._looked_up:
+            ahead = [one for one in self._next if one != key]
+            part = [key, *ahead[: HEADS_AT_ONCE - 1]]
+            self._heads |= dict.fromkeys(self._heads_of(part))
+            self._looked_up.update(part)
+            self._next = {one: None for one in self._next if one not in self._looked_up}
         return row in self._heads
 
-    def left(self, key: Any) -> int:
-        return 0 if key in self._looked_up else super().left(key)
-
     @property
-    def full(self) -> list[Any]:
-        known = dict.fromkeys([*super().full, *self._looked_up])
-        return list(known)
+    def closed(self) -> list[Any]:
+        return list(dict.fromkeys([*super().closed, *self._looked_up]))
 
-    def first_of_each(self, due: Rows, keys: Sequence[Any], wanted: int) -> list[Key]:
-        before = set(self._heads)
-        self._look_up(keys)
-        return [row for row in self._heads if row not in before]
-
-    def overlooked(self, seen: Iterable[Key]) -> list[Key]:
-        known = set(seen)
-        return [row for row in self._heads if row not in known]
-
-    def _look_up(self, keys: Sequence[Any]) -> None:
-        """Learn the heads of *keys*, and with them of some that will be asked for next."""
-        asked = [key for key in keys if key not in self._looked_up]
-        if not asked:
-            return
-        ahead = [key for key in self._next if key not in asked]
-        wanted = [*asked, *ahead[: max(0, HEADS_AT_ONCE - len(asked))]]
-        for start in range(0, len(wanted), HEADS_AT_ONCE):
-            part = wanted[start : start + HEADS_AT_ONCE]
-            self._heads.update(dict.fromkeys(self._heads_of(part)))
-            self._looked_up.update(part)
-        for key in wanted:
-            self._next.pop(key, None)
+    def overlooked(self) -> list[Key]:
+        return list(self._heads)
 
     def _heads_of(self, keys: Sequence[Any]) -> list[Key]:
         first_open, in_the_way = self._first(keys, [Status.OPEN], self.limit.idle_blocks)
@@ -133,18 +121,8 @@ class Turns(KeyCount):
         """Return the first rows of *keys* in each of these groups of states, at one moment."""
         target, status = self._target, self._target.columns.status.name
         groups = [self._in_order(target.rows.filter(**{f"{status}__in": some})) for some in states]
-        return target.dialect.first_of_each(groups, target.table, self.limit.field, keys, 1)
+        return target.dialect.first_of_each(groups, target.table, self.limit.field, keys)
 
     def _in_order(self, rows: Rows) -> Rows:
         asked: Rows = models.QuerySet(self._target.model).order_by(*self.limit.order)
         return in_claim_order(rows, asked, self._target)
-
-
-def kept_back(limit: InTurn, target: ClaimTarget) -> Q:
-    """Match rows of keys of which a row is running, waits, is paused or has failed: what an empty claim left there."""
-    status = target.columns.status.name
-    blocks = Q(**{f"{status}__in": [Status.PROCESSING, *limit.idle_blocks]})
-    if target.columns.not_before is not None:
-        blocks |= Q(**{status: Status.OPEN}) & waits(target.model)
-    rows = target.rows.order_by().filter(blocks, **{f"{limit.name}__isnull": False})
-    return Q(**{f"{limit.name}__in": rows.values(limit.name)})
