@@ -51,7 +51,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         start_over()
     # Keys come again in the next test.
     refusals.remembered.clear()
-    claiming.turns.clear()
+    claiming.claims_made.clear()
 
 
 def server_version(alias: str = "default") -> str:

@@ -306,6 +306,33 @@ class Dialect(Inspection, Sessions):
             tuple(scopes),
         )
 
+    def priorities_from(self, table: Table, since: datetime) -> list[int]:
+        """Return the priorities of open rows whose ``not_before`` is *since* or later, each found by the index.
+
+        One range over all priorities would read every open row.
+        """
+        priority, waiting = table.columns.priority, table.columns.not_before
+        assert priority is not None, "asked of models that have it"
+        assert waiting is not None, "else no row is marked"
+        column = table.qualified(priority)
+        is_open = f"{table.qualified(table.columns.status)} = '{Status.OPEN.value}'"
+        highest = sql("SELECT MAX({}) FROM {} WHERE {}", column, table.name, is_open)
+        statement = sql(
+            "WITH RECURSIVE taskclaim_p(number) AS ({} UNION ALL SELECT ({} AND {} < taskclaim_p.number)"
+            " FROM taskclaim_p WHERE taskclaim_p.number IS NOT NULL)"
+            " SELECT number FROM taskclaim_p WHERE EXISTS"
+            " (SELECT 1 FROM {} WHERE {} AND {} = taskclaim_p.number AND {} >= {})",
+            highest,
+            highest,
+            column,
+            table.name,
+            is_open,
+            column,
+            table.qualified(waiting),
+            table.bound(waiting, since),
+        )
+        return [number for (number,) in self.fetch(statement)]
+
     # Reading and locking
 
     def first(

@@ -191,16 +191,8 @@ def _run(one: "ClaimCall") -> list[Any]:
         return claim_around(one, error)
 
 
-@dataclass
-class _Turn:
-    """Counts the claims of this process from one table, and remembers the priority that they have come to."""
-
-    claims: int = 0
-    priority: int | None = None
-
-
-#: By database and table.
-turns: dict[tuple[str, type[models.Model]], _Turn] = {}
+#: How many claims this process has made, by database and table.
+claims_made: dict[tuple[str, type[models.Model]], int] = {}
 
 
 class ClaimCall:
@@ -365,24 +357,19 @@ class ClaimCall:
 
     def _take(self, limit: int) -> list[ClaimedRow]:
         """Claim up to *limit* rows, of which a quarantined one is alone."""
-        target = self.target
-        place = target.alias, target.columns.owner
-        turn = turns.get(place)
-        if turn is None:
-            turn = turns.setdefault(place, _Turn())
-        rows: list[ClaimedRow] = []
-        if target.columns.not_before is not None and self._is_turn(turn):
-            for look in quarantined_looks(target.columns, turn.priority):
-                rows = rows or self.claim_from(look, 1)
+        place = self.target.alias, self.target.columns.owner
+        number = claims_made[place] = claims_made.get(place, 0) + 1
+        is_turn = number % TURN == 0 or (self.cursor is not None and self.cursor.thorough)
+        rows = self._take_quarantined() if is_turn else []
         rows = rows or self._look(limit)
-        if rows:
-            turn.claims, turn.priority = turn.claims + 1, rows[-1].priority
-        elif target.columns.not_before is not None:
-            rows = self.claim_from(QUARANTINED, 1)
-        return rows
+        return rows or ([] if is_turn else self._take_quarantined())
 
-    def _is_turn(self, turn: _Turn) -> bool:
-        return turn.claims % TURN == TURN - 1 or (self.cursor is not None and self.cursor.thorough)
+    def _take_quarantined(self) -> list[ClaimedRow]:
+        """Claim one row that may have killed its worker, so that its next crash is charged to nobody else."""
+        rows: list[ClaimedRow] = []
+        for look in quarantined_looks(self.target):
+            rows = rows or self.claim_from(look, 1)
+        return rows
 
     def _look(self, limit: int) -> list[ClaimedRow]:
         """Claim up to *limit* rows, from one place after the other where a cursor says so, and return them in order."""
@@ -408,7 +395,11 @@ class ClaimCall:
         if not self.key_limits:
             return self._send(self._statement(look), limit, look)
         chooser = KeyChooser(
-            self.key_limits, self.target, self.rows(look), SwitchIsOn(self.scopes), limit
+            self.key_limits,
+            self.target,
+            self.rows(look, literal=True),
+            SwitchIsOn(self.scopes),
+            limit,
         )
         for candidates, number in chooser.choices():
             statement = self._prepare(look, candidates, simple=False)
@@ -423,11 +414,14 @@ class ClaimCall:
         model = self.queryset.model
         return claim_scopes(model, knows_limits=self.is_limited)
 
-    def rows(self, look: Look) -> Rows:
+    def rows(self, look: Look, *, literal: bool = False) -> Rows:
         """Return the open rows that *look* finds, in claim order, whatever the switch says."""
         columns = self.target.columns
         rows = on_claim_table(self.queryset, self.target)
-        rows = rows.filter(is_open(columns) & look.condition(columns))
+        rows = rows.filter(is_open(columns) & look.condition(columns, literal=literal))
+        if look.name == "quarantined":
+            # In no order of the caller's: such a row is claimed alone, and an index finds it in this one.
+            return rows.order_by(*columns.order)
         return in_claim_order(rows, self.queryset, self.target)
 
     def _statement(self, look: Look) -> ClaimStatement | None:
@@ -450,7 +444,7 @@ class ClaimCall:
     def _prepare(self, look: Look, candidates: Rows, *, simple: bool) -> ClaimStatement | None:
         target, mark = self.target, None
         ours = ALL
-        if look.name.startswith("quarantined"):
+        if look.name == "quarantined":
             # The mark says, should the claim expire, whether the row had been started.
             mark = CRASHED_UNBEGUN if self.request.notes_start else CRASHED
             ours = QUARANTINED
@@ -481,7 +475,8 @@ class ClaimCall:
             refuse_to_count_in_old_snapshots(self.target, " and ".join(options))
             # Nothing to take is nothing to wait for; the only writer waits for nobody any more.
             only_writer = self.target.dialect.has_one_writer
-            if not (only_writer or self._finds_any(ALL) or self._finds_any(QUARANTINED)):
+            looks = [ALL, *quarantined_looks(self.target)]
+            if not only_writer and not any(map(self._finds_any, looks)):
                 answer.refusal = None
                 return []
             take_limit_lock(self.target)

@@ -13,7 +13,7 @@ from django.db.models import Q
 
 from django_taskclaim.columns import ClaimColumns
 from django_taskclaim.dialects import Bound, ClaimedRow
-from django_taskclaim.fields import NEVER_WAITED, as_utc
+from django_taskclaim.fields import CRASHED, NEVER_WAITED, as_utc
 from django_taskclaim.querysets.scope import ClaimTarget, has_waited, is_quarantined
 from django_taskclaim.tokens import clock
 
@@ -36,10 +36,10 @@ class Look(NamedTuple):
     name: str = "all"
     values: Mapping[str, Any] = {}
 
-    def condition(self, columns: ClaimColumns) -> Q:
-        """Return which open rows the look finds."""
+    def condition(self, columns: ClaimColumns, *, literal: bool = False) -> Q:
+        """Return which open rows the look finds; *literal* has the values in it, and not the places for them."""
         found = has_waited(columns)
-        if self.name.startswith("quarantined"):
+        if self.name == "quarantined":
             found = is_quarantined(columns)
         elif self.name == "never waited" and columns.not_before is not None:
             # That they are due is left unsaid: an index would be searched for it.
@@ -47,14 +47,14 @@ class Look(NamedTuple):
         elif self.name == "retried" and columns.not_before is not None:
             found &= Q(**{f"{columns.not_before.name}__gt": NEVER_WAITED})
         if columns.priority is not None and "priority" in self.values:
-            higher = "__gt" if self.name.endswith("urgent") else ""
-            found &= Q(**{f"{columns.priority.name}{higher}": Bound("priority")})
+            higher = "__gt" if self.name == "urgent" else ""
+            number = self.values["priority"] if literal else Bound("priority")
+            found &= Q(**{f"{columns.priority.name}{higher}": number})
         if "key" in self.values:
-            one, *more = columns.key
             # The values of a composite key are not bound one by one, so that its statement is not kept.
-            found &= (
-                Q(pk__gt=self.values["key"]) if more else Q(**{f"{one.attname}__gt": Bound("key")})
-            )
+            literal = literal or len(columns.key) > 1
+            name = "pk" if len(columns.key) > 1 else columns.key[0].attname
+            found &= Q(**{f"{name}__gt": self.values["key"] if literal else Bound("key")})
         return found
 
 
@@ -64,12 +64,14 @@ ALL = Look()
 QUARANTINED = Look("quarantined")
 
 
-def quarantined_looks(columns: ClaimColumns, priority: int | None) -> list[Look]:
-    """Return where to look for a quarantined row under a backlog of that priority, along the index."""
-    if columns.priority is None or priority is None:
+def quarantined_looks(target: ClaimTarget) -> list[Look]:
+    """Return where to look for a quarantined row, along the index: at each priority that has one."""
+    if target.columns.not_before is None:
+        return []
+    if target.columns.priority is None:
         return [QUARANTINED]
-    at = {"priority": priority}
-    return [Look("quarantined", at), Look("quarantined and urgent", at)]
+    numbers = target.dialect.priorities_from(target.table, CRASHED)
+    return [Look("quarantined", {"priority": number}) for number in numbers]
 
 
 @dataclass(slots=True)

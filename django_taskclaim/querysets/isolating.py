@@ -89,7 +89,7 @@ class _IsolatingCall(ClaimCall):
         if self.search is None:
             return super().claim_from(look, limit)
         target, most = self.target, LOOK_AHEAD * limit
-        rows = self.rows(look).filter(SwitchIsOn(self.scopes))
+        rows = self.rows(look, literal=True).filter(SwitchIsOn(self.scopes))
         found = target.dialect.first(rows, target.table, most, target.columns.key)
         keys = list(dict.fromkeys(target.table.keys_of(found)))
         claimed: list[ClaimedRow] = []
