@@ -56,7 +56,7 @@ from django_taskclaim.fields import AnyField, MomentField, as_utc
 from django_taskclaim.states import Status, Token
 from django_taskclaim.switch_reading import TABLE as SWITCH_TABLE
 
-#: Where those wait in line that have no other way to.
+#: Whose rows are the advisory locks of databases that have none of a transaction's.
 NAMED_LEASES = "taskclaim_namedlease"
 
 
@@ -149,7 +149,7 @@ class Dialect(Inspection, Sessions):
 
     def table(self, columns: ClaimColumns) -> Table:
         """Return the claim table as this connection spells it."""
-        return Table.on(self.connection, columns)
+        return Table(columns, self.connection)
 
     def key_table(self, columns: KeyColumns) -> KeyTable:
         """Return a table without claim columns as this connection spells it.
@@ -480,9 +480,9 @@ class Dialect(Inspection, Sessions):
             sql("{}(COALESCE({}, {}), {})", self.greatest, table.qualified(column), end, end),
         )
 
-    # Waiting in line
+    # Waiting for each other
 
-    def queue(self, name: str) -> None:
+    def advisory_lock(self, name: str) -> None:
         """Let transactions that name the same wait for each other, until each has ended."""
         raise NotImplementedError
 

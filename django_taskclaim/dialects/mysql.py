@@ -6,12 +6,11 @@ What people ask about the database stands beside, in ``mysql_inspection``.
 import hashlib
 import math
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db import Error, NotSupportedError, OperationalError, models
 
@@ -42,31 +41,21 @@ LOCK_WAIT = 1
 NO_SUCH_THREAD = 1094
 
 
-@dataclass(frozen=True, slots=True)
-class _Chosen:
-    """What rows are locked among: how the first keys are read, and what must still be true of one that is locked."""
+class _Chosen(NamedTuple):
+    """What rows are locked among; None where there can be none."""
 
-    first: Callable[[int], SQL | None]
-    condition: Callable[[], SQL | None]
+    #: The SELECT of their keys in order, without a limit.
+    candidates: SQL | None
+    #: What must still be true of one that is locked.
+    condition: SQL | None
     #: Whether a statement given more keys than rows are wanted stops at those; one with a subquery may sort, and so
     #: lock them all.
     stops: bool = False
 
-    @classmethod
-    def of(cls, queryset: "models.QuerySet[Any]", table: KeyTable, dialect: Dialect) -> "_Chosen":
-        return cls(
-            lambda most: dialect.compiled(queryset, most, table.columns.key),
-            lambda: table.where_of(queryset),
-        )
-
-    @classmethod
-    def by(cls, spec: ClaimSpec) -> "_Chosen":
-        candidates, condition = limited(spec.statement.candidates), spec.statement.condition
-        return cls(
-            lambda most: bound(spec, candidates, limit=most),
-            lambda: bound(spec, condition),
-            stops=spec.statement.simple,
-        )
+    def first(self, most: int) -> SQL:
+        """Return the SELECT of the first keys."""
+        assert self.candidates is not None, "asked only where there may be some"
+        return SQL(f"{self.candidates.text} LIMIT %s", (*self.candidates.params, most))
 
 
 class MySQL(MySQLInspection, Dialect):
@@ -248,7 +237,10 @@ class MySQL(MySQLInspection, Dialect):
         """Return the keys of up to ``limit`` rows that are now ours to claim."""
         table, look = spec.statement.table, spec.limit * self.LOOK_AHEAD
         key = table.columns.key
-        rows = self._lock_in_order(_Chosen.by(spec), table, spec.limit, key, look)
+        statement = spec.statement
+        candidates, condition = bound(spec, statement.candidates), bound(spec, statement.condition)
+        chosen = _Chosen(candidates, condition, stops=statement.simple)
+        rows = self._lock_in_order(chosen, table, spec.limit, key, look)
         return [table.key_of(row) for row in rows]
 
     def lock_in_order(
@@ -257,7 +249,7 @@ class MySQL(MySQLInspection, Dialect):
         if not self.connection.features.has_select_for_update_skip_locked:
             return super().lock_in_order(queryset, table, limit, deleting=deleting)
         key = table.columns.key
-        chosen = _Chosen.of(queryset, table, self)
+        chosen = self._chosen(queryset, table)
         rows = self._lock_in_order(chosen, table, limit, key, look=limit * self.LOOK_AHEAD)
         return [table.key_of(row) for row in rows]
 
@@ -276,6 +268,10 @@ class MySQL(MySQLInspection, Dialect):
             "" if condition is None else sql(" WHERE {}", condition),
         )
 
+    def _chosen(self, queryset: "models.QuerySet[Any]", table: KeyTable) -> _Chosen:
+        keys = self.compiled(queryset, None, table.columns.key)
+        return _Chosen(keys, table.where_of(queryset))
+
     def _lock_in_order(
         self,
         chosen: "_Chosen",
@@ -289,12 +285,13 @@ class MySQL(MySQLInspection, Dialect):
         *look* keys are read at first, and more as long as others have too many of them. Where ``IN_ORDER`` statements
         were not enough, those with the lowest of the keys read ahead go first.
         """
+        if chosen.candidates is None or chosen.condition is None:
+            return []
         locked: list[list[Any]] = []
         tried: set[Key] = set()
         statements = 0
         while True:
-            first = chosen.first(look)
-            keys = [] if first is None else table.python_keys(self.fetch(first))
+            keys = table.python_keys(self.fetch(chosen.first(look)))
             # A join in the order may show a key more than once.
             fresh = [key for key in dict.fromkeys(keys) if key not in tried]
             while fresh and len(locked) < limit:
@@ -308,32 +305,29 @@ class MySQL(MySQLInspection, Dialect):
                 part, fresh = fresh[:many], fresh[many:]
                 tried.update(part)
                 statements += 1
-                locked += self._lock_keys(chosen, table, part, fields, wanted)
+                locked += self._lock_keys(chosen.condition, table, part, fields, wanted)
             if len(locked) == limit or len(keys) < look:
                 return locked
             look *= self.LOOK_AHEAD
 
     def _lock_keys(
         self,
-        chosen: "_Chosen",
+        condition: SQL,
         table: KeyTable,
         keys: Sequence[Key],
         fields: Sequence[AnyField],
         wanted: int,
     ) -> list[list[Any]]:
-        """Lock those of *keys* that nobody else has locked and that are still among those *chosen*.
+        """Lock those of *keys* that nobody else has locked and that still meet the *condition*.
 
         Of more than are *wanted* those with the lowest keys: reading stops there, so that no other is locked.
         """
-        where = chosen.condition()
-        if where is None or not keys:
-            return []
         statement = sql(
             "SELECT {} FROM {} WHERE {} AND {} ORDER BY {}{} {} SKIP LOCKED",
             table.list_of(fields),
             self.update_target(table),
             table.keyed(keys),
-            where,
+            condition,
             table.list_of(table.columns.key),
             f" LIMIT {wanted}" if len(keys) > wanted else "",
             self.lock_clause,
@@ -347,7 +341,7 @@ class MySQL(MySQLInspection, Dialect):
         limit: int,
         fields: Sequence[AnyField],
     ) -> list[list[Any]]:
-        chosen = _Chosen.of(queryset, table, self)
+        chosen = self._chosen(queryset, table)
         return self._lock_in_order(chosen, table, limit, fields, look=limit)
 
     def _update_limit(self, spec: ClaimSpec) -> list[Key]:
@@ -434,8 +428,8 @@ class MySQL(MySQLInspection, Dialect):
             sql("DELETE {} FROM {} FORCE INDEX (PRIMARY) WHERE {}", name, name, condition)
         )
 
-    def queue(self, name: str) -> None:
-        """Wait in line at a row of that name: GET_LOCK belongs to the session, not to the transaction."""
+    def advisory_lock(self, name: str) -> None:
+        """Wait for a row of that name: GET_LOCK belongs to the session, not to the transaction."""
         digest = hashlib.sha256(name.encode()).hexdigest()
         self.run(
             sql(

@@ -300,7 +300,7 @@ class PostgreSQL(Dialect):
             self.fetch(sql("{} {} OF {} SKIP LOCKED", rows, clause, _unqualified(table.name)))
         )
 
-    def queue(self, name: str) -> None:
+    def advisory_lock(self, name: str) -> None:
         # A lock of the transaction, not of the session: it works behind a transaction pooler.
         self.fetch(
             sql(

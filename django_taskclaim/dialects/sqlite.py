@@ -69,7 +69,7 @@ class SQLite(Dialect):
     names_open_transactions = True
 
     def table(self, columns: ClaimColumns) -> Table:
-        return ClaimRowValues.on(self.connection, columns)
+        return ClaimRowValues(columns, self.connection)
 
     def key_table(self, columns: KeyColumns) -> KeyTable:
         return RowValues(columns, self.connection)
@@ -202,7 +202,7 @@ class SQLite(Dialect):
         # Nobody else has a row locked: who writes has the database.
         return self.update_held(table, token, keys, [self.extension(table, lease)])
 
-    def queue(self, name: str) -> None:
+    def advisory_lock(self, name: str) -> None:
         # There is one writer, and whoever writes is it; what others committed after a read of ours is an error here.
         self.run(SQL(f"UPDATE {NAMED_LEASES} SET iteration = iteration WHERE name IS NULL"))
 

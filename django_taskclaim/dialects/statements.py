@@ -45,9 +45,8 @@ PLAIN_INTEGERS = {
 #: How many statements are kept as they are spelt, for each table.
 MOST_SPELLINGS = 500
 
-#: Where a connection keeps its claim tables, by owner: they refer to it, so a map of ours would keep both for ever.
-TABLES = "_taskclaim_tables"
-#: … and, for the same reason, what the values of columns are passed through, by table and columns.
+#: Where a connection keeps what the values of columns are passed through, by table and columns: that refers to it, so a
+#: map of ours would keep both for ever.
 CONVERTERS = "_taskclaim_converters"
 
 
@@ -291,20 +290,6 @@ class Table(KeyTable):
         self.status = self.qualified(columns.status)
         self.holder = self.qualified(columns.claimed_by)
         self.iteration = self.qualified(columns.iteration)
-
-    @classmethod
-    def on(cls, connection: BaseDatabaseWrapper, columns: ClaimColumns) -> "Table":
-        """Return the table as the connection spells it, which is made once for each."""
-        known: dict[Any, Table] = vars(connection).setdefault(TABLES, {})
-        table = known.get(columns.owner)
-        if table is None or not table.is_current:
-            table = known[columns.owner] = cls(columns, connection)
-        return table
-
-    @property
-    def is_current(self) -> bool:
-        """Whether the model still has its rows in this table."""
-        return self.model_table == self.columns.owner._meta.db_table
 
     def in_state(self, *states: Status) -> SQL:
         """Match rows in one of *states*; literals, so that a partial index is found to fit."""

@@ -12,7 +12,7 @@ from django.db import models
 
 from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.querysets.failing import release
-from django_taskclaim.querysets.scope import Desk
+from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.states import WORKER_MARK
 from django_taskclaim.tokens import carried_claim
 
@@ -55,14 +55,14 @@ def _give_back(rows: list[Any]) -> None:
     if not rows:
         return
     claim, label = carried_claim(rows[0]), rows[0]._meta.label
-    desk = Desk.of(type(rows[0]), claim.alias)
+    target = ClaimTarget.of(type(rows[0]), claim.alias)
     try:
         if WORKER_MARK in claim.token.holder:
             release(rows, None)
         else:
-            with desk.dialect.own_transaction():
-                desk.queue(claim.token.holder)
-                rows = _not_extended(rows, desk)
+            with target.dialect.own_transaction():
+                target.lock_holder(claim.token.holder)
+                rows = _not_extended(rows, target)
                 release(rows, None)
     except ClaimLost:
         # An operator, or the reaper, has been faster.
@@ -84,13 +84,13 @@ def _give_back(rows: list[Any]) -> None:
     )
 
 
-def _not_extended(rows: list[Any], desk: Desk) -> list[Any]:
+def _not_extended(rows: list[Any], target: ClaimTarget) -> list[Any]:
     """Return those of a named holder's rows that no later call has returned to it, as a reload of its page does."""
-    columns, lease = desk.columns, carried_claim(rows[0]).lease
+    columns, lease = target.columns, carried_claim(rows[0]).lease
     fields = [*columns.key, columns.claimed_at, columns.expires_at]
-    stored = desk.rows.filter(pk__in=[carried_claim(row).pk for row in rows])
+    stored = target.rows.filter(pk__in=[carried_claim(row).pk for row in rows])
     fresh = {
-        desk.table.key_of(found)
+        target.table.key_of(found)
         for found in stored.values_list(*(field.attname for field in fields))
         if found[-2] and found[-1] and found[-1] - found[-2] <= lease + ROUNDING
     }

@@ -215,6 +215,8 @@ class ClaimCall:
         self.has_own_holder = WORKER_MARK in request.holder
         #: Rows that statements of this call have claimed and committed.
         self.committed: list[ClaimedRow] = []
+        #: The keys of what statements have claimed in the transaction that is open.
+        self.known: set[Any] = set()
         self.started = clock()
         connection = target.dialect.connection
         #: Whether each statement commits by itself, so that no transaction is needed.
@@ -253,8 +255,9 @@ class ClaimCall:
     def claim_in_transaction(self) -> list[Any]:
         """Claim in the transaction that is open, beside what the holder has already, if it asked for that."""
         request, held = self.request, list(self.committed)
+        self.known = {row.key for row in held}
         if request.include_held:
-            self.target.queue(request.holder)
+            self.target.lock_holder(request.holder)
             held = self._extend_held()
         rows = self.instances(held)
         for row in rows:
@@ -311,7 +314,10 @@ class ClaimCall:
             return []
         spec = ClaimSpec(statement, limit, self.request.holder, look.values)
         if not self.autocommits:
-            return self.target.dialect.claim(spec)
+            # A strategy that finds its rows by their holder returns those of the statements before, too.
+            rows = [row for row in self.target.dialect.claim(spec) if row.key not in self.known]
+            self.known.update(row.key for row in rows)
+            return rows
         try:
             rows = self.target.dialect.claim(spec)
         except (DatabaseError, InterfaceError) as error:
@@ -376,10 +382,7 @@ class ClaimCall:
         rows: list[ClaimedRow] = []
         look = ALL
         for look in [ALL] if self.cursor is None else self.cursor.looks(self.target):
-            found = self.claim_from(look, limit - len(rows))
-            # A strategy that finds its rows by their holder returns those of the look before, too.
-            known = {row.key for row in rows} if rows else ()
-            rows += [row for row in found if row.key not in known] if known else found
+            rows += self.claim_from(look, limit - len(rows))
             if len(rows) == limit:
                 break
         if not self.queryset.query.order_by:

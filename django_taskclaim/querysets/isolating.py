@@ -97,6 +97,7 @@ class _IsolatingCall(ClaimCall):
         def take(part: Sequence[Any]) -> list[ClaimedRow]:
             part_of = self.queryset.filter(pk__in=part)
             call = ClaimCall(part_of, target, self.request, is_limited=self.is_limited)
+            call.known = {row.key for row in claimed}.union(self.known)
             return call.claim_from(look, limit - len(claimed))
 
         parts = (keys[start : start + limit] for start in range(0, len(keys), limit))

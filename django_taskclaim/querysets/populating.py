@@ -23,7 +23,7 @@ from django_taskclaim.states import Status
 CHUNK = 2_000
 #: How often an INSERT is sent that others have got in the way of.
 TRIES = 3
-#: Who makes the rows of a companion waits in line under this name.
+#: The advisory lock of those who make the rows of a companion.
 QUEUE = "#populate"
 
 
@@ -182,7 +182,7 @@ class Population:
 
     def _queue(self) -> None:
         """Wait for others that make rows of the same companion; one that began later finds what they have made."""
-        self.desk.dialect.queue(f"{self.desk.columns.owner._meta.label_lower}:{QUEUE}")
+        self.desk.dialect.advisory_lock(f"{self.desk.columns.owner._meta.label_lower}:{QUEUE}")
 
     def _patiently(self, write: Callable[..., int]) -> int:
         """Let *write* have its transaction, again where a row that it inserts has come from elsewhere meanwhile."""

@@ -96,10 +96,10 @@ class ClaimTarget(Target):
             return False
         return True
 
-    def queue(self, holder: str) -> None:
+    def lock_holder(self, holder: str) -> None:
         """Let the calls of one holder wait for each other, until the transaction of each has ended."""
         # By the owner of the table: a proxy or a child reaches the same rows.
-        self.dialect.queue(f"{self.columns.owner._meta.label_lower}:{holder}")
+        self.dialect.advisory_lock(f"{self.columns.owner._meta.label_lower}:{holder}")
 
 
 #: Their former names.

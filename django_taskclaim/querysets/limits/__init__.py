@@ -75,4 +75,4 @@ def refuse_to_count_in_old_snapshots(target: ClaimTarget, options: str) -> None:
 
 def take_limit_lock(target: ClaimTarget) -> None:
     """Let claims of the table that count wait for each other until they commit."""
-    target.dialect.queue(f"limits:{target.columns.owner._meta.label_lower}")
+    target.dialect.advisory_lock(f"limits:{target.columns.owner._meta.label_lower}")

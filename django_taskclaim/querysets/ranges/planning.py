@@ -108,7 +108,7 @@ def _walk(
 
 def _store(place: Place, end: End, cuts: list[Cut]) -> int:
     """Store the ranges that end at *cuts*, unless somebody has planned beyond *end* since; return how many."""
-    place.desk.dialect.queue(f"{place.model._meta.label_lower}:#planner")
+    place.desk.dialect.advisory_lock(f"{place.model._meta.label_lower}:#planner")
     if end_of_plan(place) != end:
         return 0
     place.rows.bulk_create(_ranges(place, end, cuts), batch_size=100)
