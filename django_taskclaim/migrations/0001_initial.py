@@ -10,6 +10,25 @@ class Migration(migrations.Migration):
 
     operations = [
         migrations.CreateModel(
+            name="FleetLimit",
+            fields=[
+                ("scope", models.CharField(max_length=200, primary_key=True, serialize=False)),
+                ("rate", models.CharField(default=None, max_length=40, null=True)),
+                ("max_running", models.IntegerField(default=None, null=True)),
+                ("hours", models.CharField(default=None, max_length=40, null=True)),
+                ("set_at", django_taskclaim.fields.MomentField(default=None, null=True)),
+                (
+                    "set_by",
+                    django_taskclaim.fields.HolderField(blank=True, default="", max_length=200),
+                ),
+                ("level", models.FloatField(default=0.0)),
+                ("filled_at", django_taskclaim.fields.MomentField(default=None, null=True)),
+            ],
+            options={
+                "db_table": "taskclaim_fleetlimit",
+            },
+        ),
+        migrations.CreateModel(
             name="NamedLease",
             fields=[
                 (
@@ -47,20 +66,6 @@ class Migration(migrations.Migration):
                 "verbose_name_plural": "switches",
                 "db_table": "taskclaim_switch",
             },
-        ),
-        migrations.CreateModel(
-            name="Control",
-            fields=[],
-            options={
-                "verbose_name": "control room",
-                "verbose_name_plural": "control room",
-                "proxy": True,
-                "db_table": "taskclaim_switch",
-                "default_permissions": (),
-                "indexes": [],
-                "constraints": [],
-            },
-            bases=("taskclaim.switch",),
         ),
         migrations.CreateModel(
             name="Throttle",
@@ -110,5 +115,19 @@ class Migration(migrations.Migration):
                 "verbose_name_plural": "worker processes",
                 "db_table": "taskclaim_workerprocess",
             },
+        ),
+        migrations.CreateModel(
+            name="Control",
+            fields=[],
+            options={
+                "verbose_name": "control room",
+                "verbose_name_plural": "control room",
+                "db_table": "taskclaim_switch",
+                "proxy": True,
+                "default_permissions": (),
+                "indexes": [],
+                "constraints": [],
+            },
+            bases=("taskclaim.switch",),
         ),
     ]

@@ -55,8 +55,6 @@ class WorkerProcess(models.Model):
     rows_done = models.BigIntegerField(default=0)
     rows_failed = models.BigIntegerField(default=0)
     last_error = ErrorClassField(max_length=500, default="", blank=True)
-    #: How many it may open to this database; 0 where it has not said.
-    connections = models.IntegerField(default=0, db_default=0)
 
     class Meta:
         db_table = "taskclaim_workerprocess"

@@ -71,7 +71,6 @@ def report(options: WorkerOptions, vitals: Vitals, *, held: int, paused: bool) -
         "host": socket.gethostname()[:200],
         "pid": os.getpid(),
         "version": django_taskclaim.__version__,
-        "connections": options.connections,
         "started_at": DatabaseNow(),
     }
     if not rows.filter(name=name).update(**facts):
