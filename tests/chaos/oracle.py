@@ -127,9 +127,9 @@ def checks(rules: Rules) -> dict[str, str]:
         "states_follow_each_other": f"""{entries} h.op = 'U' AND NOT (({moves} OR {reset})
             AND (h.new_status NOT IN ('open', 'paused') OR (h.new_claimed_by IS NULL AND h.new_expires_at IS NULL))
             AND (h.new_status = 'processing' OR h.new_expires_at IS NULL))""",
-        # 2: only rows that match the handler's queryset are claimed, open and due.
+        # 2: only rows that match the handler's queryset are claimed, open and due, or marked.
         "claims_are_wanted_and_due": f"""{entries} {CLAIM} AND (NOT h.new_wanted OR h.old_status IS NULL
-            OR h.old_status <> 'open' OR h.old_not_before > h.at)""",
+            OR h.old_status <> 'open' OR (h.old_not_before > h.at AND h.old_not_before <> {CRASHED}))""",
         # 2: no batch has more rows than were asked for; each has a holder of its own.
         "claims_keep_their_limit": f"""SELECT h.new_claimed_by, COUNT(*) AS n FROM chaos_history h WHERE {CLAIM}
             GROUP BY h.new_claimed_by HAVING COUNT(*) > {rules.batch_size}""",

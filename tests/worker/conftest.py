@@ -80,6 +80,13 @@ class Worker:
         ]
 
 
+MAIN = """
+import sys
+from django.core.management import execute_from_command_line
+execute_from_command_line(["manage.py", *sys.argv[2:]])
+"""
+
+
 @pytest.fixture
 def start_worker(process_env: dict[str, str], tmp_path: Path) -> Iterator[Callable[..., Worker]]:
     """Start ``claimworker testapp.Job`` with more options; what still runs at the end of the test is killed."""
@@ -87,8 +94,10 @@ def start_worker(process_env: dict[str, str], tmp_path: Path) -> Iterator[Callab
     env = process_env | {"TASKCLAIM_TEST_LOG": str(log), "TASKCLAIM_TEST_REAPER_INTERVAL": "0.5"}
     started: list[Worker] = []
 
-    def start(*options: str, model: str = "testapp.Job", **more: str) -> Worker:
-        words = [sys.executable, "-m", "django", "claimworker", *model.split(), "--poll", "0.2"]
+    def start(*options: str, model: str = "testapp.Job", first: str = "", **more: str) -> Worker:
+        """*first* is Python that the supervisor's process, not its children's, runs before anything else."""
+        program = ["-c", f"{first}\n{MAIN}", "--"] if first else ["-m", "django"]
+        words = [sys.executable, *program, "claimworker", *model.split(), "--poll", "0.2"]
         process = subprocess.Popen(
             [*words, *options],
             env=env | more,
