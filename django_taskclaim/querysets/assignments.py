@@ -60,14 +60,23 @@ def as_new(desk: Desk) -> list[SQL]:
     ]
 
 
-def failure(desk: Desk, error_class: str, error_text: str) -> list[SQL]:
-    """Return what a failed try sets: the error, and one more attempt."""
+def why_failed(desk: Desk, error_class: str, error_text: str) -> list[SQL]:
+    """Return what notes why a row failed, where the model has columns for it."""
     columns = desk.columns
-    said = ((columns.last_error, error_text), (columns.error_class, error_class))
-    return [
-        *[desk.table.assign(field, value(text)) for field, text in said if field is not None],
-        *[one_more(desk, field) for field in (columns.attempts,) if field is not None],
-    ]
+    texts = ((columns.error_class, error_class), (columns.last_error, error_text))
+    return [desk.table.assign(field, value(text)) for field, text in texts if field is not None]
+
+
+def one_more_attempt(desk: Desk) -> list[SQL]:
+    """Return what charges a row a try, where the model counts them."""
+    field = desk.columns.attempts
+    return [] if field is None else [one_more(desk, field)]
+
+
+def failed(desk: Desk, error_class: str, error_text: str) -> list[SQL]:
+    """Return what ends a row badly."""
+    state, end = in_state(desk, Status.FAILED), to_null(desk, desk.columns.expires_at)
+    return [state, *why_failed(desk, error_class, error_text), end]
 
 
 def open_again(desk: Desk) -> list[SQL]:

@@ -14,10 +14,10 @@ from django_taskclaim.policy import Verdict, policy_for, refuse_faulty
 from django_taskclaim.querysets.assignments import (
     crash_mark,
     due_later,
-    failure,
-    in_state,
+    failed,
+    one_more_attempt,
     open_again,
-    to_null,
+    why_failed,
 )
 from django_taskclaim.querysets.everyone import stop_everyone
 from django_taskclaim.querysets.losses import raise_unless_all
@@ -117,10 +117,9 @@ def _nothing(words: tuple[str, str]) -> tuple[str, str]:
 
 def _failing(waits: dict[int, timedelta] | None, words: tuple[str, str]) -> Write:
     def change(desk: Desk, rows: Rows) -> Change:
-        said = failure(desk, *words)
+        charge = one_more_attempt(desk)
         if waits is None:
-            ended = [in_state(desk, Status.FAILED), to_null(desk, desk.columns.expires_at)]
-            return Change([*said, *ended])
+            return Change([*failed(desk, *words), *charge])
         waiting, amount = desk.columns.not_before, desk.dialect.amount
         amounts = [value(amount(waits[id(row)])) for row in rows]
         own = (
@@ -128,7 +127,7 @@ def _failing(waits: dict[int, timedelta] | None, words: tuple[str, str]) -> Writ
             if waiting is None
             else [OwnValues(waiting, amounts, stored=desk.dialect.moment_after)]
         )
-        return Change([*said, *open_again(desk)], own)
+        return Change([*why_failed(desk, *words), *charge, *open_again(desk)], own)
 
     return Write(change, 1, finished=() if waits is not None else (Status.FAILED,))
 

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db import DatabaseError, models
 from django.db.models import Q
@@ -13,10 +13,20 @@ from django_taskclaim import conf
 from django_taskclaim.columns import claim_columns, has_ranges, range_columns, unit_of
 from django_taskclaim.connecting import is_refusal
 from django_taskclaim.dialects import DatabaseNow
-from django_taskclaim.dialects.statements import SQL, sql, value
+from django_taskclaim.dialects.statements import SQL, sql
 from django_taskclaim.failures import in_ascii, recorded
 from django_taskclaim.policy import fault_of, policy_for
-from django_taskclaim.querysets.assignments import crash_mark, open_again, pass_on
+from django_taskclaim.querysets.assignments import (
+    as_new,
+    crash_mark,
+    failed,
+    in_state,
+    one_more,
+    one_more_attempt,
+    open_again,
+    pass_on,
+    to_null,
+)
 from django_taskclaim.querysets.claiming import is_crash_mark, is_unbegun
 from django_taskclaim.querysets.refusals import Search
 from django_taskclaim.querysets.scope import Desk, Rows, on_claim_table, refuse_unclaimable
@@ -36,7 +46,7 @@ logger = logging.getLogger("django_taskclaim")
 #: The error class of a row that an operator failed by word alone.
 OPERATOR = "FailedByOperator"
 
-#: What the log says of rows whose lease has ended, by their fate.
+#: What the log says of rows whose lease has ended, by the outcome.
 EXPIRED = {
     "charged": "put back, one try counted",
     "uncharged": "put back, no try counted",
@@ -180,19 +190,18 @@ def state_write(act: str, *states: Status, assignments: Callable[[Desk], list[SQ
 
 def reset_assignments(desk: Desk) -> list[SQL]:
     """Return what makes a row as good as new, but for its iteration."""
-    table, columns = desk.table, desk.columns
-    plain = (
-        columns.attempts,
-        columns.last_error,
-        columns.error_class,
-        columns.completed_at,
-    )
-    cleared = [
-        table.assign(field, table.bound(field, field.get_default()))
-        for field in plain
-        if field is not None
+    return [
+        *_from_the_start(desk),
+        *_due_again(desk),
+        *as_new(desk),
+        *_not_completed(desk),
+        *open_again(desk),
     ]
-    return [*_from_the_start(desk), *_due_again(desk), *cleared, *open_again(desk)]
+
+
+def _not_completed(desk: Desk) -> list[SQL]:
+    field = desk.columns.completed_at
+    return [] if field is None else [to_null(desk, field)]
 
 
 def _from_the_start(desk: Desk) -> list[SQL]:
@@ -226,7 +235,7 @@ def _due_again(desk: Desk) -> list[SQL]:
 
 def pause_assignments(desk: Desk) -> list[SQL]:
     """Return what takes an open row out of the queue."""
-    return [desk.table.assign(desk.columns.status, SQL(f"'{Status.PAUSED.value}'"))]
+    return [in_state(desk, Status.PAUSED)]
 
 
 def resume_assignments(desk: Desk) -> list[SQL]:
@@ -238,18 +247,10 @@ def fail_assignments(told: tuple[str, str]) -> Callable[[Desk], list[SQL]]:
     """Return what ends rows badly by an operator's word, error class and text *told*; no try is charged."""
 
     def assignments(desk: Desk) -> list[SQL]:
-        table, columns = desk.table, desk.columns
-        texts = ((columns.error_class, told[0]), (columns.last_error, told[1]))
         return [
-            table.assign(columns.status, SQL(f"'{Status.FAILED.value}'")),
-            *(table.assign(field, value(text)) for field, text in texts if field is not None),
-            *(
-                [table.assign(columns.completed_at, SQL("NULL"))]
-                if columns.completed_at is not None
-                else []
-            ),
-            table.assign(columns.iteration, SQL(f"{table.column(columns.iteration)} + 1")),
-            table.assign(columns.expires_at, SQL("NULL")),
+            *failed(desk, *told),
+            *_not_completed(desk),
+            one_more(desk, desk.columns.iteration),
         ]
 
     return assignments
@@ -345,58 +346,64 @@ def release_expired(queryset: Rows, limit: int | None, cutoff: datetime | None =
     return in_chunks(queryset, condition, _write_expired, _JUDGED_BY, limit)
 
 
+class _Expired(NamedTuple):
+    """What of a locked row decides what its expired claim makes of it."""
+
+    key: Any
+    claimed_by: str | None
+    not_before: datetime | None
+    #: How many tries have failed; a model without ``attempts`` counts how often the row was put back.
+    tried: int
+
+    @classmethod
+    def of(cls, desk: Desk, row: list[Any]) -> "_Expired":
+        """Take apart the columns that were read under the lock."""
+        roles = [role for role in _JUDGED_BY if getattr(desk.columns, role) is not None]
+        read = dict(zip(roles, row[len(desk.columns.key) :], strict=True))
+        tried = read.get("attempts", read["iteration"])
+        return cls(desk.table.key_of(row), read["claimed_by"], read.get("not_before"), tried)
+
+
 def _write_expired(desk: Desk, locked: list[list[Any]]) -> int:
-    """Judge each locked row by what was read under the lock, then write those that share a fate together."""
-    fates: dict[str, list[Any]] = {}
-    for row in locked:
-        fates.setdefault(_fate(desk, row), []).append(row)
-    return sum(_write_fate(desk, fate, rows) for fate, rows in fates.items())
+    """Judge each locked row by what was read under the lock, then write those with the same outcome together."""
+    outcomes: dict[str, list[_Expired]] = {}
+    for raw in locked:
+        row = _Expired.of(desk, raw)
+        outcomes.setdefault(_outcome(desk, row), []).append(row)
+    return sum(_write_outcome(desk, outcome, rows) for outcome, rows in outcomes.items())
 
 
-def _fate(desk: Desk, row: list[Any]) -> str:
+def _outcome(desk: Desk, row: _Expired) -> str:
     """Say what an expired claim makes of its row: ``uncharged``, ``charged``, ``crashed`` or ``failed``."""
-    facts = _facts(desk, row)
-    if WORKER_MARK not in (facts["claimed_by"] or ""):
+    if WORKER_MARK not in (row.claimed_by or "") or is_unbegun(row.not_before):
         return "uncharged"
-    if is_unbegun(facts.get("not_before")):
-        return "uncharged"
-    tried = facts.get("attempts", facts["iteration"])
     # With a handler that could not be registered, nobody knows how many tries there are.
-    if fault_of(desk.model) or tried + 1 < policy_for(desk.model).max_attempts:
+    if fault_of(desk.model) or row.tried + 1 < policy_for(desk.model).max_attempts:
         return "charged"
-    if "not_before" not in facts or is_crash_mark(facts["not_before"]):
+    if desk.columns.not_before is None or is_crash_mark(row.not_before):
         return "failed"
     return "crashed"
 
 
-def _facts(desk: Desk, row: list[Any]) -> dict[str, Any]:
-    """Return what was read under the lock, by role."""
-    roles = [role for role in _JUDGED_BY if getattr(desk.columns, role) is not None]
-    return dict(zip(roles, row[len(desk.columns.key) :], strict=True))
-
-
-def _write_fate(desk: Desk, fate: str, rows: list[list[Any]]) -> int:
-    table, columns = desk.table, desk.columns
-    charge = (
-        [table.assign(columns.attempts, SQL(f"{table.column(columns.attempts)} + 1"))]
-        if columns.attempts
-        else []
-    )
+def _write_outcome(desk: Desk, fate: str, rows: list[_Expired]) -> int:
+    table = desk.table
     assignments = {
-        "uncharged": open_again(desk),
-        "charged": [*charge, *open_again(desk)],
-        "crashed": [*crash_mark(desk), *open_again(desk)],
-        "failed": [*charge, *_fail_expired(desk)],
-    }[fate]
-    keys = [table.key_of(row) for row in rows]
-    condition = expired_sql(desk)
+        "uncharged": open_again,
+        "charged": _charged,
+        "crashed": _crashed,
+        "failed": _failed,
+    }[fate](desk)
+    keys = [row.key for row in rows]
+    # The condition of the SELECT, repeated.
+    condition = table.where_of(desk.rows.order_by().filter(expired_condition(desk)))
+    assert condition is not None, "the condition can match"
     written = sum(
         desk.dialect.update_where(table, part, condition, assignments)
         for part in desk.dialect.chunks(keys, table)
     )
     if not written:
         return 0
-    holders = [_facts(desk, row)["claimed_by"] for row in rows]
+    holders = [row.claimed_by for row in rows]
     told = {"keys": keys, "fate": fate, "holders": holders}
     send_after_commit(rows_expired, desk.model, desk.alias, **told)
     label = desk.model._meta.label
@@ -419,28 +426,17 @@ def _write_fate(desk: Desk, fate: str, rows: list[list[Any]]) -> int:
     return written
 
 
-def expired_sql(desk: Desk) -> SQL:
-    """Repeat the reaper's condition in its UPDATE."""
-    expiry = desk.table.qualified(desk.columns.expires_at)
-    state = desk.table.in_state(Status.PROCESSING)
-    return SQL(
-        f"{state.text} AND ({expiry} IS NULL OR {expiry} <= {desk.dialect.now})", state.params
-    )
+def _charged(desk: Desk) -> list[SQL]:
+    return [*one_more_attempt(desk), *open_again(desk)]
 
 
-def _fail_expired(desk: Desk) -> list[SQL]:
-    table, columns = desk.table, desk.columns
+def _crashed(desk: Desk) -> list[SQL]:
+    return [*crash_mark(desk), *open_again(desk)]
+
+
+def _failed(desk: Desk) -> list[SQL]:
     text = "The lease ran out on the last try: the worker died, hung or was cut off while this row ran."
-    return [
-        table.assign(columns.status, SQL(f"'{Status.FAILED.value}'")),
-        *([table.assign(columns.last_error, value(text))] if columns.last_error else []),
-        *(
-            [table.assign(columns.error_class, value("LeaseExpired"))]
-            if columns.error_class
-            else []
-        ),
-        table.assign(columns.expires_at, SQL("NULL")),
-    ]
+    return [*one_more_attempt(desk), *failed(desk, "LeaseExpired", text)]
 
 
 # Counting

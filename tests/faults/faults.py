@@ -50,7 +50,6 @@ FAULTS = {
                 "from django_taskclaim.dialects import DatabaseLater\n\n"
                 '    ended = Q(**{f"{expiry}__lte": DatabaseLater(timedelta(minutes=1))})',
             ),
-            (OPERATING, "{expiry} <= {desk.dialect.now})", "{expiry} IS NOT NULL)"),
         ),
         fault(
             "Claims that meet take the same rows: nothing is locked or looked at again.",
