@@ -62,12 +62,12 @@ class Inspection(KeyedTables):
     #: What to add to the advice to create an index.
     on_a_busy_table: ClassVar[str] = ""
 
-    def explain(self, statement: SQL, table: Table, *, may_sort: bool) -> Plan | None:
-        """Return how the statement would run on the table as it is now; None where the database cannot tell.
+    def explain(self, statement: SQL, table: Table, *, may_sort: bool) -> Plan:
+        """Return how the statement would run on the table as it is now.
 
         With *may_sort* the rows it sorts are few: only reading the whole table counts against it.
         """
-        return None
+        raise NotImplementedError
 
     def believed(self, table: Table) -> Belief | None:
         """Return about how many rows are in each state, by the server's statistics; None where it keeps none."""

@@ -13,8 +13,8 @@ pytestmark = [pytest.mark.usefixtures("watched"), pytest.mark.timeout(300), pyte
 
 #: Each cycle, the kind of handler that runs in it, and how many boundaries it has at the least.
 CYCLES = [
-    ("complete", "plain", 8),
-    ("fail", "plain", 6),
+    ("complete", "plain", 2),
+    ("fail", "plain", 2),
     ("worker", "plain", 8),
     ("worker", "atomic", 8),
 ]
