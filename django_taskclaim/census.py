@@ -9,7 +9,7 @@ from django.db import models
 
 from django_taskclaim.dialects.inspection import Belief
 from django_taskclaim.querysets import ClaimQuerySet, Progress
-from django_taskclaim.querysets.scope import Desk
+from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.states import Status
 
 #: Up to about so many rows all are counted.
@@ -40,40 +40,42 @@ def census(model: type[models.Model], alias: str) -> Census:
     Where nothing can be estimated all are counted: of a model whose claim columns are in a parent's table, and, on a
     database without statistics, where keys are no whole numbers or mostly gaps.
     """
-    desk = Desk.of(model, alias)
-    belief = (_looked_at(desk) or desk.dialect.believed(desk.table)) if _owns(desk) else None
+    target = ClaimTarget.of(model, alias)
+    belief = (
+        (_looked_at(target) or target.dialect.believed(target.table)) if _owns(target) else None
+    )
     if belief is None or belief.rows <= SMALL:
         return Census(ClaimQuerySet[Any](model, using=alias).progress())
-    return _estimated(_counted(desk), belief)
+    return _estimated(_counted(target), belief)
 
 
-def _owns(desk: Desk) -> bool:
-    return desk.columns.owned_by(desk.model)
+def _owns(target: ClaimTarget) -> bool:
+    return target.columns.owned_by(target.model)
 
 
-def _counted(desk: Desk) -> dict[str, int]:
-    name = desk.columns.status.name
+def _counted(target: ClaimTarget) -> dict[str, int]:
+    name = target.columns.status.name
     return {
-        state.value: desk.rows.order_by().filter(**{name: state})[: MOST + 1].count()
+        state.value: target.rows.order_by().filter(**{name: state})[: MOST + 1].count()
         for state in _UNFINISHED
     }
 
 
-def _looked_at(desk: Desk) -> Belief | None:
+def _looked_at(target: ClaimTarget) -> Belief | None:
     """Look at rows all over the table; None where keys are no whole numbers, or mostly gaps.
 
     Statistics are as old as the last ANALYZE, or only know halves; rows spread evenly over the keys tell what is so
     now, and how many of the keys have a row how many rows there are. The same keys are asked for each time, so that
     progress does not jitter.
     """
-    (key, *more), status = desk.columns.key, desk.columns.status.name
+    (key, *more), status = target.columns.key, target.columns.status.name
     if more or not isinstance(key, (models.IntegerField, models.AutoField)):
         return None
-    ends = desk.rows.order_by().aggregate(first=models.Min("pk"), last=models.Max("pk"))
+    ends = target.rows.order_by().aggregate(first=models.Min("pk"), last=models.Max("pk"))
     first, last = ends["first"] or 0, ends["last"] or 0
     if last - first < SMALL:
         return Belief(0, {})
-    rows = desk.rows.order_by().filter(pk__in=_spread(first, last))
+    rows = target.rows.order_by().filter(pk__in=_spread(first, last))
     found = dict(rows.values_list(status).annotate(n=models.Count("*")).values_list(status, "n"))
     hits, each = sum(found.values()), (last - first + 1) / PROBES
     known = {state: number * each for state, number in found.items()}

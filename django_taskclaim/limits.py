@@ -18,7 +18,7 @@ from django_taskclaim.models import FleetLimit, Switch
 from django_taskclaim.policy import refuse_no_number
 from django_taskclaim.querysets.limits.grant import settled
 from django_taskclaim.querysets.limits.stored import ModelLimits, know_stored, limits_held
-from django_taskclaim.querysets.scope import Desk
+from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.switch import NotEverywhere, on_each, places_of
 from django_taskclaim.switch_reading import limits_scope, scope_of
 
@@ -68,8 +68,8 @@ def limits_of(model: type[models.Model], *, using: str | None = None) -> list[Fl
 
     Empty where there are none; asks the database.
     """
-    desk = Desk.of(model, using or router.db_for_write(model))
-    return [FleetLimits.of(terms) for terms in limits_held(desk)[0]]
+    target = ClaimTarget.of(model, using or router.db_for_write(model))
+    return [FleetLimits.of(terms) for terms in limits_held(target)[0]]
 
 
 def told(limits: FleetLimits) -> str:

@@ -23,7 +23,7 @@ from django_taskclaim.models import Switch, Throttle, WorkerProcess
 from django_taskclaim.querysets import ClaimQuerySet, Progress
 from django_taskclaim.querysets.everyone import everyones_stop
 from django_taskclaim.querysets.operating import expired_condition
-from django_taskclaim.querysets.scope import Desk
+from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.states import WORKER_MARK, Status
 from django_taskclaim.switch import paused_by
 from django_taskclaim.switch_reading import scope_of
@@ -270,7 +270,7 @@ class _Running(NamedTuple):
 def _running(rows: Any, columns: ClaimColumns) -> _Running:
     """Return what is known of all running rows."""
     who, expiry = columns.claimed_by.name, columns.expires_at.name
-    expired = rows.filter(expired_condition(Desk.of(rows.model, rows.db)))
+    expired = rows.filter(expired_condition(ClaimTarget.of(rows.model, rows.db)))
     late = expired.aggregate(rows=Count("*"), ended=Count(expiry), since=Min(expiry))
     running = rows.filter(**{columns.status.name: Status.PROCESSING})
     batches = running.order_by().values_list(who).annotate(rows=Count("*"), first=Min(expiry))

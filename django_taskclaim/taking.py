@@ -16,8 +16,8 @@ from django_taskclaim.contention import contention_code
 from django_taskclaim.exceptions import CommitUndecided, TaskClaimError
 from django_taskclaim.querysets.lost_commits import AWAY, PATIENCE, give_up, patiently
 from django_taskclaim.querysets.scope import (
-    Place,
     Rows,
+    Target,
     in_claim_order,
     on_claim_table,
     refuse_unclaimable,
@@ -86,7 +86,7 @@ class Order:
     cascade: bool
     idle: timedelta
 
-    def rows(self, keys: list[Any], place: Place) -> Rows:
+    def rows(self, keys: list[Any], place: Target) -> Rows:
         """Return the rows with these keys, whatever the caller's conditions."""
         rows = type(self.queryset)(self.queryset.model, using=place.alias)
         return rows.filter(**{f"{place.columns.key_path(rows.model)}__in": keys})
@@ -138,7 +138,7 @@ def _lies_in_several_tables(model: type[models.Model]) -> bool:
 
 @contextmanager
 def _taken(order: Order) -> Iterator[list[Any]]:
-    place = Place.of_rows(order.queryset.model, order.queryset.db)
+    place = Target.of_rows(order.queryset.model, order.queryset.db)
     connection = place.dialect.connection
     if belongs_to_the_caller(connection):
         raise RuntimeError(
@@ -175,7 +175,7 @@ def _complaint(order: Order) -> str:
     )
 
 
-def _lock(order: Order, place: Place) -> list[Any]:
+def _lock(order: Order, place: Target) -> list[Any]:
     """Lock rows and return them as the queryset shows them, in its order."""
     queryset = order.queryset
     if queryset.query.is_empty():
@@ -201,7 +201,7 @@ def _lock(order: Order, place: Place) -> list[Any]:
     return [by_key[key] for key in keys if key in by_key]
 
 
-def _finish(order: Order, place: Place, keys: list[Any]) -> None:
+def _finish(order: Order, place: Target, keys: list[Any]) -> None:
     """Do with the rows what was ordered; those that the block has deleted itself are done."""
     parts = place.dialect.chunks(keys, place.table)
     if order.cascade and place.dialect.walks_small_tables:
@@ -215,7 +215,7 @@ def _finish(order: Order, place: Place, keys: list[Any]) -> None:
             _delete(place, list(part))
 
 
-def _delete(place: Place, keys: list[Any]) -> None:
+def _delete(place: Target, keys: list[Any]) -> None:
     deleted = place.dialect.run(place.dialect.deletion(place.table, keys))
     if deleted > len(keys):
         raise TaskClaimError(
@@ -223,13 +223,13 @@ def _delete(place: Place, keys: list[Any]) -> None:
         )
 
 
-def _not_unique(place: Place, seen: str) -> str:
+def _not_unique(place: Target, seen: str) -> str:
     names = ", ".join(field.name for field in place.columns.key)
     return f"The key of {place.model._meta.label} ({names}) is not unique: {seen}. Nothing was deleted."
 
 
 def _tell_after_lost_commit(
-    order: Order, place: Place, rows: list[Any], keys: list[Any], error: Exception
+    order: Order, place: Target, rows: list[Any], keys: list[Any], error: Exception
 ) -> None:
     """Pass *error* on where nothing was committed, and raise CommitUndecided where nobody can tell."""
     give_up(place.dialect.connection)
@@ -238,7 +238,7 @@ def _tell_after_lost_commit(
     raise CommitUndecided(rows, (), rows) from error
 
 
-def _still_there(place: Place, keys: list[Any]) -> bool:
+def _still_there(place: Target, keys: list[Any]) -> bool:
     """Say whether a row is still there that the COMMIT would have deleted; False also where nobody can look."""
     look = partial(place.dialect.lock_at_once, place.table, keys[:1], place.columns.key)
     try:

@@ -8,7 +8,7 @@ from django.utils.functional import cached_property
 
 from django_taskclaim.census import MOST
 from django_taskclaim.columns import claim_columns
-from django_taskclaim.querysets.scope import Desk
+from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.states import Status
 
 #: Up to so many rows that match a filter are counted; there is no estimate for the rest.
@@ -67,8 +67,8 @@ def _believed(rows: models.QuerySet[Any], state: str) -> int | None:
     told_of = state in Status.values or not rows.query.where
     if not told_of or not claim_columns(rows.model).owned_by(rows.model):
         return None
-    desk = Desk.of(rows.model, rows.db)
-    belief = desk.dialect.believed(desk.table)
+    target = ClaimTarget.of(rows.model, rows.db)
+    belief = target.dialect.believed(target.table)
     if belief is None:
         return None
     return round(belief.by_state.get(state, 0.0) if state else belief.rows)

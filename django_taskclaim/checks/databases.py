@@ -12,7 +12,7 @@ from django_taskclaim.columns import is_claimable
 from django_taskclaim.dialects import dialect_for, is_supported
 from django_taskclaim.dialects.inspection import Fault
 from django_taskclaim.models import Switch
-from django_taskclaim.querysets.scope import Desk
+from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.switch import claimable_models, holds
 
 
@@ -111,7 +111,9 @@ def server_faults(alias: str, of: Iterable[type[models.Model]]) -> Iterator[Faul
     """Yield what the server of a database, or a table there, breaks; nothing where no claim is known for it."""
     if not is_supported(connections[alias]):
         return
-    tables = {desk.table.name: desk.table for desk in (Desk.of(model, alias) for model in of)}
+    tables = {
+        target.table.name: target.table for target in (ClaimTarget.of(model, alias) for model in of)
+    }
     yield from dialect_for(connections[alias]).server_faults(list(tables.values()))
 
 

@@ -17,7 +17,7 @@ from django_taskclaim.policy import policy_for
 from django_taskclaim.querysets import ClaimQuerySet, CompanionQuerySet
 from django_taskclaim.querysets.limits import SerialLimit, limits_over, without_room
 from django_taskclaim.querysets.refusals import REFUSED
-from django_taskclaim.querysets.scope import Desk
+from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.states import Status
 from django_taskclaim.switch import paused_model
 from django_taskclaim.wording import counted, lasting, listed, moment
@@ -227,7 +227,7 @@ def _limited(seen: Overview) -> Iterator[Finding]:
     if not seen.due or {Status.OPEN, Status.PROCESSING} & seen.estimated:
         return
     try:
-        full = without_room(Desk.of(seen.model, seen.alias))
+        full = without_room(ClaimTarget.of(seen.model, seen.alias))
     except ValueError as error:
         yield Finding.problem(str(error), "Until the handler names a column, nothing is claimed.")
         return

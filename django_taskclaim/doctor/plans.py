@@ -13,21 +13,21 @@ from django_taskclaim.fields import AnyField
 from django_taskclaim.handlers import handler_for
 from django_taskclaim.indexes import ClaimIndex
 from django_taskclaim.querysets.limits import SerialLimit, limits_over
-from django_taskclaim.querysets.scope import ClaimTarget, Desk, in_policy_order
+from django_taskclaim.querysets.scope import ClaimTarget, in_policy_order
 from django_taskclaim.wording import listed
 
 
 def missing_indexes(model: type[models.Model], alias: str) -> Iterator[Finding]:
     """Yield the claim index with the statement that creates it, where the table has none that fits."""
-    desk = Desk.of(model, alias)
-    index = claim_index(desk)
-    if index is None or _is_there(index, desk):
+    target = ClaimTarget.of(model, alias)
+    index = claim_index(target)
+    if index is None or _is_there(index, target):
         return
-    columns = listed([name for name, _ in _wanted(index, desk)])
+    columns = listed([name for name, _ in _wanted(index, target)])
     yield Finding.problem(
-        f"The table {_table_name(desk)} has no index on {columns}: every claim reads and sorts all open rows.",
-        f"Create it{desk.dialect.on_a_busy_table}, or run makemigrations and migrate:",
-        details=tuple(create_statements(index, desk)),
+        f"The table {_table_name(target)} has no index on {columns}: every claim reads and sorts all open rows.",
+        f"Create it{target.dialect.on_a_busy_table}, or run makemigrations and migrate:",
+        details=tuple(create_statements(index, target)),
     )
 
 
@@ -51,7 +51,7 @@ def missing_key_indexes(model: type[models.Model], alias: str) -> Iterator[Findi
 
 def index_for(
     model: type[models.Model],
-    desk: Desk,
+    target: ClaimTarget,
     key: AnyField | None = None,
     order: Sequence[Any] = (),
 ) -> Any:
@@ -62,18 +62,18 @@ def index_for(
     handler = handler_for(model)
     rows = handler.rows() if handler is not None else model._default_manager.all()
     query = (rows.order_by(*order) if order else in_policy_order(rows)).query
-    owner = desk.columns.owner
+    owner = target.columns.owner
     own = {
         each: field.name
         for field in owner._meta.local_concrete_fields
         for each in (field.name, field.attname)
     }
-    asked = list(query.order_by) or desk.columns.order
+    asked = list(query.order_by) or target.columns.order
     named = [str(item).lstrip("-+") for item in asked]
     if not query.standard_ordering or not {*named, "pk"} <= {*own, "pk"}:
         return None
-    key_names = [field.name for field in desk.columns.key]
-    fields = [desk.columns.status.name, *([] if key is None else [key.name])]
+    key_names = [field.name for field in target.columns.key]
+    fields = [target.columns.status.name, *([] if key is None else [key.name])]
     for item, name in zip(asked, named, strict=True):
         names = key_names if name == "pk" else [own[name]]
         fields += ["-" * str(item).startswith("-") + each for each in names if each not in fields]
@@ -82,36 +82,36 @@ def index_for(
     return index
 
 
-def claim_index(desk: Desk) -> Any:
+def claim_index(target: ClaimTarget) -> Any:
     """Return the index that the mixin has given the model."""
     return next(
-        (one for one in desk.columns.owner._meta.indexes if isinstance(one, ClaimIndex)), None
+        (one for one in target.columns.owner._meta.indexes if isinstance(one, ClaimIndex)), None
     )
 
 
-def create_statements(index: Any, desk: Desk) -> list[str]:
+def create_statements(index: Any, target: ClaimTarget) -> list[str]:
     """Return Django's own statements that create *index*, ready to be sent."""
-    with connections[desk.alias].schema_editor(collect_sql=True, atomic=False) as editor:
-        editor.add_index(desk.columns.owner, index)
+    with connections[target.alias].schema_editor(collect_sql=True, atomic=False) as editor:
+        editor.add_index(target.columns.owner, index)
     return [real_name(statement) for statement in editor.collected_sql]
 
 
-def _table_name(desk: Desk) -> str:
-    return real_name(desk.columns.owner._meta.db_table)
+def _table_name(target: ClaimTarget) -> str:
+    return real_name(target.columns.owner._meta.db_table)
 
 
-def _wanted(index: Any, desk: Desk) -> list[tuple[str, str]]:
-    owner: Any = desk.columns.owner._meta
+def _wanted(index: Any, target: ClaimTarget) -> list[tuple[str, str]]:
+    owner: Any = target.columns.owner._meta
     return [
         (real_name(owner.get_field(name).column), order or "ASC")
         for name, order in index.fields_orders
     ]
 
 
-def _is_there(index: Any, desk: Desk, length: int | None = None) -> bool:
+def _is_there(index: Any, target: ClaimTarget, length: int | None = None) -> bool:
     """Say whether an index of any name begins with the columns of *index*, or with the first *length* of them."""
-    wanted = _wanted(index, desk)[:length]
-    return any(known[: len(wanted)] == wanted for known in desk.dialect.indexes(desk.table))
+    wanted = _wanted(index, target)[:length]
+    return any(known[: len(wanted)] == wanted for known in target.dialect.indexes(target.table))
 
 
 def judged_plans(model: type[models.Model], alias: str) -> Iterator[Finding]:
@@ -134,10 +134,10 @@ def judged_plans(model: type[models.Model], alias: str) -> Iterator[Finding]:
 def _explained(
     model: type[models.Model], alias: str, statements: list[SQL], may_sort: bool
 ) -> list[Plan]:
-    desk = Desk.of(model, alias)
+    target = ClaimTarget.of(model, alias)
     with transaction.atomic(using=alias):
         return [
-            desk.dialect.explain(statement, desk.table, may_sort=may_sort)
+            target.dialect.explain(statement, target.table, may_sort=may_sort)
             for statement in statements
         ]
 
@@ -145,35 +145,35 @@ def _explained(
 def _complaint(
     model: type[models.Model], alias: str, what: str, plans: list[Plan]
 ) -> Iterator[Finding]:
-    desk, details = Desk.of(model, alias), []
+    target, details = ClaimTarget.of(model, alias), []
     bad = next((plan for plan in plans if plan.sorts or plan.scans), None)
     if bad is None:
         return
     faults = listed(
         [*(["sorts rows"] if bad.sorts else []), *(["reads the whole table"] if bad.scans else [])]
     )
-    index = claim_index(desk)
-    if index is not None and not _is_there(index, desk):
+    index = claim_index(target)
+    if index is not None and not _is_there(index, target):
         advice = "Create the missing index named above, then ask again."
     elif what == "claim":
         name = f" {index.name}" if index is not None else ""
         advice = (
-            f"The claim index{name} is there but does not serve this claim: refresh the statistics ({_analyze(desk)}),"
-            " and if the handler's queryset has a filter or an order of its own, add an index on the status, followed"
-            " by those columns."
+            f"The claim index{name} is there but does not serve this claim: refresh the statistics"
+            f" ({_analyze(target)}), and if the handler's queryset has a filter or an order of its own, add"
+            " an index on the status, followed by those columns."
         )
-        fitting = index_for(model, desk)
-        if fitting is not None and not _is_there(fitting, desk):
-            details = create_statements(fitting, desk)
+        fitting = index_for(model, target)
+        if fitting is not None and not _is_there(fitting, target):
+            details = create_statements(fitting, target)
             advice = (
                 f"The handler has an order of its own, which the claim index{name} does not have. Create the index in"
-                f" the last line{desk.dialect.on_a_busy_table}, and name it in Meta.indexes; if claims still sort then,"
-                f" refresh the statistics ({_analyze(desk)})."
+                f" the last line{target.dialect.on_a_busy_table}, and name it in Meta.indexes; if claims still sort"
+                f" then, refresh the statistics ({_analyze(target)})."
             )
     else:
-        advice = f"Refresh the statistics: {_analyze(desk)}"
+        advice = f"Refresh the statistics: {_analyze(target)}"
     yield Finding.problem(f"The {what} {faults}.", advice, details=(*bad.lines, *details))
 
 
-def _analyze(desk: Desk) -> str:
-    return desk.dialect.refresh_statistics(desk.table)
+def _analyze(target: ClaimTarget) -> str:
+    return target.dialect.refresh_statistics(target.table)

@@ -13,7 +13,7 @@ from django_taskclaim.policy import policy_for
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.assignments import open_again, pass_on
 from django_taskclaim.querysets.refusals import MOST_ROWS, Search, refusals
-from django_taskclaim.querysets.scope import Desk, Rows, on_claim_table
+from django_taskclaim.querysets.scope import ClaimTarget, Rows, on_claim_table
 from django_taskclaim.querysets.transactions import transactionally
 from django_taskclaim.states import Status
 from django_taskclaim.tokens import clock
@@ -28,16 +28,16 @@ PATIENCE = 1
 
 def refusing_rows(model: type[models.Model], alias: str) -> Iterator[Finding]:
     """Yield which of the rows that are next to be claimed, or put back, cannot be written."""
-    desk = Desk.of(model, alias)
+    target = ClaimTarget.of(model, alias)
     rows: ClaimQuerySet[Any] = ClaimQuerySet(model, using=alias)
     claimed = [
-        desk.table.assign(desk.columns.status, SQL(f"'{Status.PROCESSING.value}'")),
-        *pass_on(desk, "claimdoctor", policy_for(model).lease),
+        target.table.assign(target.columns.status, SQL(f"'{Status.PROCESSING.value}'")),
+        *pass_on(target, "claimdoctor", policy_for(model).lease),
     ]
     began = clock()
     try:
-        _try(desk, rows.due(), claimed, *desk.columns.order)
-        _try(desk, rows.expired(), open_again(desk))
+        _try(target, rows.due(), claimed, *target.columns.order)
+        _try(target, rows.expired(), open_again(target))
     except DatabaseError as error:
         yield Finding.note(f"Whether all rows can be written could not be tried: {told(error)}.")
     found = refusals(model, alias, since=began)
@@ -51,24 +51,24 @@ def refusing_rows(model: type[models.Model], alias: str) -> Iterator[Finding]:
         )
 
 
-def _try(desk: Desk, found: Rows, assignments: Sequence[SQL], *order: str) -> None:
+def _try(target: ClaimTarget, found: Rows, assignments: Sequence[SQL], *order: str) -> None:
     """Write the first rows that nobody has locked, and roll that back."""
-    dialect, table, key = desk.dialect, desk.table, desk.columns.key
-    rows = on_claim_table(found, desk)
+    dialect, table, key = target.dialect, target.table, target.columns.key
+    rows = on_claim_table(found, target)
 
     def attempt(keys: Sequence[Any]) -> None:
         locked = dialect.lock_first(rows.filter(pk__in=keys), table, len(keys), key)
         if locked:
             dialect.update_where(table, table.keys_of(locked), SQL("1 = 1"), assignments)
 
-    with transaction.atomic(using=desk.alias):
+    with transaction.atomic(using=target.alias):
         dialect.limit_lock_wait(PATIENCE)
         keys = table.keys_of(dialect.first(rows.order_by(*order), table, TRIED, key))
         try:
             if keys:
-                transactionally(desk, partial(attempt, keys))
+                transactionally(target, partial(attempt, keys))
         except DatabaseError as error:
-            for _ in Search(desk, error).send([keys], attempt):
+            for _ in Search(target, error).send([keys], attempt):
                 pass
         finally:
-            transaction.set_rollback(True, using=desk.alias)
+            transaction.set_rollback(True, using=target.alias)

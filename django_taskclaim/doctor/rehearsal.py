@@ -21,7 +21,7 @@ from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.assignments import completed
 from django_taskclaim.querysets.claiming import checked_request
 from django_taskclaim.querysets.cursor import Cursor
-from django_taskclaim.querysets.scope import Desk
+from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.states import WORKER_MARK, Token
 
 #: Statements by key differ in their number of keys only, so a few stand for all.
@@ -35,7 +35,7 @@ NOBODY = Token(f"claimdoctor{WORKER_MARK}", -1)
 class Rehearsal:
     """Hears the statements on one table; each question is answered with rows of the table or with none."""
 
-    desk: Desk
+    target: ClaimTarget
     #: Whether a SELECT that locks finds rows too, so that what would follow is heard as well.
     locks_find: bool
     heard: list[SQL] = field(default_factory=list)
@@ -52,16 +52,17 @@ class Rehearsal:
 
     def _is_ours(self, text: str) -> bool:
         return (
-            text.startswith(("SELECT", "UPDATE", "DELETE", "WITH")) and self.desk.table.name in text
+            text.startswith(("SELECT", "UPDATE", "DELETE", "WITH"))
+            and self.target.table.name in text
         )
 
     def _stand_in(self, text: str) -> str:
         """Return a question with the same columns: a few rows for a SELECT, nothing for all else."""
-        table = self.desk.table
+        table = self.target.table
         if text.startswith("WITH RECURSIVE"):
             # Of quarantined rows, by priority: as if there was one.
             return "SELECT 0"
-        locks = self.desk.dialect.lock_clause in text
+        locks = self.target.dialect.lock_clause in text
         if text.startswith("SELECT") and (self.locks_find or not locks):
             wanted = text.removeprefix("SELECT ").removeprefix("DISTINCT ").partition(" FROM ")[0]
             return f"SELECT {wanted} FROM {table.name} LIMIT {SAMPLE}"
@@ -69,51 +70,54 @@ class Rehearsal:
 
 
 @contextmanager
-def listening(desk: Desk, *, locks_find: bool = False) -> Iterator[list[SQL]]:
-    """Hear every statement on the desk's table inside the block; none of them is sent."""
-    rehearsal = Rehearsal(desk, locks_find)
+def listening(target: ClaimTarget, *, locks_find: bool = False) -> Iterator[list[SQL]]:
+    """Hear every statement on the target's table inside the block; none of them is sent."""
+    rehearsal = Rehearsal(target, locks_find)
     # The caller's transaction makes the verbs open savepoints only; nothing has been written when it ends.
-    with transaction.atomic(using=desk.alias), connections[desk.alias].execute_wrapper(rehearsal):
+    with (
+        transaction.atomic(using=target.alias),
+        connections[target.alias].execute_wrapper(rehearsal),
+    ):
         yield rehearsal.heard
 
 
 def claim_statements(model: type[models.Model], alias: str) -> list[SQL]:
     """Return what a worker of *model* sends to claim a batch, at first and behind a bound."""
-    desk = Desk.of(model, alias)
+    target = ClaimTarget.of(model, alias)
     handler = handler_for(model)
     rows: Any = handler.rows(alias) if handler else model._default_manager.using(alias)
     if not hasattr(rows, "claim_batch"):
         rows = ClaimQuerySet(model, using=alias)
     limit = handler.batch_size if handler is not None else int(setting("BATCH_SIZE"))
     # Of the user's columns none: one that cannot be read is not the doctor's concern.
-    ours = [*desk.columns.key, *(field for field in [desk.columns.priority] if field)]
-    last = desk.rows.only(*(field.attname for field in ours)).order_by().first()
+    ours = [*target.columns.key, *(field for field in [target.columns.priority] if field)]
+    last = target.rows.only(*(field.attname for field in ours)).order_by().first()
     # Where the settings ask for REPEATABLE READ, a limit per key refuses this transaction, though no worker's own.
-    with listening(desk, locks_find=True) as heard, suppress(RuntimeError):
+    with listening(target, locks_find=True) as heard, suppress(RuntimeError):
         rows.claim_batch(limit, durable=False)
         if last is not None:
             request = checked_request(model, limit, None, None, False, False)
-            rows._claim(replace(request, cursor=Cursor.behind(last, desk)))
+            rows._claim(replace(request, cursor=Cursor.behind(last, target)))
     return heard
 
 
 def reaper_statements(model: type[models.Model], alias: str) -> list[SQL]:
     """Return what ``release_expired`` sends to find rows whose lease has ended."""
-    with listening(Desk.of(model, alias)) as heard:
+    with listening(ClaimTarget.of(model, alias)) as heard:
         ClaimQuerySet(model, using=alias).release_expired()
     return heard
 
 
 def fenced_statements(model: type[models.Model], alias: str) -> list[SQL]:
     """Return what completions and renewals send; nothing for an empty table."""
-    desk = Desk.of(model, alias)
-    keys = list(desk.rows.order_by().values_list("pk", flat=True)[:SAMPLE])
+    target = ClaimTarget.of(model, alias)
+    keys = list(target.rows.order_by().values_list("pk", flat=True)[:SAMPLE])
     if not keys:
         return []
-    with listening(desk, locks_find=True) as heard:
+    with listening(target, locks_find=True) as heard:
         deletes = isinstance(policy_for(model).completion, Delete)
-        change = None if deletes else Change(completed(desk))
-        desk.dialect.write_held(desk.table, [(NOBODY, keys)], change)
-        desk.dialect.lock_standing(desk.table, NOBODY, keys)
-        desk.dialect.renew_held(desk.table, NOBODY, keys, timedelta(seconds=60))
+        change = None if deletes else Change(completed(target))
+        target.dialect.write_held(target.table, [(NOBODY, keys)], change)
+        target.dialect.lock_standing(target.table, NOBODY, keys)
+        target.dialect.renew_held(target.table, NOBODY, keys, timedelta(seconds=60))
     return heard

@@ -20,7 +20,7 @@ from django_taskclaim.fields import AnyField, ClaimColumn
 from django_taskclaim.links import is_companion, source_link
 from django_taskclaim.models import NamedLease, Switch, WorkerProcess
 from django_taskclaim.querysets.ranges.place import source_of
-from django_taskclaim.querysets.scope import Desk
+from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.wording import first_line, listed
 
 #: Known by name alone: this module stands below it in the import order.
@@ -34,12 +34,12 @@ def missing_tables(
 
     With *whole* also columns and tables of the user's own, without which no row can be read.
     """
-    desk = Desk.of(model, alias)
+    target = ClaimTarget.of(model, alias)
     connection = connections[alias]
     with connection.cursor() as cursor:
         there = set(connection.introspection.table_names(cursor, include_views=True))
     yield from _missing_of_ours(there, alias)
-    owner: Any = desk.columns.owner
+    owner: Any = target.columns.owner
     concrete: Any = model._meta.concrete_model
     for part in dict.fromkeys([owner, concrete, *concrete._meta.all_parents] if whole else [owner]):
         table = real_name(part._meta.db_table)
@@ -49,7 +49,7 @@ def missing_tables(
                 how_to_make(part, alias),
             )
             continue
-        ours = [*desk.columns.guarded, desk.columns.priority] if part is owner else []
+        ours = [*target.columns.guarded, target.columns.priority] if part is owner else []
         wanted = part._meta.local_concrete_fields if whole else ours
         yield from _missing_columns(part, alias, [field for field in wanted if field is not None])
 

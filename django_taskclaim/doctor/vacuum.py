@@ -8,7 +8,7 @@ from django.db import DatabaseError, connections, models
 from django_taskclaim.dialects.inspection import real_name
 from django_taskclaim.dialects.vacuum import dead_rows_of, oldest_transaction
 from django_taskclaim.doctor.findings import Finding
-from django_taskclaim.querysets.scope import Desk
+from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.wording import first_line, lasting
 
 #: Dead rows that are too many to wait for before a vacuum.
@@ -20,11 +20,11 @@ LONG = timedelta(minutes=1)
 
 def dead_rows(model: type[models.Model], alias: str) -> Iterator[Finding]:
     """Yield how many dead rows the table of *model* has."""
-    desk = Desk.of(model, alias)
-    found = dead_rows_of(connections[alias], desk.table)
+    target = ClaimTarget.of(model, alias)
+    found = dead_rows_of(connections[alias], target.table)
     if found is None:
         return
-    table = real_name(desk.columns.owner._meta.db_table)
+    table = real_name(target.columns.owner._meta.db_table)
     ago = "" if found.vacuumed_ago is None else f"; vacuumed {lasting(found.vacuumed_ago)} ago"
     text = f"The table {table} has {found.dead:,} dead rows beside {found.living:,} living{ago}"
     if found.dead < TOO_MANY_DEAD or found.dead <= found.living * 0.2:

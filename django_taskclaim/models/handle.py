@@ -54,8 +54,8 @@ class ClaimHandle:
     def check(self) -> bool:
         """Ask the database whether the claim stands: True, or ClaimLost."""
         claim = self._standing()
-        desk = querysets.scope.Desk.of(type(self._row), claim.alias)
-        if not desk.dialect.still_standing(desk.table, claim.token, [claim.pk]):
+        target = querysets.scope.ClaimTarget.of(type(self._row), claim.alias)
+        if not target.dialect.still_standing(target.table, claim.token, [claim.pk]):
             claim.lost = True
             raise ClaimLost([self._row])
         return True

@@ -51,8 +51,8 @@ class ClaimQuerySet(PeopleVerbs[M]):
 
     def expired(self) -> Self:
         """Rows whose lease has ended and that ``release_expired`` has not yet put back."""
-        desk = querysets.scope.Desk.of(self.model, self.db)
-        return self.filter(querysets.operating.expired_condition(desk))
+        target = querysets.scope.ClaimTarget.of(self.model, self.db)
+        return self.filter(querysets.operating.expired_condition(target))
 
     def failed(self) -> Self:
         """Rows that ended badly and wait for a ``reset``."""

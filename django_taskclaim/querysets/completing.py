@@ -29,7 +29,7 @@ from django_taskclaim.querysets.results import (
     write_inherited,
     write_sources,
 )
-from django_taskclaim.querysets.scope import Desk
+from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.querysets.writes import (
     Also,
     Rows,
@@ -94,8 +94,8 @@ def _by_completion(rows: Rows) -> Iterable[tuple[Completion, list[Any]]]:
 def _marking(rows: Rows, names: Names, *also: Also | None) -> Write:
     """Return what completes rows and writes their results."""
 
-    def change(desk: Desk, same: Rows) -> Change:
-        return Change(completed(desk), own_values(desk, same, names))
+    def change(target: ClaimTarget, same: Rows) -> Change:
+        return Change(completed(target), own_values(target, same, names))
 
     steps = _steps(write_inherited(rows, names), *also)
     return Write(change, len(names), steps, (Status.COMPLETE,))
@@ -105,9 +105,9 @@ def _steps(*also: Also | None) -> Also | None:
     """Return what does all of these, one after the other; None for nothing."""
     steps = [step for step in also if step is not None]
 
-    def do(desk: Desk, rows: list[Any]) -> None:
+    def do(target: ClaimTarget, rows: list[Any]) -> None:
         for step in steps:
-            step(desk, rows)
+            step(target, rows)
 
     return do if steps else None
 
@@ -140,11 +140,11 @@ def _archive(completion: Archive, rows: Rows, names: Names, also: Also | None) -
 
 
 def _clear(completion: Clear, rows: Rows, names: Names, also: Also | None) -> list[Any]:
-    def change(desk: Desk, rows: Rows) -> Change:
+    def change(target: ClaimTarget, rows: Rows) -> Change:
         # Also without a pause: the rows done last stand behind all others that are due.
-        due = due_later(desk, completion.pause)
-        shared = [*as_new(desk), *due, *done_now(desk), *open_again(desk)]
-        return Change(shared, own_values(desk, rows, names))
+        due = due_later(target, completion.pause)
+        shared = [*as_new(target), *due, *done_now(target), *open_again(target)]
+        return Change(shared, own_values(target, rows, names))
 
     steps = _steps(write_inherited(rows, names), also)
     written = write_held(rows, Write(change, len(names), steps))
@@ -154,12 +154,12 @@ def _clear(completion: Clear, rows: Rows, names: Names, also: Also | None) -> li
 
 
 def _call(completion: Call, rows: Rows, names: Names, also: Also | None) -> list[Any]:
-    def call(desk: Desk, done: list[Any]) -> None:
+    def call(target: ClaimTarget, done: list[Any]) -> None:
         # To the function they are ordinary rows that are complete.
         end_claims(carried_claims(done), COMPLETED)
         show_state(done, Status.COMPLETE, "completed_at")
         try:
-            _called(completion.function, desk.alias, done)
+            _called(completion.function, target.alias, done)
         except BaseException:
             show_state(done, Status.PROCESSING, "completed_at", "expires_at")
             raise
@@ -192,11 +192,11 @@ def _save_each(names: Names, rows: Rows) -> None:
 
 def _show_completed_at(rows: Rows) -> None:
     """Let instances show when they were completed: ``save()`` would leave out a column that it would have to read."""
-    desk = Desk.of(type(rows[0]), carried_claim(rows[0]).alias)
-    field = desk.columns.completed_at
+    target = ClaimTarget.of(type(rows[0]), carried_claim(rows[0]).alias)
+    field = target.columns.completed_at
     if field is not None:
-        for part in desk.dialect.chunks(rows, desk.table):
-            moments = dict(desk.rows.filter(pk__in=keys_of(part)).values_list("pk", field.name))
+        for part in target.dialect.chunks(rows, target.table):
+            moments = dict(target.rows.filter(pk__in=keys_of(part)).values_list("pk", field.name))
             for row in part:
                 show([row], {field: moments[carried_claim(row).pk]})
 

@@ -21,7 +21,7 @@ from django_taskclaim.querysets.assignments import (
 )
 from django_taskclaim.querysets.everyone import stop_everyone
 from django_taskclaim.querysets.losses import raise_unless_all
-from django_taskclaim.querysets.scope import Desk
+from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.querysets.writes import Rows, Write, by_database, finish, write_held
 from django_taskclaim.signals import rows_failed, rows_released
 from django_taskclaim.states import Status
@@ -116,18 +116,18 @@ def _nothing(words: tuple[str, str]) -> tuple[str, str]:
 
 
 def _failing(waits: dict[int, timedelta] | None, words: tuple[str, str]) -> Write:
-    def change(desk: Desk, rows: Rows) -> Change:
-        charge = one_more_attempt(desk)
+    def change(target: ClaimTarget, rows: Rows) -> Change:
+        charge = one_more_attempt(target)
         if waits is None:
-            return Change([*failed(desk, *words), *charge])
-        waiting, amount = desk.columns.not_before, desk.dialect.amount
+            return Change([*failed(target, *words), *charge])
+        waiting, amount = target.columns.not_before, target.dialect.amount
         amounts = [value(amount(waits[id(row)])) for row in rows]
         own = (
             []
             if waiting is None
-            else [OwnValues(waiting, amounts, stored=desk.dialect.moment_after)]
+            else [OwnValues(waiting, amounts, stored=target.dialect.moment_after)]
         )
-        return Change([*why_failed(desk, *words), *charge, *open_again(desk)], own)
+        return Change([*why_failed(target, *words), *charge, *open_again(target)], own)
 
     return Write(change, 1, finished=() if waits is not None else (Status.FAILED,))
 
@@ -149,8 +149,10 @@ def give_back_apart(given: Sequence[Any]) -> int:
 def _give_back(rows: Sequence[M], wait: timedelta | None, *, alone: bool = False) -> list[M]:
     """Put rows back uncounted, and return those that were still held."""
 
-    def change(desk: Desk, same: Rows) -> Change:
-        return Change([*(crash_mark(desk) if alone else due_later(desk, wait)), *open_again(desk)])
+    def change(target: ClaimTarget, same: Rows) -> Change:
+        return Change(
+            [*(crash_mark(target) if alone else due_later(target, wait)), *open_again(target)]
+        )
 
     written: list[M] = []
     for part in by_database(rows):
@@ -165,8 +167,8 @@ def begin(row: models.Model) -> None:
     """Give a row that may kill its worker its whole lease from here; ClaimLost where the claim stands no more."""
     started, claim = clock(), carried_claim(row)
 
-    def change(desk: Desk, rows: Rows) -> Change:
-        return Change([*crash_mark(desk), desk.dialect.extension(desk.table, claim.lease)])
+    def change(target: ClaimTarget, rows: Rows) -> Change:
+        return Change([*crash_mark(target), target.dialect.extension(target.table, claim.lease)])
 
     raise_unless_all([row], write_held([row], Write(change)))
     claim.extend(started)

@@ -11,7 +11,7 @@ from django.db import Error, InterfaceError, InternalError, OperationalError
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_taskclaim.columns import claim_columns
-from django_taskclaim.querysets.scope import Desk, Place
+from django_taskclaim.querysets.scope import ClaimTarget, Target
 from django_taskclaim.states import Status
 from django_taskclaim.tokens import COMPLETED, carried_claim, clock
 
@@ -55,8 +55,8 @@ def judge_after_lost_commit(
     outside of any transaction. The thread's connection is replaced if it broke.
     """
     judgement = Judgement([], [], [])
-    for desk, same in _by_table(rows):
-        states = patiently(desk, partial(_states, desk, same), patience)
+    for target, same in _by_table(rows):
+        states = patiently(target, partial(_states, target, same), patience)
         for row in same:
             _part(judgement, row, states.get(carried_claim(row).pk), finished).append(row)
     for row in judgement.ours_complete:
@@ -68,26 +68,26 @@ def judge_after_lost_commit(
     return judgement
 
 
-def _by_table(rows: Iterable[Any]) -> list[tuple[Desk, list[Any]]]:
-    places: dict[Any, tuple[Desk, list[Any]]] = {}
+def _by_table(rows: Iterable[Any]) -> list[tuple[ClaimTarget, list[Any]]]:
+    places: dict[Any, tuple[ClaimTarget, list[Any]]] = {}
     for row in rows:
         alias = carried_claim(row).alias
         place = (alias, claim_columns(type(row)).owner)
-        places.setdefault(place, (Desk.of(type(row), alias), []))[1].append(row)
+        places.setdefault(place, (ClaimTarget.of(type(row), alias), []))[1].append(row)
     return list(places.values())
 
 
-def _states(desk: Desk, rows: list[Any]) -> dict[Any, tuple[Any, ...]]:
+def _states(target: ClaimTarget, rows: list[Any]) -> dict[Any, tuple[Any, ...]]:
     """Return status, holder and iteration of the rows that are there, by key.
 
     Under a lock: a COMMIT that is on its way only now would otherwise land after it was found missing.
     """
-    columns = desk.columns
+    columns = target.columns
     fields = [*columns.key, columns.status, columns.claimed_by, columns.iteration]
     found: list[list[Any]] = []
-    for part in desk.dialect.chunks(sorted(carried_claim(row).pk for row in rows), desk.table):
-        found += desk.dialect.lock_at_once(desk.table, part, fields)
-    return {desk.table.key_of(row): tuple(row[-3:]) for row in found}
+    for part in target.dialect.chunks(sorted(carried_claim(row).pk for row in rows), target.table):
+        found += target.dialect.lock_at_once(target.table, part, fields)
+    return {target.table.key_of(row): tuple(row[-3:]) for row in found}
 
 
 def _part(
@@ -100,13 +100,13 @@ def _part(
     return judgement.ours_complete if state[0] in finished else judgement.undecided
 
 
-def patiently(desk: Place, look: Callable[[], R], patience: float) -> R:
+def patiently(target: Target, look: Callable[[], R], patience: float) -> R:
     """Return what *look* finds in a transaction of its own, as soon as the database lets it."""
-    connection = desk.dialect.connection
+    connection = target.dialect.connection
     end = clock() + patience
     while True:
         try:
-            with desk.dialect.own_transaction():
+            with target.dialect.own_transaction():
                 return look()
         except AWAY:
             if connection.in_atomic_block:

@@ -29,7 +29,7 @@ from django_taskclaim.querysets.assignments import (
 )
 from django_taskclaim.querysets.claiming import is_crash_mark, is_unbegun
 from django_taskclaim.querysets.refusals import Search
-from django_taskclaim.querysets.scope import Desk, Rows, on_claim_table, refuse_unclaimable
+from django_taskclaim.querysets.scope import ClaimTarget, Rows, on_claim_table, refuse_unclaimable
 from django_taskclaim.querysets.transactions import transactionally
 from django_taskclaim.querysets.waking import call_workers
 from django_taskclaim.signals import (
@@ -64,18 +64,18 @@ _JUDGED_BY = ("attempts", "claimed_by", "not_before", "iteration")
 _WRITTEN = "_taskclaim_written"
 
 #: Given the locked rows (the columns asked for), writes them and returns how many.
-Write = Callable[[Desk, list[list[Any]]], int]
+Write = Callable[[ClaimTarget, list[list[Any]]], int]
 
 #: Told after each chunk's commit how many rows have been written so far.
 Told = Callable[[int], None]
 
 
-def expired_condition(desk: Desk, cutoff: datetime | None = None) -> Q:
+def expired_condition(target: ClaimTarget, cutoff: datetime | None = None) -> Q:
     """Match rows whose lease has ended by the database's clock; a processing row without expiry counts as expired.
 
     With *cutoff*, those alone whose lease had ended by then.
     """
-    columns, expiry = desk.columns, desk.columns.expires_at.name
+    columns, expiry = target.columns, target.columns.expires_at.name
     ended = Q(**{f"{expiry}__lte": DatabaseNow()})
     if cutoff is not None:
         ended &= Q(**{f"{expiry}__lte": cutoff})
@@ -85,7 +85,7 @@ def expired_condition(desk: Desk, cutoff: datetime | None = None) -> Q:
 
 def in_chunks(
     queryset: Rows,
-    condition: Callable[[Desk], Q],
+    condition: Callable[[ClaimTarget], Q],
     write: Write,
     fields: Sequence[str] = (),
     limit: int | None = None,
@@ -103,9 +103,9 @@ def in_chunks(
     refuse_unclaimable(queryset)
     if queryset.query.is_empty():
         return 0
-    desk = Desk.of(queryset.model, queryset.db)
-    rows = on_claim_table(queryset, desk).filter(condition(desk))
-    key = [field.attname for field in desk.columns.key]
+    target = ClaimTarget.of(queryset.model, queryset.db)
+    rows = on_claim_table(queryset, target).filter(condition(target))
+    key = [field.attname for field in target.columns.key]
     total, refused = 0, list[Any]()
     while limit is None or total < limit:
         size = (
@@ -117,11 +117,11 @@ def in_chunks(
         try:
             try:
                 locked, written = transactionally(
-                    desk, partial(_chunk, desk, ordered, size, write, fields)
+                    target, partial(_chunk, target, ordered, size, write, fields)
                 )
             except DatabaseError as error:
-                search = Search(desk, error, refused)
-                written = _write_apart(desk, ordered, size, write, fields, search)
+                search = Search(target, error, refused)
+                written = _write_apart(target, ordered, size, write, fields, search)
                 refused = search.refused
                 rows = rows.exclude(pk__in=refused)
         except BaseException as error:
@@ -135,22 +135,22 @@ def in_chunks(
             continue
         if len(locked) < size:
             break
-        if desk.dialect.locks_in_key_order:
+        if target.dialect.locks_in_key_order:
             # Else each chunk would walk past all that the ones before it have done.
-            rows = rows.filter(pk__gt=desk.table.key_of(locked[-1]))
+            rows = rows.filter(pk__gt=target.table.key_of(locked[-1]))
     return total
 
 
 def _write_apart(
-    desk: Desk, rows: Rows, size: int, write: Write, fields: Sequence[str], search: Search
+    target: ClaimTarget, rows: Rows, size: int, write: Write, fields: Sequence[str], search: Search
 ) -> int:
     """Write a chunk without the rows that the database refuses, part by part, and return how many were written."""
 
     def attempt(keys: Sequence[Any]) -> int:
-        return _chunk(desk, rows.filter(pk__in=keys), len(keys), write, fields)[1]
+        return _chunk(target, rows.filter(pk__in=keys), len(keys), write, fields)[1]
 
-    found = desk.dialect.first(rows, desk.table, size, desk.columns.key)
-    written = sum(search.send([desk.table.keys_of(found)], attempt))
+    found = target.dialect.first(rows, target.table, size, target.columns.key)
+    written = sum(search.send([target.table.keys_of(found)], attempt))
     search.end(written)
     return written
 
@@ -161,52 +161,54 @@ def written_before(error: BaseException) -> int:
 
 
 def _chunk(
-    desk: Desk, rows: Rows, size: int, write: Write, roles: Sequence[str]
+    target: ClaimTarget, rows: Rows, size: int, write: Write, roles: Sequence[str]
 ) -> tuple[list[list[Any]], int]:
-    extra = [field for role in roles if (field := getattr(desk.columns, role)) is not None]
-    locked = desk.dialect.lock_first(rows, desk.table, size, [*desk.columns.key, *extra])
-    return locked, write(desk, locked) if locked else 0
+    extra = [field for role in roles if (field := getattr(target.columns, role)) is not None]
+    locked = target.dialect.lock_first(rows, target.table, size, [*target.columns.key, *extra])
+    return locked, write(target, locked) if locked else 0
 
 
-def state_write(act: str, *states: Status, assignments: Callable[[Desk], list[SQL]]) -> Write:
+def state_write(
+    act: str, *states: Status, assignments: Callable[[ClaimTarget], list[SQL]]
+) -> Write:
     """Return a write of *assignments* to rows that are still in one of *states*, which is told of as *act*."""
 
-    def write(desk: Desk, locked: list[list[Any]]) -> int:
-        keys = [desk.table.key_of(row) for row in locked]
+    def write(target: ClaimTarget, locked: list[list[Any]]) -> int:
+        keys = [target.table.key_of(row) for row in locked]
         written = sum(
-            desk.dialect.update_where(
-                desk.table, part, desk.table.in_state(*states), assignments(desk)
+            target.dialect.update_where(
+                target.table, part, target.table.in_state(*states), assignments(target)
             )
-            for part in desk.dialect.chunks(keys, desk.table)
+            for part in target.dialect.chunks(keys, target.table)
         )
         if written:
-            send_after_commit(rows_acted_on, desk.model, desk.alias, keys=keys, act=act)
+            send_after_commit(rows_acted_on, target.model, target.alias, keys=keys, act=act)
             if act in OPENING:
-                call_workers(desk.columns.owner, desk.alias)
+                call_workers(target.columns.owner, target.alias)
         return written
 
     return write
 
 
-def reset_assignments(desk: Desk) -> list[SQL]:
+def reset_assignments(target: ClaimTarget) -> list[SQL]:
     """Return what makes a row as good as new, but for its iteration."""
     return [
-        *_from_the_start(desk),
-        *_due_again(desk),
-        *as_new(desk),
-        *_not_completed(desk),
-        *open_again(desk),
+        *_from_the_start(target),
+        *_due_again(target),
+        *as_new(target),
+        *_not_completed(target),
+        *open_again(target),
     ]
 
 
-def _not_completed(desk: Desk) -> list[SQL]:
-    field = desk.columns.completed_at
-    return [] if field is None else [to_null(desk, field)]
+def _not_completed(target: ClaimTarget) -> list[SQL]:
+    field = target.columns.completed_at
+    return [] if field is None else [to_null(target, field)]
 
 
-def _from_the_start(desk: Desk) -> list[SQL]:
+def _from_the_start(target: ClaimTarget) -> list[SQL]:
     """Return what lets a complete range begin again; any other goes on behind what was done and committed."""
-    table, fresh = desk.table, {"checkpoint": "NULL", "rows_done": "0"}
+    table, fresh = target.table, {"checkpoint": "NULL", "rows_done": "0"}
     complete = table.in_state(Status.COMPLETE)
     return [
         table.assign(
@@ -215,42 +217,42 @@ def _from_the_start(desk: Desk) -> list[SQL]:
                 "CASE WHEN {} THEN {} ELSE {} END", complete, fresh[field.name], table.column(field)
             ),
         )
-        for field in range_columns(desk.columns.owner)
+        for field in range_columns(target.columns.owner)
         if field.name in fresh
     ]
 
 
-def _due_again(desk: Desk) -> list[SQL]:
+def _due_again(target: ClaimTarget) -> list[SQL]:
     """Return what makes a row due; a range that nobody has held yet may wait for rows that are committed late."""
-    table, field = desk.table, desk.columns.not_before
+    table, field = target.table, target.columns.not_before
     if field is None:
         return []
     due = table.bound(field, field.get_default())
-    if not has_ranges(desk.model):
+    if not has_ranges(target.model):
         return [table.assign(field, due)]
-    holder, wait = table.column(desk.columns.claimed_by), table.column(field)
+    holder, wait = table.column(target.columns.claimed_by), table.column(field)
     kept = sql("CASE WHEN {} IS NULL THEN {} ELSE {} END", holder, wait, due)
     return [table.assign(field, kept)]
 
 
-def pause_assignments(desk: Desk) -> list[SQL]:
+def pause_assignments(target: ClaimTarget) -> list[SQL]:
     """Return what takes an open row out of the queue."""
-    return [in_state(desk, Status.PAUSED)]
+    return [in_state(target, Status.PAUSED)]
 
 
-def resume_assignments(desk: Desk) -> list[SQL]:
+def resume_assignments(target: ClaimTarget) -> list[SQL]:
     """Return what opens a paused row; a token of before must not stand again."""
-    return open_again(desk)
+    return open_again(target)
 
 
-def fail_assignments(told: tuple[str, str]) -> Callable[[Desk], list[SQL]]:
+def fail_assignments(told: tuple[str, str]) -> Callable[[ClaimTarget], list[SQL]]:
     """Return what ends rows badly by an operator's word, error class and text *told*; no try is charged."""
 
-    def assignments(desk: Desk) -> list[SQL]:
+    def assignments(target: ClaimTarget) -> list[SQL]:
         return [
-            *failed(desk, *told),
-            *_not_completed(desk),
-            one_more(desk, desk.columns.iteration),
+            *failed(target, *told),
+            *_not_completed(target),
+            one_more(target, target.columns.iteration),
         ]
 
     return assignments
@@ -273,7 +275,7 @@ def change(
     queryset: Rows,
     act: str,
     states: Sequence[Status],
-    assignments: Callable[[Desk], list[SQL]],
+    assignments: Callable[[ClaimTarget], list[SQL]],
     limit: int | None = None,
     progress: Told | None = None,
 ) -> int:
@@ -281,7 +283,7 @@ def change(
     status = claim_columns(queryset.model).status.name
     write = state_write(act, *states, assignments=assignments)
     in_states = Q(**{f"{status}__in": states})
-    return in_chunks(queryset, lambda desk: in_states, write, limit=limit, progress=progress)
+    return in_chunks(queryset, lambda target: in_states, write, limit=limit, progress=progress)
 
 
 def take_back(queryset: Rows) -> int:
@@ -293,47 +295,50 @@ def take_back(queryset: Rows) -> int:
 def take_over(queryset: Rows, by: str, reason: str, lease: timedelta) -> int:
     """Give running rows of others to *by*; see ``ClaimQuerySet.take_over``."""
 
-    def is_of_others(desk: Desk) -> Q:
-        return _is_running(desk) & ~Q(**{desk.columns.claimed_by.name: by})
+    def is_of_others(target: ClaimTarget) -> Q:
+        return _is_running(target) & ~Q(**{target.columns.claimed_by.name: by})
 
-    def assignments(desk: Desk) -> list[SQL]:
-        return pass_on(desk, by, lease)
+    def assignments(target: ClaimTarget) -> list[SQL]:
+        return pass_on(target, by, lease)
 
     write = _write_taken("taken over", assignments, by=by, reason=reason)
     return in_chunks(queryset, is_of_others, write, ("claimed_by",))
 
 
-def _is_running(desk: Desk) -> Q:
-    return Q(**{desk.columns.status.name: Status.PROCESSING})
+def _is_running(target: ClaimTarget) -> Q:
+    return Q(**{target.columns.status.name: Status.PROCESSING})
 
 
-def _write_taken(act: str, assignments: Callable[[Desk], list[SQL]], **facts: Any) -> Write:
+def _write_taken(act: str, assignments: Callable[[ClaimTarget], list[SQL]], **facts: Any) -> Write:
     """Return a write to the locked rows of each holder, if they are still that holder's."""
 
-    def write(desk: Desk, locked: list[list[Any]]) -> int:
+    def write(target: ClaimTarget, locked: list[list[Any]]) -> int:
         by_holder: dict[str | None, list[Any]] = {}
         for row in locked:
-            by_holder.setdefault(row[len(desk.columns.key)], []).append(desk.table.key_of(row))
+            by_holder.setdefault(row[len(target.columns.key)], []).append(target.table.key_of(row))
         written = sum(
-            _take_from(desk, holder, keys, assignments(desk)) for holder, keys in by_holder.items()
+            _take_from(target, holder, keys, assignments(target))
+            for holder, keys in by_holder.items()
         )
         if written:
             taken = [key for keys in by_holder.values() for key in keys]
             told = {"keys": taken, "act": act, **facts}
-            send_after_commit(rows_acted_on, desk.model, desk.alias, **told)
+            send_after_commit(rows_acted_on, target.model, target.alias, **told)
         return written
 
     return write
 
 
-def _take_from(desk: Desk, holder: str | None, keys: list[Any], assignments: list[SQL]) -> int:
-    column = desk.table.qualified(desk.columns.claimed_by)
-    state = desk.table.in_state(Status.PROCESSING)
+def _take_from(
+    target: ClaimTarget, holder: str | None, keys: list[Any], assignments: list[SQL]
+) -> int:
+    column = target.table.qualified(target.columns.claimed_by)
+    state = target.table.in_state(Status.PROCESSING)
     held = SQL(f"{column} IS NULL") if holder is None else SQL(f"{column} = %s", (holder,))
     condition = SQL.join(" AND ", [state, held])
     return sum(
-        desk.dialect.update_where(desk.table, part, condition, assignments)
-        for part in desk.dialect.chunks(keys, desk.table)
+        target.dialect.update_where(target.table, part, condition, assignments)
+        for part in target.dialect.chunks(keys, target.table)
     )
 
 
@@ -356,62 +361,62 @@ class _Expired(NamedTuple):
     tried: int
 
     @classmethod
-    def of(cls, desk: Desk, row: list[Any]) -> "_Expired":
+    def of(cls, target: ClaimTarget, row: list[Any]) -> "_Expired":
         """Take apart the columns that were read under the lock."""
-        roles = [role for role in _JUDGED_BY if getattr(desk.columns, role) is not None]
-        read = dict(zip(roles, row[len(desk.columns.key) :], strict=True))
+        roles = [role for role in _JUDGED_BY if getattr(target.columns, role) is not None]
+        read = dict(zip(roles, row[len(target.columns.key) :], strict=True))
         tried = read.get("attempts", read["iteration"])
-        return cls(desk.table.key_of(row), read["claimed_by"], read.get("not_before"), tried)
+        return cls(target.table.key_of(row), read["claimed_by"], read.get("not_before"), tried)
 
 
-def _write_expired(desk: Desk, locked: list[list[Any]]) -> int:
+def _write_expired(target: ClaimTarget, locked: list[list[Any]]) -> int:
     """Judge each locked row by what was read under the lock, then write those with the same outcome together."""
     outcomes: dict[str, list[_Expired]] = {}
     for raw in locked:
-        row = _Expired.of(desk, raw)
-        outcomes.setdefault(_outcome(desk, row), []).append(row)
-    return sum(_write_outcome(desk, outcome, rows) for outcome, rows in outcomes.items())
+        row = _Expired.of(target, raw)
+        outcomes.setdefault(_outcome(target, row), []).append(row)
+    return sum(_write_outcome(target, outcome, rows) for outcome, rows in outcomes.items())
 
 
-def _outcome(desk: Desk, row: _Expired) -> str:
+def _outcome(target: ClaimTarget, row: _Expired) -> str:
     """Say what an expired claim makes of its row: ``uncharged``, ``charged``, ``crashed`` or ``failed``."""
     if WORKER_MARK not in (row.claimed_by or "") or is_unbegun(row.not_before):
         return "uncharged"
     # With a handler that could not be registered, nobody knows how many tries there are.
-    if fault_of(desk.model) or row.tried + 1 < policy_for(desk.model).max_attempts:
+    if fault_of(target.model) or row.tried + 1 < policy_for(target.model).max_attempts:
         return "charged"
-    if desk.columns.not_before is None or is_crash_mark(row.not_before):
+    if target.columns.not_before is None or is_crash_mark(row.not_before):
         return "failed"
     return "crashed"
 
 
-def _write_outcome(desk: Desk, fate: str, rows: list[_Expired]) -> int:
-    table = desk.table
+def _write_outcome(target: ClaimTarget, fate: str, rows: list[_Expired]) -> int:
+    table = target.table
     assignments = {
         "uncharged": open_again,
         "charged": _charged,
         "crashed": _crashed,
         "failed": _failed,
-    }[fate](desk)
+    }[fate](target)
     keys = [row.key for row in rows]
     # The condition of the SELECT, repeated.
-    condition = table.where_of(desk.rows.order_by().filter(expired_condition(desk)))
+    condition = table.where_of(target.rows.order_by().filter(expired_condition(target)))
     assert condition is not None, "the condition can match"
     written = sum(
-        desk.dialect.update_where(table, part, condition, assignments)
-        for part in desk.dialect.chunks(keys, table)
+        target.dialect.update_where(table, part, condition, assignments)
+        for part in target.dialect.chunks(keys, table)
     )
     if not written:
         return 0
     holders = [row.claimed_by for row in rows]
     told = {"keys": keys, "fate": fate, "holders": holders}
-    send_after_commit(rows_expired, desk.model, desk.alias, **told)
-    label = desk.model._meta.label
+    send_after_commit(rows_expired, target.model, target.alias, **told)
+    label = target.model._meta.label
     log = partial(
         logger.log,
         logging.ERROR if fate == "failed" else logging.WARNING,
         "%s of %s expired: %s",
-        counted(written, unit_of([desk.model])),
+        counted(written, unit_of([target.model])),
         label,
         EXPIRED[fate],
         extra={
@@ -422,21 +427,21 @@ def _write_outcome(desk: Desk, fate: str, rows: list[_Expired]) -> int:
             "keys": [str(key) for key in keys],
         },
     )
-    after_commit(desk.alias, log)
+    after_commit(target.alias, log)
     return written
 
 
-def _charged(desk: Desk) -> list[SQL]:
-    return [*one_more_attempt(desk), *open_again(desk)]
+def _charged(target: ClaimTarget) -> list[SQL]:
+    return [*one_more_attempt(target), *open_again(target)]
 
 
-def _crashed(desk: Desk) -> list[SQL]:
-    return [*crash_mark(desk), *open_again(desk)]
+def _crashed(target: ClaimTarget) -> list[SQL]:
+    return [*crash_mark(target), *open_again(target)]
 
 
-def _failed(desk: Desk) -> list[SQL]:
+def _failed(target: ClaimTarget) -> list[SQL]:
     text = "The lease ran out on the last try: the worker died, hung or was cut off while this row ran."
-    return [*one_more_attempt(desk), *failed(desk, "LeaseExpired", text)]
+    return [*one_more_attempt(target), *failed(target, "LeaseExpired", text)]
 
 
 # Counting
@@ -447,9 +452,12 @@ def progress_counts(queryset: Rows) -> dict[str, int]:
     refuse_unclaimable(queryset)
     if queryset.query.is_empty():
         return {}
-    desk = Desk.of(queryset.model, queryset.db)
-    status = desk.columns.status.name
+    target = ClaimTarget.of(queryset.model, queryset.db)
+    status = target.columns.status.name
     rows = (
-        on_claim_table(queryset, desk).values_list(status).annotate(n=models.Count("*")).order_by()
+        on_claim_table(queryset, target)
+        .values_list(status)
+        .annotate(n=models.Count("*"))
+        .order_by()
     )
     return dict(rows.values_list(status, "n"))

@@ -16,7 +16,7 @@ from django_taskclaim.querysets import operating
 from django_taskclaim.querysets.assignments import pass_on
 from django_taskclaim.querysets.claiming import checked_name
 from django_taskclaim.querysets.losses import raise_unless_all
-from django_taskclaim.querysets.scope import Desk, Rows
+from django_taskclaim.querysets.scope import ClaimTarget, Rows
 from django_taskclaim.querysets.writes import (
     Write,
     as_rows,
@@ -62,8 +62,8 @@ def _duration(model: type[models.Model], lease: Lease) -> timedelta:
     return policy_for(model).lease if lease is None else conf.positive_duration(lease, "lease")
 
 
-def _passed_to(holder: str, lease: timedelta | None, desk: Desk, rows: Rows) -> Change:
-    return Change(pass_on(desk, holder, lease or policy_for(desk.model).lease))
+def _passed_to(holder: str, lease: timedelta | None, target: ClaimTarget, rows: Rows) -> Change:
+    return Change(pass_on(target, holder, lease or policy_for(target.model).lease))
 
 
 def _show_passed(row: models.Model, holder: str) -> None:

@@ -12,7 +12,7 @@ from django_taskclaim.columns import has_ranges
 from django_taskclaim.dialects import DatabaseLater
 from django_taskclaim.dialects.statements import SQL, sql
 from django_taskclaim.querysets.operating import Told, in_chunks
-from django_taskclaim.querysets.scope import Desk, Rows
+from django_taskclaim.querysets.scope import ClaimTarget, Rows
 from django_taskclaim.signals import rows_acted_on, send_after_commit
 from django_taskclaim.states import Status
 
@@ -31,23 +31,23 @@ def prune(
     return rows, dict(pruning.gone)
 
 
-def prunable(desk: Desk, older_than: timedelta) -> Q:
+def prunable(target: ClaimTarget, older_than: timedelta) -> Q:
     """Match complete rows that are old enough; without a ``completed_at`` nobody knows how old a row is.
 
     Of ranges the last one stays: what is planned next begins where it ends, or all over again.
     """
-    columns = desk.columns
+    columns = target.columns
     if columns.completed_at is None:
         raise TypeError(
-            f"{desk.model.__name__} has no completed_at, so nobody knows how long its rows have been complete;"
+            f"{target.model.__name__} has no completed_at, so nobody knows how long its rows have been complete;"
             " add CompletedAtMixin."
         )
     ended = {f"{columns.completed_at.name}__lt": DatabaseLater(-older_than)}
     found = Q(**{columns.status.name: Status.COMPLETE}) & Q(**ended)
-    if not has_ranges(desk.model):
+    if not has_ranges(target.model):
         return found
     # A number, for MySQL deletes nothing by a look at the same table; what is planned later stands behind it.
-    last = desk.rows.aggregate(last=Max("position"))["last"]
+    last = target.rows.aggregate(last=Max("position"))["last"]
     return found if last is None else found & Q(position__lt=last)
 
 
@@ -61,19 +61,19 @@ class _Pruning:
         #: The same of the chunk that is not committed yet, and may be tried again.
         self._chunk: Counter[str] = Counter()
 
-    def condition(self, desk: Desk) -> Q:
+    def condition(self, target: ClaimTarget) -> Q:
         """Match what may go."""
-        return prunable(desk, self.older_than)
+        return prunable(target, self.older_than)
 
-    def write(self, desk: Desk, locked: list[list[Any]]) -> int:
+    def write(self, target: ClaimTarget, locked: list[list[Any]]) -> int:
         """Delete the locked rows if they still match, and return how many of the claim table went."""
-        keys = [desk.table.key_of(row) for row in locked]
+        keys = [target.table.key_of(row) for row in locked]
         self._chunk = Counter()
-        for part in desk.dialect.chunks(keys, desk.table):
-            self._chunk.update(self._deleted(desk, part))
-        gone = self._chunk[desk.columns.owner._meta.label]
+        for part in target.dialect.chunks(keys, target.table):
+            self._chunk.update(self._deleted(target, part))
+        gone = self._chunk[target.columns.owner._meta.label]
         if gone:
-            send_after_commit(rows_acted_on, desk.model, desk.alias, keys=keys, act=PRUNED)
+            send_after_commit(rows_acted_on, target.model, target.alias, keys=keys, act=PRUNED)
         return gone
 
     def committed(self, total: int) -> None:
@@ -83,27 +83,29 @@ class _Pruning:
         if self.progress is not None:
             self.progress(total)
 
-    def _deleted(self, desk: Desk, keys: Sequence[Any]) -> Counter[str]:
-        owner = desk.columns.owner
-        if Collector(using=desk.alias).can_fast_delete(desk.rows):
-            fenced = SQL.join(" AND ", [desk.table.keyed(keys), self._still(desk)])
-            return Counter({owner._meta.label: desk.dialect.delete_where(desk.table.name, fenced)})
+    def _deleted(self, target: ClaimTarget, keys: Sequence[Any]) -> Counter[str]:
+        owner = target.columns.owner
+        if Collector(using=target.alias).can_fast_delete(target.rows):
+            fenced = SQL.join(" AND ", [target.table.keyed(keys), self._still(target)])
+            return Counter(
+                {owner._meta.label: target.dialect.delete_where(target.table.name, fenced)}
+            )
         # One by one where a statement by many keys might wait for rows that others have locked.
-        parts = [[key] for key in keys] if desk.dialect.walks_small_tables else [keys]
+        parts = [[key] for key in keys] if target.dialect.walks_small_tables else [keys]
         gone: Counter[str] = Counter()
         for part in parts:
-            rows = desk.rows.filter(self.condition(desk), pk__in=part)
+            rows = target.rows.filter(self.condition(target), pk__in=part)
             gone.update(rows.delete()[1])
         return gone
 
-    def _still(self, desk: Desk) -> SQL:
+    def _still(self, target: ClaimTarget) -> SQL:
         """Repeat the condition in the DELETE: a row that was opened again meanwhile stays."""
-        completed_at = desk.columns.completed_at
+        completed_at = target.columns.completed_at
         assert completed_at is not None, "asked for by the condition"
-        ended = desk.table.qualified(completed_at)
+        ended = target.table.qualified(completed_at)
         return sql(
             "{} AND {} < {}",
-            desk.table.in_state(Status.COMPLETE),
+            target.table.in_state(Status.COMPLETE),
             ended,
-            desk.dialect.later(-self.older_than),
+            target.dialect.later(-self.older_than),
         )

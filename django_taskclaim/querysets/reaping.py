@@ -11,7 +11,7 @@ from django_taskclaim.policy import RENEWALS_PER_LEASE, policy_for
 from django_taskclaim.querysets.claims import ClaimQuerySet
 from django_taskclaim.querysets.operating import release_expired
 from django_taskclaim.querysets.refusals import without_refused
-from django_taskclaim.querysets.scope import Desk
+from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.tokens import clock
 
 #: How often the database's clock is read in a renewal interval, at least.
@@ -101,8 +101,8 @@ class Reaper:
 
     def _read(self) -> None:
         """Read the database's clock once a renewal could be written, and forget all readings older than needed."""
-        desk = Desk.of(self.model, self.using)
-        moment, renewal = desk.dialect.writable_at(desk.table), self._renewal_interval()
+        target = ClaimTarget.of(self.model, self.using)
+        moment, renewal = target.dialect.writable_at(target.table), self._renewal_interval()
         since, self._answered = self._answered, clock()
         if self._readings:
             # One silence, however long, counts for no more than half of the time that the living need.

@@ -20,7 +20,7 @@ from django_taskclaim.connecting import is_refusal
 from django_taskclaim.contention import contention_code
 from django_taskclaim.dialects.statements import SQL, Key, sql
 from django_taskclaim.failures import told
-from django_taskclaim.querysets.scope import Desk
+from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.querysets.transactions import transactionally
 from django_taskclaim.tokens import clock
 
@@ -58,15 +58,15 @@ class Refusal:
 class Search:
     """Sends a refused statement again for fewer and fewer rows, and knows in the end which of them are refused."""
 
-    def __init__(self, desk: Desk, error: Exception, refused: Iterable[Key] = ()) -> None:
+    def __init__(self, target: ClaimTarget, error: Exception, refused: Iterable[Key] = ()) -> None:
         """Begin because of *error*, which passes on where it is not for single rows: contention, a broken connection,
         or a statement that is refused over no rows, too. *refused* were found before, for the same call of a verb.
         """
-        self.desk = desk
+        self.target = target
         self.error = error
         self.refused = list(refused)
         self._known = len(self.refused)
-        if not may_be_refused(error, desk) or not _may_be_sent(desk):
+        if not may_be_refused(error, target) or not _may_be_sent(target):
             raise error
 
     def send(
@@ -82,9 +82,9 @@ class Search:
                 return
             part = left.popleft()
             try:
-                result = transactionally(self.desk, partial(attempt, part))
+                result = transactionally(self.target, partial(attempt, part))
             except DatabaseError as error:
-                if not may_be_refused(error, self.desk):
+                if not may_be_refused(error, self.target):
                     raise
                 middle = len(part) // 2
                 if middle:
@@ -97,7 +97,7 @@ class Search:
     def note(self, key: Key, error: Exception) -> None:
         """Log that the row is refused, and remember it for a while."""
         self.refused.append(key)
-        _remember(self.desk, key, error)
+        _remember(self.target, key, error)
 
     def end(self, written: object) -> None:
         """Raise the error that it began with unless rows were *written*, or those few were found that are refused."""
@@ -105,7 +105,7 @@ class Search:
             raise self.error
 
 
-def may_be_refused(error: Exception, desk: Desk) -> bool:
+def may_be_refused(error: Exception, target: ClaimTarget) -> bool:
     """Say whether rows may have been refused; what could not be undone alone is its transaction's error."""
     return (
         isinstance(error, DatabaseError)
@@ -113,21 +113,21 @@ def may_be_refused(error: Exception, desk: Desk) -> bool:
         and not isinstance(error, (ProtectedError, RestrictedError))
         and contention_code(error) is None
         and is_refusal(error)
-        and not desk.dialect.connection.needs_rollback
+        and not target.dialect.connection.needs_rollback
     )
 
 
-def _may_be_sent(desk: Desk) -> bool:
+def _may_be_sent(target: ClaimTarget) -> bool:
     """Say whether the table takes statements like ours at all: no column is missing, and it may be written."""
-    table, nothing = desk.table, SQL("1 = 0")
-    same = [table.assign(field, SQL(table.column(field))) for field in desk.columns.guarded]
-    columns = table.list_of(desk.columns.owner._meta.local_concrete_fields)
+    table, nothing = target.table, SQL("1 = 0")
+    same = [table.assign(field, SQL(table.column(field))) for field in target.columns.guarded]
+    columns = table.list_of(target.columns.owner._meta.local_concrete_fields)
     try:
-        with desk.dialect.own_transaction():
-            desk.dialect.run(
+        with target.dialect.own_transaction():
+            target.dialect.run(
                 sql("UPDATE {} SET {} WHERE {}", table.name, SQL.join(", ", same), nothing)
             )
-            desk.dialect.fetch(sql("SELECT {} FROM {} WHERE {}", columns, table.name, nothing))
+            target.dialect.fetch(sql("SELECT {} FROM {} WHERE {}", columns, table.name, nothing))
     except DatabaseError:
         return False
     return True
@@ -139,9 +139,9 @@ def _may_be_sent(desk: Desk) -> bool:
 remembered: dict[tuple[str, type[models.Model]], dict[Key, Refusal]] = {}
 
 
-def _remember(desk: Desk, key: Key, error: Exception) -> None:
-    refusal = Refusal(desk.model._meta.label, key, told(error), clock())
-    known = remembered.setdefault((desk.alias, desk.columns.owner), {})
+def _remember(target: ClaimTarget, key: Key, error: Exception) -> None:
+    refusal = Refusal(target.model._meta.label, key, told(error), clock())
+    known = remembered.setdefault((target.alias, target.columns.owner), {})
     known.pop(key, None)
     known[key] = refusal
     for oldest in list(known)[:-MOST_REMEMBERED]:

@@ -9,7 +9,7 @@ from django.db.models.deletion import Collector
 
 from django_taskclaim.dialects.statements import SQL
 from django_taskclaim.exceptions import TaskClaimError
-from django_taskclaim.querysets.scope import Desk, Rows
+from django_taskclaim.querysets.scope import ClaimTarget, Rows
 from django_taskclaim.querysets.writes import Also, keys_of
 from django_taskclaim.states import Status
 from django_taskclaim.tokens import carried_claim
@@ -25,29 +25,29 @@ def deleting(*, cascade: bool) -> Also:
 def moving(archive: Model, *, cascade: bool) -> Also:
     """Return what moves rows that were just completed to *archive*."""
 
-    def move(desk: Desk, rows: list[Any]) -> None:
-        for part in desk.dialect.chunks(rows, desk.table):
-            _copy(desk, archive, keys_of(part))
-            _remove(desk, part, status=Status.COMPLETE, cascade=cascade)
+    def move(target: ClaimTarget, rows: list[Any]) -> None:
+        for part in target.dialect.chunks(rows, target.table):
+            _copy(target, archive, keys_of(part))
+            _remove(target, part, status=Status.COMPLETE, cascade=cascade)
 
     return move
 
 
-def _remove(desk: Desk, rows: Sequence[Any], *, status: Status, cascade: bool) -> None:
+def _remove(target: ClaimTarget, rows: Sequence[Any], *, status: Status, cascade: bool) -> None:
     if cascade:
-        _cascade(desk, rows)
+        _cascade(target, rows)
     else:
         token = carried_claim(rows[0]).token
-        _delete_everywhere(desk, keys_of(rows), desk.table.standing(token, status))
+        _delete_everywhere(target, keys_of(rows), target.table.standing(token, status))
 
 
-def _cascade(desk: Desk, rows: Sequence[Any]) -> None:
+def _cascade(target: ClaimTarget, rows: Sequence[Any]) -> None:
     """Let Django delete rows that this transaction has locked; the instances keep their keys.
 
     One without a key would be stored as a new row by its next ``save()``, and be done again for ever.
     """
     keys = [row.pk for row in rows]
-    collector = Collector(using=desk.alias)
+    collector = Collector(using=target.alias)
     collector.collect(list(rows))
     collector.delete()
     for row, key in zip(rows, keys, strict=True):
@@ -57,26 +57,26 @@ def _cascade(desk: Desk, rows: Sequence[Any]) -> None:
 # Inherited tables
 
 
-def _delete_everywhere(desk: Desk, keys: Sequence[Any], condition: SQL) -> None:
+def _delete_everywhere(target: ClaimTarget, keys: Sequence[Any], condition: SQL) -> None:
     """Delete locked rows from the claim table, repeating *condition*, and from the tables of their family.
 
     Children go before their parents, whom their foreign keys hold.
     """
-    owner = desk.columns.owner
-    for model, same in _family(desk, keys):
+    owner = target.columns.owner
+    for model, same in _family(target, keys):
         if model is not owner:
-            desk.dialect.delete_where(*_by_key(desk, model, same))
+            target.dialect.delete_where(*_by_key(target, model, same))
             continue
-        gone = desk.dialect.run(desk.dialect.deletion(desk.table, keys, condition))
+        gone = target.dialect.run(target.dialect.deletion(target.table, keys, condition))
         if gone != len(keys):
             raise TaskClaimError(
                 f"Deleted {gone} of {len(keys)} rows that were locked for it; rolled back."
             )
 
 
-def _by_key(desk: Desk, model: Model, keys: Sequence[Any]) -> tuple[str, SQL]:
+def _by_key(target: ClaimTarget, model: Model, keys: Sequence[Any]) -> tuple[str, SQL]:
     """Return the quoted table of *model*, and what matches the rows with these keys."""
-    connection, key = desk.dialect.connection, model._meta.pk
+    connection, key = target.dialect.connection, model._meta.pk
     assert key is not None, "a concrete model has a key"
     name = connection.ops.quote_name(model._meta.db_table)
     bound = tuple(key.get_db_prep_value(one, connection, prepared=False) for one in keys)
@@ -84,14 +84,14 @@ def _by_key(desk: Desk, model: Model, keys: Sequence[Any]) -> tuple[str, SQL]:
     return name, SQL(f"{name}.{column} IN ({', '.join(['%s'] * len(bound))})", bound)
 
 
-def _family(desk: Desk, keys: Sequence[Any]) -> list[tuple[Model, Sequence[Any]]]:
+def _family(target: ClaimTarget, keys: Sequence[Any]) -> list[tuple[Model, Sequence[Any]]]:
     """Return the models on whose tables these rows are, children first, each with its keys."""
-    found: dict[Model, Sequence[Any]] = {desk.columns.owner: keys}
-    todo = [desk.columns.owner]
+    found: dict[Model, Sequence[Any]] = {target.columns.owner: keys}
+    todo = [target.columns.owner]
     while todo:
         model = todo.pop()
         for other, link in links_of(model):
-            if other not in found and (there := _keys_across(desk, model, found[model], link)):
+            if other not in found and (there := _keys_across(target, model, found[model], link)):
                 found[other] = there
                 todo.append(other)
     return sorted(found.items(), key=lambda part: -len(part[0]._meta.all_parents))
@@ -107,38 +107,40 @@ def links_of(model: Model) -> Iterator[tuple[Model, Any]]:
             yield relation.related_model, relation.field
 
 
-def _keys_across(desk: Desk, model: Model, keys: Sequence[Any], link: Any) -> Sequence[Any]:
+def _keys_across(
+    target: ClaimTarget, model: Model, keys: Sequence[Any], link: Any
+) -> Sequence[Any]:
     """Return the keys at the other end of *link*; mostly the link is the child's key, and they are the same."""
     if link.primary_key:
         return keys
     upwards = link.model is model
     wanted, known = (link.attname, "pk") if upwards else ("pk", link.attname)
-    rows: Rows = models.QuerySet(link.model, using=desk.alias).order_by()
+    rows: Rows = models.QuerySet(link.model, using=target.alias).order_by()
     return list(rows.filter(**{f"{known}__in": keys}).values_list(wanted, flat=True))
 
 
 # The archive
 
 
-def _copy(desk: Desk, archive: Model, keys: Sequence[Any]) -> None:
+def _copy(target: ClaimTarget, archive: Model, keys: Sequence[Any]) -> None:
     """Copy the rows with these keys, as they are now, by one INSERT … SELECT."""
-    shared = shared_columns(desk.model, archive)
+    shared = shared_columns(target.model, archive)
     own = [
         (field, models.Value(field.pre_save(archive(), add=True), output_field=field))
         for field in archive._meta.local_concrete_fields
         if field.attname not in shared and not fills_itself(field)
     ]
-    rows: Rows = models.QuerySet(desk.model, using=desk.alias).order_by()
-    rows = rows.filter(**{f"{desk.columns.key_path(desk.model)}__in": keys})
+    rows: Rows = models.QuerySet(target.model, using=target.alias).order_by()
+    rows = rows.filter(**{f"{target.columns.key_path(target.model)}__in": keys})
     query = rows.values_list(*shared, *(given for _, given in own)).query
-    connection = desk.dialect.connection
+    connection = target.dialect.connection
     text, params = query.get_compiler(connection=connection).as_sql()
     by_name: dict[str, Any] = {field.attname: field for field in archive._meta.concrete_fields}
     named = [by_name[name] for name in shared]
     columns = [connection.ops.quote_name(field.column) for field in [*named, *(f for f, _ in own)]]
     table = connection.ops.quote_name(archive._meta.db_table)
     into = SQL(f"INSERT INTO {table} ({', '.join(columns)}) {text}", tuple(params))
-    copied = desk.dialect.run(into)
+    copied = target.dialect.run(into)
     if copied != len(keys):
         raise TaskClaimError(f"Archived {copied} of {len(keys)} rows; rolled back.")
 

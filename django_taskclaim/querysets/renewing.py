@@ -13,7 +13,7 @@ from django_taskclaim.dialects.statements import Key
 from django_taskclaim.guard import show
 from django_taskclaim.querysets.losses import raise_lost
 from django_taskclaim.querysets.refusals import Search
-from django_taskclaim.querysets.scope import Desk
+from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.querysets.transactions import alone, may_stand_alone, transactionally
 from django_taskclaim.querysets.writes import (
     Rows,
@@ -104,7 +104,7 @@ def _renew_part(part: Statement, lease: timedelta, result: Renewed) -> None:
         result.refused.extend([row for row in rows if carried_claim(row).pk not in known])
 
 
-def _send(target: Desk, extend: Callable[[], _Outcome]) -> _Outcome:
+def _send(target: ClaimTarget, extend: Callable[[], _Outcome]) -> _Outcome:
     # It is sent again where its COMMIT was not answered: it shortens no lease, and the fence stands.
     again = partial(transactionally, target, extend)
     if target.dialect.returns_updated and may_stand_alone(target):
@@ -112,7 +112,7 @@ def _send(target: Desk, extend: Callable[[], _Outcome]) -> _Outcome:
     return transactionally(target, extend, lambda unknown: again())
 
 
-def _extend(target: Desk, token: Token, lease: timedelta, keys: Sequence[Key]) -> _Outcome:
+def _extend(target: ClaimTarget, token: Token, lease: timedelta, keys: Sequence[Key]) -> _Outcome:
     renewed = target.dialect.renew_held(target.table, token, keys, lease)
     if len(renewed) == len(keys):
         return _Outcome(renewed, (), ())

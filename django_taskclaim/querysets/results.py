@@ -12,7 +12,7 @@ from django_taskclaim.exceptions import SourceGone
 from django_taskclaim.fields import AnyField
 from django_taskclaim.guard import refuse_names
 from django_taskclaim.links import LINK, SourceLink, is_companion, source_link
-from django_taskclaim.querysets.scope import Desk
+from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.querysets.writes import Also
 from django_taskclaim.tokens import carried_claim
 
@@ -87,25 +87,27 @@ def write_sources(names: Sequence[str], *, may_be_gone: bool) -> Also | None:
     if not names:
         return None
 
-    def write(desk: Desk, rows: list[Any]) -> None:
-        link = source_link(desk.model)
-        _refuse_other_database(link, desk)
+    def write(target: ClaimTarget, rows: list[Any]) -> None:
+        link = source_link(target.model)
+        _refuse_other_database(link, target)
         sources = [(row, source) for row in rows if (source := _source_of(row, may_be_gone))]
         for model, fields in _by_table(link.source, names).items():
-            gone = _write_table(desk, model, fields, [source for _, source in sources])
+            gone = _write_table(target, model, fields, [source for _, source in sources])
             if gone and not may_be_gone:
                 raise SourceGone([row for row, source in sources if source in gone])
 
     return write
 
 
-def own_values(desk: Desk, rows: Sequence[Any], names: Sequence[str]) -> list[OwnValues]:
+def own_values(target: ClaimTarget, rows: Sequence[Any], names: Sequence[str]) -> list[OwnValues]:
     """Return the values of those of *names* that are columns of the claim table, for each row."""
-    fields: list[Any] = [desk.model._meta.get_field(name) for name in names]
+    fields: list[Any] = [target.model._meta.get_field(name) for name in names]
     return [
-        OwnValues(field, desk.table.bound_all(field, [field.pre_save(row, False) for row in rows]))
+        OwnValues(
+            field, target.table.bound_all(field, [field.pre_save(row, False) for row in rows])
+        )
         for field in fields
-        if field.model is desk.columns.owner
+        if field.model is target.columns.owner
     ]
 
 
@@ -121,19 +123,19 @@ def write_inherited(rows: Sequence[Any], names: Sequence[str]) -> Also | None:
     if not inherited:
         return None
 
-    def write(desk: Desk, rows: list[Any]) -> None:
+    def write(target: ClaimTarget, rows: list[Any]) -> None:
         for row in rows:
             by_model: dict[type[models.Model], list[Any]] = {}
             for name in names:
                 field: Any = type(row)._meta.get_field(name)
-                if field.model is not desk.columns.owner:
+                if field.model is not target.columns.owner:
                     by_model.setdefault(field.model, []).append(field)
             for model, fields in by_model.items():
                 values = [
                     (field, None, _plain(field, field.pre_save(row, False))) for field in fields
                 ]
                 key = row._get_pk_val(model._meta)
-                models.QuerySet(model, using=desk.alias).filter(pk=key)._update(values)  # type: ignore[attr-defined]
+                models.QuerySet(model, using=target.alias).filter(pk=key)._update(values)  # type: ignore[attr-defined]
 
     return write
 
@@ -146,12 +148,12 @@ def _plain(field: AnyField, given: Any) -> Any:
     return given
 
 
-def _refuse_other_database(link: SourceLink, desk: Desk) -> None:
-    beside = link.alias_beside(desk.alias)
-    if beside != desk.alias:
+def _refuse_other_database(link: SourceLink, target: ClaimTarget) -> None:
+    beside = link.alias_beside(target.alias)
+    if beside != target.alias:
         raise ValueError(
             f"update_fields names columns of {link.source._meta.label} on the database {beside!r}, which no transaction"
-            f" of {link.companion._meta.label} on {desk.alias!r} can write; store results on the companion."
+            f" of {link.companion._meta.label} on {target.alias!r} can write; store results on the companion."
         )
 
 
@@ -163,15 +165,15 @@ def with_locked_source(rows: Sequence[Any], names: Collection[str]) -> list[Any]
     of_source = checked_results(type(rows[0]), names).of_source if rows else []
     if not of_source:
         return []
-    desk, link = Desk.of(type(rows[0]), rows[0]._state.db), source_link(type(rows[0]))
+    target, link = ClaimTarget.of(type(rows[0]), rows[0]._state.db), source_link(type(rows[0]))
     sources = {id(row): _source_of(row, may_be_gone=True) for row in rows}
     busy: list[Any] = []
     for model in _by_table(link.source, of_source):
-        table = desk.dialect.keyed_table(KeyColumns(model))
+        table = target.dialect.keyed_table(KeyColumns(model))
         keys = {id(row): _key(table.columns.key, s) for row in rows if (s := sources[id(row)])}
-        for part in desk.dialect.chunks(sorted(keys.values()), table):
-            missed = set(part) - desk.dialect.lock_keyed(table, part)
-            held = desk.dialect.present(table, list(missed)) if missed else set()
+        for part in target.dialect.chunks(sorted(keys.values()), table):
+            missed = set(part) - target.dialect.lock_keyed(table, part)
+            held = target.dialect.present(table, list(missed)) if missed else set()
             busy += [row for row in rows if keys.get(id(row)) in held]
     return busy
 
@@ -196,20 +198,22 @@ def _by_table(source: type[models.Model], names: Sequence[str]) -> dict[Any, lis
     return tables
 
 
-def _write_table(desk: Desk, model: Any, fields: list[AnyField], sources: list[Any]) -> list[Any]:
+def _write_table(
+    target: ClaimTarget, model: Any, fields: list[AnyField], sources: list[Any]
+) -> list[Any]:
     """Write *fields* from the instances, many rows in a statement, and return those whose rows are not there."""
-    table = desk.dialect.keyed_table(KeyColumns(model))
+    table = target.dialect.keyed_table(KeyColumns(model))
     by_key = {_key(table.columns.key, source): source for source in sources}
     ordered = [by_key[key] for key in sorted(by_key)]
     gone: list[Any] = []
-    for part in desk.dialect.chunks(ordered, table, len(fields)):
+    for part in target.dialect.chunks(ordered, table, len(fields)):
         keys = [_key(table.columns.key, source) for source in part]
         own = [
             OwnValues(field, table.bound_all(field, [field.pre_save(one, False) for one in part]))
             for field in fields
         ]
-        if desk.dialect.run(desk.dialect.update(table, keys, Change([], own))) < len(keys):
-            there = desk.dialect.present(table, keys)
+        if target.dialect.run(target.dialect.update(table, keys, Change([], own))) < len(keys):
+            there = target.dialect.present(table, keys)
             gone += [source for key, source in zip(keys, part, strict=True) if key not in there]
     return gone
 

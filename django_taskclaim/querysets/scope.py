@@ -102,8 +102,7 @@ class ClaimTarget(Target):
         self.dialect.advisory_lock(f"{self.columns.owner._meta.label_lower}:{holder}")
 
 
-#: Their former names.
-Place: TypeAlias = Target
+#: As ranges, companions and commands still call it.
 Desk: TypeAlias = ClaimTarget
 
 

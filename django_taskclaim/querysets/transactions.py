@@ -14,7 +14,7 @@ from django_taskclaim.contention import contention_code, is_lock_timeout, retry_
 from django_taskclaim.dialects import dialect_for, savepoint_around
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.querysets.lost_commits import AWAY, give_up
-from django_taskclaim.querysets.scope import Desk
+from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.tokens import commits_by_itself
 
 R = TypeVar("R")
@@ -25,25 +25,27 @@ LookAgain = Callable[[R], R]
 
 
 def transactionally(
-    desk: Desk, statements: Callable[[], R], look_again: LookAgain[R] | None = None
+    target: ClaimTarget, statements: Callable[[], R], look_again: LookAgain[R] | None = None
 ) -> R:
     """Run *statements* in one transaction, or in a savepoint of the caller's.
 
     Inside ``joined`` it is the caller's transaction itself, and whatever fails ends that. Where it was our own and its
     COMMIT was not answered, *look_again* finds out what came of it.
     """
-    if joins(desk):
+    if joins(target):
         # Whatever fails ends that transaction, and is nobody's to try again but its owner's.
         try:
             return statements()
         except BaseException as error:
-            connection: Any = desk.dialect.connection
+            connection: Any = target.dialect.connection
             connection.needs_rollback, connection.rollback_exc = True, error
             raise
-    return _retried(desk, statements, look_again, durable=False)
+    return _retried(target, statements, look_again, durable=False)
 
 
-def alone(desk: Desk, statement: Callable[[], R], look_again: Callable[[], R] | None = None) -> R:
+def alone(
+    target: ClaimTarget, statement: Callable[[], R], look_again: Callable[[], R] | None = None
+) -> R:
     """Run the one *statement* outside of any transaction, so that it commits by itself.
 
     Where it was not answered, *look_again* finds out what came of it. Only where ``may_stand_alone``.
@@ -53,23 +55,23 @@ def alone(desk: Desk, statement: Callable[[], R], look_again: Callable[[], R] | 
         try:
             return statement()
         except AWAY as error:
-            if contention_code(error) is not None or not desk.dialect.may_be_done(error):
+            if contention_code(error) is not None or not target.dialect.may_be_done(error):
                 raise
             raise _Unanswered(None, error) from error
 
     if look_again is None:
-        return _answered(desk, once, None)
+        return _answered(target, once, None)
     look = look_again
-    return _answered(desk, once, lambda unknown: look())
+    return _answered(target, once, lambda unknown: look())
 
 
-def may_stand_alone(desk: Desk) -> bool:
+def may_stand_alone(target: ClaimTarget) -> bool:
     """Say whether a single statement needs no transaction of ours around it: a third of the round trips."""
-    return no_transaction(desk.dialect.connection) and desk.dialect.commits_alone
+    return no_transaction(target.dialect.connection) and target.dialect.commits_alone
 
 
 def durably(
-    desk: Desk,
+    target: ClaimTarget,
     statements: Callable[[], R],
     look_again: LookAgain[R] | None = None,
     *,
@@ -79,14 +81,14 @@ def durably(
 
     ``TestCase`` counts as no transaction, as with Django's ``atomic(durable=True)``; switched-off autocommit does.
     """
-    connection = desk.dialect.connection
+    connection = target.dialect.connection
     if durable and belongs_to_the_caller(connection):
         raise RuntimeError(
             "claim_batch() must commit before it returns, but a transaction is open here (atomic(), ATOMIC_REQUESTS,"
             " or autocommit switched off). Call it outside, for example in a view with"
             " @transaction.non_atomic_requests, or pass durable=False: the claim is then provisional until you commit."
         )
-    return _retried(desk, statements, look_again, durable=durable)
+    return _retried(target, statements, look_again, durable=durable)
 
 
 def belongs_to_the_caller(connection: BaseDatabaseWrapper) -> bool:
@@ -97,9 +99,9 @@ def belongs_to_the_caller(connection: BaseDatabaseWrapper) -> bool:
     return not connection.get_autocommit()
 
 
-def refuse_old_snapshots(desk: Desk, what: str) -> None:
+def refuse_old_snapshots(target: ClaimTarget, what: str) -> None:
     """Raise RuntimeError inside a transaction of the caller's that does not see what others commit; *what* must."""
-    dialect = desk.dialect
+    dialect = target.dialect
     if belongs_to_the_caller(dialect.connection) and not dialect.sees_new_commits():
         raise RuntimeError(
             f"{what}, and the open transaction does not see what they commit: call it outside of the transaction, or"
@@ -150,9 +152,9 @@ def joined() -> Iterator[None]:
         _joined.reset(token)
 
 
-def joins(desk: Desk) -> bool:
+def joins(target: ClaimTarget) -> bool:
     """Say whether a verb would join the transaction that is open, so that nothing of it could be undone alone."""
-    return _joined.get() and desk.dialect.connection.in_atomic_block
+    return _joined.get() and target.dialect.connection.in_atomic_block
 
 
 #: Whether verbs of this thread wait for a lock once only.
@@ -181,29 +183,33 @@ class _Unanswered(Exception):
 
 
 def _retried(
-    desk: Desk, statements: Callable[[], R], look_again: LookAgain[R] | None, *, durable: bool
+    target: ClaimTarget,
+    statements: Callable[[], R],
+    look_again: LookAgain[R] | None,
+    *,
+    durable: bool,
 ) -> R:
-    connection = desk.dialect.connection
+    connection = target.dialect.connection
 
     def once() -> R:
         outermost = no_transaction(connection)
         committing = False
         try:
-            with desk.dialect.own_transaction(durable=durable):
+            with target.dialect.own_transaction(durable=durable):
                 result = statements()
                 committing = outermost
             return result
         except AWAY as error:
             if not committing or contention_code(error) is not None:
                 raise
-            if not desk.dialect.may_be_done(error):
+            if not target.dialect.may_be_done(error):
                 raise
             raise _Unanswered(result, error) from error
 
-    return _answered(desk, once, look_again)
+    return _answered(target, once, look_again)
 
 
-def _answered(desk: Desk, once: Callable[[], R], look_again: LookAgain[R] | None) -> R:
+def _answered(target: ClaimTarget, once: Callable[[], R], look_again: LookAgain[R] | None) -> R:
     """Return what *once* returns, tried again on contention, or what *look_again* finds where it was not answered."""
     began = monotonic()
     try:
@@ -213,11 +219,11 @@ def _answered(desk: Desk, once: Callable[[], R], look_again: LookAgain[R] | None
             if _waits_once.get() and is_lock_timeout(error):
                 raise
             retry = retry_on_contention(
-                retries=int(conf.setting("RETRIES")), using=desk.alias, atomic=False
+                retries=int(conf.setting("RETRIES")), using=target.alias, atomic=False
             )
             return retry.after(error, began, once)
     except _Unanswered as lost:
-        give_up(desk.dialect.connection)
+        give_up(target.dialect.connection)
         if look_again is None:
             raise lost.error from lost.error.__cause__
         try:

@@ -13,7 +13,7 @@ from django_taskclaim.querysets.everyone import everyones_stop
 from django_taskclaim.querysets.limits import without_room
 from django_taskclaim.querysets.limits.grant import Refusal, refused_now
 from django_taskclaim.querysets.scope import (
-    Desk,
+    ClaimTarget,
     Rows,
     due_condition,
     is_open,
@@ -101,18 +101,18 @@ def why_empty(queryset: Rows, who: str) -> WhyEmpty:
     refuse_unclaimable(queryset)
     if queryset.query.is_empty():
         return WhyEmpty()
-    desk = Desk.of(queryset.model, queryset.db)
-    if _is_paused(desk):
+    target = ClaimTarget.of(queryset.model, queryset.db)
+    if _is_paused(target):
         return WhyEmpty(paused=True)
-    if (stop := everyones_stop(queryset.model, desk.alias)) is not None:
+    if (stop := everyones_stop(queryset.model, target.alias)) is not None:
         return WhyEmpty(throttled=stop.reason, throttled_until=as_utc(stop.until))
-    refusal = refused_now(desk)
+    refusal = refused_now(target)
     if refusal is not None and refusal.option == "hours":
         return WhyEmpty(hours=str(refusal.limits.hours), opens=refusal.until)
-    columns = desk.columns
+    columns = target.columns
     states = Q(**{f"{columns.status.name}__in": [Status.OPEN, Status.PROCESSING]})
-    rows = on_claim_table(queryset, desk).filter(states)
-    found = WhyEmpty(**rows.aggregate(**_counts(desk, who, without_room(desk))))
+    rows = on_claim_table(queryset, target).filter(states)
+    found = WhyEmpty(**rows.aggregate(**_counts(target, who, without_room(target))))
     return found if refusal is None else _kept_back(found, refusal)
 
 
@@ -126,28 +126,28 @@ def _kept_back(found: WhyEmpty, refusal: Refusal) -> WhyEmpty:
     )
 
 
-def _is_paused(desk: Desk) -> bool:
-    is_on = desk.dialect.switch_is_on(scopes_over(desk.model))
-    ((on,),) = desk.dialect.fetch(sql("SELECT CASE WHEN {} THEN 1 ELSE 0 END", is_on))
+def _is_paused(target: ClaimTarget) -> bool:
+    is_on = target.dialect.switch_is_on(scopes_over(target.model))
+    ((on,),) = target.dialect.fetch(sql("SELECT CASE WHEN {} THEN 1 ELSE 0 END", is_on))
     return not on
 
 
-def _counts(desk: Desk, who: str, limited: Q) -> dict[str, Any]:
+def _counts(target: ClaimTarget, who: str, limited: Q) -> dict[str, Any]:
     """Return what ``WhyEmpty`` holds, as aggregates over open and running rows."""
-    columns = desk.columns
+    columns = target.columns
     status = columns.status.name
     held = Q(**{status: Status.PROCESSING}) & ~Q(**{columns.claimed_by.name: who})
     counts: dict[str, Any] = {
         "held": Count(status, filter=held),
         "next_free": Min(columns.expires_at.name, filter=held),
     }
-    due = is_open(columns) & due_condition(desk.model)
+    due = is_open(columns) & due_condition(target.model)
     counts["ready"] = Count(status, filter=due & ~limited if limited else due)
     if limited:
         counts["limited"] = Count(status, filter=due & limited)
     if columns.not_before is None:
         return counts
-    later = is_open(columns) & waits(desk.model)
+    later = is_open(columns) & waits(target.model)
     return counts | {
         "waiting": Count(status, filter=later),
         "next_due": Min(

@@ -16,7 +16,7 @@ from django_taskclaim.columns import claim_columns
 from django_taskclaim.dialects.statements import Change, Key
 from django_taskclaim.guard import show, show_written, told_apart
 from django_taskclaim.querysets.lost_commits import judge_after_lost_commit
-from django_taskclaim.querysets.scope import Desk
+from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.querysets.transactions import (
     alone,
     joins,
@@ -42,14 +42,14 @@ Rows = Sequence[Any]
 MOST_CLAIMS = 10
 
 #: Given the rows just written, does what else belongs to their transaction.
-Also = Callable[[Desk, list[Any]], None]
+Also = Callable[[ClaimTarget, list[Any]], None]
 
 
 class Write(NamedTuple):
     """What one verb does to claimed rows."""
 
     #: Given the rows of one statement, what that sets; None where they are deleted.
-    change: Callable[[Desk, Rows], Change] | None
+    change: Callable[[ClaimTarget, Rows], Change] | None
     #: How many values of its own each row adds to the statement.
     per_row: int = 0
     also: Also | None = None
@@ -62,7 +62,7 @@ class Write(NamedTuple):
 class Statement(NamedTuple):
     """The rows of one table that one statement writes: those of each token, in key order."""
 
-    target: Desk
+    target: ClaimTarget
     rows_of: list[tuple[Token, list[Any]]]
 
     @property
@@ -164,7 +164,7 @@ def statements(rows: Rows, per_row: int = 0, *, merge: bool = False) -> list[Sta
         keys = keys_of(same)
         if keys != sorted(keys):
             same = [row for _, row in sorted(zip(keys, same, strict=True), key=itemgetter(0))]
-        target = Desk.of(type(same[0]), carried_claim(same[0]).alias)
+        target = ClaimTarget.of(type(same[0]), carried_claim(same[0]).alias)
         for part in target.dialect.chunks(same, target.table, per_row):
             found.append(Statement(target, [(token, list(part))]))
     if merge and 1 < len(found) <= MOST_CLAIMS and len(set(tables.values())) == 1:
@@ -222,7 +222,7 @@ class _SomeAreLost(Exception):
 
 
 def _send(parts: list[Statement], write: Write) -> list[Any]:
-    sent: list[tuple[Desk, list[Any]]] = []
+    sent: list[tuple[ClaimTarget, list[Any]]] = []
     for part in parts:
         rows = part.send(write)
         if rows is None:
@@ -233,7 +233,7 @@ def _send(parts: list[Statement], write: Write) -> list[Any]:
 
 def _send_locked(parts: list[Statement], write: Write) -> list[Any]:
     """Lock the rows that are still held, then write those."""
-    sent: list[tuple[Desk, list[Any]]] = []
+    sent: list[tuple[ClaimTarget, list[Any]]] = []
     for part in parts:
         locked = part.locked()
         if locked.rows_of and not write.only_locks:
@@ -243,7 +243,7 @@ def _send_locked(parts: list[Statement], write: Write) -> list[Any]:
     return _finished(sent, write)
 
 
-def _finished(sent: list[tuple[Desk, list[Any]]], write: Write) -> list[Any]:
+def _finished(sent: list[tuple[ClaimTarget, list[Any]]], write: Write) -> list[Any]:
     """Do what belongs to the same transaction, once nothing is rolled back any more, and return all rows."""
     for target, rows in sent:
         if write.also is not None and rows:
@@ -333,7 +333,7 @@ def lock_free(rows: Rows) -> tuple[list[Any], list[Any]]:
 
 def lock_claim(row: Any, using: str) -> bool:
     """Lock the row's claim in the current transaction and say whether it stands."""
-    claim, target = carried_claim(row), Desk.of(type(row), using)
+    claim, target = carried_claim(row), ClaimTarget.of(type(row), using)
     return bool(target.dialect.lock_standing(target.table, claim.token, [claim.pk]))
 
 

@@ -11,7 +11,7 @@ from django_taskclaim.fields import as_utc
 from django_taskclaim.models import Switch
 from django_taskclaim.querysets.limits.grant import Grant
 from django_taskclaim.querysets.limits.stored import is_stored, named_limits
-from django_taskclaim.querysets.scope import Desk
+from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.throttling.holds import Hold
 from django_taskclaim.throttling.records import EVERYONE, HOURS
 from django_taskclaim.tokens import clock
@@ -58,7 +58,7 @@ class FleetWatch:
             self._impose(model, HOURS, "", None, None)
             return False
         self._service.count_questions(model)
-        seen = Grant(Desk.of(model, using))
+        seen = Grant(ClaimTarget.of(model, using))
         closed = seen.closed()
         reason = f"outside the hours {closed.limits.hours}" if closed else ""
         self._impose(model, HOURS, reason, closed.until if closed else None, seen.now)

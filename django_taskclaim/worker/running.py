@@ -26,7 +26,7 @@ from django_taskclaim.querysets import (
     holding,  # noqa: F401
     orphans,  # noqa: F401
 )
-from django_taskclaim.querysets.scope import Desk
+from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.tokens import Ended, clock, standing_claim
 from django_taskclaim.worker.atomic import call_atomically
 from django_taskclaim.worker.connections import (
@@ -305,7 +305,7 @@ class Running:
         # Any error but Django's is about a file of the handler's.
         if isinstance(error, TROUBLE) and server_code(error) is not None:
             # The handler may write to another database, or in a transaction that only reads.
-            is_ours = not Desk.of(handler.model, self.using).is_writable()
+            is_ours = not ClaimTarget.of(handler.model, self.using).is_writable()
             return is_ours or self.service.was_away_since(since)
         if not isinstance(error, (OperationalError, InterfaceError)) or (
             is_refusal(error) or is_contention(error)

@@ -24,7 +24,7 @@ from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.reaping import Reaper
 from django_taskclaim.querysets.refusals import Search, is_refused
 from django_taskclaim.querysets.renewing import renew
-from django_taskclaim.querysets.scope import Desk
+from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.querysets.writes import lock_free
 from django_taskclaim.switch import stops_of
 from django_taskclaim.throttling.throttles import Throttles
@@ -355,7 +355,7 @@ class Service(threading.Thread):
                     if free:
                         ClaimQuerySet(model).release(free)
             except DatabaseError as error:
-                self._release_apart(Desk.of(model, self.options.using), same, given, error)
+                self._release_apart(ClaimTarget.of(model, self.options.using), same, given, error)
                 continue
             if free:
                 changed("released", free, clock() - began, why=given.reason)
@@ -365,10 +365,10 @@ class Service(threading.Thread):
                 self._returned.append(Return(rest, given.reason))
 
     def _release_apart(
-        self, desk: Desk, tasks: list[Task], given: "Return", error: DatabaseError
+        self, target: ClaimTarget, tasks: list[Task], given: "Return", error: DatabaseError
     ) -> None:
         """Try halves of what was refused; a row that is refused alone stays held until its lease ends."""
-        search, middle = Search(desk, error), len(tasks) // 2
+        search, middle = Search(target, error), len(tasks) // 2
         if not middle:
             search.note(tasks[0].claim.pk, error)
         for part in (tasks[:middle], tasks[middle:]) if middle else ():

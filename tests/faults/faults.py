@@ -122,7 +122,7 @@ FAULTS = {
             "A row that is released keeps its iteration.",
             (
                 "querysets/assignments.py",
-                "one_more(desk, columns.iteration),\n        to_null",
+                "one_more(target, columns.iteration),\n        to_null",
                 "to_null",
             ),
         ),
@@ -193,7 +193,11 @@ FAULTS = {
         ),
         fault(
             "A locked row that a renewal passes over is taken for lost.",
-            (BASE, "skipped = self.still_standing(table, token, rest)", "skipped: list[Key] = []"),
+            (
+                "querysets/renewing.py",
+                "skipped = target.dialect.still_standing(target.table, token, rest)",
+                "skipped: list[Key] = []",
+            ),
             on=("mysql",),
         ),
     ],
