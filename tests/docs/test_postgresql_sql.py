@@ -18,7 +18,7 @@ pytestmark = [
 
 def test_the_trigger_wakes_workers_for_rows_inserted_by_sql() -> None:
     text = (DOCS / "performance.md").read_text(encoding="utf-8")
-    (trigger,) = re.findall(r"```sql\n(\s*CREATE FUNCTION .*?)```", text, re.DOTALL)
+    (trigger,) = re.findall(r"```postgresql\n(\s*CREATE FUNCTION .*?)```", text, re.DOTALL)
     table = Job._meta.db_table
     heard: list[str] = []
     other = connections.create_connection("default")
