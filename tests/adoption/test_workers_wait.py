@@ -27,6 +27,7 @@ class Migration(migrations.Migration):
 """
 
 
+@pytest.mark.once
 def test_a_worker_goes_on_by_itself_once_the_migrations_have_run(
     project: Project, parcel: Any, process_env: dict[str, str]
 ) -> None:

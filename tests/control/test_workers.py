@@ -58,6 +58,7 @@ def total(name: str) -> Any:
 # Throughput
 
 
+@pytest.mark.once
 def test_workers_write_what_they_did(start_worker: Start, tmp_path: Path) -> None:
     """Two supervisors with two processes each, their last seconds too, over the service connection alone."""
     log = tmp_path / "statements"
@@ -76,6 +77,7 @@ def test_workers_write_what_they_did(start_worker: Start, tmp_path: Path) -> Non
 # Live settings
 
 
+@pytest.mark.once
 def test_a_running_worker_follows_batch_size_and_lease(start_worker: Start) -> None:
     """And goes back to its own where they are taken away."""
     jobs(3000, "sleep:0.2")
@@ -92,6 +94,7 @@ def test_a_running_worker_follows_batch_size_and_lease(start_worker: Start) -> N
 # Orders
 
 
+@pytest.mark.once
 @pytest.mark.promise(11)
 def test_a_worker_drains_stops_and_releases_as_it_is_ordered(start_worker: Start) -> None:
     """The supervisor starts no process in place of one that left, and ends with the last."""
@@ -145,6 +148,7 @@ def test_the_rows_of_a_dead_worker_are_released_at_once(start_worker: Start) -> 
 # History
 
 
+@pytest.mark.once
 @pytest.mark.promise(5, 7)
 def test_the_history_of_a_killed_worker_explains_the_second_run(start_worker: Start) -> None:
     (key,) = jobs(1, "sleep:3")
@@ -166,6 +170,7 @@ def test_the_history_of_a_killed_worker_explains_the_second_run(start_worker: St
 # Without the app, and without its tables
 
 
+@pytest.mark.once
 def test_without_the_app_workers_ask_nothing_of_its_tables(
     start_worker: Start, tmp_path: Path
 ) -> None:

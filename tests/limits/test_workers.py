@@ -37,6 +37,7 @@ def most_at_once() -> int:
     return max(sum(one <= start < end for one, end in spans()) for start, _ in spans())
 
 
+@pytest.mark.once
 @pytest.mark.promise(11)
 def test_a_drain_that_is_kept_from_its_work_ends_with_work_left(start_worker: Start) -> None:
     """By the hours, or by an upstream that asks everybody to wait."""
@@ -54,6 +55,7 @@ def test_a_drain_that_is_kept_from_its_work_ends_with_work_left(start_worker: St
     assert states()["open"] >= 10
 
 
+@pytest.mark.once
 def test_a_drain_under_a_rate_waits_and_goes_on(start_worker: Start) -> None:
     """Eleven rows at five a second, the first of them at once."""
     jobs(11)

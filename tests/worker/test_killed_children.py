@@ -60,6 +60,7 @@ def test_what_a_killed_child_had_not_started_comes_back(
     only_started_rows_are_left(running, others)
 
 
+@pytest.mark.once
 @pytest.mark.promise(7)
 def test_rows_come_back_while_their_model_is_paused(start_worker: Start) -> None:
     """A successor gives them back even if it is killed at once, and its own successor has to do it."""
@@ -93,6 +94,7 @@ def test_rows_of_several_killed_processes_expire(start_worker: Start) -> None:
 # Rows that kill their process
 
 
+@pytest.mark.once
 @pytest.mark.promise(10)
 def test_rows_that_kill_their_process_fail_alone(start_worker: Start) -> None:
     """First, in the middle and last of a batch; however many processes die at work, another one takes over."""
@@ -107,6 +109,7 @@ def test_rows_that_kill_their_process_fail_alone(start_worker: Start) -> None:
     assert len([one for one in worker.events() if "died with code 9" in one["text"]]) > 5
 
 
+@pytest.mark.once
 @pytest.mark.promise(10)
 def test_a_quarantined_row_that_kills_is_blamed(start_worker: Start) -> None:
     """It was claimed alone and had started, so the end of that claim makes it ``failed``."""
@@ -118,6 +121,7 @@ def test_a_quarantined_row_that_kills_is_blamed(start_worker: Start) -> None:
     assert states() == {"failed": 1}
 
 
+@pytest.mark.once
 @pytest.mark.promise(10)
 def test_a_quarantined_row_is_not_held_while_another_runs(start_worker: Start) -> None:
     """Its process dies of the other row, so the quarantined one is neither charged nor failed."""
@@ -134,6 +138,7 @@ def test_a_quarantined_row_is_not_held_while_another_runs(start_worker: Start) -
     assert set(Job.objects.values_list("attempts", flat=True)) == {0}
 
 
+@pytest.mark.once
 @pytest.mark.promise(10)
 def test_nothing_else_runs_beside_a_quarantined_row(start_worker: Start) -> None:
     """Should it kill the process, no other row runs there."""

@@ -153,6 +153,7 @@ def test_a_row_that_its_handler_has_locked_is_failed_at_its_timeout(start_worker
     assert "ran longer" in job.last_error
 
 
+@pytest.mark.once
 def test_a_drain_names_the_row_that_it_waits_for(start_worker: Start) -> None:
     """A row that others hold keeps a drain waiting."""
     jobs(1)

@@ -121,6 +121,7 @@ def test_a_stop_at_any_moment_of_the_start_leaves_nothing(start_worker: Start) -
     assert set(Job.objects.values_list("attempts", flat=True)) == {0}
 
 
+@pytest.mark.once
 @pytest.mark.promise(11)
 def test_a_child_that_is_killed_during_a_stop_makes_the_code_1(start_worker: Start) -> None:
     """No new child takes its place."""
@@ -135,6 +136,7 @@ def test_a_child_that_is_killed_during_a_stop_makes_the_code_1(start_worker: Sta
     wait_until(lambda: not worker.session(), what="nobody is left")
 
 
+@pytest.mark.once
 @pytest.mark.promise(11)
 def test_a_frozen_child_does_not_hold_up_a_stop(start_worker: Start) -> None:
     """The supervisor kills it after the grace period."""
@@ -151,6 +153,7 @@ def test_a_frozen_child_does_not_hold_up_a_stop(start_worker: Start) -> None:
 # Children of a supervisor that was killed
 
 
+@pytest.mark.once
 @pytest.mark.promise(7)
 def test_children_of_a_killed_supervisor_leave(start_worker: Start) -> None:
     """They are gone although a row runs and 200 are open, and they give back what they hold."""
