@@ -8,7 +8,7 @@ from django.db.models import Exists, OuterRef, Q
 
 from django_taskclaim.links import SourceLink, source_link
 from django_taskclaim.querysets.operating import in_chunks
-from django_taskclaim.querysets.scope import Desk
+from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.states import Status
 
 Q_ = TypeVar("Q_", bound="models.QuerySet[Any]")
@@ -34,13 +34,13 @@ def remove(queryset: "models.QuerySet[Any]") -> int:
 
 
 def _removed(queryset: "models.QuerySet[Any]", orphaned: Q) -> int:
-    def condition(desk: Desk) -> Q:
-        return orphaned & ~Q(**{desk.columns.status.name: Status.PROCESSING})
+    def condition(target: ClaimTarget) -> Q:
+        return orphaned & ~Q(**{target.columns.status.name: Status.PROCESSING})
 
-    def write(desk: Desk, locked: list[list[Any]]) -> int:
-        keys = [desk.table.key_of(row) for row in locked]
-        _, by_label = desk.rows.filter(condition(desk), pk__in=keys).delete()
-        return by_label.get(desk.columns.owner._meta.label, 0)
+    def write(target: ClaimTarget, locked: list[list[Any]]) -> int:
+        keys = [target.table.key_of(row) for row in locked]
+        _, by_label = target.rows.filter(condition(target), pk__in=keys).delete()
+        return by_label.get(target.columns.owner._meta.label, 0)
 
     return in_chunks(queryset, condition, write)
 

@@ -14,7 +14,7 @@ from django_taskclaim.dialects.statements import SQL
 from django_taskclaim.fields import AnyField
 from django_taskclaim.guard import prepare_birth
 from django_taskclaim.links import SourceKeyValues, SourceLink, source_link
-from django_taskclaim.querysets.scope import Desk, Rows
+from django_taskclaim.querysets.scope import ClaimTarget, Rows
 from django_taskclaim.querysets.transactions import transactionally
 from django_taskclaim.querysets.waking import call_workers
 from django_taskclaim.states import Status
@@ -42,17 +42,17 @@ class Population:
         self, model: type[models.Model], alias: str, sources: Any, *, paused: bool
     ) -> None:
         self.link = source_link(model)
-        self.desk = Desk.of(model, alias)
+        self.target = ClaimTarget.of(model, alias)
         self.paused = paused
         self.sources = _checked(sources, self.link, alias)
-        self.table = self.desk.dialect.keyed_table(
-            OwnKey(self.desk.columns.owner, tuple(self.link.own))
+        self.table = self.target.dialect.keyed_table(
+            OwnKey(self.target.columns.owner, tuple(self.link.own))
         )
 
     @property
     def is_one_statement(self) -> bool:
         """Whether the database can make the rows by itself: it has both tables, and no value comes from Python."""
-        return self.sources.db == self.desk.alias and not any(
+        return self.sources.db == self.target.alias and not any(
             _made_in_python(field) for field in self._others()
         )
 
@@ -78,14 +78,14 @@ class Population:
         self._queue()
         constants = self._constants()
         # On an empty table a look for what is there already would only cost time.
-        there = self.desk.rows if near is None or again else self.desk.rows.filter(near)
+        there = self.target.rows if near is None or again else self.target.rows.filter(near)
         missing = self._missing(sources, there) if there.exists() else sources
         names = [f"taskclaim_{number}" for number in range(len(self.link.own) + len(constants))]
         values = [*(F(field.attname) for field in self.link.theirs), *constants.values()]
         chosen = missing.annotate(**dict(zip(names, values, strict=True))).values_list(*names)
-        text, params = chosen.query.get_compiler(connection=self.desk.dialect.connection).as_sql()
+        text, params = chosen.query.get_compiler(connection=self.target.dialect.connection).as_sql()
         into = [*self.link.own, *constants]
-        dialect = self.desk.dialect
+        dialect = self.target.dialect
         inserted = dialect.insert_selected(
             self.table,
             into,
@@ -93,7 +93,7 @@ class Population:
             passing_over=again and dialect.passes_over_duplicates,
         )
         if inserted:
-            call_workers(self.desk.columns.owner, self.desk.alias)
+            call_workers(self.target.columns.owner, self.target.alias)
         return inserted
 
     def _missing(self, sources: Rows, there: Rows) -> Rows:
@@ -111,11 +111,11 @@ class Population:
             if not _has_db_default(field) and (default := field.get_default()) is not None
         }
         if self.paused:
-            found[self.desk.columns.status] = Value(Status.PAUSED.value)
+            found[self.target.columns.status] = Value(Status.PAUSED.value)
         return found
 
     def _others(self) -> list[AnyField]:
-        fields = self.desk.columns.owner._meta.concrete_fields
+        fields = self.target.columns.owner._meta.concrete_fields
         return [f for f in fields if f not in self.link.own and not getattr(f, "generated", False)]
 
     # Copying
@@ -157,14 +157,14 @@ class Population:
         self._queue()
         there = self._there(keys)
         new = [self._born(key) for key in keys if self._plain(key) not in there]
-        self.desk.rows.bulk_create(new)
+        self.target.rows.bulk_create(new)
         return len(new)
 
     def _there(self, keys: Sequence[SourceKeyValues]) -> set[Any]:
         """Return those of the source *keys* that have a companion."""
         given = [self._plain(key) for key in keys]
-        parts = self.desk.dialect.chunks(given, self.table)
-        return {key for part in parts for key in self.desk.dialect.present(self.table, part)}
+        parts = self.target.dialect.chunks(given, self.table)
+        return {key for part in parts for key in self.target.dialect.present(self.table, part)}
 
     @staticmethod
     def _plain(key: SourceKeyValues) -> Any:
@@ -172,9 +172,9 @@ class Population:
 
     def _born(self, key: SourceKeyValues) -> models.Model:
         names = (field.attname for field in self.link.own)
-        row = self.desk.columns.owner(**dict(zip(names, key, strict=True)))
+        row = self.target.columns.owner(**dict(zip(names, key, strict=True)))
         if self.paused:
-            setattr(row, self.desk.columns.status.attname, Status.PAUSED.value)
+            setattr(row, self.target.columns.status.attname, Status.PAUSED.value)
         prepare_birth(row)
         return row
 
@@ -182,16 +182,16 @@ class Population:
 
     def _queue(self) -> None:
         """Wait for others that make rows of the same companion; one that began later finds what they have made."""
-        self.desk.dialect.advisory_lock(f"{self.desk.columns.owner._meta.label_lower}:{QUEUE}")
+        self.target.dialect.advisory_lock(f"{self.target.columns.owner._meta.label_lower}:{QUEUE}")
 
     def _patiently(self, write: Callable[..., int]) -> int:
         """Let *write* have its transaction, again where a row that it inserts has come from elsewhere meanwhile."""
-        dialect = self.desk.dialect
+        dialect = self.target.dialect
         for left in reversed(range(TRIES)):
             again = left < TRIES - 1
             passed_over = again and self.is_one_statement and dialect.passes_over_duplicates
             try:
-                return transactionally(self.desk, partial(write, again=again))
+                return transactionally(self.target, partial(write, again=again))
             except IntegrityError:
                 # Where a second try could pass over the row, it is something else.
                 if not left or passed_over:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from inspect import getattr_static
 from operator import attrgetter
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 from django.core.exceptions import FieldError
 from django.db import DatabaseError, connections, models, router
@@ -100,10 +100,6 @@ class ClaimTarget(Target):
         """Let the calls of one holder wait for each other, until the transaction of each has ended."""
         # By the owner of the table: a proxy or a child reaches the same rows.
         self.dialect.advisory_lock(f"{self.columns.owner._meta.label_lower}:{holder}")
-
-
-#: As ranges, companions and commands still call it.
-Desk: TypeAlias = ClaimTarget
 
 
 def is_open(columns: ClaimColumns) -> models.Q:

@@ -15,7 +15,7 @@ from django_taskclaim.management.acting import Choice, RowsCommand, choose_by_st
 from django_taskclaim.management.arguments import duration
 from django_taskclaim.management.base import USAGE
 from django_taskclaim.querysets.pruning import prunable
-from django_taskclaim.querysets.scope import Desk
+from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.states import Status
 from django_taskclaim.wording import lasting, listed
 
@@ -64,7 +64,7 @@ exit codes:
         self._age: timedelta = options["older_than"]
         self._with_them: list[str] = []
         choose_by_state(choice, Status.COMPLETE)
-        old = prunable(Desk.of(model, choice.rows.db), self._age)
+        old = prunable(ClaimTarget.of(model, choice.rows.db), self._age)
         choice.narrow(choice.rows.filter(old), f"for more than {lasting(self._age)}")
 
     def warnings(self, choice: Choice, found: dict[str, int]) -> Iterator[str]:

@@ -9,7 +9,7 @@ from django.db import models
 from django_taskclaim.dialects.statements import SQL, value
 from django_taskclaim.fields import AnyField
 from django_taskclaim.querysets.ranges.keys import SourceKey
-from django_taskclaim.querysets.scope import Desk
+from django_taskclaim.querysets.scope import ClaimTarget
 
 
 class Bounds(NamedTuple):
@@ -42,13 +42,13 @@ class Place:
     """Where the ranges of one model are kept, and what they are ranges of."""
 
     model: type[models.Model]
-    desk: Desk
+    claim_target: ClaimTarget
     key: SourceKey
 
     @classmethod
     def of(cls, model: type[models.Model], alias: str) -> "Place":
         """Return the place of *model*; TypeError where it names no source."""
-        return cls(model, Desk.of(model, alias), SourceKey(source_of(model), alias))
+        return cls(model, ClaimTarget.of(model, alias), SourceKey(source_of(model), alias))
 
     @property
     def grows(self) -> bool:
@@ -62,12 +62,12 @@ class Place:
     def assign(self, name: str, given: Any) -> SQL:
         """Return the SET of a column, to a value or to an expression."""
         to = given if isinstance(given, SQL) else value(given)
-        return self.desk.table.assign(self.field(name), to)
+        return self.claim_target.table.assign(self.field(name), to)
 
     @property
     def rows(self) -> "models.QuerySet[Any]":
         """Return every range, whatever managers hide."""
-        return models.QuerySet(self.model, using=self.desk.alias).order_by()
+        return models.QuerySet(self.model, using=self.claim_target.alias).order_by()
 
     def bounds(self, pk: Any) -> Bounds | None:
         """Return what is stored of a range, without a lock; None where it is gone."""
@@ -77,7 +77,7 @@ class Place:
     def locked_bounds(self, pk: Any) -> Bounds:
         """Return what is stored of a range that this transaction has locked, as of now and not of its beginning."""
         fields = [self.field(name) for name in Bounds._fields]
-        ((*found,),) = self.desk.dialect.lock_at_once(self.desk.table, [pk], fields)
+        ((*found,),) = self.claim_target.dialect.lock_at_once(self.claim_target.table, [pk], fields)
         return Bounds(*found)
 
 

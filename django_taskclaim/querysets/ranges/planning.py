@@ -49,7 +49,7 @@ def plan(
     Where another planner has stored ranges meanwhile, what was walked is thrown away and the walk goes on behind those.
     """
     refuse_unsettled(place)
-    refuse_old_snapshots(place.desk, "plan() goes on behind what others have planned")
+    refuse_old_snapshots(place.claim_target, "plan() goes on behind what others have planned")
     settle(place)
     added = 0
     while limit is None or added < limit:
@@ -59,7 +59,7 @@ def plan(
         cuts = _walk_for_a_while(walk, most)
         if not cuts:
             break
-        added += transactionally(place.desk, partial(_store, place, end, cuts))
+        added += transactionally(place.claim_target, partial(_store, place, end, cuts))
         if progress is not None:
             progress(added)
     return added
@@ -108,7 +108,7 @@ def _walk(
 
 def _store(place: Place, end: End, cuts: list[Cut]) -> int:
     """Store the ranges that end at *cuts*, unless somebody has planned beyond *end* since; return how many."""
-    place.desk.dialect.advisory_lock(f"{place.model._meta.label_lower}:#planner")
+    place.claim_target.dialect.advisory_lock(f"{place.model._meta.label_lower}:#planner")
     if end_of_plan(place) != end:
         return 0
     place.rows.bulk_create(_ranges(place, end, cuts), batch_size=100)

@@ -37,7 +37,7 @@ def refuse_unsettled(place: Place) -> None:
     if not place.grows:
         return
     label, source = place.model._meta.label, place.key.source._meta.label
-    if place.desk.columns.not_before is None:
+    if place.claim_target.columns.not_before is None:
         raise TypeError(
             f"{label} is growing, and without RetryMixin its ranges cannot wait for late commits."
         )
@@ -46,7 +46,7 @@ def refuse_unsettled(place: Place) -> None:
         raise TypeError(f"{label} is growing, and the keys of {source} are random: it has no end.")
     if settle_after(place.model) is not None:
         return
-    if not place.desk.dialect.names_open_transactions:
+    if not place.claim_target.dialect.names_open_transactions:
         raise TypeError(
             f"{label} is growing, and this database does not tell which transactions may still commit smaller keys:"
             " say with settle_after how long one may last at most."
@@ -63,7 +63,7 @@ def waiting(place: Place) -> dict[str, Any]:
 
     To be called after those keys were read: a transaction that began later has been given larger ones.
     """
-    field, dialect = place.desk.columns.not_before, place.desk.dialect
+    field, dialect = place.claim_target.columns.not_before, place.claim_target.dialect
     if field is None or not place.grows:
         return {}
     age = settle_after(place.model)
@@ -77,7 +77,7 @@ def waiting(place: Place) -> dict[str, Any]:
 
 def settle(place: Place) -> int:
     """Make those ranges due whose keys are settled by now, and return how many."""
-    columns, dialect = place.desk.columns, place.desk.dialect
+    columns, dialect = place.claim_target.columns, place.claim_target.dialect
     if columns.not_before is None or not dialect.names_open_transactions:
         return 0
     rows = place.rows.filter(
@@ -90,21 +90,21 @@ def settle(place: Place) -> int:
     around = dialect.open_transactions()
     over = [pk for pk, mark in marks if mark and around.isdisjoint(json.loads(mark))]
     return sum(
-        transactionally(place.desk, partial(_make_due, place, over[start : start + BATCH]))
+        transactionally(place.claim_target, partial(_make_due, place, over[start : start + BATCH]))
         for start in range(0, len(over), BATCH)
     )
 
 
 def _make_due(place: Place, keys: Sequence[Any]) -> int:
-    desk, field = place.desk, place.desk.columns.not_before
+    claim_target, field = place.claim_target, place.claim_target.columns.not_before
     assert field is not None
-    unsettled = SQL(f"{desk.table.column(place.field('settling'))} IS NOT NULL")
-    condition = SQL.join(" AND ", [desk.table.in_state(Status.OPEN), unsettled])
+    unsettled = SQL(f"{claim_target.table.column(place.field('settling'))} IS NOT NULL")
+    condition = SQL.join(" AND ", [claim_target.table.in_state(Status.OPEN), unsettled])
     due = [
-        desk.table.assign(field, desk.table.bound(field, NEVER_WAITED)),
+        claim_target.table.assign(field, claim_target.table.bound(field, NEVER_WAITED)),
         place.assign("settling", SQL("NULL")),
     ]
     return sum(
-        desk.dialect.update_where(desk.table, chunk, condition, due)
-        for chunk in desk.dialect.chunks(keys, desk.table)
+        claim_target.dialect.update_where(claim_target.table, chunk, condition, due)
+        for chunk in claim_target.dialect.chunks(keys, claim_target.table)
     )

@@ -57,7 +57,7 @@ def split(place: Place, pk: Any, at_least: int = 1) -> bool:
         return False
     write = partial(_split_at, place, pk, state, bounds, middle, at_least)
     try:
-        return transactionally(place.desk, write)
+        return transactionally(place.claim_target, write)
     except RetriesExhausted:
         return False
     except DatabaseError as error:
@@ -124,8 +124,10 @@ def _split_at(
         place.assign("position", position),
         place.assign("rows_planned", now.rows_done + middle.front),
     ]
-    desk = place.desk
-    if not desk.dialect.update_where(desk.table, [pk], _condition(place, state), assignments):
+    claim_target = place.claim_target
+    if not claim_target.dialect.update_where(
+        claim_target.table, [pk], _condition(place, state), assignments
+    ):
         return False
     _insert_tail(place, pk, now, middle.key, middle.tail)
     log = partial(
@@ -142,25 +144,27 @@ def _split_at(
             "rows": middle.tail,
         },
     )
-    after_commit(desk.alias, log)
+    after_commit(claim_target.alias, log)
     return True
 
 
 def _lock(place: Place, pk: Any, state: tuple[str, Token]) -> bool:
     """Lock the range, waiting for a chunk under way to end, and say whether it is still as it was seen."""
-    desk = place.desk
+    claim_target = place.claim_target
     status, token = state
-    columns = desk.columns
-    with desk.dialect.limit_lock_wait(PATIENCE):
+    columns = claim_target.columns
+    with claim_target.dialect.limit_lock_wait(PATIENCE):
         if status == Status.PROCESSING:
-            return bool(desk.dialect.lock_standing(desk.table, token, [pk]))
-        found = desk.dialect.lock_at_once(desk.table, [pk], [columns.status, columns.iteration])
+            return bool(claim_target.dialect.lock_standing(claim_target.table, token, [pk]))
+        found = claim_target.dialect.lock_at_once(
+            claim_target.table, [pk], [columns.status, columns.iteration]
+        )
         return found == [[status, token.iteration]]
 
 
 def _condition(place: Place, state: tuple[str, Token]) -> SQL:
     status, token = state
-    table = place.desk.table
+    table = place.claim_target.table
     return table.standing(token) if status == Status.PROCESSING else table.in_state(Status.OPEN)
 
 
@@ -175,7 +179,7 @@ def _position_before(place: Place, position: float) -> float:
 def _insert_tail(place: Place, pk: Any, bounds: Bounds, lower: str, rows: int) -> None:
     """Store the tail as a new open range, with the user's own columns as the range itself has them."""
     range_ = place.rows.get(pk=pk)
-    guarded = place.desk.columns.guarded_names
+    guarded = place.claim_target.columns.guarded_names
     own = {
         field.attname: getattr(range_, field.attname)
         for field in place.model._meta.concrete_fields

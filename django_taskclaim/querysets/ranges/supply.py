@@ -31,7 +31,7 @@ def open_more(
     ahead = ahead_of(model) if plans else None
     if ahead is not None:
         # While planned ones wait to be settled, what has come since is left to become a whole one.
-        whole = opened.filter(**{place.desk.columns.iteration.name: 0}).exists()
+        whole = opened.filter(**{place.claim_target.columns.iteration.name: 0}).exists()
         if plan(place, ahead, AHEAD, until=until, whole=whole):
             return True
     return not opened.exists() and split_largest(place, WORTH_SPLITTING)

@@ -62,7 +62,7 @@ def walk(row: Any, size: int | None, target: timedelta, largest: int) -> Iterato
 def _walk(row: Any, size: int | None, target: timedelta, largest: int) -> Iterator[Any]:
     claim = _claim_on(row)
     place = Place.of(type(row), claim.alias)
-    refuse_old_snapshots(place.desk, READS)
+    refuse_old_snapshots(place.claim_target, READS)
     others_until = 0.0
     while True:
         _give_way(row, claim, place)
@@ -72,7 +72,7 @@ def _walk(row: Any, size: int | None, target: timedelta, largest: int) -> Iterat
         known = _known(row, place)
         chunk = _next_chunk(row, place, known, wanted)
         time.sleep(max(0.0, others_until - clock()))
-        with place.desk.dialect.own_transaction():
+        with place.claim_target.dialect.own_transaction():
             bounds = _hold(row, claim, place)
             if bounds.is_done:
                 return
@@ -87,7 +87,7 @@ def _walk(row: Any, size: int | None, target: timedelta, largest: int) -> Iterat
         took = clock() - began
         if size is None:
             _sizes[place.model] = _adapted(wanted, took, target, largest)
-        if place.desk.dialect.has_one_writer:
+        if place.claim_target.dialect.has_one_writer:
             # Those who wait look only now and then whether they may write.
             others_until = clock() + min(MOST_OF_OTHERS, took * SHARE_OF_OTHERS)
 
@@ -148,7 +148,7 @@ def _next_chunk(row: Any, place: Place, bounds: Bounds, size: int) -> Chunk:
 
 def _source_rows(row: Any, place: Place) -> "models.QuerySet[Any]":
     rows: models.QuerySet[Any] = row.source_rows()
-    return rows.using(place.desk.alias).order_by(*place.key.names)
+    return rows.using(place.claim_target.alias).order_by(*place.key.names)
 
 
 def _adapted(size: int, took: float, target: timedelta, largest: int) -> int:
@@ -164,8 +164,10 @@ def advance(row: Any, key: Any, rows: int) -> None:
     """Write the checkpoint of a claimed range; see ``RangeMixin.advance``."""
     claim = _claim_on(row)
     place = Place.of(type(row), claim.alias)
-    refuse_old_snapshots(place.desk, READS)
-    transactionally(place.desk, partial(_advance, row, claim, place, place.key.encode(key), rows))
+    refuse_old_snapshots(place.claim_target, READS)
+    transactionally(
+        place.claim_target, partial(_advance, row, claim, place, place.key.encode(key), rows)
+    )
 
 
 def _advance(row: Any, claim: Claim, place: Place, last: str, rows: int) -> None:
@@ -197,18 +199,20 @@ def _write_checkpoint(
     row: Any, claim: Claim, place: Place, bounds: Bounds, last: str, rows: int
 ) -> None:
     """Write how far the range has come, which renews its lease, and forgets failures: it gets on."""
-    desk = place.desk
-    attempts = desk.columns.attempts
+    claim_target = place.claim_target
+    attempts = claim_target.columns.attempts
     assignments = [
         place.assign("checkpoint", last),
         place.assign(
-            "rows_done", SQL(f"{desk.table.column(place.field('rows_done'))} + %s", (rows,))
+            "rows_done", SQL(f"{claim_target.table.column(place.field('rows_done'))} + %s", (rows,))
         ),
-        desk.dialect.extension(desk.table, claim.lease),
+        claim_target.dialect.extension(claim_target.table, claim.lease),
     ]
     if attempts is not None and claim.attempts:
-        assignments.append(desk.table.assign(attempts, SQL("0")))
-    if not desk.dialect.update_held(desk.table, claim.token, [claim.pk], assignments):
+        assignments.append(claim_target.table.assign(attempts, SQL("0")))
+    if not claim_target.dialect.update_held(
+        claim_target.table, claim.token, [claim.pk], assignments
+    ):
         raise_lost([row], [])
     claim.attempts = 0 if attempts is not None else claim.attempts
     _show(row, place, bounds._replace(checkpoint=last, rows_done=bounds.rows_done + rows))
@@ -216,7 +220,7 @@ def _write_checkpoint(
 
 def _show(row: Any, place: Place, bounds: Bounds) -> None:
     values: dict[Any, Any] = {place.field(name): one for name, one in bounds._asdict().items()}
-    show([row], values | {place.desk.columns.expires_at: models.DEFERRED})
+    show([row], values | {place.claim_target.columns.expires_at: models.DEFERRED})
 
 
 def halve(row: Any) -> None:
