@@ -11,11 +11,11 @@ from typing import Any
 from django.core.exceptions import ValidationError
 from django.db import models
 
+from django_taskclaim.claim import Claim, claim_of, detach
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.exceptions import ClaimColumnError
 from django_taskclaim.fields import AnyField, RangeColumn, as_utc
 from django_taskclaim.states import Status
-from django_taskclaim.tokens import Claim, claim_of, detach
 
 LOADED = "_taskclaim_loaded"
 

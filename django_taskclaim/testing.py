@@ -11,6 +11,7 @@ from typing import Any, cast
 from asgiref.sync import async_to_sync, sync_to_async
 from django.db import Error, connections, models, router
 
+from django_taskclaim.claim import Ended, claim_of
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.completion import Clear
 from django_taskclaim.exceptions import ClaimLost, TaskClaimError
@@ -18,7 +19,6 @@ from django_taskclaim.handlers import Handler
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.claiming import Request, new_holder
 from django_taskclaim.states import Status
-from django_taskclaim.tokens import Ended, claim_of
 from django_taskclaim.worker.connections import left_open
 from django_taskclaim.worker.heartbeat import Vitals
 from django_taskclaim.worker.inflight import InFlight, Result, Task, Unit, units_of

@@ -13,12 +13,12 @@ from django.db import Error, InterfaceError, OperationalError, connections, mode
 from django.db.models import DEFERRED
 
 from django_taskclaim import conf, querysets
+from django_taskclaim.claim import carried_claim, claim_of
 from django_taskclaim.columns import claim_columns, is_claimable
 from django_taskclaim.completion import Archive, Call, Delete, Save
 from django_taskclaim.guard import loaded_values
 from django_taskclaim.links import LINK, is_companion, source_link
 from django_taskclaim.policy import policy_for
-from django_taskclaim.tokens import carried_claim, claim_of
 
 #: Rows of a process whose lists and dictionaries are copied, so that a change in place is seen.
 COPIED = 50

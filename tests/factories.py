@@ -7,8 +7,8 @@ from typing import Any
 
 from django.db import models
 
+from django_taskclaim.claim import Claim, attach
 from django_taskclaim.states import Token
-from django_taskclaim.tokens import Claim, attach
 from tests.testapp.models import (
     AModelWhoseNameIsLongerThanAnyDatabaseAcceptsForATableOrAnIndexName,
     Author,

@@ -20,12 +20,12 @@ from django_taskclaim import conf
 from django_taskclaim.admin import phrases
 from django_taskclaim.admin.acts import Act
 from django_taskclaim.admin.rows import EXPIRED
+from django_taskclaim.claim import clock
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.operating import written_before
 from django_taskclaim.querysets.refusals import refusals
 from django_taskclaim.states import Status
-from django_taskclaim.tokens import clock
 
 #: A request works for so many seconds, then answers; servers and proxies give up on those that take long.
 BUDGET = 5.0

@@ -8,6 +8,7 @@ from typing import Any
 from django.db import connections
 from django.db.models import F, Func, Min, QuerySet, Subquery, Sum
 
+from django_taskclaim.claim import clock
 from django_taskclaim.control import keeping
 from django_taskclaim.control.installed import is_on
 from django_taskclaim.control.models import LiveSettings, WorkerOrder
@@ -16,7 +17,6 @@ from django_taskclaim.dialects import DatabaseNow, dialect_for
 from django_taskclaim.fields import as_utc
 from django_taskclaim.models import WorkerProcess
 from django_taskclaim.switch_reading import scope_of
-from django_taskclaim.tokens import clock
 from django_taskclaim.worker import heartbeat
 from django_taskclaim.worker.overrides import Override
 from django_taskclaim.worker.records import logger

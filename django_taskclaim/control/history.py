@@ -13,6 +13,7 @@ from django.dispatch import Signal
 from django.utils.translation import gettext_noop
 
 from django_taskclaim import conf, signals
+from django_taskclaim.claim import claim_of
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.control.acts import storable
 from django_taskclaim.control.installed import is_on
@@ -22,7 +23,6 @@ from django_taskclaim.dialects import DatabaseNow
 from django_taskclaim.failures import described, one_line
 from django_taskclaim.states import Status
 from django_taskclaim.switch_reading import scope_of
-from django_taskclaim.tokens import claim_of
 
 #: What an expired lease made of its row; stored as it stands here, and translated where it is shown.
 FATES = {

@@ -14,6 +14,7 @@ from django.utils.translation import gettext_lazy, ngettext, pgettext, pgettext_
 
 from django_taskclaim import conf
 from django_taskclaim.checks.handlers import shortest_lease
+from django_taskclaim.claim import clock
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.contention import retry_on_contention
 from django_taskclaim.control.acts import record_act, storable
@@ -30,7 +31,6 @@ from django_taskclaim.querysets.operating import written_before
 from django_taskclaim.querysets.refusals import refusals
 from django_taskclaim.states import WORKER_MARK
 from django_taskclaim.switch_reading import scope_of
-from django_taskclaim.tokens import clock
 from django_taskclaim.wording import first_line
 
 if TYPE_CHECKING:

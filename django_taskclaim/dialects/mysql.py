@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from django.db import Error, NotSupportedError, OperationalError, models
 
+from django_taskclaim.claim import clock
 from django_taskclaim.columns import KeyColumns
 from django_taskclaim.dialects.base import NAMED_LEASES, Dialect, bound
 from django_taskclaim.dialects.claim_spec import ClaimSpec, limited
@@ -32,7 +33,6 @@ from django_taskclaim.dialects.statements import (
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.fields import AnyField
 from django_taskclaim.states import WORKER_MARK, Status
-from django_taskclaim.tokens import clock
 
 #: How long our own sessions wait for a row, in whole seconds.
 LOCK_WAIT = 1

@@ -6,6 +6,7 @@ from typing import Any
 
 from django.db import DatabaseError, models, transaction
 
+from django_taskclaim.claim import clock
 from django_taskclaim.dialects.statements import SQL
 from django_taskclaim.doctor.findings import Finding
 from django_taskclaim.failures import told
@@ -16,7 +17,6 @@ from django_taskclaim.querysets.refusals import MOST_ROWS, Search, refusals
 from django_taskclaim.querysets.scope import ClaimTarget, Rows, on_claim_table
 from django_taskclaim.querysets.transactions import transactionally
 from django_taskclaim.states import Status
-from django_taskclaim.tokens import clock
 from django_taskclaim.wording import counted
 
 #: So many due rows are tried, and as many whose lease has ended.

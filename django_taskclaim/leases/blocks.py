@@ -14,6 +14,7 @@ from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.db import connections, router
 
 from django_taskclaim import conf
+from django_taskclaim.claim import clock
 from django_taskclaim.contention.retry import is_generator_function
 from django_taskclaim.exceptions import ClaimLost, LeaseUnavailable
 from django_taskclaim.leases.held import HeldLease
@@ -21,7 +22,6 @@ from django_taskclaim.leases.renewer import renewer
 from django_taskclaim.leases.rows import take
 from django_taskclaim.models import NamedLease
 from django_taskclaim.querysets.claiming import new_holder
-from django_taskclaim.tokens import clock
 
 P = ParamSpec("P")
 R = TypeVar("R")

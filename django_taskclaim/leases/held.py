@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 from asgiref.sync import sync_to_async
 from django.db import Error, connections
 
+from django_taskclaim.claim import clock
 from django_taskclaim.exceptions import ClaimLost, TaskClaimError
 from django_taskclaim.leases.rows import LeaseRows, give_back
 from django_taskclaim.policy import SELF_FENCE
 from django_taskclaim.states import Token
-from django_taskclaim.tokens import clock
 
 if TYPE_CHECKING:
     from django_taskclaim.leases.renewer import Renewer

@@ -12,6 +12,7 @@ from datetime import timedelta
 
 from django.db import connections
 
+from django_taskclaim.claim import clock
 from django_taskclaim.connecting import (
     drop_broken,
     ensure_usable,
@@ -20,7 +21,6 @@ from django_taskclaim.connecting import (
 )
 from django_taskclaim.leases.held import HeldLease
 from django_taskclaim.policy import RENEWALS_PER_LEASE
-from django_taskclaim.tokens import clock
 
 logger = logging.getLogger("django_taskclaim.leases")
 

@@ -11,6 +11,7 @@ from django.db import Error, router
 from django.db.models import Count
 from django.db.models.deletion import ProtectedError, RestrictedError
 
+from django_taskclaim.claim import clock
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.control.acts import account_of, record_act
 from django_taskclaim.exceptions import TaskClaimError
@@ -21,7 +22,6 @@ from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.operating import written_before
 from django_taskclaim.querysets.refusals import refusals
 from django_taskclaim.states import Status
-from django_taskclaim.tokens import clock
 from django_taskclaim.wording import counted, first_line
 from django_taskclaim.worker.selection import Selection, SelectionError
 

@@ -19,12 +19,12 @@ from typing import Any
 from django.conf import settings
 from django.utils import timezone
 
+from django_taskclaim.claim import clock
 from django_taskclaim.completion import Clear
 from django_taskclaim.overview import Overview, Worker
 from django_taskclaim.policy import policy_for
 from django_taskclaim.querysets import Progress
 from django_taskclaim.states import Status
-from django_taskclaim.tokens import clock
 from django_taskclaim.wording import clock_time, lasting
 
 # What terminals understand: another screen, and back; where the cursor is; what is cleared.

@@ -9,6 +9,7 @@ from django.db import connections, models, router, transaction
 from django.db.models.lookups import Exact
 
 from django_taskclaim import conf, querysets
+from django_taskclaim.claim import Claim, claim_of
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.guard import (
@@ -25,7 +26,6 @@ from django_taskclaim.guard import (
     show,
 )
 from django_taskclaim.states import Status
-from django_taskclaim.tokens import Claim, claim_of
 
 #: With so many arguments by position, which Django 5.2 still takes, ``update_fields`` is the last; later it never is.
 _BY_POSITION = 4 if django.VERSION < (6, 0) else -1

@@ -8,10 +8,10 @@ from asgiref.sync import sync_to_async
 from django.db import models
 
 from django_taskclaim import querysets
+from django_taskclaim.claim import Claim, claim_of, standing_claim
 from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.states import Token
-from django_taskclaim.tokens import Claim, claim_of, standing_claim
 
 
 class ClaimHandle:

@@ -7,7 +7,7 @@ SQL is in ``django_taskclaim.dialects``.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from django_taskclaim.querysets.claims import ClaimManager, ClaimQuerySet
+from django_taskclaim.querysets.manager import ClaimManager, ClaimQuerySet
 
 if TYPE_CHECKING:
     from django_taskclaim.querysets import cancelled as cancelled

@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 from asgiref.sync import sync_to_async
 from django.db import models
 
+from django_taskclaim.claim import carried_claim
 from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.querysets.failing import release
 from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.states import WORKER_MARK
-from django_taskclaim.tokens import carried_claim
 
 M = TypeVar("M", bound=models.Model)
 

@@ -13,6 +13,14 @@ from django.conf import settings
 from django.db import DatabaseError, InterfaceError, OperationalError, models
 
 from django_taskclaim import conf
+from django_taskclaim.claim import (
+    Claim,
+    attach_all,
+    carried_claim,
+    claims_of,
+    clock,
+    commits_by_itself,
+)
 from django_taskclaim.dialects import ClaimedRow, ClaimSpec, ClaimStatement, SwitchIsOn
 from django_taskclaim.dialects.base import bound, rows_by_role
 from django_taskclaim.dialects.claim_spec import limited, places_of
@@ -58,14 +66,6 @@ from django_taskclaim.querysets.scope import (
 from django_taskclaim.querysets.transactions import alone, durably
 from django_taskclaim.signals import rows_claimed, send_after_commit
 from django_taskclaim.states import WORKER_MARK, Status, Token
-from django_taskclaim.tokens import (
-    Claim,
-    attach_all,
-    carried_claim,
-    claims_of,
-    clock,
-    commits_by_itself,
-)
 
 #: How many statements of plain claims are kept, for each model and connection.
 MOST_STATEMENTS = 200

@@ -7,7 +7,7 @@ from asgiref.sync import sync_to_async
 from django.db import models
 
 from django_taskclaim import querysets
-from django_taskclaim.querysets.claims import ClaimManager, ClaimQuerySet
+from django_taskclaim.querysets.manager import ClaimManager, ClaimQuerySet
 
 if TYPE_CHECKING:
     from django_taskclaim.querysets.populating import Populated

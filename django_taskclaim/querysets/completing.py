@@ -7,6 +7,7 @@ from typing import Any
 from django.db import connections, models, router, transaction
 
 from django_taskclaim.awaitables import refuse_not_run
+from django_taskclaim.claim import COMPLETED, carried_claim, carried_claims, end_claims, standing
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.completion import Archive, Call, Clear, Completion, Delete, Mark, Save
 from django_taskclaim.contention import contention_code, server_code
@@ -42,7 +43,6 @@ from django_taskclaim.querysets.writes import (
 )
 from django_taskclaim.signals import rows_completed
 from django_taskclaim.states import Status
-from django_taskclaim.tokens import COMPLETED, carried_claim, carried_claims, end_claims, standing
 
 Names = Sequence[str]
 

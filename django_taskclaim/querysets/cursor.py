@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 from django.db.models import Q
 
+from django_taskclaim.claim import clock
 from django_taskclaim.columns import ClaimColumns
 from django_taskclaim.dialects import Bound, ClaimedRow
 from django_taskclaim.fields import CRASHED, NEVER_WAITED, as_utc
 from django_taskclaim.querysets.scope import ClaimTarget, has_waited, is_quarantined
-from django_taskclaim.tokens import clock
 
 #: Under backlog everything is looked at so often, in seconds, and so are rows of a higher priority alone …
 FULL_LOOK_EVERY = 1.0

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 from django.db import DatabaseError, models
 
+from django_taskclaim.claim import GIVEN_UP, Ended, carried_claim, carried_claims, clock, standing
 from django_taskclaim.connecting import is_refusal
 from django_taskclaim.dialects.statements import Change, OwnValues, value
 from django_taskclaim.exceptions import Permanent
@@ -25,7 +26,6 @@ from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.querysets.writes import Rows, Write, by_database, finish, write_held
 from django_taskclaim.signals import rows_failed, rows_released
 from django_taskclaim.states import Status
-from django_taskclaim.tokens import GIVEN_UP, Ended, carried_claim, carried_claims, clock, standing
 
 M = TypeVar("M", bound=models.Model)
 

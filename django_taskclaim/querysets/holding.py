@@ -4,10 +4,10 @@ from typing import TypeVar
 
 from django.db import models
 
+from django_taskclaim.claim import Claim, attach
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.policy import policy_for
 from django_taskclaim.states import Token
-from django_taskclaim.tokens import Claim, attach
 
 M = TypeVar("M", bound=models.Model)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from django.db import DatabaseError, models
 
+from django_taskclaim.claim import Claim, claims_of
 from django_taskclaim.dialects import ClaimedRow, SwitchIsOn
 from django_taskclaim.querysets.claiming import ClaimCall
 from django_taskclaim.querysets.cursor import Look
@@ -14,7 +15,6 @@ from django_taskclaim.querysets.refusals import Search, may_be_refused
 from django_taskclaim.querysets.scope import bare, like
 from django_taskclaim.querysets.transactions import belongs_to_the_caller
 from django_taskclaim.querysets.unreadable import fail_unreadable, may_be_of_a_row, read_apart
-from django_taskclaim.tokens import Claim, claims_of
 
 #: How many rows are looked at for each one wanted, while some refuse to be claimed; others may have locked them.
 LOOK_AHEAD = 4

@@ -6,10 +6,10 @@ from typing import Any, NoReturn
 
 from django.db import DEFAULT_DB_ALIAS, models
 
+from django_taskclaim.claim import claim_of, standing_claim
 from django_taskclaim.exceptions import ClaimLost, CommitUndecided
 from django_taskclaim.failures import redacted
 from django_taskclaim.signals import claim_lost, send_after_commit
-from django_taskclaim.tokens import claim_of, standing_claim
 
 logger = logging.getLogger("django_taskclaim")
 

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple, TypeVar
 from django.db import Error, InterfaceError, InternalError, OperationalError
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from django_taskclaim.claim import COMPLETED, carried_claim, clock
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.querysets.scope import ClaimTarget, Target
 from django_taskclaim.states import Status
-from django_taskclaim.tokens import COMPLETED, carried_claim, clock
 
 R = TypeVar("R")
 

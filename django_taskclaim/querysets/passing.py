@@ -8,6 +8,7 @@ from typing import TypeVar
 from django.db import models
 
 from django_taskclaim import conf
+from django_taskclaim.claim import GIVEN_UP, carried_claims, end_claims, standing
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.dialects.statements import Change
 from django_taskclaim.guard import show
@@ -25,7 +26,6 @@ from django_taskclaim.querysets.writes import (
     write_held,
 )
 from django_taskclaim.signals import rows_handed_over
-from django_taskclaim.tokens import GIVEN_UP, carried_claims, end_claims, standing
 
 M = TypeVar("M", bound=models.Model)
 

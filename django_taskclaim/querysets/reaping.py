@@ -7,12 +7,12 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django_taskclaim import conf
+from django_taskclaim.claim import clock
 from django_taskclaim.policy import RENEWALS_PER_LEASE, policy_for
-from django_taskclaim.querysets.claims import ClaimQuerySet
+from django_taskclaim.querysets.manager import ClaimQuerySet
 from django_taskclaim.querysets.operating import release_expired
 from django_taskclaim.querysets.refusals import without_refused
 from django_taskclaim.querysets.scope import ClaimTarget
-from django_taskclaim.tokens import clock
 
 #: How often the database's clock is read in a renewal interval, at least.
 READINGS = 8

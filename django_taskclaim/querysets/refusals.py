@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from django.db import DatabaseError, models
 from django.db.models.deletion import ProtectedError, RestrictedError
 
+from django_taskclaim.claim import clock
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.connecting import is_refusal
 from django_taskclaim.contention import contention_code
@@ -22,7 +23,6 @@ from django_taskclaim.dialects.statements import SQL, Key, sql
 from django_taskclaim.failures import told
 from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.querysets.transactions import transactionally
-from django_taskclaim.tokens import clock
 
 logger = logging.getLogger("django_taskclaim")
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from django.db import DatabaseError, models
 
+from django_taskclaim.claim import carried_claim, carried_claims, clock, standing
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.dialects.statements import Key
 from django_taskclaim.guard import show
@@ -26,7 +27,6 @@ from django_taskclaim.querysets.writes import (
 )
 from django_taskclaim.signals import rows_renewed
 from django_taskclaim.states import Token
-from django_taskclaim.tokens import carried_claim, carried_claims, clock, standing
 
 
 class Renewed(NamedTuple):

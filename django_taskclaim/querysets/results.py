@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from django.db import models
 
+from django_taskclaim.claim import carried_claim
 from django_taskclaim.columns import KeyColumns, claim_columns, is_claimable
 from django_taskclaim.dialects.statements import Change, OwnValues
 from django_taskclaim.exceptions import SourceGone
@@ -14,7 +15,6 @@ from django_taskclaim.guard import refuse_names
 from django_taskclaim.links import LINK, SourceLink, is_companion, source_link
 from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.querysets.writes import Also
-from django_taskclaim.tokens import carried_claim
 
 #: What names a column of the source's, where the companion has one of the same name.
 PREFIX = f"{LINK}__"

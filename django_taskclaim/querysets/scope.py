@@ -16,6 +16,7 @@ from django.db.models.query import ModelIterable
 from django.db.models.signals import post_init, pre_init
 from django.db.models.sql.where import WhereNode
 
+from django_taskclaim.claim import Claim, attach
 from django_taskclaim.columns import ClaimColumns, KeyColumns, claim_columns, key_columns
 from django_taskclaim.dialects import (
     ClaimedRow,
@@ -29,7 +30,6 @@ from django_taskclaim.fields import CRASHED
 from django_taskclaim.guard import LOADED
 from django_taskclaim.policy import policy_for
 from django_taskclaim.states import Status
-from django_taskclaim.tokens import Claim, attach
 
 Rows = models.QuerySet[Any]
 

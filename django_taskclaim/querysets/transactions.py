@@ -10,12 +10,12 @@ from django.db import DatabaseError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_taskclaim import conf
+from django_taskclaim.claim import commits_by_itself
 from django_taskclaim.contention import contention_code, is_lock_timeout, retry_on_contention
 from django_taskclaim.dialects import dialect_for, savepoint_around
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.querysets.lost_commits import AWAY, give_up
 from django_taskclaim.querysets.scope import ClaimTarget
-from django_taskclaim.tokens import commits_by_itself
 
 R = TypeVar("R")
 

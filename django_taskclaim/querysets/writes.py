@@ -12,6 +12,15 @@ from typing import Any, NamedTuple
 from django.db import connections, models
 from django.dispatch import Signal
 
+from django_taskclaim.claim import (
+    Ended,
+    attach,
+    carried_claim,
+    carried_claims,
+    end_claims,
+    standing,
+    standing_claim,
+)
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.dialects.statements import Change, Key
 from django_taskclaim.guard import show, show_written, told_apart
@@ -26,15 +35,6 @@ from django_taskclaim.querysets.transactions import (
 )
 from django_taskclaim.signals import send_after_commit
 from django_taskclaim.states import Status, Token
-from django_taskclaim.tokens import (
-    Ended,
-    attach,
-    carried_claim,
-    carried_claims,
-    end_claims,
-    standing,
-    standing_claim,
-)
 
 Rows = Sequence[Any]
 

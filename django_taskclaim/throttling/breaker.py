@@ -12,8 +12,8 @@ from threading import Lock
 from typing import Any, Self
 
 from django_taskclaim import conf
+from django_taskclaim.claim import clock
 from django_taskclaim.throttling.holds import Hold
-from django_taskclaim.tokens import clock
 
 #: Rows of the batch that is let through after a rest; each may cost its row a try.
 TRIAL = 3

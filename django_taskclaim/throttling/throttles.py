@@ -7,6 +7,7 @@ from typing import Any
 
 from django.db.models import Model
 
+from django_taskclaim.claim import clock
 from django_taskclaim.contention import contention_retried
 from django_taskclaim.throttling import records
 from django_taskclaim.throttling.breaker import CircuitBreaker, Rule
@@ -14,7 +15,6 @@ from django_taskclaim.throttling.configured import health_checks, loaded
 from django_taskclaim.throttling.holds import Hold
 from django_taskclaim.throttling.records import Register, Stop
 from django_taskclaim.throttling.watches import logger, watches
-from django_taskclaim.tokens import clock
 
 #: Seconds after which one ``update`` asks no further check: the rest waits for the next one.
 BUDGET = 1.0

@@ -15,11 +15,11 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Model
 
 from django_taskclaim import conf
+from django_taskclaim.claim import clock
 from django_taskclaim.throttling.answers import Answer, Check, Surroundings, understood
 from django_taskclaim.throttling.configured import name_of
 from django_taskclaim.throttling.health import ServerCheck
 from django_taskclaim.throttling.holds import Hold
-from django_taskclaim.tokens import clock
 
 logger = logging.getLogger("django_taskclaim.throttling")
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from django_taskclaim.tokens import clock
+from django_taskclaim.claim import clock
 
 #: Bytes for each child: room for several claims of 1,000 rows.
 SIZE = 2**19

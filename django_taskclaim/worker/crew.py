@@ -4,9 +4,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from django_taskclaim.claim import clock
 from django_taskclaim.failures import redacted
 from django_taskclaim.handlers import Handler
-from django_taskclaim.tokens import clock
 from django_taskclaim.wording import counted
 from django_taskclaim.worker.begun import Notes
 from django_taskclaim.worker.claimer import Claimer

@@ -6,9 +6,9 @@ from datetime import timedelta
 
 from asgiref.sync import sync_to_async
 
+from django_taskclaim.claim import Ended
 from django_taskclaim.exceptions import Permanent
 from django_taskclaim.handlers import Handler
-from django_taskclaim.tokens import Ended
 from django_taskclaim.worker.connections import (
     close_all,
     drop_broken,

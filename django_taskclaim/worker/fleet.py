@@ -7,6 +7,7 @@ import random
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from django_taskclaim.claim import clock
 from django_taskclaim.fields import as_utc
 from django_taskclaim.models import Switch
 from django_taskclaim.querysets.limits.grant import Grant
@@ -14,7 +15,6 @@ from django_taskclaim.querysets.limits.stored import is_stored, named_limits
 from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.throttling.holds import Hold
 from django_taskclaim.throttling.records import EVERYONE, HOURS
-from django_taskclaim.tokens import clock
 
 if TYPE_CHECKING:
     from django_taskclaim.worker.service import Service

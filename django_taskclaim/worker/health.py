@@ -6,7 +6,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from django_taskclaim.tokens import clock
+from django_taskclaim.claim import clock
 from django_taskclaim.worker.records import Limited
 
 #: Seconds without a sign after which a thread is taken for hung: three times the 10 s or so that bound each of its

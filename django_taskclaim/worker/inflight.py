@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from django_taskclaim.claim import ATTRIBUTE, Claim, clock
 from django_taskclaim.exceptions import Permanent
 from django_taskclaim.handlers import Handler
 from django_taskclaim.policy import SELF_FENCE
 from django_taskclaim.querysets.scope import bare
-from django_taskclaim.tokens import ATTRIBUTE, Claim, clock
 from django_taskclaim.wording import listed
 from django_taskclaim.worker.begun import Batch, Notes
 from django_taskclaim.worker.outcomes import Outcome

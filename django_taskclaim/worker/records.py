@@ -9,6 +9,7 @@ from typing import Any
 
 from django.conf import settings
 
+from django_taskclaim.claim import carried_claims, claim_of, clock
 from django_taskclaim.columns import unit_of
 from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.failures import described, log, one_line, told
@@ -16,7 +17,6 @@ from django_taskclaim.links import source_told
 from django_taskclaim.localized import clock_time
 from django_taskclaim.querysets.claiming import is_crash_mark
 from django_taskclaim.states import Status
-from django_taskclaim.tokens import carried_claims, claim_of, clock
 from django_taskclaim.wording import counted, with_source
 
 logger = logging.getLogger("django_taskclaim.worker")

@@ -12,6 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 from asgiref.sync import sync_to_async
 from django.db import InterfaceError, OperationalError, connections
 
+from django_taskclaim.claim import Ended, clock, standing_claim
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.contention import server_code
 from django_taskclaim.dialects import dialect_for
@@ -27,7 +28,6 @@ from django_taskclaim.querysets import (
     orphans,  # noqa: F401
 )
 from django_taskclaim.querysets.scope import ClaimTarget
-from django_taskclaim.tokens import Ended, clock, standing_claim
 from django_taskclaim.worker.atomic import call_atomically
 from django_taskclaim.worker.connections import (
     TROUBLE,

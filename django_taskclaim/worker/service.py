@@ -15,6 +15,7 @@ from typing import Any
 
 from django.db import DatabaseError, connections
 
+from django_taskclaim.claim import clock
 from django_taskclaim.columns import unit_of
 from django_taskclaim.conf import setting
 from django_taskclaim.dialects import dialect_for
@@ -28,7 +29,6 @@ from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.querysets.writes import lock_free
 from django_taskclaim.switch import stops_of
 from django_taskclaim.throttling.throttles import Throttles
-from django_taskclaim.tokens import clock
 from django_taskclaim.worker import heartbeat
 from django_taskclaim.worker.attachments import attachments_of
 from django_taskclaim.worker.calls import Calls

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, NoReturn, TypeVar
 
-from django_taskclaim.tokens import clock
+from django_taskclaim.claim import clock
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any
 
-from django_taskclaim.tokens import clock
+from django_taskclaim.claim import clock
 from django_taskclaim.worker.begun import shared_memory
 from django_taskclaim.worker.child import run_child
 from django_taskclaim.worker.health import HealthFile

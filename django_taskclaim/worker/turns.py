@@ -7,7 +7,7 @@ from contextvars import Context, ContextVar, copy_context
 from functools import partial
 from typing import Any
 
-from django_taskclaim.tokens import clock
+from django_taskclaim.claim import clock
 from django_taskclaim.worker.inflight import Unit
 
 #: Seconds from which on a step of one coroutine is taken off the time of the others.

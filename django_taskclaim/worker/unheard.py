@@ -3,10 +3,10 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from django_taskclaim.claim import clock
 from django_taskclaim.handlers import Handler
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.claiming import Request
-from django_taskclaim.tokens import clock
 from django_taskclaim.worker.inflight import Task
 
 #: Seconds between two looks for what such claims may have taken; fewer for short leases.

@@ -6,6 +6,7 @@ from typing import Any
 from django.db import connections
 from django.db.models import Model, Q
 
+from django_taskclaim.claim import clock
 from django_taskclaim.columns import claim_columns, unit_of
 from django_taskclaim.completion import Clear
 from django_taskclaim.dialects import dialect_for
@@ -14,7 +15,6 @@ from django_taskclaim.querysets.ranges import end_of_source, is_unplanned, open_
 from django_taskclaim.querysets.refusals import refusals, without_refused
 from django_taskclaim.querysets.scope import is_quarantined
 from django_taskclaim.states import Status
-from django_taskclaim.tokens import clock
 from django_taskclaim.wording import counted
 from django_taskclaim.worker.inflight import InFlight
 from django_taskclaim.worker.options import WorkerOptions

@@ -9,6 +9,7 @@ from typing import Any
 
 from django.db import connections
 
+from django_taskclaim.claim import Ended, clock
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.contention import server_code
 from django_taskclaim.dialects import dialect_for
@@ -22,7 +23,6 @@ from django_taskclaim.querysets.transactions import waiting_once
 from django_taskclaim.querysets.writes import lock_free
 from django_taskclaim.states import WORKER_MARK, Status
 from django_taskclaim.throttling.throttles import working_on
-from django_taskclaim.tokens import Ended, clock
 from django_taskclaim.worker.connections import (
     TROUBLE,
     drop_broken,

@@ -16,6 +16,7 @@ from django.utils.translation import gettext as _
 from django_taskclaim import conf
 from django_taskclaim.admin.control_room.failures import Failure, failed_rows
 from django_taskclaim.admin.sweeping import FORBIDDEN, MAX_AGE, MEANWHILE, Sieve, Tally
+from django_taskclaim.claim import clock
 from django_taskclaim.control.acts import record_act
 from django_taskclaim.dialects import dialect_for
 from django_taskclaim.links import is_companion
@@ -31,7 +32,6 @@ from django_taskclaim.switch import (
     resume,
     resume_all,
 )
-from django_taskclaim.tokens import clock
 
 Rows = models.QuerySet[Any]
 

@@ -10,9 +10,9 @@ from django.db import Error, connections
 from django.utils import timezone
 
 from django_taskclaim import conf
+from django_taskclaim.claim import clock
 from django_taskclaim.dialects import dialect_for
 from django_taskclaim.exceptions import TaskClaimError
-from django_taskclaim.tokens import clock
 
 T = TypeVar("T")
 

@@ -13,6 +13,7 @@ from django.utils.translation import gettext as _
 from django.views.generic.base import TemplateResponseMixin, View
 from django.views.generic.edit import ModelFormMixin
 
+from django_taskclaim.claim import carried_claim
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.contrib.review.conflicts import Written, written
 from django_taskclaim.contrib.review.fates import fate_of
@@ -21,7 +22,6 @@ from django_taskclaim.contrib.review.permissions import may_operate
 from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.people import holder_of, name_of
 from django_taskclaim.states import Status
-from django_taskclaim.tokens import carried_claim
 
 if TYPE_CHECKING:
     _Form = ModelFormMixin[Any, Any]

@@ -5,9 +5,9 @@ from typing import Any
 
 from django.db.models import Q
 
+from django_taskclaim.claim import clock
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.states import WORKER_MARK, Status
-from django_taskclaim.tokens import clock
 
 #: Seconds for which an answer is good.
 GOOD_FOR = 300.0

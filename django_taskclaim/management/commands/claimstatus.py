@@ -20,6 +20,7 @@ from django.core.management.color import no_style
 from django.db import Error, connections
 from django.utils import timezone
 
+from django_taskclaim.claim import clock
 from django_taskclaim.columns import has_ranges
 from django_taskclaim.connecting import use_own_connection
 from django_taskclaim.control.orders import in_words, open_orders
@@ -58,7 +59,6 @@ from django_taskclaim.overview import Overview, Worker, first_failed, throttles_
 from django_taskclaim.policy import policy_for
 from django_taskclaim.ranges import strip
 from django_taskclaim.states import Status
-from django_taskclaim.tokens import clock
 from django_taskclaim.wording import counted, first_line, lasting, listed, moment
 
 #: How often --watch looks again where nothing else is said.

@@ -16,6 +16,7 @@ from django_taskclaim.census import census
 from django_taskclaim.checks import companions, completion, ranges
 from django_taskclaim.checks import handlers as handlers_check
 from django_taskclaim.checks import models as models_check
+from django_taskclaim.claim import clock
 from django_taskclaim.columns import has_ranges
 from django_taskclaim.connecting import small_pool, work_in_schema
 from django_taskclaim.handlers import Handler, models_with_handler
@@ -32,7 +33,6 @@ from django_taskclaim.management.display import Onlooker
 from django_taskclaim.policy import faults, policy_for
 from django_taskclaim.switch import holds
 from django_taskclaim.throttling.configured import refused
-from django_taskclaim.tokens import clock
 from django_taskclaim.wording import counted, first_line, listed
 from django_taskclaim.worker.child import run_in_process
 from django_taskclaim.worker.health import HealthFile

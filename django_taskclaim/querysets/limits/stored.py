@@ -12,12 +12,12 @@ from django.apps import apps
 from django.db import models
 
 from django_taskclaim.allowances import Hours, Rate, parsed_hours, parsed_rate
+from django_taskclaim.claim import clock
 from django_taskclaim.dialects import DatabaseNow
 from django_taskclaim.policy import policies_by_class
 from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.switch_reading import limits_scope, own_scopes, scope_of, scopes_over
 from django_taskclaim.switch_reading import throttle_scope as throttle_scope_of
-from django_taskclaim.tokens import clock
 
 #: Somebody who gets no rows asks once in so many seconds whether limits were stored meanwhile.
 ASK_EVERY = 5.0

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.db import models
 
-from django_taskclaim.querysets.claims import ClaimManager, ClaimQuerySet
+from django_taskclaim.querysets.manager import ClaimManager, ClaimQuerySet
 from django_taskclaim.querysets.ranges import planning
 from django_taskclaim.querysets.ranges.place import Place
 from django_taskclaim.querysets.ranges.splitting import WORTH_SPLITTING, split_largest

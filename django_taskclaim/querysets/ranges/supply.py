@@ -4,7 +4,7 @@ from typing import Any
 
 from django.db import models
 
-from django_taskclaim.querysets.claims import ClaimQuerySet
+from django_taskclaim.querysets.manager import ClaimQuerySet
 from django_taskclaim.querysets.ranges.place import Place
 from django_taskclaim.querysets.ranges.planning import end_of_plan, newest_key, plan
 from django_taskclaim.querysets.ranges.settling import settle

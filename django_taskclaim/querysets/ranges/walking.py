@@ -10,6 +10,7 @@ from weakref import WeakSet
 
 from django.db import models
 
+from django_taskclaim.claim import Claim, carried_claim, clock, standing_claim
 from django_taskclaim.dialects.statements import SQL
 from django_taskclaim.exceptions import RangeInterrupted, RangeSplit, RangeUnfinished
 from django_taskclaim.guard import show
@@ -18,7 +19,6 @@ from django_taskclaim.querysets.ranges.place import Bounds, Place
 from django_taskclaim.querysets.ranges.splitting import split
 from django_taskclaim.querysets.transactions import refuse_old_snapshots, transactionally
 from django_taskclaim.querysets.writes import lock_claim
-from django_taskclaim.tokens import Claim, carried_claim, clock, standing_claim
 
 #: Rows of the first chunk, and of the largest.
 FIRST, LARGEST = 1_000, 50_000

@@ -9,6 +9,7 @@ from asgiref.sync import sync_to_async
 from django.db import models, transaction
 
 from django_taskclaim import conf, querysets
+from django_taskclaim.claim import standing_claim
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.guard import (
@@ -20,7 +21,6 @@ from django_taskclaim.guard import (
 )
 from django_taskclaim.querysets.people import PeopleVerbs
 from django_taskclaim.states import Status, Token
-from django_taskclaim.tokens import standing_claim
 
 if TYPE_CHECKING:
     from django_taskclaim.querysets.claiming import Request
