@@ -1,5 +1,6 @@
 """Settings of the example: SQLite in a file, or whatever database DATABASE_URL names."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,9 @@ TEMPLATES = [
 ]
 
 DATABASES: dict[str, Any] = {
-    "default": dj_database_url.config(default=f"sqlite:///{VAR_DIR / 'example.sqlite3'}")
+    "default": dj_database_url.parse(
+        os.environ.get("DATABASE_URL") or f"sqlite:///{VAR_DIR / 'example.sqlite3'}"
+    )
 }
 
 if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":

@@ -89,6 +89,9 @@ class Command(BaseCommand):
             if worker.returncode:
                 problems.append(f"The workers ended with code {worker.returncode}; see {OUTPUT}.")
             live.update(picture(account, problems), refresh=True)
+        if not console.is_terminal:
+            # The picture ends without a line break there.
+            self.stdout.write("")
         if stay:
             self.stdout.write(f"The control room stays open at {room} until Ctrl-C.")
             self.stdout.flush()
