@@ -20,7 +20,6 @@ from django_taskclaim.contention.codes import (
 )
 from django_taskclaim.contention.retriable import Retriable
 from django_taskclaim.contention.retry import (
-    Attempt,
     ContentionRetry,
     RetryOptions,
     contention_retried,
@@ -28,7 +27,6 @@ from django_taskclaim.contention.retry import (
 )
 
 __all__ = [
-    "Attempt",
     "Code",
     "ContentionRetry",
     "Retriable",

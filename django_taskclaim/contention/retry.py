@@ -4,12 +4,11 @@ import functools
 import inspect
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
-from types import TracebackType
-from typing import Any, ParamSpec, Self, TypedDict, TypeVar, Unpack, cast, overload
+from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack, cast, overload
 
 import tenacity
 from asgiref.sync import iscoroutinefunction, sync_to_async
@@ -38,7 +37,6 @@ class RetryOptions(TypedDict, total=False):
     max_wait: float | timedelta
     using: str | None
     atomic: bool
-    savepoint: bool
     sleep: Callable[[float], Any] | None
 
 
@@ -68,9 +66,6 @@ class ContentionRetry:
     using: str | None = None
     #: Whether each try gets a transaction. False is for code that manages its own, and for coroutines.
     atomic: bool = True
-    #: Whether a try inside the caller's transaction gets a savepoint, as with Django's ``atomic``. False joins
-    #: the transaction as it is and saves two round trips.
-    savepoint: bool = True
     #: What waits. A worker passes the ``wait`` of its stop event; for coroutines it is a coroutine function.
     sleep: Callable[[float], Any] | None = None
 
@@ -88,24 +83,19 @@ class ContentionRetry:
             raise TypeError(
                 f"{function!r} is a generator function: what it has yielded cannot be taken back."
             )
-        if iscoroutinefunction(function):
-            self._refuse_atomic(function)
-            return cast("Callable[P, R]", self._retried_coroutine(function))
-        return self._retried(function)
 
-    def _retried(self, function: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(function)
         def retried(*args: P.args, **kwargs: P.kwargs) -> R:
             return self.call(function, *args, **kwargs)
 
-        return retried
-
-    def _retried_coroutine(self, function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
         @functools.wraps(function)
-        async def retried(*args: P.args, **kwargs: P.kwargs) -> R:
-            return await self.acall(function, *args, **kwargs)
+        async def aretried(*args: Any, **kwargs: Any) -> Any:
+            return await self.acall(cast("Any", function), *args, **kwargs)
 
-        return retried
+        if not iscoroutinefunction(function):
+            return retried
+        self._refuse_atomic(function)
+        return cast("Callable[P, R]", aretried)
 
     def call(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Return what ``function`` returns, retrying contention, that of its COMMIT included."""
@@ -114,34 +104,28 @@ class ContentionRetry:
             with self._try():
                 return function(*args, **kwargs)
 
-        began = time.monotonic()
-        try:
-            return once()
-        except _Contended as contended:
-            first = contended
-        # Most calls meet none, and setting up the machine costs as much as a small statement.
-        return self._machine(began)(_raising_first(first, once))
+        return self._retrying()(once)
 
     def after(self, error: Exception, began: float, function: Callable[[], R]) -> R:
         """Return what further tries of *function* return, after a first one that raised *error*.
 
-        For whoever calls so often that only a failure is worth more than a bare call; TypeError unless
-        ``atomic=False``. *began* is when the first try did, by ``time.monotonic()``. What is not to be retried is
-        raised again.
+        For frequent calls: setting up the retries costs as much as a small statement. *began* is when the first try
+        did, by ``time.monotonic()``. What is not to be retried is raised again.
         """
-        if self.atomic:
-            raise TypeError(
-                "after() is for tries that manage their own transactions: atomic=False."
-            )
-        code = contention_code(error)
-        if code is None or self._hits_the_caller(error):
+        errors = [self._judged(error)]
+        if errors[0] is error:
             raise error
 
         def once() -> R:
+            if errors:
+                raise errors.pop()
             with self._try():
                 return function()
 
-        return self._machine(began)(_raising_first(_Contended(error, code), once))
+        def before(state: tenacity.RetryCallState) -> None:
+            state.start_time = began
+
+        return self._retrying(before=before)(once)
 
     async def acall(
         self, function: Callable[P, Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs
@@ -150,45 +134,50 @@ class ContentionRetry:
         self._refuse_atomic(function)
 
         async def once() -> R:
-            async with self._atry():
+            try:
                 return await function(*args, **kwargs)
+            except Exception as error:
+                # Django's async methods run their SQL in this thread, and connections belong to threads.
+                judged = await sync_to_async(self._judged)(error)
+                if judged is error:
+                    raise
+                raise judged from error
 
-        rules = self._rules() | {"before_sleep": functools.partial(_atell, self.using)}
+        rules = self._rules() | {"before_sleep": sync_to_async(self._send)}
         if self.sleep is not None:
             rules["sleep"] = self.sleep
         return cast("R", await tenacity.AsyncRetrying(**rules)(once))
 
-    def __iter__(self) -> Iterator["Attempt"]:
+    def __iter__(self) -> Iterator[AbstractContextManager[None]]:
         """Yield attempts until one succeeds: ``for attempt in …: with attempt: …``."""
-        managers = iter(self._machine())
-        for manager in managers:
-            yield Attempt(self._try, manager, managers)
+        for manager in self._retrying():
+            yield self._attempt(manager.retry_state)
             if manager.retry_state.outcome is None:
-                # Left unsaid, the loop would never end.
+                # Without this error the loop would never end.
                 raise RuntimeError(
                     "A loop over retry_on_contention() must enter its attempt: with attempt: ..."
                 )
 
-    def _machine(self, began: float | None = None) -> tenacity.Retrying:
-        """Return what repeats; *began* says when a first try was made without it."""
-
-        def before(state: tenacity.RetryCallState) -> None:
-            if began is not None:
-                state.start_time = began
-
-        tell = functools.partial(_tell, self.using)
-        return tenacity.Retrying(
-            **self._rules(), sleep=self.sleep or time.sleep, before=before, before_sleep=tell
-        )
-
-    def _rules(self) -> dict[str, Any]:
-        first, longest = _seconds(self.wait), _seconds(self.max_wait)
-        return {
-            "stop": tenacity.stop_after_attempt(self.retries + 1),
-            "wait": tenacity.wait_random_exponential(multiplier=first, max=longest),
-            "retry": tenacity.retry_if_exception_type(_Contended),
-            "retry_error_callback": _give_up,
-        }
+    @contextmanager
+    def _attempt(self, state: tenacity.RetryCallState) -> Iterator[None]:
+        """Run one try of the loop form; contention in the block is swallowed and leads to the next try."""
+        # All else ends the loop, also an error that is caught inside it.
+        state.set_result(None)
+        block_ended = False
+        try:
+            with ExitStack() as stack:
+                # A block cannot be skipped, so SQLite's BEGIN IMMEDIATE is retried by itself.
+                self._retrying()(lambda: stack.enter_context(self._try()))
+                yield
+                block_ended = True
+        except _Contended as contended:
+            if block_ended:
+                # If this were swallowed, a `return` in the block would look like a success.
+                contended.error.add_note(
+                    "The loop form cannot repeat a failed COMMIT; decorate a function instead."
+                )
+                raise contended.error from contended.error.__cause__
+            state.set_exception((type(contended), contended, contended.__traceback__))
 
     def _refuse_atomic(self, function: Callable[..., Any]) -> None:
         if self.atomic:
@@ -197,134 +186,83 @@ class ContentionRetry:
                 "pass atomic=False."
             )
 
-    def _try(self) -> AbstractContextManager[None]:
-        """Raise ``_Contended`` for what may be repeated, and let every other error pass as it is."""
-        if not self.atomic:
-            return self._bare()
-        connection = connections[self.using or DEFAULT_DB_ALIAS]
-        if _in_transaction(connection):
-            return self._joined(connection)
-        return self._opened(connection.alias)
+    def _retrying(self, **more: Any) -> tenacity.Retrying:
+        sleep = self.sleep or time.sleep
+        return tenacity.Retrying(**self._rules(), sleep=sleep, before_sleep=self._send, **more)
+
+    def _rules(self) -> dict[str, Any]:
+        first, longest = _seconds(self.wait), _seconds(self.max_wait)
+        return {
+            "stop": tenacity.stop_after_attempt(self.retries + 1),
+            "wait": tenacity.wait_random_exponential(multiplier=first, max=longest),
+            "retry": tenacity.retry_if_exception_type(_Contended),
+            "retry_error_callback": _raise_exhausted,
+        }
 
     @contextmanager
-    def _opened(self, using: str) -> Iterator[None]:
-        """Run the try in the outermost transaction."""
+    def _try(self) -> Iterator[None]:
+        """Raise ``_Contended`` for what may be repeated, and let every other error pass as it is."""
         committed: list[bool] = []
         try:
-            with transaction.atomic(using):
-                # The first hook of all. Those after it can raise contention out of atomic(), too, but then
-                # the transaction has committed, and repeating it would double its effects.
+            with self._transaction(committed) if self.atomic else nullcontext():
+                yield
+        except Exception as error:
+            judged = error if committed else self._judged(error)
+            if judged is error:
+                raise
+            raise judged from error
+
+    @contextmanager
+    def _transaction(self, committed: list[bool]) -> Iterator[None]:
+        using = self.using or DEFAULT_DB_ALIAS
+        is_outermost = not _in_transaction(connections[using])
+        with transaction.atomic(using):
+            if is_outermost:
+                # The first hook of all. A later one can raise contention out of atomic(), too, but then the
+                # transaction has committed, and repeating it would double its effects.
                 transaction.on_commit(lambda: committed.append(True), using)
-                yield
-        except Exception as error:
-            code = contention_code(error)
-            if code is None or committed:
-                raise
-            raise _Contended(error, code) from error
-
-    @contextmanager
-    def _joined(self, connection: BaseDatabaseWrapper) -> Iterator[None]:
-        """Run the try in the caller's transaction: contention is the caller's to repeat."""
-        try:
-            with transaction.atomic(connection.alias) if self.savepoint else nullcontext():
-                yield
-        except Exception as error:
-            if contention_code(error) is not None:
-                _mark_for_rollback(connection, error)
-            raise
-
-    @contextmanager
-    def _bare(self) -> Iterator[None]:
-        """Run a try that manages its own transactions."""
-        try:
             yield
-        except Exception as error:
-            code = contention_code(error)
-            if code is None or self._hits_the_caller(error):
-                raise
-            raise _Contended(error, code) from error
 
-    @asynccontextmanager
-    async def _atry(self) -> AsyncIterator[None]:
-        try:
-            yield
-        except Exception as error:
-            code = contention_code(error)
-            # Asked in the thread in which Django's async methods run their SQL: connections belong to threads.
-            if code is None or await sync_to_async(self._hits_the_caller)(error):
-                raise
-            raise _Contended(error, code) from error
+    def _judged(self, error: Exception) -> Exception:
+        """Return *error*, or ``_Contended`` if it may be repeated.
 
-    def _hits_the_caller(self, error: Exception) -> bool:
-        """Mark for rollback each open transaction that may have lost effects, and tell if there was one."""
+        Contention inside a caller's transaction may not: each open one that may have lost effects must roll back.
+        """
+        code = contention_code(error)
+        if code is None:
+            return error
         hit = [connection for connection in self._suspects(error) if _in_transaction(connection)]
         for connection in hit:
-            _mark_for_rollback(connection, error)
-        return bool(hit)
+            if connection.in_atomic_block:
+                connection.set_rollback(True)
+                # Django names it as the cause when it refuses the next query of the block.
+                connection.rollback_exc = error  # type: ignore[attr-defined]
+        return error if hit else _Contended(error, code)
 
     def _suspects(self, error: Exception) -> list[BaseDatabaseWrapper]:
-        if self.using is not None:
-            return [connections[self.using]]
+        if self.atomic or self.using is not None:
+            return [connections[self.using or DEFAULT_DB_ALIAS]]
         if not isinstance(error, Error):
             return []  # Another library's error comes from another library's transaction.
         return list(connections.all(initialized_only=True))
 
-
-class Attempt:
-    """One try of the loop form: swallows contention while another try may follow."""
-
-    def __init__(
-        self,
-        new_try: Callable[[], AbstractContextManager[None]],
-        manager: tenacity.AttemptManager,
-        managers: Iterator[tenacity.AttemptManager],
-    ) -> None:
-        self._new_try, self._manager, self._managers = new_try, manager, managers
-
-    @property
-    def number(self) -> int:
-        """Which try this is, from 1."""
-        return self._manager.retry_state.attempt_number
-
-    def __enter__(self) -> Self:
-        while True:
-            self._block = self._new_try()
-            try:
-                self._block.__enter__()
-            except _Contended as contended:
-                # SQLite's BEGIN IMMEDIATE. The body cannot be skipped, so the next try begins right here.
-                self._record(contended)
-                next(self._managers)
-            else:
-                return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> bool:
-        contended = None
-        try:
-            self._block.__exit__(kind, error, traceback)
-        except _Contended as caught:
-            contended = caught
-        finally:
-            # Every other error leaves the loop, or ends it when it is caught inside.
-            self._manager.__exit__(None, None, None)
-        if contended is None:
-            return False
-        if error is None:
-            # The COMMIT failed. Were that swallowed, a `return` in the block would pass for a success.
-            contended.error.add_note(
-                "The loop form cannot repeat a failed COMMIT; decorate a function instead."
-            )
-            raise contended.error
-        self._record(contended)
-        return True
-
-    def _record(self, contended: _Contended) -> None:
-        self._manager.__exit__(type(contended), contended, contended.__traceback__)
+    def _send(self, state: tenacity.RetryCallState) -> None:
+        """Log the retry that is about to be waited for, and send the signal."""
+        contended = _contended(state)
+        facts = {
+            "code": contended.code,
+            "attempt": state.attempt_number,
+            "elapsed": state.seconds_since_start,
+            "wait": state.upcoming_sleep,
+            "using": self.using,
+        }
+        logger.warning(
+            "Try %(attempt)d met contention (database code %(code)s) after %(elapsed).3f s, "
+            "trying again in %(wait).3f s: %(error)s",
+            {**facts, "error": contended.error},
+            extra=facts,
+        )
+        contention_retried.send_robust(sender=ContentionRetry, **facts)
 
 
 @overload
@@ -377,18 +315,6 @@ def is_generator_function(function: Callable[..., Any]) -> bool:
     return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
 
 
-def _raising_first(first: _Contended, again: Callable[[], R]) -> Callable[[], R]:
-    """Return a function whose first call ends as a try that was made before has ended."""
-    pending = [first]
-
-    def once() -> R:
-        if pending:
-            raise pending.pop()
-        return again()
-
-    return once
-
-
 def _seconds(duration: float | timedelta) -> float:
     return duration.total_seconds() if isinstance(duration, timedelta) else duration
 
@@ -400,46 +326,12 @@ def _in_transaction(connection: BaseDatabaseWrapper) -> bool:
     return connection.in_atomic_block or not autocommit
 
 
-def _mark_for_rollback(connection: BaseDatabaseWrapper, error: Exception) -> None:
-    if connection.in_atomic_block:
-        connection.set_rollback(True)
-        # Django names it as the cause when it refuses the next query of the block.
-        connection.rollback_exc = error  # type: ignore[attr-defined]
-
-
 def _contended(state: tenacity.RetryCallState) -> _Contended:
     assert state.outcome is not None
     return cast("_Contended", state.outcome.exception())
 
 
-def _log(using: str | None, state: tenacity.RetryCallState) -> dict[str, Any]:
-    """Log the retry that is about to be waited for, and return its facts."""
-    contended = _contended(state)
-    facts = {
-        "code": contended.code,
-        "attempt": state.attempt_number,
-        "elapsed": state.seconds_since_start,
-        "wait": state.upcoming_sleep,
-        "using": using,
-    }
-    logger.warning(
-        "Try %(attempt)d met contention (database code %(code)s) after %(elapsed).3f s, "
-        "trying again in %(wait).3f s: %(error)s",
-        {**facts, "error": contended.error},
-        extra=facts,
-    )
-    return facts
-
-
-def _tell(using: str | None, state: tenacity.RetryCallState) -> None:
-    contention_retried.send_robust(sender=ContentionRetry, **_log(using, state))
-
-
-async def _atell(using: str | None, state: tenacity.RetryCallState) -> None:
-    await contention_retried.asend_robust(sender=ContentionRetry, **_log(using, state))
-
-
-def _give_up(state: tenacity.RetryCallState) -> None:
+def _raise_exhausted(state: tenacity.RetryCallState) -> None:
     contended = _contended(state)
     elapsed = state.seconds_since_start or 0.0
     raise RetriesExhausted(state.attempt_number, elapsed, contended.code) from contended.error

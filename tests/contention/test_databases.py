@@ -46,8 +46,12 @@ def test_a_busy_sqlite_that_refuses_to_begin_is_retried(rival: Rival) -> None:
         cursor.execute("PRAGMA busy_timeout = 0")
     assert connection.transaction_mode == "IMMEDIATE"
     retry_on_contention(sleep=rival.let_go).call(add, 5)
+    rival.hold()
+    for attempt in retry_on_contention(sleep=rival.let_go):
+        with attempt:
+            add(5)
     connection.close()
-    assert balances() == {1: 5, 2: 0}
+    assert balances() == {1: 10, 2: 0}
 
 
 def test_the_final_error_has_attempts_time_code_and_cause(
@@ -67,10 +71,10 @@ def test_the_final_error_has_attempts_time_code_and_cause(
 
 
 def test_the_loop_repeats_its_block(held: Rival) -> None:
-    numbers = []
+    tries = 0
     for attempt in retry_on_contention(sleep=held.let_go):
         with attempt:
-            numbers.append(attempt.number)
+            tries += 1
             add_at_once(1)
-    assert numbers == [1, 2]
+    assert tries == 2
     assert balances()[1] == 1

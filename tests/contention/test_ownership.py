@@ -10,7 +10,7 @@ from django_taskclaim.contention import Retriable, retry_on_contention
 from tests.contention.conftest import ROW_LOCKS, Rival, add, add_at_once, balances, failing
 
 
-@pytest.mark.parametrize("options", [{}, {"savepoint": False}, {"atomic": False}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"atomic": False}], ids=str)
 def test_inside_a_transaction_the_error_passes_and_the_transaction_is_lost(
     held: Rival, retried: list[dict[str, Any]], options: dict[str, Any]
 ) -> None:
