@@ -5,11 +5,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from django.db import connection, connections
+from django.db import connection
 from django.db.models import Sum
 
 from django_taskclaim.contention import retry_on_contention
 from django_taskclaim.models import Throttle
+from tests.contention.conftest import failing
 from tests.factories import make
 from tests.testapp.models import Job, Photo, UuidKey
 from tests.worker.conftest import Worker, jobs, states, wait_until
@@ -84,39 +85,16 @@ def test_a_check_that_cannot_be_answered_keeps_a_worker_from_starting(start_work
     assert ("SQLite" if connection.vendor == "sqlite" else "is no replica") in said
 
 
-def contend() -> None:
-    """Meet real contention once: another session holds what the first try wants, and lets go before the second."""
-    other = connections.create_connection("default")
-    if connection.vendor == "sqlite":
-        connection.cursor().execute("PRAGMA busy_timeout = 0")
-        other.cursor().execute("BEGIN IMMEDIATE")
-        let_go: Callable[[], Any] = lambda: other.cursor().execute("ROLLBACK")  # noqa: E731
-    else:
-        other.set_autocommit(False)
-        other.cursor().execute("SELECT id FROM testapp_uuidkey FOR UPDATE")
-        let_go = other.rollback
-
-    @retry_on_contention(retries=2, wait=0, max_wait=0, sleep=lambda seconds: let_go())
-    def touch() -> None:
-        with connection.cursor() as cursor:
-            if connection.vendor != "sqlite":
-                cursor.execute("SELECT id FROM testapp_uuidkey FOR UPDATE NOWAIT")
-            cursor.execute("UPDATE testapp_uuidkey SET counter = counter + 1")
-
-    try:
-        touch()
-    finally:
-        other.close()
-        connection.close()
-
-
 def test_contention_that_a_handler_retries_counts_as_a_failure(
     work: Callable[..., int], settings: Any
 ) -> None:
     """The row is done, but the breaker of its model trips, and others stay open."""
     settings.TASKCLAIM = {"BREAKER": {"outcomes": 1, "rest": 3600}}
-    make(UuidKey, 1)
     make(Photo, 20)
-    assert work(Photo, lambda photo: contend(), batch_size=1) == 3
+
+    def contend(photo: Photo) -> None:
+        retry_on_contention(atomic=False, wait=0).call(failing(1))
+
+    assert work(Photo, contend, batch_size=1) == 3
     assert set(Photo.objects.values_list("status", flat=True)) == {"complete", "open"}
     assert not Photo.objects.exclude(attempts=0).exists()
