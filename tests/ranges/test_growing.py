@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from django.db import connection, connections, transaction
+from django.db import connection, transaction
 
 from tests.commands import run
 from tests.querysets.support import (
@@ -16,7 +16,6 @@ from tests.querysets.support import (
     clock,
     elsewhere,
     execute,
-    held_open,
     set_raw,
     wait_for,
 )
@@ -110,23 +109,6 @@ def test_a_key_that_was_only_taken_from_the_sequence_is_waited_for() -> None:
         (taken[1], 1),
         (taken[1] + 1, 1),
     }
-
-
-@postgresql
-@pytest.mark.django_db(transaction=True, databases="__all__")
-def test_what_cannot_add_rows_holds_up_nothing() -> None:
-    """Transactions of other databases, and those that began after the keys were read."""
-    with transaction.atomic(using="other"):
-        with connections["other"].cursor() as cursor:
-            cursor.execute("SELECT 1")
-        with late(lambda: LogSource.objects.count()):
-            log(1)
-            LogRange.objects.plan()
-            assert LogRange.objects.claim_batch(1) == []
-        with held_open(lambda: LogSource.objects.count()):
-            LogRange.objects.plan()
-            (claimed,) = LogRange.objects.claim_batch(1)
-            assert claimed.upper_key == 1
 
 
 @pytest.mark.django_db

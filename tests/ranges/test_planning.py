@@ -12,11 +12,9 @@ from tests.commands import run
 from tests.querysets.support import at_once
 from tests.ranges.conftest import (
     assert_seamless,
-    claimed,
     counters,
     fill,
     planned,
-    work,
     work_through,
 )
 from tests.testapp.models import IntRange, LogRange, TextSource, UuidSource
@@ -78,7 +76,7 @@ def test_the_columns_of_a_range_are_written_by_verbs_alone() -> None:
     assert IntRange.objects.get(pk=stale.pk).upper == upper
 
 
-# Commands and pages
+# The command
 
 
 @pytest.mark.once
@@ -93,26 +91,6 @@ def test_claimplan_tells_how_much_it_planned_and_is_for_ranges_alone() -> None:
         run("claimplan", "testapp.IntRange", "--chunk-size", "0")
     with pytest.raises(ValueError, match="chunk_size must be a whole number"):
         IntRange.objects.plan(chunk_size=True)
-
-
-@pytest.mark.once
-@pytest.mark.django_db(databases="__all__")
-def test_claimstatus_shows_how_far_the_plan_is() -> None:
-    """A strip in the order of keys: done, running, failed and open parts."""
-    planned(50, chunk_size=10)
-    done = claimed(IntRange)
-    for rows in done.rows():
-        work(rows)
-    done.claim.complete()
-    running, failing = claimed(IntRange), claimed(IntRange)
-    failing.claim.fail("no", retry=False)
-    assert IntRange.objects.split(at_least=1)
-    walk = running.rows(2)
-    next(walk), next(walk)
-    walk.close()
-    shown = run("claimstatus", "testapp.IntRange")
-    assert "12 rows done of about 50" in shown
-    assert "[#>.x..]" in shown
 
 
 # Checks

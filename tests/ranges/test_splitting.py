@@ -163,15 +163,3 @@ def test_an_idle_worker_takes_a_part_and_a_stop_and_a_pause_end_at_a_checkpoint(
     assert {(status, attempts) for status, attempts, _ in found} == {("open", 0)}
     work_through(IntRange)
     assert counters(IntRange) == {1}
-
-
-def test_a_range_whose_chunk_outlives_its_timeout_fails_and_is_split(start_worker: Start) -> None:
-    """It is charged as any row is; its tail is a range of its own, charged nothing."""
-    planned(200, chunk_size=200)
-    # The pause comes after the commit of the first chunk, within the call of the handler.
-    start_worker(model="testapp.IntRange", TASKCLAIM_TEST_TIMEOUT="10", TASKCLAIM_TEST_CHUNK="600")
-    wait_until(lambda: IntRange.objects.count() > 1, what="the range is split")
-    front = IntRange.objects.order_by("position").first()
-    assert front is not None
-    assert (front.attempts, front.rows_done) == (1, 50)
-    assert_seamless(IntRange)

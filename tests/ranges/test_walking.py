@@ -21,7 +21,7 @@ from tests.ranges.conftest import (
     work,
     work_through,
 )
-from tests.testapp.models import IntRange, IntSource, UuidRange, UuidSource
+from tests.testapp.models import IntRange, IntSource, UuidRange
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -143,27 +143,6 @@ def test_a_handler_that_leaves_its_range_early_fails_it(
     assert (ran.retrying, UuidRange.objects.get().attempts) == (1, 1)
 
 
-def test_a_split_while_the_next_chunk_is_looked_for_ends_the_walk_at_the_new_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The look has no lock, so that others may write meanwhile."""
-    planned(20)
-    range_ = claimed(IntRange)
-    splits: list[bool] = []
-
-    def source_rows(cls: Any) -> Any:
-        if not splits:
-            splits.append(IntRange.objects.split(at_least=1))
-        return IntSource.objects.all()
-
-    monkeypatch.setattr(IntRange, "source_rows", classmethod(source_rows))
-    assert sum(work(rows) for rows in range_.rows()) == 10
-    assert splits == [True]
-    range_.claim.complete()
-    assert work_through(IntRange) == 1
-    assert counters(IntRange) == {1}
-
-
 def test_source_rows_may_select_by_what_the_work_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that do not match are passed over, those that match are done once."""
     planned(20)
@@ -190,18 +169,6 @@ def test_the_size_of_chunks_follows_the_time_that_they_take() -> None:
     assert second == min(first * 8, 1_500)
     first, second = two_chunks(target=timedelta(microseconds=1))
     assert second == first // 8
-
-
-@pytest.mark.skipif(connection.features.has_select_for_update, reason="needs a single writer")
-def test_where_there_is_one_writer_others_write_between_the_chunks() -> None:
-    """A site beside a worker does not wait for the range to end."""
-    planned(20_000, chunk_size=20_000)
-    range_ = claimed(IntRange)
-    walk = elsewhere(lambda: sum(work(rows) for rows in range_.rows(100)))
-    for _ in range(3):
-        UuidSource.objects.create()
-    assert not walk.done()
-    assert walk.result(DEADLINE * 3) == 20_000
 
 
 def test_advance_refuses_keys_outside_of_what_is_left() -> None:
