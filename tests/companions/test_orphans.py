@@ -51,10 +51,8 @@ def test_the_command_populates_and_removes_orphans() -> None:
     assert "Added 5 rows to sources.PageTask." in said
     assert "Added 20 rows" in run("claimpopulate", "sources.PageTask", "--chunk", "7")
     assert PageTask.objects.progress().paused == 5
-    assert "source" not in run("claimdoctor", "sources.PageTask").replace("sources.", "")
     Page.objects.filter(pk__in=first).delete()
     assert "2 rows without a source" in run("claimdoctor", "sources.PageTask")
-    assert "--remove-orphans" in run("claimpopulate", "sources.PageTask")
     assert "Removed 2 rows" in run("claimpopulate", "sources.PageTask", "--remove-orphans")
     assert PageTask.objects.count() == 23
 

@@ -87,23 +87,6 @@ def test_a_row_that_another_session_adds_meanwhile_is_passed_over() -> None:
     assert PageTask.objects.count() == 5
 
 
-@pytest.mark.django_db(databases=["default", "other"], transaction=True)
-@pytest.mark.parametrize("model", [PageTask, FarTask])
-def test_chunks_that_were_committed_stay_when_it_is_interrupted(model: Any) -> None:
-    """The next call adds the rest."""
-    sources = make_sources(model, 10)
-
-    def stop_at_the_third(send: Any, sql: str, *args: Any) -> Any:
-        if sql.startswith("INSERT") and model.objects.count() == 6:
-            raise KeyboardInterrupt
-        return send(sql, *args)
-
-    with connection.execute_wrapper(stop_at_the_third), pytest.raises(KeyboardInterrupt):
-        model.objects.populate(sources, chunk_size=3)
-    assert model.objects.count() == 6
-    assert model.objects.populate(sources, chunk_size=3) == 4
-
-
 def test_what_another_constraint_refuses_is_an_error() -> None:
     """A row that is no duplicate is never left out silently."""
     with pytest.raises(IntegrityError), transaction.atomic():

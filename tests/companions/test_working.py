@@ -16,8 +16,6 @@ from django_taskclaim.testing import run_due
 from tests.companions.app.models import (
     FarPage,
     FarTask,
-    Line,
-    LineTask,
     Page,
     PageCheck,
     PageTask,
@@ -74,11 +72,8 @@ def test_the_sources_of_a_batch_are_loaded_in_one_query_from_their_database() ->
     assert len(queries) == 1
 
 
-def test_a_batch_handler_answers_by_sources_or_their_keys(handled: Handled) -> None:
+def test_a_batch_handler_answers_by_the_keys_of_its_sources(handled: Handled) -> None:
     """A key of a source is not taken for a companion's."""
-    LineTask.objects.populate(make_sources(LineTask, 4))
-    assert run_due(LineTask).completed == 4
-    assert list(Line.objects.order_by("number").values_list("length", flat=True)) == [0, 1, 2, 3]
     audits(2)
     keys = list(Task.objects.order_by("pk").values_list("pk", flat=True))
     handled(lambda tasks: {keys[0]: None, keys[1]: ValueError("bad")}, batch=True, max_attempts=1)
