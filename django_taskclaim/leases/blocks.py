@@ -5,7 +5,7 @@ import contextlib
 import functools
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar, cast
@@ -82,33 +82,24 @@ def synchronized(
     named_lease("checked", lease=lease, wait=wait, using=using)
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        return cast("Callable[P, R]", _synchronized(function, block))
-
-    return decorate
-
-
-def _synchronized(
-    function: Callable[..., Any], block: Callable[..., "LeaseBlock"]
-) -> Callable[..., Any]:
-    if is_generator_function(function):
-        raise TypeError(
-            f"{function!r} is a generator function: its work is done after the call, so no lease would cover it."
-        )
-    if iscoroutinefunction(function):
+        if is_generator_function(function):
+            raise TypeError(
+                f"{function!r} is a generator function: its work is done after the call, so no lease would cover it."
+            )
 
         @functools.wraps(function)
-        async def held_coroutine(*args: Any, **kwargs: Any) -> Any:
+        def held(*args: P.args, **kwargs: P.kwargs) -> R:
+            with block(*args, **kwargs):
+                return function(*args, **kwargs)
+
+        @functools.wraps(function)
+        async def aheld(*args: Any, **kwargs: Any) -> Any:
             async with block(*args, **kwargs):
-                return await function(*args, **kwargs)
+                return await cast("Any", function)(*args, **kwargs)
 
-        return held_coroutine
+        return cast("Callable[P, R]", aheld) if iscoroutinefunction(function) else held
 
-    @functools.wraps(function)
-    def held_function(*args: Any, **kwargs: Any) -> Any:
-        with block(*args, **kwargs):
-            return function(*args, **kwargs)
-
-    return held_function
+    return decorate
 
 
 class LeaseBlock:
@@ -126,13 +117,16 @@ class LeaseBlock:
 
     def __enter__(self) -> HeldLease:
         self._enter_once()
-        patience = Patience(self.wait)
+        pauses = _pauses(clock() + self.wait.total_seconds())
         while True:
             try:
                 self._take()
                 return self._kept()
-            except LeaseUnavailable as unavailable:
-                time.sleep(patience.pause(unavailable))
+            except LeaseUnavailable:
+                pause = next(pauses, None)
+                if pause is None:
+                    raise
+                time.sleep(pause)
             except RuntimeError:
                 self._give_up()
                 raise
@@ -147,13 +141,16 @@ class LeaseBlock:
 
     async def __aenter__(self) -> HeldLease:
         self._enter_once()
-        patience = Patience(self.wait)
+        pauses = _pauses(clock() + self.wait.total_seconds())
         while True:
             try:
                 await sync_to_async(self._take)()
                 return self._kept()
-            except LeaseUnavailable as unavailable:
-                await asyncio.sleep(patience.pause(unavailable))
+            except LeaseUnavailable:
+                pause = next(pauses, None)
+                if pause is None:
+                    raise
+                await asyncio.sleep(pause)
             except (RuntimeError, asyncio.CancelledError):
                 # When a task is cancelled its thread goes on, and would take a lease for nobody.
                 await _to_its_end(self._give_up)
@@ -209,21 +206,12 @@ class LeaseBlock:
                 self._held.end()
 
 
-class Patience:
-    """How long one waits for a lease, and when to look again."""
-
-    def __init__(self, wait: timedelta) -> None:
-        self._end = clock() + wait.total_seconds()
-        self._next = FIRST_PAUSE
-
-    def pause(self, unavailable: LeaseUnavailable) -> float:
-        """Return the seconds to the next look; raise *unavailable* where the last one has been."""
-        rest = self._end - clock()
-        if rest <= 0:
-            raise unavailable
-        length = self._next * random.uniform(0.5, 1.0)
-        self._next = min(self._next * 2, LONGEST_PAUSE)
-        return min(length, rest)
+def _pauses(end: float) -> Iterator[float]:
+    """Yield the seconds to wait before each further look, until ``clock()`` has reached *end*."""
+    longest = FIRST_PAUSE
+    while (rest := end - clock()) > 0:
+        yield min(longest * random.uniform(0.5, 1.0), rest)
+        longest = min(longest * 2, LONGEST_PAUSE)
 
 
 def _leave(held: HeldLease, error: BaseException | None) -> None:

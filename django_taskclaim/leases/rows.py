@@ -5,7 +5,6 @@ whatever instant, leaves no lock behind and keeps nobody out for longer than its
 """
 
 import contextlib
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Self
 
@@ -43,16 +42,6 @@ class FirstIteration(models.Expression):
         return f"({seconds} + %s)", [start + int(self.wait.total_seconds())]
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """One look at a name."""
-
-    iteration: int
-    holder: str | None
-    expires_at: datetime | None
-    free: bool
-
-
 class LeaseRows(models.QuerySet[NamedLease]):
     """The table of named leases on one database."""
 
@@ -79,12 +68,13 @@ class LeaseRows(models.QuerySet[NamedLease]):
             seen = self._look(name)
             if seen is None:
                 self._introduce(name)
-            elif not seen.free:
-                raise LeaseUnavailable(name, seen.holder, seen.expires_at)
-            else:
-                began = clock()
-                if self._swap(name, seen.iteration, holder, lease):
-                    return Token(holder, seen.iteration + 1), began
+                continue
+            iteration, current_holder, expires_at, is_free = seen
+            if not is_free:
+                raise LeaseUnavailable(name, current_holder, expires_at)
+            began = clock()
+            if self._swap(name, iteration, holder, lease):
+                return Token(holder, iteration + 1), began
         raise TaskClaimError(
             f"Lease {name!r} changed hands {MOST_LOOKS} times while it was asked for."
         )
@@ -112,11 +102,11 @@ class LeaseRows(models.QuerySet[NamedLease]):
         # One statement that repeats the condition; delete() would read the rows first where signals are connected.
         return int(unused.filter(name__in=names)._raw_delete(self.db)) if names else 0
 
-    def _look(self, name: str) -> Seen | None:
+    def _look(self, name: str) -> tuple[int, str | None, datetime | None, bool] | None:
+        """Return the iteration, the holder, the expiry and whether the name is free; None for a new name."""
         is_free = models.ExpressionWrapper(_nobody_holds(DatabaseNow()), models.BooleanField())
         rows = self.filter(name=name).annotate(is_free=is_free)
-        found = rows.values_list("iteration", "claimed_by", "expires_at", "is_free").first()
-        return None if found is None else Seen(*found)
+        return rows.values_list("iteration", "claimed_by", "expires_at", "is_free").first()
 
     def _introduce(self, name: str) -> None:
         """Let the name exist, held by nobody; another process may have been faster."""
