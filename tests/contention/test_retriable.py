@@ -59,7 +59,6 @@ class Gateway:
 
     def __init__(self, fails: int = 0) -> None:
         self.answer = failing(fails)
-        self.limit = 3
 
     def save(self, suffix: str = "") -> str:
         return self.answer() + suffix
@@ -73,12 +72,6 @@ class Gateway:
 
     def _private(self) -> str:
         return self.answer()
-
-    def __enter__(self) -> "Gateway":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.limit = 0
 
 
 def test_every_public_method_is_retried() -> None:
@@ -96,14 +89,3 @@ def test_every_public_method_is_retried() -> None:
 def test_what_is_no_public_method_is_not_retried(use: Any) -> None:
     with pytest.raises(Deadlock):
         use(Retriable(Gateway(fails=1)))
-
-
-def test_the_proxy_stands_for_its_target() -> None:
-    gateway = Gateway(fails=1)
-    proxy = Retriable(gateway, wait=0)
-    proxy.limit = 4
-    assert (proxy.limit, gateway.limit) == (4, 4)
-    assert isinstance(proxy, Gateway)
-    with proxy as entered:
-        assert entered.save() == "done"
-    assert gateway.limit == 0

@@ -173,22 +173,21 @@ def test_a_frozen_process_keeps_its_rows_no_longer_than_it_may_be_silent(
 
 
 @pytest.mark.promise(5)
-def test_a_lost_answer_to_a_commit_that_deleted_is_undecided(
-    commits: Any, letters: list[Letter]
-) -> None:
-    with pytest.raises(CommitUndecided) as undecided, take(Letter.objects.all(), 2) as rows:
-        commits.arm(swallowed)
-    assert undecided.value.undecided == undecided.value.lost == rows
-    assert Letter.objects.count() == 4
-
-
-@pytest.mark.parametrize("fate", [swallowed, withheld])
-def test_an_update_tells_nothing_of_its_commit(
-    commits: Any, letters: list[Letter], fate: Any
+@pytest.mark.parametrize(
+    ("options", "fate"),
+    [
+        ({}, swallowed),
+        ({"update": {"sent": True}}, swallowed),
+        ({"update": {"sent": True}}, withheld),
+    ],
+)
+def test_a_lost_answer_to_a_commit_is_undecided(
+    commits: Any, letters: list[Letter], options: Any, fate: Any
 ) -> None:
     with (
-        pytest.raises(CommitUndecided),
-        take(Letter.objects.all(), 2, update={"sent": True}),
+        pytest.raises(CommitUndecided) as undecided,
+        take(Letter.objects.filter(sent=False), 2, **options) as rows,
     ):
         commits.arm(fate)
-    assert Letter.objects.filter(sent=True).count() == (2 if fate is swallowed else 0)
+    assert undecided.value.undecided == undecided.value.lost == rows
+    assert Letter.objects.filter(sent=False).count() == (4 if fate is swallowed else 6)
