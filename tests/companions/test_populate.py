@@ -1,16 +1,14 @@
 """``populate()`` gives each source one companion, for every kind of link, and may be repeated at any time."""
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from django.db import IntegrityError, connection, models, transaction
+from django.db import IntegrityError, models, transaction
 
 from tests.companions.app.models import FarTask, Line, Page, PageTask, Task, TaskAudit
 from tests.companions.conftest import make_sources
-from tests.locks import waits_for_a_lock
-from tests.querysets.support import DEADLINE, at_once, elsewhere, wait_for
+from tests.querysets.support import at_once
 
 pytestmark = pytest.mark.django_db(databases=["default", "other"])
 
@@ -60,31 +58,6 @@ def test_several_at_once_add_each_source_once(model: Any) -> None:
 
     assert sum(at_once(populating(None), populating(7), populating(None))) == 60
     assert len(linked(model)) == 60
-
-
-@pytest.mark.django_db(databases=["default", "other"], transaction=True)
-@pytest.mark.skipif(not connection.features.has_select_for_update, reason="needs two writers")
-def test_a_row_that_another_session_adds_meanwhile_is_passed_over() -> None:
-    """A view may make a companion while a populate runs; each counts its own."""
-    sources = make_sources(PageTask, 5)
-    made, go = threading.Event(), threading.Event()
-
-    def view() -> None:
-        with transaction.atomic():
-            PageTask.objects.create(source=sources.order_by("pk")[2])
-            made.set()
-            assert go.wait(DEADLINE)
-
-    other = elsewhere(view)
-    assert made.wait(DEADLINE)
-    populate = elsewhere(PageTask.objects.populate, sources)
-    # MySQL answers anew only where nobody has asked for a tenth of a second.
-    wait_for(lambda: populate.done() or waits_for_a_lock(), every=0.3)
-    assert not populate.done()
-    go.set()
-    other.result(DEADLINE)
-    assert populate.result(DEADLINE) == 4
-    assert PageTask.objects.count() == 5
 
 
 def test_what_another_constraint_refuses_is_an_error() -> None:

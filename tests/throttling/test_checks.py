@@ -1,18 +1,13 @@
-"""The health checks that come with us, the settings that name them, and what people see of a throttle."""
+"""The health checks that come with us, and the settings that name them."""
 
-from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.core.checks import run_checks
 from django.db import OperationalError, connection
 
-from django_taskclaim.dialects import DatabaseLater, DatabaseNow
 from django_taskclaim.handlers import handler, unregister
-from django_taskclaim.models import Throttle
 from django_taskclaim.throttling import ReplicaLag, Sql, Surroundings, ok, stop
-from tests.commands import run
-from tests.doctor.support import doctor
 from tests.factories import make
 from tests.testapp.models import Photo
 
@@ -109,30 +104,3 @@ def test_a_server_that_is_no_replica_is_named_when_it_is_asked(settings: Any) ->
     settings.TASKCLAIM = {"HEALTH_CHECKS": [ReplicaLag(using="other")]}
     assert found() == {}
     assert "'other' is no replica" in found("default", "other")["taskclaim.E131"]
-
-
-# What people see
-
-
-def throttled(process: str, *, seconds: float) -> None:
-    Throttle.objects.create(
-        process=process,
-        label="testapp.photo",
-        source="replica lag",
-        reason="lags 42 s",
-        since_at=DatabaseNow(),
-        until=DatabaseLater(timedelta(seconds=seconds)),
-    )
-
-
-def test_what_is_in_force_is_shown() -> None:
-    """Processes with the same reason share a line; a throttle that has ended is not shown."""
-    throttled("worker@a:1", seconds=60)
-    throttled("worker@a:2", seconds=60)
-    throttled("worker@b:1", seconds=-1)
-    lines = [line for line in run("claimstatus", "testapp.Photo").splitlines() if "THROT" in line]
-    assert len(lines) == 1
-    for said in ("worker@a:1", "worker@a:2", "replica lag", "lags 42 s"):
-        assert said in lines[0]
-    _code, text = doctor("testapp.Photo")
-    assert "testapp.Photo is throttled on" in text
