@@ -10,7 +10,7 @@ import pytest
 from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.leases import HeldLease, LeaseRows, named_lease
 from django_taskclaim.models import NamedLease
-from tests.querysets.support import DEADLINE, clock, elsewhere, execute
+from tests.querysets.support import clock, execute
 
 TABLE = NamedLease._meta.db_table
 
@@ -34,26 +34,6 @@ def set_moment(name: str, column: str, offset: str) -> None:
 
 def expire(name: str) -> None:
     set_moment(name, "expires_at", "-1 SECOND")
-
-
-@contextmanager
-def held_by_another_thread(name: str, **options: Any) -> Iterator[threading.Event]:
-    """Hold a lease in another thread; it is given back when the event is set, or the block ends."""
-    taken, leave = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with named_lease(name, **options):
-            taken.set()
-            leave.wait(DEADLINE * 2)
-
-    session = elsewhere(hold)
-    if not taken.wait(DEADLINE):
-        session.result(0)
-    try:
-        yield leave
-    finally:
-        leave.set()
-        session.result(DEADLINE)
 
 
 @contextmanager

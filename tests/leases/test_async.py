@@ -11,7 +11,7 @@ from django.db import connection
 
 from django_taskclaim import named_lease, synchronized
 from django_taskclaim.exceptions import LeaseUnavailable
-from tests.leases.support import held_by_another_thread, is_held, renewer_threads, stored
+from tests.leases.support import is_held, renewer_threads, stored
 from tests.querysets.support import DEADLINE, wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -56,7 +56,7 @@ def test_an_async_function_is_synchronized() -> None:
         return await sync_to_async(is_held)(f"report:{number}")
 
     assert async_to_sync(report)(7)
-    with held_by_another_thread("report:7"), pytest.raises(LeaseUnavailable):
+    with named_lease("report:7"), pytest.raises(LeaseUnavailable):
         async_to_sync(report)(7)
 
 

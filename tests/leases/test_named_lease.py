@@ -20,7 +20,6 @@ from tests.leases.support import (
     TABLE,
     ends_lost,
     expire,
-    held_by_another_thread,
     is_held,
     renewer_threads,
     set_moment,
@@ -131,24 +130,8 @@ def test_a_wrong_name_lease_or_wait_is_refused(name: Any, options: Any) -> None:
 # Waiting
 
 
-def test_waiting_ends_when_the_lease_is_given_back() -> None:
-    """Which is after the first try."""
-    with held_by_another_thread("report") as leave:
-
-        def let_go_behind_it(execute: Any, sql: str, *args: Any) -> Any:
-            answer = execute(sql, *args)
-            leave.set()
-            return answer
-
-        with (
-            connection.execute_wrapper(let_go_behind_it),
-            named_lease("report", wait=timedelta(seconds=DEADLINE)) as held,
-        ):
-            assert held.check()
-
-
 def test_waiting_has_an_end() -> None:
-    with held_by_another_thread("report"):
+    with named_lease("report"):
         assert_refused("report", wait=0.5)
 
 
@@ -236,10 +219,9 @@ def test_a_synchronized_function_runs_under_the_lease() -> None:
     def report(number: int, *, deep: bool) -> bool:
         return is_held(f"report:{number}") and deep
 
-    with held_by_another_thread("report:8"):
-        assert report(7, deep=True)
-        with pytest.raises(LeaseUnavailable):
-            report(8, deep=True)
+    assert report(7, deep=True)
+    with named_lease("report:8"), pytest.raises(LeaseUnavailable):
+        report(8, deep=True)
 
 
 @pytest.mark.once

@@ -2,8 +2,7 @@
 
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -104,25 +103,19 @@ def test_sessions_that_the_server_ends_cost_no_lease() -> None:
     assert not is_held("report")
 
 
-@contextmanager
-def nothing_can_be_written() -> Iterator[None]:
-    """Keep the lease's row locked; on SQLite that is the whole database."""
-
-    def lock() -> None:
-        if connection.features.has_select_for_update:
-            list(NamedLease.objects.select_for_update())
-        else:
-            NamedLease.objects.create(name="another")
-
-    with held_open(lock):
-        yield
+def lock() -> None:
+    """Lock the lease's row; on SQLite that is the whole database."""
+    if connection.features.has_select_for_update:
+        list(NamedLease.objects.select_for_update())
+    else:
+        NamedLease.objects.create(name="another")
 
 
 @pytest.mark.promise(8)
 def test_a_holder_that_cannot_renew_hears_of_it_before_the_lease_ends() -> None:
     """Once lost it stays lost, though nobody else has come."""
     with ends_lost("report", lease=3) as held:
-        with nothing_can_be_written():
+        with held_open(lock):
             wait_for_loss(held)
         with pytest.raises(ClaimLost, match="could not be renewed in time"):
             held.renew()
@@ -131,7 +124,7 @@ def test_a_holder_that_cannot_renew_hears_of_it_before_the_lease_ends() -> None:
 
 def test_a_short_hindrance_costs_no_lease() -> None:
     with named_lease("report", lease=20) as held:
-        with nothing_can_be_written():
+        with held_open(lock):
             # False: not now, and not lost either.
             assert held.renew() is False
         assert held.renew()
