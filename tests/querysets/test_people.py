@@ -38,7 +38,7 @@ def ask(rows: Any, limit: int, who: str = "user:17", **options: Any) -> list[Any
     return found
 
 
-@pytest.mark.promise(1)
+@pytest.mark.promise(1, 2)
 def test_the_same_rows_come_back_topped_up(kind_of_table: Any, let_lease_lapse: Lapse) -> None:
     model = kind_of_table
     make(model, 8)
