@@ -84,6 +84,13 @@ def test_more_rows_workers_and_failures_cost_no_more_queries(boss: Client) -> No
     assert queries() == few
 
 
+def test_the_percentage_is_of_complete_rows(looks: Client) -> None:
+    failed(4)
+    for page in (photos(), overview()):
+        text = text_of(looks.get(page))
+        assert re.search(r"\b0 of 4 \(?0 %", text), text
+
+
 # The switch
 
 

@@ -53,7 +53,7 @@ class Bar:
     """The states, and what they come to."""
 
     segments: list[Segment]
-    finished: str
+    complete: str
     total: str
     percent: str
     estimated: bool
@@ -74,9 +74,9 @@ def bar_of(seen: Overview | None, hour: Sequence[Any] = (), day: Sequence[Any] =
     completion = policy_for(seen.model).completion
     return Bar(
         segments=_segments(progress, seen.estimated),
-        finished=_told(progress.finished, progress.total),
+        complete=_told(progress.complete, progress.total),
         total=_told(progress.total, progress.total),
-        percent=words.percent(progress.fraction),
+        percent=words.percent(progress.complete / progress.total) if progress.total else "",
         estimated=estimated,
         forecast=_forecast_of(completion, progress, _rates(hour, day)),
         empty=not progress.total,
