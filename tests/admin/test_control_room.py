@@ -91,6 +91,16 @@ def test_the_percentage_is_of_complete_rows(looks: Client) -> None:
         assert re.search(r"\b0 of 4 \(?0 %", text), text
 
 
+@pytest.mark.parametrize("page", ["switch", "settings", "first"])
+def test_a_login_after_the_session_ended_leads_back_to_the_page(boss: Client, page: str) -> None:
+    """The login form sends a GET to the address of the form that was lost."""
+    where = photos(page, group="abc") if page == "first" else photos(page)
+    assert Client().post(where).status_code == 302
+    answer = boss.get(where)
+    assert (answer.status_code, answer["Location"]) == (302, photos())
+    assert recorded() == []
+
+
 # The switch
 
 

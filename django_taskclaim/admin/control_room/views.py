@@ -20,7 +20,7 @@ from django.template.response import TemplateResponse
 from django.urls import URLPattern, path
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
-from django.views.decorators.http import require_GET, require_POST
+from django.views.decorators.http import require_GET
 
 from django_taskclaim.admin.confirming import Crumb, confirm, in_no_transaction
 from django_taskclaim.admin.control_room import acts, words
@@ -75,6 +75,16 @@ _ORDERS = {
 def urls_of(room: Room, base: str) -> list[URLPattern]:
     """Return the patterns of the model's pages below *base*."""
 
+    def only_post(view: View) -> View:
+        """Send a GET to the page: the login form leads here when a form was sent after the session ended."""
+
+        def answer(request: HttpRequest, **kwargs: Any) -> HttpResponseBase:
+            if request.method in {"GET", "HEAD"}:
+                return redirect(room.url())
+            return view(request, **kwargs)
+
+        return require_question(answer)
+
     def at(route: str, view: View, name: str = "", method: Any = require_GET) -> URLPattern:
         # A page that looks is left out of transactions, too: on SQLite each would keep every writer waiting.
         wrapped: View = room.site.admin_view(in_no_transaction(method(view)))
@@ -83,12 +93,12 @@ def urls_of(room: Room, base: str) -> list[URLPattern]:
     return [
         at("", Page(room).show),
         at("live/", Page(room).live, "live"),
-        at("switch/", Acts(room).switch, "switch", require_POST),
+        at("switch/", Acts(room).switch, "switch", only_post),
         at("orders/", Acts(room).order, "orders", require_question),
-        at("settings/", Acts(room).settings, "settings", require_POST),
+        at("settings/", Acts(room).settings, "settings", only_post),
         at("failures.csv", Acts(room).export, "export"),
         at("failures/<slug:group>.csv", Acts(room).export, "export"),
-        at("failures/<slug:group>/first/", Acts(room).first, "first", require_POST),
+        at("failures/<slug:group>/first/", Acts(room).first, "first", only_post),
         at("failures/<slug:group>/retry/", Acts(room).retry, "retry", require_question),
     ]
 
