@@ -16,8 +16,7 @@ from functools import partial
 from tests.querysets.support import DEADLINE
 
 _PLACED = re.compile(r"\x1b\[[\d;]*H|\r*\n")
-_CODE = re.compile(r"\x1b(\[\??[\d;]*[a-zA-Z]|[78D])")
-_MARGINS = re.compile(r"\x1b\[([\d;]*)r")
+_CODE = re.compile(r"\x1b\[\??[\d;]*[a-zA-Z]")
 
 
 class Terminal:
@@ -27,7 +26,8 @@ class Terminal:
         self, env: dict[str, str], *words: str, size: tuple[int, int], term: str = "xterm"
     ) -> None:
         self._ours, theirs = pty.openpty()
-        self.resize(*size)
+        columns, lines = size
+        fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
         self.process = subprocess.Popen(
             [sys.executable, "-m", "django", *words],
             env={**env, "TERM": term},
@@ -40,25 +40,16 @@ class Terminal:
         os.close(theirs)
         self.written = ""
 
-    def resize(self, columns: int, lines: int) -> None:
-        fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
-
     @property
     def text(self) -> str:
         """What was written so far without codes; each line that was placed on the screen begins a line."""
         return _CODE.sub("", _PLACED.sub("\n", self.written))
 
-    @property
-    def scrolls(self) -> bool:
-        """Whether the whole screen scrolls again, after a part of it was kept for a picture."""
-        margins = _MARGINS.findall(self.written)
-        return bool(margins) and margins[-1] == ""
-
-    def wait_for(self, *patterns: str, since: int = 0) -> None:
-        """Wait until the text has all of these in it, after the first *since* characters written."""
+    def wait_for(self, *patterns: str) -> None:
+        """Wait until the text has all of these in it."""
         deadline = time.monotonic() + 3 * DEADLINE
         while True:
-            text = _CODE.sub("", _PLACED.sub("\n", self.written[since:]))
+            text = self.text
             missing = [one for one in patterns if not re.search(one, text, re.MULTILINE)]
             if not missing:
                 return

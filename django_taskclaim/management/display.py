@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import select
 import shutil
 import signal
 import subprocess
@@ -30,9 +29,6 @@ from django_taskclaim.wording import clock_time, lasting
 # What terminals understand: another screen, and back; where the cursor is; what is cleared.
 _OTHER_SCREEN, _OWN_SCREEN = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 _HOME, _REST_OF_LINE, _REST_OF_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
-# To note and find again where the cursor is; the lines that scroll, all of them again; one line down, scrolling.
-_SAVE, _RESTORE = "\x1b7", "\x1b8"
-_ALL_SCROLL, _DOWN = "\x1b[r", "\x1bD"
 
 #: What a coloured line consists of: codes, which have no width, and characters.
 _PIECE = re.compile(r"\x1b\[[\d;]*m|.", re.DOTALL)
@@ -85,105 +81,17 @@ def _width(character: str) -> int:
     return 2 if unicodedata.east_asian_width(character) in "WF" else 1
 
 
-# The foot of a terminal
-
-
-class Foot:
-    """The last lines of a terminal that others go on writing to: what they write scrolls above the picture.
-
-    The terminal itself keeps the lines out of what scrolls. So nobody's output passes through here, and nobody waits
-    for this process or loses a line where it hangs or dies.
-    """
-
-    def __init__(self, out: Any) -> None:
-        self._end: int = out.fileno()
-        self._size = os.terminal_size((0, 0))
-        self._lines = 0
-        if signal.getsignal(signal.SIGTSTP) == signal.SIG_DFL:
-            signal.signal(signal.SIGTSTP, self._suspend)
-
-    @property
-    def width(self) -> int:
-        """How wide the terminal is now."""
-        return os.get_terminal_size(self._end).columns
-
-    def draw(self, lines: Sequence[str]) -> None:
-        """Show *lines*, as many as there is room for; nothing from the background."""
-        if not self._is_ours():
-            return
-        size = os.get_terminal_size(self._end)
-        if size != self._size:
-            # Its lines may be anywhere below the cursor now.
-            self.clear()
-            self._size = size
-        shown = [clipped(line, size.columns) for line in lines[: _most(size.lines)]]
-        written = self._room_for(len(shown)) + _SAVE
-        shown += [""] * (self._lines - len(shown))
-        for number, line in enumerate(shown, size.lines - self._lines + 1):
-            written += f"\x1b[{number};1H{line}{_REST_OF_LINE}"
-        self._write(written + _RESTORE)
-
-    def clear(self) -> None:
-        """Let the whole window scroll again, with nothing below the cursor."""
-        if self._lines:
-            self._write(give_back())
-            self._lines = 0
-
-    def _room_for(self, lines: int) -> str:
-        """Return what takes so many lines out of what scrolls. They never get fewer, so that nothing jumps."""
-        more = lines - self._lines
-        if more <= 0:
-            return ""
-        self._lines = lines
-        region = f"\x1b[1;{self._size.lines - lines}r"
-        return f"{_DOWN * more}\x1b[{more}A{_SAVE}{region}{_RESTORE}"
-
-    def _suspend(self, number: int, frame: Any) -> None:
-        """Leave the terminal to the shell, as Ctrl-Z asks for."""
-        self.clear()
-        signal.signal(number, signal.SIG_DFL)
-        signal.raise_signal(number)
-        signal.signal(number, self._suspend)
-
-    def _is_ours(self) -> bool:
-        try:
-            return os.tcgetpgrp(self._end) == os.getpgrp()
-        except OSError:
-            # Not the terminal that controls this session: nobody can have put it into the background.
-            return True
-
-    def _write(self, text: str) -> None:
-        # One write: a terminal lets nobody else's come between.
-        with suppress(OSError):
-            os.write(self._end, text.encode())
-
-
-def _most(height: int) -> int:
-    """Return how many lines may be taken: what scrolls keeps eight, or half of a small window, or all of a tiny one."""
-    return max(height // 2, height - 8) if height > 5 else 0
-
-
-def give_back() -> str:
-    """Return what makes a terminal scroll as usual, with nothing below the cursor."""
-    return f"{_SAVE}{_ALL_SCROLL}{_RESTORE}{_REST_OF_SCREEN}"
-
-
 def moves_cursor(out: Any) -> bool:
     """Say whether *out* is a terminal on which a picture can be drawn over the last one."""
     return bool(out.isatty()) and os.environ.get("TERM", "") not in ("", "dumb")
 
 
-def has_foot(out: Any) -> bool:
-    """Say whether *out* is a terminal that knows where it ends."""
-    return moves_cursor(out) and all(os.get_terminal_size(out.fileno()))
-
-
 # In a process of its own
 
-#: Seconds before the first picture, so that a worker that ends at once shows none.
+#: Seconds before the first line, so that a worker that ends at once shows none.
 AFTER = 1.5
 
-#: How long the end may wait for the last picture, and how long once a second stop signal has come.
+#: How long the end may wait for the last line, and how long once a second stop signal has come.
 PATIENCE, AT_ONCE = 5.0, 0.5
 
 _PROGRAM = """
@@ -195,7 +103,7 @@ Command().look_on(**json.loads(sys.argv[1]))
 
 
 class Onlooker:
-    """Another process, which draws what goes on with some models. It ends with this one, and cannot hold it up."""
+    """Another process, which prints how the work on some models goes on. It ends with this one and cannot delay it."""
 
     def __init__(self, **facts: Any) -> None:
         """Start it; *facts* are arguments of the ``look_on`` of ``claimstatus``."""
@@ -204,7 +112,7 @@ class Onlooker:
         if not settings.SETTINGS_MODULE:
             # Another process does not know what a script has given to settings.configure().
             return
-        # Where no process or memory is left for it, there is no picture.
+        # Where no process or memory is left for it, nothing is printed.
         with suppress(OSError):
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _PROGRAM, json.dumps({"began": self._began, **facts})],
@@ -214,23 +122,20 @@ class Onlooker:
             )
 
     def end(self, signals: int = 0) -> None:
-        """Have it say what was done, and leave the terminal as it was; it is killed where that takes too long."""
+        """Let it print what was done; it is killed if that takes too long."""
         process = self._process
         if process is None or process.stdin is None:
             return
         patience = AT_ONCE if signals > 1 else PATIENCE
         if clock() - self._began < AFTER:
-            # Nothing was drawn yet.
+            # Nothing was printed yet.
             patience = 0
         process.stdin.close()
         try:
-            code = process.wait(patience)
+            process.wait(patience)
         except subprocess.TimeoutExpired:
             process.kill()
-            code = process.wait()
-        # A terminal that somebody has halted would halt us.
-        if code and has_foot(sys.stdout) and select.select([], [sys.stdout], [], 0)[1]:
-            os.write(sys.stdout.fileno(), give_back().encode())
+            process.wait()
 
 
 # The picture of one model

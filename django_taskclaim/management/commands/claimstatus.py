@@ -41,11 +41,9 @@ from django_taskclaim.management.conditions import (
 )
 from django_taskclaim.management.display import (
     AFTER,
-    Foot,
     Pace,
     bar,
     draw,
-    has_foot,
     left,
     legend,
     moves_cursor,
@@ -73,8 +71,11 @@ NAMED = 10
 #: Of the failed companions that many are named.
 FAILED_NAMED = 3
 
-#: Seconds between two lines on a terminal that cannot be drawn on.
+#: Seconds between two lines of a drain, or of --watch on a terminal that cannot be drawn on.
 TELL_EVERY = 5.0
+
+#: Characters of the bar in such a line, with the numbers behind it.
+BAR = 50
 
 #: How many of the last errors are shown, and how many are remembered, so that an old one is not taken for a new one.
 ERRORS_SHOWN, ERRORS_KNOWN = 3, 200
@@ -185,6 +186,7 @@ exit codes:
             raise CommandError("--watch needs a terminal to draw on.", returncode=USAGE)
         every = options["watch"]
         if not moves_cursor(self.stdout):
+            self.style = no_style()
             with contextlib.suppress(KeyboardInterrupt):
                 while True:
                     self._tell(where)
@@ -219,20 +221,15 @@ exit codes:
                 connection.close_if_unusable_or_obsolete()
         return look
 
-    def _picture(
-        self, look: Look, width: int, *, lately: timedelta | None = None, final: bool = False
-    ) -> list[str]:
-        """Return the lines that show how the work goes on, or, being *final*, how far it got.
-
-        *lately* says how long ago this work began; then what has nothing to do with it is left out.
-        """
+    def _picture(self, look: Look, width: int) -> list[str]:
+        """Return the lines that show how the work goes on."""
         written = io.StringIO()
         terminal, self.stdout = self.stdout, OutputWrapper(written)
         try:
             for seen in look.seen:
-                lines = [*self._bar(seen, width - 2), *(() if final else self._pace.told(seen))]
+                lines = [*self._bar(seen, width - 2), *self._pace.told(seen)]
                 with self._asking(seen.alias):
-                    self._details(seen, lines, brief=lately is not None)
+                    self._details(seen, lines)
             for sentence in look.refusals:
                 self.stdout.write(self.style.ERROR(sentence))
             if self._errors:
@@ -240,12 +237,9 @@ exit codes:
                 self.stdout.write(self.style.MIGRATE_LABEL("Last errors"))
                 for said in list(self._errors)[-ERRORS_SHOWN:]:
                     self.stdout.write(f"  {said}")
-            for alias in dict.fromkeys(one.alias for one in look.seen if not final):
+            for alias in dict.fromkeys(one.alias for one in look.seen):
                 with self._asking(alias):
-                    known = look.workers[alias]
-                    if lately is not None:
-                        known = _of_this_work(known, look.seen, lately)
-                    self._workers(known, alias, look.seen)
+                    self._workers(look.workers[alias], alias, look.seen)
         finally:
             self.stdout = terminal
         return written.getvalue().strip("\n").splitlines()
@@ -263,18 +257,24 @@ exit codes:
         if not seen.progress.total:
             yield "no rows"
             return
-        coloured = self.style.ERROR("") != ""
-        yield bar(seen, width, coloured=coloured)
-        yield from legend(seen, width, coloured=coloured)
+        yield bar(seen, width, coloured=self._coloured)
+        yield from legend(seen, width, coloured=self._coloured)
+
+    @property
+    def _coloured(self) -> bool:
+        return self.style.ERROR("") != ""
 
     def _tell(self, where: list[tuple[Any, str]]) -> None:
-        """Say how the work goes on in a line for each model, for a terminal that cannot do more."""
+        """Print how the work goes on, in one line for each model."""
         look = self._look(where)
         for seen in look.seen:
             failed = seen.progress.failed
             wrong = [f"{failed:,} failed"] if failed else []
             parts = [*wrong, *self._pace.told(seen), *self._paused(seen)]
-            told = f"{seen.model._meta.label}: {', '.join([rows_of(seen), *parts])}"
+            share = (
+                bar(seen, BAR, coloured=self._coloured) if seen.progress.total else rows_of(seen)
+            )
+            told = f"{seen.model._meta.label}: {', '.join([share, *parts])}"
             self.stdout.write(f"{moment(timezone.now())} {told}")
         for sentence in look.refusals:
             self.stdout.write(sentence)
@@ -285,37 +285,25 @@ exit codes:
     def look_on(
         self, *, labels: list[str], using: str, began: float, before: dict[str, Any], no_color: bool
     ) -> None:
-        """Draw how the work goes on at the foot of the terminal until standard input ends, then say what was done.
+        """Print how the work goes on until standard input ends, then what was done.
 
         *before* has the numbers of complete and of failed rows at the moment *began*, where these were counted.
         """
         for number in (signal.SIGINT, signal.SIGTERM):
             # A worker that was told to stop has rows to give back, and these are to be seen.
             signal.signal(number, signal.SIG_IGN)
-        if no_color or os.environ.get("NO_COLOR"):
+        if no_color or os.environ.get("NO_COLOR") or not moves_cursor(self.stdout):
             self.style = no_style()
         use_own_connection(using)
         where = [(apps.get_model(label), using) for label in labels]
-        foot = Foot(self.stdout) if has_foot(self.stdout) else None
-        picture, due = [""], began + AFTER
+        due = began + AFTER
         while not select.select([sys.stdin], [], [], 0.5)[0]:
-            start = clock()
-            lately = timedelta(seconds=start - began)
-            if start >= due and foot is None:
+            if clock() >= due:
+                start = clock()
                 self._tell(where)
-                due = start + TELL_EVERY
-            elif start >= due and foot is not None:
-                picture = self._picture(self._look(where), foot.width, lately=lately)
                 # Looking takes a tenth of the time at most.
-                due = clock() + max(1.0, 10 * (clock() - start))
-            if foot is not None and any(picture):
-                rule = f" {lasting(lately)} ──"
-                foot.draw([rule.rjust(foot.width, "─"), *picture])
+                due = clock() + max(TELL_EVERY, 10 * (clock() - start))
         look, lately = self._look(where), timedelta(seconds=clock() - began)
-        if foot is not None:
-            foot.clear()
-            picture = self._picture(look, foot.width, lately=lately, final=True)
-            self.stdout.write("\n".join(picture))
         for seen in look.seen:
             self._sum_up(seen, before.get(seen.model._meta.label), lately)
 
@@ -386,7 +374,7 @@ exit codes:
 
     # What else there is to know of a model
 
-    def _details(self, seen: Overview, first: Sequence[str] = (), *, brief: bool = False) -> None:
+    def _details(self, seen: Overview, first: Sequence[str] = ()) -> None:
         lines = [
             *first,
             *_ranges(seen),
@@ -394,11 +382,11 @@ exit codes:
             *self._throttled(seen),
             *(f"all together keep to: {told(limits)}" for limits in seen.limits),
             *_settings(seen),
-            *(() if brief else self._waiting(seen)),
+            *self._waiting(seen),
             *_done(seen),
             *self._expired(seen),
             *self._failed(seen),
-            *(() if brief else _held(seen)),
+            *_held(seen),
         ]
         if lines:
             self.stdout.write("")
@@ -499,15 +487,6 @@ exit codes:
 
 def _texts(rows: Sequence[Sequence[tuple[str, Style]]]) -> list[list[str]]:
     return [[text for text, _ in row] for row in rows]
-
-
-def _of_this_work(
-    known: Sequence[Worker], seen: Sequence[Overview], lately: timedelta
-) -> list[Worker]:
-    """Return the workers that serve one of the models and were heard of in so long a time."""
-    now = seen[0].now
-    serving = [worker for worker in known if any(worker.serves(one.model) for one in seen)]
-    return [worker for worker in serving if now - worker.seen_at < lately]
 
 
 def _number(seen: Overview, state: Status) -> str:
