@@ -6,7 +6,6 @@ from django_taskclaim.dialects import DatabaseLater
 from tests.querysets.conftest import (  # noqa: F401 - fixtures
     let_lease_lapse,
     nothing_learned,
-    rival,
     rule,
     strategy,
 )

@@ -8,7 +8,7 @@ import pytest
 
 from django_taskclaim.handlers import handler
 from tests.factories import make
-from tests.querysets.support import ROW_LOCKS, names
+from tests.querysets.support import names
 from tests.testapp.models import (
     Author,
     Child,
@@ -87,15 +87,6 @@ def test_what_a_person_holds_comes_back_and_counts(rule: Rule) -> None:
     assert Photo.objects.claim_batch(3, **mine) == first
     first[0].claim.complete()
     assert countries(Photo.objects.claim_batch(6, **mine)) == {"A": 2, "B": 2}
-
-
-@pytest.mark.django_db(transaction=True)
-@pytest.mark.skipif(not ROW_LOCKS, reason="needs row locks")
-def test_rows_that_somebody_has_locked_are_passed_over(rule: Rule, rival: Any) -> None:
-    rule(Photo, limit_per={"country": 2})
-    rows = make(Photo, 4, country="A")
-    rival.lock(rows[0])
-    assert [row.pk for row in Photo.objects.claim_batch(2)] == [rows[1].pk, rows[2].pk]
 
 
 @pytest.mark.usefixtures("strategy")

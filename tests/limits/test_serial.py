@@ -15,7 +15,6 @@ from tests.testapp.models import (
     Child,
     ChildOwnsClaim,
     CompositeKey,
-    Parent,
     Photo,
 )
 
@@ -88,17 +87,6 @@ def test_a_paused_row_blocks_its_key_when_its_turn_comes(rule: Rule) -> None:
     assert claim(rows) == [1]
 
 
-def test_an_expired_head_blocks_until_the_reaper_has_put_it_back(
-    rule: Rule, let_lease_lapse: Any
-) -> None:
-    rule(Photo, serial_by="country")
-    rows = photos("AA")
-    let_lease_lapse(Photo.objects.claim_batch(9))
-    assert claim(rows) == []
-    Photo.objects.release_expired()
-    assert claim(rows) == [0]
-
-
 def test_neither_filter_nor_order_of_a_queryset_changes_the_head(rule: Rule) -> None:
     rule(Photo, serial_by="country")
     rows = photos("AABB", url=lambda i: "other" if i == 0 else "mine")
@@ -117,17 +105,6 @@ def test_priority_and_the_order_of_the_handler_decide_who_is_next(rule: Rule) ->
     rule(Photo, serial_by="country", order=("-width",))
     rows = photos("CCD", width=lambda i: i)
     assert sorted(claim(rows)) == [1, 2]
-
-
-def test_a_child_obeys_its_parent_and_may_order_by_its_own_columns(rule: Rule) -> None:
-    rule(Parent, serial_by="counter")
-    make(Child, 3, counter=7)
-    assert len(Child.objects.claim_batch(3)) == 1
-    assert Child.objects.claim_batch(3) == []
-    rule(Parent)
-    rule(Child, serial_by="counter", order=("-extra",))
-    rows = make(Child, 3, counter=8, extra=lambda i: "bca"[i])
-    assert Child.objects.claim_batch(3) == [rows[1]]
 
 
 @pytest.mark.django_db(transaction=True)
