@@ -26,7 +26,8 @@ class Rules:
 
 CLAIM = "h.new_status = 'processing' AND (h.old_status IS NULL OR h.old_status <> 'processing')"
 HELD = "h.old_status = 'processing'"
-#: As ``django_taskclaim.fields.CRASHED`` is stored: the mark of a row that waits to be claimed alone.
+#: As ``django_taskclaim.fields.CRASHED`` is stored: the mark of a row that waits to be claimed alone. A later moment is
+#: the mark of such a row whose claim has ended before the row was started.
 CRASHED = {
     "postgresql": "TIMESTAMPTZ '9000-01-02 00:00:00+00'",
     "mysql": "'9000-01-02 00:00:00'",
@@ -116,7 +117,7 @@ def checks(rules: Rules) -> dict[str, str]:
         "one_claim_at_a_time": f"""{entries} {HELD} AND h.old_expires_at > h.at AND NOT {RESET} AND (
             (h.new_status = 'processing' AND {changed("claimed_by", "iteration")})
             OR (h.new_status = 'open' AND {CHARGED} AND h.new_not_before = h.old_not_before)
-            OR (h.new_status = 'open' AND h.new_not_before = {CRASHED} AND h.old_not_before <> {CRASHED}
+            OR (h.new_status = 'open' AND h.new_not_before = {CRASHED} AND h.old_not_before < {CRASHED}
                 AND h.old_attempts + 1 >= {MAX_ATTEMPTS})
             OR (h.new_status = 'failed' AND {DIED}))""",
         # 1: each change of a row begins where the one before it ended, so the history has missed none.
@@ -129,7 +130,7 @@ def checks(rules: Rules) -> dict[str, str]:
             AND (h.new_status = 'processing' OR h.new_expires_at IS NULL))""",
         # 2: only rows that match the handler's queryset are claimed, open and due, or marked.
         "claims_are_wanted_and_due": f"""{entries} {CLAIM} AND (NOT h.new_wanted OR h.old_status IS NULL
-            OR h.old_status <> 'open' OR (h.old_not_before > h.at AND h.old_not_before <> {CRASHED}))""",
+            OR h.old_status <> 'open' OR (h.old_not_before > h.at AND h.old_not_before < {CRASHED}))""",
         # 2: no batch has more rows than were asked for; each has a holder of its own.
         "claims_keep_their_limit": f"""SELECT h.new_claimed_by, COUNT(*) AS n FROM chaos_history h WHERE {CLAIM}
             GROUP BY h.new_claimed_by HAVING COUNT(*) > {rules.batch_size}""",
