@@ -80,7 +80,7 @@ def serve_by_hand() -> None:
     from benchmarks.app.claims import tell
     from benchmarks.app.models import Listened
     from benchmarks.by_hand import PostgreSQL
-    from django_taskclaim.dialects.waking import CHANNEL
+    from django_taskclaim.db.notify import CHANNEL
 
     connection.ensure_connection()
     session: Any = connection.connection

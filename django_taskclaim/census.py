@@ -7,7 +7,7 @@ from typing import Any
 
 from django.db import models
 
-from django_taskclaim.dialects.inspection import Belief
+from django_taskclaim.db.inspection import Belief
 from django_taskclaim.querysets import ClaimQuerySet, Progress
 from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.states import Status

@@ -11,7 +11,7 @@ from django.db.backends.signals import connection_created
 from django.db.utils import load_backend
 
 from django_taskclaim.contention import contention_code, refusal_code
-from django_taskclaim.dialects import dialect_for
+from django_taskclaim.db import dialect_for
 from django_taskclaim.exceptions import RetriesExhausted
 
 #: The database was away, read-only after a failover, or contended; what was tried may be tried again.

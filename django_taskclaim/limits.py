@@ -13,7 +13,7 @@ from django.utils.translation import gettext as _
 
 from django_taskclaim.allowances import Hours, Rate
 from django_taskclaim.columns import claim_columns
-from django_taskclaim.dialects import DatabaseNow, dialect_for
+from django_taskclaim.db import DatabaseNow, dialect_for
 from django_taskclaim.models import FleetLimit, Switch
 from django_taskclaim.policy import refuse_no_number
 from django_taskclaim.querysets.limits.grant import settled

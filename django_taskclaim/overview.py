@@ -15,7 +15,7 @@ from django.db.models.functions import Substr
 
 from django_taskclaim.census import MOST, Census, census
 from django_taskclaim.columns import ClaimColumns, claim_columns, has_ranges
-from django_taskclaim.dialects import dialect_for
+from django_taskclaim.db import dialect_for
 from django_taskclaim.fields import CRASHED, NEVER_WAITED, UNSETTLED, as_utc
 from django_taskclaim.limits import FleetLimits, limits_of
 from django_taskclaim.links import is_companion, source_link, told_key

@@ -15,7 +15,7 @@ from django.utils.translation import gettext as _
 from django_taskclaim import conf
 from django_taskclaim.columns import claim_columns, has_claim_columns
 from django_taskclaim.contention import retry_on_contention
-from django_taskclaim.dialects import DatabaseLater, DatabaseNow
+from django_taskclaim.db import DatabaseLater, DatabaseNow
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.fields import as_utc
 from django_taskclaim.models import Switch

@@ -13,7 +13,7 @@ import pytest
 from django.core.management import CommandError, ManagementUtility, call_command
 from django.db import connections
 
-from django_taskclaim.dialects import DatabaseLater
+from django_taskclaim.db import DatabaseLater
 from django_taskclaim.models import WorkerProcess
 from django_taskclaim.querysets import ClaimQuerySet
 from tests.factories import make

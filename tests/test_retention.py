@@ -17,7 +17,7 @@ from django_taskclaim.control.models import (
     ThroughputMinute,
     WorkerOrder,
 )
-from django_taskclaim.dialects import DatabaseLater
+from django_taskclaim.db import DatabaseLater
 from django_taskclaim.models import FleetLimit, NamedLease, Switch, Throttle, WorkerProcess
 from tests import documents
 from tests.commands import run, shell

@@ -6,7 +6,7 @@ import pytest
 from django.db import connection, connections, transaction
 from django.test.utils import CaptureQueriesContext
 
-from django_taskclaim.dialects.waking import Listener
+from django_taskclaim.db.notify import Listener
 from django_taskclaim.querysets import waking
 from django_taskclaim.querysets.called import called_for
 from tests.testapp.models import Job, Photo, QuickJob, TextKey

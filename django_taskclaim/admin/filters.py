@@ -13,7 +13,7 @@ from django.utils.translation import gettext_lazy
 from django_taskclaim.admin import phrases
 from django_taskclaim.admin.rows import EXPIRED, WAITING
 from django_taskclaim.columns import ClaimColumns, claim_columns
-from django_taskclaim.dialects import dialect_for
+from django_taskclaim.db import dialect_for
 from django_taskclaim.overview import database_time
 from django_taskclaim.querysets.operating import expired_condition
 from django_taskclaim.querysets.scope import ClaimTarget, waits

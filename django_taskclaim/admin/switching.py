@@ -28,7 +28,7 @@ from django_taskclaim.admin.sweeping import alias_of
 from django_taskclaim.census import MOST
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.control.acts import record_act
-from django_taskclaim.dialects import DatabaseNow
+from django_taskclaim.db import DatabaseNow
 from django_taskclaim.fields import as_utc
 from django_taskclaim.models import Switch
 from django_taskclaim.querysets.operating import expired_condition

@@ -9,8 +9,8 @@ from django.db import NotSupportedError, connections, models, router
 from django_taskclaim import conf
 from django_taskclaim.checks.messages import from_fault, message
 from django_taskclaim.columns import is_claimable
-from django_taskclaim.dialects import dialect_for, is_supported
-from django_taskclaim.dialects.inspection import Fault
+from django_taskclaim.db import dialect_for, is_supported
+from django_taskclaim.db.inspection import Fault
 from django_taskclaim.models import Switch
 from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.switch import claimable_models, holds

@@ -11,7 +11,7 @@ from django.db import connections, router
 
 from django_taskclaim.checks.messages import message
 from django_taskclaim.columns import claim_columns, has_claim_columns, is_claimable
-from django_taskclaim.dialects import dialect_for, is_supported
+from django_taskclaim.db import dialect_for, is_supported
 from django_taskclaim.handlers import Handler, handler_for
 from django_taskclaim.links import is_companion, source_link
 from django_taskclaim.policy import faults

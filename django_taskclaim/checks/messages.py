@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 from django.core.checks import CheckMessage, Error, Warning
 
 if TYPE_CHECKING:
-    from django_taskclaim.dialects.inspection import Fault
+    from django_taskclaim.db.inspection import Fault
 
 TAG = "taskclaim"
 

@@ -11,7 +11,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext, pgettext_lazy
 
 from django_taskclaim.control.installed import is_on
-from django_taskclaim.dialects import DatabaseNow
+from django_taskclaim.db import DatabaseNow
 from django_taskclaim.localized import number
 from django_taskclaim.models import Switch
 from django_taskclaim.switch_reading import EVERY_MODEL, scope_of

@@ -13,7 +13,7 @@ from django_taskclaim.control import keeping
 from django_taskclaim.control.installed import is_on
 from django_taskclaim.control.models import LiveSettings, WorkerOrder
 from django_taskclaim.control.throughput import Roll
-from django_taskclaim.dialects import DatabaseNow, dialect_for
+from django_taskclaim.db import DatabaseNow, dialect_for
 from django_taskclaim.fields import as_utc
 from django_taskclaim.models import WorkerProcess
 from django_taskclaim.switch_reading import scope_of

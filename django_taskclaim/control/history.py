@@ -19,7 +19,7 @@ from django_taskclaim.control.acts import storable
 from django_taskclaim.control.installed import is_on
 from django_taskclaim.control.models import ClaimEvent
 from django_taskclaim.control.reading import HANDED_TO
-from django_taskclaim.dialects import DatabaseNow
+from django_taskclaim.db import DatabaseNow
 from django_taskclaim.failures import described, one_line
 from django_taskclaim.states import Status
 from django_taskclaim.switch_reading import scope_of

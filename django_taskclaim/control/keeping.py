@@ -10,7 +10,7 @@ from django.db import connections
 from django_taskclaim import conf
 from django_taskclaim.control.models import ClaimEvent, OperatorAct, ThroughputMinute, WorkerOrder
 from django_taskclaim.control.reading import AGE_OF_MINUTES, TEN_MINUTES, slot_start
-from django_taskclaim.dialects import DatabaseLater, dialect_for
+from django_taskclaim.db import DatabaseLater, dialect_for
 from django_taskclaim.fields import as_utc
 from django_taskclaim.overview import database_time
 from django_taskclaim.worker.histogram import packed, unpacked

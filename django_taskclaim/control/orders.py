@@ -19,7 +19,7 @@ from django_taskclaim.columns import claim_columns
 from django_taskclaim.contention import retry_on_contention
 from django_taskclaim.control.acts import record_act, storable
 from django_taskclaim.control.installed import NAME, is_on
-from django_taskclaim.dialects import DatabaseNow, dialect_for
+from django_taskclaim.db import DatabaseNow, dialect_for
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.handlers import handler_for
 from django_taskclaim.limits import OPTIONS, as_stored, set_limits, stored_limits

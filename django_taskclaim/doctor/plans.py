@@ -5,8 +5,8 @@ from typing import Any
 
 from django.db import connections, models, transaction
 
-from django_taskclaim.dialects.inspection import Plan, real_name
-from django_taskclaim.dialects.statements import SQL
+from django_taskclaim.db.inspection import Plan, real_name
+from django_taskclaim.db.sql import SQL
 from django_taskclaim.doctor.findings import Finding
 from django_taskclaim.doctor.rehearsal import claim_statements, fenced_statements, reaper_statements
 from django_taskclaim.fields import AnyField

@@ -7,7 +7,7 @@ from typing import Any
 from django.db import DatabaseError, models, transaction
 
 from django_taskclaim.claim import clock
-from django_taskclaim.dialects.statements import SQL
+from django_taskclaim.db.sql import SQL
 from django_taskclaim.doctor.findings import Finding
 from django_taskclaim.failures import told
 from django_taskclaim.policy import policy_for

@@ -14,7 +14,7 @@ from django.db import connections, models, transaction
 
 from django_taskclaim.completion import Delete
 from django_taskclaim.conf import setting
-from django_taskclaim.dialects.statements import SQL, Change
+from django_taskclaim.db.sql import SQL, Change
 from django_taskclaim.handlers import handler_for
 from django_taskclaim.policy import policy_for
 from django_taskclaim.querysets import ClaimQuerySet

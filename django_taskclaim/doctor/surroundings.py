@@ -13,7 +13,7 @@ from django_taskclaim.checks.handlers import check_handlers
 from django_taskclaim.checks.models import check_models
 from django_taskclaim.checks.settings import check_settings
 from django_taskclaim.columns import has_ranges
-from django_taskclaim.dialects.inspection import real_name
+from django_taskclaim.db.inspection import real_name
 from django_taskclaim.doctor.findings import Finding
 from django_taskclaim.doctor.vacuum import oldest_snapshot
 from django_taskclaim.fields import AnyField, ClaimColumn

@@ -5,8 +5,8 @@ from datetime import timedelta
 
 from django.db import DatabaseError, connections, models
 
-from django_taskclaim.dialects.inspection import real_name
-from django_taskclaim.dialects.vacuum import dead_rows_of, oldest_transaction
+from django_taskclaim.db.inspection import real_name
+from django_taskclaim.db.vacuum import dead_rows_of, oldest_transaction
 from django_taskclaim.doctor.findings import Finding
 from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.wording import first_line, lasting

@@ -14,7 +14,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django_taskclaim import conf
 from django_taskclaim.claim import clock
 from django_taskclaim.contention import ContentionRetry, retry_on_contention
-from django_taskclaim.dialects import DatabaseLater, DatabaseNow, dialect_for
+from django_taskclaim.db import DatabaseLater, DatabaseNow, dialect_for
 from django_taskclaim.exceptions import LeaseUnavailable, TaskClaimError
 from django_taskclaim.models import NamedLease
 from django_taskclaim.querysets.transactions import belongs_to_the_caller

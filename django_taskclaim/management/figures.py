@@ -14,7 +14,7 @@ from django.db.models import Min
 from django.utils import timezone
 
 from django_taskclaim.columns import claim_columns
-from django_taskclaim.dialects import dialect_for
+from django_taskclaim.db import dialect_for
 from django_taskclaim.fields import NEVER_WAITED, as_utc
 from django_taskclaim.handlers import handler_for
 from django_taskclaim.management.base import lacking_tables

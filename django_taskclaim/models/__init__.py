@@ -5,9 +5,6 @@ whose own ``status`` or ``priority`` is taken. ``SourceMixin`` makes a model the
 altered.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
 from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured
 
@@ -16,7 +13,18 @@ if apps.apps_ready and not apps.is_installed("django_taskclaim"):
         "Add 'django_taskclaim' to INSTALLED_APPS, then run manage.py migrate."
     )
 
-from django_taskclaim.models.tables import (
+from django_taskclaim.models.mixins import (
+    ClaimMixin,
+    CompletedAtMixin,
+    PrefixedClaimMixin,
+    PrefixedTaskMixin,
+    PriorityMixin,
+    RetryMixin,
+    TaskMixin,
+)
+from django_taskclaim.models.ranges import RangeMixin
+from django_taskclaim.models.sources import SourceKey, SourceMixin
+from django_taskclaim.tables import (
     Control,
     FleetLimit,
     NamedLease,
@@ -24,39 +32,6 @@ from django_taskclaim.models.tables import (
     Throttle,
     WorkerProcess,
 )
-
-if TYPE_CHECKING:
-    from django_taskclaim.models.mixins import (
-        ClaimMixin,
-        CompletedAtMixin,
-        PrefixedClaimMixin,
-        PrefixedTaskMixin,
-        PriorityMixin,
-        RetryMixin,
-        TaskMixin,
-    )
-    from django_taskclaim.models.ranges import RangeMixin
-    from django_taskclaim.models.sources import SourceKey, SourceMixin
-else:
-    #: Where the mixins are found: loaded by the models that inherit from them.
-    _MODULES = {
-        "ClaimMixin": "mixins",
-        "CompletedAtMixin": "mixins",
-        "PrefixedClaimMixin": "mixins",
-        "PrefixedTaskMixin": "mixins",
-        "PriorityMixin": "mixins",
-        "RangeMixin": "ranges",
-        "RetryMixin": "mixins",
-        "SourceKey": "sources",
-        "SourceMixin": "sources",
-        "TaskMixin": "mixins",
-    }
-
-    def __getattr__(name: str) -> Any:
-        if name in _MODULES:
-            return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
 
 __all__ = [
     "ClaimMixin",

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from datetime import timedelta
 
-from django_taskclaim.dialects.statements import SQL, value
+from django_taskclaim.db.sql import SQL, value
 from django_taskclaim.fields import CRASHED, AnyField
 from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.states import Status

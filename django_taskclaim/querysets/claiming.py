@@ -21,9 +21,9 @@ from django_taskclaim.claim import (
     clock,
     commits_by_itself,
 )
-from django_taskclaim.dialects import ClaimedRow, ClaimSpec, ClaimStatement, SwitchIsOn
-from django_taskclaim.dialects.base import bound, rows_by_role
-from django_taskclaim.dialects.claim_spec import limited, places_of
+from django_taskclaim.db import ClaimedRow, ClaimSpec, ClaimStatement, SwitchIsOn
+from django_taskclaim.db.base import bound, rows_by_role
+from django_taskclaim.db.claim_spec import limited, places_of
 from django_taskclaim.fields import CRASHED, CRASHED_UNBEGUN, AnyField, as_utc
 from django_taskclaim.policy import policies_over, policy_for, refuse_faulty
 from django_taskclaim.querysets import refusals

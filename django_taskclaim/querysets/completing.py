@@ -11,7 +11,7 @@ from django_taskclaim.claim import COMPLETED, carried_claim, carried_claims, end
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.completion import Archive, Call, Clear, Completion, Delete, Mark, Save
 from django_taskclaim.contention import contention_code, server_code
-from django_taskclaim.dialects.statements import Change
+from django_taskclaim.db.sql import Change
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.guard import show
 from django_taskclaim.policy import policy_for, refuse_faulty

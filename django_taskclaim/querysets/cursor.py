@@ -13,7 +13,7 @@ from django.db.models import Q
 
 from django_taskclaim.claim import clock
 from django_taskclaim.columns import ClaimColumns
-from django_taskclaim.dialects import Bound, ClaimedRow
+from django_taskclaim.db import Bound, ClaimedRow
 from django_taskclaim.fields import CRASHED, NEVER_WAITED, as_utc
 from django_taskclaim.querysets.scope import ClaimTarget, has_waited, is_quarantined
 

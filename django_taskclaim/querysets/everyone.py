@@ -12,7 +12,7 @@ from django.db.models import Case, F, Q, When
 
 from django_taskclaim import conf
 from django_taskclaim.contention import retry_on_contention
-from django_taskclaim.dialects import DatabaseLater, DatabaseNow
+from django_taskclaim.db import DatabaseLater, DatabaseNow
 from django_taskclaim.switch_reading import own_scopes, scope_of, throttle_scope
 
 

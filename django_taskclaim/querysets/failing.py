@@ -8,7 +8,7 @@ from django.db import DatabaseError, models
 
 from django_taskclaim.claim import GIVEN_UP, Ended, carried_claim, carried_claims, clock, standing
 from django_taskclaim.connecting import is_refusal
-from django_taskclaim.dialects.statements import Change, OwnValues, value
+from django_taskclaim.db.sql import Change, OwnValues, value
 from django_taskclaim.exceptions import Permanent
 from django_taskclaim.failures import in_ascii, recorded, told
 from django_taskclaim.policy import Verdict, policy_for, refuse_faulty

@@ -7,7 +7,7 @@ from typing import Any
 from django.db import DatabaseError, models
 
 from django_taskclaim.claim import Claim, claims_of
-from django_taskclaim.dialects import ClaimedRow, SwitchIsOn
+from django_taskclaim.db import ClaimedRow, SwitchIsOn
 from django_taskclaim.querysets.claiming import ClaimCall
 from django_taskclaim.querysets.cursor import Look
 from django_taskclaim.querysets.failing import release

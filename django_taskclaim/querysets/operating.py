@@ -12,8 +12,8 @@ from django.db.models import Q
 from django_taskclaim import conf
 from django_taskclaim.columns import claim_columns, has_ranges, range_columns, unit_of
 from django_taskclaim.connecting import is_refusal
-from django_taskclaim.dialects import DatabaseNow
-from django_taskclaim.dialects.statements import SQL, sql
+from django_taskclaim.db import DatabaseNow
+from django_taskclaim.db.sql import SQL, sql
 from django_taskclaim.failures import in_ascii, recorded
 from django_taskclaim.policy import fault_of, policy_for
 from django_taskclaim.querysets.assignments import (

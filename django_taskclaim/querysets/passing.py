@@ -10,7 +10,7 @@ from django.db import models
 from django_taskclaim import conf
 from django_taskclaim.claim import GIVEN_UP, carried_claims, end_claims, standing
 from django_taskclaim.columns import claim_columns
-from django_taskclaim.dialects.statements import Change
+from django_taskclaim.db.sql import Change
 from django_taskclaim.guard import show
 from django_taskclaim.policy import policy_for
 from django_taskclaim.querysets import operating

@@ -10,7 +10,7 @@ from django.db.models import Exists, F, OuterRef, Q, Value
 from django.db.models.fields import NOT_PROVIDED
 
 from django_taskclaim.columns import OwnKey
-from django_taskclaim.dialects.statements import SQL
+from django_taskclaim.db.sql import SQL
 from django_taskclaim.fields import AnyField
 from django_taskclaim.guard import prepare_birth
 from django_taskclaim.links import SourceKeyValues, SourceLink, source_link

@@ -9,8 +9,8 @@ from django.db.models import Max, Q
 from django.db.models.deletion import Collector
 
 from django_taskclaim.columns import has_ranges
-from django_taskclaim.dialects import DatabaseLater
-from django_taskclaim.dialects.statements import SQL, sql
+from django_taskclaim.db import DatabaseLater
+from django_taskclaim.db.sql import SQL, sql
 from django_taskclaim.querysets.operating import Told, in_chunks
 from django_taskclaim.querysets.scope import ClaimTarget, Rows
 from django_taskclaim.signals import rows_acted_on, send_after_commit

@@ -19,7 +19,7 @@ from django_taskclaim.claim import clock
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.connecting import is_refusal
 from django_taskclaim.contention import contention_code
-from django_taskclaim.dialects.statements import SQL, Key, sql
+from django_taskclaim.db.sql import SQL, Key, sql
 from django_taskclaim.failures import told
 from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.querysets.transactions import transactionally

@@ -8,7 +8,7 @@ from django.db import models
 from django.db.models.deletion import Collector
 
 from django_taskclaim.claim import carried_claim
-from django_taskclaim.dialects.statements import SQL
+from django_taskclaim.db.sql import SQL
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.querysets.scope import ClaimTarget, Rows
 from django_taskclaim.querysets.writes import Also, keys_of

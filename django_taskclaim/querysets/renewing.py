@@ -10,7 +10,7 @@ from django.db import DatabaseError, models
 
 from django_taskclaim.claim import carried_claim, carried_claims, clock, standing
 from django_taskclaim.columns import claim_columns
-from django_taskclaim.dialects.statements import Key
+from django_taskclaim.db.sql import Key
 from django_taskclaim.guard import show
 from django_taskclaim.querysets.losses import raise_lost
 from django_taskclaim.querysets.refusals import Search

@@ -8,7 +8,7 @@ from django.db import models
 
 from django_taskclaim.claim import carried_claim
 from django_taskclaim.columns import KeyColumns, claim_columns, is_claimable
-from django_taskclaim.dialects.statements import Change, OwnValues
+from django_taskclaim.db.sql import Change, OwnValues
 from django_taskclaim.exceptions import SourceGone
 from django_taskclaim.fields import AnyField
 from django_taskclaim.guard import refuse_names

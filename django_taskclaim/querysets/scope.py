@@ -18,14 +18,14 @@ from django.db.models.sql.where import WhereNode
 
 from django_taskclaim.claim import Claim, attach
 from django_taskclaim.columns import ClaimColumns, KeyColumns, claim_columns, key_columns
-from django_taskclaim.dialects import (
+from django_taskclaim.db import (
     ClaimedRow,
     ClaimStatement,
     DatabaseNow,
     Dialect,
     dialect_for,
 )
-from django_taskclaim.dialects.statements import KeyTable, Table
+from django_taskclaim.db.sql import KeyTable, Table
 from django_taskclaim.fields import CRASHED
 from django_taskclaim.guard import LOADED
 from django_taskclaim.policy import policy_for

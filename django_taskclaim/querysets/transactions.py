@@ -12,7 +12,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django_taskclaim import conf
 from django_taskclaim.claim import commits_by_itself
 from django_taskclaim.contention import contention_code, is_lock_timeout, retry_on_contention
-from django_taskclaim.dialects import dialect_for, savepoint_around
+from django_taskclaim.db import dialect_for, savepoint_around
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.querysets.lost_commits import AWAY, give_up
 from django_taskclaim.querysets.scope import ClaimTarget

@@ -11,7 +11,7 @@ from django.db import connections, models, transaction
 
 from django_taskclaim.claim import carried_claim
 from django_taskclaim.columns import claim_columns
-from django_taskclaim.dialects import dialect_for
+from django_taskclaim.db import dialect_for
 from django_taskclaim.exceptions import ClaimLost, TaskClaimError
 from django_taskclaim.failures import told
 from django_taskclaim.querysets.failing import fail

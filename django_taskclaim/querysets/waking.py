@@ -5,7 +5,7 @@ from time import monotonic
 
 from django.db import connections, models, transaction
 
-from django_taskclaim.dialects.waking import QUIET, call, can_call
+from django_taskclaim.db.notify import QUIET, call, can_call
 from django_taskclaim.querysets.called import called_for
 
 #: How many hooks of a transaction are looked through for the same call; a second one would do no harm.

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from django.db.models import Count, Min, Q
 from django.utils.translation import gettext as _
 
-from django_taskclaim.dialects.statements import sql
+from django_taskclaim.db.sql import sql
 from django_taskclaim.fields import UNSETTLED, as_utc
 from django_taskclaim.localized import clock_time, number
 from django_taskclaim.querysets.everyone import everyones_stop

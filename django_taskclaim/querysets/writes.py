@@ -22,7 +22,7 @@ from django_taskclaim.claim import (
     standing_claim,
 )
 from django_taskclaim.columns import claim_columns
-from django_taskclaim.dialects.statements import Change, Key
+from django_taskclaim.db.sql import Change, Key
 from django_taskclaim.guard import show, show_written, told_apart
 from django_taskclaim.querysets.lost_commits import judge_after_lost_commit
 from django_taskclaim.querysets.scope import ClaimTarget

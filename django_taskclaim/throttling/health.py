@@ -11,7 +11,7 @@ from django_taskclaim.throttling.answers import Answer, Surroundings, ok, stop
 
 if TYPE_CHECKING:
     # Loaded at the first question, for its module needs configured settings.
-    from django_taskclaim.dialects.pulse import Pulse, Refusal
+    from django_taskclaim.db.pulse import Pulse, Refusal
 
 #: Seconds that one statement of a check may take: the thread that waits for it has leases to renew.
 PATIENCE = 2.0
@@ -51,7 +51,7 @@ class ServerCheck:
         raise NotImplementedError
 
     def _pulse(self, where: Surroundings) -> "Pulse":
-        from django_taskclaim.dialects.pulse import pulse_of
+        from django_taskclaim.db.pulse import pulse_of
 
         return pulse_of(connections[self.using or where.using])
 

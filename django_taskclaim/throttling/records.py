@@ -8,7 +8,7 @@ from django.db.models import Model, QuerySet
 
 from django_taskclaim import conf
 from django_taskclaim.claim import clock
-from django_taskclaim.dialects import DatabaseLater, DatabaseNow
+from django_taskclaim.db import DatabaseLater, DatabaseNow
 from django_taskclaim.models import Throttle
 from django_taskclaim.switch_reading import scope_of
 from django_taskclaim.throttling.holds import Hold

@@ -5,7 +5,7 @@ from typing import Any
 
 from django.db import connections
 
-from django_taskclaim.dialects import dialect_for
+from django_taskclaim.db import dialect_for
 from django_taskclaim.handlers import Handler
 from django_taskclaim.querysets.transactions import joined, whole
 from django_taskclaim.worker.connections import ensure_usable, limit_idle_session

@@ -16,7 +16,7 @@ from django.db import connections
 
 from django_taskclaim.claim import clock
 from django_taskclaim.columns import claim_columns
-from django_taskclaim.dialects.waking import QUIET, Listener, can_call, why_deaf
+from django_taskclaim.db.notify import QUIET, Listener, can_call, why_deaf
 from django_taskclaim.handlers import Handler
 from django_taskclaim.worker.options import WorkerOptions
 from django_taskclaim.worker.records import logger

@@ -8,7 +8,7 @@ from typing import Any
 
 import django_taskclaim
 from django_taskclaim import conf
-from django_taskclaim.dialects import DatabaseLater, DatabaseNow
+from django_taskclaim.db import DatabaseLater, DatabaseNow
 from django_taskclaim.leases import LeaseRows
 from django_taskclaim.models import WorkerProcess
 from django_taskclaim.querysets import claiming

@@ -9,7 +9,7 @@ from django.db import connections
 
 from django_taskclaim.claim import clock
 from django_taskclaim.columns import claim_columns
-from django_taskclaim.dialects import dialect_for
+from django_taskclaim.db import dialect_for
 from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.failures import redacted
 from django_taskclaim.querysets import ClaimQuerySet

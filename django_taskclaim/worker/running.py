@@ -15,7 +15,7 @@ from django.db import InterfaceError, OperationalError, connections
 from django_taskclaim.claim import Ended, clock, standing_claim
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.contention import server_code
-from django_taskclaim.dialects import dialect_for
+from django_taskclaim.db import dialect_for
 from django_taskclaim.exceptions import ClaimLost, SourceGone, TaskClaimError
 from django_taskclaim.failures import told
 from django_taskclaim.handlers import Handler

@@ -18,7 +18,7 @@ from django.db import DatabaseError, connections
 from django_taskclaim.claim import clock
 from django_taskclaim.columns import unit_of
 from django_taskclaim.conf import setting
-from django_taskclaim.dialects import dialect_for
+from django_taskclaim.db import dialect_for
 from django_taskclaim.handlers import Handler
 from django_taskclaim.policy import RENEWALS_PER_LEASE, SELF_FENCE
 from django_taskclaim.querysets import ClaimQuerySet

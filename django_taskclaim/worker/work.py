@@ -9,7 +9,7 @@ from django.db.models import Model, Q
 from django_taskclaim.claim import clock
 from django_taskclaim.columns import claim_columns, unit_of
 from django_taskclaim.completion import Clear
-from django_taskclaim.dialects import dialect_for
+from django_taskclaim.db import dialect_for
 from django_taskclaim.handlers import Handler
 from django_taskclaim.querysets.ranges import end_of_source, is_unplanned, open_more
 from django_taskclaim.querysets.refusals import refusals, without_refused

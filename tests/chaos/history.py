@@ -16,7 +16,7 @@ from typing import Any, Self
 from django.db import connection
 from django.db.models import F, Max
 
-from django_taskclaim.dialects import DatabaseLater, DatabaseNow
+from django_taskclaim.db import DatabaseLater, DatabaseNow
 from tests.chaos.app.models import TRACKED, Act, Effect, History, Orphan, Work
 
 VENDOR = connection.vendor

@@ -7,7 +7,7 @@ from django.core.checks import run_checks
 from django.db import connection
 
 from django_taskclaim import checks
-from django_taskclaim.dialects import dialect_for
+from django_taskclaim.db import dialect_for
 from tests.checks.pooler import Pooler
 from tests.checks.support import configured, heard, ids, text
 from tests.testapp.models import ClaimOnly
@@ -121,7 +121,7 @@ def test_options_that_break_a_promise(
 @only_on("sqlite")
 @asks_servers
 def test_a_database_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("django_taskclaim.dialects.sqlite.OLDEST", (99, 0))
+    monkeypatch.setattr("django_taskclaim.db.sqlite.OLDEST", (99, 0))
     assert servers() == ["E101"]
 
 

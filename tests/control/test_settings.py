@@ -12,7 +12,7 @@ from django.db import connections
 from django_taskclaim.control.models import LiveSettings
 from django_taskclaim.control.orders import change_settings, settings_of
 from django_taskclaim.control.reading import acts
-from django_taskclaim.dialects import dialect_for
+from django_taskclaim.db import dialect_for
 from django_taskclaim.handlers import handler, unregister
 from tests.querysets.support import at_once
 from tests.testapp.models import Ledger, Photo

@@ -9,7 +9,7 @@ from django.db.models import Sum
 from django_taskclaim.control.acts import record_act
 from django_taskclaim.control.models import ClaimEvent, OperatorAct, ThroughputMinute, WorkerOrder
 from django_taskclaim.control.reading import marks, throughput
-from django_taskclaim.dialects import DatabaseLater
+from django_taskclaim.db import DatabaseLater
 from django_taskclaim.overview import database_time
 from tests.commands import run
 from tests.querysets.support import at_once

@@ -13,7 +13,7 @@ from django.db.models import Sum
 from django_taskclaim.control.models import ClaimEvent, ThroughputMinute, WorkerOrder
 from django_taskclaim.control.orders import change_settings, order
 from django_taskclaim.control.reading import acts, history
-from django_taskclaim.dialects import DatabaseLater
+from django_taskclaim.db import DatabaseLater
 from django_taskclaim.models import WorkerProcess
 from tests.commands import shell, table_away
 from tests.testapp.models import Job

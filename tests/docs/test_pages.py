@@ -26,7 +26,7 @@ from django_taskclaim.checks.completion import problems_of as problems_of_comple
 from django_taskclaim.checks.handlers import problems_of as problems_of_handler
 from django_taskclaim.checks.models import problems_of as problems_of_model
 from django_taskclaim.columns import has_claim_columns
-from django_taskclaim.dialects import dialect_for
+from django_taskclaim.db import dialect_for
 from django_taskclaim.links import is_companion
 from django_taskclaim.management.conditions import FIGURES
 from tests import documents

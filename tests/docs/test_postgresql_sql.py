@@ -5,7 +5,7 @@ import re
 import pytest
 from django.db import connection, connections
 
-from django_taskclaim.dialects.waking import Listener
+from django_taskclaim.db.notify import Listener
 from django_taskclaim.throttling import Sql, Surroundings, ok
 from tests.documents import DOCS
 from tests.testapp.models import Job

@@ -12,7 +12,7 @@ import pytest
 from django.db import connection
 
 from django_taskclaim.control.models import OperatorAct
-from django_taskclaim.dialects import DatabaseLater, DatabaseNow
+from django_taskclaim.db import DatabaseLater, DatabaseNow
 from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.models import Throttle
 from django_taskclaim.switch import pause, paused_by

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from django.db import connection, models
 
-from django_taskclaim.dialects import dialect_for
+from django_taskclaim.db import dialect_for
 from django_taskclaim.doctor.rehearsal import claim_statements
 from tests.doctor.support import (
     changes_tables,

@@ -33,10 +33,10 @@ COMPLETING = "querysets/completing.py"
 TRANSACTIONS, FENCE, STATEMENTS = (
     "querysets/transactions.py",
     "models/fence.py",
-    "dialects/statements.py",
+    "db/sql.py",
 )
-BASE = "dialects/base.py"
-POSTGRESQL, ATOMIC, SERVICE = "dialects/postgresql.py", "worker/atomic.py", "worker/service.py"
+BASE = "db/base.py"
+POSTGRESQL, ATOMIC, SERVICE = "db/postgresql.py", "worker/atomic.py", "worker/service.py"
 CREW, RUNNING = "worker/crew.py", "worker/running.py"
 
 #: By promise; "3.2" is the second fault of promise 3.
@@ -47,7 +47,7 @@ FAULTS = {
             (
                 OPERATING,
                 'ended = Q(**{f"{expiry}__lte": DatabaseNow()})',
-                "from django_taskclaim.dialects import DatabaseLater\n\n"
+                "from django_taskclaim.db import DatabaseLater\n\n"
                 '    ended = Q(**{f"{expiry}__lte": DatabaseLater(timedelta(minutes=1))})',
             ),
         ),

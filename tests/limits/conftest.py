@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from django_taskclaim.dialects import DatabaseLater
+from django_taskclaim.db import DatabaseLater
 from tests.querysets.conftest import (  # noqa: F401 - fixtures
     let_lease_lapse,
     nothing_learned,

@@ -12,7 +12,7 @@ from django.core.management import CommandError, call_command
 
 from django_taskclaim import policy
 from django_taskclaim.completion import as_completion
-from django_taskclaim.dialects import DatabaseLater, DatabaseNow
+from django_taskclaim.db import DatabaseLater, DatabaseNow
 from django_taskclaim.models import Switch, Throttle
 from django_taskclaim.switch import pause, pause_all
 from tests.commands import (

@@ -8,7 +8,7 @@ import pytest
 from django.db import OperationalError, connection, transaction
 
 from django_taskclaim import census, overview
-from django_taskclaim.dialects import dialect_for
+from django_taskclaim.db import dialect_for
 from tests.factories import make
 from tests.querysets.support import clock, execute, set_raw, table_of
 from tests.testapp.models import Child, CompositeKey, Job, TextKey

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from django_taskclaim.dialects import dialect_for
+from django_taskclaim.db import dialect_for
 from django_taskclaim.fields import CRASHED
 from django_taskclaim.querysets.claiming import Request, new_holder
 from django_taskclaim.querysets.cursor import Cursor

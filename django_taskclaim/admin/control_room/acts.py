@@ -18,7 +18,7 @@ from django_taskclaim.admin.control_room.failures import Failure, failed_rows
 from django_taskclaim.admin.sweeping import FORBIDDEN, MAX_AGE, MEANWHILE, Sieve, Tally
 from django_taskclaim.claim import clock
 from django_taskclaim.control.acts import record_act
-from django_taskclaim.dialects import dialect_for
+from django_taskclaim.db import dialect_for
 from django_taskclaim.links import is_companion
 from django_taskclaim.localized import lasting
 from django_taskclaim.querysets import ClaimQuerySet

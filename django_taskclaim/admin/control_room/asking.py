@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from django_taskclaim import conf
 from django_taskclaim.claim import clock
-from django_taskclaim.dialects import dialect_for
+from django_taskclaim.db import dialect_for
 from django_taskclaim.exceptions import TaskClaimError
 
 T = TypeVar("T")

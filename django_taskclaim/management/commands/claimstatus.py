@@ -25,7 +25,7 @@ from django_taskclaim.columns import has_ranges
 from django_taskclaim.connecting import use_own_connection
 from django_taskclaim.control.orders import in_words, open_orders
 from django_taskclaim.control.reading import live_settings
-from django_taskclaim.dialects import dialect_for
+from django_taskclaim.db import dialect_for
 from django_taskclaim.failures import one_line
 from django_taskclaim.fields import as_utc
 from django_taskclaim.limits import told

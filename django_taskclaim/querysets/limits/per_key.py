@@ -12,8 +12,8 @@ from typing import Any
 from django.db.models import Count, Q
 from django.db.models.sql.where import AND
 
-from django_taskclaim.dialects import ClaimedRow, KeyIn, SwitchIsOn
-from django_taskclaim.dialects.statements import Key
+from django_taskclaim.db import ClaimedRow, KeyIn, SwitchIsOn
+from django_taskclaim.db.sql import Key
 from django_taskclaim.fields import AnyField
 from django_taskclaim.querysets.scope import ClaimTarget, Rows
 from django_taskclaim.states import Status

@@ -13,7 +13,7 @@ from django.db import models
 
 from django_taskclaim.allowances import Hours, Rate, parsed_hours, parsed_rate
 from django_taskclaim.claim import clock
-from django_taskclaim.dialects import DatabaseNow
+from django_taskclaim.db import DatabaseNow
 from django_taskclaim.policy import policies_by_class
 from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.switch_reading import limits_scope, own_scopes, scope_of, scopes_over

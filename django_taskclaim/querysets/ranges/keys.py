@@ -12,7 +12,7 @@ from django.core.exceptions import ValidationError
 from django.db import connections, models
 from django.db.models import Q
 
-from django_taskclaim.dialects import dialect_for
+from django_taskclaim.db import dialect_for
 
 Key = Any
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from django.apps import apps
 from django.db import models
 
-from django_taskclaim.dialects.statements import SQL, value
+from django_taskclaim.db.sql import SQL, value
 from django_taskclaim.fields import AnyField
 from django_taskclaim.querysets.ranges.keys import SourceKey
 from django_taskclaim.querysets.scope import ClaimTarget

@@ -16,7 +16,7 @@ from django.db import models
 from django.db.models.fields import AutoFieldMixin
 
 from django_taskclaim.conf import positive_duration
-from django_taskclaim.dialects.statements import PREPARED, SQL
+from django_taskclaim.db.sql import PREPARED, SQL
 from django_taskclaim.fields import NEVER_WAITED, UNSETTLED
 from django_taskclaim.querysets.ranges.place import Place
 from django_taskclaim.querysets.transactions import transactionally

@@ -12,7 +12,7 @@ from django.db.models import F
 
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.contention import contention_code
-from django_taskclaim.dialects.statements import SQL
+from django_taskclaim.db.sql import SQL
 from django_taskclaim.exceptions import RetriesExhausted
 from django_taskclaim.querysets.ranges.place import Bounds, Place
 from django_taskclaim.querysets.transactions import transactionally

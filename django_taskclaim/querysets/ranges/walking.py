@@ -11,7 +11,7 @@ from weakref import WeakSet
 from django.db import models
 
 from django_taskclaim.claim import Claim, carried_claim, clock, standing_claim
-from django_taskclaim.dialects.statements import SQL
+from django_taskclaim.db.sql import SQL
 from django_taskclaim.exceptions import RangeInterrupted, RangeSplit, RangeUnfinished
 from django_taskclaim.guard import show
 from django_taskclaim.querysets.losses import raise_lost

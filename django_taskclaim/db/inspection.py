@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from django_taskclaim.dialects.keyed import KeyedTables
-from django_taskclaim.dialects.statements import SQL, Table
+from django_taskclaim.db.keyed import KeyedTables
+from django_taskclaim.db.sql import SQL, Table
 
 #: From how many rows on a plan is taken at its word. Below, every optimiser rightly prefers to read and sort all.
 LARGE = 10_000

@@ -11,10 +11,10 @@ from django.db import OperationalError, models, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_taskclaim.columns import ClaimColumns, KeyColumns
-from django_taskclaim.dialects.base import NAMED_LEASES, Dialect
-from django_taskclaim.dialects.claim_spec import ClaimStatement, limited
-from django_taskclaim.dialects.inspection import LARGE, Fault, Plan, option_hint, real_name
-from django_taskclaim.dialects.statements import SQL, Key, KeyTable, Table, sql, value
+from django_taskclaim.db.base import NAMED_LEASES, Dialect
+from django_taskclaim.db.claim_spec import ClaimStatement, limited
+from django_taskclaim.db.inspection import LARGE, Fault, Plan, option_hint, real_name
+from django_taskclaim.db.sql import SQL, Key, KeyTable, Table, sql, value
 from django_taskclaim.fields import AnyField
 from django_taskclaim.states import Token
 

@@ -21,7 +21,7 @@ class SwitchIsOn(models.Expression):
         self.scopes = tuple(scopes)
 
     def as_sql(self, compiler: Any, connection: BaseDatabaseWrapper) -> tuple[str, list[Any]]:  # type: ignore[override]
-        from django_taskclaim.dialects import dialect_for
+        from django_taskclaim.db import dialect_for
 
         text, params = dialect_for(connection).switch_is_on(self.scopes)
         return text, list(params)
@@ -38,7 +38,7 @@ class KeyIn(models.Expression):
         self.keys = tuple(keys)
 
     def as_sql(self, compiler: Any, connection: BaseDatabaseWrapper) -> tuple[str, list[Any]]:  # type: ignore[override]
-        from django_taskclaim.dialects import dialect_for
+        from django_taskclaim.db import dialect_for
 
         text, params = dialect_for(connection).table(claim_columns(self.owner)).keyed(self.keys)
         return text, list(params)
@@ -51,7 +51,7 @@ class DatabaseNow(models.Expression):
         super().__init__(output_field=MomentField())
 
     def as_sql(self, compiler: Any, connection: BaseDatabaseWrapper) -> tuple[str, list[Any]]:  # type: ignore[override]
-        from django_taskclaim.dialects import dialect_for
+        from django_taskclaim.db import dialect_for
 
         return dialect_for(connection).now, []
 
@@ -64,7 +64,7 @@ class DatabaseLater(models.Expression):
         self.wait = wait
 
     def as_sql(self, compiler: Any, connection: BaseDatabaseWrapper) -> tuple[str, list[Any]]:  # type: ignore[override]
-        from django_taskclaim.dialects import dialect_for
+        from django_taskclaim.db import dialect_for
 
         text, params = dialect_for(connection).later(self.wait)
         return text, list(params)

@@ -27,7 +27,7 @@ from django.db import (
 from django_taskclaim import conf
 from django_taskclaim.columns import ClaimColumns, KeyColumns
 from django_taskclaim.contention import refusal_code
-from django_taskclaim.dialects.claim_spec import (
+from django_taskclaim.db.claim_spec import (
     Bound,
     ClaimedRow,
     ClaimSpec,
@@ -35,10 +35,10 @@ from django_taskclaim.dialects.claim_spec import (
     Places,
     places_of,
 )
-from django_taskclaim.dialects.inspection import Inspection
-from django_taskclaim.dialects.keyed import NOWAIT, SKIP, WAIT
-from django_taskclaim.dialects.sessions import Sessions
-from django_taskclaim.dialects.statements import (
+from django_taskclaim.db.inspection import Inspection
+from django_taskclaim.db.keyed import NOWAIT, SKIP, WAIT
+from django_taskclaim.db.sessions import Sessions
+from django_taskclaim.db.sql import (
     SQL,
     Change,
     Claims,
@@ -51,7 +51,7 @@ from django_taskclaim.dialects.statements import (
     through,
     value,
 )
-from django_taskclaim.dialects.watching import savepoint_around
+from django_taskclaim.db.watching import savepoint_around
 from django_taskclaim.fields import AnyField, MomentField, as_utc
 from django_taskclaim.states import Status, Token
 from django_taskclaim.switch_reading import TABLE as SWITCH_TABLE

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from django_taskclaim.dialects.inspection import (
+from django_taskclaim.db.inspection import (
     LARGE,
     Belief,
     Fault,
@@ -12,7 +12,7 @@ from django_taskclaim.dialects.inspection import (
     option_hint,
     real_name,
 )
-from django_taskclaim.dialects.statements import SQL, Table, sql, value
+from django_taskclaim.db.sql import SQL, Table, sql, value
 from django_taskclaim.states import Status
 
 #: CLIENT_FOUND_ROWS of the client library: an UPDATE counts the rows it found, changed or not.

@@ -16,12 +16,12 @@ from django.db import Error, NotSupportedError, OperationalError, models
 
 from django_taskclaim.claim import clock
 from django_taskclaim.columns import KeyColumns
-from django_taskclaim.dialects.base import NAMED_LEASES, Dialect, bound
-from django_taskclaim.dialects.claim_spec import ClaimSpec, limited
-from django_taskclaim.dialects.inspection import real_name
-from django_taskclaim.dialects.keyed import VALUES
-from django_taskclaim.dialects.mysql_inspection import MySQLInspection
-from django_taskclaim.dialects.statements import (
+from django_taskclaim.db.base import NAMED_LEASES, Dialect, bound
+from django_taskclaim.db.claim_spec import ClaimSpec, limited
+from django_taskclaim.db.inspection import real_name
+from django_taskclaim.db.keyed import VALUES
+from django_taskclaim.db.mysql_inspection import MySQLInspection
+from django_taskclaim.db.sql import (
     SQL,
     Key,
     KeyTable,

@@ -3,13 +3,13 @@
 from django.db import NotSupportedError
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from django_taskclaim.dialects.base import Dialect
-from django_taskclaim.dialects.claim_spec import Bound, ClaimedRow, ClaimSpec, ClaimStatement
-from django_taskclaim.dialects.expressions import DatabaseLater, DatabaseNow, KeyIn, SwitchIsOn
-from django_taskclaim.dialects.mysql import MySQL
-from django_taskclaim.dialects.postgresql import PostgreSQL
-from django_taskclaim.dialects.sqlite import SQLite
-from django_taskclaim.dialects.watching import savepoint_around
+from django_taskclaim.db.base import Dialect
+from django_taskclaim.db.claim_spec import Bound, ClaimedRow, ClaimSpec, ClaimStatement
+from django_taskclaim.db.expressions import DatabaseLater, DatabaseNow, KeyIn, SwitchIsOn
+from django_taskclaim.db.mysql import MySQL
+from django_taskclaim.db.postgresql import PostgreSQL
+from django_taskclaim.db.sqlite import SQLite
+from django_taskclaim.db.watching import savepoint_around
 
 __all__ = [
     "Bound",

@@ -10,7 +10,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django_taskclaim import conf
 from django_taskclaim.columns import KeyColumns
 from django_taskclaim.contention import is_of_the_schema
-from django_taskclaim.dialects.statements import SQL, Change, Key, KeyTable, OwnValues, both, sql
+from django_taskclaim.db.sql import SQL, Change, Key, KeyTable, OwnValues, both, sql
 from django_taskclaim.fields import AnyField
 
 #: The list of values that an UPDATE joins.

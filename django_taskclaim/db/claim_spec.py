@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from django.db import models
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from django_taskclaim.dialects.statements import SQL, Key, Table
+from django_taskclaim.db.sql import SQL, Key, Table
 from django_taskclaim.fields import AnyField
 
 

@@ -11,10 +11,10 @@ from typing import Any
 from django.conf import settings
 from django.db import InternalError, models, transaction
 
-from django_taskclaim.dialects.base import Dialect
-from django_taskclaim.dialects.claim_spec import ClaimStatement, limited
-from django_taskclaim.dialects.inspection import LARGE, Belief, Fault, Plan, option_hint, real_name
-from django_taskclaim.dialects.statements import (
+from django_taskclaim.db.base import Dialect
+from django_taskclaim.db.claim_spec import ClaimStatement, limited
+from django_taskclaim.db.inspection import LARGE, Belief, Fault, Plan, option_hint, real_name
+from django_taskclaim.db.sql import (
     PREPARED,
     SQL,
     Key,
@@ -25,7 +25,7 @@ from django_taskclaim.dialects.statements import (
     sql,
     value,
 )
-from django_taskclaim.dialects.watching import Standing
+from django_taskclaim.db.watching import Standing
 from django_taskclaim.fields import AnyField, MomentField
 from django_taskclaim.policy import RENEWALS_PER_LEASE
 from django_taskclaim.states import Token

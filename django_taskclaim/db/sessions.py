@@ -5,8 +5,8 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
-from django_taskclaim.dialects.keyed import KeyedTables
-from django_taskclaim.dialects.time_limits import TimeBudget
+from django_taskclaim.db.keyed import KeyedTables
+from django_taskclaim.db.time_limits import TimeBudget
 
 
 class Sessions(KeyedTables):

@@ -11,8 +11,8 @@ from typing import Any
 from django.db import OperationalError
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from django_taskclaim.dialects.inspection import real_name
-from django_taskclaim.dialects.statements import Table
+from django_taskclaim.db.inspection import real_name
+from django_taskclaim.db.sql import Table
 
 
 @dataclass(frozen=True, slots=True)
