@@ -17,6 +17,7 @@ from django.db.models.expressions import Combinable
 from django_taskclaim import conf, querysets
 from django_taskclaim.awaitables import is_coroutine_function, name_of, refuse_not_run
 from django_taskclaim.columns import claim_columns, has_ranges, is_claimable
+from django_taskclaim.companions.sources import hand_out, lacks_source, load_readable_sources
 from django_taskclaim.completion import Completion, CompletionOption, Mark, as_completion
 from django_taskclaim.links import is_companion
 from django_taskclaim.policy import (
@@ -31,7 +32,7 @@ from django_taskclaim.policy import (
 )
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.called import called_for
-from django_taskclaim.sources import hand_out, lacks_source, load_readable_sources
+from django_taskclaim.ranges import end_walks, refuse_unfinished
 from django_taskclaim.unsaved import Watch
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -106,9 +107,9 @@ class Handler:
             try:
                 answer = self.function(rows[0])
             finally:
-                querysets.ranges.end_walks()
+                end_walks()
             refuse_not_run(answer, self.function)
-            querysets.ranges.refuse_unfinished(rows[0])
+            refuse_unfinished(rows[0])
             return None
         if not self.batch:
             return self.function(hand_out(rows[0]) if self.gets_sources else rows[0])

@@ -16,8 +16,8 @@ from django_taskclaim.db.inspection import real_name
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.fields import RangePositionField, StatusField
 from django_taskclaim.links import LINK
-from django_taskclaim.querysets.ranges.keys import SourceKey
-from django_taskclaim.querysets.ranges.place import source_of
+from django_taskclaim.ranges.keys import SourceKey
+from django_taskclaim.ranges.place import source_of
 from django_taskclaim.states import Status
 from django_taskclaim.wording import counted, listed
 

@@ -74,7 +74,7 @@ def _verbs(model: type[models.Model]) -> Iterator[CheckMessage]:
             "E061",
             f"The default manager of {model._meta.label}, {manager.name} = {type(manager).__name__}(), has no"
             " populate().",
-            "Let it inherit from django_taskclaim.querysets.CompanionManager, its queryset from CompanionQuerySet.",
+            "Let it inherit from django_taskclaim.companions.CompanionManager, its queryset from CompanionQuerySet.",
             model,
         )
 

@@ -10,8 +10,8 @@ from django.db import models, router
 from django_taskclaim.checks.messages import message
 from django_taskclaim.columns import claim_columns, has_ranges, is_claimable
 from django_taskclaim.models import RangeMixin
-from django_taskclaim.querysets.ranges.place import Place, source_of
-from django_taskclaim.querysets.ranges.settling import refuse_unsettled
+from django_taskclaim.ranges.place import Place, source_of
+from django_taskclaim.ranges.settling import refuse_unsettled
 
 
 def check_ranges(**kwargs: Any) -> list[CheckMessage]:

@@ -9,12 +9,13 @@ from django.utils.text import capfirst
 
 from django_taskclaim import conf
 from django_taskclaim.columns import claim_columns
+from django_taskclaim.companions import CompanionQuerySet
 from django_taskclaim.doctor.findings import Finding
 from django_taskclaim.handlers import handler_for
 from django_taskclaim.links import is_companion, source_link
 from django_taskclaim.overview import Overview, overview, throttles_by_source, workers
 from django_taskclaim.policy import policy_for
-from django_taskclaim.querysets import ClaimQuerySet, CompanionQuerySet
+from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.limits import SerialLimit, limits_over, without_room
 from django_taskclaim.querysets.refusals import REFUSED
 from django_taskclaim.querysets.scope import ClaimTarget

@@ -20,8 +20,8 @@ from django_taskclaim.exceptions import ClaimLost, LeaseUnavailable
 from django_taskclaim.leases.held import HeldLease
 from django_taskclaim.leases.renewer import renewer
 from django_taskclaim.leases.rows import take
-from django_taskclaim.models import NamedLease
 from django_taskclaim.querysets.claiming import new_holder
+from django_taskclaim.tables import NamedLease
 
 P = ParamSpec("P")
 R = TypeVar("R")

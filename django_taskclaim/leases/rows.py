@@ -16,9 +16,9 @@ from django_taskclaim.claim import clock
 from django_taskclaim.contention import ContentionRetry, retry_on_contention
 from django_taskclaim.db import DatabaseLater, DatabaseNow, dialect_for
 from django_taskclaim.exceptions import LeaseUnavailable, TaskClaimError
-from django_taskclaim.models import NamedLease
 from django_taskclaim.querysets.transactions import belongs_to_the_caller
 from django_taskclaim.states import Token
+from django_taskclaim.tables import NamedLease
 
 #: How often a taker looks again when others were faster each time; each of them got the lease, so it ends long before.
 MOST_LOOKS = 100

@@ -11,7 +11,7 @@ from django.db import connections, router
 
 from django_taskclaim import conf
 from django_taskclaim.columns import claim_columns, is_claimable
-from django_taskclaim.sources import or_what_works_on_it
+from django_taskclaim.companions.sources import or_what_works_on_it
 from django_taskclaim.switch import claimable_models
 
 

@@ -14,9 +14,9 @@ from django_taskclaim.fields import (
     RangePositionField,
 )
 from django_taskclaim.models.mixins import ClaimBase
-from django_taskclaim.querysets.ranges import RangeManager, walking
-from django_taskclaim.querysets.ranges.keys import SourceKey
-from django_taskclaim.querysets.ranges.place import source_of
+from django_taskclaim.ranges import RangeManager, walking
+from django_taskclaim.ranges.keys import SourceKey
+from django_taskclaim.ranges.place import source_of
 
 
 class RangeMixin(ClaimBase):

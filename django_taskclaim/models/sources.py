@@ -7,9 +7,9 @@ from django.db import models
 from django.db.models.fields.related import lazy_related_operation
 from django.db.models.fields.related_descriptors import ForwardManyToOneDescriptor
 
+from django_taskclaim.companions.manager import CompanionManager
 from django_taskclaim.fields import AnyField
 from django_taskclaim.models.mixins import ClaimBase
-from django_taskclaim.querysets.companions import CompanionManager
 
 if TYPE_CHECKING:
     _ForeignObject: TypeAlias = models.ForeignObject[Any, Any]

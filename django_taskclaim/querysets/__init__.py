@@ -18,11 +18,8 @@ if TYPE_CHECKING:
     from django_taskclaim.querysets import limits as limits
     from django_taskclaim.querysets import losses as losses
     from django_taskclaim.querysets import operating as operating
-    from django_taskclaim.querysets import orphans as orphans
     from django_taskclaim.querysets import passing as passing
-    from django_taskclaim.querysets import populating as populating
     from django_taskclaim.querysets import pruning as pruning
-    from django_taskclaim.querysets import ranges as ranges
     from django_taskclaim.querysets import removing as removing
     from django_taskclaim.querysets import renewing as renewing
     from django_taskclaim.querysets import results as results
@@ -31,7 +28,6 @@ if TYPE_CHECKING:
     from django_taskclaim.querysets import waking as waking
     from django_taskclaim.querysets import why_empty as why_empty
     from django_taskclaim.querysets import writes as writes
-    from django_taskclaim.querysets.companions import CompanionManager, CompanionQuerySet
     from django_taskclaim.querysets.progress import Progress
 else:
     #: What only those load who call a verb. They say ``querysets.writes.lock_claim(…)``, so that a verb that is called
@@ -46,11 +42,8 @@ else:
             "limits",
             "losses",
             "operating",
-            "orphans",
             "passing",
-            "populating",
             "pruning",
-            "ranges",
             "removing",
             "renewing",
             "results",
@@ -63,8 +56,6 @@ else:
     )
     #: Where each public name is found that not every project needs.
     _MODULES = {
-        "CompanionManager": "companions",
-        "CompanionQuerySet": "companions",
         "Progress": "progress",
     }
 
@@ -76,4 +67,4 @@ else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-__all__ = ["ClaimManager", "ClaimQuerySet", "CompanionManager", "CompanionQuerySet", "Progress"]
+__all__ = ["ClaimManager", "ClaimQuerySet", "Progress"]

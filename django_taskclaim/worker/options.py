@@ -7,9 +7,9 @@ from typing import Any, Self
 
 from django.apps import apps
 
+from django_taskclaim.companions.sources import or_what_works_on_it
 from django_taskclaim.handlers import Handler, handler_for
 from django_taskclaim.policy import fault_of, faults
-from django_taskclaim.sources import or_what_works_on_it
 from django_taskclaim.worker.selection import narrowed
 
 

@@ -25,7 +25,6 @@ from django_taskclaim.querysets import (
     completing,  # noqa: F401
     failing,  # noqa: F401
     holding,  # noqa: F401
-    orphans,  # noqa: F401
 )
 from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.worker.atomic import call_atomically

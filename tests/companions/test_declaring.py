@@ -12,9 +12,10 @@ from django.test import override_settings
 from django.test.utils import isolate_apps
 
 from django_taskclaim.checks.companions import problems_of
+from django_taskclaim.companions import CompanionManager, CompanionQuerySet
 from django_taskclaim.handlers import handler, unregister
 from django_taskclaim.models import ClaimMixin, PrefixedTaskMixin, SourceKey, SourceMixin, TaskMixin
-from django_taskclaim.querysets import ClaimManager, CompanionManager, CompanionQuerySet
+from django_taskclaim.querysets import ClaimManager
 from tests import documents
 from tests.companions.app.models import FarPage, Line, LineTask, Page
 

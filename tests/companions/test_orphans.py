@@ -6,7 +6,7 @@ import pytest
 from django.core.management.base import CommandError
 from django.db import models
 
-from django_taskclaim.sources import load_sources
+from django_taskclaim.companions import load_sources
 from tests.commands import run
 from tests.companions.app.models import Page, PageTask
 from tests.companions.conftest import make_sources

@@ -10,8 +10,8 @@ from django.db import connections, transaction
 from django.db.models.signals import post_init
 from django.test.utils import CaptureQueriesContext
 
+from django_taskclaim.companions import companion_of, load_sources
 from django_taskclaim.exceptions import ClaimColumnError, ClaimLost, SourceGone
-from django_taskclaim.sources import companion_of, load_sources
 from django_taskclaim.testing import run_due
 from tests.companions.app.models import (
     FarPage,

@@ -7,6 +7,7 @@ from typing import Any, assert_type
 from django.db.models import F, Q
 
 from django_taskclaim import Retry, handler, named_lease, synchronized, take
+from django_taskclaim.companions import companion_of
 from django_taskclaim.completion import Archive, Clear
 from django_taskclaim.contention import Retriable, retry_on_contention
 from django_taskclaim.contrib.review.desk import MyWorkView
@@ -33,7 +34,6 @@ from django_taskclaim.signals import (
     rows_failed,
     rows_released,
 )
-from django_taskclaim.sources import companion_of
 from django_taskclaim.states import Status, Token
 from django_taskclaim.switch import pause, pause_all, resume, resume_all
 from django_taskclaim.testing import Ran, arun_due, run_due

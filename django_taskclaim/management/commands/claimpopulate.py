@@ -9,6 +9,7 @@ from typing import Any
 from django.core.management.base import CommandError
 from django.db import Error, models, router
 
+from django_taskclaim.companions import CompanionQuerySet
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.links import is_companion, source_link
 from django_taskclaim.management.arguments import (
@@ -18,7 +19,6 @@ from django_taskclaim.management.arguments import (
     whole_number,
 )
 from django_taskclaim.management.base import USAGE, ClaimCommand, lacking_source, lacking_tables
-from django_taskclaim.querysets import CompanionQuerySet
 from django_taskclaim.wording import counted, first_line, lasting
 from django_taskclaim.worker.selection import Selection, SelectionError
 

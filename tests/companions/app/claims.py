@@ -20,7 +20,7 @@ def count_words(page: Page) -> None:
 @handler(PageCheck, update_fields=["verdict"], lease=3, backoff=lambda failures: 0.1)
 def check(page: Page) -> None:
     """The second piece of work on the same pages."""
-    from django_taskclaim.sources import companion_of
+    from django_taskclaim.companions import companion_of
 
     companion_of(page).verdict = "good" if page.title else "empty"
 
@@ -35,6 +35,6 @@ def measure(lines: list[Line]) -> Any:
 
 @handler(FarTask, update_fields=["title"], missing_source="complete")
 def copy_title(page: FarPage) -> None:
-    from django_taskclaim.sources import companion_of
+    from django_taskclaim.companions import companion_of
 
     companion_of(page).title = page.title

@@ -6,11 +6,9 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from asgiref.sync import sync_to_async
 from django.db import models
 
-from django_taskclaim import querysets
+from django_taskclaim.companions.orphans import only_orphans, remove
+from django_taskclaim.companions.populating import Populated, Population
 from django_taskclaim.querysets.manager import ClaimManager, ClaimQuerySet
-
-if TYPE_CHECKING:
-    from django_taskclaim.querysets.populating import Populated
 
 M = TypeVar("M", bound=models.Model)
 
@@ -37,23 +35,22 @@ class CompanionQuerySet(ClaimQuerySet[M]):
 
     def _populating(
         self, sources: Any, paused: bool = False, chunk_size: int | None = None
-    ) -> "Iterator[Populated]":
+    ) -> Iterator[Populated]:
         """Populate and yield after each commit how far it has got since the last."""
         self._for_write = True
-        population = querysets.populating.Population(self.model, self.db, sources, paused=paused)
-        return population.run(chunk_size)
+        return Population(self.model, self.db, sources, paused=paused).run(chunk_size)
 
     def orphans(self) -> Self:
         """Rows whose source is gone.
 
         Where the sources are on another database, all keys are compared at once, here and now.
         """
-        return querysets.orphans.only_orphans(self)
+        return only_orphans(self)
 
     def remove_orphans(self) -> int:
         """Delete the rows of this queryset whose source is gone, and return how many; never one that is processing."""
         self._for_write = True
-        return querysets.orphans.remove(self)
+        return remove(self)
 
     async def apopulate(self, sources: Any, **options: Any) -> int:
         """``populate`` for async code."""

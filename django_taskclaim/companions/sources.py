@@ -6,26 +6,11 @@ from typing import Any
 from django.apps import apps
 from django.db import models
 
-from django_taskclaim import querysets
 from django_taskclaim.columns import has_ranges
-from django_taskclaim.links import (
-    COMPANION,
-    LINK,
-    companion_of,
-    is_companion,
-    source_link,
-)
-
-__all__ = [
-    "companion_of",
-    "companions_of",
-    "hand_out",
-    "lacks_source",
-    "load_readable_sources",
-    "load_sources",
-    "or_what_works_on_it",
-    "ranges_of",
-]
+from django_taskclaim.companions.orphans import COMPARED
+from django_taskclaim.links import COMPANION, LINK, is_companion, source_link
+from django_taskclaim.querysets.unreadable import may_be_of_a_row, read_apart
+from django_taskclaim.ranges.place import source_of
 
 
 def companions_of(source: Any) -> list[type[models.Model]]:
@@ -59,9 +44,6 @@ def _leads_to(model: type[models.Model], source: Any) -> bool:
 
 
 def _is_range_of(model: type[models.Model], source: Any) -> bool:
-    # Late, for handlers load this module as a project starts.
-    from django_taskclaim.querysets.ranges.place import source_of
-
     try:
         return source_of(model) is source
     except TypeError:
@@ -76,12 +58,12 @@ def load_sources(rows: Sequence[Any]) -> list[Any]:
     """
     if not rows:
         return []
-    link, most = source_link(type(rows[0])), querysets.orphans.COMPARED
+    link = source_link(type(rows[0]))
     using = link.alias_beside(rows[0]._state.db)
     return [
         row
-        for start in range(0, len(rows), most)
-        for row in link.load(rows[start : start + most], using)
+        for start in range(0, len(rows), COMPARED)
+        for row in link.load(rows[start : start + COMPARED], using)
     ]
 
 
@@ -89,27 +71,24 @@ def load_readable_sources(rows: Sequence[Any]) -> list[tuple[Any, Exception]]:
     """Do what ``load_sources`` does, and return the rows whose source cannot be read, each with the error."""
     if not rows:
         return []
-    link, reading = source_link(type(rows[0])), querysets.unreadable
+    link = source_link(type(rows[0]))
     using = link.alias_beside(rows[0]._state.db)
     try:
         load_sources(rows)
     except Exception as error:
-        if not reading.may_be_of_a_row(error, using):
+        if not may_be_of_a_row(error, using):
             raise
     else:
         return []
-    return reading.read_apart(rows, load_sources, models.QuerySet(link.source, using=using))
+    return read_apart(rows, load_sources, models.QuerySet(link.source, using=using))
 
 
 def hand_out(row: Any) -> Any:
     """Return the source of a claimed companion, with ``source.claim`` the companion's where that name is free."""
-    # Late, for handlers may be imported before models can be.
-    from django_taskclaim.models.handle import ClaimHandle
-
     source = getattr(row, LINK)
     source.__dict__[COMPANION] = row
     if not hasattr(type(source), "claim"):
-        source.__dict__["claim"] = ClaimHandle(row)
+        source.__dict__["claim"] = row.claim
     return source
 
 

@@ -7,9 +7,9 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from django_taskclaim.claim import clock
-from django_taskclaim.querysets.ranges.place import Place
-from django_taskclaim.querysets.ranges.settling import refuse_unsettled, settle, waiting
 from django_taskclaim.querysets.transactions import refuse_old_snapshots, transactionally
+from django_taskclaim.ranges.place import Place
+from django_taskclaim.ranges.settling import refuse_unsettled, settle, waiting
 
 logger = logging.getLogger("django_taskclaim")
 

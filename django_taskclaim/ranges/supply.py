@@ -5,10 +5,10 @@ from typing import Any
 from django.db import models
 
 from django_taskclaim.querysets.manager import ClaimQuerySet
-from django_taskclaim.querysets.ranges.place import Place
-from django_taskclaim.querysets.ranges.planning import end_of_plan, newest_key, plan
-from django_taskclaim.querysets.ranges.settling import settle
-from django_taskclaim.querysets.ranges.splitting import WORTH_SPLITTING, split_largest
+from django_taskclaim.ranges.place import Place
+from django_taskclaim.ranges.planning import end_of_plan, newest_key, plan
+from django_taskclaim.ranges.settling import settle
+from django_taskclaim.ranges.splitting import WORTH_SPLITTING, split_largest
 
 #: Ranges that a worker plans at a time.
 AHEAD = 16

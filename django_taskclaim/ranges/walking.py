@@ -15,10 +15,10 @@ from django_taskclaim.db.sql import SQL
 from django_taskclaim.exceptions import RangeInterrupted, RangeSplit, RangeUnfinished
 from django_taskclaim.guard import show
 from django_taskclaim.querysets.losses import raise_lost
-from django_taskclaim.querysets.ranges.place import Bounds, Place
-from django_taskclaim.querysets.ranges.splitting import split
 from django_taskclaim.querysets.transactions import refuse_old_snapshots, transactionally
 from django_taskclaim.querysets.writes import lock_claim
+from django_taskclaim.ranges.place import Bounds, Place
+from django_taskclaim.ranges.splitting import split
 
 #: Rows of the first chunk, and of the largest.
 FIRST, LARGEST = 1_000, 50_000

@@ -14,8 +14,8 @@ from django_taskclaim.columns import claim_columns
 from django_taskclaim.contention import contention_code
 from django_taskclaim.db.sql import SQL
 from django_taskclaim.exceptions import RetriesExhausted
-from django_taskclaim.querysets.ranges.place import Bounds, Place
 from django_taskclaim.querysets.transactions import transactionally
+from django_taskclaim.ranges.place import Bounds, Place
 from django_taskclaim.signals import after_commit
 from django_taskclaim.states import Status, Token
 

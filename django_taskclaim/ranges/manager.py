@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from django.db import models
 
 from django_taskclaim.querysets.manager import ClaimManager, ClaimQuerySet
-from django_taskclaim.querysets.ranges import planning
-from django_taskclaim.querysets.ranges.place import Place
-from django_taskclaim.querysets.ranges.splitting import WORTH_SPLITTING, split_largest
+from django_taskclaim.ranges import planning
+from django_taskclaim.ranges.place import Place
+from django_taskclaim.ranges.splitting import WORTH_SPLITTING, split_largest
 
 M = TypeVar("M", bound=models.Model)
 

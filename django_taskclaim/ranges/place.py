@@ -8,8 +8,8 @@ from django.db import models
 
 from django_taskclaim.db.sql import SQL, value
 from django_taskclaim.fields import AnyField
-from django_taskclaim.querysets.ranges.keys import SourceKey
 from django_taskclaim.querysets.scope import ClaimTarget
+from django_taskclaim.ranges.keys import SourceKey
 
 
 class Bounds(NamedTuple):

@@ -18,8 +18,8 @@ from django.db.models.fields import AutoFieldMixin
 from django_taskclaim.conf import positive_duration
 from django_taskclaim.db.sql import PREPARED, SQL
 from django_taskclaim.fields import NEVER_WAITED, UNSETTLED
-from django_taskclaim.querysets.ranges.place import Place
 from django_taskclaim.querysets.transactions import transactionally
+from django_taskclaim.ranges.place import Place
 from django_taskclaim.states import Status
 
 #: Ranges that are looked at together.
