@@ -34,9 +34,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.processes)
             number = zlib.crc32(item.name.encode()) % LINES
             item.add_marker(pytest.mark.xdist_group(f"processes-{number}"))
-            if item.get_closest_marker("timeout") is None:
-                # An interpreter that starts takes its time where others are beside it, and some tests start several.
-                item.add_marker(pytest.mark.timeout(300))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

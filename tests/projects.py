@@ -76,7 +76,7 @@ class Project:
             cwd=self.where,
         )
 
-    def run(self, *words: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+    def run(self, *words: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
         """Run ``manage.py`` with these words, and return its exit code and all that it said."""
         with self.start(*words) as process:
             try:

@@ -6,7 +6,6 @@ tests start: they must see the same databases, and sometimes another clock.
 
 import os
 import sys
-from importlib.util import find_spec
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -108,12 +107,10 @@ INSTALLED_APPS = [
 
 if "postgres" in DATABASE_URL:
     # Partitions, and an audit by row triggers; see tests.surroundings.
-    if find_spec("pghistory"):
-        INSTALLED_APPS += ["pgtrigger", "pghistory"]
-        # For apps without migrations; nothing of Django's own is changed for it.
-        PGTRIGGER_INSTALL_ON_MIGRATE = True
-        PGTRIGGER_MIGRATIONS = PGTRIGGER_SCHEMA_EDITOR = False
-    INSTALLED_APPS += ["tests.surroundings.app"]
+    INSTALLED_APPS += ["pgtrigger", "pghistory", "tests.surroundings.app"]
+    # For apps without migrations; nothing of Django's own is changed for it.
+    PGTRIGGER_INSTALL_ON_MIGRATE = True
+    PGTRIGGER_MIGRATIONS = PGTRIGGER_SCHEMA_EDITOR = False
 
 LOGIN_URL = "login"
 # What makes passwords safe takes most of the time of a test that makes users.

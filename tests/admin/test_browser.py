@@ -20,7 +20,6 @@ __all__ = ["start_worker"]  # a fixture
 pytestmark = [
     pytest.mark.once,
     pytest.mark.browser,
-    pytest.mark.timeout(400),
     pytest.mark.django_db(transaction=True, databases=["default", "other"]),
 ]
 

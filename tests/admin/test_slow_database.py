@@ -61,13 +61,13 @@ def test_a_table_that_hangs_is_shown_as_it_was(boss: Client) -> None:
         with transaction.atomic(), connection.cursor() as cursor:
             cursor.execute("LOCK TABLE testapp_photo IN ACCESS EXCLUSIVE MODE")
             locked.set()
-            leave.wait(100)
+            leave.wait(120)
         connection.close()
 
     holder = threading.Thread(target=lock)
     holder.start()
     try:
-        assert locked.wait(60)
+        assert locked.wait(120)
         with override_settings(TASKCLAIM={"PAGE_TIMEOUT": 0.4}):
             answer = boss.get(photos("live"))
     finally:

@@ -13,7 +13,7 @@ from django.db import connection
 
 from tests import servers
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.processes, pytest.mark.long]
+pytestmark = [pytest.mark.processes, pytest.mark.long]
 
 
 def chaos(url: str, *options: str) -> str:

@@ -9,7 +9,7 @@ from tests.chaos.app.models import Effect, Work
 from tests.chaos.cycles import FIELDS, LEASE, claim, wait_for, work
 from tests.chaos.oracle import Rules, offences
 
-pytestmark = [pytest.mark.usefixtures("watched"), pytest.mark.timeout(300), pytest.mark.long]
+pytestmark = [pytest.mark.usefixtures("watched"), pytest.mark.long]
 
 #: Each cycle, the kind of handler that runs in it, and how many boundaries it has at the least.
 CYCLES = [

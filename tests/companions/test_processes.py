@@ -39,7 +39,7 @@ def test_every_kind_of_companion_is_drained_after_a_kill(
         models = "sources.LineTask sources.FarTask sources.PageTask sources.PageCheck"
         return start_worker("--in-process", "--batch-size", "15", *words, model=models)
 
-    # Only of the one that is killed: a living worker on a busy machine may lose leases as short as this.
+    # Only of the one that is killed: on a busy machine a living worker loses leases as short as this.
     killed = start("--lease", "1")
     wait_until(lambda: Ledger.objects.count() > 5)
     killed.signal(signal.SIGKILL)

@@ -26,7 +26,7 @@ def test_a_deadlock_is_resolved_with_each_effect_once(
         tries.append(amount)
         add(amount, first)
         if tries.count(amount) == 1:
-            meet.wait(30)
+            meet.wait(120)
         add(amount, second)
 
     at_once(lambda: transfer(1, 1, 2), lambda: transfer(10, 2, 1))

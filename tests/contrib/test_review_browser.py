@@ -21,7 +21,6 @@ from tests.worker.conftest import wait_until
 pytestmark = [
     pytest.mark.once,
     pytest.mark.browser,
-    pytest.mark.timeout(400),
     pytest.mark.django_db(transaction=True, databases=["default", "other"]),
 ]
 

@@ -151,13 +151,17 @@ def test_the_rows_of_a_dead_worker_are_released_at_once(start_worker: Start) -> 
 @pytest.mark.once
 @pytest.mark.promise(5, 7)
 def test_the_history_of_a_killed_worker_explains_the_second_run(start_worker: Start) -> None:
-    (key,) = jobs(1, "sleep:3")
+    (key,) = jobs(1, "stay")
     settings = {"DJANGO_SETTINGS_MODULE": "tests.control.worker_settings"}
-    first = start_worker("--lease", "2", **settings)
+    first = start_worker("--lease", "8", **settings)
     (name,) = listed()
-    wait_until(lambda: ClaimEvent.objects.filter(event="renewed").exists())
+    renewed = ClaimEvent.objects.filter(event="renewed")
+    wait_until(renewed.exists)
     os.killpg(first.pid, signal.SIGKILL)
-    assert start_worker("--drain", "--lease", "2", **settings).wait() == 0
+    second = start_worker("--drain", "--lease", "8", **settings)
+    wait_until(lambda: renewed.count() == 2)
+    Job.objects.update(act="work")
+    assert second.wait() == 0
     events = history(Job, key, using="default")
     assert [(event.event, event.iteration) for event in events] == [
         *(("claimed", 0), ("renewed", 0), ("expired", None)),

@@ -82,7 +82,7 @@ def test_the_first_queue_is_as_its_page_tells(tmp_path: Path) -> None:
     project = Project(tmp_path / "project", before, settings=quick)
 
     def typed(*words: str, code: int = 0) -> str:
-        done = project.run(*words, timeout=300)
+        done = project.run(*words)
         assert done.returncode == code, done.stdout
         return str(done.stdout)
 

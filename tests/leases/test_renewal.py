@@ -42,8 +42,8 @@ def wait_for_renewal(held: Any) -> None:
 def test_blocks_may_last_longer_than_their_lease() -> None:
     """One thread renews the leases of all databases; any thread may use a hold."""
     with ExitStack() as blocks:
-        holds = [blocks.enter_context(named_lease(f"report:{n}", lease=4 + n)) for n in range(3)]
-        other = blocks.enter_context(named_lease("report", lease=4, using="other"))
+        holds = [blocks.enter_context(named_lease(f"report:{n}", lease=10 + n)) for n in range(3)]
+        other = blocks.enter_context(named_lease("report", lease=10, using="other"))
         first = stored("report:0")
         end = first.expires_at + (first.expires_at - first.claimed_at)
         wait_for(lambda: stored("report:0").expires_at > end)

@@ -13,8 +13,8 @@ from django.utils import timezone
 
 from tests.factories import DIFFERENT
 
-#: A little more than any healthy statement needs on a busy machine; no test waits that long when all is well.
-DEADLINE = 40
+#: Seconds after which a state that is awaited will not come any more, however busy the machine is.
+DEADLINE = 120
 
 ROW_LOCKS = connection.features.has_select_for_update
 

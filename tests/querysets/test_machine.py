@@ -407,7 +407,7 @@ def same(rows: list[Any], carriers: list[Carrier]) -> bool:
 
 @pytest.mark.promise(1, 2, 3, 4)
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.timeout(120 + 3 * EXAMPLES)
+@pytest.mark.timeout(600 + 3 * EXAMPLES)
 @pytest.mark.parametrize("model", [Photo, ClaimOnly, Child])
 def test_every_story_ends_as_the_states_say(model: Any, rule: Callable[..., None]) -> None:
     rule(model, max_attempts=MAX_ATTEMPTS, lease=LEASE, backoff=lambda failures: 3600)

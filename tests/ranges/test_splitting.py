@@ -128,7 +128,7 @@ def rows_done() -> int:
 def test_a_killed_worker_costs_no_chunk_and_doubles_none(start_worker: Start) -> None:
     """The next one goes on at its checkpoints."""
     planned(600, chunk_size=200)
-    killed = start(start_worker, "--lease", "2")
+    killed = start(start_worker, "--lease", "2", TASKCLAIM_TEST_CHUNK="1")
     wait_until(lambda: rows_done() >= 100, what="two chunks are done")
     killed.signal(signal.SIGKILL)
     killed.wait()
@@ -144,7 +144,7 @@ def test_an_idle_worker_takes_a_part_and_a_stop_and_a_pause_end_at_a_checkpoint(
     start_worker: Start,
 ) -> None:
     """A long range delays none of them, and goes back uncharged."""
-    workers = [start(start_worker, TASKCLAIM_TEST_CHUNK="0.1") for _ in range(2)]
+    workers = [start(start_worker, TASKCLAIM_TEST_CHUNK="0.5") for _ in range(2)]
     # Only then: the first could be done before the second has begun.
     wait_until(lambda: WorkerProcess.objects.count() == 2, what="both have reported")
     planned(20_000, chunk_size=20_000)

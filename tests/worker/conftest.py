@@ -118,7 +118,7 @@ def start_worker(process_env: dict[str, str], tmp_path: Path) -> Iterator[Callab
                 os.killpg(worker.pid, number)
             except ProcessLookupError:
                 break
-        worker.process.wait(60)
+        worker.process.wait(120)
         if worker.process.stderr is not None:
             sys.stderr.write(worker.process.stderr.read())
             worker.process.stderr.close()

@@ -34,7 +34,7 @@ def descriptors(pid: int) -> int:
 
 
 @pytest.mark.promise(13)
-@pytest.mark.timeout(300 + ROWS // 40)
+@pytest.mark.timeout(600 + ROWS // 40)
 def test_nothing_grows_with_the_rows(start_worker: Start) -> None:
     """Memory, file descriptors and connections are the same after the rows as after the warm-up."""
     for start in range(0, ROWS, 10_000):

@@ -15,7 +15,7 @@ from tests.worker.conftest import wait_until
 
 pytestmark = pytest.mark.skipif(not HAS_A_SERVER, reason="needs sessions that a server may end")
 
-LEASE = 4
+LEASE = 8
 NUMBER = {"postgresql": "SELECT pg_backend_pid()", "mysql": "SELECT CONNECTION_ID()"}
 
 
@@ -26,7 +26,7 @@ def test_between_two_queries_a_handler_may_think_for_long(work: Callable[..., in
         Effect.objects.create(key="before")
         first = photo.expires_at
         renewed = elsewhere(
-            wait_until, lambda: fresh(row).expires_at > first + timedelta(seconds=3 * LEASE)
+            wait_until, lambda: fresh(row).expires_at > first + timedelta(seconds=2 * LEASE)
         )
         renewed.result(240)
         Effect.objects.create(key="after")

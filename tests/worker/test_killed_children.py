@@ -82,11 +82,11 @@ def test_rows_come_back_while_their_model_is_paused(start_worker: Start) -> None
 def test_rows_of_several_killed_processes_expire(start_worker: Start) -> None:
     """Their supervisor is killed with them, so another worker's reaper puts the rows back."""
     jobs(8, "stay")
-    worker = start_worker("--lease", "3", "--batch-size", "4", "--processes", "2")
+    worker = start_worker("--lease", "8", "--batch-size", "4", "--processes", "2")
     wait_until(lambda: Ledger.objects.count() == 2 and states() == {"processing": 8})
     os.killpg(worker.pid, signal.SIGKILL)
     Job.objects.update(act="work")
-    start_worker("--in-process", "--lease", "3")
+    start_worker("--in-process", "--lease", "8")
     wait_until(lambda: states() == {"complete": 8})
     assert set(Job.objects.values_list("counter", flat=True)) == {1}
 
@@ -101,8 +101,8 @@ def test_rows_that_kill_their_process_fail_alone(start_worker: Start) -> None:
     made = jobs(30)
     poison = {made[0], made[15], made[29]}
     Job.objects.filter(pk__in=poison).update(act="die")
-    worker = start_worker("--drain", "--lease", "2", TASKCLAIM_TEST_ATTEMPTS="2")
-    assert worker.wait(250) == 0
+    worker = start_worker("--drain", "--lease", "4", TASKCLAIM_TEST_ATTEMPTS="1")
+    assert worker.wait(500) == 0
     assert set(Job.objects.failed().values_list("pk", flat=True)) == poison
     assert states() == {"complete": 27, "failed": 3}
     assert set(Job.objects.filter(status="complete").values_list("counter", flat=True)) == {1}

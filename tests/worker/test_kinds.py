@@ -87,7 +87,7 @@ def test_coroutines_run_side_by_side(start_worker: Start) -> None:
     jobs(5)
     failing = jobs(5, "fail")
     jobs(5, "complete")
-    drain(start_worker, "AsyncJob", TASKCLAIM_TEST_TIMEOUT="10", **ONE_TRY)
+    drain(start_worker, "AsyncJob", TASKCLAIM_TEST_TIMEOUT="20", **ONE_TRY)
     assert states() == {"complete": 10, "failed": 6}
     stored = Job.objects.in_bulk()
     assert "ran longer" in stored[slow].last_error

@@ -31,10 +31,10 @@ def test_a_lock_on_a_cascade_holds_up_no_other_row(work: Callable[..., int]) -> 
             wait_until(lambda: Parcel.objects.get().expires_at > first, what="a renewal")
 
     locking = elsewhere(lock_until_renewed)
-    assert locked.wait(60)
-    do = {"lease": 4, "completion": Delete(cascade=True)}
+    assert locked.wait(120)
+    do = {"lease": 12, "completion": Delete(cascade=True)}
     assert work(Parcel, lambda row: ran.append(row.pk), **do) == 0
-    locking.result(60)
+    locking.result(120)
     assert len(ran) == len(set(ran)) == 20
     assert not Parcel.objects.exists()
     assert not Stamp.objects.exists()

@@ -87,7 +87,7 @@ def test_a_claim_that_never_commits_keeps_others_from_its_row_for_a_while_only(
         plain = "?sslmode=disable" if connection.vendor == "postgresql" else ""
         proxy.arm(never_answered, heard=MARK.encode())
         start_worker(*options, **limits, DATABASE_URL=there + plain)
-        assert proxy.sprung.wait(60)
+        assert proxy.sprung.wait(120)
         assert states() == {"open": 1}
         assert start_worker(*options, "--drain", **limits).wait() == 0
     assert states() == {"complete": 1}

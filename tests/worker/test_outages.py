@@ -43,7 +43,7 @@ def proxied() -> Iterator[tuple[dict[str, str], Callable[[str], None]]]:
 def test_workers_outlive_their_sessions(start_worker: Start) -> None:
     """All sessions are ended twice; the same process does every row once and charges none."""
     jobs(40, "sleep:0.1")
-    worker = start_worker("--threads", "2", "--batch-size", "10", "--lease", "8")
+    worker = start_worker("--threads", "2", "--batch-size", "10", "--lease", "30")
     for done in (5, 20):
         wait_until(lambda done=done: states().get("complete", 0) >= done)
         (child,) = worker.children()
@@ -98,7 +98,7 @@ def test_a_claim_whose_commit_was_not_answered_charges_nobody(start_worker: Star
         proxy.arm(swallow_and_go_away, heard=b"SKIP LOCKED")
         jobs(1)
         worker = start_worker("--in-process", "--lease", "30", DATABASE_URL=there + plain)
-        assert proxy.sprung.wait(60)
+        assert proxy.sprung.wait(120)
         assert states() == {"processing": 1}
         wait_until(lambda: "claiming and writing" in str(worker.events()))
         proxy.refusing.clear()
@@ -194,7 +194,7 @@ def test_a_silence_longer_than_a_lease_charges_no_row(
             wait_until(lambda: states() == {"complete": 40})
         finally:
             loop.terminate()
-            loop.wait(60)
+            loop.wait(120)
     assert not Job.objects.exclude(attempts=0).exists()
     runs = Counter(Ledger.objects.values_list("key", flat=True))
     explained = {key for event in workers[0].events("lost", "released") for key in event["keys"]}

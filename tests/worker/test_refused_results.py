@@ -136,7 +136,7 @@ def test_a_server_that_may_not_write_is_no_fault_of_the_rows(
     with prepared(before, []):
         server = elsewhere(fail_over)
         work(Photo, lambda photo: ran.append(photo.pk), lease=HOUR)
-        server.result(60)
+        server.result(120)
     assert set(Photo.objects.values_list("status", "attempts", "iteration")) == {("complete", 0, 0)}
     assert len(ran) == 10
 

@@ -40,7 +40,7 @@ def test_a_worker_does_all_others_and_names_those_refused(start_worker: Start) -
 @pytest.mark.promise(8)
 def test_a_refused_renewal_costs_no_other_row_its_lease(start_worker: Start) -> None:
     made = jobs(4, "stay")
-    worker = start_worker("--in-process", "--threads", "4", "--lease", "5")
+    worker = start_worker("--in-process", "--threads", "4", "--lease", "10")
     wait_until(lambda: Ledger.objects.count() == 4, what="all rows run")
     freeze(made[2])
     others = Job.objects.exclude(pk=made[2])

@@ -85,12 +85,12 @@ def test_rows_run_longer_than_their_lease(start_worker: Start) -> None:
     """Renewal keeps a row that runs, and those that wait in its batch, also beside a model with a longer lease."""
     jobs(1, "stay")
     jobs(2)
-    TextKey.objects.create(key="a model with a lease of 8 s")
+    TextKey.objects.create(key="a model with a lease of a minute")
     model = "testapp.Job testapp.TextKey"
-    worker = start_worker("--in-process", TASKCLAIM_TEST_LEASE="5", model=model)
+    worker = start_worker("--in-process", TASKCLAIM_TEST_LEASE="12", model=model)
     wait_until(lambda: states() == {"processing": 3})
-    first, two_leases = Job.objects.earliest("expires_at").expires_at, timedelta(seconds=10)
-    wait_until(lambda: Job.objects.earliest("expires_at").expires_at > first + two_leases)
+    second = Job.objects.earliest("expires_at").expires_at + timedelta(seconds=12)
+    wait_until(lambda: Job.objects.earliest("expires_at").expires_at > second)
     Job.objects.update(act="work")
     wait_until(lambda: states() == {"complete": 3})
     assert worker.events("lost", "expired") == []
@@ -101,8 +101,8 @@ def test_rows_run_longer_than_their_lease(start_worker: Start) -> None:
 @pytest.mark.promise(8)
 def test_a_handler_that_keeps_its_connection_busy_costs_no_lease(start_worker: Start) -> None:
     """A statement runs for longer than a lease; on PostgreSQL it has the only connection of Django's pool."""
-    jobs(2, "busy:12")
-    worker = start_worker("--drain", "--lease", "5", "--in-process", TASKCLAIM_TEST_POOL="1")
+    jobs(2, "busy:26")
+    worker = start_worker("--drain", "--lease", "12", "--in-process", TASKCLAIM_TEST_POOL="1")
     assert worker.wait() == 0
     assert states() == {"complete": 2}
     assert worker.events("lost", "expired") == []

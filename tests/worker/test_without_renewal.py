@@ -45,7 +45,7 @@ def test_a_handler_hears_that_its_lease_could_not_be_renewed(work: Callable[...,
         with nobody_can_write():
             heard.append(wait_until(lambda: photo.claim.lost))
 
-    assert work(Photo, wait_for_the_loss, lease=4) == 0
+    assert work(Photo, wait_for_the_loss, lease=12) == 0
     assert heard == [False, True]
     row = fresh(row)
     assert (row.status, row.attempts, row.iteration) == ("complete", 0, 0)

@@ -7,7 +7,7 @@ from tests.companions.app.models import FarPage, FarTask, Line, LineTask, Page, 
 from tests.testapp.models import Ledger
 
 
-@handler(PageTask, update_fields=["words", "visits"], lease=3, backoff=lambda failures: 0.1)
+@handler(PageTask, update_fields=["words", "visits"], backoff=lambda failures: 0.1)
 def count_words(page: Page) -> None:
     """Count, on the source, and note the run under the companion's token."""
     Ledger.objects.create(model="Page", key=page.slug, worker=page.claim.token.holder)
@@ -17,7 +17,7 @@ def count_words(page: Page) -> None:
     page.visits += 1
 
 
-@handler(PageCheck, update_fields=["verdict"], lease=3, backoff=lambda failures: 0.1)
+@handler(PageCheck, update_fields=["verdict"], backoff=lambda failures: 0.1)
 def check(page: Page) -> None:
     """The second piece of work on the same pages."""
     from django_taskclaim.companions import companion_of

@@ -1,7 +1,8 @@
 """What a table may be surrounded by on PostgreSQL: an audit package's row triggers, partitions, a schema of its own."""
 
-from importlib.util import find_spec
 from typing import Any
+
+import pghistory
 
 from django_taskclaim.models import TaskMixin
 from tests.testapp.models import Payload
@@ -29,15 +30,9 @@ class Elsewhere(TaskMixin, Payload):
         db_table = '"taskclaim elsewhere"."task"'
 
 
-AUDITED: list[Any] = []
+@pghistory.track(pghistory.InsertEvent(), pghistory.UpdateEvent(), pghistory.DeleteEvent())
+class Audited(TaskMixin, Payload):
+    """django-pghistory notes every change of a row by a trigger."""
 
-if find_spec("pghistory"):
-    import pghistory
 
-    @pghistory.track(pghistory.InsertEvent(), pghistory.UpdateEvent(), pghistory.DeleteEvent())
-    class Audited(TaskMixin, Payload):
-        """django-pghistory notes every change of a row by a trigger."""
-
-    AUDITED.append(Audited)
-
-SURROUNDED: list[Any] = [ByRange, Elsewhere, *AUDITED]
+SURROUNDED: list[Any] = [ByRange, Elsewhere, Audited]
