@@ -94,7 +94,6 @@ class Follower:
         ask = WorkerProcess.objects.using(self.using).filter(name=self.process)
         began = clock()
         found = list(ask.values_list(DatabaseNow(), self._settings_version(), self._first_order()))
-        self.service.count_questions(self.models[0])
         # It has not reported yet, or cannot, or was forgotten: claims do not wait for that.
         ((now, version, first),) = found or [self._ask_without_report()]
         self._known_time = as_utc(now), began
@@ -153,7 +152,6 @@ class Follower:
         self.roll.add(self.service.vitals.tally.take(), now)
         self._note_stops(now)
         sent = self.roll.write(now)
-        self.service.count_questions(self.models[0], sent)
         return bool(sent)
 
     def _note_stops(self, now: datetime) -> None:

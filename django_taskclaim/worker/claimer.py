@@ -222,7 +222,7 @@ class Claimer(threading.Thread):
 
     def _look(self, handler: Handler) -> None:
         """Claim once for a model; a full batch looks again as soon as there is room, else after the poll pause."""
-        pause = self._poll_pause(handler.model)
+        pause = self.options.poll.total_seconds() * random.uniform(0.75, 1.25)
         self._answers[handler.model].refusal = None
         self.service.to_look_for.discard(handler.model)
         self.service.calls.begin_look(handler.model)
@@ -249,18 +249,6 @@ class Claimer(threading.Thread):
                 # As soon as that is worth while, and not only after the usual pause.
                 pause = min(LONGEST_WAIT, refusal.wait * random.uniform(1.0, 1.1))
         self._next_look[handler.model] = 0.0 if full else clock() + pause
-
-    def _poll_pause(self, model: Any) -> float:
-        """Return how long to wait after a look in vain, in seconds.
-
-        What the service asked in the meantime stands for a look, so that an idle worker costs its database one
-        question a poll interval, whoever asks it.
-        """
-        poll = self.options.poll.total_seconds()
-        pause = poll * random.uniform(0.75, 1.25)
-        left_out = min(2, self.service.idle_questions[model])
-        self.service.idle_questions[model] -= left_out
-        return pause + left_out * min(poll, 1.0)
 
     def _claim(self, handler: Handler) -> bool | None:
         """Claim a batch and say whether it was a full one; None where nobody could look yet."""
@@ -318,7 +306,6 @@ class Claimer(threading.Thread):
         self._note_use()
         self.service.throttles.claimed(handler.model, len(rows))
         if rows:
-            self.service.idle_questions[handler.model] = 0
             watch(rows)
             changed("claimed", rows, clock() - began)
             self.claimed += len(rows)

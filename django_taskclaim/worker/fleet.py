@@ -57,7 +57,6 @@ class FleetWatch:
         if not has_hours and not is_stored(model, using):
             self._impose(model, HOURS, "", None, None)
             return False
-        self._service.count_questions(model)
         seen = Grant(ClaimTarget.of(model, using))
         closed = seen.closed()
         reason = f"outside the hours {closed.limits.hours}" if closed else ""

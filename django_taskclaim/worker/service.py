@@ -6,7 +6,7 @@ It never waits for a row that somebody has locked, so one stuck handler cannot c
 import random
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -65,8 +65,6 @@ LISTEN_EVERY = 1.0
 SUMMARY_EVERY = 10.0
 #: How soon after its first report a process tells what it holds.
 SECOND_REPORT = 1.0
-#: How many looks in a row the claimer leaves out at most.
-MOST_LOOKS_LEFT_OUT = 6
 PRUNE_EVERY = 3600.0
 TICK = 0.25
 #: Seconds until a renewal that failed, or passed over locked rows, is tried again; sooner for short leases.
@@ -117,8 +115,6 @@ class Service(threading.Thread):
         self.told_to_drain, self.told_to_stop = threading.Event(), threading.Event()
         #: What transactions that stay open are measured by, in every thread.
         self.longest_lease = max(map(self.lease_of, handlers))
-        #: Questions asked while idle, by model: the claimer leaves out a look for each.
-        self.idle_questions: Counter[Any] = Counter()
         #: By ``clock()``, when this thread last came to one of its duties.
         self.last_turn = clock()
         #: By ``clock()``, when leases were last renewed, and when that must be tried again at the latest.
@@ -438,7 +434,6 @@ class Service(threading.Thread):
     def read_switch(self) -> None:
         """Look which models are paused, and give back what has not started of those that are."""
         for handler in self.handlers:
-            self.count_questions(handler.model)
             stops = stops_of(handler.model, using=self.options.using)
             self.fleet.heard(handler.model, stops.throttle, stops.now)
             if (pause := stops.pause) is None:
@@ -481,16 +476,7 @@ class Service(threading.Thread):
     # The reaper
 
     def _reap(self, reaper: Reaper) -> bool:
-        if reaper.turn(int(setting("CHUNK_SIZE")), until_done=True) is None:
-            return False
-        self.count_questions(reaper.model)
-        return True
-
-    def count_questions(self, model: Any, number: int = 1) -> None:
-        """Have the claimer leave out a look for each question asked while there was nothing to do."""
-        if not self.inflight.held() and model not in self.paused:
-            asked = self.idle_questions[model] + number
-            self.idle_questions[model] = min(asked, MOST_LOOKS_LEFT_OUT)
+        return reaper.turn(int(setting("CHUNK_SIZE")), until_done=True) is not None
 
     def _shortest_renewal(self) -> float:
         return min(map(self.lease_of, self.handlers)).total_seconds() / RENEWALS_PER_LEASE
@@ -515,7 +501,6 @@ class Service(threading.Thread):
         if not held:
             # Nobody else has looked, and what is paused is to be told as such.
             self.read_switch()
-        self.count_questions(self.handlers[0].model)
         begins = not self.vitals.introduced
         heartbeat.report(self.options, self.vitals, held=held, paused=bool(self.paused))
         if begins:
