@@ -15,11 +15,11 @@ from django.db.models import Exists, OuterRef, Q
 from django_taskclaim.db.inspection import real_name
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.fields import RangePositionField, StatusField
+from django_taskclaim.formatting import counted, listed
 from django_taskclaim.links import LINK
 from django_taskclaim.ranges.keys import SourceKey
 from django_taskclaim.ranges.place import source_of
 from django_taskclaim.states import Status
-from django_taskclaim.wording import counted, listed
 
 #: Rows of one state that are counted; where there are more, nobody waits for the exact number.
 MOST_COUNTED = 10_000

@@ -17,6 +17,7 @@ from django_taskclaim.census import MOST, Census, census
 from django_taskclaim.columns import ClaimColumns, claim_columns, has_ranges
 from django_taskclaim.db import dialect_for
 from django_taskclaim.fields import CRASHED, NEVER_WAITED, UNSETTLED, as_utc
+from django_taskclaim.formatting import with_source
 from django_taskclaim.limits import FleetLimits, limits_of
 from django_taskclaim.links import is_companion, source_link, told_key
 from django_taskclaim.models import Switch, Throttle, WorkerProcess
@@ -28,7 +29,6 @@ from django_taskclaim.states import WORKER_MARK, Status
 from django_taskclaim.switch import paused_by
 from django_taskclaim.switch_reading import scope_of
 from django_taskclaim.throttling.records import EVERYONE, in_force
-from django_taskclaim.wording import with_source
 
 #: Workers report every 5 s, idle ones every 10; one that missed two reports or more counts as gone.
 ALIVE_WITHIN = timedelta(seconds=20)

@@ -19,8 +19,8 @@ from django.db.models.expressions import Combinable
 from django_taskclaim import conf
 from django_taskclaim.allowances import Hours, Rate
 from django_taskclaim.completion import Clear, Completion, Mark
+from django_taskclaim.error_text import describe, is_interrupt
 from django_taskclaim.exceptions import Permanent, RetryLater
-from django_taskclaim.failures import is_interrupt, told
 
 logger = logging.getLogger("django_taskclaim")
 
@@ -200,7 +200,7 @@ def _sensible(backoff: Backoff, number: int, usual: Backoff) -> timedelta:
         logger.warning(
             "The wait after failure %d is the usual one, because the back-off could not be used: %s",
             number,
-            told(error),
+            describe(error),
             extra={"event": "trouble"},
         )
         return conf.waiting_time(usual(number))

@@ -9,7 +9,7 @@ from django.core.checks import CheckMessage
 from django_taskclaim.admin.columns_shown import raw_names
 from django_taskclaim.checks.messages import message
 from django_taskclaim.columns import has_claim_columns
-from django_taskclaim.wording import listed
+from django_taskclaim.formatting import listed
 
 
 def problems(admin: Any) -> list[CheckMessage]:

@@ -9,7 +9,6 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from django_taskclaim.admin.rows import EXPIRED, WAITING
-from django_taskclaim.localized import clock_format
 from django_taskclaim.states import WORKER_MARK, Status
 
 #: The words on the pills.
@@ -82,7 +81,7 @@ def moment(value: datetime) -> str:
     """Return a moment in the reader's time zone; the date only where it is not today."""
     local = timezone.localtime(value)
     today = timezone.localtime(datetime.now(UTC)).date()
-    time = formats.time_format(local, clock_format(seconds=True))
+    time = formats.time_format(local, "H:i:s")
     if local.date() == today:
         return time
     return f"{formats.date_format(local, 'DATE_FORMAT')}, {time}"

@@ -17,7 +17,7 @@ from django_taskclaim.admin.confirming import Crumb
 from django_taskclaim.admin.sweeping import FIELD, Sweep, left_alone
 from django_taskclaim.control.acts import record_act
 from django_taskclaim.exceptions import TaskClaimError
-from django_taskclaim.wording import first_line
+from django_taskclaim.formatting import first_line
 
 TEMPLATE = "admin/taskclaim/sweeping.html"
 

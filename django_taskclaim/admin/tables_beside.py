@@ -7,8 +7,8 @@ from django.db import models
 from django.utils.translation import gettext as _
 
 from django_taskclaim.columns import has_ranges
+from django_taskclaim.formatting import format_number
 from django_taskclaim.links import LINK, is_companion, source_told
-from django_taskclaim.localized import number
 
 
 def link_to_type(admin: Any) -> tuple[str, ...]:
@@ -75,8 +75,8 @@ def done_to(row: Any) -> str:
 def rows_done(row: Any) -> str:
     """Return how many rows are done of how many."""
     return _("%(done)s of about %(planned)s") % {
-        "done": number(row.rows_done),
-        "planned": number(row.rows_planned),
+        "done": format_number(row.rows_done),
+        "planned": format_number(row.rows_planned),
     }
 
 

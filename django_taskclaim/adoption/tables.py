@@ -21,7 +21,7 @@ from django_taskclaim.contention import contention_code
 from django_taskclaim.db.inspection import real_name
 from django_taskclaim.exceptions import TableInUse, WouldRewrite
 from django_taskclaim.fields import AnyField, StatusField
-from django_taskclaim.wording import listed
+from django_taskclaim.formatting import listed
 
 logger = logging.getLogger("django_taskclaim.adoption")
 

@@ -17,8 +17,8 @@ from django_taskclaim.adoption.operations import AddClaimColumns, AddClaimIndex,
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.fields import AnyField
+from django_taskclaim.formatting import listed
 from django_taskclaim.indexes import ClaimIndex
-from django_taskclaim.wording import listed
 
 
 class CannotAdopt(TaskClaimError):

@@ -9,10 +9,10 @@ from django.db import models, router
 
 from django_taskclaim.checks.messages import message
 from django_taskclaim.columns import is_claimable
+from django_taskclaim.formatting import listed
 from django_taskclaim.handlers import Handler, handler_for
 from django_taskclaim.links import LINK, SourceLink, is_companion, source_link
 from django_taskclaim.querysets.results import PREFIX, writable
-from django_taskclaim.wording import listed
 
 
 def check_companions(**kwargs: Any) -> list[CheckMessage]:

@@ -12,9 +12,9 @@ from django_taskclaim.checks.messages import message
 from django_taskclaim.columns import claim_columns, is_claimable
 from django_taskclaim.completion import Archive, Clear, Delete
 from django_taskclaim.fields import PriorityField
+from django_taskclaim.formatting import listed
 from django_taskclaim.handlers import Handler, handler_for
 from django_taskclaim.querysets.removing import fills_itself, links_of, shared_columns
-from django_taskclaim.wording import listed
 
 #: What Django does by itself when a row goes that others look at; the rest is the database's.
 FOLLOWED = {"CASCADE", "SET_NULL", "SET_DEFAULT", "set_on_delete"}

@@ -12,12 +12,12 @@ from django.db import connections, router
 from django_taskclaim.checks.messages import message
 from django_taskclaim.columns import claim_columns, has_claim_columns, is_claimable
 from django_taskclaim.db import dialect_for, is_supported
+from django_taskclaim.formatting import format_duration, listed
 from django_taskclaim.handlers import Handler, handler_for
 from django_taskclaim.links import is_companion, source_link
 from django_taskclaim.policy import faults
 from django_taskclaim.querysets.results import PREFIX, writable
 from django_taskclaim.querysets.scope import refuse_unclaimable
-from django_taskclaim.wording import lasting, listed
 
 SHORTEST_LEASE = timedelta(seconds=2)
 LONGEST_LEASE = timedelta(days=1)
@@ -160,8 +160,8 @@ def _times(handler: Handler) -> Iterator[CheckMessage]:
             + (
                 "one slow renewal, and a running row is lost."
                 if short
-                else f"rows of a worker that dies stay stuck for {lasting(lease)}. Running rows are renewed, so a lease"
-                " need not be as long as the work."
+                else f"rows of a worker that dies stay stuck for {format_duration(lease)}. Running rows are renewed, so"
+                " a lease need not be as long as the work."
             ),
             f"@handler({handler.model.__name__}, lease=60)",
             handler.model,

@@ -18,9 +18,9 @@ from django_taskclaim.columns import (
     is_claimable,
 )
 from django_taskclaim.fields import ClaimColumn, PriorityField
+from django_taskclaim.formatting import listed
 from django_taskclaim.models.mixins import ClaimBase
 from django_taskclaim.querysets import ClaimManager
-from django_taskclaim.wording import listed
 
 
 def check_models(**kwargs: Any) -> list[CheckMessage]:

@@ -4,7 +4,7 @@ from typing import Any
 
 from django.core.checks import CheckMessage
 
-from django_taskclaim import conf, failures
+from django_taskclaim import conf, error_text
 from django_taskclaim.checks.messages import message
 
 
@@ -15,7 +15,7 @@ def check_settings(**kwargs: Any) -> list[CheckMessage]:
 
 def check_redaction(**kwargs: Any) -> list[CheckMessage]:
     """E013 where the hook that redacts cannot be imported or called, or returns no text."""
-    fault = failures.redaction_fault()
+    fault = error_text.redaction_fault()
     if not fault:
         return []
     return [

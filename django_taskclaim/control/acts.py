@@ -12,10 +12,9 @@ from django.utils.translation import ngettext, pgettext_lazy
 
 from django_taskclaim.control.installed import is_on
 from django_taskclaim.db import DatabaseNow
-from django_taskclaim.localized import number
+from django_taskclaim.formatting import counted, format_number
 from django_taskclaim.models import Switch
 from django_taskclaim.switch_reading import EVERY_MODEL, scope_of
-from django_taskclaim.wording import counted
 
 #: How the admin's list of recent acts calls them, in the language of who acted. Logs have the names themselves.
 _NAMES = {
@@ -107,7 +106,7 @@ def _object(
         return f"{meta.verbose_name} {key}: {said}"
     if rows is not None and not worker:
         name = meta.verbose_name if rows == 1 else meta.verbose_name_plural
-        return f"{number(rows)} {name}: {said}"
+        return f"{format_number(rows)} {name}: {said}"
     return f"{worker or meta.verbose_name_plural}: {said}"
 
 
@@ -115,7 +114,7 @@ def _message(act: str, rows: int | None, reason: str) -> str:
     said = capfirst(name_of_act(act))
     if rows is not None:
         told = ngettext("%(act)s, %(number)s row", "%(act)s, %(number)s rows", rows)
-        said = told % {"act": said, "number": number(rows)}
+        said = told % {"act": said, "number": format_number(rows)}
     return f"{said}: {reason}" if reason else said
 
 

@@ -20,7 +20,7 @@ from django_taskclaim.control.installed import is_on
 from django_taskclaim.control.models import ClaimEvent
 from django_taskclaim.control.reading import HANDED_TO
 from django_taskclaim.db import DatabaseNow
-from django_taskclaim.failures import described, one_line
+from django_taskclaim.error_text import class_and_text, one_line
 from django_taskclaim.states import Status
 from django_taskclaim.switch_reading import scope_of
 
@@ -91,7 +91,7 @@ def _lost(sender: Any, rows: Sequence[Any], using: str, **kwargs: Any) -> None:
 def _failed(sender: Any, rows: Sequence[Any], using: str, error: object, **kwargs: Any) -> None:
     if not is_kept(sender, using):
         return
-    told = one_line(*described(error))
+    told = one_line(*class_and_text(error))
     status = claim_columns(sender).status.attname
     final = [row for row in rows if row.__dict__.get(status) == Status.FAILED]
     again = [row for row in rows if row.__dict__.get(status) != Status.FAILED]

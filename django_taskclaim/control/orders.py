@@ -21,9 +21,9 @@ from django_taskclaim.control.acts import record_act, storable
 from django_taskclaim.control.installed import NAME, is_on
 from django_taskclaim.db import DatabaseNow, dialect_for
 from django_taskclaim.exceptions import TaskClaimError
+from django_taskclaim.formatting import first_line, format_number
 from django_taskclaim.handlers import handler_for
 from django_taskclaim.limits import OPTIONS, as_stored, set_limits, stored_limits
-from django_taskclaim.localized import number
 from django_taskclaim.models import WorkerProcess
 from django_taskclaim.overview import Worker, workers
 from django_taskclaim.querysets import ClaimQuerySet
@@ -31,7 +31,6 @@ from django_taskclaim.querysets.operating import written_before
 from django_taskclaim.querysets.refusals import refusals
 from django_taskclaim.states import WORKER_MARK
 from django_taskclaim.switch_reading import scope_of
-from django_taskclaim.wording import first_line
 
 if TYPE_CHECKING:
     from django_taskclaim.control.models import LiveSettings, WorkerOrder
@@ -75,7 +74,7 @@ class OrderError(TaskClaimError):
             "Of the silent worker process %(worker)s, %(n)s rows were put back, and then refused: %(errors)s",
             self.put_back,
         )
-        return told % {"worker": self.worker, "n": number(self.put_back), "errors": refused}
+        return told % {"worker": self.worker, "n": format_number(self.put_back), "errors": refused}
 
 
 def order(

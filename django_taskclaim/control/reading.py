@@ -11,7 +11,7 @@ from django.utils.translation import gettext as _
 
 from django_taskclaim.control.installed import is_on
 from django_taskclaim.fields import as_utc
-from django_taskclaim.localized import number
+from django_taskclaim.formatting import format_number
 from django_taskclaim.overview import database_time
 from django_taskclaim.switch import paused_by
 from django_taskclaim.switch_reading import EVERY_MODEL, scope_of
@@ -184,7 +184,7 @@ def _failure_marks(slots: Sequence[Slot]) -> Iterator[Mark]:
     for slot in slots:
         tries = slot.done + slot.errors
         if slot.errors >= BURST and slot.errors >= BURST_SHARE * tries:
-            counts = {"failed": number(slot.errors), "tries": number(tries)}
+            counts = {"failed": format_number(slot.errors), "tries": format_number(tries)}
             yield Mark(slot.at, "failures", _("%(failed)s of %(tries)s tries failed") % counts)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from django_taskclaim.control.acts import record_act
-from django_taskclaim.people import name_of, user_of
+from django_taskclaim.holders import name_of, user_of
 from django_taskclaim.signals import rows_acted_on
 
 

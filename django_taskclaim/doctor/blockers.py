@@ -11,6 +11,7 @@ from django_taskclaim import conf
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.companions import CompanionQuerySet
 from django_taskclaim.doctor.findings import Finding
+from django_taskclaim.formatting import counted, format_duration, format_moment, listed
 from django_taskclaim.handlers import handler_for
 from django_taskclaim.links import is_companion, source_link
 from django_taskclaim.overview import Overview, overview, throttles_by_source, workers
@@ -21,7 +22,6 @@ from django_taskclaim.querysets.refusals import REFUSED
 from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.states import Status
 from django_taskclaim.switch import paused_model
-from django_taskclaim.wording import counted, lasting, listed, moment
 
 
 def why_nothing_moves(model: type[models.Model], alias: str) -> Iterator[Finding]:
@@ -87,9 +87,9 @@ def _paused(seen: Overview) -> Iterator[Finding]:
     label = paused_model(pause)
     text = f"{f'{label} is' if label else 'All models are'} paused by {pause.by or 'somebody'}"
     if pause.paused_at is not None:
-        text += f" since {moment(pause.paused_at)}"
+        text += f" since {format_moment(pause.paused_at)}"
     if pause.until is not None:
-        text += f", until {moment(pause.until)}"
+        text += f", until {format_moment(pause.until)}"
     if pause.reason:
         text += f": {pause.reason}"
     yield Finding.note(
@@ -102,7 +102,7 @@ def _throttled(seen: Overview) -> Iterator[Finding]:
         processes = listed([throttle.process for throttle in same], 3)
         yield Finding.note(
             f"{seen.model._meta.label} is throttled on {processes} by {source}: {same[0].reason},"
-            f" until {moment(same[0].until)}.",
+            f" until {format_moment(same[0].until)}.",
             "It ends by itself, when its cause ends.",
         )
 
@@ -112,8 +112,8 @@ def _expired(seen: Overview) -> Iterator[Finding]:
         return
     late = seen.now - seen.expired_since
     text = (
-        f"The leases of {_at_least(seen, seen.expired - seen.endless)} have ended, the first {lasting(late)} ago, and"
-        " nobody has put them back"
+        f"The leases of {_at_least(seen, seen.expired - seen.endless)} have ended, the first {format_duration(late)} "
+        "ago, and nobody has put them back"
     )
     if late > 3 * conf.duration("REAPER_INTERVAL") + policy_for(seen.model).renewal_interval:
         yield Finding.problem(
@@ -144,7 +144,7 @@ def _waiting(seen: Overview) -> Iterator[Finding]:
     if seen.due:
         return
     if seen.progress.open and seen.next_due is not None:
-        until, wait = moment(seen.next_due), lasting(seen.next_due - seen.now)
+        until, wait = format_moment(seen.next_due), format_duration(seen.next_due - seen.now)
         if seen.progress.open == 1:
             yield Finding.note(f"The one open row waits until {until}, {wait} from now.")
         else:
@@ -164,7 +164,7 @@ def _held(seen: Overview) -> Iterator[Finding]:
     more = "+" if Status.PROCESSING in seen.estimated else ""
     text = f"All rows left are held, by {listed([f'{one.name} ({one.rows:,}{more})' for one in seen.holders])}"
     if seen.next_free is not None and seen.next_free > seen.now:
-        text += f"; the next lease ends in {lasting(seen.next_free - seen.now)}"
+        text += f"; the next lease ends in {format_duration(seen.next_free - seen.now)}"
     yield Finding.note(f"{text}.")
 
 
@@ -185,7 +185,9 @@ def _nobody_works(seen: Overview) -> Iterator[Finding]:
     rows = capfirst(_rows(seen, seen.due, Status.OPEN))
     idle = f"{rows} {_verb(seen.due, 'is', 'are')} due, and no worker for {label} is alive"
     last = max((worker.seen_at for worker in serving), default=None)
-    since = "" if last is None else f"; the last one reported {lasting(seen.now - last)} ago"
+    since = (
+        "" if last is None else f"; the last one reported {format_duration(seen.now - last)} ago"
+    )
     yield Finding.note(f"{idle}{since}.", f"manage.py claimworker {label}", headline=idle)
 
 

@@ -9,9 +9,9 @@ from django.db.models import Count, Q
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.db.inspection import real_name
 from django_taskclaim.doctor.findings import Finding
+from django_taskclaim.formatting import counted
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.states import Status
-from django_taskclaim.wording import counted
 
 #: By what such a row is: its states, and the columns of which one is set although none may be.
 HELD = ("claimed_by", "claimed_at", "expires_at")

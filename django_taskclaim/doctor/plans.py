@@ -10,11 +10,11 @@ from django_taskclaim.db.sql import SQL
 from django_taskclaim.doctor.findings import Finding
 from django_taskclaim.doctor.rehearsal import claim_statements, fenced_statements, reaper_statements
 from django_taskclaim.fields import AnyField
+from django_taskclaim.formatting import listed
 from django_taskclaim.handlers import handler_for
 from django_taskclaim.indexes import ClaimIndex
 from django_taskclaim.querysets.limits import SerialLimit, limits_over
 from django_taskclaim.querysets.scope import ClaimTarget, in_policy_order
-from django_taskclaim.wording import listed
 
 
 def missing_indexes(model: type[models.Model], alias: str) -> Iterator[Finding]:

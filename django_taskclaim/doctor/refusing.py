@@ -9,7 +9,8 @@ from django.db import DatabaseError, models, transaction
 from django_taskclaim.claim import clock
 from django_taskclaim.db.sql import SQL
 from django_taskclaim.doctor.findings import Finding
-from django_taskclaim.failures import told
+from django_taskclaim.error_text import describe
+from django_taskclaim.formatting import counted
 from django_taskclaim.policy import policy_for
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.assignments import open_again, pass_on
@@ -17,7 +18,6 @@ from django_taskclaim.querysets.refusals import MOST_ROWS, Search, refusals
 from django_taskclaim.querysets.scope import ClaimTarget, Rows, on_claim_table
 from django_taskclaim.querysets.transactions import transactionally
 from django_taskclaim.states import Status
-from django_taskclaim.wording import counted
 
 #: So many due rows are tried, and as many whose lease has ended.
 TRIED = 500
@@ -39,7 +39,9 @@ def refusing_rows(model: type[models.Model], alias: str) -> Iterator[Finding]:
         _try(target, rows.due(), claimed, *target.columns.order)
         _try(target, rows.expired(), open_again(target))
     except DatabaseError as error:
-        yield Finding.note(f"Whether all rows can be written could not be tried: {told(error)}.")
+        yield Finding.note(
+            f"Whether all rows can be written could not be tried: {describe(error)}."
+        )
     found = refusals(model, alias, since=began)
     if found:
         few = "" if len(found) < MOST_ROWS else "at least "

@@ -17,11 +17,11 @@ from django_taskclaim.db.inspection import real_name
 from django_taskclaim.doctor.findings import Finding
 from django_taskclaim.doctor.vacuum import oldest_snapshot
 from django_taskclaim.fields import AnyField, ClaimColumn
+from django_taskclaim.formatting import first_line, listed
 from django_taskclaim.links import is_companion, source_link
 from django_taskclaim.models import NamedLease, Switch, WorkerProcess
 from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.ranges.place import source_of
-from django_taskclaim.wording import first_line, listed
 
 #: Known by name alone: this module stands below it in the import order.
 CONTROL, CONTROL_LABEL = "django_taskclaim.control", "taskclaim_control"

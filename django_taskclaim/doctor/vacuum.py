@@ -8,8 +8,8 @@ from django.db import DatabaseError, connections, models
 from django_taskclaim.db.inspection import real_name
 from django_taskclaim.db.vacuum import dead_rows_of, oldest_transaction
 from django_taskclaim.doctor.findings import Finding
+from django_taskclaim.formatting import first_line, format_duration
 from django_taskclaim.querysets.scope import ClaimTarget
-from django_taskclaim.wording import first_line, lasting
 
 #: Dead rows that are too many to wait for before a vacuum.
 TOO_MANY_DEAD = 50_000
@@ -25,7 +25,11 @@ def dead_rows(model: type[models.Model], alias: str) -> Iterator[Finding]:
     if found is None:
         return
     table = real_name(target.columns.owner._meta.db_table)
-    ago = "" if found.vacuumed_ago is None else f"; vacuumed {lasting(found.vacuumed_ago)} ago"
+    ago = (
+        ""
+        if found.vacuumed_ago is None
+        else f"; vacuumed {format_duration(found.vacuumed_ago)} ago"
+    )
     text = f"The table {table} has {found.dead:,} dead rows beside {found.living:,} living{ago}"
     if found.dead < TOO_MANY_DEAD or found.dead <= found.living * 0.2:
         yield Finding.fine(f"{text}.")
@@ -50,10 +54,10 @@ def oldest_snapshot(alias: str) -> Iterator[Finding]:
     if oldest is None:
         return
     if oldest.age <= LONG:
-        yield Finding.fine(f"The oldest transaction is {lasting(oldest.age)} old.")
+        yield Finding.fine(f"The oldest transaction is {format_duration(oldest.age)} old.")
         return
     yield Finding.note(
-        f"The oldest transaction on {alias!r} has been open for {lasting(oldest.age)} ({oldest.holder}): the server"
-        " keeps old versions of rows for it, and claims read past them.",
+        f"The oldest transaction on {alias!r} has been open for {format_duration(oldest.age)} ({oldest.holder}): the"
+        " server keeps old versions of rows for it, and claims read past them.",
         f"End it, or let it commit more often: {oldest.remedy}",
     )

@@ -15,6 +15,7 @@ from django_taskclaim.claim import clock
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.control.acts import account_of, record_act
 from django_taskclaim.exceptions import TaskClaimError
+from django_taskclaim.formatting import counted, first_line
 from django_taskclaim.management.arguments import add_choice_of_rows, add_database, claimable_model
 from django_taskclaim.management.base import USAGE, ClaimCommand, lacking_tables, whoami
 from django_taskclaim.management.commands.claimpopulate import STOPPED, Report
@@ -22,7 +23,6 @@ from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.operating import written_before
 from django_taskclaim.querysets.refusals import refusals
 from django_taskclaim.states import Status
-from django_taskclaim.wording import counted, first_line
 from django_taskclaim.worker.selection import Selection, SelectionError
 
 Rows = ClaimQuerySet[Any]

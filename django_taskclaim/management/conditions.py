@@ -25,6 +25,7 @@ from datetime import timedelta
 from difflib import get_close_matches
 from typing import Any
 
+from django_taskclaim.formatting import format_duration
 from django_taskclaim.management.arguments import duration
 from django_taskclaim.management.figures import (
     Figure,
@@ -34,7 +35,6 @@ from django_taskclaim.management.figures import (
     wants_workers,
 )
 from django_taskclaim.states import Status
-from django_taskclaim.wording import lasting
 
 #: Every figure that can be compared, and what it is.
 FIGURES: Mapping[str, str] = {
@@ -87,7 +87,7 @@ class Condition:
     def told(self, figures: Mapping[str, Figure]) -> str:
         """Say what was found beside what was asked: ``failed is 3 (failed>0)``."""
         found = figures[self.figure]
-        shown = lasting(found) if isinstance(found, timedelta) else f"{found or 0:,}"
+        shown = format_duration(found) if isinstance(found, timedelta) else f"{found or 0:,}"
         return f"{self.figure} is {shown} ({self.text})"
 
 

@@ -20,11 +20,11 @@ from django.utils import timezone
 
 from django_taskclaim.claim import clock
 from django_taskclaim.completion import Clear
+from django_taskclaim.formatting import format_clock_time, format_duration
 from django_taskclaim.overview import Overview, Worker
 from django_taskclaim.policy import policy_for
 from django_taskclaim.querysets import Progress
 from django_taskclaim.states import Status
-from django_taskclaim.wording import clock_time, lasting
 
 # What terminals understand: another screen, and back; where the cursor is; what is cleared.
 _OTHER_SCREEN, _OWN_SCREEN = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
@@ -260,7 +260,7 @@ class Pace:
         if rate <= 0:
             return
         about = "about " if _is_reported(seen) else ""
-        span = lasting(timedelta(seconds=now - began))
+        span = format_duration(timedelta(seconds=now - began))
         yield f"{about}{rate:,.1f} rows/s over the last {span}{_forecast(seen, rate)}"
 
     def _looks(self, seen: Overview) -> deque[tuple[float, int]]:
@@ -276,7 +276,9 @@ def _forecast(seen: Overview, rate: float) -> str:
     if not rows or not left(seen):
         return ""
     rest = timedelta(seconds=min(rows / rate, 1e9))
-    return f", about {lasting(rest)} left, done at {clock_time(timezone.now() + rest)}"
+    return (
+        f", about {format_duration(rest)} left, done at {format_clock_time(timezone.now() + rest)}"
+    )
 
 
 class Reports:

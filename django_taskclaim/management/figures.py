@@ -16,11 +16,11 @@ from django.utils import timezone
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.db import dialect_for
 from django_taskclaim.fields import NEVER_WAITED, as_utc
+from django_taskclaim.formatting import first_line
 from django_taskclaim.handlers import handler_for
 from django_taskclaim.management.base import lacking_tables
 from django_taskclaim.overview import Failure, Overview, Worker, last_errors, overview, workers
 from django_taskclaim.querysets import ClaimQuerySet
-from django_taskclaim.wording import first_line
 
 #: How long the questions about one model may take, and those about workers, where they are asked again and again.
 AGAIN = timedelta(seconds=2)

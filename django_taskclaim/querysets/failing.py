@@ -9,8 +9,8 @@ from django.db import DatabaseError, models
 from django_taskclaim.claim import GIVEN_UP, Ended, carried_claim, carried_claims, clock, standing
 from django_taskclaim.connecting import is_refusal
 from django_taskclaim.db.sql import Change, OwnValues, value
+from django_taskclaim.error_text import describe, escape_to_ascii, text_to_store
 from django_taskclaim.exceptions import Permanent
-from django_taskclaim.failures import in_ascii, recorded, told
 from django_taskclaim.policy import Verdict, policy_for, refuse_faulty
 from django_taskclaim.querysets.assignments import (
     crash_mark,
@@ -48,7 +48,7 @@ def fail(given: Sequence[M], error: BaseException | str, *, retry: bool) -> int:
         if not verdict.counted:
             uncounted.setdefault(waits[id(row)], []).append(row)
             if verdict.everyone:
-                stop_everyone(type(row), carried_claim(row).alias, waits[id(row)], told(error))
+                stop_everyone(type(row), carried_claim(row).alias, waits[id(row)], describe(error))
         else:
             (final if verdict.final else waiting).append(row)
     written = [*_end_badly(final, error, None), *_end_badly(waiting, error, waits)]
@@ -78,7 +78,7 @@ def _end_badly(
     """Write a counted failure, final where no *waits* are given, and return the rows that were still held."""
     if not rows:
         return []
-    words = recorded(error)
+    words = text_to_store(error)
     how = Ended(failure=words, permanent=isinstance(error, Permanent))
     unknown = ["attempts", "last_error", "error_class"]
     if waits is not None:
@@ -101,7 +101,7 @@ def _write_failed(
     in escapes, and then without the text.
     """
     said = words
-    for plainer in (in_ascii, _nothing):
+    for plainer in (escape_to_ascii, _nothing):
         try:
             return write_held(rows, _failing(waits, said))
         except (DatabaseError, UnicodeError) as error:

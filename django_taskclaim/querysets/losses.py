@@ -7,8 +7,8 @@ from typing import Any, NoReturn
 from django.db import DEFAULT_DB_ALIAS, models
 
 from django_taskclaim.claim import claim_of, standing_claim
+from django_taskclaim.error_text import redact
 from django_taskclaim.exceptions import ClaimLost, CommitUndecided
-from django_taskclaim.failures import redacted
 from django_taskclaim.signals import claim_lost, send_after_commit
 
 logger = logging.getLogger("django_taskclaim")
@@ -56,7 +56,7 @@ def _log_lost(rows: Sequence[Any], error: ClaimLost) -> None:
     said = error if len(rows) == len(error.lost) else ClaimLost(rows, reason=error.reason)
     logger.warning(
         "%s",
-        redacted(str(said)),
+        redact(str(said)),
         extra={
             "event": "lost",
             "model": rows[0]._meta.label,

@@ -14,7 +14,8 @@ from django_taskclaim.columns import claim_columns, has_ranges, range_columns, u
 from django_taskclaim.connecting import is_refusal
 from django_taskclaim.db import DatabaseNow
 from django_taskclaim.db.sql import SQL, sql
-from django_taskclaim.failures import in_ascii, recorded
+from django_taskclaim.error_text import escape_to_ascii, text_to_store
+from django_taskclaim.formatting import counted
 from django_taskclaim.policy import fault_of, policy_for
 from django_taskclaim.querysets.assignments import (
     as_new,
@@ -39,7 +40,6 @@ from django_taskclaim.signals import (
     send_after_commit,
 )
 from django_taskclaim.states import WORKER_MARK, Status
-from django_taskclaim.wording import counted
 
 logger = logging.getLogger("django_taskclaim")
 
@@ -260,9 +260,9 @@ def fail_assignments(told: tuple[str, str]) -> Callable[[ClaimTarget], list[SQL]
 
 def fail_rows(queryset: Rows, states: Sequence[Status], error: BaseException | str) -> int:
     """Fail what is in one of *states*; a text that the database refuses is written in escapes, or left out."""
-    error_class, text = recorded(error)
+    error_class, text = text_to_store(error)
     told = (error_class or OPERATOR, text)
-    for words in (told, in_ascii(told)):
+    for words in (told, escape_to_ascii(told)):
         try:
             return change(queryset, "failed", states, fail_assignments(words))
         except (DatabaseError, UnicodeError) as error:

@@ -20,7 +20,7 @@ from django_taskclaim.columns import claim_columns
 from django_taskclaim.connecting import is_refusal
 from django_taskclaim.contention import contention_code
 from django_taskclaim.db.sql import SQL, Key, sql
-from django_taskclaim.failures import told
+from django_taskclaim.error_text import describe
 from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.querysets.transactions import transactionally
 
@@ -140,7 +140,7 @@ remembered: dict[tuple[str, type[models.Model]], dict[Key, Refusal]] = {}
 
 
 def _remember(target: ClaimTarget, key: Key, error: Exception) -> None:
-    refusal = Refusal(target.model._meta.label, key, told(error), clock())
+    refusal = Refusal(target.model._meta.label, key, describe(error), clock())
     known = remembered.setdefault((target.alias, target.columns.owner), {})
     known.pop(key, None)
     known[key] = refusal

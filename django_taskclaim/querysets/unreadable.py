@@ -12,8 +12,8 @@ from django.db import connections, models, transaction
 from django_taskclaim.claim import carried_claim
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.db import dialect_for
+from django_taskclaim.error_text import describe
 from django_taskclaim.exceptions import ClaimLost, TaskClaimError
-from django_taskclaim.failures import told
 from django_taskclaim.querysets.failing import fail
 from django_taskclaim.states import Status
 
@@ -71,7 +71,7 @@ def fail_unreadable(unreadable: Iterable[tuple[models.Model, Exception]]) -> Non
             # Which is logged already.
             continue
         except Exception as refused:
-            said, level = f"it could not be failed ({told(refused)})", logging.ERROR
+            said, level = f"it could not be failed ({describe(refused)})", logging.ERROR
         if row.__dict__.get(claim_columns(type(row)).status.attname) == Status.FAILED:
             said, level = "it has failed", logging.ERROR
         logger.log(
@@ -80,6 +80,6 @@ def fail_unreadable(unreadable: Iterable[tuple[models.Model, Exception]]) -> Non
             label,
             key,
             said,
-            told(error).rstrip("."),
+            describe(error).rstrip("."),
             extra={"event": "unreadable", "model": label, "rows": 1, "keys": [str(key)]},
         )

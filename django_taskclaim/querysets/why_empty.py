@@ -8,7 +8,7 @@ from django.utils.translation import gettext as _
 
 from django_taskclaim.db.sql import sql
 from django_taskclaim.fields import UNSETTLED, as_utc
-from django_taskclaim.localized import clock_time, number
+from django_taskclaim.formatting import format_clock_time, format_number
 from django_taskclaim.querysets.everyone import everyones_stop
 from django_taskclaim.querysets.limits import without_room
 from django_taskclaim.querysets.limits.grant import Refusal, refused_now
@@ -57,43 +57,46 @@ class WhyEmpty(NamedTuple):
         if self.paused:
             return _("paused")
         if self.throttled_until is not None:
-            facts = {"time": clock_time(self.throttled_until), "reason": self.throttled}
+            facts = {"time": format_clock_time(self.throttled_until), "reason": self.throttled}
             return _("throttled until %(time)s: %(reason)s") % facts
         if self.opens is not None:
-            facts = {"time": clock_time(self.opens), "hours": self.hours}
+            facts = {"time": format_clock_time(self.opens), "hours": self.hours}
             return _("outside the hours %(hours)s, next %(time)s") % facts
         parts = [
             self._kept_back(),
-            _("%(number)s just freed, ask again") % {"number": number(self.ready)},
+            _("%(number)s just freed, ask again") % {"number": format_number(self.ready)},
             self._held(),
             self._waiting(),
-            _("%(number)s kept back by a limit per key") % {"number": number(self.limited)},
+            _("%(number)s kept back by a limit per key") % {"number": format_number(self.limited)},
         ]
         counts = (self.kept_back, self.ready, self.held, self.waiting, self.limited)
         told = [part for part, count in zip(parts, counts, strict=True) if count]
         return "; ".join(told) or _("nothing is left")
 
     def _kept_back(self) -> str:
-        facts = {"number": number(self.kept_back), "limit": self.limit}
+        facts = {"number": format_number(self.kept_back), "limit": self.limit}
         if self.next_allowed is None:
             return _("%(number)s kept back, for no more than %(limit)s may run at once") % facts
-        facts["time"] = clock_time(self.next_allowed)
+        facts["time"] = format_clock_time(self.next_allowed)
         return _("%(number)s kept back by the rate %(limit)s, next %(time)s") % facts
 
     def _held(self) -> str:
-        told = _("%(number)s held by others") % {"number": number(self.held)}
+        told = _("%(number)s held by others") % {"number": format_number(self.held)}
         if self.next_free is None:
             return told
         return _("%(rows)s, next free %(time)s") % {
             "rows": told,
-            "time": clock_time(self.next_free),
+            "time": format_clock_time(self.next_free),
         }
 
     def _waiting(self) -> str:
-        told = _("%(number)s waiting") % {"number": number(self.waiting)}
+        told = _("%(number)s waiting") % {"number": format_number(self.waiting)}
         if self.next_due is None:
             return told
-        return _("%(rows)s, next due %(time)s") % {"rows": told, "time": clock_time(self.next_due)}
+        return _("%(rows)s, next due %(time)s") % {
+            "rows": told,
+            "time": format_clock_time(self.next_due),
+        }
 
 
 def why_empty(queryset: Rows, who: str) -> WhyEmpty:

@@ -8,7 +8,7 @@ from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
 from django_taskclaim.claim import clock
-from django_taskclaim.wording import listed
+from django_taskclaim.formatting import listed
 from django_taskclaim.worker.health import HealthFile, goes_on
 from django_taskclaim.worker.options import ExitCode
 from django_taskclaim.worker.platforms import show_title

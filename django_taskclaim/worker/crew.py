@@ -5,9 +5,9 @@ from collections.abc import Callable
 from typing import Any
 
 from django_taskclaim.claim import clock
-from django_taskclaim.failures import redacted
+from django_taskclaim.error_text import redact
+from django_taskclaim.formatting import counted
 from django_taskclaim.handlers import Handler
-from django_taskclaim.wording import counted
 from django_taskclaim.worker.begun import Notes
 from django_taskclaim.worker.claimer import Claimer
 from django_taskclaim.worker.executors import Executor, HandlerThread, LoopThread
@@ -89,7 +89,7 @@ class Crew:
                 f"hangs; it is here:\n{stack_of(thread.ident)}" if thread.is_alive() else "has died"
             )
             text = f"{self.options.name}: the thread {thread.name} {what}"
-            logger.error("%s", redacted(text, keep_end=True))
+            logger.error("%s", redact(text, keep_end=True))
 
     def _lost_threads(self) -> list[threading.Thread]:
         died = [thread for thread in self.threads if not thread.is_alive()]

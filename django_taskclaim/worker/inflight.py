@@ -13,10 +13,10 @@ from typing import Any
 
 from django_taskclaim.claim import ATTRIBUTE, Claim, clock
 from django_taskclaim.exceptions import Permanent
+from django_taskclaim.formatting import listed
 from django_taskclaim.handlers import Handler
 from django_taskclaim.policy import SELF_FENCE
 from django_taskclaim.querysets.scope import bare
-from django_taskclaim.wording import listed
 from django_taskclaim.worker.begun import Batch, Notes
 from django_taskclaim.worker.outcomes import Outcome
 from django_taskclaim.worker.records import logger, named

@@ -9,11 +9,11 @@ from django.db import models
 
 from django_taskclaim.claim import Ended, carried_claim, claim_of
 from django_taskclaim.columns import claim_columns, has_claim_columns
-from django_taskclaim.failures import told
+from django_taskclaim.error_text import describe
+from django_taskclaim.formatting import format_duration
 from django_taskclaim.handlers import Handler
 from django_taskclaim.links import as_claimed, is_companion, source_link
 from django_taskclaim.policy import policy_for
-from django_taskclaim.wording import lasting
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +79,12 @@ def judged(row: Any, error: BaseException | str) -> Failed | PutBack:
     verdict = policy_for(type(row)).judge(error, carried_claim(row).attempts + 1)
     if verdict.counted:
         return Failed(error)
-    return PutBack(told(error), verdict.wait(), everyone=verdict.everyone)
+    return PutBack(describe(error), verdict.wait(), everyone=verdict.everyone)
 
 
 def outlived(handler: Handler) -> str:
     """Return what is said of a row whose handler ran too long."""
-    return f"The handler ran longer than its timeout of {lasting(handler.timeout or timedelta())}."
+    return f"The handler ran longer than its timeout of {format_duration(handler.timeout or timedelta())}."
 
 
 def of_answer(rows: Sequence[Any], answer: Any) -> list[BaseException | str | None]:

@@ -10,8 +10,8 @@ from django.db import connections
 from django_taskclaim.claim import clock
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.db import dialect_for
+from django_taskclaim.error_text import redact
 from django_taskclaim.exceptions import ClaimLost
-from django_taskclaim.failures import redacted
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.ranges import halve
 from django_taskclaim.worker.connections import end_session_of, is_contention, is_refusal
@@ -49,7 +49,7 @@ def abandon(unit: Unit) -> "list[Overrun]":
     for task in unit.tasks:
         task.abandoned = True
     text = f"{named(unit.called[0].row)} overran; it is here:\n{stack_of(unit.thread)}"
-    logger.error("%s", redacted(text, keep_end=True))
+    logger.error("%s", redact(text, keep_end=True))
     return [Overrun(unit, task) for task in unit.called]
 
 

@@ -11,13 +11,12 @@ from django.conf import settings
 
 from django_taskclaim.claim import carried_claims, claim_of, clock
 from django_taskclaim.columns import unit_of
+from django_taskclaim.error_text import class_and_text, describe, log, one_line
 from django_taskclaim.exceptions import ClaimLost
-from django_taskclaim.failures import described, log, one_line, told
+from django_taskclaim.formatting import counted, format_clock_time, with_source
 from django_taskclaim.links import source_told
-from django_taskclaim.localized import clock_time
 from django_taskclaim.querysets.claiming import is_crash_mark
 from django_taskclaim.states import Status
-from django_taskclaim.wording import counted, with_source
 
 logger = logging.getLogger("django_taskclaim.worker")
 
@@ -137,7 +136,7 @@ def lost(row: Any, why: str, *, error: BaseException | None = None) -> None:
         claim.told = True
     facts: dict[str, Any] = {}
     if error is not None:
-        name, text = described(error)
+        name, text = class_and_text(error)
         why = f"{why}; its handler raised {one_line(name, text)}"
         facts = {"error": name, "told": text[:200]}
     event = "raised" if again else "lost"
@@ -147,7 +146,7 @@ def lost(row: Any, why: str, *, error: BaseException | None = None) -> None:
 def broken(what: str, error: BaseException | str, **facts: Any) -> None:
     """Log that something went wrong that no row records, with its traceback."""
     raised = error if isinstance(error, BaseException) else None
-    said = what if raised else f"{what}: {told(error)}"
+    said = what if raised else f"{what}: {describe(error)}"
     log(logger, logging.ERROR, "%s", said, raised=raised, extra=facts)
 
 
@@ -181,11 +180,13 @@ def waits_for(
     """Record one of the rows for which a drain goes on, although it can claim none."""
     why = "open"
     if status == Status.PROCESSING:
-        why = f"held by {holder}" + (f" until {clock_time(expires_at)}" if expires_at else "")
+        why = f"held by {holder}" + (
+            f" until {format_clock_time(expires_at)}" if expires_at else ""
+        )
     elif is_crash_mark(not_before):
         why = "to be claimed alone"
     elif not_before is not None and not_before > datetime.now(not_before.tzinfo):
-        why = f"not due before {clock_time(not_before)}"
+        why = f"not due before {format_clock_time(not_before)}"
     what = f"{model._meta.label} {key}"
     facts = {"event": "waits_for", "model": model._meta.label, "keys": [str(key)]}
     logger.info("%s waits for %s, %s", name, what, why, extra=facts)
@@ -232,7 +233,7 @@ class Limited:
         self._last[what] = now
         before = self._held_back.pop(what, 0)
         again = f" ({before} more times since the last such line)" if before else ""
-        logger.log(level, "%s: %s%s", what, told(error), again, extra={"event": "trouble"})
+        logger.log(level, "%s: %s%s", what, describe(error), again, extra={"event": "trouble"})
 
 
 #: Events that bring the traceback of a handler.

@@ -16,8 +16,8 @@ from django_taskclaim.claim import Ended, clock, standing_claim
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.contention import server_code
 from django_taskclaim.db import dialect_for
+from django_taskclaim.error_text import describe
 from django_taskclaim.exceptions import ClaimLost, SourceGone, TaskClaimError
-from django_taskclaim.failures import told
 from django_taskclaim.handlers import Handler
 from django_taskclaim.querysets import (
     ClaimQuerySet,
@@ -171,7 +171,7 @@ class Running:
             return []
         except Exception as error:
             drop_broken(self.using)
-            return [Result(task, PutBack(f"it could not be begun: {told(error)}"), 0.0)]
+            return [Result(task, PutBack(f"it could not be begun: {describe(error)}"), 0.0)]
         return None
 
     # What to call with

@@ -11,8 +11,8 @@ from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.migration import Migration
 
 from django_taskclaim.claim import clock
+from django_taskclaim.formatting import first_line, listed
 from django_taskclaim.links import is_companion, source_link
-from django_taskclaim.wording import first_line, listed
 
 logger = logging.getLogger("django_taskclaim.worker")
 

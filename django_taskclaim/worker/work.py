@@ -10,12 +10,12 @@ from django_taskclaim.claim import clock
 from django_taskclaim.columns import claim_columns, unit_of
 from django_taskclaim.completion import Clear
 from django_taskclaim.db import dialect_for
+from django_taskclaim.formatting import counted
 from django_taskclaim.handlers import Handler
 from django_taskclaim.querysets.refusals import refusals, without_refused
 from django_taskclaim.querysets.scope import is_quarantined
 from django_taskclaim.ranges import end_of_source, is_unplanned, open_more
 from django_taskclaim.states import Status
-from django_taskclaim.wording import counted
 from django_taskclaim.worker.inflight import InFlight
 from django_taskclaim.worker.options import WorkerOptions
 from django_taskclaim.worker.records import waits_for

@@ -13,8 +13,8 @@ from django_taskclaim.claim import Ended, clock
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.contention import server_code
 from django_taskclaim.db import dialect_for
+from django_taskclaim.error_text import class_and_text
 from django_taskclaim.exceptions import ClaimLost
-from django_taskclaim.failures import described
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.completing import CallRaised
 from django_taskclaim.querysets.everyone import stop_everyone
@@ -349,7 +349,7 @@ def note_failure(
 ) -> None:
     """Count and log a failure that has just been written, by a statement of *seconds*."""
     raised = error if isinstance(error, BaseException) else None
-    _note_failed(vitals, row, described(error), seconds, ran=ran, raised=raised)
+    _note_failed(vitals, row, class_and_text(error), seconds, ran=ran, raised=raised)
 
 
 def _note_failed(

@@ -10,7 +10,7 @@ from articles.staff import make_editors
 from django.contrib.auth.models import User
 from django.test import Client
 
-from django_taskclaim.people import holder_of
+from django_taskclaim.holders import holder_of
 
 
 class Editor:

@@ -11,7 +11,7 @@ from django.contrib.auth.models import User
 from django.utils import timezone
 from selenium.webdriver.common.keys import Keys
 
-from django_taskclaim.people import holder_of
+from django_taskclaim.holders import holder_of
 from tests.admin import browser as browsers
 from tests.admin.browser import Browser
 from tests.contrib.conftest import address

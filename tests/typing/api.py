@@ -21,9 +21,9 @@ from django_taskclaim.exceptions import (
     RetryLater,
     TaskClaimError,
 )
+from django_taskclaim.holders import holder_of, name_of, user_of
 from django_taskclaim.leases import HeldLease
 from django_taskclaim.operations import NotComplete, RequireComplete
-from django_taskclaim.people import holder_of, name_of, user_of
 from django_taskclaim.policy import Policy
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.signals import (

@@ -19,8 +19,8 @@ from django_taskclaim.admin.sweeping import FORBIDDEN, MAX_AGE, MEANWHILE, Sieve
 from django_taskclaim.claim import clock
 from django_taskclaim.control.acts import record_act
 from django_taskclaim.db import dialect_for
+from django_taskclaim.formatting import format_duration
 from django_taskclaim.links import is_companion
-from django_taskclaim.localized import lasting
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.operating import written_before
 from django_taskclaim.switch import (
@@ -77,7 +77,7 @@ def reason_of_pause(reason: str, lasts: timedelta | None) -> str:
     """Return what is recorded of a pause, in the language of whoever made it: the reason, and for how long."""
     if not lasts:
         return reason
-    return f"{reason} {_('for %(time)s') % {'time': lasting(lasts)}}".strip()
+    return f"{reason} {_('for %(time)s') % {'time': format_duration(lasts)}}".strip()
 
 
 def _turn(

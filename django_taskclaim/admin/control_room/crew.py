@@ -12,7 +12,7 @@ from django.utils.translation import pgettext_lazy
 from django_taskclaim import conf
 from django_taskclaim.admin.control_room import words
 from django_taskclaim.admin.control_room.asking import Asking
-from django_taskclaim.localized import lasting
+from django_taskclaim.formatting import format_duration
 from django_taskclaim.overview import Holder, Overview, Worker, workers
 from django_taskclaim.policy import policy_for
 from django_taskclaim.states import Status
@@ -127,7 +127,7 @@ def _line(
         version=worker.version,
         state=_state(worker, silence),
         since=words.clock(worker.started_at),
-        up=lasting(up),
+        up=format_duration(up),
         held=words.number(holder.rows if holder is not None else 0),
         done=words.number(worker.done),
         failed=words.number(worker.failed),
@@ -173,10 +173,10 @@ def _lease(model: type[models.Model], holder: Holder | None, now: datetime) -> t
         return "", ""
     left = holder.next_expiry - now
     if left <= timedelta(0):
-        return _("ended %(time)s ago") % {"time": lasting(left)}, "late"
+        return _("ended %(time)s ago") % {"time": format_duration(left)}, "late"
     share = left / policy_for(model).lease
     level = "fresh" if share > 0.5 else "ageing" if share > 0.25 else "late"
-    return _("%(time)s left") % {"time": lasting(left)}, level
+    return _("%(time)s left") % {"time": format_duration(left)}, level
 
 
 def _returns_in(model: type[models.Model], holder: Holder | None, now: datetime) -> int | None:

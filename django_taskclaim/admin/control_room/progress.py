@@ -10,7 +10,7 @@ from django.utils.translation import gettext_lazy, pgettext
 
 from django_taskclaim.admin.control_room import words
 from django_taskclaim.completion import Archive, Clear, Completion, Delete
-from django_taskclaim.localized import lasting
+from django_taskclaim.formatting import format_duration
 from django_taskclaim.overview import Overview
 from django_taskclaim.policy import policy_for
 from django_taskclaim.querysets import Progress
@@ -157,10 +157,10 @@ def forecast(progress: Progress, rates: Sequence[float], *, vanishing: bool = Fa
         return ""
     soonest, latest = (_rounded(left / rate) for rate in (max(rates), min(rates)))
     if latest <= soonest * 1.15:
-        return _("about %(time)s left") % {"time": lasting(latest)}
+        return _("about %(time)s left") % {"time": format_duration(latest)}
     return _("between %(soonest)s and %(latest)s left") % {
-        "soonest": lasting(soonest),
-        "latest": lasting(latest),
+        "soonest": format_duration(soonest),
+        "latest": format_duration(latest),
     }
 
 

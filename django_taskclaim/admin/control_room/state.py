@@ -9,8 +9,8 @@ from django.utils.translation import ngettext
 
 from django_taskclaim.admin.control_room import words
 from django_taskclaim.fields import as_utc
+from django_taskclaim.formatting import listed
 from django_taskclaim.limits import FleetLimits
-from django_taskclaim.localized import listed
 from django_taskclaim.models import Switch, Throttle
 from django_taskclaim.overview import Overview, Worker
 from django_taskclaim.switch_reading import EVERY_MODEL

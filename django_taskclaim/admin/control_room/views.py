@@ -41,9 +41,9 @@ from django_taskclaim.control.acts import record_act
 from django_taskclaim.control.installed import is_on
 from django_taskclaim.control.orders import change_settings, models_of, order
 from django_taskclaim.exceptions import TaskClaimError
+from django_taskclaim.formatting import first_line
 from django_taskclaim.models import WorkerProcess
 from django_taskclaim.overview import Worker, workers
-from django_taskclaim.wording import first_line
 
 View = Callable[..., HttpResponseBase]
 

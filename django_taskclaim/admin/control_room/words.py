@@ -6,7 +6,7 @@ from django.utils import formats, timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from django_taskclaim.localized import clock_format, lasting
+from django_taskclaim.formatting import format_duration
 
 _UNITS = (
     (10**9, gettext_lazy("%(number)s G")),
@@ -56,7 +56,7 @@ def seconds(value: float) -> str:
     if value < 60:
         shown = formats.number_format(f"{value:.1f}", 1, use_l10n=True)
         return _("%(number)s s") % {"number": shown}
-    return lasting(timedelta(seconds=value))
+    return format_duration(timedelta(seconds=value))
 
 
 def local(moment: datetime) -> datetime:
@@ -67,7 +67,7 @@ def local(moment: datetime) -> datetime:
 def clock(moment: datetime) -> str:
     """Return ``14:02``, with the day where that is not today."""
     here = local(moment)
-    time = formats.time_format(here, clock_format())
+    time = formats.time_format(here, "H:i")
     if here.date() == local(timezone.now()).date():
         return time
     return f"{formats.date_format(here, 'DATE_FORMAT')} {time}"
@@ -75,7 +75,7 @@ def clock(moment: datetime) -> str:
 
 def clock_to_the_second(moment: datetime) -> str:
     """Return ``14:02:05``."""
-    return formats.time_format(local(moment), clock_format(seconds=True))
+    return formats.time_format(local(moment), "H:i:s")
 
 
 def rows(count: int) -> str:
@@ -85,4 +85,4 @@ def rows(count: int) -> str:
 
 def ago(duration: timedelta) -> str:
     """Return ``4 min 10 s ago``."""
-    return _("%(time)s ago") % {"time": lasting(duration)}
+    return _("%(time)s ago") % {"time": format_duration(duration)}

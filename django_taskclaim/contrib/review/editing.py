@@ -20,7 +20,7 @@ from django_taskclaim.contrib.review.fates import fate_of
 from django_taskclaim.contrib.review.holding import HolderMixin
 from django_taskclaim.contrib.review.permissions import may_operate
 from django_taskclaim.exceptions import ClaimLost
-from django_taskclaim.people import holder_of, name_of
+from django_taskclaim.holders import holder_of, name_of
 from django_taskclaim.states import Status
 
 if TYPE_CHECKING:

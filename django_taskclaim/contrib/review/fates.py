@@ -8,8 +8,8 @@ from django.db import models
 from django.utils.translation import gettext as _
 
 from django_taskclaim.columns import claim_columns
-from django_taskclaim.localized import clock_time
-from django_taskclaim.people import name_of
+from django_taskclaim.formatting import format_clock_time
+from django_taskclaim.holders import name_of
 from django_taskclaim.states import Status
 
 
@@ -30,7 +30,9 @@ class Fate:
     def sentence(self) -> str:
         """Say it."""
         moments = {"when": self.since, "until": self.until}
-        words = {name: clock_time(moment) if moment else "?" for name, moment in moments.items()}
+        words = {
+            name: format_clock_time(moment) if moment else "?" for name, moment in moments.items()
+        }
         words["name"] = self.name
         return self._sentences()[self.status] % words
 

@@ -20,10 +20,10 @@ from django_taskclaim.adoption.writing import (
     text_of,
 )
 from django_taskclaim.exceptions import WouldRewrite
+from django_taskclaim.formatting import first_line, listed
 from django_taskclaim.handlers import handler_for
 from django_taskclaim.management.arguments import add_database, claimable_model
 from django_taskclaim.management.base import USAGE, ClaimCommand
-from django_taskclaim.wording import first_line, listed
 
 
 class Command(ClaimCommand):

@@ -9,9 +9,9 @@ from django.db import connections
 
 from django_taskclaim.doctor import Finding, Kind, examine
 from django_taskclaim.doctor.surroundings import configuration_findings, project_findings
+from django_taskclaim.formatting import counted
 from django_taskclaim.management.arguments import add_database, add_models, places
 from django_taskclaim.management.base import ClaimCommand
-from django_taskclaim.wording import counted
 
 _SIGNS = {Kind.PROBLEM: "!!", Kind.NOTE: "..", Kind.FINE: "ok"}
 

@@ -10,6 +10,7 @@ from django.core.management.base import CommandError
 
 from django_taskclaim.control.acts import account_of, record_act
 from django_taskclaim.exceptions import TaskClaimError
+from django_taskclaim.formatting import format_duration
 from django_taskclaim.management.arguments import add_database, add_models, duration
 from django_taskclaim.management.base import USAGE, ClaimCommand, whoami
 from django_taskclaim.management.switching import (
@@ -25,7 +26,6 @@ from django_taskclaim.switch import (
     pause_all,
     places_of,
 )
-from django_taskclaim.wording import lasting
 
 
 class Command(ClaimCommand):
@@ -92,7 +92,7 @@ exit codes:
         refuse_unless_one(models, options["all"])
         who = by or whoami()
         facts: dict[str, Any] = {"reason": reason, "by": who, "until": until, "using": database}
-        end = f" for {lasting(until)}" if until is not None else ""
+        end = f" for {format_duration(until)}" if until is not None else ""
         try:
             for model in [None] if options["all"] else models:
                 with recorded_turn(

@@ -8,11 +8,11 @@ from django.core.management.base import CommandError
 from django.db import Error, router
 
 from django_taskclaim.columns import has_ranges
+from django_taskclaim.formatting import counted, first_line
 from django_taskclaim.management.arguments import add_database, claimable_model, whole_number
 from django_taskclaim.management.base import USAGE, ClaimCommand, lacking_source, lacking_tables
 from django_taskclaim.ranges import RangeQuerySet
 from django_taskclaim.ranges.manager import CHUNK_SIZE, size_of_ranges
-from django_taskclaim.wording import counted, first_line
 
 
 def range_model(text: str) -> Any:

@@ -11,6 +11,7 @@ from django.db import Error, models, router
 
 from django_taskclaim.companions import CompanionQuerySet
 from django_taskclaim.exceptions import TaskClaimError
+from django_taskclaim.formatting import counted, first_line, format_duration
 from django_taskclaim.links import is_companion, source_link
 from django_taskclaim.management.arguments import (
     add_database,
@@ -19,7 +20,6 @@ from django_taskclaim.management.arguments import (
     whole_number,
 )
 from django_taskclaim.management.base import USAGE, ClaimCommand, lacking_source, lacking_tables
-from django_taskclaim.wording import counted, first_line, lasting
 from django_taskclaim.worker.selection import Selection, SelectionError
 
 #: Sources a transaction, where nothing else is asked for.
@@ -186,4 +186,4 @@ class Report:
         left = self.total - self.seen
         if left <= 0 or not self.seen:
             return ""
-        return f", {lasting(timedelta(seconds=took * left / self.seen))} left"
+        return f", {format_duration(timedelta(seconds=took * left / self.seen))} left"

@@ -10,6 +10,7 @@ from django.core.management.base import CommandError
 from django.db.models import CASCADE
 
 from django_taskclaim.columns import claim_columns
+from django_taskclaim.formatting import format_duration, listed
 from django_taskclaim.links import is_companion
 from django_taskclaim.management.acting import Choice, RowsCommand, choose_by_state
 from django_taskclaim.management.arguments import duration
@@ -17,7 +18,6 @@ from django_taskclaim.management.base import USAGE
 from django_taskclaim.querysets.pruning import prunable
 from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.states import Status
-from django_taskclaim.wording import lasting, listed
 
 
 class Command(RowsCommand):
@@ -65,7 +65,7 @@ exit codes:
         self._with_them: list[str] = []
         choose_by_state(choice, Status.COMPLETE)
         old = prunable(ClaimTarget.of(model, choice.rows.db), self._age)
-        choice.narrow(choice.rows.filter(old), f"for more than {lasting(self._age)}")
+        choice.narrow(choice.rows.filter(old), f"for more than {format_duration(self._age)}")
 
     def warnings(self, choice: Choice, found: dict[str, int]) -> Iterator[str]:
         cascading = _deleted_with(choice.rows.model)

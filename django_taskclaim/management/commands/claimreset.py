@@ -4,6 +4,7 @@ from argparse import ArgumentParser
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from django_taskclaim.formatting import listed
 from django_taskclaim.management.acting import (
     ERRORS_NAMED,
     Choice,
@@ -14,7 +15,6 @@ from django_taskclaim.management.acting import (
 )
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.states import Status
-from django_taskclaim.wording import listed
 
 
 class Command(RowsCommand):

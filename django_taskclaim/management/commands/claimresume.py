@@ -6,6 +6,7 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from django_taskclaim.exceptions import TaskClaimError
+from django_taskclaim.formatting import listed
 from django_taskclaim.handlers import handler_for
 from django_taskclaim.management.arguments import add_database, add_models, places
 from django_taskclaim.management.base import ClaimCommand, whoami
@@ -21,7 +22,6 @@ from django_taskclaim.management.switching import (
 )
 from django_taskclaim.overview import workers
 from django_taskclaim.switch import paused_by, paused_model, resume, resume_all
-from django_taskclaim.wording import listed
 
 
 class Command(ClaimCommand):

@@ -26,8 +26,9 @@ from django_taskclaim.connecting import use_own_connection
 from django_taskclaim.control.orders import in_words, open_orders
 from django_taskclaim.control.reading import live_settings
 from django_taskclaim.db import dialect_for
-from django_taskclaim.failures import one_line
+from django_taskclaim.error_text import one_line
 from django_taskclaim.fields import as_utc
+from django_taskclaim.formatting import counted, first_line, format_duration, format_moment, listed
 from django_taskclaim.limits import told
 from django_taskclaim.links import is_companion
 from django_taskclaim.management.arguments import add_database, add_models, duration, places
@@ -57,7 +58,6 @@ from django_taskclaim.overview import Overview, Worker, first_failed, throttles_
 from django_taskclaim.policy import policy_for
 from django_taskclaim.ranges import strip
 from django_taskclaim.states import Status
-from django_taskclaim.wording import counted, first_line, lasting, listed, moment
 
 #: How often --watch looks again where nothing else is said.
 WATCH_EVERY = timedelta(seconds=2)
@@ -196,9 +196,7 @@ exit codes:
         with contextlib.suppress(KeyboardInterrupt), other_screen(terminal):
             while True:
                 picture = self._picture(self._look(where), shutil.get_terminal_size().columns)
-                head = (
-                    f"claimstatus every {lasting(every)}, {moment(timezone.now())}. Ctrl-C ends it."
-                )
+                head = f"claimstatus every {format_duration(every)}, {format_moment(timezone.now())}. Ctrl-C ends it."
                 draw(terminal, [self.style.MIGRATE_LABEL(head), "", *picture])
                 time.sleep(every.total_seconds())
         # What was seen last stays to be read.
@@ -275,7 +273,7 @@ exit codes:
                 bar(seen, BAR, coloured=self._coloured) if seen.progress.total else rows_of(seen)
             )
             told = f"{seen.model._meta.label}: {', '.join([share, *parts])}"
-            self.stdout.write(f"{moment(timezone.now())} {told}")
+            self.stdout.write(f"{format_moment(timezone.now())} {told}")
         for sentence in look.refusals:
             self.stdout.write(sentence)
         self.stdout.flush()
@@ -309,12 +307,12 @@ exit codes:
 
     def _sum_up(self, seen: Overview, before: Sequence[int] | None, took: timedelta) -> None:
         progress = seen.progress
-        told = f"{left(seen) or 'ended'} after {lasting(took)}"
+        told = f"{left(seen) or 'ended'} after {format_duration(took)}"
         if before is not None and not seen.estimated:
             complete, failed = progress.complete - before[0], progress.failed - before[1]
             rate = f"{(complete + failed) / took.total_seconds():,.1f} rows/s"
             done = f"{counted(complete, 'row')} complete and {failed:,} failed"
-            told = f"{done} in {lasting(took)} ({rate}), {left(seen)}"
+            told = f"{done} in {format_duration(took)} ({rate}), {left(seen)}"
         self.stdout.write(f"{seen.model._meta.label}: {told}.")
 
     # One line a model
@@ -400,8 +398,8 @@ exit codes:
             return
         what = "PAUSED (with all models)" if pause.scope == "*" else "PAUSED"
         who = f" by {pause.by}" if pause.by else ""
-        since = f" since {moment(pause.paused_at)}" if pause.paused_at is not None else ""
-        end = f" until {moment(pause.until)}" if pause.until is not None else ""
+        since = f" since {format_moment(pause.paused_at)}" if pause.paused_at is not None else ""
+        end = f" until {format_moment(pause.until)}" if pause.until is not None else ""
         reason = f": {pause.reason}" if pause.reason else ""
         yield self.style.WARNING(f"{what}{who}{since}{end}{reason}")
 
@@ -409,28 +407,28 @@ exit codes:
         """Yield a line for each cause, with the reason of the process that it holds up longest."""
         for source, same in throttles_by_source(seen).items():
             who = listed([throttle.process for throttle in same], PROCESSES_NAMED)
-            since = moment(min(throttle.since_at for throttle in same))
+            since = format_moment(min(throttle.since_at for throttle in same))
             yield self.style.WARNING(
-                f"THROTTLED on {who} by {source} since {since}: {same[0].reason}, until {moment(same[0].until)}"
+                f"THROTTLED on {who} by {source} since {since}: {same[0].reason}, until {format_moment(same[0].until)}"
             )
 
     def _waiting(self, seen: Overview) -> Iterator[str]:
         if Status.OPEN not in seen.estimated and ages_are_known(seen.model):
             if (age := oldest_due(seen)) is not None:
-                yield f"longest due: {lasting(age)} (oldest_due)"
+                yield f"longest due: {format_duration(age)} (oldest_due)"
         elif seen.due_since is not None:
-            since = lasting(seen.now - seen.due_since)
+            since = format_duration(seen.now - seen.due_since)
             yield f"longest due of the rows that were put off: {since} (oldest_due)"
         if seen.next_due is not None:
             waiting = counted(seen.waiting - seen.unsettled, "open row")
-            yield f"{waiting} not due yet, the first in {lasting(seen.next_due - seen.now)}"
+            yield f"{waiting} not due yet, the first in {format_duration(seen.next_due - seen.now)}"
         if seen.unsettled:
             yield f"{counted(seen.unsettled, 'range')} not due before transactions end that may still add rows there"
 
     def _expired(self, seen: Overview) -> Iterator[str]:
         if seen.expired:
             ago = (
-                f", the first {lasting(seen.now - seen.expired_since)} ago"
+                f", the first {format_duration(seen.now - seen.expired_since)} ago"
                 if seen.expired_since
                 else ""
             )
@@ -462,13 +460,14 @@ exit codes:
         for worker in known:
             self._orders(worker, alias)
             if not worker.alive:
-                silence = f"{worker.name} was last seen {lasting(now - worker.seen_at)} ago and has not signed off"
+                unseen = format_duration(now - worker.seen_at)
+                silence = f"{worker.name} was last seen {unseen} ago and has not signed off"
                 self.stdout.write("  " + self.style.WARNING(silence))
 
     def _orders(self, worker: Worker, alias: str) -> None:
         """Tell what a process was told to do, in the control room say, and has not done yet."""
         for order in open_orders(worker.name, using=alias):
-            since = moment(as_utc(order.at))
+            since = format_moment(as_utc(order.at))
             told = f"{worker.name} was told by {order.by} at {since} to {order.order}"
             self.stdout.write("  " + self.style.WARNING(told))
 
@@ -480,8 +479,8 @@ exit codes:
             (f"{worker.held:,}", str),
             (f"{worker.done:,}", str),
             (f"{worker.failed:,}", self.style.ERROR if worker.failed else str),
-            (f"{lasting(now - worker.seen_at)} ago", str),
-            (lasting(now - worker.started_at), str),
+            (f"{format_duration(now - worker.seen_at)} ago", str),
+            (format_duration(now - worker.started_at), str),
         ]
 
 
@@ -501,7 +500,7 @@ def _settings(seen: Overview) -> Iterator[str]:
     if stored is None or not (told := in_words(stored)):
         return
     who = f" by {stored.changed_by}" if stored.changed_by else ""
-    yield f"live settings{who} since {moment(as_utc(stored.changed_at))}: {', '.join(told)}"
+    yield f"live settings{who} since {format_moment(as_utc(stored.changed_at))}: {', '.join(told)}"
 
 
 def _done(seen: Overview) -> Iterator[str]:
@@ -527,9 +526,9 @@ def _held(seen: Overview) -> Iterator[str]:
         if end is None:
             lease = "no lease"
         elif end > seen.now:
-            lease = f"next lease ends in {lasting(end - seen.now)}"
+            lease = f"next lease ends in {format_duration(end - seen.now)}"
         else:
-            lease = f"a lease ended {lasting(seen.now - end)} ago"
+            lease = f"a lease ended {format_duration(seen.now - end)} ago"
         yield f"held by {holder.name.ljust(width)}  {counted(holder.rows, 'row').rjust(9)}, {lease}"
     rest = seen.holders[NAMED:]
     if rest:

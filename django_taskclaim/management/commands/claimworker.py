@@ -19,6 +19,7 @@ from django_taskclaim.checks import models as models_check
 from django_taskclaim.claim import clock
 from django_taskclaim.columns import has_ranges
 from django_taskclaim.connecting import small_pool, work_in_schema
+from django_taskclaim.formatting import counted, first_line, listed
 from django_taskclaim.handlers import Handler, models_with_handler
 from django_taskclaim.links import is_companion
 from django_taskclaim.management.arguments import (
@@ -33,7 +34,6 @@ from django_taskclaim.management.display import Onlooker
 from django_taskclaim.policy import faults, policy_for
 from django_taskclaim.switch import holds
 from django_taskclaim.throttling.configured import refused
-from django_taskclaim.wording import counted, first_line, listed
 from django_taskclaim.worker.child import run_in_process
 from django_taskclaim.worker.health import HealthFile
 from django_taskclaim.worker.options import ExitCode, WorkerOptions

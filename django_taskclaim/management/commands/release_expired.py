@@ -14,6 +14,7 @@ from django.db import Error, connections
 from django_taskclaim.claim import clock
 from django_taskclaim.control.acts import account_of, record_act
 from django_taskclaim.exceptions import TaskClaimError
+from django_taskclaim.formatting import counted, first_line
 from django_taskclaim.management.arguments import (
     add_database,
     add_models,
@@ -27,7 +28,6 @@ from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.operating import written_before
 from django_taskclaim.querysets.reaping import Reaper
 from django_taskclaim.querysets.refusals import refusals
-from django_taskclaim.wording import counted, first_line
 
 #: Seconds between two rounds of forgetting what is old, with --loop.
 FORGET_EVERY = 3600.0

@@ -12,9 +12,9 @@ from django.utils.translation import gettext as _
 
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.fields import as_utc
-from django_taskclaim.localized import clock_time, lasting
+from django_taskclaim.formatting import format_clock_time, format_duration
+from django_taskclaim.holders import holder_of, name_of
 from django_taskclaim.overview import database_time
-from django_taskclaim.people import holder_of, name_of
 
 register = template.Library()
 
@@ -37,7 +37,7 @@ def held_until_told(row: Any) -> SafeString | str:
     moment = held_until(row)
     if moment is None:
         return ""
-    shown = clock_time(moment)
+    shown = format_clock_time(moment)
     return format_html(
         '<time datetime="{}" data-taskclaim-until>{}</time>', as_utc(moment).isoformat(), shown
     )
@@ -46,7 +46,7 @@ def held_until_told(row: Any) -> SafeString | str:
 @register.simple_tag
 def when(moment: datetime | None) -> str:
     """Return a moment as ``14:20``, with the date where it is not today; "" for None."""
-    return "" if moment is None else clock_time(moment)
+    return "" if moment is None else format_clock_time(moment)
 
 
 @register.simple_tag(takes_context=True)
@@ -59,7 +59,7 @@ def time_left(context: Context, row: Any) -> str:
     if left.total_seconds() <= 0:
         return _("no time")
     # Seconds are wrong as soon as they are read, unless there are only seconds left.
-    return lasting(left if left < _MINUTE else left - left % _MINUTE)
+    return format_duration(left if left < _MINUTE else left - left % _MINUTE)
 
 
 @register.simple_tag(takes_context=True)

@@ -1,7 +1,4 @@
-"""How commands, logs and errors put durations, moments and counts into words: in English, for whoever reads them.
-
-Pages say the same by ``localized``.
-"""
+"""How durations, moments and numbers are written: in plain English, wherever a person reads them."""
 
 from collections.abc import Sequence
 from datetime import date, datetime, timedelta
@@ -12,50 +9,45 @@ from django.utils import timezone
 _UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
 
 
-def lasting(duration: timedelta) -> str:
+def format_number(value: float) -> str:
+    """Return a whole number with its thousands apart: ``1,204``."""
+    return f"{round(value):,}"
+
+
+def format_duration(duration: timedelta) -> str:
     """Return a duration in its two largest units: ``41 s``, ``4 min 10 s``, ``2 d 3 h``."""
-    return " ".join(f"{count} {unit}" for count, unit in in_units(duration))
-
-
-def in_units(duration: timedelta) -> list[tuple[int, str]]:
-    """Return a duration's largest unit with any, and the next one where there is some of it."""
     seconds = round(abs(duration).total_seconds())
     parts: list[tuple[int, str]] = []
     for unit, size in _UNITS:
         count, seconds = divmod(seconds, size)
         if count or parts:
             parts.append((count, unit))
-    return [(count, unit) for count, unit in parts[:2] if count] or [(0, "s")]
+    return " ".join(f"{count} {unit}" for count, unit in parts[:2] if count) or "0 s"
 
 
-def moment(value: datetime) -> str:
+def format_moment(value: datetime) -> str:
     """Return a moment in the project's time zone, with the zone's name; the date only where it is not today."""
-    local, today = here(value)
+    local, today = _local(value)
     shape = "%H:%M:%S" if local.date() == today else "%Y-%m-%d %H:%M:%S"
-    return f"{local.strftime(shape)} {zone_of(local)}"
+    return f"{local.strftime(shape)} {local.strftime('%Z') or timezone.get_current_timezone_name()}"
 
 
-def clock_time(value: datetime) -> str:
-    """Return a moment as people tell each other, ``14:20``; with the date where it is not today."""
-    local, today = here(value)
+def format_clock_time(value: datetime) -> str:
+    """Return a moment without its seconds, ``14:20``; with the date where it is not today."""
+    local, today = _local(value)
     return local.strftime("%H:%M" if local.date() == today else "%Y-%m-%d %H:%M")
 
 
-def here(value: datetime) -> tuple[datetime, date]:
+def _local(value: datetime) -> tuple[datetime, date]:
     """Return the moment in the present time zone, and which day is today there; naive ones stay as they are."""
     if timezone.is_aware(value):
         return timezone.localtime(value), timezone.localdate()
     return value, datetime.now().date()
 
 
-def zone_of(local: datetime) -> str:
-    """Return the name of the time zone that a moment is told in."""
-    return local.strftime("%Z") or timezone.get_current_timezone_name()
-
-
 def counted(number: int, singular: str, plural: str = "") -> str:
     """Return ``1 row``, ``1,204 rows``."""
-    return f"{number:,} {singular if number == 1 else plural or singular + 's'}"
+    return f"{format_number(number)} {singular if number == 1 else plural or singular + 's'}"
 
 
 def first_line(error: BaseException) -> str:

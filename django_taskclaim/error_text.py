@@ -31,34 +31,34 @@ _CAUSED = "The above exception was the direct cause of the following exception:"
 _DURING = "During handling of the above exception, another exception occurred:"
 
 
-def described(error: object) -> tuple[str, str]:
+def class_and_text(error: object) -> tuple[str, str]:
     """Return class and text of an error; the class is empty for what is a text itself.
 
     Members of an exception group are part of its text.
     """
-    return _class_of(error), _cut(redacted(_said(error)), _length())
+    return _class_of(error), _cut(redact(_said(error)), _length())
 
 
-def recorded(error: object) -> tuple[str, str]:
+def text_to_store(error: object) -> tuple[str, str]:
     """Return what a row keeps of an error: as ``described``, and with STORE_TRACEBACK also where it came from.
 
     Of both the text's beginning and the innermost frames are kept.
     """
-    name, text = described(error)
+    name, text = class_and_text(error)
     if not conf.setting("STORE_TRACEBACK") or not isinstance(error, BaseException):
         return name, text
     return name, _joined(text, _guarded(partial(_trace, error), "looking for the traceback"))
 
 
-def in_ascii(told: tuple[str, str]) -> tuple[str, str]:
+def escape_to_ascii(told: tuple[str, str]) -> tuple[str, str]:
     """Return class and text as every encoding has them; of a text grown too long the middle is missing."""
     name, text = (part.encode("ascii", "backslashreplace").decode() for part in told)
     return name[:CLASS_LENGTH], _middle_cut(text, _length())
 
 
-def told(error: object) -> str:
+def describe(error: object) -> str:
     """Return an error in one line for the log: class, and the first line of its text."""
-    return one_line(*described(error))
+    return one_line(*class_and_text(error))
 
 
 def one_line(name: str, text: str) -> str:
@@ -67,7 +67,7 @@ def one_line(name: str, text: str) -> str:
     return f"{name}: {first}" if name and first else name or first
 
 
-def redacted(text: str, *, keep_end: bool = False) -> str:
+def redact(text: str, *, keep_end: bool = False) -> str:
     """Return *text* as it may be stored and logged; where it is very long its beginning, or with *keep_end* its end.
 
     Where the hook fails, or answers with anything but text, all of the text is withheld.
@@ -126,7 +126,7 @@ def log(
 
 def traceback_of(error: BaseException) -> str:
     """Return class, text and origin of an error as Python would print them, without locals, bounded and redacted."""
-    name, text = described(error)
+    name, text = class_and_text(error)
     where = _guarded(partial(_trace, error), "looking for the traceback")
     return "\n".join(part for part in (where, f"{name}: {text}" if text else name) if part)
 
@@ -229,7 +229,7 @@ def _trace(error: BaseException) -> str:
         for cause, how in islice(_causes(error), LINKS):
             if len(text) > _length():
                 break
-            name, said = described(cause)
+            name, said = class_and_text(cause)
             text = f"{_frames(cause)}\n{name}: {said}\n\n{how}\n\n{text}".lstrip()
     except BaseException as second:
         if is_interrupt(second):
@@ -255,7 +255,7 @@ def _frames(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__, limit=-FRAMES).format()
     if not frames:
         return ""
-    lines = redacted("".join(frames), keep_end=True).rstrip("\n")
+    lines = redact("".join(frames), keep_end=True).rstrip("\n")
     return f"Traceback (most recent call last):\n{lines}"
 
 
