@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from asgiref.sync import sync_to_async
-from django.db import IntegrityError, connection, connections, transaction
+from django.db import connection, connections, transaction
 from django.test import TestCase
 
 from django_taskclaim import handler
@@ -14,7 +14,6 @@ from django_taskclaim.exceptions import RetryLater
 from django_taskclaim.handlers import unregister
 from django_taskclaim.switch import pause
 from django_taskclaim.testing import Ran, arun_due, run_due
-from tests.companions.app.models import Page, PageTask
 from tests.factories import make
 from tests.querysets.support import clock, set_raw
 from tests.testapp.models import (
@@ -23,8 +22,6 @@ from tests.testapp.models import (
     AtomicJob,
     BatchJob,
     Effect,
-    IntRange,
-    IntSource,
     Job,
     Photo,
 )
@@ -110,19 +107,6 @@ def test_handlers_of_every_kind(model: Any) -> None:
         assert Effect.objects.count() == 3
 
 
-def test_companions_and_ranges_are_done() -> None:
-    Page.objects.create(slug="here", title="a b c")
-    Page.objects.create(slug="gone", title="a b c")
-    PageTask.objects.populate(Page.objects.all())
-    Page.objects.filter(slug="gone").delete()
-    ran = run_due(PageTask)
-    assert (ran.completed, ran.failed, Page.objects.get().words) == (1, 1, 3)
-    IntSource.objects.bulk_create(IntSource() for _ in range(120))
-    IntRange.objects.plan(chunk_size=50)
-    assert run_due(IntRange) == Ran(completed=3)
-    assert set(IntSource.objects.values_list("counter", flat=True)) == {1}
-
-
 # What a handler may do to the test's transaction
 
 
@@ -136,23 +120,6 @@ def test_a_spoiled_transaction_spoils_neither_the_test_nor_other_rows(act: str) 
     with transaction.atomic():
         Job.objects.create()
     assert connection.in_atomic_block
-
-
-def test_what_a_plain_handler_wrote_before_it_raised_stays(register: Callable[..., Any]) -> None:
-    """Also after an error of the database, which leaves the test a transaction that works."""
-
-    @register(max_attempts=1)
-    def do(photo: Photo) -> None:
-        Effect.objects.create(key=photo.url)
-        if photo.country:
-            Photo(pk=photo.pk, url="twice").save(force_insert=True)
-        raise ValueError(photo.url)
-
-    make(Photo, 2, country=lambda i: "NZ" if i else "")
-    ran = run_due(Photo)
-    assert [type(error) for error in ran.errors] == [ValueError, IntegrityError]
-    assert Photo.objects.failed().count() == 2
-    assert Effect.objects.exists()
 
 
 @pytest.mark.promise(3)

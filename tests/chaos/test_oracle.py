@@ -7,9 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from django_taskclaim.fields import CRASHED_UNBEGUN
 from tests.chaos.app.models import History, Work
-from tests.chaos.cycles import wait_for
 from tests.chaos.history import NOW, Run, act, ask, later, orphans
 from tests.chaos.oracle import CRASHED, Rules, checks, offences
 
@@ -188,30 +186,3 @@ def test_each_cheat_is_seen(
 
 def test_every_check_has_a_cheat() -> None:
     assert {check for check, _, _ in CHEATS} == set(checks(RULES))
-
-
-def test_an_honest_run_is_no_offence() -> None:
-    """Everything the verbs may do to a row, in turn, up to the crash that is its last."""
-    done()
-    done()
-    with act("reset"):
-        Work.objects.reset(complete=True)
-    first, second = Work.objects.claim_batch(2)
-    first.claim.renew(lease=59)
-    first.claim.release()
-    second.claim.fail(ValueError("once"))
-    Work.objects.pause_rows()
-    Work.objects.resume_rows()
-    while Work.objects.failed().count() < 2:
-        rows = wait_for(lambda: Work.objects.claim_batch(2, lease=0.1))
-        run_on(rows, effects=0)
-        wait_for(lambda rows=rows: Work.objects.expired().count() == len(rows))
-        Work.objects.release_expired()
-    with act("reset"):
-        Work.objects.reset()
-    # The last one has been claimed alone before, by a worker that died before it started the row.
-    new(not_before=CRASHED_UNBEGUN)
-    for row in [*Work.objects.claim_batch(2), *Work.objects.claim_batch(1)]:
-        run_on([row])
-        finish(row)
-    assert offences(RULES) == {}

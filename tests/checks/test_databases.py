@@ -7,7 +7,6 @@ from django.core.checks import run_checks
 from django.db import connection
 
 from django_taskclaim import checks
-from django_taskclaim.db import dialect_for
 from tests.checks.pooler import Pooler
 from tests.checks.support import configured, heard, ids, text
 from tests.testapp.models import ClaimOnly
@@ -174,20 +173,6 @@ def test_a_wrong_table_is_mended_by_the_hint(expected: str, damage: str) -> None
 def test_defaults_of_a_server_that_break_a_promise(setting: str, expected: str) -> None:
     with configured(OPTIONS={"options": f"-c {setting}"}):
         assert servers() == [expected]
-
-
-@only_on("postgresql")
-@asks_servers
-def test_claims_set_their_own_isolation() -> None:
-    """A server whose default is REPEATABLE READ does not make claims fail each other."""
-    options = {"options": "-c default_transaction_isolation=repeatable\\ read"}
-    with (
-        configured(OPTIONS=options) as other,
-        dialect_for(other).own_transaction(),
-        other.cursor() as cursor,
-    ):
-        cursor.execute("SHOW transaction_isolation")
-        assert cursor.fetchone() == ("read committed",)
 
 
 @only_on("postgresql")

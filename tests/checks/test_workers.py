@@ -1,6 +1,4 @@
-"""A worker that cannot work ends with a sentence, and a recipe of the checks can be pasted."""
-
-from typing import Any
+"""A worker that cannot work ends with a sentence."""
 
 import pytest
 
@@ -140,61 +138,3 @@ def test_a_forgotten_migration_is_named_with_the_command_that_runs_it(project: P
     assert "manage.py claimadopt no_claims.Photo" in adopting
     assert "Run: manage.py migrate pending --database default" in said["pending"][0][1]
     assert "Run manage.py makemigrations no_claims" in said["verb"]
-
-
-# A manager of another base beside ours
-
-USERS = "from django.contrib.auth.models import AbstractUser, UserManager\n"
-USER = "class Photo({bases}):\n    pass\n"
-PUBLISHED = """
-class PublishedQuerySet(models.QuerySet):
-    def published(self): return self.filter(published=True)
-"""
-BASE = """
-class Base(models.Model):
-    published = models.BooleanField(default=True)
-    objects = {}
-    class Meta:
-        abstract = True
-"""
-QUERYSET = PUBLISHED + BASE.format("PublishedQuerySet.as_manager()")
-
-#: What stands before the model, its bases, and the id of the check.
-FOREIGN = {
-    "people": (USERS, "TaskMixin, AbstractUser", "E015"),
-    "queryset_first": (QUERYSET, "TaskMixin, Base", "E015"),
-    "queryset_last": (QUERYSET, "Base, TaskMixin", "E002"),
-}
-
-USE = """
-import os
-from django.apps import apps
-call_command("makemigrations", *apps_with_models, verbosity=0)
-call_command("migrate", verbosity=0)
-call_command("makemigrations", check=True, verbosity=0)
-os.environ["DJANGO_SUPERUSER_PASSWORD"] = "secret"
-call_command("createsuperuser", "--noinput", "--username=ann", "--email=ann@example.com", verbosity=0)
-apps.get_model("queryset_first.Photo").objects.published()
-apps.get_model("queryset_last.Photo").objects.published()
-print("ANSWER", json.dumps([worked(f"{app}.Photo") for app in apps_with_models]))
-"""
-
-
-def test_the_recipe_for_a_foreign_manager_can_be_pasted(project: Project) -> None:
-    """It gives the model both managers, in either order of the bases; a manager named in the class is meant."""
-    for app, (before, bases, _) in FOREIGN.items():
-        project.add(app, before + USER.format(bases=bases), MEASURE)
-    meant = QUERYSET + "class Photo(TaskMixin, Base):\n    objects = ClaimManager()\n"
-    project.add("meant", meant, MEASURE)
-    project.configure("AUTH_USER_MODEL = 'people.Photo'")
-    messages: dict[str, Any] = {app: (number, hint) for app, number, _, hint in project.checked()}
-    assert {app: number for app, (number, _) in messages.items()} == {
-        app: number for app, (_, _, number) in FOREIGN.items()
-    }
-    for app, (before, bases, _) in FOREIGN.items():
-        *recipe, objects = messages[app][1].replace("\n\t", "\n").splitlines()
-        recipe = "\n".join(recipe)
-        project.write_models(app, f"{before}\n{recipe}\n{USER.format(bases=bases)}    {objects}\n")
-    assert project.checked() == []
-    drained = project.answer(ENDED + f"apps_with_models = {[*FOREIGN]}\n" + USE)
-    assert drained == [[0, "measured\n"], [0, ""], [0, ""]]

@@ -88,32 +88,6 @@ def test_an_open_page_renews_and_says_that_the_claim_is_lost_before_anything_is_
     assert ada.value("remark") == "Half a sentence"
 
 
-@pytest.mark.promise(3)
-def test_a_late_form_is_refused_and_both_texts_are_shown(two: list[Browser]) -> None:
-    ada, ben = two
-    row = held()
-    ada.go(address(row.pk))
-    ada.write("remark", "Ada read it twice.")
-    ben.go(address(row.pk))
-    ben.run("document.querySelectorAll('details').forEach(one => one.open = true)")
-    ben.write("taskclaim_reason", "Ada has gone home")
-    submit(ben, "take_over")
-    ben.reads("Yours while this page is open")
-    ben.write("remark", "Ben read it once.")
-    choose(ben, "mend")
-    submit(ben, "finish")
-    wait_until(lambda: facts(row).status == "complete", what="Ben is done")
-    before = Article.objects.values().get(pk=row.pk)
-    choose(ada, "mend")
-    submit(ada, "finish")
-    ada.reads("nothing was written")
-    ada.reads("Ben Okri finished it at")
-    assert Article.objects.values().get(pk=row.pk) == before
-    page = ada.run("return document.body.innerHTML")
-    assert "Ada read it twice." in page
-    assert "once." in page
-
-
 def test_without_scripts_the_pages_do_all_but_renew(two: list[Browser]) -> None:
     ada, _ben = two
     row = held()

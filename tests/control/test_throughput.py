@@ -7,9 +7,8 @@ import pytest
 from django.db.models import Sum
 
 from django_taskclaim.control.acts import record_act
-from django_taskclaim.control.models import ClaimEvent, OperatorAct, ThroughputMinute, WorkerOrder
+from django_taskclaim.control.models import ThroughputMinute
 from django_taskclaim.control.reading import marks, throughput
-from django_taskclaim.db import DatabaseLater
 from django_taskclaim.overview import database_time
 from tests.commands import run
 from tests.querysets.support import at_once
@@ -61,19 +60,6 @@ def test_marks_say_why_the_throughput_changed(now: datetime) -> None:
         ("resume", "Resumed by bob"),
         ("pause", "Paused by ada: deploy"),
     }
-
-
-def test_each_table_is_pruned_at_its_age(settings: Any, now: datetime) -> None:
-    settings.TASKCLAIM = {"ACT_RETENTION": 10 * DAY}
-    for age in (40 * DAY, 12 * DAY, 11 * DAY, 8 * DAY, 2 * DAY, timedelta(hours=1)):
-        at = DatabaseLater(-age)
-        OperatorAct.objects.create(at=at, model="testapp.photo", act="reset", by="ada")
-        ClaimEvent.objects.create(at=at, model="testapp.photo", key="1", event="claimed")
-        WorkerOrder.objects.create(at=at, worker="w", order="stop", by="ada")
-        minute(now, age.total_seconds() / 60, done=1)
-    run("release_expired")
-    tables = (OperatorAct, ClaimEvent, ThroughputMinute, WorkerOrder)
-    assert [table.objects.count() for table in tables] == [3, 2, 2, 1]
 
 
 @pytest.mark.django_db(transaction=True, databases="__all__")

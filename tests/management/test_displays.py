@@ -62,20 +62,6 @@ def test_a_drain_prints_its_progress_and_sums_up(terminal: Open) -> None:
     assert len(re.findall(r"^\d\d:\d\d:\d\d INFO Completed ", shown.text, re.MULTILINE)) >= 8
 
 
-@pytest.mark.promise(11)
-def test_ctrl_c_gives_rows_back_and_sums_up(terminal: Open) -> None:
-    """The whole group hears it. Without colours letters show the states."""
-    make(Job, 50, act="sleep:0.3")
-    shown = terminal(*DRAIN, NO_COLOR="1")
-    shown.wait_for(r"testapp\.Job: #+>+\.+  \d+\.\d %  \d+ of 50")
-    for pid in (printer_of(shown), shown.process.pid):
-        os.kill(pid, signal.SIGINT)
-    assert shown.wait() == 0
-    assert "\x1b" not in shown.written
-    assert re.search(r" rows complete and 0 failed in .* left\.$", shown.text.rstrip())
-    assert Job.objects.progress().processing == 0
-
-
 def test_a_worker_does_not_wait_for_the_process_that_prints(terminal: Open) -> None:
     """That process ends with a supervisor that is killed."""
     make(Job, 50, act="sleep:0.3")

@@ -6,7 +6,7 @@ import pytest
 from django.core.management import get_commands
 from django.db import connections
 
-from tests.commands import no_savepoint, nobody_answers, shell, table_away, typed
+from tests.commands import no_savepoint, nobody_answers, table_away, typed
 from tests.companions.app.models import PageTask
 from tests.testapp.models import IntRange, IntSource
 
@@ -132,17 +132,3 @@ def test_a_missing_table_is_named(command: str, model: Any, table: Any, capsys: 
     assert code == (1 if command == "claimstatus" else 2)
     assert table._meta.db_table in errors
     assert "Traceback" not in errors
-
-
-@pytest.mark.promise(12)
-def test_a_worker_waits_for_its_database(process_env: dict[str, str]) -> None:
-    """It ends as asked although the database never answered, without a traceback."""
-    away = {
-        "sqlite": "sqlite:////nowhere/at/all.sqlite3",
-        "postgresql": "postgres://nobody@127.0.0.1:9/nothing",
-        "mysql": "mysql://nobody@127.0.0.1:9/nothing",
-    }[connections["default"].vendor]
-    env = {**process_env, "DATABASE_URL": away, "OTHER_DATABASE_URL": away}
-    done = shell(env, "claimworker", *SENSIBLE["claimworker"])
-    assert done.returncode == 0
-    assert "Traceback" not in done.stdout + done.stderr

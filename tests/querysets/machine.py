@@ -98,11 +98,6 @@ class Carrier:
     #: A verb of its own has ended the claim.
     ended: bool = False
 
-    @property
-    def is_ordinary(self) -> bool:
-        """Whether saving it is nobody's business but the user's."""
-        return self.token is None or self.ended
-
 
 class World:
     """All rows of one model, everyone who holds an instance, and the transactions that are open."""

@@ -222,16 +222,6 @@ def test_a_claimed_instance_holds_what_a_loaded_one_does(
     assert model.objects.complete([whole, more, narrow, wide]) == 4
 
 
-def test_a_claim_and_a_completion_of_a_batch_cost_few_statements(
-    django_assert_max_num_queries: NoQueries,
-) -> None:
-    make(Photo, 50)
-    with django_assert_max_num_queries(6):
-        rows = Photo.objects.claim_batch(50)
-    with django_assert_max_num_queries(4):
-        Photo.objects.complete(rows, update_fields=["width"])
-
-
 # Refused
 
 REFUSED: dict[str, Callable[[Any], Any]] = {

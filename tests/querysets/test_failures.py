@@ -1,15 +1,13 @@
 """What a row keeps of an error, whatever the error is like."""
 
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
 
-from tests.factories import make
 from tests.querysets.late_writes import claimed
-from tests.querysets.support import execute, facts, quoted, table_of
+from tests.querysets.support import facts
 from tests.testapp.models import Photo
 
 pytestmark = pytest.mark.django_db
@@ -135,46 +133,3 @@ def test_a_stored_traceback_keeps_the_first_words_and_the_innermost_frames(
     assert "only locals know this" not in text
     if length == 50_000:
         assert text.index("KeyError: 'missing'") < text.index("direct cause")
-
-
-# Columns that lack a character
-
-
-@pytest.fixture
-def alter(transactional_db: None) -> Iterator[Callable[[str, str], None]]:
-    """Change the type of a column of ``Photo`` for one test: ``alter("last_error", "varchar(5)")``."""
-
-    def change(role: str, kind: str) -> None:
-        column = quoted(Photo._meta.get_field(role).column)
-        execute(f"ALTER TABLE {table_of(Photo)} MODIFY {column} {kind} NOT NULL")
-
-    yield change
-    with connection.schema_editor() as editor:
-        editor.delete_model(Photo)
-        editor.create_model(Photo)
-
-
-@pytest.mark.skipif(
-    connection.vendor != "mysql", reason="needs columns with an encoding of their own"
-)
-def test_a_text_that_the_column_refuses_costs_the_text_and_not_the_failure(
-    alter: Callable[[str, str], None],
-) -> None:
-    """Also for several rows, and inside the caller's transaction, which goes on."""
-    alter("last_error", "longtext CHARACTER SET latin1")
-    alter("error_class", "varchar(200) CHARACTER SET latin1")
-    make(Photo, 4)
-    rows = Photo.objects.claim_batch(4)
-    odd_name = type("A日本", (Exception,), {"__module__": "builtins"})
-    assert Photo.objects.fail(rows[:1], ValueError("no 🎈 here"), retry=False) == 1
-    with transaction.atomic():
-        assert Photo.objects.fail(rows[1:3], odd_name("🎈")) == 2
-        Photo.objects.filter(pk=rows[1].pk).update(note="goes on")
-    now = [facts(row) for row in rows[:3]]
-    assert [(one.status, one.attempts) for one in now] == [("failed", 1), ("open", 1), ("open", 1)]
-    assert [one.last_error for one in now] == ["no \\U0001f388 here", *["\\U0001f388"] * 2]
-    assert Photo.objects.get(pk=rows[1].pk).note == "goes on"
-    Photo._base_manager.exclude(pk=rows[3].pk).delete()
-    alter("last_error", "varchar(5)")
-    rows[3].fail("more than five")
-    assert (facts(rows[3]).status, facts(rows[3]).last_error) == ("open", "")

@@ -16,7 +16,7 @@ from tests.querysets.late_writes import (
     twin,
 )
 from tests.querysets.models import GrandChild, HiddenFromAll
-from tests.querysets.support import execute, facts, fresh, lose, stored, table_of
+from tests.querysets.support import facts, fresh, lose, stored
 from tests.testapp.models import Child, ChildOwnsClaim, CompositeKey, Photo, UuidKey
 
 pytestmark = [pytest.mark.django_db, pytest.mark.promise(3)]
@@ -105,26 +105,6 @@ def test_an_upsert_and_a_key_given_as_text_are_fenced_as_well() -> None:
         with pytest.raises(ClaimLost), transaction.atomic():
             write(late)
         assert stored(late) == before
-
-
-@pytest.mark.skipif(connection.vendor != "mysql", reason="counts rows found, in every client")
-@pytest.mark.django_db(transaction=True)
-def test_a_connection_that_counts_only_changed_rows_reports_no_false_loss() -> None:
-    """``client_flag`` in OPTIONS replaces Django's own, and an UPDATE to equal values then counts 0."""
-    options = connection.settings_dict["OPTIONS"]
-    connection.close()
-    options["client_flag"] = 0
-    try:
-        row = claimed(CompositeKey, lease=60)
-        assert execute(f"UPDATE {table_of(CompositeKey)} SET note = note") == 0
-        row.save()
-        assert row.claim.renew(lease=1)
-        assert row.claim.renew(lease=1)
-        row.claim.complete()
-    finally:
-        del options["client_flag"]
-        connection.close()
-    assert facts(row).status == "complete"
 
 
 # Inherited tables, and rows that managers hide
@@ -222,17 +202,6 @@ def test_two_instances_of_one_claim_are_one_row(verb: str) -> None:
             again.claim.check()
 
 
-def test_a_row_that_was_lost_and_claimed_again_is_written_by_its_new_token_alone() -> None:
-    make(Photo, 3)
-    late, *others = Photo.objects.claim_batch(3)
-    again = lose_among(late)
-    late.url, again.url = "late", "again"
-    with pytest.raises(ClaimLost) as caught:
-        Photo.objects.complete([late, again, *others], update_fields=["url"])
-    assert caught.value.lost == [late]
-    assert (fresh(again).url, fresh(again).status) == ("again", "complete")
-
-
 def test_a_claim_that_was_rolled_back_is_not_taken_for_the_next_holders() -> None:
     """Both are of one iteration, and the next holder has another row in the same statement."""
     make(Photo, 2)
@@ -245,12 +214,6 @@ def test_a_claim_that_was_rolled_back_is_not_taken_for_the_next_holders() -> Non
         Photo.objects.complete([provisional, other])
     assert caught.value.lost == [provisional]
     again.claim.complete()
-
-
-def test_rows_of_several_models_may_be_given_together_whatever_the_queryset_filters() -> None:
-    rows = [claimed(Photo), claimed(Photo), claimed(UuidKey)]
-    assert Photo.objects.filter(country="ZZ").complete(rows) == 3
-    assert {facts(row).status for row in rows} == {"complete"}
 
 
 # The caller's transaction

@@ -255,8 +255,6 @@ class Claims(RuleBasedStateMachine):
     def renew(self, pick: Any) -> None:
         self._verb(self._picked(pick), self.model.objects.renew, Belief.renewed, ends=False)
 
-    # What Django's own methods write
-
     def _write_on(self, carriers: Iterable[Carrier]) -> dict[Any, dict[str, str]]:
         """Give each instance new values of the user's, and return them by key."""
         for one in carriers:
@@ -266,63 +264,6 @@ class Claims(RuleBasedStateMachine):
             one.key: {name: getattr(one.row, name) for name in self.world.user_columns}
             for one in carriers
         }
-
-    def _with_key(self, pick: Any) -> list[Carrier]:
-        """Return instances that Django would still write: one that deleted its row has no key."""
-        return [one for one in self._picked(pick) if one.row.pk is not None]
-
-    def _is_stale(self, one: Carrier) -> bool:
-        return not one.is_ordinary and not self.world.stands(one)
-
-    def _refused(self, write: Callable[[], Any]) -> ClaimLost:
-        before = self._dump()
-        # save() asks for a rollback, so it gets a savepoint to roll back to.
-        with pytest.raises(ClaimLost) as lost, transaction.atomic():
-            write()
-        assert self._dump() == before
-        return lost.value
-
-    @rule(pick=pick, fields=st.sampled_from([None, "first", "last"]))
-    def save(self, pick: Any, fields: str | None) -> None:
-        columns = self.world.user_columns
-        written = columns if fields is None else [columns[0 if fields == "first" else -1]]
-        options = {} if fields is None else {"update_fields": written}
-        for one in self._with_key(pick):
-            if one.key not in self.world.rows and (one.token is None or (one.ended and fields)):
-                # Nobody's claim: Django would insert the row again, or say that nothing was updated.
-                continue
-            values = self._write_on([one])[one.key]
-            if self._is_stale(one) or one.key not in self.world.rows:
-                self._refused(partial(one.row.save, **options))
-            else:
-                one.row.save(**options)
-                self.world.rows[one.key].values |= {name: values[name] for name in written}
-
-    @rule(pick=pick, last=st.booleans())
-    def bulk_update(self, pick: Any, last: bool) -> None:
-        rows = self.world.rows
-        carriers = self._with_key(pick)
-        lost = [one for one in carriers if self._is_stale(one)]
-        values = self._write_on(carriers)
-        name = self.world.user_columns[-1 if last else 0]
-        write = partial(self.model.objects.bulk_update, [one.row for one in carriers], [name])
-        if lost:
-            assert same(self._refused(write).lost, lost)
-            return
-        write()
-        for one in carriers:
-            if one.key in rows:
-                rows[one.key].values[name] = values[one.key][name]
-
-    @rule(pick=pick)
-    def delete(self, pick: Any) -> None:
-        for one in self._with_key(pick)[:1]:
-            if self._is_stale(one):
-                self._refused(one.row.delete)
-            elif one.key in self.world.rows:
-                one.ended = self.world.stands(one) or one.ended
-                one.row.delete()
-                del self.world.rows[one.key]
 
     # Time
 

@@ -7,9 +7,8 @@ from django.db import transaction
 
 from django_taskclaim.exceptions import ClaimLost
 from tests.commands import in_each_state
-from tests.factories import make
-from tests.querysets.support import ROW_LOCKS, Rival, facts, has, stored
-from tests.testapp.models import Child, ClaimOnly, CompositeKey, Photo
+from tests.querysets.support import facts, has, stored
+from tests.testapp.models import Child, ClaimOnly, CompositeKey
 
 pytestmark = pytest.mark.django_db
 
@@ -60,16 +59,3 @@ def test_running_rows_are_taken_back_uncounted_and_no_others(model: Any) -> None
         assert (now.attempts, now.not_before) == (then.attempts, then.not_before)
     with pytest.raises(ClaimLost):
         held.claim.complete()
-
-
-@pytest.mark.skipif(not ROW_LOCKS, reason="needs row locks")
-@pytest.mark.django_db(transaction=True)
-@pytest.mark.parametrize("verb", ["fail_rows", "take_back"])
-def test_a_locked_row_is_left_alone_and_not_waited_for(rival: Rival, verb: str) -> None:
-    make(Photo, 3)
-    first, *_ = Photo.objects.claim_batch(3)
-    rival.lock(first)
-    rows: Any = Photo.objects.all()
-    done = rows.take_back() if verb == "take_back" else rows.fail_rows("no", running=True)
-    assert done == 2
-    assert facts(first).status == "processing"

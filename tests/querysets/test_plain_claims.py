@@ -1,6 +1,5 @@
 """What a claim sends where nothing special is asked for, and how often it looks for quarantined rows."""
 
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -8,8 +7,6 @@ from django.db import connection
 
 from django_taskclaim.db import dialect_for
 from django_taskclaim.fields import CRASHED
-from django_taskclaim.querysets.claiming import Request, new_holder
-from django_taskclaim.querysets.cursor import Cursor
 from tests.factories import make
 from tests.testapp.models import Photo
 
@@ -28,22 +25,6 @@ def test_a_plain_claim_is_one_statement_that_commits_by_itself(
     with django_assert_num_queries(1) as sent:
         assert len(Photo.objects.claim_batch(5)) == 5
     assert "processing" in sent.captured_queries[0]["sql"]
-
-
-@in_one_statement
-@pytest.mark.django_db(transaction=True)
-def test_a_claim_that_a_cursor_leads_is_one_statement_under_backlog(
-    django_assert_num_queries: Any,
-) -> None:
-    make(Photo, 9)
-    cursor, lease = Cursor(), timedelta(minutes=1)
-    Photo.objects.all()._claim(Request(1, new_holder(), lease, cursor=cursor))
-    keys = []
-    for _ in range(3):
-        with django_assert_num_queries(1):
-            request = Request(2, new_holder(), lease, cursor=cursor)
-            keys += [row.pk for row in Photo.objects.all()._claim(request)]
-    assert keys == sorted(keys)
 
 
 @pytest.mark.django_db(transaction=True)

@@ -7,9 +7,6 @@ import pytest
 from django.core.management import call_command
 from django.db import Error, connection, models
 
-from django_taskclaim import handler
-from django_taskclaim.handlers import unregister
-from django_taskclaim.testing import run_due
 from tests.factories import make
 from tests.querysets.models import Sealed, SealedChild
 from tests.querysets.support import execute, keys, quoted, table_of
@@ -105,21 +102,6 @@ def test_a_column_that_is_missing_is_no_rows_fault() -> None:
         assert [state(row) for row in rows] == [("open", 0, "")] * 2
     finally:
         execute(f"ALTER TABLE {table} RENAME COLUMN {away} TO {column}")
-
-
-def test_a_worker_does_the_others(fault: Any) -> None:
-    rows = make(Sealed, 9)
-    spoil(rows[4], fault)
-
-    @handler(Sealed, batch_size=2, max_attempts=1, update_fields=["counter"])
-    def count(row: Sealed) -> None:
-        row.counter += 1
-
-    try:
-        assert run_due(Sealed).completed == 8
-    finally:
-        unregister(Sealed)
-    assert [state(row)[0] for row in rows] == [*["complete"] * 4, "failed", *["complete"] * 4]
 
 
 def test_verbs_that_do_not_need_its_columns_do_not_read_them(fault: Any) -> None:

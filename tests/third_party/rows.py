@@ -12,14 +12,6 @@ def facts(row: Any) -> dict[str, Any]:
     }
 
 
-def lose(row: Any) -> Any:
-    """Let an operator put the row back and a person claim it; return it as that one has it."""
-    rows = type(row).objects.filter(pk=row.pk)
-    assert rows.reset(running=True) == 1
-    (taken,) = rows.claim_batch(1, claimed_by="user:next")
-    return taken
-
-
 def assert_open(row: Any) -> None:
     now = facts(row)
     wanted = {"status": "open", "iteration": 0, "attempts": 0, "claimed_by": None}

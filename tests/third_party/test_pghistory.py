@@ -4,12 +4,11 @@ from collections.abc import Callable
 
 import pghistory
 import pytest
-from django.db import connection, transaction
+from django.db import connection
 
-from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.testing import run_due
 from tests.third_party.app.models import Crate, CrateScan, Parcel
-from tests.third_party.rows import facts, lose
+from tests.third_party.rows import facts
 
 pytestmark = [
     pytest.mark.django_db,
@@ -46,18 +45,3 @@ def test_a_revert_brings_back_the_users_columns_only() -> None:
     assert (back.text, back.weight, back.status) == ("four", None, "complete")
     assert facts(parcel) == before
     assert Parcel.objects.claim_batch(1) == []
-
-
-def test_claims_are_no_events_and_a_revert_gives_no_lost_claim_back() -> None:
-    Parcel.objects.create(text="four")
-    (late,) = Parcel.objects.claim_batch(1)
-    late.claim.renew()
-    assert Parcel.pgh_event_model.objects.count() == 1
-    late.text = "held"
-    late.save()
-    current = lose(late)
-    Parcel.pgh_event_model.objects.last().revert()
-    for write in (late.claim.complete, late.save, late.delete):
-        with pytest.raises(ClaimLost), transaction.atomic():
-            write()
-    current.claim.complete()

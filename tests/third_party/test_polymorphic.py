@@ -25,12 +25,3 @@ def test_a_claim_returns_each_row_as_what_it_is() -> None:
     assert c.claim.renew()
     c.delete()
     assert Asset.objects.count() == 2
-
-
-def test_filters_of_the_package_choose_what_is_claimed() -> None:
-    Asset.objects.create(name="a")
-    Film.objects.create(name="b")
-    (film,) = Asset.objects.instance_of(Film).claim_batch(10)
-    assert type(film) is Film
-    (base,) = Asset.objects.non_polymorphic().claim_batch(10)
-    assert type(base) is Asset

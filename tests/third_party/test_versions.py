@@ -4,15 +4,12 @@ from typing import Any
 
 import pytest
 import reversion
-from django.db import transaction
 from django.utils import timezone
 from reversion.models import Version
-from simple_history.utils import bulk_update_with_history
 
-from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.testing import run_due
 from tests.third_party.app.models import Invoice, Letter, Order
-from tests.third_party.rows import facts, lose
+from tests.third_party.rows import facts
 
 pytestmark = pytest.mark.django_db
 
@@ -52,24 +49,6 @@ def test_a_revert_brings_back_the_users_columns_only() -> None:
     assert Letter.objects.claim_batch(1) == []
 
 
-@pytest.mark.parametrize("model", [Letter, Invoice])
-def test_a_version_of_a_lost_claim_gives_nothing_back(model: Any) -> None:
-    saved(model(), text="1")
-    (late,) = model.objects.claim_batch(1)
-    saved(late, text="2")
-    current = lose(late)
-    if model is Letter:
-        Version.objects.get_for_object(late).first().revision.revert()
-    else:
-        late.history.first().instance.save()
-    before = facts(current)
-    for write in (late.claim.complete, late.delete, late.save):
-        with pytest.raises(ClaimLost), transaction.atomic():
-            write()
-    assert facts(current) == before
-    current.claim.complete()
-
-
 # django-simple-history
 
 
@@ -101,14 +80,3 @@ def test_history_is_written_read_and_restored(model: Any) -> None:
     # An ordinary save of a new row, and one that names a holder is a copy.
     gone.instance.save()
     assert facts(model.objects.get())["status"] == "open"
-
-
-def test_a_late_bulk_update_with_history_writes_nothing() -> None:
-    Invoice.objects.create(text="1")
-    (late,) = Invoice.objects.claim_batch(1)
-    lose(late)
-    late.text = "late"
-    with pytest.raises(ClaimLost), transaction.atomic():
-        bulk_update_with_history([late], Invoice, ["text"])
-    assert Invoice.objects.get().text == "1"
-    assert Invoice.history.count() == 1

@@ -3,13 +3,12 @@
 from typing import Any
 
 import pytest
-from django.db import transaction
 from wagtail.models import Locale, Page
 
 from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.testing import run_due
 from tests.third_party.app.models import ArticlePage, ReportPage
-from tests.third_party.rows import assert_open, facts, lose
+from tests.third_party.rows import assert_open, facts
 
 pytestmark = pytest.mark.django_db
 
@@ -61,21 +60,6 @@ def test_an_old_revision_leaves_a_complete_row_complete(page: Any, kind: Any) ->
     # Wagtail's own way back: the old content as the latest draft, then published.
     again.save_revision(previous_revision=old).publish()
     assert facts(again) == before
-
-
-def test_a_revision_made_while_a_claim_stood_gives_it_back_to_nobody(page: Any, kind: Any) -> None:
-    (late,) = kind.objects.claim_batch(1)
-    revision = late.save_revision()
-    current = lose(late)
-    revision.publish()
-    before = facts(page)
-    late.body = "late"
-    for write in (late.claim.complete, late.save, late.delete, lambda: late.save(clean=False)):
-        with pytest.raises(ClaimLost), transaction.atomic():
-            write()
-    assert facts(page) == before
-    assert kind.objects.get().body == "one two"
-    current.claim.complete()
 
 
 def test_copies_are_open(page: Any, kind: Any, root: Page) -> None:

@@ -4,14 +4,12 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Any, assert_type
 
-from django.db.models import F, Q
+from django.db.models import F
 
-from django_taskclaim import Retry, handler, named_lease, synchronized, take
+from django_taskclaim import handler, named_lease, synchronized, take
 from django_taskclaim.companions import companion_of
 from django_taskclaim.completion import Archive, Clear
-from django_taskclaim.contention import Retriable, retry_on_contention
-from django_taskclaim.contrib.review.desk import MyWorkView
-from django_taskclaim.contrib.review.editing import HeldRowView
+from django_taskclaim.contention import retry_on_contention
 from django_taskclaim.exceptions import (
     ClaimLost,
     CommitUndecided,
@@ -23,19 +21,8 @@ from django_taskclaim.exceptions import (
 )
 from django_taskclaim.holders import holder_of, name_of, user_of
 from django_taskclaim.leases import HeldLease
-from django_taskclaim.operations import NotComplete, RequireComplete
-from django_taskclaim.policy import Policy
 from django_taskclaim.querysets import ClaimQuerySet
-from django_taskclaim.signals import (
-    claim_lost,
-    rows_claimed,
-    rows_completed,
-    rows_expired,
-    rows_failed,
-    rows_released,
-)
 from django_taskclaim.states import Status, Token
-from django_taskclaim.switch import pause, pause_all, resume, resume_all
 from django_taskclaim.testing import Ran, arun_due, run_due
 from tests.companions.app.models import LineTask, Page, PageTask
 from tests.testapp.models import Effect, HiddenRows, Photo, PhotoRange
@@ -76,25 +63,6 @@ def people_hold_rows(photo: Photo, rows: list[Photo]) -> None:
     assert_type(str(why), str)
     photo.claim.hand_over("user:18", lease=timedelta(hours=1))
     assert_type(name_of(holder_of(user_of("user:17"))), str)
-
-
-class MyPhotos(MyWorkView):
-    model = Photo
-    batch_size = 3
-    lease = timedelta(hours=2)
-    row_url_name = "photo"
-
-    def may_edit(self, user: Any, row: Any = None) -> bool:
-        return super().may_edit(user, row)
-
-
-class EditPhoto(HeldRowView):
-    model = Photo
-    fields = ["url"]
-    success_url = "/photos/"
-
-    def may_take_over(self, row: Photo) -> bool:
-        return self.request.user.is_authenticated and row.width is None
 
 
 def filters_chain() -> None:
@@ -193,32 +161,9 @@ def move(photo: Photo) -> None: ...
 def look_again(photo: Photo) -> None: ...
 
 
-def what_errors_mean() -> None:
-    Policy(
-        own_errors={
-            LookupError: Permanent,
-            OSError: Retry(max_attempts=20, backoff=lambda failures: 30),
-            TimeoutError: RetryLater(60),
-            ValueError: Retry(),
-        }
-    )
-
-
 @retry_on_contention()
 def add(one: int, other: int) -> int:
     return one + other
-
-
-def contention(gateway: list[int]) -> None:
-    assert_type(add(1, other=2), int)
-    Retriable(gateway, retries=2).append(1)
-
-
-def switches() -> None:
-    pause(Photo, reason="the supplier is down", by="operator", until=None)
-    resume(Photo)
-    pause_all(reason="a deployment")
-    resume_all()
 
 
 def leases_on_a_name() -> None:
@@ -279,20 +224,7 @@ def errors(photo: Photo) -> Iterable[object]:
         yield Status.OPEN
 
 
-def guards_of_migrations() -> None:
-    RequireComplete("photos.Photo", filter=Q(country="NZ"), allow_failed=True, elidable=True)
-    RequireComplete("photos.PhotoRange", source="photos.Photo")
-    error: TaskClaimError = NotComplete("photos.Photo is not complete")
-    str(error)
-
-
 async def runs_in_tests() -> None:
     assert_type(run_due(Photo), Ran)
     assert_type(await arun_due(Photo, limit=5, using="default"), Ran)
     assert_type(run_due(Photo).completed, int)
-
-
-def signals() -> None:
-    for signal in (rows_claimed, rows_completed, rows_failed, rows_released, claim_lost):
-        signal.connect(errors)
-    rows_expired.connect(errors)
