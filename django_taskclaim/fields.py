@@ -31,13 +31,13 @@ else:
 #: ``not_before`` of a row that never had to wait: a fixed past, so that such rows lead in the index.
 NEVER_WAITED = datetime(1970, 1, 1, tzinfo=UTC)
 
-#: ``not_before`` of a range whose keys may still become more: not due until somebody makes it so. A year that every
-#: time zone can show.
-UNSETTLED = datetime(9000, 1, 1, tzinfo=UTC)
+#: ``not_before`` of an open-ended range, to which open transactions may still add rows: not due until it is made so. A
+#: year that every time zone can show.
+OPEN_ENDED = datetime(9000, 1, 1, tzinfo=UTC)
 
 #: The mark of a row that is quarantined because its worker died on its last try: a ``not_before`` behind all others,
 #: so that ordinary claims leave the row out by the index. It is claimed alone, see ``release_expired``.
-CRASHED = UNSETTLED + timedelta(days=1)
+CRASHED = OPEN_ENDED + timedelta(days=1)
 
 #: … and of such a row claimed by a worker that has not begun it yet: if the claim expires, it has killed nobody.
 CRASHED_UNBEGUN = CRASHED + timedelta(seconds=1)
@@ -128,7 +128,7 @@ class RangeCountField(RangeColumn, _BigIntegerField):
 
 
 class RangeMarkField(RangeColumn, _TextField):
-    """What must be over before the keys of a range are settled."""
+    """The transactions that may still add rows to a range."""
 
 
 class RangePositionField(RangeColumn, _FloatField):

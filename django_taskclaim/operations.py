@@ -17,8 +17,8 @@ from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.fields import RangePositionField, StatusField
 from django_taskclaim.formatting import counted, listed
 from django_taskclaim.links import LINK
-from django_taskclaim.ranges.keys import SourceKey
-from django_taskclaim.ranges.place import source_of
+from django_taskclaim.ranges.keys import Keys
+from django_taskclaim.ranges.target import source_of
 from django_taskclaim.states import Status
 
 #: Rows of one state that are counted; where there are more, nobody waits for the exact number.
@@ -168,8 +168,8 @@ class RequireComplete(Operation):
                     ' ranges are of; say source="app.Model".'
                 )
             return
-        key = SourceKey(source, alias)
-        if _is_there(source, alias) and key.rows().filter(key.between(last, None)).exists():
+        keys = Keys(source, alias)
+        if _is_there(source, alias) and keys.rows(keys.decode(last)).exists():
             behind = "behind the last range" if last is not None else "and no range is planned"
             yield f"{source._meta.label} has rows {behind}"
 

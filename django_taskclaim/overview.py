@@ -16,7 +16,7 @@ from django.db.models.functions import Substr
 from django_taskclaim.census import MOST, Census, census
 from django_taskclaim.columns import ClaimColumns, claim_columns, has_ranges
 from django_taskclaim.db import dialect_for
-from django_taskclaim.fields import CRASHED, NEVER_WAITED, UNSETTLED, as_utc
+from django_taskclaim.fields import CRASHED, NEVER_WAITED, OPEN_ENDED, as_utc
 from django_taskclaim.formatting import with_source
 from django_taskclaim.limits import FleetLimits, limits_of
 from django_taskclaim.links import is_companion, source_link, told_key
@@ -72,7 +72,7 @@ class Overview:
     #: Of the expired rows, those whose lease has no end: no verb leaves such a row.
     endless: int = 0
     #: Ranges of keys among which rows may still be committed.
-    unsettled: int = 0
+    open_ended: int = 0
 
     @property
     def waiting(self) -> int:
@@ -131,7 +131,7 @@ def overview(model: type[models.Model], alias: str, *, exact: bool = True) -> Ov
         due=dueness.due + beyond,
         due_since=dueness.since,
         next_due=dueness.next,
-        unsettled=dueness.unsettled,
+        open_ended=dueness.open_ended,
         expired=running.expired,
         expired_since=running.since,
         endless=running.endless,
@@ -242,7 +242,7 @@ class _Dueness(NamedTuple):
     #: Since when the first of those that had to wait, and when the next will be.
     since: datetime | None = None
     next: datetime | None = None
-    unsettled: int = 0
+    open_ended: int = 0
 
 
 def _dueness(opened: Any, columns: ClaimColumns, now: datetime) -> _Dueness:
@@ -253,11 +253,11 @@ def _dueness(opened: Any, columns: ClaimColumns, now: datetime) -> _Dueness:
     facts = opened.aggregate(
         due=Count(name, filter=waited | marked),
         since=Min(name, filter=waited & Q(**{f"{name}__gt": NEVER_WAITED})),
-        next=Min(name, filter=Q(**{f"{name}__gt": now, f"{name}__lt": UNSETTLED})),
-        unsettled=Count(name, filter=Q(**{name: UNSETTLED})),
+        next=Min(name, filter=Q(**{f"{name}__gt": now, f"{name}__lt": OPEN_ENDED})),
+        open_ended=Count(name, filter=Q(**{name: OPEN_ENDED})),
     )
-    unsettled = facts["unsettled"] if has_ranges(opened.model) else 0
-    return _Dueness(facts["due"], _utc(facts["since"]), _utc(facts["next"]), unsettled)
+    open_ended = facts["open_ended"] if has_ranges(opened.model) else 0
+    return _Dueness(facts["due"], _utc(facts["since"]), _utc(facts["next"]), open_ended)
 
 
 class _Running(NamedTuple):

@@ -10,7 +10,7 @@ from django.db import DEFAULT_DB_ALIAS, models
 from django.http import HttpRequest
 
 from django_taskclaim.columns import claim_columns
-from django_taskclaim.fields import CRASHED, UNSETTLED, as_utc
+from django_taskclaim.fields import CRASHED, OPEN_ENDED, as_utc
 from django_taskclaim.overview import database_time
 from django_taskclaim.policy import policy_for
 from django_taskclaim.states import Status
@@ -93,9 +93,9 @@ class RowFacts:
         return self.not_before - self.now
 
     @property
-    def unsettled(self) -> bool:
+    def open_ended(self) -> bool:
         """Whether the row is a range of keys among which rows may still be committed."""
-        return self.status == Status.OPEN and self.not_before == UNSETTLED
+        return self.status == Status.OPEN and self.not_before == OPEN_ENDED
 
     @property
     def crashed(self) -> bool:

@@ -47,7 +47,7 @@ def _held_now(facts: RowFacts, who: str) -> str:
 def tried(facts: RowFacts) -> str:
     """Return how often the row was tried and when it will be again."""
     parts = [_tries(facts)]
-    if facts.unsettled:
+    if facts.open_ended:
         parts.append(_("waits for rows that may still be committed"))
     elif facts.kind == WAITING and facts.wait is not None:
         parts.append(_("next in %(time)s") % {"time": phrases.lasting(facts.wait)})

@@ -126,7 +126,7 @@ def _from_row(facts: RowFacts) -> Iterator[Step]:
         yield Step(facts.completed_at, _("complete"), spent, Status.COMPLETE.value)
     if facts.status == Status.FAILED:
         yield Step(None, _("failed"), kind=Status.FAILED.value)
-    if facts.kind == WAITING and facts.wait is not None and not facts.unsettled:
+    if facts.kind == WAITING and facts.wait is not None and not facts.open_ended:
         wait = _("in %(time)s") % {"time": phrases.lasting(facts.wait)}
         yield Step(facts.not_before, _("due again"), wait, WAITING)
 

@@ -36,7 +36,7 @@ E064      ``update_fields`` of a companion's handler names a column that both ta
 E071      a model of ranges names no source
 E072      a model of ranges and its source are written to different databases
 E073      a model of ranges inherits from another table
-E074      nothing tells when the keys of a growing source are settled
+E074      nothing tells when a growing source has all rows of a range
 E075      ``plan_ahead`` of a model of ranges is no number of rows
 W001      SQLite transactions do not begin IMMEDIATE
 W002      OPTIONS ask for an isolation level under which handlers' transactions fail each other

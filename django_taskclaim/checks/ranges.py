@@ -10,8 +10,8 @@ from django.db import models, router
 from django_taskclaim.checks.messages import message
 from django_taskclaim.columns import claim_columns, has_ranges, is_claimable
 from django_taskclaim.models import RangeMixin
-from django_taskclaim.ranges.place import Place, source_of
-from django_taskclaim.ranges.settling import refuse_unsettled
+from django_taskclaim.ranges.late_commits import refuse_unknown_commits
+from django_taskclaim.ranges.target import RangeTarget, source_of
 
 
 def check_ranges(**kwargs: Any) -> list[CheckMessage]:
@@ -51,9 +51,9 @@ def problems_of(model: type[models.Model]) -> Iterator[CheckMessage]:
 def problems_of_planning(model: type[models.Model], alias: str) -> Iterator[CheckMessage]:
     """Yield what is wrong with how the ranges of a model come to be."""
     try:
-        refuse_unsettled(Place.of(model, alias))
+        refuse_unknown_commits(RangeTarget.of(model, alias))
     except (TypeError, ValueError) as error:
-        hint = "settle_after = timedelta(minutes=10)"
+        hint = "commits_within = timedelta(minutes=10)"
         if claim_columns(model).not_before is None:
             hint = f"class {model.__name__}(RangeMixin, TaskMixin):"
         yield message("E074", str(error), hint, model)

@@ -10,7 +10,7 @@ from django_taskclaim.columns import has_ranges
 from django_taskclaim.companions.orphans import COMPARED
 from django_taskclaim.links import COMPANION, LINK, is_companion, source_link
 from django_taskclaim.querysets.unreadable import may_be_of_a_row, read_apart
-from django_taskclaim.ranges.place import source_of
+from django_taskclaim.ranges.target import source_of
 
 
 def companions_of(source: Any) -> list[type[models.Model]]:

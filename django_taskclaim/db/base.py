@@ -402,13 +402,18 @@ class Dialect(Inspection, Sessions):
         return table.keys_of(self.select(table, table.columns.key, held, WAIT if wait else SKIP))
 
     def lock_at_once(
-        self, table: KeyTable, keys: Sequence[Key], fields: Sequence[AnyField]
+        self,
+        table: KeyTable,
+        keys: Sequence[Key],
+        fields: Sequence[AnyField],
+        *,
+        wait: bool = False,
     ) -> list[list[Any]]:
         """Lock the rows with these keys, whatever their state, and return *fields* of those that are there.
 
-        An OperationalError where another transaction has one of them locked.
+        Unless it is to *wait*, an OperationalError where another transaction has one of them locked.
         """
-        return self.select(table, fields, table.keyed(keys), NOWAIT)
+        return self.select(table, fields, table.keyed(keys), WAIT if wait else NOWAIT)
 
     def still_standing(self, table: Table, token: Token, keys: Sequence[Key]) -> list[Key]:
         """Return the keys that *token* still holds, without a lock and without waiting."""

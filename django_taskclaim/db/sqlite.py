@@ -177,7 +177,12 @@ class SQLite(Dialect):
         return [table.key_of(row) for row in self._touch(table, held, fields)]
 
     def lock_at_once(
-        self, table: KeyTable, keys: Sequence[Key], fields: Sequence[AnyField]
+        self,
+        table: KeyTable,
+        keys: Sequence[Key],
+        fields: Sequence[AnyField],
+        *,
+        wait: bool = False,
     ) -> list[list[Any]]:
         # The immediate transaction that this runs in is the lock.
         return self.read(table, keys, fields)

@@ -150,9 +150,9 @@ def _waiting(seen: Overview) -> Iterator[Finding]:
         else:
             rows = _rows(seen, seen.progress.open, Status.OPEN, "open row")
             yield Finding.note(f"All {rows} wait; the first is due in {wait} (at {until}).")
-    if seen.unsettled:
+    if seen.open_ended:
         yield Finding.note(
-            f"{counted(seen.unsettled, 'range')} not due yet: transactions that were open when the keys were read may"
+            f"{counted(seen.open_ended, 'range')} not due yet: transactions that were open when the keys were read may"
             " still add rows there. Workers and claimplan look whether they have ended."
         )
 

@@ -15,8 +15,8 @@ from django_taskclaim.fields import (
 )
 from django_taskclaim.models.mixins import ClaimBase
 from django_taskclaim.ranges import RangeManager, walking
-from django_taskclaim.ranges.keys import SourceKey
-from django_taskclaim.ranges.place import source_of
+from django_taskclaim.ranges.keys import Keys
+from django_taskclaim.ranges.target import source_of
 
 
 class RangeMixin(ClaimBase):
@@ -30,9 +30,9 @@ class RangeMixin(ClaimBase):
 
     #: Rows come behind the newest key all the time: a range is due once none can come inside it any more.
     growing: ClassVar[bool] = False
-    #: How long a transaction that inserts rows may last at most (seconds or timedelta), for databases that cannot name
-    #: those which are open, and for keys that are given outside the transaction that inserts them.
-    settle_after: ClassVar[float | timedelta | None] = None
+    #: Rows are committed within this time after their key was given (seconds or timedelta), for databases that cannot
+    #: name the open transactions, and for keys that are given outside the transaction that inserts them.
+    commits_within: ClassVar[float | timedelta | None] = None
     #: Rows of each range that workers plan by themselves once none is due; None leaves planning to ``plan()``.
     plan_ahead: ClassVar[int | None] = None
 
@@ -47,8 +47,8 @@ class RangeMixin(ClaimBase):
     #: About how many rows there are, and how many are done.
     rows_planned = RangeCountField(default=0, db_default=0, editable=False)
     rows_done = RangeCountField(default=0, db_default=0, editable=False)
-    #: What has to be over before a range of a growing source is due; NULL for nothing.
-    settling = RangeMarkField(null=True, default=None, editable=False)
+    #: The transactions that may still add rows to a range of a growing source; NULL for none.
+    open_transactions = RangeMarkField(null=True, default=None, editable=False)
 
     objects: ClassVar[RangeManager[Self]] = RangeManager()
 
@@ -100,17 +100,17 @@ class RangeMixin(ClaimBase):
     @property
     def lower_key(self) -> Any:
         """The key beyond which the range begins; None where it begins with the first row."""
-        return self._source_key().decode(self.lower)
+        return self._keys().decode(self.lower)
 
     @property
     def upper_key(self) -> Any:
         """The last key of the range, as it was when the range was last looked at."""
-        return self._source_key().decode(self.upper)
+        return self._keys().decode(self.upper)
 
     @property
     def checkpoint_key(self) -> Any:
         """The last key that is done; None before the first checkpoint."""
-        return self._source_key().decode(self.checkpoint)
+        return self._keys().decode(self.checkpoint)
 
-    def _source_key(self) -> SourceKey:
-        return SourceKey(source_of(type(self)), self._state.db or "default")
+    def _keys(self) -> Keys:
+        return Keys(source_of(type(self)), self._state.db or "default")

@@ -7,7 +7,7 @@ from django.db.models import Count, Min, Q
 from django.utils.translation import gettext as _
 
 from django_taskclaim.db.sql import sql
-from django_taskclaim.fields import UNSETTLED, as_utc
+from django_taskclaim.fields import OPEN_ENDED, as_utc
 from django_taskclaim.formatting import format_clock_time, format_number
 from django_taskclaim.querysets.everyone import everyones_stop
 from django_taskclaim.querysets.limits import without_room
@@ -154,6 +154,6 @@ def _counts(target: ClaimTarget, who: str, limited: Q) -> dict[str, Any]:
     return counts | {
         "waiting": Count(status, filter=later),
         "next_due": Min(
-            columns.not_before.name, filter=later & ~Q(**{columns.not_before.name: UNSETTLED})
+            columns.not_before.name, filter=later & ~Q(**{columns.not_before.name: OPEN_ENDED})
         ),
     }

@@ -1,12 +1,13 @@
 """Ranges of keys: planned over the primary key of a source, worked through in chunks, split where workers idle.
 
-``keys`` stores and compares keys, ``planning`` cuts, ``settling`` waits for late commits, ``walking`` does chunks and
-checkpoints, ``splitting`` splits, ``supply`` sees to it that workers find a range, ``strip`` shows how far they are.
+``keys`` compares and stores keys, ``target`` finds the ranges of a model, ``planning`` cuts them, ``late_commits``
+waits until they have all their rows, ``walking`` does chunks and checkpoints, ``splitting`` splits, ``strip`` shows how
+far they are.
 """
 
 from django_taskclaim.ranges.manager import RangeManager, RangeQuerySet
+from django_taskclaim.ranges.planning import end_of_source, is_unplanned, open_more
 from django_taskclaim.ranges.strip import Strip, strip
-from django_taskclaim.ranges.supply import end_of_source, is_unplanned, open_more
 from django_taskclaim.ranges.walking import end_walks, halve, refuse_unfinished
 
 __all__ = [

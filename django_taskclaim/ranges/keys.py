@@ -1,12 +1,12 @@
-"""The keys of a source model: kept as JSON text, compared as typed values by the database alone.
+"""The keys of a source: put in order and compared by the database alone, stored as JSON text.
 
-Text cannot be compared for the order of keys: ``10`` comes before ``9`` there, and collations are the database's.
+Text cannot be compared for the order of keys: ``10`` comes before ``9`` there, and each database has its collations.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.core.exceptions import ValidationError
 from django.db import connections, models
@@ -14,79 +14,89 @@ from django.db.models import Q
 
 from django_taskclaim.db import dialect_for
 
+#: As ``row.pk`` has it: a tuple for a composite key.
 Key = Any
 
 
-class SourceKey:
-    """How the rows of one source are told apart and put in order on one database."""
+class Part(NamedTuple):
+    """The next rows in the order of keys: beyond *after*, up to and with *until*."""
+
+    after: Key | None
+    until: Key
+    rows: int
+
+
+class Keys:
+    """The primary keys of one model on one database."""
 
     def __init__(self, source: type[models.Model], alias: str) -> None:
         self.source = source
         self.alias = alias
-        fields: Sequence[Any] = source._meta.pk_fields
-        self.names = [field.attname for field in fields]
-        self.fields = [_plain(field) for field in fields]
+        self.fields = [_plain(field) for field in source._meta.pk_fields]
+        self.names = [field.attname for field in source._meta.pk_fields]
+
+    def rows(self, after: Key | None = None, until: Key | None = None) -> "models.QuerySet[Any]":
+        """Return every row between two keys, whatever managers hide, in the order of keys."""
+        rows: models.QuerySet[Any] = models.QuerySet(self.source, using=self.alias)
+        return rows.filter(self.between(after, until)).order_by("pk")
+
+    def between(self, after: Key | None, until: Key | None) -> Q:
+        """Match the keys beyond *after* up to and with *until*; None is no bound."""
+        lower = Q() if after is None else self._beyond(after, "gt")
+        return lower if until is None else lower & self._beyond(until, "lte")
+
+    def _beyond(self, key: Key, lookup: str) -> Q:
+        if len(self.names) == 1 or dialect_for(connections[self.alias]).seeks_row_values:
+            return Q(**{f"pk__{lookup}": key})
+        # ``a > 1 OR (a = 1 AND b > 2)`` is two ranges of the index.
+        *first, (last, value) = zip(self.names, key, strict=True)
+        steps = Q(**{f"{last}__{lookup}": value})
+        for name, value in reversed(first):
+            steps = Q(**{f"{name}__{lookup.removesuffix('e')}": value}) | (
+                Q(**{name: value}) & steps
+            )
+        return steps
+
+    def parts(
+        self, rows: "models.QuerySet[Any]", size: int, after: Key | None = None
+    ) -> Iterator[Part]:
+        """Cut what follows *after* of ordered *rows* into parts of *size*, the last of which may be smaller.
+
+        No row is read, and rows may come and go meanwhile.
+        """
+        while (until := key_at(rows.filter(self.between(after, None)), size - 1)) is not None:
+            yield Part(after, until, size)
+            after = until
+        rest = rows.filter(self.between(after, None))
+        last = key_at(rest.reverse(), 0)
+        if last is not None:
+            # Counted up to there: rows may have come since.
+            yield Part(after, last, rest.filter(self.between(None, last)).count())
 
     # Storing
 
     def encode(self, key: Key) -> str:
         """Return *key* as text; ValueError in one sentence for what is no key of the source."""
         parts = list(key) if len(self.names) > 1 and isinstance(key, (tuple, list)) else [key]
-        if len(parts) != len(self.names) or None in parts:
-            raise ValueError(f"{key!r} is no key of {self.source._meta.label}.")
         try:
-            told = [_to_json(field, part) for field, part in zip(self.fields, parts, strict=True)]
+            stored = [_to_json(field, part) for field, part in zip(self.fields, parts, strict=True)]
         except (TypeError, ValueError, ArithmeticError, ValidationError) as error:
             raise ValueError(f"{key!r} is no key of {self.source._meta.label}.") from error
-        return json.dumps(told if len(told) > 1 else told[0])
+        return json.dumps(stored if len(stored) > 1 else stored[0])
 
     def decode(self, text: str | None) -> Key | None:
         """Return the key that *text* holds; None for None."""
         if text is None:
             return None
-        told = json.loads(text)
-        parts = told if len(self.names) > 1 else [told]
-        values = [field.to_python(part) for field, part in zip(self.fields, parts, strict=True)]
-        return tuple(values) if len(values) > 1 else values[0]
+        stored = json.loads(text)
+        parts = stored if len(self.names) > 1 else [stored]
+        key = tuple(field.to_python(part) for field, part in zip(self.fields, parts, strict=True))
+        return key if len(key) > 1 else key[0]
 
-    # Asking
 
-    def rows(self) -> "models.QuerySet[Any]":
-        """Return every row of the source, whatever managers hide, in the order of keys."""
-        return models.QuerySet(self.source, using=self.alias).order_by(*self.names)
-
-    def between(self, after: str | None, until: str | None) -> Q:
-        """Match the keys beyond *after* up to and with *until*; None is no bound."""
-        lower, upper = self.decode(after), self.decode(until)
-        bounds = Q() if lower is None else self._beyond(lower, "gt")
-        return bounds if upper is None else bounds & self._beyond(upper, "lte")
-
-    def _beyond(self, key: Key, lookup: str) -> Q:
-        if len(self.names) == 1:
-            return Q(**{f"{self.names[0]}__{lookup}": key})
-        if dialect_for(connections[self.alias]).seeks_row_values:
-            return Q(**{f"pk__{lookup}": key})
-        return self._step_by_step(key, lookup)
-
-    def _step_by_step(self, key: Sequence[Any], lookup: str) -> Q:
-        """Compare column by column: ``a > 1 OR (a = 1 AND b > 2)``, which is two ranges of the index."""
-        *first, last = zip(self.names, key, strict=True)
-        strictly = lookup.removesuffix("e")
-        steps = Q(**{f"{last[0]}__{lookup}": last[1]})
-        for name, value in reversed(first):
-            steps = Q(**{f"{name}__{strictly}": value}) | (Q(**{name: value}) & steps)
-        return steps
-
-    def at(self, rows: "models.QuerySet[Any]", place: int) -> str | None:
-        """Return the key of the row at *place* (from 0) of ordered *rows*; None where there are not so many."""
-        found = list(rows.values_list(*self.names)[place : place + 1])
-        if not found:
-            return None
-        return self.encode(found[0] if len(self.names) > 1 else found[0][0])
-
-    def last(self, rows: "models.QuerySet[Any]") -> str | None:
-        """Return the key of the last of ordered *rows*; None where there is none."""
-        return self.at(rows.reverse(), 0)
+def key_at(rows: "models.QuerySet[Any]", place: int) -> Key | None:
+    """Return the key of the row at *place* (from 0) of ordered *rows*; None where there are not so many."""
+    return next(iter(rows.values_list("pk", flat=True)[place : place + 1]), None)
 
 
 def _plain(field: Any) -> Any:
@@ -99,6 +109,8 @@ def _plain(field: Any) -> Any:
 def _to_json(field: Any, value: Any) -> int | str:
     """Return a value as its field writes it for serialisation, which ``to_python`` reads again."""
     converted = field.to_python(value)
+    if converted is None:
+        raise ValueError("No part of a key is None.")
     if isinstance(converted, int) and not isinstance(converted, bool):
         return converted
     return str(field.value_to_string(SimpleNamespace(**{field.attname: converted})))

@@ -7,18 +7,13 @@ from django.db import models
 
 from django_taskclaim.querysets.manager import ClaimManager, ClaimQuerySet
 from django_taskclaim.ranges import planning
-from django_taskclaim.ranges.place import Place
 from django_taskclaim.ranges.splitting import WORTH_SPLITTING, split_largest
+from django_taskclaim.ranges.target import RangeTarget
 
 M = TypeVar("M", bound=models.Model)
 
-#: Rows of a range unless the caller says otherwise.
+#: Rows of a range unless the caller or the model says otherwise.
 CHUNK_SIZE = 100_000
-
-
-def size_of_ranges(model: type[models.Model]) -> int:
-    """Return how many rows the ranges of *model* have unless somebody says otherwise."""
-    return getattr(model, "plan_ahead", None) or CHUNK_SIZE
 
 
 class RangeQuerySet(ClaimQuerySet[M]):
@@ -34,17 +29,17 @@ class RangeQuerySet(ClaimQuerySet[M]):
         """Store ranges of *chunk_size* rows of the source, *limit* ranges at most, and return how many.
 
         Without a size it is the model's ``plan_ahead``, or 100,000. Ranges of a ``growing`` source are due later; those
-        of earlier calls that are settled by now become due. TypeError where nothing tells when that is, RuntimeError in
-        a transaction of the caller's that does not see what others commit.
+        of earlier calls that have waited long enough become due. TypeError where nothing tells when that is,
+        RuntimeError in a transaction of the caller's that does not see what others commit.
 
         Goes on behind the last planned key, so it may be repeated and broken off at any moment, and run twice at
-        once. Commits as it goes, unless called in a transaction; *progress* is told how many are stored so far.
+        once. Commits as it goes, unless called in a transaction; *progress* is called with how many are stored so far.
         """
         self._for_write = True
-        for name, given in (("chunk_size", chunk_size), ("limit", limit)):
-            _refuse_no_number(name, given)
+        _refuse_no_number("chunk_size", chunk_size)
+        _refuse_no_number("limit", limit)
         size = chunk_size or size_of_ranges(self.model)
-        return planning.plan(Place.of(self.model, self.db), size, limit, progress)
+        return planning.plan(RangeTarget.of(self.model, self.db), size, limit, progress)
 
     plan.alters_data = True  # type: ignore[attr-defined]
 
@@ -56,15 +51,18 @@ class RangeQuerySet(ClaimQuerySet[M]):
         """
         self._for_write = True
         _refuse_no_number("at_least", at_least)
-        return split_largest(Place.of(self.model, self.db), at_least)
+        return split_largest(RangeTarget.of(self.model, self.db), at_least)
 
     split.alters_data = True  # type: ignore[attr-defined]
 
 
+def size_of_ranges(model: Any) -> int:
+    """Return how many rows the ranges of *model* have unless the caller says otherwise."""
+    return model.plan_ahead or CHUNK_SIZE
+
+
 def _refuse_no_number(name: str, given: Any) -> None:
-    if given is None:
-        return
-    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
+    if given is not None and (isinstance(given, bool) or not isinstance(given, int) or given < 1):
         raise ValueError(f"{name} must be a whole number from 1, not {given!r}.")
 
 

@@ -1,46 +1,43 @@
-"""Cutting the keys of a source into ranges, by walking its primary key; nothing but keys is read."""
+"""Cutting the keys of a source into ranges, by walking its primary key: by hand, or by workers that find none due."""
 
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
-from django_taskclaim.claim import clock
+from django.db import models
+
+from django_taskclaim.querysets.manager import ClaimQuerySet
 from django_taskclaim.querysets.transactions import refuse_old_snapshots, transactionally
-from django_taskclaim.ranges.place import Place
-from django_taskclaim.ranges.settling import refuse_unsettled, settle, waiting
+from django_taskclaim.ranges.keys import Key, Part, key_at
+from django_taskclaim.ranges.late_commits import make_due, refuse_unknown_commits, waiting
+from django_taskclaim.ranges.splitting import split_largest
+from django_taskclaim.ranges.target import RangeTarget
 
-logger = logging.getLogger("django_taskclaim")
+#: Ranges that are stored together.
+BATCH = 20
 
-#: Ranges that are stored together, and the seconds after which those found so far are stored.
-BATCH, LONGEST_WALK = 500, 2.0
+#: Ranges that a worker plans at once.
+AHEAD = 16
 
-#: Told how many ranges have been stored so far.
+#: Called with the number of ranges that have been stored so far.
 Progress = Callable[[int], object]
 
 
-class Cut(NamedTuple):
-    """Where a range ends, and how many rows it has."""
-
-    upper: str
-    rows: int
-
-
 class End(NamedTuple):
-    """The last planned range: where the plan goes on."""
+    """The end of the last planned range, where the plan goes on."""
 
     upper: str | None = None
     position: float = 0.0
 
 
 def plan(
-    place: Place,
+    target: RangeTarget,
     chunk_size: int,
     limit: int | None = None,
     progress: Progress | None = None,
     *,
-    until: str | None = None,
+    until: Key | None = None,
     whole: bool = False,
 ) -> int:
     """Store ranges of *chunk_size* rows for all keys behind the last planned one, and return how many.
@@ -48,83 +45,84 @@ def plan(
     No key beyond *until* is planned, where that is given, and with *whole* no range of fewer rows. Commits as it goes.
     Where another planner has stored ranges meanwhile, what was walked is thrown away and the walk goes on behind those.
     """
-    refuse_unsettled(place)
-    refuse_old_snapshots(place.claim_target, "plan() goes on behind what others have planned")
-    settle(place)
-    added = 0
+    refuse_unknown_commits(target)
+    refuse_old_snapshots(target.claims, "plan() goes on behind what others have planned")
+    make_due(target)
+    keys, added = target.keys, 0
     while limit is None or added < limit:
-        end = end_of_plan(place)
+        end = end_of_plan(target)
+        parts = keys.parts(keys.rows(until=until), chunk_size, keys.decode(end.upper))
         most = BATCH if limit is None else min(BATCH, limit - added)
-        walk = _walk(place, end.upper, until, chunk_size, whole=whole)
-        cuts = _walk_for_a_while(walk, most)
-        if not cuts:
+        found = [part for part in islice(parts, most) if part.rows == chunk_size or not whole]
+        if not found:
             break
-        added += transactionally(place.claim_target, partial(_store, place, end, cuts))
+        added += transactionally(target.claims, partial(_store, target, end, found))
         if progress is not None:
             progress(added)
     return added
 
 
-def end_of_plan(place: Place) -> End:
+def end_of_plan(target: RangeTarget) -> End:
     """Return where the last range ends, and its position."""
-    last = place.rows.order_by("-position").values_list("upper", "position").first()
+    last = target.ranges.order_by("-position").values_list("upper", "position").first()
     return End() if last is None else End(*last)
 
 
-def newest_key(place: Place) -> str | None:
-    """Return the largest key that the source has now; None where it is empty."""
-    return place.key.last(place.key.rows())
-
-
-def _walk_for_a_while(walk: Iterator[Cut], most: int) -> list[Cut]:
-    began = clock()
-    cuts: list[Cut] = []
-    for cut in islice(walk, most):
-        cuts.append(cut)
-        if clock() - began > LONGEST_WALK:
-            break
-    return cuts
-
-
-def _walk(
-    place: Place, behind: str | None, until: str | None, size: int, *, whole: bool
-) -> Iterator[Cut]:
-    """Yield the ends of ranges of *size* rows; the last one may be shorter, unless all are to be *whole*."""
-    key = place.key
-    while True:
-        start = behind
-        rows = key.rows().filter(key.between(start, until))
-        behind = key.at(rows, size - 1)
-        if behind is None:
-            break
-        yield Cut(behind, size)
-    if whole:
-        return
-    last = key.last(rows)
-    if last is not None:
-        # Counted up to there: rows may have come since.
-        yield Cut(last, key.rows().filter(key.between(start, last)).count())
-
-
-def _store(place: Place, end: End, cuts: list[Cut]) -> int:
-    """Store the ranges that end at *cuts*, unless somebody has planned beyond *end* since; return how many."""
-    place.claim_target.dialect.advisory_lock(f"{place.model._meta.label_lower}:#planner")
-    if end_of_plan(place) != end:
+def _store(target: RangeTarget, end: End, parts: list[Part]) -> int:
+    """Store these ranges, unless somebody has planned beyond *end* since; return how many."""
+    target.claims.dialect.advisory_lock(f"{target.model._meta.label_lower}:#planner")
+    if end_of_plan(target) != end:
         return 0
-    place.rows.bulk_create(_ranges(place, end, cuts), batch_size=100)
-    return len(cuts)
-
-
-def _ranges(place: Place, end: End, cuts: list[Cut]) -> list[Any]:
-    lowers = [end.upper, *(cut.upper for cut in cuts)]
-    common = waiting(place)
-    return [
-        place.model(
+    wait = waiting(target)
+    uppers = [target.keys.encode(part.until) for part in parts]
+    bounds = zip([end.upper, *uppers], uppers, parts, strict=False)
+    ranges = [
+        target.model(
             lower=lower,
-            upper=cut.upper,
-            rows_planned=cut.rows,
+            upper=upper,
+            rows_planned=part.rows,
             position=end.position + number,
-            **common,
+            **wait,
         )
-        for number, (lower, cut) in enumerate(zip(lowers, cuts, strict=False), 1)
+        for number, (lower, upper, part) in enumerate(bounds, 1)
     ]
+    return len(target.ranges.bulk_create(ranges))
+
+
+# By workers
+
+
+def open_more(
+    model: type[models.Model], alias: str, *, plans: bool = True, until: Key | None = None
+) -> bool:
+    """See to it that workers find a range, and say whether there is one more now.
+
+    Those that have waited for late commits become due. Where none is due, the next are planned, where the model has
+    that done, up to the key *until* if that is given. Where none is open at all, the largest running one is split.
+    """
+    target = RangeTarget.of(model, alias)
+    if make_due(target):
+        return True
+    opened: ClaimQuerySet[Any] = ClaimQuerySet(model, using=alias).open()
+    if opened.due().exists():
+        return False
+    ahead = getattr(model, "plan_ahead", None) if plans else None
+    if ahead is not None:
+        # While planned ones wait for late commits, what has come since is left to become a whole one.
+        whole = opened.filter(**{target.claims.columns.iteration.name: 0}).exists()
+        if plan(target, ahead, AHEAD, until=until, whole=whole):
+            return True
+    return not opened.exists() and split_largest(target)
+
+
+def end_of_source(model: type[models.Model], alias: str) -> Key | None:
+    """Return the newest key of the source, as ``open_more`` takes it; None where it is empty."""
+    return key_at(RangeTarget.of(model, alias).keys.rows().reverse(), 0)
+
+
+def is_unplanned(model: type[models.Model], alias: str, until: Key | None) -> bool:
+    """Say whether workers have ranges to plan yet, up to the key *until*; False without one."""
+    if getattr(model, "plan_ahead", None) is None or until is None:
+        return False
+    target = RangeTarget.of(model, alias)
+    return target.keys.rows(target.keys.decode(end_of_plan(target).upper), until).exists()

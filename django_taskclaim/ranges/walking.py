@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple
@@ -11,14 +11,14 @@ from weakref import WeakSet
 from django.db import models
 
 from django_taskclaim.claim import Claim, carried_claim, clock, standing_claim
-from django_taskclaim.db.sql import SQL
+from django_taskclaim.db.sql import SQL, value
 from django_taskclaim.exceptions import RangeInterrupted, RangeSplit, RangeUnfinished
 from django_taskclaim.guard import show
 from django_taskclaim.querysets.losses import raise_lost
 from django_taskclaim.querysets.transactions import refuse_old_snapshots, transactionally
-from django_taskclaim.querysets.writes import lock_claim
-from django_taskclaim.ranges.place import Bounds, Place
 from django_taskclaim.ranges.splitting import split
+from django_taskclaim.ranges.target import RangeTarget, reached
+from django_taskclaim.states import Status
 
 #: Rows of the first chunk, and of the largest.
 FIRST, LARGEST = 1_000, 50_000
@@ -35,12 +35,21 @@ READS = "The rows of a range are all that others have committed"
 #: Where there is one writer, others can write for such a share of a chunk's time after it, and so many seconds at most.
 SHARE_OF_OTHERS, MOST_OF_OTHERS = 0.05, 0.05
 
+#: The columns of a range that its holder sees change.
+SHOWN = ("lower", "upper", "checkpoint", "position", "rows_planned", "rows_done")
+
 #: By model: how many rows took about as long as they should, lately.
 _sizes: dict[type[models.Model], int] = {}
 
 
-#: By thread: the walks that somebody still keeps.
-_begun = threading.local()
+class _Begun(threading.local):
+    """The walks of one thread that somebody still keeps."""
+
+    def __init__(self) -> None:
+        self.walks: WeakSet[Generator[Any, None, None]] = WeakSet()
+
+
+_begun = _Begun()
 
 
 class Chunk(NamedTuple):
@@ -51,110 +60,102 @@ class Chunk(NamedTuple):
     size: int
 
 
-def walk(row: Any, size: int | None, target: timedelta, largest: int) -> Iterator[Any]:
+def walk(
+    row: Any, size: int | None, target_time: timedelta, largest: int
+) -> Generator[Any, None, None]:
     """Return the rows of the range in chunks; what is done with each is committed with the checkpoint behind it."""
-    chunks = _walk(row, size, target, largest)
-    _begun.walks = getattr(_begun, "walks", None) or WeakSet()
+    chunks = _walk(row, size, target_time.total_seconds(), largest)
     _begun.walks.add(chunks)
     return chunks
-
-
-def _walk(row: Any, size: int | None, target: timedelta, largest: int) -> Iterator[Any]:
-    claim = _claim_on(row)
-    place = Place.of(type(row), claim.alias)
-    refuse_old_snapshots(place.claim_target, READS)
-    others_until = 0.0
-    while True:
-        _give_way(row, claim, place)
-        began = clock()
-        wanted = size or min(_sizes.get(place.model, FIRST), largest)
-        # Looked for without a lock: where there is one writer, others write meanwhile.
-        known = _known(row, place)
-        chunk = _next_chunk(row, place, known, wanted)
-        time.sleep(max(0.0, others_until - clock()))
-        with place.claim_target.dialect.own_transaction():
-            bounds = _hold(row, claim, place)
-            if bounds.is_done:
-                return
-            if (bounds.reached, bounds.upper) != (known.reached, known.upper):
-                chunk = _next_chunk(row, place, bounds, wanted)
-            if chunk.size:
-                yield chunk.rows
-            _write_checkpoint(row, claim, place, bounds, chunk.last, chunk.size)
-        claim.extend(began)
-        if chunk.last == bounds.upper:
-            return
-        took = clock() - began
-        if size is None:
-            _sizes[place.model] = _adapted(wanted, took, target, largest)
-        if place.claim_target.dialect.has_one_writer:
-            # Those who wait look only now and then whether they may write.
-            others_until = clock() + min(MOST_OF_OTHERS, took * SHARE_OF_OTHERS)
 
 
 def end_walks() -> None:
     """Roll back the chunks that this thread has begun and left.
 
     A walk that its handler has kept in a variable lives as long as the traceback of what it raised, and would roll
-    back, in whichever thread forgets that, what is under way there then.
+    back, in the thread that forgets that, what is under way there then.
     """
-    for one in list(getattr(_begun, "walks", ())):
-        one.close()
+    for chunks in list(_begun.walks):
+        chunks.close()
 
 
-def _claim_on(row: Any) -> Claim:
+def _walk(row: Any, size: int | None, seconds: float, largest: int) -> Generator[Any, None, None]:
+    claim, target = _claim_on(row)
+    others_until = 0.0
+    while True:
+        _refuse_interrupted(row, claim, target)
+        began = clock()
+        wanted = size or min(_sizes.get(target.model, FIRST), largest)
+        # Looked for without a lock: where there is one writer, others write meanwhile.
+        seen, chunk = (reached(row), row.upper), _next_chunk(row, target, wanted)
+        time.sleep(max(0.0, others_until - clock()))
+        with target.claims.dialect.own_transaction():
+            _lock(row, claim, target)
+            if row.checkpoint == row.upper:
+                return
+            if seen != (reached(row), row.upper):
+                chunk = _next_chunk(row, target, wanted)
+            if chunk.size:
+                yield chunk.rows
+            _write_checkpoint(row, claim, target, chunk.last, chunk.size)
+        claim.extend(began)
+        if row.checkpoint == row.upper:
+            return
+        took = max(clock() - began, 0.001)
+        if size is None:
+            grown = wanted * min(STEP, max(1 / STEP, seconds / took))
+            _sizes[target.model] = max(1, min(largest, int(grown)))
+        if target.claims.dialect.has_one_writer:
+            # Those who wait look only now and then whether they may write.
+            others_until = clock() + min(MOST_OF_OTHERS, took * SHARE_OF_OTHERS)
+
+
+def _claim_on(row: Any) -> tuple[Claim, RangeTarget]:
     claim = standing_claim(row)
     if claim is None:
         raise_lost([row], [])
-    return claim
+    target = RangeTarget.of(type(row), claim.alias)
+    refuse_old_snapshots(target.claims, READS)
+    return claim, target
 
 
-def _give_way(row: Any, claim: Claim, place: Place) -> None:
+def _refuse_interrupted(row: Any, claim: Claim, target: RangeTarget) -> None:
     """Raise RangeInterrupted where the worker would have the range back; what is too long for it is split first."""
     if claim.lost:
         raise_lost([row], [])
-    if not claim.asked_back:
-        return
-    if claim.too_long:
-        split(place, claim.pk)
-    raise RangeInterrupted(0, f"{claim.asked_back}; the range goes on at its checkpoint")
+    if claim.asked_back:
+        if claim.too_long:
+            split(target, claim.pk)
+        raise RangeInterrupted(0, f"{claim.asked_back}; the range goes on at its checkpoint")
 
 
-def _hold(row: Any, claim: Claim, place: Place) -> Bounds:
-    """Lock the range for the current transaction, so that its end stays where it is, and return its bounds."""
-    if standing_claim(row) is None or not lock_claim(row, claim.alias):
+def _lock(row: Any, claim: Claim, target: RangeTarget) -> None:
+    """Lock the range for the current transaction, and let *row* show it as it is now; ClaimLost where it is lost."""
+    columns = target.claims.columns
+    now = target.locked(claim.pk) if standing_claim(row) is not None else None
+    roles = (columns.status, columns.claimed_by, columns.iteration)
+    if now is None or [getattr(now, role.attname) for role in roles] != [
+        Status.PROCESSING,
+        *claim.token,
+    ]:
         raise_lost([row], [])
-    bounds = place.locked_bounds(claim.pk)
-    _show(row, place, bounds)
-    return bounds
+    _show(row, target, {name: getattr(now, name) for name in SHOWN})
 
 
-def _known(row: Any, place: Place) -> Bounds:
-    """Return the bounds of the range as they were when it was last looked at."""
-    return Bounds(*(getattr(row, place.field(name).attname) for name in Bounds._fields))
+def _show(row: Any, target: RangeTarget, values: dict[str, Any]) -> None:
+    shown: dict[Any, Any] = {target.model._meta.get_field(name): values[name] for name in values}
+    show([row], shown | {target.claims.columns.expires_at: models.DEFERRED})
 
 
-def _next_chunk(row: Any, place: Place, bounds: Bounds, size: int) -> Chunk:
-    key = place.key
-    rows = _source_rows(row, place)
-    rest = rows.filter(key.between(bounds.reached, bounds.upper))
-    last = key.at(rest, size - 1)
+def _next_chunk(row: Any, target: RangeTarget, size: int) -> Chunk:
+    rows = row.source_rows().using(target.claims.alias).order_by("pk")
+    rest = rows.filter(target.between(reached(row), row.upper))
+    last = target.key_at(rest, size - 1)
     if last is None:
         # Fewer than wanted: the range ends here.
-        return Chunk(rest.order_by(), bounds.upper, rest.count())
+        return Chunk(rest.order_by(), row.upper, rest.count())
     # Unordered: an UPDATE … ORDER BY takes half as long again on MySQL, twice as long on MariaDB.
-    return Chunk(rows.filter(key.between(bounds.reached, last)).order_by(), last, size)
-
-
-def _source_rows(row: Any, place: Place) -> "models.QuerySet[Any]":
-    rows: models.QuerySet[Any] = row.source_rows()
-    return rows.using(place.claim_target.alias).order_by(*place.key.names)
-
-
-def _adapted(size: int, took: float, target: timedelta, largest: int) -> int:
-    """Return the size that would have taken as long as *target*, as far as one step goes."""
-    factor = target.total_seconds() / max(took, 0.001)
-    return max(1, min(largest, int(size * min(STEP, max(1 / STEP, factor)))))
+    return Chunk(rows.filter(target.between(reached(row), last)).order_by(), last, size)
 
 
 # The checkpoint
@@ -162,71 +163,50 @@ def _adapted(size: int, took: float, target: timedelta, largest: int) -> int:
 
 def advance(row: Any, key: Any, rows: int) -> None:
     """Write the checkpoint of a claimed range; see ``RangeMixin.advance``."""
-    claim = _claim_on(row)
-    place = Place.of(type(row), claim.alias)
-    refuse_old_snapshots(place.claim_target, READS)
-    transactionally(
-        place.claim_target, partial(_advance, row, claim, place, place.key.encode(key), rows)
-    )
+    claim, target = _claim_on(row)
+    write = partial(_advance, row, claim, target, target.keys.encode(key), rows)
+    transactionally(target.claims, write)
 
 
-def _advance(row: Any, claim: Claim, place: Place, last: str, rows: int) -> None:
+def _advance(row: Any, claim: Claim, target: RangeTarget, last: str, rows: int) -> None:
     known = row.upper
-    bounds = _hold(row, claim, place)
-    if _has_rows(place, last, bounds.reached):
-        raise ValueError(
-            f"{last} lies before the checkpoint {bounds.reached}: rows would be done again."
-        )
-    if _has_rows(place, bounds.upper, last):
-        if bounds.upper == known:
-            raise ValueError(f"{last} lies beyond the end of the range, {bounds.upper}.")
+    _lock(row, claim, target)
+    # Keys are compared by the database alone: is there a row between them?
+    before = reached(row)
+    if before is not None and target.source_rows(last, before).exists():
+        raise ValueError(f"{last} lies before the checkpoint {before}: rows would be done again.")
+    if target.source_rows(row.upper, last).exists():
+        if row.upper == known:
+            raise ValueError(f"{last} lies beyond the end of the range, {row.upper}.")
         raise RangeSplit(
             0,
             f"the range was split, and {last} is now in the part of others; it goes on at its checkpoint",
         )
-    _write_checkpoint(row, claim, place, bounds, last, rows)
+    _write_checkpoint(row, claim, target, last, rows)
 
 
-def _has_rows(place: Place, after: str, until: str | None) -> bool:
-    """Say whether the source has rows beyond *after* up to *until*; keys are compared by the database alone."""
-    if until is None:
-        return False
-    key = place.key
-    return key.rows().filter(key.between(after, until)).exists()
-
-
-def _write_checkpoint(
-    row: Any, claim: Claim, place: Place, bounds: Bounds, last: str, rows: int
-) -> None:
-    """Write how far the range has come, which renews its lease, and forgets failures: it gets on."""
-    claim_target = place.claim_target
-    attempts = claim_target.columns.attempts
-    assignments = [
-        place.assign("checkpoint", last),
-        place.assign(
-            "rows_done", SQL(f"{claim_target.table.column(place.field('rows_done'))} + %s", (rows,))
-        ),
-        claim_target.dialect.extension(claim_target.table, claim.lease),
-    ]
+def _write_checkpoint(row: Any, claim: Claim, target: RangeTarget, last: str, rows: int) -> None:
+    """Write how far the range has come, which renews its lease, and forget its failures: it gets on."""
+    claims, attempts = target.claims, target.claims.columns.attempts
+    values = {"checkpoint": last, "rows_done": row.rows_done + rows}
+    fields: Any = {name: claims.model._meta.get_field(name) for name in values}
+    assignments = [claims.table.assign(fields[name], value(values[name])) for name in values]
+    assignments.append(claims.dialect.extension(claims.table, claim.lease))
     if attempts is not None and claim.attempts:
-        assignments.append(claim_target.table.assign(attempts, SQL("0")))
-    if not claim_target.dialect.update_held(
-        claim_target.table, claim.token, [claim.pk], assignments
-    ):
+        assignments.append(claims.table.assign(attempts, SQL("0")))
+        claim.attempts = 0
+    if not claims.dialect.update_held(claims.table, claim.token, [claim.pk], assignments):
         raise_lost([row], [])
-    claim.attempts = 0 if attempts is not None else claim.attempts
-    _show(row, place, bounds._replace(checkpoint=last, rows_done=bounds.rows_done + rows))
+    _show(row, target, values)
 
 
-def _show(row: Any, place: Place, bounds: Bounds) -> None:
-    values: dict[Any, Any] = {place.field(name): one for name, one in bounds._asdict().items()}
-    show([row], values | {place.claim_target.columns.expires_at: models.DEFERRED})
+# The end of a claim
 
 
 def halve(row: Any) -> None:
     """Split what is left of a range that took too long, if it is still open, so that both parts may do better."""
     claim = carried_claim(row)
-    split(Place.of(type(row), claim.alias), claim.pk)
+    split(RangeTarget.of(type(row), claim.alias), claim.pk)
 
 
 def refuse_unfinished(row: Any) -> None:
@@ -234,14 +214,11 @@ def refuse_unfinished(row: Any) -> None:
     claim = carried_claim(row)
     if claim.ended:
         return
-    place = Place.of(type(row), claim.alias)
-    bounds = place.bounds(claim.pk)
-    if bounds is None or bounds.is_done:
+    now = RangeTarget.of(type(row), claim.alias).ranges.filter(pk=claim.pk).first()
+    if now is None or now.checkpoint == now.upper:
         return
-    reached = (
-        "before its first checkpoint" if bounds.checkpoint is None else f"at {bounds.checkpoint}"
-    )
+    stopped = "before its first checkpoint" if now.checkpoint is None else f"at {now.checkpoint}"
     raise RangeUnfinished(
-        f"The handler returned {reached}, and its range ends with {bounds.upper}: walk it with rows(), or say"
+        f"The handler returned {stopped}, and its range ends with {now.upper}: walk it with rows(), or say"
         " how far it has come with advance()."
     )

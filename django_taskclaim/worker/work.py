@@ -43,7 +43,7 @@ class Work:
         self.set_aside: list[str] = []
         #: What a drain has to do of models whose rows open again when they are done.
         self._this_round: dict[Any, Q] = {}
-        self._ends_of_sources: dict[Any, str | None] = {}
+        self._ends_of_sources: dict[Any, Any] = {}
         #: By ``clock()``, when to say next what a drain waits for.
         self._tell_at = clock() + WAITED
 
@@ -76,7 +76,7 @@ class Work:
         """Say whether this worker takes every range, so that it may plan some: others it would never see done."""
         return handler.has_ranges and not handler.rows(self.options.using).query.where
 
-    def _end_of_source(self, handler: Handler) -> str | None:
+    def _end_of_source(self, handler: Handler) -> Any:
         """Return the key beyond which a drain plans no ranges: a source may grow faster than it is drained."""
         model, using = handler.model, self.options.using
         if self.options.drain and self._ends_of_sources.get(model) is None:

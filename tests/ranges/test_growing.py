@@ -114,7 +114,7 @@ def test_a_key_that_was_only_taken_from_the_sequence_is_waited_for() -> None:
 @pytest.mark.django_db
 def test_a_model_says_how_long_its_writers_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the clock of the database, which alone decides when the range is due."""
-    monkeypatch.setattr(LogRange, "settle_after", 90)
+    monkeypatch.setattr(LogRange, "commits_within", 90)
     log(1)
     assert work_off() == 0
     range_ = LogRange.objects.get()

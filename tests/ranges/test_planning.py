@@ -108,10 +108,10 @@ def ids(model: Any) -> set[str]:
     ("model", "values", "found"),
     [
         (LogRange, {}, set()),
-        (LogRange, {"settle_after": 0}, {"E074"}),
+        (LogRange, {"commits_within": 0}, {"E074"}),
         # Random keys have no end, and keys that programs give come in any order.
-        (LogRange, {"settle_after": None, "source": UuidSource}, {"E074"}),
-        (LogRange, {"settle_after": None, "source": TextSource}, {"E074"}),
+        (LogRange, {"commits_within": None, "source": UuidSource}, {"E074"}),
+        (LogRange, {"commits_within": None, "source": TextSource}, {"E074"}),
         (IntRange, {"plan_ahead": True}, {"E075"}),
         (IntRange, {"source": "testapp.Nothing"}, {"E071"}),
     ],

@@ -258,7 +258,7 @@ class LogRange(RangeMixin, TaskMixin):
     source = LogSource
     growing = True
     plan_ahead = 10
-    settle_after = 2 if connection.vendor == "mysql" else None
+    commits_within = 2 if connection.vendor == "mysql" else None
 
 
 class PhotoRange(RangeMixin, TaskMixin):

@@ -420,10 +420,10 @@ exit codes:
             since = format_duration(seen.now - seen.due_since)
             yield f"longest due of the rows that were put off: {since} (oldest_due)"
         if seen.next_due is not None:
-            waiting = counted(seen.waiting - seen.unsettled, "open row")
+            waiting = counted(seen.waiting - seen.open_ended, "open row")
             yield f"{waiting} not due yet, the first in {format_duration(seen.next_due - seen.now)}"
-        if seen.unsettled:
-            yield f"{counted(seen.unsettled, 'range')} not due before transactions end that may still add rows there"
+        if seen.open_ended:
+            yield f"{counted(seen.open_ended, 'range')} not due before transactions end that may still add rows there"
 
     def _expired(self, seen: Overview) -> Iterator[str]:
         if seen.expired:
