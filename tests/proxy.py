@@ -74,7 +74,6 @@ class CommitProxy:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._fate: Fate | None = None
-        self._passed_over = 0
         self._ends: list[socket.socket] = []
         self._heard = b""
         #: Set once the COMMIT has met its fate.
@@ -89,13 +88,10 @@ class CommitProxy:
     def __exit__(self, *exc_info: object) -> None:
         cut(self._listener, *self._ends)
 
-    def arm(self, fate: Fate, *, after: int = 0, heard: bytes = b"") -> None:
-        """Deal with the next COMMIT so, or with the one that comes *after* that many others.
-
-        With *heard*, only on a connection over which these bytes have gone, either way.
-        """
+    def arm(self, fate: Fate, *, heard: bytes = b"") -> None:
+        """Deal with the next COMMIT so; with *heard*, on a connection over which these bytes have gone, either way."""
         self.sprung.clear()
-        self._fate, self._passed_over, self._heard = fate, after, heard
+        self._fate, self._heard = fate, heard
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
@@ -121,8 +117,8 @@ class CommitProxy:
                     commits = source is client and _commits(data, within=within)
                     if source is client:
                         within = bool(BEGIN.search(data)) or (within and not END.search(data))
-                    fate = self._fate_of_one() if commits and heard else None
-                    if fate is not None:
+                    if commits and heard and self._fate is not None:
+                        fate, self._fate = self._fate, None
                         fate(data, client, server)
                         self.sprung.set()
                         return
@@ -130,15 +126,6 @@ class CommitProxy:
                         cut(client, server)
                         return
                     (server if source is client else client).sendall(data)
-
-    def _fate_of_one(self) -> Fate | None:
-        if self._fate is None:
-            return None
-        if self._passed_over:
-            self._passed_over -= 1
-            return None
-        fate, self._fate = self._fate, None
-        return fate
 
 
 def _commits(data: bytes, *, within: bool) -> bool:
@@ -155,7 +142,6 @@ class LocalCommit:
 
     def __init__(self, wrapper: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         self._fate: Fate | None = None
-        self._passed_over = 0
         self._usual = wrapper._commit
         self.sprung = threading.Event()
         self._wrapper = wrapper
@@ -178,15 +164,14 @@ class LocalCommit:
         self._deal_with(send)
         return found
 
-    def arm(self, fate: Fate, *, after: int = 0) -> None:
-        self._fate, self._passed_over = fate, after
+    def arm(self, fate: Fate) -> None:
+        self._fate = fate
 
     def _commit(self) -> None:
         self._deal_with(self._usual)
 
     def _deal_with(self, commit: Callable[[], None]) -> None:
-        if self._fate is None or self._passed_over:
-            self._passed_over -= self._fate is not None
+        if self._fate is None:
             return commit()
         fate, self._fate = self._fate, None
         if fate is swallowed:

@@ -46,15 +46,7 @@ def sqlite(entry: dict[str, Any], purpose: str) -> tuple[dict[str, Any], dict[st
 def postgresql(entry: dict[str, Any], purpose: str) -> tuple[dict[str, Any], dict[str, Any]]:
     # A cluster made under LANG=C would give SQL_ASCII, which template0 lets us overrule.
     test = {"NAME": test_name(entry, purpose), "CHARSET": "UTF8", "TEMPLATE": "template0"}
-    return pooled({"connect_timeout": 10}), test
-
-
-def pooled(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options with Django's pool of as many connections as the environment says, where it says so."""
-    size = os.environ.get("TASKCLAIM_TEST_POOL")
-    return options | (
-        {"pool": {"min_size": 1, "max_size": int(size), "timeout": 1}} if size else {}
-    )
+    return {"connect_timeout": 10}, test
 
 
 def mysql(entry: dict[str, Any], purpose: str) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -122,20 +122,6 @@ def test_a_spoiled_transaction_spoils_neither_the_test_nor_other_rows(act: str) 
     assert connection.in_atomic_block
 
 
-@pytest.mark.promise(3)
-def test_a_lost_claim_writes_nothing(register: Callable[..., Any]) -> None:
-    @register(update_fields=["width"])
-    def do(photo: Photo) -> None:
-        Photo.objects.filter(pk=photo.pk).take_back()
-        Photo.objects.claim_batch(1, claimed_by="user:7")
-        photo.width = 5
-
-    (photo,) = make(Photo, 1)
-    assert run_due(Photo) == Ran(lost=1)
-    photo.refresh_from_db()
-    assert (photo.claimed_by, photo.width, photo.status) == ("user:7", None, "processing")
-
-
 def test_each_row_runs_once_a_call_within_limit_and_pause(register: Callable[..., Any]) -> None:
     @register(completion="clear", batch_size=1)
     def do(photo: Photo) -> None:

@@ -33,7 +33,7 @@ from tests.admin.room import (
 )
 from tests.commands import run
 from tests.factories import make
-from tests.testapp.models import CompositeKey, Photo, UuidKey
+from tests.testapp.models import Photo
 
 pytestmark = [pytest.mark.once, pytest.mark.django_db(databases=["default", "other"])]
 
@@ -194,15 +194,6 @@ def test_failures_are_grouped_by_what_went_wrong(boss: Client) -> None:
             failed(1, error)
     page = boss.get(photos()).content.decode()
     assert len(set(re.findall(r"/failures/(\w+)/retry/", page))) == 4
-
-
-@pytest.mark.parametrize("model", [CompositeKey, UuidKey])
-def test_failures_are_retried_whatever_the_key(boss: Client, model: Any) -> None:
-    failed(3, "no", model)
-    name = f"testapp_{model._meta.model_name}"
-    group = group_of(boss, url(model=name))
-    perform(boss, url("retry", name, group=group), {"reason": ""})
-    assert model.objects.open().count() == 3
 
 
 def test_the_export_has_no_cell_that_a_spreadsheet_runs(looks: Client) -> None:

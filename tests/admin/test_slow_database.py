@@ -1,10 +1,9 @@
 """A slow, hanging or refusing database: the page shows the last known figures, never an error."""
 
 import re
-import threading
 
 import pytest
-from django.db import connection, transaction
+from django.db import connection
 from django.test import Client, override_settings
 
 from django_taskclaim.control.models import WorkerOrder
@@ -18,6 +17,7 @@ from tests.admin.room import (
     worker,
 )
 from tests.factories import make
+from tests.querysets.support import execute, held_open
 from tests.testapp.models import Photo
 
 pytestmark = pytest.mark.django_db(databases=["default", "other"])
@@ -55,24 +55,9 @@ def test_an_order_while_the_database_does_not_answer_is_not_given(boss: Client, 
 def test_a_table_that_hangs_is_shown_as_it_was(boss: Client) -> None:
     make(Photo, 3)
     boss.get(photos())
-    locked, leave = threading.Event(), threading.Event()
-
-    def lock() -> None:
-        with transaction.atomic(), connection.cursor() as cursor:
-            cursor.execute("LOCK TABLE testapp_photo IN ACCESS EXCLUSIVE MODE")
-            locked.set()
-            leave.wait(120)
-        connection.close()
-
-    holder = threading.Thread(target=lock)
-    holder.start()
-    try:
-        assert locked.wait(120)
-        with override_settings(TASKCLAIM={"PAGE_TIMEOUT": 0.4}):
-            answer = boss.get(photos("live"))
-    finally:
-        leave.set()
-        holder.join()
+    lock = lambda: execute("LOCK TABLE testapp_photo IN ACCESS EXCLUSIVE MODE")  # noqa: E731
+    with held_open(lock), override_settings(TASKCLAIM={"PAGE_TIMEOUT": 0.4}):
+        answer = boss.get(photos("live"))
     assert answer.status_code == 200
     assert re.search(r"Some figures are as of \d\d:\d\d:\d\d", text_of(answer))
     assert "Some figures" not in text_of(boss.get(photos("live")))

@@ -15,7 +15,7 @@ from django.urls import reverse
 from django_taskclaim.admin import ClaimAdminMixin
 from tests.admin.room import act_on, address
 from tests.factories import make
-from tests.testapp.models import CompositeKey, Parent, Photo, UuidKey
+from tests.testapp.models import Parent, Photo, UuidKey
 
 pytestmark = [pytest.mark.once, pytest.mark.promise(14)]
 
@@ -69,14 +69,6 @@ def test_without_the_extra_a_project_starts_and_only_the_mixin_is_refused(
     importlib.reload(package)
     with pytest.raises(ImproperlyConfigured, match=r"pip install 'django-taskclaim\[admin\]'"):
         _ = package.ClaimAdminMixin
-
-
-def test_a_composite_key_has_no_admin_in_django() -> None:
-    class CompositeAdmin(ClaimAdminMixin, admin.ModelAdmin):
-        pass
-
-    with pytest.raises(ImproperlyConfigured, match="composite primary key"):
-        admin.AdminSite().register(CompositeKey, CompositeAdmin)
 
 
 @pytest.mark.django_db

@@ -8,7 +8,6 @@ from django.db import InterfaceError, OperationalError, connection, router
 from django.test import Client
 
 from django_taskclaim import switch
-from django_taskclaim.admin.control_room import views
 from django_taskclaim.control.models import OperatorAct
 from django_taskclaim.querysets import ClaimQuerySet
 from tests.admin.room import (
@@ -16,7 +15,6 @@ from tests.admin.room import (
     address,
     chosen,
     failed,
-    form_of,
     group_of,
     order_url,
     perform,
@@ -24,7 +22,6 @@ from tests.admin.room import (
     recorded,
     said,
     text_of,
-    worker,
 )
 from tests.testapp.models import Photo
 
@@ -125,22 +122,6 @@ def test_a_pause_is_recorded_on_every_database_that_it_reached(
         answer = boss.post(where, {"turn": "off", "reason": "again"})
         assert "but not on other: away" in said(answer)
     assert [OperatorAct.objects.using(alias).count() for alias in ("default", "other")] == [3, 1]
-
-
-def refuse(*args: Any, **options: Any) -> None:
-    raise OperationalError("the disk is full")
-
-
-def test_orders_and_settings_that_the_database_refuses_are_said(
-    boss: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    worker()
-    monkeypatch.setattr(views, "order", refuse)
-    monkeypatch.setattr(views, "change_settings", refuse)
-    assert "he disk is full" in said(boss.post(order_url("drain"), {"reason": ""}))
-    page = boss.post(photos("settings"), {"batch_size": "7"})
-    assert "he disk is full" in text_of(page)
-    assert form_of(page, photos("settings"))["batch_size"] == ["7"]
 
 
 def test_where_routers_keep_the_tables_away_the_page_says_so(

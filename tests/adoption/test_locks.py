@@ -1,20 +1,17 @@
 """Adopting a table in use: who reads and writes it is not kept waiting, and what broke off is taken up again."""
 
 import logging
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from django.core.management.base import CommandError
-from django.db import connection, transaction
+from django.db import connection
 
 from django_taskclaim.adoption import tables
 from django_taskclaim.exceptions import TableInUse, WouldRewrite
 from tests.adoption.conftest import Project, execute, shape
-from tests.querysets.support import DEADLINE, elsewhere
+from tests.querysets.support import DEADLINE, elsewhere, held_open
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -31,26 +28,6 @@ concurrent_only = pytest.mark.skipif(
 )
 
 
-@contextmanager
-def in_use(table: str) -> Iterator[None]:
-    """Have somebody read the table in a transaction that stays open while the block runs."""
-    reading, done = threading.Event(), threading.Event()
-
-    def read() -> None:
-        with transaction.atomic():
-            execute(f"SELECT COUNT(*) FROM {table}")
-            reading.set()
-            done.wait(2 * DEADLINE)
-
-    reader = elsewhere(read)
-    try:
-        assert reading.wait(DEADLINE)
-        yield
-    finally:
-        done.set()
-        reader.result(DEADLINE)
-
-
 def test_readers_do_not_queue_behind_a_wait_for_a_long_transaction(
     project: Project, parcel: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -58,7 +35,7 @@ def test_readers_do_not_queue_behind_a_wait_for_a_long_transaction(
     monkeypatch.setattr(tables, "RETRY_EVERY", 0.1)
     project.adopt("adoption.Parcel")
     with caplog.at_level(logging.WARNING):
-        with in_use("adoption_parcel"):
+        with held_open(lambda: execute("SELECT COUNT(*) FROM adoption_parcel")):
             with monkeypatch.context() as patch:
                 patch.setattr(tables, "GIVE_UP", 0.2)
                 with pytest.raises(TableInUse, match="adoption_parcel was in use"):

@@ -99,35 +99,6 @@ def test_a_link_into_another_database_needs_a_source_key_and_has_results_of_its_
     assert with_handler(both, "source__words", "title") == []
 
 
-@isolate_apps(APP)
-def test_a_source_key_copies_plain_columns_that_are_unique_together() -> None:
-    """The source may be named by its label before it is there, and an abstract companion may be inherited."""
-    copied = {field.name: field for field in LineTask._meta.concrete_fields}
-    page, number = copied["source_page_id"], copied["source_number"]
-    assert (type(page), page.max_length) == (models.CharField, 60)
-    assert (type(number), number.null, number.editable) == (models.IntegerField, False, False)
-    assert LineTask._meta.unique_together == (("source_page_id", "source_number"),)
-
-    class OfLate(SourceMixin, TaskMixin):
-        source = SourceKey("Late")
-
-        class Meta:
-            abstract = True
-            app_label = "sources"
-
-    children = [declare(OfLate, name=name) for name in ("First", "Second")]
-
-    class Late(models.Model):
-        number = models.BigAutoField(primary_key=True)
-
-        class Meta:
-            app_label = "sources"
-
-    for model in children:
-        column = model._meta.get_field("source_number")
-        assert (type(column), column.unique, column.model) == (models.BigIntegerField, True, model)
-
-
 def changes(before: ProjectState, *described: Any) -> Any:
     after = ProjectState()
     for model in described:

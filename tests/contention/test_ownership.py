@@ -6,7 +6,7 @@ import pytest
 from asgiref.sync import async_to_sync, sync_to_async
 from django.db import IntegrityError, OperationalError, connection, transaction
 
-from django_taskclaim.contention import Retriable, retry_on_contention
+from django_taskclaim.contention import retry_on_contention
 from tests.contention.conftest import ROW_LOCKS, Rival, add, add_at_once, balances, failing
 
 
@@ -72,17 +72,3 @@ def test_a_coroutine_is_retried_outside_of_a_transaction(held: Rival) -> None:
         assert connection.get_rollback()
     assert async_to_sync(work)(5) == "done"
     assert balances()[1] == 5
-
-
-class Accounts:
-    def add(self, amount: int) -> None:
-        add_at_once(amount)
-
-
-def test_methods_of_a_proxy_follow_the_same_rule(held: Rival) -> None:
-    with transaction.atomic():
-        with pytest.raises(OperationalError):
-            Retriable(Accounts()).add(1)
-        assert connection.get_rollback()
-    Retriable(Accounts(), atomic=True, sleep=held.let_go).add(3)
-    assert balances()[1] == 3

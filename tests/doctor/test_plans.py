@@ -11,7 +11,6 @@ from django_taskclaim.db import dialect_for
 from django_taskclaim.doctor.rehearsal import claim_statements
 from tests.doctor.support import (
     changes_tables,
-    claim_index,
     count,
     doctor,
     drop_index,
@@ -55,26 +54,6 @@ def test_a_missing_index_is_reported_with_the_statement_that_mends_it(model: Any
         code, text = doctor(label)
         assert code == 0, text
         assert "CREATE INDEX" not in text
-
-
-@changes_tables
-def test_an_index_that_no_statement_can_use_is_missing() -> None:
-    name, table = claim_index(Photo).name, Photo._meta.db_table
-    if connection.vendor == "postgresql":
-        hide = f"UPDATE pg_index SET indisvalid = %s WHERE indexrelid = '{name}'::regclass"
-        off, on = hide.replace("%s", "false"), hide.replace("%s", "true")
-    elif connection.vendor == "mysql":
-        is_mariadb = connection.mysql_is_mariadb  # type: ignore[attr-defined]
-        words = ("IGNORED", "NOT IGNORED") if is_mariadb else ("INVISIBLE", "VISIBLE")
-        off, on = (f"ALTER TABLE {table} ALTER INDEX {name} {word}" for word in words)
-    else:
-        pytest.skip("needs indexes that can be switched off")
-    send(off)
-    try:
-        assert "has no index on status" in told(Photo)
-    finally:
-        send(on)
-    assert problems(Photo) == []
 
 
 @changes_tables

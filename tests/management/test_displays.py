@@ -1,17 +1,13 @@
 """What ``claimworker --drain`` and ``claimstatus --watch`` show in a real terminal."""
 
-import os
 import re
 import signal
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.commands import no_savepoint
 from tests.factories import make
-from tests.freezing import offspring
-from tests.querysets.support import wait_for
 from tests.terminal import Terminal
 from tests.testapp.models import Job, Photo
 
@@ -35,16 +31,6 @@ def terminal(process_env: dict[str, str]) -> Iterator[Open]:
         one.end()
 
 
-def printer_of(terminal: Terminal) -> int:
-    """Return the process that prints the progress of a worker."""
-    (found,) = (
-        pid
-        for pid in offspring(terminal.process.pid)
-        if b"look_on" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    )
-    return found
-
-
 def test_a_drain_prints_its_progress_and_sums_up(terminal: Open) -> None:
     """Bar, share, speed and forecast are one line, and the log is whole."""
     make(Job, 1, act="permanent")
@@ -60,21 +46,6 @@ def test_a_drain_prints_its_progress_and_sums_up(terminal: Open) -> None:
         r"60 rows complete and 1 failed in .*, none left, 1 paused\.$", shown.text.rstrip()
     )
     assert len(re.findall(r"^\d\d:\d\d:\d\d INFO Completed ", shown.text, re.MULTILINE)) >= 8
-
-
-def test_a_worker_does_not_wait_for_the_process_that_prints(terminal: Open) -> None:
-    """That process ends with a supervisor that is killed."""
-    make(Job, 50, act="sleep:0.3")
-    shown = terminal(*DRAIN, term="dumb")
-    shown.wait_for(r"\d\d:\d\d:\d\d \S+ testapp\.Job: \S+  \d+\.\d %  \d+ of 50")
-    printer = printer_of(shown)
-    os.kill(printer, signal.SIGSTOP)
-    wait_for(lambda: Job.objects.progress().complete >= 15)
-    os.kill(printer, signal.SIGCONT)
-    shown.process.kill()
-    shown.wait()
-    assert "\x1b" not in shown.written
-    wait_for(lambda: not Path(f"/proc/{printer}").exists())
 
 
 def test_a_watch_is_drawn_again_until_it_is_stopped(terminal: Open) -> None:

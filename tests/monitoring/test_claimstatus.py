@@ -23,7 +23,6 @@ from tests.commands import (
     live_worker,
     no_savepoint,
     run,
-    shell,
     table_away,
 )
 from tests.factories import make
@@ -143,19 +142,6 @@ def test_a_table_that_cannot_be_read_does_not_hide_the_others() -> None:
     seen = json.loads(out.getvalue())
     assert [one["model"] for one in seen["unreadable"]] == ["testapp.UuidKey"]
     assert [one["model"] for one in seen["models"]] == [PHOTO]
-
-
-@pytest.mark.once
-@pytest.mark.promise(6)
-def test_the_time_zone_changes_no_duration(process_env: dict[str, str]) -> None:
-    make(Job, 3)
-    Job.objects.claim_batch(1, lease=86_400)
-    Job.objects.release(Job.objects.claim_batch(1), delay=172_800)
-    zone = {"TASKCLAIM_TEST_USE_TZ": "0", "TASKCLAIM_TEST_TIME_ZONE": "Asia/Kolkata"}
-    text = shell({**process_env, **zone}, "claimstatus", "testapp.Job").stdout
-    assert re.search(r"next lease ends in (23 h|1 d)", text), text
-    assert re.search(r"the first in (1 d 23 h|2 d)", text), text
-    assert "\x1b" not in text
 
 
 # Conditions

@@ -1,9 +1,8 @@
 """What the state machine of ``test_machine`` believes of each row, without a database: the table of states.
 
-``World`` predicts; the machine acts and compares. A transaction that is rolled back puts the belief back as well.
+``World`` predicts; the machine acts and compares.
 """
 
-import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -100,7 +99,7 @@ class Carrier:
 
 
 class World:
-    """All rows of one model, everyone who holds an instance, and the transactions that are open."""
+    """All rows of one model, and everyone who holds an instance."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -111,22 +110,6 @@ class World:
         self.carriers: list[Carrier] = []
         self.issued: set[tuple[Any, tuple[str, int]]] = set()
         self.paused = False
-        self._before: list[Any] = []
-
-    # Transactions
-
-    def begin(self) -> None:
-        ends = {id(one) for one in self.carriers if one.ended}
-        self._before.append((copy.deepcopy((self.rows, self.issued, self.paused)), ends))
-
-    def commit(self) -> None:
-        self._before.pop()
-
-    def roll_back(self) -> None:
-        (self.rows, self.issued, self.paused), ends = self._before.pop()
-        for one in self.carriers:
-            # Ended in what was undone: its token stands if the row says so.
-            one.ended = id(one) in ends
 
     # Who holds what
 

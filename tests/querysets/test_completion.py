@@ -7,14 +7,11 @@ from typing import Any
 
 import pytest
 from django.db import connection, transaction
-from django.db.models.signals import post_save
 
 from django_taskclaim import handler
 from django_taskclaim.completion import Archive, Clear, Delete
 from django_taskclaim.exceptions import ClaimLost, CommitUndecided, TaskClaimError
-from django_taskclaim.handlers import unregister
 from django_taskclaim.signals import rows_completed
-from django_taskclaim.testing import run_due
 from tests.factories import make
 from tests.proxy import swallowed, withheld
 from tests.querysets.completing import claimed, gone, refused
@@ -280,30 +277,3 @@ def test_save_completes_a_row_of_every_kind(model: Any, rule: Rule) -> None:
         ("result", 0),
     ]
     assert facts(rows[0]).status == facts(rows[1]).status == "complete"
-
-
-@pytest.mark.parametrize("options", [{}, {"batch": True}, {"atomic": True}])
-def test_in_a_worker_only_the_row_whose_save_raises_fails(options: dict[str, Any]) -> None:
-    def refuse(instance: Any, **kwargs: Any) -> None:
-        assert (instance.status, instance.completed_at) != ("processing", None)
-        Effect.objects.create(key=str(instance.pk))
-        if instance.note == "bad":
-            raise LookupError("refused")
-
-    make(Photo, 6, note=lambda i: "bad" if i == 3 else "")
-
-    @handler(Photo, completion="save", max_attempts=1, timeout=5, **options)
-    def measure(given: Any) -> None:
-        for photo in given if options.get("batch") else [given]:
-            photo.width = 640
-
-    post_save.connect(refuse, sender=Photo)
-    try:
-        ran = run_due(Photo)
-    finally:
-        post_save.disconnect(refuse, sender=Photo)
-        unregister(Photo)
-    assert (ran.completed, ran.failed) == (5, 1)
-    found = set(Photo.objects.values_list("status", "width", "last_error"))
-    assert found == {("complete", 640, ""), ("failed", None, "refused")}
-    assert Effect.objects.count() == 5

@@ -1,6 +1,5 @@
 """Every transition of a row, and exactly what each leaves in the claim columns."""
 
-import pickle
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -12,7 +11,7 @@ from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.fields import NEVER_WAITED
 from tests.factories import make
 from tests.querysets.late_writes import claimed
-from tests.querysets.support import clock, facts, fresh, has, keys, lose, names, set_raw
+from tests.querysets.support import clock, facts, has, keys, names, set_raw
 from tests.testapp.models import Child, ClaimOnly, CompositeKey, Photo, PrefixedOwnStatus
 
 pytestmark = pytest.mark.django_db
@@ -228,26 +227,6 @@ def test_iteration_never_decreases_and_no_token_is_issued_twice(
         iterations.append(facts(row).iteration)
     assert iterations == sorted(set(iterations))
     assert len(set(tokens)) == len(tokens)
-
-
-@pytest.mark.promise(3)
-@pytest.mark.django_db(transaction=True)
-def test_a_claim_goes_on_in_the_process_it_was_sent_to() -> None:
-    """One that was lost on the way is lost there, too. The clock of another process says nothing about the lease."""
-    make(Photo, 2)
-    here = Photo.objects.claim_batch(2)
-    sent, late = pickle.loads(pickle.dumps(here))
-    assert (sent.claim.remaining(), sent.claim.lost) == (None, False)
-    lose(late)
-    with pytest.raises(ClaimLost) as caught:
-        Photo.objects.complete([sent, late])
-    assert (caught.value.lost, caught.value.written) == ([late], [sent])
-    back = pickle.loads(pickle.dumps(sent))
-    back.note = "an ordinary instance"
-    back.save()
-    assert (facts(sent).status, fresh(sent).note) == ("complete", "an ordinary instance")
-    with pytest.raises(ClaimLost):
-        here[0].claim.complete()
 
 
 @MODELS

@@ -6,13 +6,12 @@ same ones every time.
 
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
 import pytest
-from django.db import connection, models, transaction
+from django.db import connection, models
 from django.utils import timezone
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -56,15 +55,6 @@ pick = st.tuples(several, st.sampled_from(["standing", "standing", "anyone"]))
 some_rows = st.one_of(st.none(), st.sets(st.integers(0, MOST_ROWS), min_size=1, max_size=3))
 
 
-@dataclass
-class Block:
-    """A transaction of the caller's, or a savepoint in one: how many steps it lasts, and whether it is undone then."""
-
-    atomic: Any
-    steps: int
-    undone: bool
-
-
 class Claims(RuleBasedStateMachine):
     """One session does everything, so every answer can be foretold."""
 
@@ -72,7 +62,6 @@ class Claims(RuleBasedStateMachine):
         super().__init__()
         self.model = model
         self.world = World(model)
-        self.blocks: list[Block] = []
         self.number = 0
         for each in tables_of(model):
             models.QuerySet(each)._raw_delete("default")  # type: ignore[attr-defined]
@@ -80,28 +69,9 @@ class Claims(RuleBasedStateMachine):
         for _ in range(FIRST_ROWS):
             self.insert()
 
-    def teardown(self) -> None:
-        while self.blocks:
-            self.blocks[-1].undone = True
-            self._leave()
-
-    def _leave(self) -> None:
-        block = self.blocks.pop()
-        transaction.set_rollback(block.undone)
-        block.atomic.__exit__(None, None, None)
-        if block.undone:
-            self.world.roll_back()
-        else:
-            self.world.commit()
-
     @invariant()
     def every_row_is_as_foretold(self) -> None:
         self.world.compare()
-        while self.blocks and self.blocks[-1].steps == 0:
-            self._leave()
-            self.world.compare()
-        if self.blocks:
-            self.blocks[-1].steps -= 1
 
     # Who acts
 
@@ -186,9 +156,7 @@ class Claims(RuleBasedStateMachine):
         include_held = include_held and who is not None
         held = world.held_by(str(who), keys) if include_held else set()
         free = world.claimable(keys)
-        claimed = queryset.claim_batch(
-            limit, claimed_by=who, include_held=include_held, durable=not self.blocks
-        )
+        claimed = queryset.claim_batch(limit, claimed_by=who, include_held=include_held)
         world.check_answer([row.pk for row in claimed], limit, held, free)
         world.takes(claimed, who, held)
 
@@ -328,17 +296,6 @@ class Claims(RuleBasedStateMachine):
         turn(self.model, using="default")
         self.world.paused = not self.world.paused
         self.claim(limit=2, who=None, include_held=False, some=None)
-
-    # Transactions of the caller's
-
-    @precondition(lambda self: len(self.blocks) < 2)
-    @rule(steps=st.integers(1, 6), undone=st.booleans())
-    def begin(self, steps: int, undone: bool) -> None:
-        """Begin a transaction, or a savepoint in it, that is left after so many steps."""
-        block = transaction.atomic()
-        block.__enter__()
-        self.blocks.append(Block(block, steps, undone))
-        self.world.begin()
 
 
 def same(rows: list[Any], carriers: list[Carrier]) -> bool:

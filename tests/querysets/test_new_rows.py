@@ -21,13 +21,9 @@ from tests.querysets.support import (
     unnamed,
 )
 from tests.testapp.models import (
-    Child,
-    ChildOwnsClaim,
     ClaimOnly,
     CompositeKey,
-    Parent,
     Photo,
-    PlainParent,
     PrefixedOwnStatus,
     UuidKey,
 )
@@ -143,16 +139,6 @@ def test_an_instance_saved_over_a_row_writes_the_users_columns_only(
         with pytest.raises(ClaimColumnError):
             again.save()
     held.claim.complete()
-
-
-def test_a_child_of_an_existing_parent_names_its_own_state_and_not_that_of_the_parent() -> None:
-    plain = PlainParent.objects.create(note="was there")
-    child = ChildOwnsClaim(plainparent_ptr=plain, note="now a child", status="paused")
-    child.save()
-    assert facts(child).status == "paused"
-    parent = Parent.objects.create(note="was there")
-    Child(parent_ptr=parent, note="now a child", status="complete").save()
-    assert (fresh(parent).note, facts(parent).status) == ("now a child", "open")
 
 
 # Copies

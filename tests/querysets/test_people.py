@@ -11,7 +11,6 @@ from django.db.models import F, QuerySet
 from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.switch import pause, resume
 from tests.factories import make
-from tests.querysets.models import Label, Labelled
 from tests.querysets.support import DEADLINE, ROW_LOCKS, at_once, elsewhere, facts, keys
 from tests.testapp.models import (
     Author,
@@ -99,16 +98,6 @@ def test_conditions_order_and_annotations_hold_for_the_held_as_well(model: Any) 
     for _ in ("claimed", "held"):
         found = ask(rows, 3)
         assert [(row.note, row.twice) for row in found] == [("a", 6), ("b", 6), ("c", 6)]
-
-
-def test_a_join_that_repeats_rows_returns_each_held_row_once() -> None:
-    labels = [Label.objects.create(name="label") for _ in range(3)]
-    for row in make(Labelled, 4):
-        row.labels.set(labels)
-    rows = Labelled.objects.filter(labels__name="label")
-    first, again = ask(rows, 2), ask(rows, 3)
-    assert len(set(keys(again))) == len(again) == 3
-    assert keys(again)[:2] == keys(first)
 
 
 @pytest.mark.promise(9)

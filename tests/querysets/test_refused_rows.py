@@ -122,17 +122,6 @@ def test_the_reaper_and_operators_change_all_others(
         assert Photo.objects.reset() == 15
 
 
-@pytest.mark.parametrize("command", ["release_expired", "claimreset --running"])
-def test_commands_end_with_what_was_refused(command: str, let_lease_lapse: Any) -> None:
-    photos(3, 1)
-    let_lease_lapse(Photo.objects.claim_batch(3))
-    name, *options = command.split()
-    with refused(Photo):
-        code, said = refused_by(name, "testapp.Photo", *options)
-    assert (code, SAID in said) == (1, True)
-    assert Photo.objects.progress().open == 2
-
-
 def test_the_doctor_names_due_and_expired_rows(let_lease_lapse: Any, capsys: Any) -> None:
     lapsed = photos(4, 1)
     let_lease_lapse(Photo.objects.claim_batch(4))

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from django.core.management import call_command
 from django.db import Error, connection, models
 
 from tests.factories import make
@@ -102,18 +101,3 @@ def test_a_column_that_is_missing_is_no_rows_fault() -> None:
         assert [state(row) for row in rows] == [("open", 0, "")] * 2
     finally:
         execute(f"ALTER TABLE {table} RENAME COLUMN {away} TO {column}")
-
-
-def test_verbs_that_do_not_need_its_columns_do_not_read_them(fault: Any) -> None:
-    (row,) = make(Sealed)
-    (claimed,) = Sealed.objects.claim_batch(1)
-    spoil(row, fault)
-    assert Sealed.objects.renew(claimed, 600) == 1
-    assert Sealed.objects.take_over(by="user:17", reason="mine") == 1
-    assert Sealed.objects.all().take_back() == 1
-    assert Sealed.objects.pause_rows() == 1
-    assert Sealed.objects.resume_rows() == 1
-    assert keys(Sealed.objects.only("pk").claim_batch(1)) == [row.pk]
-    assert Sealed.objects.reset(running=True) == 1
-    call_command("claimstatus", "testapp.Sealed")
-    call_command("claimdoctor", "testapp.Sealed")

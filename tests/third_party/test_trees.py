@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from django_taskclaim.exceptions import ClaimLost
 from tests.third_party.app.models import Genre, Region, Staff, Topic
 
 pytestmark = pytest.mark.django_db
@@ -64,23 +63,3 @@ def test_a_node_is_moved_while_it_is_worked_on(model: Any) -> None:
     assert again(b).status == "complete"
     again(b).delete()
     assert whole(model) == ["A", "D"]
-
-
-@KINDS
-def test_only_the_holder_deletes_a_branch(model: Any) -> None:
-    a = add(model, "A")
-    add(model, "B", a)
-    add(model, "C")
-    (lost,) = model.objects.filter(name="A").claim_batch(1)
-    model.objects.reset(running=True)
-    with pytest.raises(ClaimLost):
-        lost.delete()
-    assert whole(model) == ["A", "B", "C"]
-    (held,) = model.objects.filter(name="A").claim_batch(1)
-    held.name = "Z"
-    held.save()
-    assert whole(model) == ["Z", "B", "C"]
-    held.delete()
-    assert whole(model) == ["C"]
-    model.objects.filter(pk=add(model, "D").pk).update(priority=5)
-    assert names(model.objects.order_by().claim_batch(2)) == ["D", "C"]

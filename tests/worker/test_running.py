@@ -100,9 +100,9 @@ def test_rows_run_longer_than_their_lease(start_worker: Start) -> None:
 @pytest.mark.long
 @pytest.mark.promise(8)
 def test_a_handler_that_keeps_its_connection_busy_costs_no_lease(start_worker: Start) -> None:
-    """A statement runs for longer than a lease; on PostgreSQL it has the only connection of Django's pool."""
+    """A statement runs for longer than a lease."""
     jobs(2, "busy:26")
-    worker = start_worker("--drain", "--lease", "12", "--in-process", TASKCLAIM_TEST_POOL="1")
+    worker = start_worker("--drain", "--lease", "12", "--in-process")
     assert worker.wait() == 0
     assert states() == {"complete": 2}
     assert worker.events("lost", "expired") == []

@@ -2,18 +2,16 @@
 
 import logging
 from collections.abc import Callable, Iterator
-from copy import deepcopy
 from typing import Any
 
 import pytest
 
 from django_taskclaim import handler, handlers
-from django_taskclaim.completion import Archive
 from django_taskclaim.handlers import handler_for, unregister
 from django_taskclaim.policy import policy_for, set_policy
 from django_taskclaim.testing import run_due
 from tests.factories import make
-from tests.querysets.models import ChildArchive, EveryField, Parcel
+from tests.querysets.models import Parcel
 from tests.testapp.models import Photo
 
 Said = Callable[[], list[tuple[str, list[str]]]]
@@ -171,53 +169,3 @@ def test_a_value_that_was_changed_in_place(register: Any, said: Said, settings: 
     assert run_due(Parcel).completed == 3
     register(Parcel, change)
     assert run_due(Parcel).failed == 3
-
-
-@pytest.mark.parametrize(
-    ("completion", "lost"),
-    [
-        ("delete", []),
-        ("clear", ["note", "facts"]),
-        (Archive(ChildArchive, leave_out=["facts", "weight"]), ["note"]),
-        (lambda rows: Parcel.objects.bulk_update(rows, ["note", "facts"]), []),
-    ],
-    ids=["delete", "clear", "archive", "function"],
-)
-def test_what_becomes_of_the_row_decides(
-    completion: Any, lost: list[str], register: Any, said: Said
-) -> None:
-    """A row that goes loses nothing, an archive what it has a column for; a function may write what it likes."""
-
-    def do(parcel: Any) -> None:
-        parcel.note, parcel.facts = "seen", {"a": 1}
-
-    register(Parcel, do, completion=completion)
-    make(Parcel, 3)
-    assert run_due(Parcel).completed == 3
-    assert said() == ([("WARNING", lost)] if lost else [])
-
-
-@pytest.mark.parametrize(
-    ("column", "value"),
-    [
-        ("facts", {1: "int key", "points": [(1, 2)]}),
-        ("amount", 1.23456),
-        ("moment", "2024-01-02T03:04:05Z"),
-    ],
-)
-def test_what_a_second_run_stores_again_is_not_lost(
-    column: str, value: Any, register: Any, said: Said, settings: Any
-) -> None:
-    """The database keeps some values in a form of its own, so that the same value looks like a change."""
-    settings.TASKCLAIM = {"FAIL_UNSAVED": True}
-
-    def write(row: Any) -> None:
-        setattr(row, column, deepcopy(value))
-        row.save()
-
-    register(EveryField, write)
-    make(EveryField, 1)
-    for _ in range(2):
-        assert run_due(EveryField).completed == 1
-        EveryField.objects.reset(complete=True)
-    assert said() == []
