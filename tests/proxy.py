@@ -12,7 +12,17 @@ from typing import Any, Self
 import pytest
 from django.db import OperationalError, connection, connections
 
+from tests import servers
+
 HAS_A_SERVER = connection.vendor != "sqlite"
+
+
+def url_through(port: int | str) -> str:
+    """Return the URL of the default database behind a proxy at this port, without encryption."""
+    there = servers.url_of(connection.settings_dict | {"HOST": "127.0.0.1", "PORT": str(port)})
+    plain = "?sslmode=disable&gssencmode=disable" if connection.vendor == "postgresql" else ""
+    return there + plain
+
 
 #: Not "SET autocommit", not "read committed".
 COMMIT = re.compile(rb"(?i)(?<!auto)commit\b")

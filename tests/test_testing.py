@@ -16,15 +16,7 @@ from django_taskclaim.switch import pause
 from django_taskclaim.testing import Ran, arun_due, run_due
 from tests.factories import make
 from tests.querysets.support import clock, set_raw
-from tests.testapp.models import (
-    AsyncJob,
-    AtomicBatchJob,
-    AtomicJob,
-    BatchJob,
-    Effect,
-    Job,
-    Photo,
-)
+from tests.testapp.models import AsyncJob, AtomicBatchJob, AtomicJob, BatchJob, Effect, Job, Photo
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 

@@ -26,14 +26,7 @@ from tests.admin.room import (
 )
 from tests.factories import make
 from tests.querysets.support import facts, stored
-from tests.testapp.models import (
-    Child,
-    ClaimOnly,
-    Photo,
-    PrefixedOwnStatus,
-    TextKey,
-    UuidKey,
-)
+from tests.testapp.models import Child, ClaimOnly, Photo, PrefixedOwnStatus, TextKey, UuidKey
 
 pytestmark = [pytest.mark.once, pytest.mark.django_db(databases=["default", "other"])]
 

@@ -9,15 +9,7 @@ from django.test import Client
 from django_taskclaim.admin import buttons
 from django_taskclaim.admin.acts import Act
 from django_taskclaim.control.orders import change_settings, settings_of
-from tests.admin.room import (
-    act_on,
-    form_of,
-    perform,
-    photos,
-    recorded,
-    said,
-    text_of,
-)
+from tests.admin.room import act_on, form_of, perform, photos, recorded, said, text_of
 from tests.factories import make
 from tests.querysets.support import facts, stored
 from tests.testapp.models import Photo

@@ -16,14 +16,7 @@ from django_taskclaim.switch import pause
 from tests.admin.room import act_on, address, text_of
 from tests.factories import make
 from tests.querysets.support import facts, names, set_raw, stored
-from tests.testapp.models import (
-    Child,
-    ClaimOnly,
-    Photo,
-    PrefixedOwnStatus,
-    TextKey,
-    UuidKey,
-)
+from tests.testapp.models import Child, ClaimOnly, Photo, PrefixedOwnStatus, TextKey, UuidKey
 
 pytestmark = [pytest.mark.once, pytest.mark.django_db(databases=["default", "other"])]
 

@@ -7,15 +7,7 @@ from django.db import connection
 from django.test import Client, override_settings
 
 from django_taskclaim.control.models import WorkerOrder
-from tests.admin.room import (
-    failed,
-    order_url,
-    overview,
-    photos,
-    said,
-    text_of,
-    worker,
-)
+from tests.admin.room import failed, order_url, overview, photos, said, text_of, worker
 from tests.factories import make
 from tests.querysets.support import execute, held_open
 from tests.testapp.models import Photo

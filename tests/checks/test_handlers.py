@@ -13,19 +13,8 @@ from django_taskclaim import checks
 from django_taskclaim.completion import Archive, Clear, Delete
 from django_taskclaim.handlers import handler, unregister
 from tests.checks.support import heard, ids, text
-from tests.querysets.models import (
-    ChildArchive,
-    GrandChild,
-    Parcel,
-    ParcelArchive,
-)
-from tests.testapp.models import (
-    Child,
-    ClaimOnly,
-    Parent,
-    Photo,
-    UuidKey,
-)
+from tests.querysets.models import ChildArchive, GrandChild, Parcel, ParcelArchive
+from tests.testapp.models import Child, ClaimOnly, Parent, Photo, UuidKey
 
 Find = Callable[..., list[CheckMessage]]
 

@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-from django.core.management.base import CommandError
 from django.db import models
 
 from django_taskclaim.companions import load_sources
@@ -55,22 +54,3 @@ def test_the_command_populates_and_removes_orphans() -> None:
     assert "2 rows without a source" in run("claimdoctor", "sources.PageTask")
     assert "Removed 2 rows" in run("claimpopulate", "sources.PageTask", "--remove-orphans")
     assert PageTask.objects.count() == 23
-
-
-@pytest.mark.once
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["claimpopulate", "testapp.Photo"], "testapp.Photo has no source"),
-        (["claimpopulate", "sources.PageTask", "--filter", "vists=1"], "did you mean visits?"),
-        (["claimpopulate", "sources.PageTask", "--chunk", "0"], "'0'"),
-        # A worker that is asked for a source names what works on it.
-        (["claimworker", "sources.Page"], "sources.PageTask"),
-        (["claimworker", "testapp.IntSource"], "testapp.IntRange"),
-    ],
-)
-def test_wrong_usage_is_one_sentence_with_code_2(words: list[str], sentence: str) -> None:
-    with pytest.raises(CommandError, match=r"^[^\n]*$") as caught:
-        run(*words)
-    assert sentence in str(caught.value)
-    assert caught.value.returncode == 2

@@ -13,15 +13,7 @@ from django.test.utils import CaptureQueriesContext
 from django_taskclaim.companions import companion_of, load_sources
 from django_taskclaim.exceptions import ClaimColumnError, ClaimLost, SourceGone
 from django_taskclaim.testing import run_due
-from tests.companions.app.models import (
-    FarPage,
-    FarTask,
-    Page,
-    PageCheck,
-    PageTask,
-    Task,
-    TaskAudit,
-)
+from tests.companions.app.models import FarPage, FarTask, Page, PageCheck, PageTask, Task, TaskAudit
 from tests.companions.conftest import claimed_pages, make_sources
 from tests.querysets.support import elsewhere, execute, lose, wait_for
 from tests.ranges.conftest import drain

@@ -11,12 +11,7 @@ from django_taskclaim.exceptions import RetryLater
 from django_taskclaim.handlers import handler
 from tests.factories import make
 from tests.querysets.support import ROW_LOCKS, at_once
-from tests.testapp.models import (
-    Child,
-    ChildOwnsClaim,
-    CompositeKey,
-    Photo,
-)
+from tests.testapp.models import Child, ChildOwnsClaim, CompositeKey, Photo
 
 pytestmark = pytest.mark.django_db
 

@@ -86,6 +86,11 @@ WRONG: list[tuple[str, str]] = [
     ("claimprune testapp.ClaimOnly --complete --older-than 30d", "completed_at"),
     ("claimworker testapp.Job --once --drain", "--once"),
     ("claimworker testapp.UuidKey --filter id=12", "handler"),
+    # A worker that is asked for a source names what works on it.
+    ("claimworker sources.Page", "sources.PageTask"),
+    ("claimworker testapp.IntSource", "testapp.IntRange"),
+    ("claimpopulate testapp.Photo", "testapp.Photo has no source"),
+    ("claimpopulate sources.PageTask --filter vists=1", "did you mean visits?"),
 ]
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import OperationalError, connection
 
 from django_taskclaim.control.models import OperatorAct
 from django_taskclaim.switch import pause, paused_by
@@ -64,23 +63,6 @@ def test_a_model_without_its_table_does_not_stop_the_others() -> None:
     with table_away(UuidKey), pytest.raises(CommandError, match=r"testapp\.UuidKey on 'default'"):
         call_command("release_expired", "testapp.UuidKey", "testapp.Photo", stdout=out)
     assert out.getvalue() == "testapp.Photo: put back 1 expired row.\n"
-
-
-@pytest.mark.once
-def test_what_was_put_back_before_a_failure_is_reported_and_recorded(settings: Any) -> None:
-    settings.TASKCLAIM = {"CHUNK_SIZE": 2}
-    lapsed(Photo, 4)
-
-    def break_second(execute: Any, sql: str, *rest: Any) -> Any:
-        if sql.startswith("UPDATE") and Photo.objects.open().count() == 2:
-            raise OperationalError("the disk is full")
-        return execute(sql, *rest)
-
-    out = io.StringIO()
-    with connection.execute_wrapper(break_second), pytest.raises(CommandError, match="is full"):
-        call_command("release_expired", "testapp.Photo", by="ada", stdout=out)
-    assert out.getvalue() == "testapp.Photo: put back 2 expired rows.\n"
-    assert acts() == [("release expired", 2, "ada", "")]
 
 
 def test_a_loop_goes_on_until_a_signal_ends_it(process_env: dict[str, str]) -> None:

@@ -13,13 +13,7 @@ from django.test.utils import isolate_apps
 from django.utils import timezone
 
 from tests.factories import make
-from tests.querysets.models import (
-    ChildOfOrdered,
-    GrandChildProxy,
-    Label,
-    Labelled,
-    OneToOneKey,
-)
+from tests.querysets.models import ChildOfOrdered, GrandChildProxy, Label, Labelled, OneToOneKey
 from tests.querysets.support import facts, fresh, keys, names
 from tests.testapp.models import (
     Author,

@@ -7,14 +7,7 @@ from django.db import DatabaseError, connection, transaction
 
 from django_taskclaim.exceptions import ClaimLost
 from tests.factories import make
-from tests.querysets.late_writes import (
-    LOSSES,
-    USERS_WRITES,
-    WRITES,
-    assert_refused,
-    claimed,
-    twin,
-)
+from tests.querysets.late_writes import LOSSES, USERS_WRITES, WRITES, assert_refused, claimed, twin
 from tests.querysets.models import GrandChild, HiddenFromAll
 from tests.querysets.support import facts, fresh, lose, stored
 from tests.testapp.models import Child, ChildOwnsClaim, CompositeKey, Photo, UuidKey

@@ -20,13 +20,7 @@ from tests.querysets.support import (
     table_of,
     unnamed,
 )
-from tests.testapp.models import (
-    ClaimOnly,
-    CompositeKey,
-    Photo,
-    PrefixedOwnStatus,
-    UuidKey,
-)
+from tests.testapp.models import ClaimOnly, CompositeKey, Photo, PrefixedOwnStatus, UuidKey
 
 pytestmark = pytest.mark.django_db
 

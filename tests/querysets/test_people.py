@@ -12,13 +12,7 @@ from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.switch import pause, resume
 from tests.factories import make
 from tests.querysets.support import DEADLINE, ROW_LOCKS, at_once, elsewhere, facts, keys
-from tests.testapp.models import (
-    Author,
-    Child,
-    OrderedByForeignKey,
-    Photo,
-    PhotoProxy,
-)
+from tests.testapp.models import Author, Child, OrderedByForeignKey, Photo, PhotoProxy
 
 pytestmark = pytest.mark.django_db
 

@@ -13,16 +13,8 @@ from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.querysets import reaping
 from django_taskclaim.querysets.reaping import Reaper
 from tests.commands import in_each_state
-from tests.factories import make
-from tests.querysets.support import (
-    clock,
-    execute,
-    facts,
-    set_raw,
-    stored,
-    table_of,
-    wait_for,
-)
+from tests.querysets.completing import claimed
+from tests.querysets.support import clock, execute, facts, set_raw, stored, table_of, wait_for
 from tests.testapp.models import Photo
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -59,17 +51,12 @@ def put_back(reaper: Reaper, time: Time, seconds: float) -> int:
     return released
 
 
-def claimed(number: int = 1) -> list[Any]:
-    make(Photo, number)
-    return list(Photo.objects.claim_batch(number))
-
-
 @pytest.mark.promise(7)
 def test_rows_of_the_dead_come_back_and_the_living_keep_theirs(
     time: Time, let_lease_lapse: Lapse
 ) -> None:
     """What expires while others are waited for has a wait of its own, and not two."""
-    dead, later, alive = claimed(3)
+    dead, later, alive = claimed(Photo, 3)
     let_lease_lapse([dead, alive])
     reaper = Reaper(Photo, "default")
     assert put_back(reaper, time, 5) == 0
@@ -92,7 +79,7 @@ def test_silences_and_errors_begin_the_wait_again(
     time: Time, let_lease_lapse: Lapse, seconds: int
 ) -> None:
     """Nobody could renew while the database, or this process, stood still."""
-    row, dead = claimed(2)
+    row, dead = claimed(Photo, 2)
     let_lease_lapse([row, dead])
     reaper, table = Reaper(Photo, "default"), table_of(Photo)
     assert put_back(reaper, time, 2) == 0
@@ -113,7 +100,7 @@ def test_silences_and_errors_begin_the_wait_again(
 @pytest.mark.promise(7)
 def test_a_call_that_reached_its_limit_is_repeated(time: Time, let_lease_lapse: Lapse) -> None:
     """However many rows the dead held, and however long their leases were."""
-    let_lease_lapse(claimed(5))
+    let_lease_lapse(claimed(Photo, 5))
     reaper = Reaper(Photo, "default", lease=lambda: timedelta(hours=1))
     while not reaper.turn(2, until_done=True):
         time.now += 1
@@ -137,7 +124,7 @@ def test_a_row_that_does_not_run_is_not_put_back_whatever_lease_it_has(state: st
 
 @pytest.mark.django_db(transaction=True, databases="__all__")
 def test_a_running_row_without_an_end_of_its_lease_has_expired(capsys: Any) -> None:
-    (row,) = claimed()
+    (row,) = claimed(Photo, 1)
     set_raw(row, "expires_at", "NULL")
     before = stored(row)
     with contextlib.suppress(CommandError):

@@ -21,6 +21,7 @@ from django_taskclaim.signals import (
     rows_released,
 )
 from tests.factories import make
+from tests.querysets.completing import claimed
 from tests.querysets.support import facts, fresh, keys, lose
 from tests.testapp.models import Child, Photo, PhotoProxy
 
@@ -44,12 +45,6 @@ def heard() -> Iterator[Heard]:
     yield found
     for signal in SIGNALS:
         signal.disconnect(receiver)
-
-
-def claimed(model: Any, n: int = 1) -> list[Any]:
-    make(model, n)
-    rows: list[Any] = model.objects.claim_batch(n)
-    return rows
 
 
 @pytest.mark.parametrize("model", [PhotoProxy, Child])
@@ -81,7 +76,7 @@ def test_every_change_of_state_sends_one_signal_with_its_rows(model: Any, heard:
 def test_a_loss_is_signalled_and_logged_once(
     how: str, heard: Heard, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (late,) = claimed(Child)
+    (late,) = claimed(Child, 1)
     lose(late)
     heard.clear()
     caplog.clear()
@@ -151,7 +146,7 @@ def test_the_reaper_signals_keys_and_outcomes_and_logs_them_once_committed(
 
 
 def test_a_loss_carries_its_facts_and_travels_between_processes() -> None:
-    (late,) = claimed(Photo)
+    (late,) = claimed(Photo, 1)
     token = late.claim.token
     lose(late)
     with pytest.raises(ClaimLost) as lost:
@@ -165,7 +160,7 @@ def test_a_loss_carries_its_facts_and_travels_between_processes() -> None:
 
 
 def test_what_a_row_says_of_its_claim() -> None:
-    (row,) = claimed(Photo)
+    (row,) = claimed(Photo, 1)
     assert not row.claim.lost
     assert 0 < row.claim.remaining().total_seconds() <= 60
     assert str(row.claim.token) in repr(row.claim)

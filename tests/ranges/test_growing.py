@@ -11,14 +11,7 @@ import pytest
 from django.db import connection, transaction
 
 from tests.commands import run
-from tests.querysets.support import (
-    DEADLINE,
-    clock,
-    elsewhere,
-    execute,
-    set_raw,
-    wait_for,
-)
+from tests.querysets.support import DEADLINE, clock, elsewhere, execute, set_raw, wait_for
 from tests.ranges.conftest import drain, work_through
 from tests.testapp.models import IntRange, IntSource, LogRange, LogSource
 from tests.worker.conftest import Worker, start_worker, wait_until

@@ -10,13 +10,7 @@ from django_taskclaim.checks.ranges import problems_of
 from django_taskclaim.exceptions import ClaimColumnError
 from tests.commands import run
 from tests.querysets.support import at_once
-from tests.ranges.conftest import (
-    assert_seamless,
-    counters,
-    fill,
-    planned,
-    work_through,
-)
+from tests.ranges.conftest import assert_seamless, counters, fill, planned, work_through
 from tests.testapp.models import IntRange, LogRange, TextSource, UuidSource
 
 pytestmark = pytest.mark.django_db

@@ -2,7 +2,6 @@
 
 import signal
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -79,38 +78,6 @@ def test_a_split_waits_for_the_chunk_under_way_and_splits_what_is_left() -> None
     assert_seamless(IntRange)
     sizes = IntRange.objects.order_by("position").values_list("rows_planned", flat=True)
     assert list(sizes) == [17, 3]
-
-
-def test_holders_and_splitters_at_once_do_each_row_once() -> None:
-    planned(600, chunk_size=300)
-    # Without it the walkers could be done before this thread gets its first turn.
-    split_once, all_claimed = threading.Event(), threading.Event()
-
-    def walk_all() -> int:
-        done = 0
-        while True:
-            over = all_claimed.is_set()
-            if not (found := IntRange.objects.claim_batch(1)):
-                if over:
-                    return done
-                time.sleep(0.01)
-                continue
-            assert split_once.wait(DEADLINE)
-            for rows in found[0].rows(5):
-                done += work(rows)
-            found[0].claim.complete()
-
-    walkers = [elsewhere(walk_all) for _ in range(2)]
-    splits = 0
-    while IntRange.objects.progress().complete != IntRange.objects.count():
-        if IntRange.objects.split(at_least=2):
-            splits += 1
-            split_once.set()
-    all_claimed.set()
-    assert sum(walker.result(DEADLINE) for walker in walkers) == 600
-    assert counters(IntRange) == {1}
-    assert IntRange.objects.count() == 2 + splits > 2
-    assert_seamless(IntRange)
 
 
 # In processes

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 from wagtail.models import Locale, Page
 
-from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.testing import run_due
 from tests.third_party.app.models import ArticlePage, ReportPage
 from tests.third_party.rows import assert_open, facts
@@ -73,26 +72,3 @@ def test_copies_are_open(page: Any, kind: Any, root: Page) -> None:
     assert facts(page) == before
     run_due(kind)
     assert set(kind.objects.values_list("words", "status")) == {(2, "complete")}
-
-
-def test_a_handler_edits_publishes_and_deletes_the_claimed_page_itself(
-    page: Any, kind: Any, root: Page
-) -> None:
-    """Somebody moves it meanwhile."""
-    (held,) = kind.objects.claim_batch(1)
-    before = facts(page)
-    page.move(root.add_child(instance=Page(title="Target")), pos="last-child")
-    assert facts(page) == before
-    held.refresh_from_db()
-    held.body = "held"
-    held.save(user=None, log_action=False)
-    held.save_revision().publish()
-    held.claim.complete(update_fields=["words"])
-    assert facts(page)["status"] == "complete"
-    assert kind.objects.get().get_latest_revision_as_object().body == "held"
-    kind.objects.reset(complete=True)
-    (held,) = kind.objects.claim_batch(1)
-    assert held.delete(user=None)[0] >= 1
-    assert not kind.objects.exists()
-    with pytest.raises(ClaimLost, match="ended"):
-        held.claim.complete()

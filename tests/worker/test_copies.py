@@ -9,7 +9,6 @@ from django_taskclaim import handler
 from django_taskclaim.handlers import unregister
 from django_taskclaim.testing import Ran, run_due
 from tests.factories import make
-from tests.querysets.support import fresh
 from tests.testapp.models import Photo
 
 pytestmark = [pytest.mark.once, pytest.mark.django_db(transaction=True)]
@@ -55,13 +54,3 @@ def test_the_row_that_was_claimed_is_done(
         row.pk for row in Photo.objects.filter(status="complete").exclude(url="copy")
     } == claimed
     assert [row.status for row in Photo.objects.filter(url="copy")] == ["open", "open"]
-
-
-def test_results_of_a_copy_fail_the_row(register: Callable[..., Any]) -> None:
-    """The values on the instance are those of the copy: they are not written, and the row is not done without them."""
-    register(update_fields=["url"])(copy_each)
-    (photo,) = make(Photo, 1)
-    assert run_due(Photo, limit=1).failed == 1
-    row = fresh(photo)
-    assert (row.status, row.url) == ("failed", photo.url)
-    assert "copy.copy()" in row.last_error

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 from django.db import connection, connections
 
-from tests import servers
 from tests.factories import make
-from tests.proxy import HAS_A_SERVER, CommitProxy, Fate, swallowed, withheld
+from tests.proxy import HAS_A_SERVER, CommitProxy, Fate, swallowed, url_through, withheld
 from tests.testapp.models import Effect, Photo
 from tests.worker.conftest import Worker, jobs, states
 
@@ -83,10 +82,8 @@ def test_a_claim_that_never_commits_keeps_others_from_its_row_for_a_while_only(
     limits = {"TASKCLAIM_TEST_LIMITS": json.dumps(limited)}
     settings = connection.settings_dict
     with CommitProxy(settings["HOST"], int(settings["PORT"])) as proxy:
-        there = servers.url_of(settings | {"HOST": "127.0.0.1", "PORT": str(proxy.port)})
-        plain = "?sslmode=disable" if connection.vendor == "postgresql" else ""
         proxy.arm(never_answered, heard=MARK.encode())
-        start_worker(*options, **limits, DATABASE_URL=there + plain)
+        start_worker(*options, **limits, DATABASE_URL=url_through(proxy.port))
         assert proxy.sprung.wait(120)
         assert states() == {"open": 1}
         assert start_worker(*options, "--drain", **limits).wait() == 0

@@ -17,7 +17,7 @@ from django.db.utils import OperationalError
 
 from tests import servers
 from tests.chaos.proxy import ProxyProcess
-from tests.proxy import HAS_A_SERVER, CommitProxy, swallowed
+from tests.proxy import HAS_A_SERVER, CommitProxy, swallowed, url_through
 from tests.sessions import end_sessions, other_sessions
 from tests.testapp.models import Effect, Job, Ledger
 from tests.worker.conftest import Worker, jobs, states, wait_until
@@ -34,8 +34,7 @@ def proxied() -> Iterator[tuple[dict[str, str], Callable[[str], None]]]:
     """Return the environment of a worker behind a proxy, and what tells the proxy what to do."""
     settings = connection.settings_dict
     with ProxyProcess(settings["HOST"] or "127.0.0.1", int(settings["PORT"])) as proxy:
-        url = servers.url_of(settings | {"HOST": "127.0.0.1", "PORT": proxy.port})
-        yield {"DATABASE_URL": url}, proxy.tell
+        yield {"DATABASE_URL": url_through(proxy.port)}, proxy.tell
 
 
 @needs_server
@@ -87,8 +86,6 @@ def test_a_claim_whose_commit_was_not_answered_charges_nobody(start_worker: Star
     """The claim is committed, its answer is lost, and the database stays away for longer than a claim waits."""
     settings = connection.settings_dict
     with CommitProxy(settings["HOST"] or "127.0.0.1", int(settings["PORT"])) as proxy:
-        there = servers.url_of(settings | {"HOST": "127.0.0.1", "PORT": str(proxy.port)})
-        plain = "?sslmode=disable" if connection.vendor == "postgresql" else ""
 
         def swallow_and_go_away(sent: bytes, client: Any, server: Any) -> None:
             proxy.refusing.set()
@@ -97,7 +94,7 @@ def test_a_claim_whose_commit_was_not_answered_charges_nobody(start_worker: Star
         # On PostgreSQL the claim is one statement that commits by itself.
         proxy.arm(swallow_and_go_away, heard=b"SKIP LOCKED")
         jobs(1)
-        worker = start_worker("--in-process", "--lease", "30", DATABASE_URL=there + plain)
+        worker = start_worker("--in-process", "--lease", "30", DATABASE_URL=url_through(proxy.port))
         assert proxy.sprung.wait(120)
         assert states() == {"processing": 1}
         wait_until(lambda: "claiming and writing" in str(worker.events()))

@@ -8,7 +8,7 @@ from django.db import connection
 
 from django_taskclaim.querysets.called import called_for
 from tests.checks.pooler import Pooler
-from tests.servers import url_of
+from tests.proxy import url_through
 from tests.sessions import end_session, other_sessions
 from tests.testapp.models import Job
 from tests.worker.conftest import Worker, jobs, states, wait_until
@@ -72,9 +72,7 @@ def test_a_worker_is_called_again_after_its_sessions_were_lost(waiting_worker: W
 def test_a_worker_behind_a_pooler_says_so_once_and_polls(start_worker: Start) -> None:
     pooler = Pooler()
     pooler.start()
-    there = connection.settings_dict | {"HOST": "127.0.0.1", "PORT": str(pooler.port)}
-    plain = "?sslmode=disable&gssencmode=disable"
-    worker = start_worker(DATABASE_URL=url_of(there) + plain, TASKCLAIM_TEST_WAKE_UP="1")
+    worker = start_worker(DATABASE_URL=url_through(pooler.port), TASKCLAIM_TEST_WAKE_UP="1")
     for _ in range(3):
         jobs(1)
         wait_until(done)

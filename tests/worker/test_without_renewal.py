@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from django.db import connection
 
-from tests import servers
 from tests.factories import make
-from tests.proxy import HAS_A_SERVER, CommitProxy
+from tests.proxy import HAS_A_SERVER, CommitProxy, url_through
 from tests.querysets.support import Rival, fresh
 from tests.testapp.models import Photo
 from tests.worker.conftest import Worker, jobs, states, wait_until
@@ -60,8 +59,7 @@ def test_a_database_that_goes_away_is_not_asked_without_pause(
     jobs(1)
     settings = connection.settings_dict
     with CommitProxy(settings["HOST"], int(settings["PORT"])) as proxy:
-        there = settings | {"HOST": "127.0.0.1", "PORT": proxy.port}
-        start_worker("--in-process", DATABASE_URL=servers.url_of(there))
+        start_worker("--in-process", DATABASE_URL=url_through(proxy.port))
         wait_until(lambda: states() == {"complete": 1})
     asked: list[float] = []
     with socket.create_server(("127.0.0.1", proxy.port)) as door:

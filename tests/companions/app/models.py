@@ -100,13 +100,4 @@ class TaskAudit(SourceMixin, TaskMixin):
         managed = False
 
 
-class LedgerTask(SourceMixin, TaskMixin):
-    """Over a plain number as key; ``benchmarks.populate`` fills it."""
-
-    source = models.OneToOneField("testapp.Ledger", models.DO_NOTHING, db_constraint=False)
-
-    class Meta:
-        managed = False
-
-
-TABLES = [LedgerTask, Page, PageTask, PageCheck, Line, LineTask, FarPage, FarTask, Task, TaskAudit]
+TABLES = [Page, PageTask, PageCheck, Line, LineTask, FarPage, FarTask, Task, TaskAudit]
