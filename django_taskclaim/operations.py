@@ -12,7 +12,7 @@ from django.db import connections, models, router
 from django.db.migrations.operations.base import Operation, OperationCategory
 from django.db.models import Exists, OuterRef, Q
 
-from django_taskclaim.db.inspection import real_name
+from django_taskclaim.db.sql import real_name
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.fields import RangePositionField, StatusField
 from django_taskclaim.formatting import counted, listed

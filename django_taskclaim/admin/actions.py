@@ -17,8 +17,8 @@ from django_taskclaim.admin.confirming import CONFIRMED, Crumb, confirm
 from django_taskclaim.admin.counting import counted_up_to
 from django_taskclaim.admin.forms import FailManyForm, ReasonForm, ResetForm
 from django_taskclaim.admin.switching import how_many
-from django_taskclaim.census import MOST
 from django_taskclaim.columns import claim_columns
+from django_taskclaim.monitoring.counts import MOST
 
 #: Given the cleaned answers, the act.
 Maker = Callable[[Mapping[str, Any]], Act]

@@ -3,11 +3,12 @@
 from typing import Any
 
 from django.core.paginator import Page, Paginator
-from django.db import models
+from django.db import connections, models
 from django.utils.functional import cached_property
 
-from django_taskclaim.census import MOST
 from django_taskclaim.columns import claim_columns
+from django_taskclaim.monitoring.counts import MOST
+from django_taskclaim.monitoring.server import server_for
 from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.states import Status
 
@@ -35,13 +36,13 @@ class BoundedPaginator(Paginator):  # type: ignore[type-arg]
         exact = counted_up_to(rows, MOST)
         if exact is not None:
             return exact
-        if self._believed is not None:
-            return max(self._believed, MOST + 1)
+        if self._estimated is not None:
+            return max(self._estimated, MOST + 1)
         return counted_up_to(rows, MOST_MATCHES) or MOST_MATCHES
 
     @cached_property
-    def _believed(self) -> int | None:
-        return _believed(self.object_list, self.known_state)  # type: ignore[arg-type]
+    def _estimated(self) -> int | None:
+        return _estimated(self.object_list, self.known_state)  # type: ignore[arg-type]
 
     def page(self, number: int | str) -> Page:  # type: ignore[type-arg]
         """Return a page as Django does; one far from the first costs keys alone, from the end that is nearer."""
@@ -57,18 +58,18 @@ class BoundedPaginator(Paginator):  # type: ignore[type-arg]
         top = min(bottom + self.per_page, self.count)
         behind = self.count - top
         # Where only the first MOST_MATCHES were counted, nobody knows how far the end is.
-        if self._believed is not None and behind < bottom:
+        if self._estimated is not None and behind < bottom:
             return list(keys.reverse()[behind : self.count - bottom])
         return list(keys[bottom:top])
 
 
-def _believed(rows: models.QuerySet[Any], state: str) -> int | None:
+def _estimated(rows: models.QuerySet[Any], state: str) -> int | None:
     """Return about how many rows there are, by the server's statistics; None where they do not tell."""
-    told_of = state in Status.values or not rows.query.where
-    if not told_of or not claim_columns(rows.model).owned_by(rows.model):
+    is_known = state in Status.values or not rows.query.where
+    if not is_known or not claim_columns(rows.model).owned_by(rows.model):
         return None
     target = ClaimTarget.of(rows.model, rows.db)
-    belief = target.dialect.believed(target.table)
-    if belief is None:
+    estimate = server_for(connections[rows.db]).estimate(target.table)
+    if estimate is None:
         return None
-    return round(belief.by_state.get(state, 0.0) if state else belief.rows)
+    return round(estimate.by_state.get(state, 0.0) if state else estimate.rows)

@@ -11,7 +11,7 @@ from django.http import HttpRequest
 
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.fields import CRASHED, OPEN_ENDED, as_utc
-from django_taskclaim.overview import database_time
+from django_taskclaim.monitoring.overview import database_time
 from django_taskclaim.policy import policy_for
 from django_taskclaim.states import Status
 

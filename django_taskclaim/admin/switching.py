@@ -25,12 +25,12 @@ from django_taskclaim.admin.counting import counted_up_to
 from django_taskclaim.admin.forms import PauseForm, ReasonForm
 from django_taskclaim.admin.permissions import may_view
 from django_taskclaim.admin.sweeping import alias_of
-from django_taskclaim.census import MOST
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.control.acts import record_act
 from django_taskclaim.db import DatabaseNow
 from django_taskclaim.fields import as_utc
 from django_taskclaim.models import Switch
+from django_taskclaim.monitoring.counts import MOST
 from django_taskclaim.querysets.operating import expired_condition
 from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.states import Status

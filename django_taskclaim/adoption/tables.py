@@ -18,7 +18,7 @@ from django.db.models import NOT_PROVIDED, Value
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay, wait_fixed
 
 from django_taskclaim.contention import contention_code
-from django_taskclaim.db.inspection import real_name
+from django_taskclaim.db.sql import real_name
 from django_taskclaim.exceptions import TableInUse, WouldRewrite
 from django_taskclaim.fields import AnyField, StatusField
 from django_taskclaim.formatting import listed

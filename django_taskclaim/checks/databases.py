@@ -10,8 +10,8 @@ from django_taskclaim import conf
 from django_taskclaim.checks.messages import from_fault, message
 from django_taskclaim.columns import is_claimable
 from django_taskclaim.db import dialect_for, is_supported
-from django_taskclaim.db.inspection import Fault
 from django_taskclaim.models import Switch
+from django_taskclaim.monitoring.server import Fault, server_for
 from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.switch import claimable_models, holds
 
@@ -86,7 +86,7 @@ def configured_faults(alias: str) -> Iterator[Fault]:
         yield Fault("E016", f"The database {alias!r} cannot claim. {error}", hint)
         return
     yield from autocommit_faults(alias)
-    yield from dialect.configured_faults()
+    yield from server_for(connections[alias]).configured_faults()
     strategy = conf.setting("CLAIM_STRATEGY")
     if strategy in conf.CLAIM_STRATEGIES and strategy not in dialect.strategies:
         yield Fault(
@@ -114,7 +114,7 @@ def server_faults(alias: str, of: Iterable[type[models.Model]]) -> Iterator[Faul
     tables = {
         target.table.name: target.table for target in (ClaimTarget.of(model, alias) for model in of)
     }
-    yield from dialect_for(connections[alias]).server_faults(list(tables.values()))
+    yield from server_for(connections[alias]).server_faults(list(tables.values()))
 
 
 def _sound_models() -> list[type[models.Model]]:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 from django.core.checks import CheckMessage, Error, Warning
 
 if TYPE_CHECKING:
-    from django_taskclaim.db.inspection import Fault
+    from django_taskclaim.monitoring.server import Fault
 
 TAG = "taskclaim"
 
@@ -17,5 +17,5 @@ def message(number: str, text: str, hint: str, obj: Any = None) -> CheckMessage:
 
 
 def from_fault(fault: "Fault") -> CheckMessage:
-    """Return what a dialect found as a message."""
+    """Return what a server, or its settings, break as a message."""
     return message(fault.id, fault.message, fault.hint)

@@ -12,7 +12,7 @@ from django_taskclaim.control.models import ClaimEvent, OperatorAct, ThroughputM
 from django_taskclaim.control.reading import AGE_OF_MINUTES, TEN_MINUTES, slot_start
 from django_taskclaim.db import DatabaseLater, dialect_for
 from django_taskclaim.fields import as_utc
-from django_taskclaim.overview import database_time
+from django_taskclaim.monitoring.overview import database_time
 from django_taskclaim.worker.histogram import packed, unpacked
 
 #: Each table, and the setting that says how long its rows are kept.

@@ -25,7 +25,7 @@ from django_taskclaim.formatting import first_line, format_number
 from django_taskclaim.handlers import handler_for
 from django_taskclaim.limits import OPTIONS, as_stored, set_limits, stored_limits
 from django_taskclaim.models import WorkerProcess
-from django_taskclaim.overview import Worker, workers
+from django_taskclaim.monitoring.overview import Worker, workers
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.operating import written_before
 from django_taskclaim.querysets.refusals import refusals

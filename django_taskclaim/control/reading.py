@@ -12,7 +12,7 @@ from django.utils.translation import gettext as _
 from django_taskclaim.control.installed import is_on
 from django_taskclaim.fields import as_utc
 from django_taskclaim.formatting import format_number
-from django_taskclaim.overview import database_time
+from django_taskclaim.monitoring.overview import database_time
 from django_taskclaim.switch import paused_by
 from django_taskclaim.switch_reading import EVERY_MODEL, scope_of
 from django_taskclaim.worker.histogram import quantile, unpacked

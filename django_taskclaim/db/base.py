@@ -1,8 +1,8 @@
 """What every database must be able to do for a claim, and how it is done where nothing special is known.
 
 A dialect sends statements and reports which rows they touched. What a row's next state is, the querysets decide.
-Here stands all that claims, fences and renews; what people ask is in ``inspection``, what a session may take in
-``sessions``, and what knows rows by key alone in ``keyed``.
+Here stands all that claims, fences and renews; what a session may take is in ``sessions``, and what knows rows by key
+alone in ``keyed``.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -35,7 +35,6 @@ from django_taskclaim.db.claim_spec import (
     Places,
     places_of,
 )
-from django_taskclaim.db.inspection import Inspection
 from django_taskclaim.db.keyed import NOWAIT, SKIP, WAIT
 from django_taskclaim.db.sessions import Sessions
 from django_taskclaim.db.sql import (
@@ -60,7 +59,7 @@ from django_taskclaim.switch_reading import TABLE as SWITCH_TABLE
 NAMED_LEASES = "taskclaim_namedlease"
 
 
-class Dialect(Inspection, Sessions):
+class Dialect(Sessions):
     """How one connection claims, ends and renews; one subclass for each database."""
 
     #: The clock of the database, in UTC, in the stored form of a moment.

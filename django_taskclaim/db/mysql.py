@@ -1,7 +1,4 @@
-"""MySQL 8.0+ and MariaDB 10.6+: candidates are read without locks, then locked by key, then updated by key.
-
-What people ask about the database stands beside, in ``mysql_inspection``.
-"""
+"""MySQL 8.0+ and MariaDB 10.6+: candidates are read without locks, then locked by key, then updated by key."""
 
 import hashlib
 import math
@@ -13,20 +10,20 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from django.db import Error, NotSupportedError, OperationalError, models
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_taskclaim.claim import clock
 from django_taskclaim.columns import KeyColumns
 from django_taskclaim.db.base import NAMED_LEASES, Dialect, bound
 from django_taskclaim.db.claim_spec import ClaimSpec, limited
-from django_taskclaim.db.inspection import real_name
 from django_taskclaim.db.keyed import VALUES
-from django_taskclaim.db.mysql_inspection import MySQLInspection
 from django_taskclaim.db.sql import (
     SQL,
     Key,
     KeyTable,
     OwnValues,
     Table,
+    real_name,
     sql,
     value,
 )
@@ -58,7 +55,7 @@ class _Chosen(NamedTuple):
         return SQL(f"{self.candidates.text} LIMIT %s", (*self.candidates.params, most))
 
 
-class MySQL(MySQLInspection, Dialect):
+class MySQL(Dialect):
     """A claim that sorts locks every row it sorts, so nothing here locks in any order but the key's.
 
     All row locks are taken through the primary key: claims that lock index entry then row, beside completions that
@@ -100,48 +97,22 @@ class MySQL(MySQLInspection, Dialect):
     def limit_lock_wait(self, seconds: float) -> Iterator[None]:
         # It counts whole seconds.
         whole = max(1, math.ceil(seconds))
-        with self._keeping("innodb_lock_wait_timeout"):
+        with keeping_setting(self, "innodb_lock_wait_timeout"):
             self.run(SQL(f"SET SESSION innodb_lock_wait_timeout = {whole}"))
             yield
-
-    @contextmanager
-    def keeping_limits(self) -> Iterator[None]:
-        with self._keeping(self._limit):
-            yield
-
-    @contextmanager
-    def _keeping(self, name: str) -> Iterator[None]:
-        """Give the session back the setting that it had: there is none for a transaction."""
-        ((before,),) = self.fetch(SQL(f"SELECT @@SESSION.{name}"))
-        try:
-            yield
-        finally:
-            # A session that is gone takes the setting with it.
-            with suppress(Error):
-                self.run(SQL(f"SET SESSION {name} = {before}"))
-
-    def limit_statements(self, limit: timedelta) -> None:
-        unit = timedelta(seconds=1) if self._is_mariadb else timedelta(milliseconds=1)
-        most = limit / unit if self._is_mariadb else max(1, int(limit / unit))
-        self.run(SQL(f"SET SESSION {self._limit} = {most}"))
-
-    @property
-    def _limit(self) -> str:
-        """MySQL counts milliseconds and minds SELECTs alone, MariaDB counts seconds; both keep it for the session."""
-        return "max_statement_time" if self._is_mariadb else "max_execution_time"
 
     def end_idle_transactions(self, idle: timedelta, *, ours_alone: bool) -> None:
         seconds = max(1, math.ceil(idle.total_seconds()))
         if ours_alone:
             self.run(SQL(f"SET SESSION innodb_lock_wait_timeout = {LOCK_WAIT}"))
             self.run(SQL("SET SESSION lock_wait_timeout = 2"))
-        if self._is_mariadb:
+        if is_mariadb(self.connection):
             self.run(SQL(f"SET SESSION idle_transaction_timeout = {seconds}"))
         elif ours_alone:
             self.limit_idle_session(idle)
 
     def limit_idle_session(self, idle: timedelta | None) -> None:
-        if self._is_mariadb:
+        if is_mariadb(self.connection):
             return
         # MySQL knows idle sessions only; a handler that thinks between two queries must not be cut off.
         seconds = "DEFAULT" if idle is None else max(1, math.ceil(idle.total_seconds()))
@@ -150,7 +121,7 @@ class MySQL(MySQLInspection, Dialect):
     @contextmanager
     def guarded_transaction(self, idle: timedelta) -> Iterator[None]:
         # Of the session, so it is taken back, but not before the COMMIT: a process may freeze between the two.
-        name = "idle_transaction_timeout" if self._is_mariadb else "wait_timeout"
+        name = "idle_transaction_timeout" if is_mariadb(self.connection) else "wait_timeout"
         ((usual,),) = self.fetch(SQL(f"SELECT @@SESSION.{name}"))
         asked = max(1, math.ceil(idle.total_seconds()))
         asked = min(asked, usual or asked)
@@ -443,6 +414,23 @@ class MySQL(MySQLInspection, Dialect):
 
     def sees_new_commits(self) -> bool:
         return getattr(self.connection, "isolation_level", None) == "read committed"
+
+
+def is_mariadb(connection: BaseDatabaseWrapper) -> bool:
+    """Say which of the two servers a connection leads to."""
+    return bool(getattr(connection, "mysql_is_mariadb", False))
+
+
+@contextmanager
+def keeping_setting(dialect: Dialect, name: str) -> Iterator[None]:
+    """Give the session back, after the block, the setting that it had: none counts for a transaction alone."""
+    ((before,),) = dialect.fetch(SQL(f"SELECT @@SESSION.{name}"))
+    try:
+        yield
+    finally:
+        # A session that is gone takes the setting with it.
+        with suppress(Error):
+            dialect.run(SQL(f"SET SESSION {name} = {before}"))
 
 
 def _ascending(keys: Sequence[Key], table: KeyTable) -> int:

@@ -6,7 +6,6 @@ from datetime import timedelta
 from typing import Any
 
 from django_taskclaim.db.keyed import KeyedTables
-from django_taskclaim.db.time_limits import TimeBudget
 
 
 class Sessions(KeyedTables):
@@ -19,26 +18,6 @@ class Sessions(KeyedTables):
         On PostgreSQL that holds until the transaction ends.
         """
         yield
-
-    @contextmanager
-    def time_limit(self, limit: timedelta) -> Iterator[None]:
-        """Let the statements of the block take so long together, give or take a tenth of a second.
-
-        For questions only. One that is cut off, or would begin later, is an OperationalError. Where the database cannot
-        be told, the last one takes the time it takes.
-        """
-        with self.keeping_limits():
-            self.limit_statements(limit)
-            with self.connection.execute_wrapper(TimeBudget(limit, self.limit_statements)):
-                yield
-
-    @contextmanager
-    def keeping_limits(self) -> Iterator[None]:
-        """Put back, after the block, what ``limit_statements`` sets in it."""
-        yield
-
-    def limit_statements(self, limit: timedelta) -> None:
-        """Let each statement from now on run for so long at most, where the database can be told so."""
 
     def end_idle_transactions(self, idle: timedelta, *, ours_alone: bool) -> None:
         """Let the server end this session once a transaction of it has been idle for so long.

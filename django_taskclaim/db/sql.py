@@ -81,6 +81,18 @@ def value(bound: Any) -> SQL:
     return SQL("%s", (bound,))
 
 
+def real_name(name: str | None) -> str:
+    """Return a table's or column's name as the database knows it; Django's statements double each ``%``."""
+    assert name is not None, "every field of a table has a column"
+    return name.replace("%%", "%")
+
+
+def unqualified(name: str) -> str:
+    """Return a quoted table name without its schema, as PostgreSQL's lock clauses and plans want it."""
+    _, schema_ends, last = name.rpartition('"."')
+    return f'"{last}' if schema_ends else name
+
+
 class OwnValues(NamedTuple):
     """A column in which each row gets a value of its own."""
 

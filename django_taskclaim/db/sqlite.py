@@ -4,7 +4,6 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from time import monotonic
 from typing import Any
 
 from django.db import OperationalError, models, transaction
@@ -13,14 +12,9 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django_taskclaim.columns import ClaimColumns, KeyColumns
 from django_taskclaim.db.base import NAMED_LEASES, Dialect
 from django_taskclaim.db.claim_spec import ClaimStatement, limited
-from django_taskclaim.db.inspection import LARGE, Fault, Plan, option_hint, real_name
-from django_taskclaim.db.sql import SQL, Key, KeyTable, Table, sql, value
+from django_taskclaim.db.sql import SQL, Key, KeyTable, Table, sql
 from django_taskclaim.fields import AnyField
 from django_taskclaim.states import Token
-
-#: SQLite's clock is looked at after so many steps of its machine: some tenths of a millisecond.
-INSTRUCTIONS = 20_000
-
 
 #: SQLITE_IOERR, the low byte of its extended codes.
 IO_ERROR = 10
@@ -124,18 +118,6 @@ class SQLite(Dialect):
         finally:
             connection.transaction_mode = usual
 
-    @contextmanager
-    def time_limit(self, limit: timedelta) -> Iterator[None]:
-        """Interrupt whatever still runs when the block has taken so long: all its statements together."""
-        self.connection.ensure_connection()
-        raw: Any = self.connection.connection
-        end = monotonic() + limit.total_seconds()
-        raw.set_progress_handler(lambda: monotonic() > end, INSTRUCTIONS)
-        try:
-            yield
-        finally:
-            raw.set_progress_handler(None, 0)
-
     def service_options(self) -> dict[str, Any]:
         return {"timeout": 5}
 
@@ -221,52 +203,3 @@ class SQLite(Dialect):
 
     def _returned(self, table: Table, fields: Sequence[AnyField]) -> str:
         return ", ".join(table.column(field) for field in fields)
-
-    # What people ask about the database
-
-    def explain(self, statement: SQL, table: Table, *, may_sort: bool) -> Plan:
-        """Judge small tables leniently only where statistics exist: without them SQLite plans alike at any size."""
-        # The driver keeps statements, and a kept EXPLAIN goes on telling of an index that is gone.
-        ((schema,),) = self.fetch(SQL("PRAGMA schema_version"))
-        asked = sql("EXPLAIN QUERY PLAN /* schema {} */ {}", str(schema), statement)
-        lines = tuple(row[-1] for row in self.fetch(asked))
-        name = real_name(table.columns.owner._meta.db_table)
-        walks = (f"SCAN {name} ", f"SCAN TABLE {name} ")
-        small = self._counted_rows(name) < LARGE
-        return Plan(
-            lines,
-            sorts=not may_sort
-            and not small
-            and any(line.startswith("USE TEMP B-TREE") and "ORDER BY" in line for line in lines),
-            scans=not small and any(f"{line} ".startswith(walks) for line in lines),
-        )
-
-    def _counted_rows(self, table_name: str) -> float:
-        """Return how many rows ANALYZE counted; no number is too large where it never ran."""
-        if not self.fetch(SQL("SELECT 1 FROM sqlite_master WHERE name = 'sqlite_stat1'")):
-            return float("inf")
-        counts = self.fetch(sql("SELECT stat FROM sqlite_stat1 WHERE tbl = {}", value(table_name)))
-        return max((float(stat.split()[0]) for (stat,) in counts), default=float("inf"))
-
-    def configured_faults(self) -> Iterator[Fault]:
-        alias, options = self.connection.alias, self.connection.settings_dict["OPTIONS"]
-        mode = options.get("transaction_mode")
-        if str(mode).upper() not in {"IMMEDIATE", "EXCLUSIVE"}:
-            yield Fault(
-                "W001",
-                f"Transactions of the SQLite database {alias!r} begin {mode or 'DEFERRED'}: one that reads before it"
-                ' writes fails with "database is locked" as soon as a worker writes beside it.',
-                option_hint(alias, "transaction_mode", '"IMMEDIATE"'),
-            )
-
-    def server_faults(self, tables: Sequence[Table]) -> Iterator[Fault]:
-        version: tuple[int, ...] = self.connection.Database.sqlite_version_info  # type: ignore[attr-defined]
-        if version < OLDEST:
-            yield Fault(
-                "E101",
-                f"SQLite {'.'.join(map(str, version))} has no UPDATE … RETURNING, which every claim needs.",
-                f"Use a Python that brings SQLite {'.'.join(map(str, OLDEST))} or newer.",
-            )
-
-
-OLDEST = (3, 35)

@@ -14,7 +14,7 @@ from django_taskclaim.doctor.findings import Finding
 from django_taskclaim.formatting import counted, format_duration, format_moment, listed
 from django_taskclaim.handlers import handler_for
 from django_taskclaim.links import is_companion, source_link
-from django_taskclaim.overview import Overview, overview, throttles_by_source, workers
+from django_taskclaim.monitoring.overview import Overview, overview, throttles_by_source, workers
 from django_taskclaim.policy import policy_for
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.limits import SerialLimit, limits_over, without_room

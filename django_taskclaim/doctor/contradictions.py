@@ -7,7 +7,7 @@ from django.db import connections, models
 from django.db.models import Count, Q
 
 from django_taskclaim.columns import claim_columns
-from django_taskclaim.db.inspection import real_name
+from django_taskclaim.db.sql import real_name
 from django_taskclaim.doctor.findings import Finding
 from django_taskclaim.formatting import counted
 from django_taskclaim.querysets import ClaimQuerySet

@@ -5,14 +5,14 @@ from typing import Any
 
 from django.db import connections, models, transaction
 
-from django_taskclaim.db.inspection import Plan, real_name
-from django_taskclaim.db.sql import SQL
+from django_taskclaim.db.sql import SQL, real_name
 from django_taskclaim.doctor.findings import Finding
 from django_taskclaim.doctor.rehearsal import claim_statements, fenced_statements, reaper_statements
 from django_taskclaim.fields import AnyField
 from django_taskclaim.formatting import listed
 from django_taskclaim.handlers import handler_for
 from django_taskclaim.indexes import ClaimIndex
+from django_taskclaim.monitoring.server import Plan, Server, server_for
 from django_taskclaim.querysets.limits import SerialLimit, limits_over
 from django_taskclaim.querysets.scope import ClaimTarget, in_policy_order
 
@@ -26,7 +26,7 @@ def missing_indexes(model: type[models.Model], alias: str) -> Iterator[Finding]:
     columns = listed([name for name, _ in _wanted(index, target)])
     yield Finding.problem(
         f"The table {_table_name(target)} has no index on {columns}: every claim reads and sorts all open rows.",
-        f"Create it{target.dialect.on_a_busy_table}, or run makemigrations and migrate:",
+        f"Create it{_server(target).on_a_busy_table}, or run makemigrations and migrate:",
         details=tuple(create_statements(index, target)),
     )
 
@@ -44,7 +44,7 @@ def missing_key_indexes(model: type[models.Model], alias: str) -> Iterator[Findi
             f"The table {_table_name(target)} has no index that begins with"
             f" {listed([name for name, _ in _wanted(index, target)][:2])}: each claim sorts all open rows of one"
             f" {limit.name} to find the first of them.",
-            f"Create it{target.dialect.on_a_busy_table}, and name it in Meta.indexes:",
+            f"Create it{_server(target).on_a_busy_table}, and name it in Meta.indexes:",
             details=tuple(create_statements(index, target)),
         )
 
@@ -96,6 +96,10 @@ def create_statements(index: Any, target: ClaimTarget) -> list[str]:
     return [real_name(statement) for statement in editor.collected_sql]
 
 
+def _server(target: ClaimTarget) -> Server:
+    return server_for(connections[target.alias])
+
+
 def _table_name(target: ClaimTarget) -> str:
     return real_name(target.columns.owner._meta.db_table)
 
@@ -111,7 +115,7 @@ def _wanted(index: Any, target: ClaimTarget) -> list[tuple[str, str]]:
 def _is_there(index: Any, target: ClaimTarget, length: int | None = None) -> bool:
     """Say whether an index of any name begins with the columns of *index*, or with the first *length* of them."""
     wanted = _wanted(index, target)[:length]
-    return any(known[: len(wanted)] == wanted for known in target.dialect.indexes(target.table))
+    return any(known[: len(wanted)] == wanted for known in _server(target).indexes(target.table))
 
 
 def judged_plans(model: type[models.Model], alias: str) -> Iterator[Finding]:
@@ -135,11 +139,9 @@ def _explained(
     model: type[models.Model], alias: str, statements: list[SQL], may_sort: bool
 ) -> list[Plan]:
     target = ClaimTarget.of(model, alias)
+    server = _server(target)
     with transaction.atomic(using=alias):
-        return [
-            target.dialect.explain(statement, target.table, may_sort=may_sort)
-            for statement in statements
-        ]
+        return [server.explain(one, target.table, may_sort=may_sort) for one in statements]
 
 
 def _complaint(
@@ -167,7 +169,7 @@ def _complaint(
             details = create_statements(fitting, target)
             advice = (
                 f"The handler has an order of its own, which the claim index{name} does not have. Create the index in"
-                f" the last line{target.dialect.on_a_busy_table}, and name it in Meta.indexes; if claims still sort"
+                f" the last line{_server(target).on_a_busy_table}, and name it in Meta.indexes; if claims still sort"
                 f" then, refresh the statistics ({_analyze(target)})."
             )
     else:
@@ -176,4 +178,4 @@ def _complaint(
 
 
 def _analyze(target: ClaimTarget) -> str:
-    return target.dialect.refresh_statistics(target.table)
+    return _server(target).refresh_statistics(target.table)

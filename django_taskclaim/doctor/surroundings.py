@@ -13,9 +13,8 @@ from django_taskclaim.checks.handlers import check_handlers
 from django_taskclaim.checks.models import check_models
 from django_taskclaim.checks.settings import check_settings
 from django_taskclaim.columns import has_ranges
-from django_taskclaim.db.inspection import real_name
+from django_taskclaim.db.sql import real_name
 from django_taskclaim.doctor.findings import Finding
-from django_taskclaim.doctor.vacuum import oldest_snapshot
 from django_taskclaim.fields import AnyField, ClaimColumn
 from django_taskclaim.formatting import first_line, listed
 from django_taskclaim.links import is_companion, source_link
@@ -157,7 +156,6 @@ def configuration_findings(alias: str, of: Iterable[type[models.Model]]) -> Iter
     """
     try:
         found = list(faults_of(alias, of))
-        snapshot = list(oldest_snapshot(alias))
     except Error as error:
         yield refused(alias, error)
         return
@@ -166,7 +164,6 @@ def configuration_findings(alias: str, of: Iterable[type[models.Model]]) -> Iter
         yield make(f"{fault.message} ({fault.id})", fault.hint)
     if not found:
         yield Finding.fine("The server's version and settings are in order.")
-    yield from snapshot
 
 
 def refused(alias: str, error: Error) -> Finding:

@@ -21,7 +21,7 @@ from django.utils import timezone
 from django_taskclaim.claim import clock
 from django_taskclaim.completion import Clear
 from django_taskclaim.formatting import format_clock_time, format_duration
-from django_taskclaim.overview import Overview, Worker
+from django_taskclaim.monitoring.overview import Overview, Worker
 from django_taskclaim.policy import policy_for
 from django_taskclaim.querysets import Progress
 from django_taskclaim.states import Status

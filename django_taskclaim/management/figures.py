@@ -14,12 +14,19 @@ from django.db.models import Min
 from django.utils import timezone
 
 from django_taskclaim.columns import claim_columns
-from django_taskclaim.db import dialect_for
 from django_taskclaim.fields import NEVER_WAITED, as_utc
 from django_taskclaim.formatting import first_line
 from django_taskclaim.handlers import handler_for
 from django_taskclaim.management.base import lacking_tables
-from django_taskclaim.overview import Failure, Overview, Worker, last_errors, overview, workers
+from django_taskclaim.monitoring.overview import (
+    Failure,
+    Overview,
+    Worker,
+    last_errors,
+    overview,
+    workers,
+)
+from django_taskclaim.monitoring.server import server_for
 from django_taskclaim.querysets import ClaimQuerySet
 
 #: How long the questions about one model may take, and those about workers, where they are asked again and again.
@@ -65,8 +72,8 @@ def look_at(where: Sequence[tuple[Any, str]], *, exact: bool = True) -> Look:
     look = Look()
     for model, alias in where:
         try:
-            dialect = dialect_for(connections[alias])
-            with nullcontext() if exact else dialect.time_limit(AGAIN):
+            limit = server_for(connections[alias]).time_limit(AGAIN)
+            with nullcontext() if exact else limit:
                 if alias not in look.workers:
                     look.workers[alias] = workers(alias)
                 seen = overview(model, alias, exact=exact)

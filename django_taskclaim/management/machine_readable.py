@@ -11,7 +11,7 @@ from django_taskclaim.control.orders import SETTINGS, open_orders
 from django_taskclaim.control.reading import live_settings
 from django_taskclaim.fields import as_utc
 from django_taskclaim.management.figures import Look, figures_of
-from django_taskclaim.overview import Overview, Worker
+from django_taskclaim.monitoring.overview import Overview, Worker
 
 #: Goes up when a key is taken away or changes its meaning; new keys come without.
 VERSION = 1

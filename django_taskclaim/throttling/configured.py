@@ -7,7 +7,7 @@ from django.db.models import Model
 from django.utils.module_loading import import_string
 
 from django_taskclaim import conf
-from django_taskclaim.db.pulse import Refusal
+from django_taskclaim.monitoring.server import Refusal
 from django_taskclaim.throttling.answers import Check, Surroundings
 from django_taskclaim.throttling.health import ServerCheck
 

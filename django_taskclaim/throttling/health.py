@@ -11,10 +11,10 @@ from django_taskclaim.throttling.answers import Answer, Surroundings, ok, stop
 
 if TYPE_CHECKING:
     # Loaded at the first question, for its module needs configured settings.
-    from django_taskclaim.db.pulse import Pulse, Refusal
+    from django_taskclaim.monitoring.server import Refusal, Server
 
-#: Seconds that one statement of a check may take: the thread that waits for it has leases to renew.
-PATIENCE = 2.0
+#: How long the statements of a check may take: the thread that waits for them has leases to renew.
+PATIENCE = timedelta(seconds=2)
 
 
 class ServerCheck:
@@ -24,11 +24,11 @@ class ServerCheck:
     using: str | None = None
 
     def __call__(self, where: Surroundings) -> Answer:
-        pulse = self._pulse(where)
-        with pulse.bounded(PATIENCE):
-            return self.judge(pulse, where)
+        server = self._server(where)
+        with server.bounded(PATIENCE):
+            return self.judge(server, where)
 
-    def judge(self, pulse: "Pulse", where: Surroundings) -> Answer:
+    def judge(self, server: "Server", where: Surroundings) -> Answer:
         """Compare what the database says with the limit."""
         raise NotImplementedError
 
@@ -39,21 +39,21 @@ class ServerCheck:
     def refusals(self, where: Surroundings, *, ask: bool) -> Iterator["Refusal"]:
         """Yield why the check would be worthless there; with *ask* the server is asked as well."""
         question = self.question()
-        pulse = self._pulse(where)
-        found = pulse.refusal(question)
+        server = self._server(where)
+        found = server.refusal(question)
         if found is None and ask:
-            found = pulse.denied(question)
+            found = server.denied(question)
         if found is not None:
             yield found
 
     def question(self) -> str:
-        """Return the name of the method of ``Pulse`` that this check asks."""
+        """Return the name of the method of ``Server`` that this check asks."""
         raise NotImplementedError
 
-    def _pulse(self, where: Surroundings) -> "Pulse":
-        from django_taskclaim.db.pulse import pulse_of
+    def _server(self, where: Surroundings) -> "Server":
+        from django_taskclaim.monitoring.server import server_for
 
-        return pulse_of(connections[self.using or where.using])
+        return server_for(connections[self.using or where.using])
 
 
 class ReplicaLag(ServerCheck):
@@ -77,11 +77,11 @@ class ReplicaLag(ServerCheck):
     def question(self) -> str:
         return "replicas" if self.using is None else "own_lag"
 
-    def judge(self, pulse: "Pulse", where: Surroundings) -> Answer:
-        return self._of_primary(pulse) if self.using is None else self._of_replica(pulse)
+    def judge(self, server: "Server", where: Surroundings) -> Answer:
+        return self._of_primary(server) if self.using is None else self._of_replica(server)
 
-    def _of_primary(self, pulse: "Pulse") -> Answer:
-        known = pulse.replicas()
+    def _of_primary(self, server: "Server") -> Answer:
+        known = server.replicas()
         if len(known) < self.replicas:
             return stop(f"{len(known)} of {self.replicas} replicas are connected")
         worst = max(known, key=lambda replica: replica.lag, default=None)
@@ -89,8 +89,8 @@ class ReplicaLag(ServerCheck):
             return ok()
         return stop(f"replica {worst.name} lags {_over(worst.lag, self.at_most)}")
 
-    def _of_replica(self, pulse: "Pulse") -> Answer:
-        lag = pulse.own_lag()
+    def _of_replica(self, server: "Server") -> Answer:
+        lag = server.own_lag()
         if lag is None:
             return stop(f"replica {self.using} does not follow its primary")
         return (
@@ -121,8 +121,8 @@ class Sql(ServerCheck):
         # Every database answers some SQL; whether this is some is seen when it is asked.
         yield from ()
 
-    def judge(self, pulse: "Pulse", where: Surroundings) -> Answer:
-        number = pulse.number(self.statement)
+    def judge(self, server: "Server", where: Surroundings) -> Answer:
+        number = server.number(self.statement)
         if number is None or number <= self.at_most:
             return ok()
         return stop(f"{self.name} is {number:g}, more than {self.at_most:g}")

@@ -120,7 +120,7 @@ def test_options_that_break_a_promise(
 @only_on("sqlite")
 @asks_servers
 def test_a_database_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("django_taskclaim.db.sqlite.OLDEST", (99, 0))
+    monkeypatch.setattr("django_taskclaim.monitoring.server.sqlite.OLDEST", (99, 0))
     assert servers() == ["E101"]
 
 

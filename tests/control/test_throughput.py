@@ -9,7 +9,7 @@ from django.db.models import Sum
 from django_taskclaim.control.acts import record_act
 from django_taskclaim.control.models import ThroughputMinute
 from django_taskclaim.control.reading import marks, throughput
-from django_taskclaim.overview import database_time
+from django_taskclaim.monitoring.overview import database_time
 from tests.commands import run
 from tests.querysets.support import at_once
 from tests.testapp.models import Photo

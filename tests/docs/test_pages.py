@@ -26,9 +26,9 @@ from django_taskclaim.checks.completion import problems_of as problems_of_comple
 from django_taskclaim.checks.handlers import problems_of as problems_of_handler
 from django_taskclaim.checks.models import problems_of as problems_of_model
 from django_taskclaim.columns import has_claim_columns
-from django_taskclaim.db import dialect_for
 from django_taskclaim.links import is_companion
 from django_taskclaim.management.conditions import FIGURES
+from django_taskclaim.monitoring.server import server_for
 from tests import documents
 from tests.factories import make
 from tests.taking.models import Letter
@@ -75,7 +75,7 @@ def test_a_block_runs_and_gives_what_it_says(source: str) -> None:
     if "DATABASES" in names:
         shown = ConnectionHandler(names["DATABASES"])
         for alias in shown:
-            assert list(dialect_for(shown[alias]).configured_faults()) == []
+            assert list(server_for(shown[alias]).configured_faults()) == []
             shown[alias].get_connection_params()
 
 

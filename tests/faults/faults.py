@@ -293,7 +293,11 @@ FAULTS = {
         ),
         fault(
             "A server that isolates transactions too much is taken without a word.",
-            (POSTGRESQL, 'if "committed" not in isolation and', "if not isolation and"),
+            (
+                "monitoring/server/postgresql.py",
+                'if "committed" not in isolation and',
+                "if not isolation and",
+            ),
             on=("postgresql",),
         ),
     ],

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from django.db import OperationalError, connection, transaction
 
-from django_taskclaim import census, overview
-from django_taskclaim.db import dialect_for
+from django_taskclaim.monitoring import counts, overview
+from django_taskclaim.monitoring.server import server_for
 from tests.factories import make
 from tests.querysets.support import clock, execute, set_raw, table_of
 from tests.testapp.models import Child, CompositeKey, Job, TextKey
@@ -18,8 +18,8 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture(autouse=True)
 def large_means_100_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(census, "SMALL", 100)
-    for module in (census, overview):
+    monkeypatch.setattr(counts, "SMALL", 100)
+    for module in (counts, overview):
         monkeypatch.setattr(module, "MOST", 50)
 
 
@@ -32,8 +32,8 @@ def analyse(model: Any) -> None:
             cursor.fetchall()
 
 
-def jobs(**counts: int) -> None:
-    states = [state.rstrip("_") for state, n in counts.items() for _ in range(n)]
+def jobs(**numbers: int) -> None:
+    states = [state.rstrip("_") for state, n in numbers.items() for _ in range(n)]
     Job.objects.bulk_create(Job(status=state) for state in states)
     analyse(Job)
 
@@ -41,24 +41,24 @@ def jobs(**counts: int) -> None:
 def test_of_a_large_table_rare_states_are_counted_and_the_others_estimated() -> None:
     """What is completed shows although the statistics are older."""
     jobs(failed=7)
-    seen = census.census(Job, "default")
+    seen = counts.count_rows(Job, "default")
     assert (seen.progress.failed, seen.estimated) == (7, set())
     jobs(open_=3000, complete=1000)
-    seen = census.census(Job, "default")
+    seen = counts.count_rows(Job, "default")
     assert seen.estimated == {"open", "complete"}
     assert seen.progress.failed == 7
     assert seen.progress.open == pytest.approx(3000, rel=0.05)
     assert seen.progress.complete == pytest.approx(1000, rel=0.1)
     for _ in range(2):
         Job.objects.complete(Job.objects.claim_batch(500))
-    assert census.census(Job, "default").progress.complete == pytest.approx(2000, rel=0.1)
+    assert counts.count_rows(Job, "default").progress.complete == pytest.approx(2000, rel=0.1)
 
 
 @pytest.mark.parametrize("model", [TextKey, CompositeKey, Child], ids=lambda model: model.__name__)
 def test_keys_of_every_kind_are_estimated(model: Any) -> None:
     make(model, 120)
     analyse(model)
-    assert census.census(model, "default").progress.open == pytest.approx(120, abs=40)
+    assert counts.count_rows(model, "default").progress.open == pytest.approx(120, abs=40)
 
 
 def test_of_many_running_rows_only_the_first_are_read() -> None:
@@ -88,7 +88,7 @@ def test_a_question_that_takes_too_long_is_cut_off() -> None:
     before = session_limit()
     for scope in (nullcontext(), transaction.atomic()):
         with scope:
-            limit = dialect_for(connection).time_limit(timedelta(milliseconds=200))
+            limit = server_for(connection).time_limit(timedelta(milliseconds=200))
             with pytest.raises(OperationalError), limit, connection.cursor() as cursor:
                 cursor.execute(ENDLESS)
         assert Job.objects.count() == 1
@@ -101,7 +101,7 @@ def test_many_quick_questions_share_one_limit() -> None:
     question = sleep.get(connection.vendor, ENDLESS.replace("900000000", "900000"))
 
     def ask_often() -> None:
-        with dialect_for(connection).time_limit(timedelta(milliseconds=400)):
+        with server_for(connection).time_limit(timedelta(milliseconds=400)):
             for _ in range(1000):
                 execute(question)
 

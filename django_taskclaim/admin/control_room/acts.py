@@ -18,9 +18,9 @@ from django_taskclaim.admin.control_room.failures import Failure, failed_rows
 from django_taskclaim.admin.sweeping import FORBIDDEN, MAX_AGE, MEANWHILE, Sieve, Tally
 from django_taskclaim.claim import clock
 from django_taskclaim.control.acts import record_act
-from django_taskclaim.db import dialect_for
 from django_taskclaim.formatting import format_duration
 from django_taskclaim.links import is_companion
+from django_taskclaim.monitoring.server import server_for
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.operating import written_before
 from django_taskclaim.switch import (
@@ -211,7 +211,7 @@ def _lines(rows: Rows, group: str, head: list[str], broken_off: list[str]) -> It
 def _limited(rows: Rows) -> Iterator[list[Failure]]:
     parts = failed_rows(rows, int(conf.setting("CHUNK_SIZE")))
     while True:
-        with dialect_for(connections[rows.db]).time_limit(READING_LIMIT):
+        with server_for(connections[rows.db]).time_limit(READING_LIMIT):
             part = next(parts, None)
         if part is None:
             return

@@ -11,8 +11,8 @@ from django.utils import timezone
 
 from django_taskclaim import conf
 from django_taskclaim.claim import clock
-from django_taskclaim.db import dialect_for
 from django_taskclaim.exceptions import TaskClaimError
+from django_taskclaim.monitoring.server import server_for
 
 T = TypeVar("T")
 
@@ -71,7 +71,7 @@ class Asking:
         left = self.left
         if left < LEAST:
             raise TimeoutError
-        with dialect_for(connections[self.alias]).time_limit(left):
+        with server_for(connections[self.alias]).time_limit(left):
             return question()
 
 

@@ -13,7 +13,7 @@ from django_taskclaim import conf
 from django_taskclaim.admin.control_room import words
 from django_taskclaim.admin.control_room.asking import Asking
 from django_taskclaim.formatting import format_duration
-from django_taskclaim.overview import Holder, Overview, Worker, workers
+from django_taskclaim.monitoring.overview import Holder, Overview, Worker, workers
 from django_taskclaim.policy import policy_for
 from django_taskclaim.states import Status
 from django_taskclaim.worker import heartbeat

@@ -14,7 +14,7 @@ from django.utils.translation import gettext as _
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.fields import as_utc
 from django_taskclaim.links import is_companion, source_link, told_key
-from django_taskclaim.overview import database_time
+from django_taskclaim.monitoring.overview import database_time
 from django_taskclaim.states import Status
 
 Rows = models.QuerySet[Any]

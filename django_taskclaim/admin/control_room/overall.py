@@ -35,7 +35,7 @@ from django_taskclaim.admin.control_room.showing import EVERY
 from django_taskclaim.admin.control_room.state import State, state_of
 from django_taskclaim.admin.permissions import may_operate
 from django_taskclaim.exceptions import TaskClaimError
-from django_taskclaim.overview import Worker, overview, workers
+from django_taskclaim.monitoring.overview import Worker, overview, workers
 
 
 @dataclass(frozen=True, slots=True)

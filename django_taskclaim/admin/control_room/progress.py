@@ -11,7 +11,7 @@ from django.utils.translation import gettext_lazy, pgettext
 from django_taskclaim.admin.control_room import words
 from django_taskclaim.completion import Archive, Clear, Completion, Delete
 from django_taskclaim.formatting import format_duration
-from django_taskclaim.overview import Overview
+from django_taskclaim.monitoring.overview import Overview
 from django_taskclaim.policy import policy_for
 from django_taskclaim.querysets import Progress
 from django_taskclaim.states import Status

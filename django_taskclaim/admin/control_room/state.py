@@ -12,7 +12,7 @@ from django_taskclaim.fields import as_utc
 from django_taskclaim.formatting import listed
 from django_taskclaim.limits import FleetLimits
 from django_taskclaim.models import Switch, Throttle
-from django_taskclaim.overview import Overview, Worker
+from django_taskclaim.monitoring.overview import Overview, Worker
 from django_taskclaim.switch_reading import EVERY_MODEL
 
 _LAMPS = {"running": "▶", "ready": "▷", "held": "◔", "unknown": "?"}

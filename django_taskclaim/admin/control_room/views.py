@@ -43,7 +43,7 @@ from django_taskclaim.control.orders import change_settings, models_of, order
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.formatting import first_line
 from django_taskclaim.models import WorkerProcess
-from django_taskclaim.overview import Worker, workers
+from django_taskclaim.monitoring.overview import Worker, workers
 
 View = Callable[..., HttpResponseBase]
 

@@ -24,7 +24,7 @@ from django_taskclaim.contrib.review.permissions import backends_know_rows, may_
 from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.fields import as_utc
 from django_taskclaim.holders import holder_of
-from django_taskclaim.overview import database_time
+from django_taskclaim.monitoring.overview import database_time
 from django_taskclaim.policy import RENEWALS_PER_LEASE
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.states import Token

@@ -20,7 +20,7 @@ from django_taskclaim.management.switching import (
     add_rows,
     refuse_options_of_rows,
 )
-from django_taskclaim.overview import workers
+from django_taskclaim.monitoring.overview import workers
 from django_taskclaim.switch import paused_by, paused_model, resume, resume_all
 
 

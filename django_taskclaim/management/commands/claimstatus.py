@@ -25,7 +25,6 @@ from django_taskclaim.columns import has_ranges
 from django_taskclaim.connecting import use_own_connection
 from django_taskclaim.control.orders import in_words, open_orders
 from django_taskclaim.control.reading import live_settings
-from django_taskclaim.db import dialect_for
 from django_taskclaim.error_text import one_line
 from django_taskclaim.fields import as_utc
 from django_taskclaim.formatting import counted, first_line, format_duration, format_moment, listed
@@ -54,7 +53,8 @@ from django_taskclaim.management.display import (
 )
 from django_taskclaim.management.figures import AGAIN, Look, ages_are_known, look_at, oldest_due
 from django_taskclaim.management.machine_readable import as_json
-from django_taskclaim.overview import Overview, Worker, first_failed, throttles_by_source
+from django_taskclaim.monitoring.overview import Overview, Worker, first_failed, throttles_by_source
+from django_taskclaim.monitoring.server import server_for
 from django_taskclaim.policy import policy_for
 from django_taskclaim.ranges import strip
 from django_taskclaim.states import Status
@@ -246,7 +246,7 @@ exit codes:
     def _asking(self, alias: str) -> Iterator[None]:
         """Let what the block asks take a moment at most, and show what the database says against that."""
         try:
-            with dialect_for(connections[alias]).time_limit(AGAIN):
+            with server_for(connections[alias]).time_limit(AGAIN):
                 yield
         except Error as error:
             self.stdout.write(self.style.ERROR(first_line(error)))

@@ -12,7 +12,6 @@ from django.core.management.base import CommandError
 from django.db import Error, connections, router
 
 from django_taskclaim import conf
-from django_taskclaim.census import census
 from django_taskclaim.checks import companions, completion, ranges
 from django_taskclaim.checks import handlers as handlers_check
 from django_taskclaim.checks import models as models_check
@@ -31,6 +30,7 @@ from django_taskclaim.management.arguments import (
 )
 from django_taskclaim.management.base import ClaimCommand, lacking_tables
 from django_taskclaim.management.display import Onlooker
+from django_taskclaim.monitoring.counts import count_rows
 from django_taskclaim.policy import faults, policy_for
 from django_taskclaim.switch import holds
 from django_taskclaim.throttling.configured import refused
@@ -314,7 +314,7 @@ def counted_in(worker: WorkerOptions) -> list[tuple[str, tuple[int, int]]]:
     """Return how many rows of each model are complete and failed, where that is not too many to count."""
     try:
         with contextlib.suppress(Error):
-            counts = [(one.model, census(one.model, worker.using)) for one in worker.handlers()]
+            counts = [(one.model, count_rows(one.model, worker.using)) for one in worker.handlers()]
             return [
                 (model._meta.label, (found.progress.complete, found.progress.failed))
                 for model, found in counts

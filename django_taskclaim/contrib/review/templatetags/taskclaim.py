@@ -14,7 +14,7 @@ from django_taskclaim.columns import claim_columns
 from django_taskclaim.fields import as_utc
 from django_taskclaim.formatting import format_clock_time, format_duration
 from django_taskclaim.holders import holder_of, name_of
-from django_taskclaim.overview import database_time
+from django_taskclaim.monitoring.overview import database_time
 
 register = template.Library()
 

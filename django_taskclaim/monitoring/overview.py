@@ -13,7 +13,6 @@ from django.db import connections, models
 from django.db.models import Count, Min, Q
 from django.db.models.functions import Substr
 
-from django_taskclaim.census import MOST, Census, census
 from django_taskclaim.columns import ClaimColumns, claim_columns, has_ranges
 from django_taskclaim.db import dialect_for
 from django_taskclaim.fields import CRASHED, NEVER_WAITED, OPEN_ENDED, as_utc
@@ -21,6 +20,7 @@ from django_taskclaim.formatting import with_source
 from django_taskclaim.limits import FleetLimits, limits_of
 from django_taskclaim.links import is_companion, source_link, told_key
 from django_taskclaim.models import Switch, Throttle, WorkerProcess
+from django_taskclaim.monitoring.counts import MOST, RowCounts, count_rows
 from django_taskclaim.querysets import ClaimQuerySet, Progress
 from django_taskclaim.querysets.everyone import everyones_stop
 from django_taskclaim.querysets.operating import expired_condition
@@ -111,12 +111,12 @@ class Worker:
 def overview(model: type[models.Model], alias: str, *, exact: bool = True) -> Overview:
     """Return what is going on with *model* on the database *alias*.
 
-    Unless it must be *exact*, a large table is not read: its ``estimated`` states are, by what the server believes.
+    Unless it must be *exact*, a large table is not read: its ``estimated`` states are, counted in part and estimated.
     """
     rows: Any = ClaimQuerySet(model, using=alias)
     columns = claim_columns(model)
     now = database_time(alias)
-    counts = Census(rows.progress()) if exact else census(model, alias)
+    counts = RowCounts(rows.progress()) if exact else count_rows(model, alias)
     bounded = Status.OPEN in counts.estimated
     dueness = _dueness(_next(rows, columns) if bounded else rows.open(), columns, now)
     beyond = max(0, counts.progress.open - MOST) if bounded else 0

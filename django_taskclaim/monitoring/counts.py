@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from django.db import models
+from django.db import connections, models
 
-from django_taskclaim.db.inspection import Belief
+from django_taskclaim.monitoring.server import Estimate, server_for
 from django_taskclaim.querysets import ClaimQuerySet, Progress
 from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.states import Status
@@ -26,31 +26,28 @@ _UNFINISHED = (Status.OPEN, Status.PROCESSING, Status.FAILED, Status.PAUSED)
 
 
 @dataclass(frozen=True, slots=True)
-class Census:
-    """The counts, and which of them are only believed."""
+class RowCounts:
+    """The counts, and which of them are estimates."""
 
     progress: Progress
     #: Values of ``Status``; the sum of all rows is an estimate, too, where there is any.
     estimated: frozenset[str] = frozenset()
 
 
-def census(model: type[models.Model], alias: str) -> Census:
+def count_rows(model: type[models.Model], alias: str) -> RowCounts:
     """Count the rows of a small table; of a large one count what is little and estimate the rest.
 
     Where nothing can be estimated all are counted: of a model whose claim columns are in a parent's table, and, on a
     database without statistics, where keys are no whole numbers or mostly gaps.
     """
     target = ClaimTarget.of(model, alias)
-    belief = (
-        (_looked_at(target) or target.dialect.believed(target.table)) if _owns(target) else None
-    )
-    if belief is None or belief.rows <= SMALL:
-        return Census(ClaimQuerySet[Any](model, using=alias).progress())
-    return _estimated(_counted(target), belief)
-
-
-def _owns(target: ClaimTarget) -> bool:
-    return target.columns.owned_by(target.model)
+    estimate = None
+    if target.columns.owned_by(model):
+        server = server_for(connections[alias])
+        estimate = _probed(target) or server.estimate(target.table)
+    if estimate is None or estimate.rows <= SMALL:
+        return RowCounts(ClaimQuerySet[Any](model, using=alias).progress())
+    return _filled_up(_counted(target), estimate)
 
 
 def _counted(target: ClaimTarget) -> dict[str, int]:
@@ -61,8 +58,8 @@ def _counted(target: ClaimTarget) -> dict[str, int]:
     }
 
 
-def _looked_at(target: ClaimTarget) -> Belief | None:
-    """Look at rows all over the table; None where keys are no whole numbers, or mostly gaps.
+def _probed(target: ClaimTarget) -> Estimate | None:
+    """Read rows all over the table; None where keys are no whole numbers, or mostly gaps.
 
     Statistics are as old as the last ANALYZE, or only know halves; rows spread evenly over the keys tell what is so
     now, and how many of the keys have a row how many rows there are. The same keys are asked for each time, so that
@@ -74,30 +71,30 @@ def _looked_at(target: ClaimTarget) -> Belief | None:
     ends = target.rows.order_by().aggregate(first=models.Min("pk"), last=models.Max("pk"))
     first, last = ends["first"] or 0, ends["last"] or 0
     if last - first < SMALL:
-        return Belief(0, {})
+        return Estimate(0, {})
     rows = target.rows.order_by().filter(pk__in=_spread(first, last))
     found = dict(rows.values_list(status).annotate(n=models.Count("*")).values_list(status, "n"))
     hits, each = sum(found.values()), (last - first + 1) / PROBES
     known = {state: number * each for state, number in found.items()}
-    return Belief(hits * each, known) if hits >= PROBES // 5 else None
+    return Estimate(hits * each, known) if hits >= PROBES // 5 else None
 
 
 def _spread(first: int, last: int) -> list[int]:
-    """Return PROBES keys, one somewhere in each stretch of the same length, lest a pattern of the keys is met."""
+    """Return PROBES keys, one in each stretch of the same length, at random: a pattern of the keys does no harm."""
     chance = Random(PROBES)
     step = (last - first + 1) / PROBES
     return sorted({first + int((i + chance.random()) * step) for i in range(PROBES)})
 
 
-def _estimated(counted: Mapping[str, int], belief: Belief) -> Census:
+def _filled_up(counted: Mapping[str, int], estimate: Estimate) -> RowCounts:
     """Share out what was not counted among the large states, in the proportion that is known."""
     exact = {state: number for state, number in counted.items() if number <= MOST}
     large = [*(state for state in counted if state not in exact), Status.COMPLETE.value]
-    rest = max(belief.rows - sum(exact.values()), MOST * (len(large) - 1))
-    weights = {state: belief.by_state.get(state, 0.0) for state in large}
+    rest = max(estimate.rows - sum(exact.values()), MOST * (len(large) - 1))
+    weights = {state: estimate.by_state.get(state, 0.0) for state in large}
     if not any(weights.values()):
         weights[large[0]] = 1.0
     whole = sum(weights.values())
     shares = {state: round(rest * weight / whole) for state, weight in weights.items()}
     at_least = {state: max(number, counted.get(state, 0)) for state, number in shares.items()}
-    return Census(Progress(**exact, **at_least), frozenset(large))
+    return RowCounts(Progress(**exact, **at_least), frozenset(large))

@@ -1,0 +1,236 @@
+"""What a database tells of itself: plans, statistics, indexes, replicas, and settings that break a promise."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from time import monotonic
+from typing import Any, ClassVar, NamedTuple
+
+from django.db import OperationalError, transaction
+
+from django_taskclaim.db import Dialect
+from django_taskclaim.db.sql import SQL, Table, real_name
+
+#: From how many rows on a plan is taken at its word. Below, every optimiser rightly prefers to read and sort all.
+LARGE = 10_000
+
+#: A new limit is sent to the server once so many seconds of the last one are used up: quick statements cost no second.
+SLACK = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How the database would run one statement, and whether that is a plan for a table of any size."""
+
+    lines: tuple[str, ...]
+    #: Whether rows are sorted although an index should give their order.
+    sorts: bool
+    #: Whether the whole table, or a whole index, is read.
+    scans: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """About how many rows a table has, without reading it."""
+
+    rows: float
+    #: The number of rows in each state that is known.
+    by_state: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A setting or a version that breaks a promise, with what mends it; the id is that of the system check."""
+
+    id: str
+    message: str
+    hint: str
+
+    @property
+    def serious(self) -> bool:
+        """Whether claims go wrong, and not only slow or with needless errors."""
+        return self.id.startswith("E")
+
+
+class Refusal(NamedTuple):
+    """Why a database cannot answer a question, and what would help."""
+
+    message: str
+    hint: str
+
+
+class Replica(NamedTuple):
+    """One replica as its primary sees it."""
+
+    name: str
+    lag: timedelta
+
+
+def option_hint(alias: str, name: str, value: Any) -> str:
+    """Return the line that sets one of the OPTIONS of a database."""
+    return f'DATABASES["{alias}"]["OPTIONS"]["{name}"] = {value}'
+
+
+class Server:
+    """What can be asked of the database behind one connection; where nothing is known, the answer is empty."""
+
+    #: What to add to the advice to create an index.
+    on_a_busy_table: ClassVar[str] = ""
+    #: Questions that this kind of database can never answer, by the name of the method, with what could be asked.
+    unknown: ClassVar[Mapping[str, str]] = {}
+
+    def __init__(self, dialect: Dialect) -> None:
+        self.dialect = dialect
+        self.connection = dialect.connection
+        self.alias = dialect.connection.alias
+
+    def ask(self, question: str, *params: Any) -> list[Any]:
+        """Return the rows that a statement gives."""
+        return self.dialect.fetch(SQL(question, params))
+
+    # One table
+
+    def explain(self, statement: SQL, table: Table, *, may_sort: bool) -> Plan:
+        """Return how the statement would run on the table as it is now.
+
+        With *may_sort* the rows it sorts are few: only reading the whole table counts against it.
+        """
+        raise NotImplementedError
+
+    def estimate(self, table: Table) -> Estimate | None:
+        """Return about how many rows are in each state, by the server's statistics; None where it keeps none."""
+        return None
+
+    def indexes(self, table: Table) -> list[list[tuple[str, str]]]:
+        """Return the columns of each index that statements can use, each with ``ASC`` or ``DESC``."""
+        name = real_name(table.model_table)
+        with self.connection.cursor() as cursor:
+            found = self.connection.introspection.get_constraints(cursor, name)
+        ignored = self.ignored_indexes(name)
+        usable = [one for key, one in found.items() if one["index"] and key not in ignored]
+        return [
+            list(
+                zip(one["columns"], one.get("orders") or ["ASC"] * len(one["columns"]), strict=True)
+            )
+            for one in usable
+        ]
+
+    def ignored_indexes(self, table_name: str) -> set[str]:
+        """Return the names of indexes that exist but that no statement uses."""
+        return set()
+
+    def refresh_statistics(self, table: Table) -> str:
+        """Return the statement that lets the optimiser look at the table again."""
+        return f"ANALYZE {real_name(table.name)}"
+
+    # Settings and versions
+
+    def configured_faults(self) -> Iterator[Fault]:
+        """Yield what the settings of this database break; nothing is asked of the server."""
+        return iter(())
+
+    def server_faults(self, tables: Sequence[Table]) -> Iterator[Fault]:
+        """Yield what the server, its settings or these tables break."""
+        return iter(())
+
+    # Health
+
+    def replicas(self) -> list[Replica]:
+        """Return how far each connected replica lags behind, as this primary knows it."""
+        raise NotImplementedError
+
+    def own_lag(self) -> timedelta | None:
+        """Return how far this replica lags behind its primary, None where it does not follow it at all."""
+        raise NotImplementedError
+
+    def number(self, statement: str) -> float | None:
+        """Return the number that a statement of the user's gives, None for NULL; ValueError for any other answer."""
+        with self.connection.cursor() as cursor:
+            # Without parameters a ``%`` in it is only a ``%``.
+            cursor.execute(statement)
+            rows = cursor.fetchall()
+        if len(rows) != 1 or len(rows[0]) != 1:
+            raise ValueError(
+                f"the statement gives {len(rows)} rows; a check needs one row with one number."
+            )
+        return None if rows[0][0] is None else float(rows[0][0])
+
+    def refusal(self, question: str) -> Refusal | None:
+        """Say why databases of this kind cannot answer; asks no server."""
+        if question not in self.unknown:
+            return None
+        what = f"{self.connection.display_name} (database {self.alias!r})"
+        return Refusal(f"{what} cannot answer {question}().", self.unknown[question])
+
+    def denied(self, question: str) -> Refusal | None:
+        """Say why this server does not answer, or not in full, the user that we log in as."""
+        return None
+
+    # How long questions may take
+
+    @contextmanager
+    def time_limit(self, limit: timedelta) -> Iterator[None]:
+        """Let the statements of the block take so long together, give or take a tenth of a second.
+
+        For questions only. One that is cut off, or would begin later, is an OperationalError.
+        """
+        with self.keeping_limits():
+            self.limit_statements(limit)
+            with self.connection.execute_wrapper(TimeBudget(limit, self.limit_statements)):
+                yield
+
+    @contextmanager
+    def keeping_limits(self) -> Iterator[None]:
+        """Put back, after the block, what ``limit_statements`` sets in it."""
+        yield
+
+    def limit_statements(self, limit: timedelta) -> None:
+        """Let each statement from now on run for so long at most."""
+
+    @contextmanager
+    def bounded(self, limit: timedelta) -> Iterator[None]:
+        """Limit the time of the block's statements, and keep nothing that one of them writes."""
+        with transaction.atomic(using=self.alias):
+            with self.time_limit(limit):
+                yield
+            transaction.set_rollback(True, using=self.alias)
+
+
+class TimeBudget:
+    """Wraps the statements of a connection: each may take what those before it have left."""
+
+    def __init__(self, limit: timedelta, send_limit: Callable[[timedelta], None]) -> None:
+        """Begin now; *send_limit* sends the server how long a statement may take from then on."""
+        self._send_limit = send_limit
+        self._sent = limit.total_seconds()
+        self._ends = monotonic() + self._sent
+        self._sending = False
+
+    def __call__(
+        self, execute: Callable[..., Any], sql: str, params: Any, many: bool, context: Any
+    ) -> Any:
+        if not self._sending:
+            self._take_account()
+        return execute(sql, params, many, context)
+
+    def _take_account(self) -> None:
+        left = self._ends - monotonic()
+        if left <= 0:
+            raise OperationalError("The time for these questions is over.")
+        if self._sent - left <= SLACK:
+            return
+        self._sending = True
+        try:
+            self._send_limit(timedelta(seconds=left))
+        finally:
+            self._sending = False
+        self._sent = left
+
+
+def no_replica(alias: str) -> Refusal:
+    """Return that the database is a primary, so that it lags behind nothing."""
+    return Refusal(
+        f"The database {alias!r} is no replica, so it lags behind nothing.",
+        "Name the alias of a replica in ReplicaLag(using=…); on PostgreSQL, leave it out to ask the primary.",
+    )

@@ -1,0 +1,239 @@
+"""MySQL and MariaDB: plans, statistics, indexes, and settings that break a promise."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, ClassVar
+
+from django.db import DatabaseError
+
+from django_taskclaim.db.mysql import is_mariadb, keeping_setting
+from django_taskclaim.db.sql import SQL, Table, real_name, sql
+from django_taskclaim.monitoring.server.base import (
+    LARGE,
+    Estimate,
+    Fault,
+    Plan,
+    Refusal,
+    Server,
+    no_replica,
+    option_hint,
+)
+from django_taskclaim.states import Status
+
+#: CLIENT_FOUND_ROWS of the client library: an UPDATE counts the rows it found, changed or not.
+FOUND_ROWS = 2
+
+#: Collations that compare byte for byte, the space at the end included.
+EXACT = ("_nopad_bin", "_0900_bin", "binary")
+
+#: How the column is called that says how many seconds a replica is behind.
+BEHIND = ("seconds_behind_source", "seconds_behind_master")
+
+#: ER_ACCESS_DENIED_ERROR and ER_SPECIFIC_ACCESS_DENIED_ERROR
+DENIED = {1045, 1227}
+
+
+class MySQLServer(Server):
+    """What MySQL and MariaDB tell of themselves."""
+
+    unknown: ClassVar[Mapping[str, str]] = {
+        "replicas": "A primary does not know how far its replicas lag. Name a replica that DATABASES lists:"
+        ' ReplicaLag(using="replica").',
+    }
+
+    @property
+    def _is_mariadb(self) -> bool:
+        return is_mariadb(self.connection)
+
+    def explain(self, statement: SQL, table: Table, *, may_sort: bool) -> Plan:
+        """Judge what locks at any size, and the rest from a size on at which an optimiser should know better.
+
+        A sort locks too much where a LIMIT follows it: every row that was sorted, not the first ones only.
+        """
+        steps = self._steps(statement)
+        text, name = statement.text, real_name(table.model_table)
+        locks = text.startswith(("UPDATE", "DELETE")) or self.dialect.lock_clause in text
+        ours = [step for step in steps if step["table"] == name]
+        large = [step for step in ours if int(step["rows"] or 0) >= LARGE]
+        sorts = any("filesort" in (step["extra"] or "") for step in steps)
+        return Plan(
+            tuple(_line(step) for step in steps),
+            sorts=sorts and not may_sort and (bool(large) or (locks and " LIMIT " in text)),
+            scans=any(step["type"] in {"ALL", "index"} for step in (ours if locks else large)),
+        )
+
+    def estimate(self, table: Table) -> Estimate:
+        """Ask the optimiser, which dives into the index: information_schema may be a day old."""
+        by_state = {
+            state.value: self._estimated_rows(sql(" WHERE {}", table.in_state(state)), table)
+            for state in Status
+        }
+        return Estimate(self._estimated_rows(SQL(""), table), by_state)
+
+    def _estimated_rows(self, where: SQL, table: Table) -> float:
+        steps = self._steps(sql("SELECT COUNT(*) FROM {}{}", table.name, where))
+        return float(sum(int(step["rows"] or 0) for step in steps))
+
+    def _steps(self, statement: SQL) -> list[dict[str, Any]]:
+        """Return the steps of a statement's plan."""
+        how = "EXPLAIN" if self._is_mariadb else "EXPLAIN FORMAT=TRADITIONAL"
+        return self._named_rows(f"{how} {statement.text}", statement.params)
+
+    def _named_rows(self, question: str, params: Sequence[Any] = ()) -> list[dict[str, Any]]:
+        """Return rows by the names of their columns, in small letters."""
+        with self.connection.cursor() as cursor:
+            cursor.execute(question, params)
+            names = [column[0].lower() for column in cursor.description]
+            return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+
+    def ignored_indexes(self, table_name: str) -> set[str]:
+        visible, shown = ("IGNORED", "NO") if self._is_mariadb else ("IS_VISIBLE", "YES")
+        hidden = self.ask(
+            "SELECT INDEX_NAME FROM information_schema.STATISTICS WHERE TABLE_SCHEMA = DATABASE()"
+            f" AND TABLE_NAME = %s AND {visible} <> '{shown}'",
+            table_name,
+        )
+        return {name for (name,) in hidden}
+
+    def refresh_statistics(self, table: Table) -> str:
+        return f"ANALYZE TABLE {real_name(table.name)}"
+
+    # Settings and versions
+
+    def configured_faults(self) -> Iterator[Fault]:
+        options = self.connection.settings_dict["OPTIONS"]
+        flags = options.get("client_flag")
+        if flags is not None and not flags & FOUND_ROWS:
+            yield Fault(
+                "E007",
+                f"client_flag of the database {self.alias!r} is {flags!r}, without FOUND_ROWS: an UPDATE that finds a"
+                " row as it should be counts 0 rows, and a claim that stands looks lost.",
+                option_hint(
+                    self.alias, "client_flag", f"{flags} | MySQLdb.constants.CLIENT.FOUND_ROWS"
+                ),
+            )
+        asked = options.get("isolation_level", "read committed")
+        if str(asked).lower() != "read committed":
+            level = "the server's own level" if asked is None else str(asked).upper()
+            yield Fault(
+                "W002",
+                f"The database {self.alias!r} runs transactions at {level}: claims set READ COMMITTED for"
+                " themselves, but a handler's own transactions take gap locks, read stale rows and deadlock more.",
+                option_hint(self.alias, "isolation_level", '"read committed"'),
+            )
+
+    def server_faults(self, tables: Sequence[Table]) -> Iterator[Fault]:
+        if not self.connection.features.has_select_for_update_skip_locked:
+            version = ".".join(map(str, self._version))
+            yield Fault(
+                "E101",
+                f"{self.connection.display_name} {version} has no SKIP LOCKED, which every renewal and the"
+                " reaper need.",
+                "Use MySQL 8.0.1 or newer, or MariaDB 10.6 or newer.",
+            )
+        yield from self._replication_faults()
+        for table in tables:
+            yield from self._table_faults(table)
+
+    @property
+    def _version(self) -> tuple[int, ...]:
+        version: tuple[int, ...] = self.connection.mysql_version  # type: ignore[attr-defined]
+        return version
+
+    def _replication_faults(self) -> Iterator[Fault]:
+        names = "'log_bin', 'binlog_format', 'wsrep_on'"
+        found = dict(self.ask(f"SHOW SESSION VARIABLES WHERE Variable_name IN ({names})"))
+        if found.get("log_bin") == "ON" and found.get("binlog_format") == "STATEMENT":
+            yield Fault(
+                "E103",
+                f"The database {self.alias!r} writes its binary log as statements, and so refuses or"
+                " replicates wrongly what SKIP LOCKED and LIMIT chose.",
+                "SET PERSIST binlog_format = 'ROW'  -- or binlog_format = ROW in the server's configuration",
+            )
+        if found.get("wsrep_on") == "ON":
+            yield Fault(
+                "W108",
+                f"The database {self.alias!r} is a Galera cluster: row locks hold on one node only, so"
+                " claims sent to several nodes end in certification failures.",
+                "Send all workers to one node.",
+            )
+
+    def _table_faults(self, table: Table) -> Iterator[Fault]:
+        field = table.columns.claimed_by
+        quoted, name = real_name(table.name), real_name(table.model_table)
+        found = self.ask(
+            "SELECT t.ENGINE, c.COLLATION_NAME FROM information_schema.TABLES t"
+            " LEFT JOIN information_schema.COLUMNS c ON c.TABLE_SCHEMA = t.TABLE_SCHEMA"
+            " AND c.TABLE_NAME = t.TABLE_NAME AND c.COLUMN_NAME = %s"
+            " WHERE t.TABLE_SCHEMA = DATABASE() AND t.TABLE_NAME = %s",
+            real_name(field.column),
+            name,
+        )
+        engine, collation = found[0] if found else (None, None)
+        if engine and engine.upper() not in {"INNODB", "NDBCLUSTER"}:
+            yield Fault(
+                "E102",
+                f"The table {name} is kept by {engine}, which has neither transactions nor row locks.",
+                f"ALTER TABLE {quoted} ENGINE = InnoDB;",
+            )
+        if collation and not collation.endswith(EXACT):
+            meant = field.db_parameters(self.connection)
+            yield Fault(
+                "E104",
+                f"Holders in {field.model._meta.db_table}.{field.column} are compared by {collation}, which takes"
+                " different names for the same (user:Bob for user:bob, or one with a space at its end).",
+                f"ALTER TABLE {quoted} MODIFY {real_name(table.column(field))} {meant['type']} CHARACTER SET utf8mb4"
+                f" COLLATE {meant['collation']} NULL;",
+            )
+
+    # Health
+
+    def own_lag(self) -> timedelta | None:
+        lags = self._lags()
+        known = [lag for lag in lags if lag is not None]
+        return timedelta(seconds=max(known)) if known and len(known) == len(lags) else None
+
+    def _lags(self) -> list[int | None]:
+        """Return the lag in seconds of each source that this replica follows, None where it has stopped."""
+        question = "SHOW REPLICA STATUS" if self._version >= (8, 0, 22) else "SHOW SLAVE STATUS"
+        rows = self._named_rows("SHOW ALL SLAVES STATUS" if self._is_mariadb else question)
+        return [next(row[name] for name in BEHIND if name in row) for row in rows]
+
+    def denied(self, question: str) -> Refusal | None:
+        if question != "own_lag":
+            return None
+        try:
+            return None if self._lags() else no_replica(self.alias)
+        except DatabaseError as error:
+            if error.args[0] not in DENIED:
+                raise
+            ((user,),) = self.ask("SELECT CURRENT_USER()")
+            name, _, host = user.rpartition("@")
+            privilege = "REPLICA MONITOR" if self._is_mariadb else "REPLICATION CLIENT"
+            return Refusal(
+                f"The database {self.alias!r} does not answer {question}(): {error.args[-1]}",
+                f"GRANT {privilege} ON *.* TO '{name}'@'{host}';",
+            )
+
+    # How long questions may take
+
+    @property
+    def _limit(self) -> str:
+        """MySQL counts milliseconds and minds SELECTs alone, MariaDB counts seconds; both keep it for the session."""
+        return "max_statement_time" if self._is_mariadb else "max_execution_time"
+
+    @contextmanager
+    def keeping_limits(self) -> Iterator[None]:
+        with keeping_setting(self.dialect, self._limit):
+            yield
+
+    def limit_statements(self, limit: timedelta) -> None:
+        unit = timedelta(seconds=1) if self._is_mariadb else timedelta(milliseconds=1)
+        most = limit / unit if self._is_mariadb else max(1, int(limit / unit))
+        self.dialect.run(SQL(f"SET SESSION {self._limit} = {most}"))
+
+
+def _line(step: dict[str, Any]) -> str:
+    names = ("table", "type", "key", "rows", "extra")
+    return ", ".join(f"{name}: {step[name]}" for name in names if step[name] is not None)

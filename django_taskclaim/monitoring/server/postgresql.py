@@ -1,0 +1,277 @@
+"""PostgreSQL: plans, statistics and indexes of the catalogs, and the settings of sessions."""
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+from django.db import transaction
+
+from django_taskclaim.db.postgresql import asked_isolation
+from django_taskclaim.db.sql import SQL, Table, real_name, sql, unqualified
+from django_taskclaim.monitoring.server.base import (
+    LARGE,
+    Estimate,
+    Fault,
+    Plan,
+    Refusal,
+    Replica,
+    Server,
+    no_replica,
+    option_hint,
+)
+from django_taskclaim.switch_reading import TABLE as SWITCH_TABLE
+
+#: Rows up to which it says nothing that a plan sorts them …
+TINY = 2
+#: … and up to which nothing that it reads all of them, or sorts what it has joined: any index is as good.
+SMALL = 1000
+
+#: Assumed for a table that was never analysed.
+ROWS_A_PAGE = 40
+
+#: Joining by hash or merge reads all of a small table as rightly as a sequential scan does.
+DEAR = ("seqscan", "bitmapscan", "hashjoin", "mergejoin")
+
+#: A table and its partitions.
+RELATIONS = "SELECT %s::regclass AS oid UNION SELECT relid FROM pg_partition_tree(%s::regclass)"
+
+INDEX_WALKS = {"Index Scan", "Index Only Scan", "Bitmap Index Scan"}
+
+
+class _Faults(NamedTuple):
+    sorts: bool
+    scans: bool
+
+
+class PostgreSQLServer(Server):
+    """What PostgreSQL tells of itself."""
+
+    on_a_busy_table = " (while the table is in use: CREATE INDEX CONCURRENTLY)"
+
+    def explain(self, statement: SQL, table: Table, *, may_sort: bool) -> Plan:
+        """Ask twice: what is planned now, and what could be planned if reading and sorting everything were dear.
+
+        On a small table PostgreSQL rightly reads all of it, so there only the second answer counts.
+        """
+        ours = self._relations(table)
+        usual = self._plan(statement)
+        if self._counted_rows(table) >= LARGE:
+            found = _faults(usual, ours, may_sort, LARGE // 10)
+            if any(found):
+                return Plan(_lines(usual), *found)
+        with transaction.atomic(using=self.alias):
+            for name in (*DEAR, *([] if may_sort else ["sort"])):
+                self.dialect.run(SQL(f"SET LOCAL enable_{name} = off"))
+            best = self._plan(statement)
+            # Takes the settings back.
+            transaction.set_rollback(True, using=self.alias)
+        sorts, scans = _faults(best, ours, may_sort, 0)
+        # Every claim reads the switch.
+        few = SMALL if _read_by(best) - ours - {SWITCH_TABLE} else TINY
+        known = self._known_rows(table)
+        return Plan(_lines(best), sorts and known > few, scans and known > SMALL)
+
+    def _plan(self, statement: SQL) -> Any:
+        (row,) = self.dialect.fetch(sql("EXPLAIN (FORMAT JSON) {}", statement))
+        answer = json.loads(row[0]) if isinstance(row[0], str) else row[0]
+        return answer[0]["Plan"]
+
+    def _relations(self, table: Table) -> frozenset[str]:
+        """Return the names of the table and of its partitions."""
+        name = real_name(table.name)
+        parts = self.ask(f"SELECT oid::regclass::text FROM ({RELATIONS}) AS parts", name, name)
+        own = real_name(unqualified(table.name)).strip('"')
+        return frozenset({own, *(part.split(".")[-1].strip('"') for (part,) in parts)})
+
+    def _counted_rows(self, table: Table) -> float:
+        """Return how many rows the last ANALYZE counted in the table itself; 0 before the first."""
+        ((rows,),) = self.ask(
+            "SELECT reltuples FROM pg_class WHERE oid = %s::regclass", real_name(table.name)
+        )
+        return max(0.0, float(rows))
+
+    def _known_rows(self, table: Table) -> float:
+        """Return how many rows the planner knows of; of a table that was never analysed it assumes many."""
+        name = real_name(table.name)
+        ((is_analysed,),) = self.ask(
+            "SELECT bool_and(reltuples >= 0) FROM pg_class"
+            f" WHERE relkind = 'r' AND oid IN ({RELATIONS})",
+            name,
+            name,
+        )
+        return self.estimate(table).rows if is_analysed else math.inf
+
+    def estimate(self, table: Table) -> Estimate:
+        """Take the rows a page as last counted times the pages as they are now, as the planner does."""
+        name = real_name(table.name)
+        ((rows,),) = self.ask(
+            "SELECT COALESCE(SUM(CASE WHEN c.reltuples >= 0 AND c.relpages > 0"
+            f" THEN c.reltuples / c.relpages * pages.now ELSE pages.now * {ROWS_A_PAGE} END), 0)"
+            " FROM pg_class c,"
+            " LATERAL (SELECT pg_relation_size(c.oid) / current_setting('block_size')::bigint) pages(now)"
+            f" WHERE c.oid IN ({RELATIONS})",
+            name,
+            name,
+        )
+        shares = self.ask(
+            "SELECT unnest(most_common_vals::text::text[]), unnest(most_common_freqs) FROM ("
+            "SELECT s.most_common_vals, s.most_common_freqs FROM pg_stats s"
+            " JOIN pg_namespace n ON n.nspname = s.schemaname"
+            " JOIN pg_class c ON c.relname = s.tablename AND c.relnamespace = n.oid"
+            " WHERE c.oid = %s::regclass AND s.attname = %s ORDER BY s.inherited DESC LIMIT 1) known",
+            name,
+            real_name(table.columns.status.column),
+        )
+        return Estimate(float(rows), {state: share * float(rows) for state, share in shares})
+
+    def indexes(self, table: Table) -> list[list[tuple[str, str]]]:
+        # Django's introspection finds no table of another schema. What a failed CREATE INDEX CONCURRENTLY leaves behind
+        # is not valid.
+        found = self.ask(
+            "SELECT array_agg(COALESCE(a.attname::text, '') ORDER BY part.place),"
+            " array_agg(CASE WHEN part.option & 1 = 1 THEN 'DESC' ELSE 'ASC' END ORDER BY part.place)"
+            " FROM pg_index i"
+            " CROSS JOIN unnest(i.indkey, i.indoption) WITH ORDINALITY part(number, option, place)"
+            " LEFT JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = part.number"
+            " WHERE i.indrelid = to_regclass(%s) AND i.indisvalid GROUP BY i.indexrelid",
+            real_name(table.name),
+        )
+        return [list(zip(names, orders, strict=True)) for names, orders in found]
+
+    # Settings and versions
+
+    def configured_faults(self) -> Iterator[Fault]:
+        asked = asked_isolation(self.connection)
+        if asked and "committed" not in asked:
+            yield Fault(
+                "W002",
+                f"The database {self.alias!r} runs transactions at {asked.upper()}: claims set READ"
+                " COMMITTED for themselves, but a handler's own transactions that meet fail with serialization errors.",
+                self._isolation_hint,
+            )
+
+    @property
+    def _isolation_hint(self) -> str:
+        line = option_hint(self.alias, "isolation_level", "IsolationLevel.READ_COMMITTED")
+        return f"{line}  # from django.db.backends.postgresql.psycopg_any"
+
+    def server_faults(self, tables: Sequence[Table]) -> Iterator[Fault]:
+        ((isolation, read_only, standby, pid),) = self.ask(
+            "SELECT current_setting('default_transaction_isolation'),"
+            " current_setting('default_transaction_read_only'), pg_is_in_recovery(), pg_backend_pid()"
+        )
+        if "committed" not in isolation and not asked_isolation(self.connection):
+            yield Fault(
+                "E105",
+                f"default_transaction_isolation of the database {self.alias!r} is {isolation!r}: two claims that meet"
+                " are an error instead of passing each other.",
+                self._isolation_hint,
+            )
+        if read_only == "on" or standby:
+            why = "is a standby" if standby else "has default_transaction_read_only on"
+            yield Fault(
+                "E106",
+                f"The database {self.alias!r} {why}: no row can be claimed through it.",
+                f"Let the router's db_for_write() name the primary for the claimable models, not {self.alias!r}.",
+            )
+        info = getattr(self.connection.connection, "info", None)
+        # A pooler hands out a process number of its own.
+        is_pooled = getattr(info, "backend_pid", pid) != pid
+        if is_pooled and not self.connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS"):
+            yield Fault(
+                "W107",
+                f"A connection pooler stands before the database {self.alias!r}. Claims work through it, but"
+                " the cursors of iterator() break when it pools transactions.",
+                f'DATABASES["{self.alias}"]["DISABLE_SERVER_SIDE_CURSORS"] = True',
+            )
+
+    # Health
+
+    def replicas(self) -> list[Replica]:
+        # NULL once a replica has caught up and nothing more is written.
+        rows = self.ask(
+            "SELECT COALESCE(NULLIF(application_name, ''), HOST(client_addr), 'replica'),"
+            " COALESCE(EXTRACT(EPOCH FROM replay_lag), 0) FROM pg_stat_replication WHERE state <> 'backup'"
+        )
+        return [Replica(name, timedelta(seconds=float(lag))) for name, lag in rows]
+
+    def own_lag(self) -> timedelta | None:
+        # Received and replayed are equal, too, once the primary is out of reach; then there is no receiver.
+        # A standby that has replayed no transaction yet lags since it was started, for all that it can know.
+        ((follows, seconds),) = self.ask(
+            "SELECT EXISTS (SELECT 1 FROM pg_stat_wal_receiver),"
+            " CASE WHEN pg_last_wal_receive_lsn() = pg_last_wal_replay_lsn() THEN 0"
+            " ELSE EXTRACT(EPOCH FROM CLOCK_TIMESTAMP()"
+            " - COALESCE(pg_last_xact_replay_timestamp(), pg_postmaster_start_time())) END"
+        )
+        return timedelta(seconds=max(0.0, float(seconds))) if follows else None
+
+    def denied(self, question: str) -> Refusal | None:
+        ((standby, sees_all, user),) = self.ask(
+            "SELECT pg_is_in_recovery(), pg_has_role(CURRENT_USER, 'pg_read_all_stats', 'USAGE'), CURRENT_USER"
+        )
+        if question == "own_lag" and not standby:
+            return no_replica(self.alias)
+        if question == "replicas" and not sees_all:
+            return Refusal(
+                f"On the database {self.alias!r} the user {user} may not see what sessions of other users do, so a"
+                " check would find everything well.",
+                f"GRANT pg_read_all_stats TO {self.connection.ops.quote_name(user)};",
+            )
+        return None
+
+    # How long questions may take
+
+    @contextmanager
+    def keeping_limits(self) -> Iterator[None]:
+        # A caller's transaction goes on with what it had; an error rolls the setting back, and so does the end of ours.
+        inside = self.connection.in_atomic_block
+        with transaction.atomic(using=self.alias):
+            before = self.ask("SHOW statement_timeout") if inside else []
+            yield
+            for (setting,) in before:
+                self._set_timeout(setting)
+
+    def limit_statements(self, limit: timedelta) -> None:
+        self._set_timeout(f"{max(1, int(limit / timedelta(milliseconds=1)))}ms")
+
+    def _set_timeout(self, setting: str) -> None:
+        self.ask("SELECT set_config('statement_timeout', %s, true)", setting)
+
+
+def _nodes(plan: Any) -> Iterator[Any]:
+    yield plan
+    for child in plan.get("Plans", ()):
+        yield from _nodes(child)
+
+
+def _faults(plan: Any, ours: frozenset[str], may_sort: bool, few: int) -> _Faults:
+    """Say whether the plan sorts more than a *few* rows of ours, and whether it reads all of them."""
+    sorts = scans = False
+    for node in _nodes(plan):
+        kind = node["Node Type"]
+        if "Sort" in kind and not may_sort and _read_by(node) & ours:
+            sorts = sorts or node["Plans"][0]["Plan Rows"] > few
+        if node.get("Relation Name") in ours:
+            walks = kind == "Seq Scan" or (kind in INDEX_WALKS and "Index Cond" not in node)
+            scans = scans or walks
+    return _Faults(sorts, scans)
+
+
+def _read_by(plan: Any) -> set[str]:
+    """Return the names of the tables that a plan reads."""
+    return {node["Relation Name"] for node in _nodes(plan) if "Relation Name" in node}
+
+
+def _lines(plan: Any, depth: int = 0) -> tuple[str, ...]:
+    """Return a plan as EXPLAIN shows it, one line a node."""
+    words = [plan["Node Type"]]
+    if "Index Name" in plan:
+        words.append(f"using {plan['Index Name']}")
+    if "Relation Name" in plan:
+        words.append(f"on {plan['Relation Name']}")
+    line = f"{'  ' * depth}{' '.join(words)} (about {plan['Plan Rows']:,} rows)"
+    return (line, *(text for child in plan.get("Plans", ()) for text in _lines(child, depth + 1)))
