@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from django.core.exceptions import ImproperlyConfigured
 
 from django_taskclaim import handler
 from django_taskclaim.handlers import handler_for, unregister
@@ -67,12 +66,6 @@ def test_what_cannot_work_is_refused_and_named(
     with pytest.raises(error, match=named):
         handler(Photo, **options)(function)
     assert handler_for(Photo) is None
-
-
-def test_a_second_handler_is_refused() -> None:
-    handler(Photo)(plain)
-    with pytest.raises(ImproperlyConfigured, match="second"):
-        handler(Photo, batch=True)(generator)
 
 
 def wrapped(function: Callable[..., Any]) -> Any:

@@ -200,15 +200,3 @@ def test_a_large_table_is_never_counted_to_its_end(
     counts = [one for one in statements if "COUNT(" in one and "testapp_photo" in one]
     assert counts
     assert all("LIMIT" in one for one in counts)
-
-
-# The user's own admin
-
-
-def test_columns_filters_and_actions_of_the_users_own_stay(boss: Client) -> None:
-    make(PrefixedOwnStatus, status="draft")
-    assert "draft" in text_of(boss.get(address(PrefixedOwnStatus)))
-    (row,) = make(ClaimOnly)
-    assert "By counter" in text_of(boss.get(address(ClaimOnly)))
-    data = {"action": "shout", "_selected_action": [row.pk]}
-    assert "1 shouted" in text_of(boss.post(address(ClaimOnly), data, follow=True))

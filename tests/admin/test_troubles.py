@@ -7,8 +7,6 @@ import pytest
 from django.db import InterfaceError, OperationalError, connection, router
 from django.test import Client
 
-from django_taskclaim import switch
-from django_taskclaim.control.models import OperatorAct
 from django_taskclaim.querysets import ClaimQuerySet
 from tests.admin.room import (
     act_on,
@@ -102,26 +100,6 @@ def test_under_atomic_requests_the_answer_says_what_was_committed(
     assert said(answer).startswith(f"{changed} ")
     assert "deadlock detected" in said(answer)
     assert sum(act[2] for act in recorded()) == changed
-
-
-def test_a_pause_is_recorded_on_every_database_that_it_reached(
-    boss: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    boss.post(photos("switch"), {"turn": "off", "reason": "deploy"})
-    for alias in ("default", "other"):
-        assert OperatorAct.objects.using(alias).get().act == "pause"
-    usual = switch._store
-
-    def store(scope: str, alias: str, values: Any) -> None:
-        if alias == "other":
-            raise InterfaceError("away")
-        usual(scope, alias, values)
-
-    monkeypatch.setattr(switch, "_store", store)
-    for where in (act_on(Photo, "pause"), photos("switch")):
-        answer = boss.post(where, {"turn": "off", "reason": "again"})
-        assert "but not on other: away" in said(answer)
-    assert [OperatorAct.objects.using(alias).count() for alias in ("default", "other")] == [3, 1]
 
 
 def test_where_routers_keep_the_tables_away_the_page_says_so(

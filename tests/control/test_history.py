@@ -108,21 +108,3 @@ def test_a_check_names_what_is_wrong_with_the_setting(
     ids = [str(one.id) for one in run_checks()]
     ours = [one.removeprefix("taskclaim.") for one in ids if one.startswith("taskclaim.E")]
     assert [one for one in ours if one != "E043"] == found
-
-
-class KeepAway:
-    """A router that keeps the control tables away from one database."""
-
-    def allow_migrate(self, db: str, app_label: str, **hints: Any) -> bool | None:
-        return False if app_label == "taskclaim_control" and db == "other" else None
-
-
-@pytest.mark.once
-@pytest.mark.promise(14)
-def test_a_router_that_keeps_the_tables_away_is_named_and_nothing_is_asked_there(
-    settings: Any,
-) -> None:
-    settings.DATABASE_ROUTERS = [f"{__name__}.KeepAway"]
-    (message,) = [one for one in run_checks() if one.id == "taskclaim.E043"]
-    assert "'other'" in message.msg
-    assert history(Photo, 1, using="other") == []

@@ -85,6 +85,10 @@ WRONG: list[tuple[str, str]] = [
     ("claimprune testapp.Photo --complete", "--older-than"),
     ("claimprune testapp.ClaimOnly --complete --older-than 30d", "completed_at"),
     ("claimworker testapp.Job --once --drain", "--once"),
+    ("claimworker testapp.Job --filter nope=1", "nope"),
+    ("claimworker testapp.Job --processes 0", "--processes"),
+    ("claimworker testapp.Job --in-process --processes 2", "--processes"),
+    ("claimworker testapp.Job --health-file /missing/file", "--health-file"),
     ("claimworker testapp.UuidKey --filter id=12", "handler"),
     # A worker that is asked for a source names what works on it.
     ("claimworker sources.Page", "sources.PageTask"),
@@ -95,6 +99,7 @@ WRONG: list[tuple[str, str]] = [
 
 
 @pytest.mark.once
+@pytest.mark.promise(11, 14)
 def test_a_wrong_word_is_named(capsys: Captured) -> None:
     for line, named in WRONG:
         code, out, errors = typed(capsys, *line.split())

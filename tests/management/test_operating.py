@@ -16,8 +16,6 @@ from tests.commands import (
     lapsed,
     live_worker,
     no_savepoint,
-    nobody_answers,
-    refused,
     run,
     table_away,
     typed,
@@ -130,15 +128,6 @@ def test_a_resume_names_what_stays_paused_and_models_without_a_worker() -> None:
     assert "testapp.Child stays paused: testapp.Parent is paused" in said
     assert "testapp.UuidKey" not in said
     assert "No worker for testapp.Job is alive" in run("claimresume", "testapp.Job")
-
-
-@no_savepoint
-def test_a_database_that_does_not_answer_is_named_and_the_other_is_paused() -> None:
-    with nobody_answers("other"):
-        code, message = refused("claimpause", "testapp.Photo")
-    assert code == 1
-    assert message.startswith("The switch was turned on default, but not on other: ")
-    assert paused_by(Photo, using="default") is not None
 
 
 # Single rows

@@ -11,7 +11,7 @@ from django.test import override_settings
 from django_taskclaim.completion import as_completion
 from django_taskclaim.policy import Policy, forget_policy, set_policy
 from django_taskclaim.querysets.limits import stored
-from tests.factories import DIFFERENT, SHAPES
+from tests.factories import DIFFERENT
 from tests.proxy import commits  # noqa: F401
 from tests.querysets import models  # noqa: F401 - known before the databases are made
 from tests.querysets.support import Rival, clock, set_raw
@@ -37,7 +37,7 @@ STRATEGIES = ["auto", "update_limit"] if connection.vendor == "mysql" else ["aut
 
 @pytest.fixture(params=[*DIFFERENT, *SURROUNDED], ids=lambda model: model.__name__[:20])
 def shape(request: pytest.FixtureRequest) -> Any:
-    """Each of the shapes that differ most; ``claimable`` is every one."""
+    """Each of the shapes that differ most."""
     return request.param
 
 
@@ -48,29 +48,17 @@ def strategy(request: pytest.FixtureRequest) -> Iterator[str]:
         yield request.param
 
 
-def ways(shapes: Any, again: Any) -> list[Any]:
-    """Pair *shapes* with the database's best claim, and those of *again* with its other strategies."""
-    pairs = [(shape, "auto") for shape in shapes]
-    pairs += [(shape, strategy) for strategy in STRATEGIES[1:] for shape in again]
-    return [pytest.param(pair, id=f"{pair[0].__name__[:20]}-{pair[1]}") for pair in pairs]
+#: The shapes that differ in how their claim table is reached, and two of them again under each other CLAIM_STRATEGY.
+KINDS: list[Any] = [(model, "auto") for model in (Photo, Child, ChildOwnsClaim, CompositeKey)]
+KINDS += [(model, strategy) for strategy in STRATEGIES[1:] for model in (Photo, Child)]
 
 
-def claimed_so(pair: Any) -> Iterator[Any]:
-    shape, strategy = pair
-    with override_settings(TASKCLAIM={"CLAIM_STRATEGY": strategy}):
-        yield shape
-
-
-@pytest.fixture(params=ways([*SHAPES, *surrounded_models()], [Photo, Child, CompositeKey]))
-def claimable(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """Each shape, and the most different ones again under each other CLAIM_STRATEGY."""
-    yield from claimed_so(request.param)
-
-
-@pytest.fixture(params=ways([Photo, Child, ChildOwnsClaim, CompositeKey], [Photo, Child]))
+@pytest.fixture(params=KINDS, ids=lambda kind: f"{kind[0].__name__}-{kind[1]}")
 def kind_of_table(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """The shapes that differ in how their claim table is reached."""
-    yield from claimed_so(request.param)
+    """Each of ``KINDS``."""
+    model, strategy = request.param
+    with override_settings(TASKCLAIM={"CLAIM_STRATEGY": strategy}):
+        yield model
 
 
 @pytest.fixture

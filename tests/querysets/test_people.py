@@ -164,15 +164,6 @@ def test_a_request_waits_for_a_held_row_that_is_locked_and_returns_no_other(riva
     assert Photo.objects.held_by("user:17").count() == 2
 
 
-@pytest.mark.usefixtures("strategy")
-def test_a_persons_view_works_inside_the_transaction_of_the_request() -> None:
-    """With ATOMIC_REQUESTS the claim belongs to the transaction, and the next request finds it."""
-    make(Photo, 3)
-    with transaction.atomic():
-        rows = ask(Photo, 2, durable=False)
-    assert keys(ask(Photo, 2, durable=False)) == keys(rows)
-
-
 # Tokens that come back
 
 

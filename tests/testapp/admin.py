@@ -18,21 +18,9 @@ class PhotoAdmin(ClaimAdminMixin, admin.ModelAdmin):
     search_fields = ["url"]
 
 
-class HouseAdmin(admin.ModelAdmin):
-    """A base of the user's own, with filters and actions of its own."""
-
-    list_display = ("__str__",)
-    list_filter = ["counter"]
-    actions = ["shout"]
-
-    @admin.action(description="Shout")
-    def shout(self, request: HttpRequest, queryset: Any) -> None:
-        self.message_user(request, f"{queryset.count()} shouted")
-
-
 @admin.register(models.ClaimOnly)
-class ClaimOnlyAdmin(ClaimAdminMixin, HouseAdmin):
-    """Over a base of the user's own."""
+class ClaimOnlyAdmin(ClaimAdminMixin, admin.ModelAdmin):
+    """The least claim columns."""
 
 
 @admin.register(models.UuidKey)

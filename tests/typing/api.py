@@ -1,6 +1,5 @@
 """The public API as users call it. Nothing here runs: mypy (strict) and pyright must both accept it."""
 
-from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Any, assert_type
 
@@ -11,18 +10,13 @@ from django_taskclaim.companions import companion_of
 from django_taskclaim.completion import Archive, Clear
 from django_taskclaim.contention import retry_on_contention
 from django_taskclaim.exceptions import (
-    ClaimLost,
-    CommitUndecided,
-    LeaseUnavailable,
     Permanent,
-    RetriesExhausted,
     RetryLater,
-    TaskClaimError,
 )
 from django_taskclaim.holders import holder_of, name_of, user_of
 from django_taskclaim.leases import HeldLease
 from django_taskclaim.querysets import ClaimQuerySet
-from django_taskclaim.states import Status, Token
+from django_taskclaim.states import Token
 from django_taskclaim.testing import Ran, arun_due, run_due
 from tests.companions.app.models import LineTask, Page, PageTask
 from tests.testapp.models import Effect, HiddenRows, Photo, PhotoRange
@@ -203,25 +197,6 @@ async def double(number: int) -> int:
 
 def synchronized_functions_keep_their_types() -> None:
     assert_type(triple(2, loudly=True), int)
-
-
-def errors(photo: Photo) -> Iterable[object]:
-    try:
-        photo.claim.complete()
-    except ClaimLost as error:
-        yield from error.lost
-        yield from error.written
-        if isinstance(error, CommitUndecided):
-            yield from error.undecided
-    except RetriesExhausted as error:
-        yield error.attempts + 1
-        yield error.elapsed + 1.0
-    except LeaseUnavailable as error:
-        yield error.holder
-        yield error.name.upper()
-        assert_type(error.expires_at, datetime | None)
-    except TaskClaimError:
-        yield Status.OPEN
 
 
 async def runs_in_tests() -> None:

@@ -198,28 +198,6 @@ def test_a_pause_and_a_resume_are_noticed(start_worker: Start) -> None:
 
 
 @pytest.mark.once
-@pytest.mark.promise(11, 14)
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["--filter", "nope=1"],
-        ["--once", "--drain"],
-        ["--processes", "0"],
-        ["--in-process", "--processes", "2"],
-        ["--health-file", "/missing/file"],
-        ["--database", "nope"],
-    ],
-    ids=" ".join,
-)
-def test_wrong_usage_is_2_and_claims_nothing(words: list[str]) -> None:
-    jobs(1)
-    with pytest.raises(CommandError) as error:
-        call_command("claimworker", "testapp.Job", *words)
-    assert error.value.returncode == 2
-    assert states() == {"open": 1}
-
-
-@pytest.mark.once
 @pytest.mark.promise(14)
 def test_without_posix_signals_the_supervisor_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on macOS and Windows; ``--in-process`` works there."""

@@ -11,7 +11,6 @@ from django_taskclaim.handlers import handler_for, unregister
 from django_taskclaim.policy import policy_for, set_policy
 from django_taskclaim.testing import run_due
 from tests.factories import make
-from tests.querysets.models import Parcel
 from tests.testapp.models import Photo
 
 Said = Callable[[], list[tuple[str, list[str]]]]
@@ -150,22 +149,3 @@ def test_what_the_handler_writes_itself_is_not_lost(
     make(Photo, 3)
     assert run_due(Photo).completed == 3
     assert said() == []
-
-
-def test_a_value_that_was_changed_in_place(register: Any, said: Said, settings: Any) -> None:
-    def change(parcel: Any) -> None:
-        parcel.facts["sizes"].append(3)
-
-    def change_and_save(parcel: Any) -> None:
-        change(parcel)
-        parcel.save()
-
-    make(Parcel, 3, facts={"sizes": [1]})
-    register(Parcel, change, completion="clear")
-    run_due(Parcel)
-    assert said() == [("WARNING", ["facts"])]
-    settings.TASKCLAIM = {"FAIL_UNSAVED": True}
-    register(Parcel, change_and_save, completion="clear")
-    assert run_due(Parcel).completed == 3
-    register(Parcel, change)
-    assert run_due(Parcel).failed == 3
