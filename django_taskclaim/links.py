@@ -33,10 +33,6 @@ class SourceLink(NamedTuple):
         """Return the key that the companion *row* has of its source."""
         return tuple(getattr(row, field.attname) for field in self.own)
 
-    def key_of_source(self, source: models.Model) -> SourceKeyValues:
-        """Return the same of the *source* itself."""
-        return tuple(getattr(source, field.attname) for field in self.theirs)
-
     def alias_beside(self, alias: str) -> str:
         """Return the database of the sources of companions on the database *alias*.
 
@@ -62,14 +58,12 @@ class SourceLink(NamedTuple):
         """Load the sources of *rows* from the database *alias* in one query, and return the rows without one."""
         by_key = {self.key_of(row): row for row in rows}
         for source in self.with_keys(by_key, alias):
-            self.remember(by_key.pop(self.key_of_source(source)), source)
+            row = by_key.pop(tuple(getattr(source, field.attname) for field in self.theirs))
+            # ``row.source`` asks no database then, nor does the way back.
+            self.field.set_cached_value(row, source)
+            if not self.field.remote_field.multiple:
+                self.field.remote_field.set_cached_value(source, row)
         return list(by_key.values())
-
-    def remember(self, row: models.Model, source: models.Model) -> None:
-        """Let the companion *row* know its source, so that ``row.source`` asks no database, and the other way round."""
-        self.field.set_cached_value(row, source)
-        if not self.field.remote_field.multiple:
-            self.field.remote_field.set_cached_value(source, row)
 
 
 def is_companion(model: Any) -> bool:
@@ -94,17 +88,17 @@ def _link_of(model: Any) -> SourceLink:
     return SourceLink(model, field.related_model, field, own, theirs)
 
 
-def source_told(row: models.Model) -> str:
+def source_key_text(row: models.Model) -> str:
     """Return the key of the companion *row*'s source as people read it; empty for any other row.
 
     Asks no database: empty as well where the row was loaded without that key.
     """
     if not is_companion(type(row)):
         return ""
-    return told_key(row.__dict__.get(field.attname) for field in source_link(type(row)).own)
+    return key_text(row.__dict__.get(field.attname) for field in source_link(type(row)).own)
 
 
-def told_key(values: Iterable[Any]) -> str:
+def key_text(values: Iterable[Any]) -> str:
     """Return the columns of a key as people read it, ``4711`` or ``acme, 3``; empty where one is missing."""
     parts = list(values)
     return "" if None in parts else ", ".join(str(part) for part in parts)

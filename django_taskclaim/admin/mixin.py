@@ -31,7 +31,7 @@ from django_taskclaim.admin.running import run_act
 from django_taskclaim.admin.sweeping import alias_of
 from django_taskclaim.admin.switching import list_urls, model_buttons, switches_over, told
 from django_taskclaim.admin.timeline import timeline
-from django_taskclaim.links import source_told
+from django_taskclaim.links import source_key_text
 
 if TYPE_CHECKING:
 
@@ -133,7 +133,7 @@ class ClaimAdminMixin(ClaimActions, ActionsModelAdmin, _Tuples):
     @admin.display(description=_("source"))
     def claim_source(self, obj: Any) -> str:
         """Return the key of a companion's source, in a list; nothing is asked for it."""
-        return source_told(obj) or self.get_empty_value_display()
+        return source_key_text(obj) or self.get_empty_value_display()
 
     @admin.display(description=_("source"))
     def claim_lost_source(self, obj: Any) -> str:

@@ -8,7 +8,7 @@ from django.utils.translation import gettext as _
 
 from django_taskclaim.columns import has_ranges
 from django_taskclaim.formatting import format_number
-from django_taskclaim.links import LINK, is_companion, source_told
+from django_taskclaim.links import LINK, is_companion, source_key_text
 
 
 def link_to_type(admin: Any) -> tuple[str, ...]:
@@ -49,7 +49,7 @@ def without_source(row: models.Model) -> bool:
 
 def lost_source(row: models.Model) -> str:
     """Return the key of a source that is gone, and that it is."""
-    return _("%(key)s, whose row is gone") % {"key": source_told(row)}
+    return _("%(key)s, whose row is gone") % {"key": source_key_text(row)}
 
 
 # A range, as people read it

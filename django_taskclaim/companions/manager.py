@@ -1,13 +1,12 @@
 """The verbs that companions have beside those of every claimable model: populate, and what has lost its source."""
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from asgiref.sync import sync_to_async
 from django.db import models
 
-from django_taskclaim.companions.orphans import only_orphans, remove
-from django_taskclaim.companions.populating import Populated, Population
+from django_taskclaim.companions.orphans import only_orphans, remove_orphans
+from django_taskclaim.companions.populating import Population, Progress
 from django_taskclaim.querysets.manager import ClaimManager, ClaimQuerySet
 
 M = TypeVar("M", bound=models.Model)
@@ -22,23 +21,20 @@ class CompanionQuerySet(ClaimQuerySet[M]):
         *,
         paused: bool = False,
         chunk_size: int | None = None,
+        progress: Progress | None = None,
     ) -> int:
         """Add a row for each source of the queryset *sources* that has none, and return how many were added.
 
         The rows are born open, or *paused*. Repeatable, also by several at once: no source ever gets two. One
         INSERT … SELECT where both tables are on one database; otherwise, or with *chunk_size*, so many sources at a
-        time in the order of their key, each chunk committed, so that one that breaks off is simply begun again.
+        time in the order of their key, each chunk committed, so that one that breaks off is simply begun again. After
+        each chunk *progress* is called with how many sources were looked at so far, and how many rows added.
 
         Raises TypeError for what is no filtered queryset of the source model.
         """
-        return sum(step.added for step in self._populating(sources, paused, chunk_size))
-
-    def _populating(
-        self, sources: Any, paused: bool = False, chunk_size: int | None = None
-    ) -> Iterator[Populated]:
-        """Populate and yield after each commit how far it has got since the last."""
         self._for_write = True
-        return Population(self.model, self.db, sources, paused=paused).run(chunk_size)
+        population = Population(self.model, self.db, sources, paused=paused)
+        return population.run(chunk_size, progress)
 
     def orphans(self) -> Self:
         """Rows whose source is gone.
@@ -50,7 +46,7 @@ class CompanionQuerySet(ClaimQuerySet[M]):
     def remove_orphans(self) -> int:
         """Delete the rows of this queryset whose source is gone, and return how many; never one that is processing."""
         self._for_write = True
-        return remove(self)
+        return remove_orphans(self)
 
     async def apopulate(self, sources: Any, **options: Any) -> int:
         """``populate`` for async code."""

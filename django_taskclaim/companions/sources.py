@@ -13,41 +13,24 @@ from django_taskclaim.querysets.unreadable import may_be_of_a_row, read_apart
 from django_taskclaim.ranges.target import source_of
 
 
-def companions_of(source: Any) -> list[type[models.Model]]:
-    """Return the installed models that are companions of the model *source*, by name."""
-    found = [model for model in apps.get_models() if is_companion(model) and not model._meta.proxy]
-    beside = [model for model in found if _leads_to(model, source)]
-    return sorted(beside, key=lambda model: model._meta.label)
-
-
-def ranges_of(source: Any) -> list[type[models.Model]]:
-    """Return the installed models whose rows are ranges of the model *source*, by name."""
-    found = [model for model in apps.get_models() if has_ranges(model) and not model._meta.proxy]
-    over = [model for model in found if _is_range_of(model, source)]
-    return sorted(over, key=lambda model: model._meta.label)
-
-
 def or_what_works_on_it(source: Any) -> str:
     """Return the end of a sentence that says what *source* lacks, where a table beside it may be meant."""
-    kinds = {"companion": companions_of(source), "ranges": ranges_of(source)}
     named = [
-        f"its {kind} {' or '.join(model._meta.label for model in models)}"
-        for kind, models in kinds.items()
-        if models
+        f"its {'companion' if is_companion(model) else 'ranges'} {model._meta.label}"
+        for model in apps.get_models()
+        if not model._meta.proxy and _works_on(model, source)
     ]
-    return f", or work on {' or '.join(named)}" if named else ""
+    return f", or work on {' or '.join(sorted(named))}" if named else ""
 
 
-def _leads_to(model: type[models.Model], source: Any) -> bool:
-    # A companion without a usable link is for ``manage.py check`` to tell.
-    return any(field.name == LINK and field.related_model is source for field in model._meta.fields)
-
-
-def _is_range_of(model: type[models.Model], source: Any) -> bool:
+def _works_on(model: type[models.Model], source: Any) -> bool:
+    if is_companion(model):
+        fields = model._meta.fields
+        return any(field.name == LINK and field.related_model is source for field in fields)
     try:
-        return source_of(model) is source
+        return has_ranges(model) and source_of(model) is source
     except TypeError:
-        # As above.
+        # That it names no source is for ``manage.py check`` to say.
         return False
 
 
@@ -56,31 +39,25 @@ def load_sources(rows: Sequence[Any]) -> list[Any]:
 
     Afterwards ``row.source`` of the others asks no database. All rows must be of one model and database.
     """
-    if not rows:
-        return []
-    link = source_link(type(rows[0]))
-    using = link.alias_beside(rows[0]._state.db)
-    return [
-        row
-        for start in range(0, len(rows), COMPARED)
-        for row in link.load(rows[start : start + COMPARED], using)
-    ]
+    gone: list[Any] = []
+    for start in range(0, len(rows), COMPARED):
+        part = rows[start : start + COMPARED]
+        link = source_link(type(part[0]))
+        gone += link.load(part, link.alias_beside(part[0]._state.db))
+    return gone
 
 
 def load_readable_sources(rows: Sequence[Any]) -> list[tuple[Any, Exception]]:
     """Do what ``load_sources`` does, and return the rows whose source cannot be read, each with the error."""
-    if not rows:
-        return []
-    link = source_link(type(rows[0]))
-    using = link.alias_beside(rows[0]._state.db)
     try:
         load_sources(rows)
     except Exception as error:
+        link = source_link(type(rows[0]))
+        using = link.alias_beside(rows[0]._state.db)
         if not may_be_of_a_row(error, using):
             raise
-    else:
-        return []
-    return read_apart(rows, load_sources, models.QuerySet(link.source, using=using))
+        return read_apart(rows, load_sources, models.QuerySet(link.source, using=using))
+    return []
 
 
 def hand_out(row: Any) -> Any:

@@ -1,9 +1,9 @@
 """``SourceMixin``: claims for the rows of a table that may not be altered, kept in a table beside it."""
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 
 from django.db import models
+from django.db.models.fields import AutoFieldMixin
 from django.db.models.fields.related import lazy_related_operation
 from django.db.models.fields.related_descriptors import ForwardManyToOneDescriptor
 
@@ -54,20 +54,10 @@ class SourceKey(_ForeignObject):
     # A primary key is unique, which Django's check does not see of a composite one.
     requires_unique_target = False
 
-    def __init__(
-        self,
-        to: Any,
-        on_delete: Any = models.DO_NOTHING,
-        from_fields: Sequence[str] = (),
-        to_fields: Sequence[str] = (),
-        *,
-        using: str | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, to: Any, *, using: str | None = None, **kwargs: Any) -> None:
         self.using = using
-        kwargs.setdefault("related_name", "+")
-        kwargs.setdefault("editable", False)
-        super().__init__(to, on_delete, from_fields, to_fields, **kwargs)
+        usual: dict[str, Any] = {"on_delete": models.DO_NOTHING, "from_fields": (), "to_fields": ()}
+        super().__init__(to, **(usual | {"related_name": "+", "editable": False} | kwargs))
 
     def deconstruct(self) -> Any:
         """Migrations see Django's own class: the copied columns stand there by themselves."""
@@ -113,21 +103,16 @@ _LEFT_OUT = (
     "auto_now_add",
 )
 
-#: What holds the numbers that such a field gives.
-_NUMBERS: dict[Any, Any] = {
-    models.SmallAutoField: models.SmallIntegerField,
-    models.BigAutoField: models.BigIntegerField,
-    # Last, for Django takes the others for instances of it.
-    models.AutoField: models.IntegerField,
-}
-
 
 def _copied(field: Any, *, unique: bool) -> AnyField:
     """Return a field that holds values of the key column *field*."""
     while field.remote_field is not None:
         field = field.target_field
-    _, _, args, kwargs = field.deconstruct()
+    internal, (_, _, args, kwargs) = field.get_internal_type(), field.deconstruct()
     kwargs = {name: value for name, value in kwargs.items() if name not in _LEFT_OUT}
-    kind = next((new for old, new in _NUMBERS.items() if isinstance(field, old)), type(field))
+    kind: Any = type(field)
+    if isinstance(field, AutoFieldMixin):
+        # ``BigIntegerField`` holds the numbers that ``BigAutoField`` gives.
+        kind = getattr(models, internal.replace("Auto", "Integer"))
     copied: AnyField = kind(*args, **(kwargs | {"editable": False, "unique": unique}))
     return copied

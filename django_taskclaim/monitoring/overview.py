@@ -18,7 +18,7 @@ from django_taskclaim.db import dialect_for
 from django_taskclaim.fields import CRASHED, NEVER_WAITED, OPEN_ENDED, as_utc
 from django_taskclaim.formatting import with_source
 from django_taskclaim.limits import FleetLimits, limits_of
-from django_taskclaim.links import is_companion, source_link, told_key
+from django_taskclaim.links import is_companion, key_text, source_link
 from django_taskclaim.models import Switch, Throttle, WorkerProcess
 from django_taskclaim.monitoring.counts import MOST, RowCounts, count_rows
 from django_taskclaim.querysets import ClaimQuerySet, Progress
@@ -165,7 +165,7 @@ def first_failed(model: type[models.Model], alias: str, most: int) -> list[str]:
     link = source_link(model)
     rows: Any = ClaimQuerySet(model, using=alias)
     found = rows.failed().order_by().values_list("pk", *(field.attname for field in link.own))
-    return [with_source(str(pk), told_key(source)) for pk, *source in found[:most]]
+    return [with_source(str(pk), key_text(source)) for pk, *source in found[:most]]
 
 
 class Failure(NamedTuple):
@@ -195,7 +195,7 @@ def last_errors(seen: Overview, most: int) -> list[Failure]:
         *rows.open().order_by(*behind).values_list(*facts)[:most],
     ]
     return [
-        Failure(with_source(str(pk), told_key(of)), error or "", text or "")
+        Failure(with_source(str(pk), key_text(of)), error or "", text or "")
         for pk, error, text, *of in reversed(found)
         if error or text
     ]

@@ -14,7 +14,7 @@ from django_taskclaim.columns import unit_of
 from django_taskclaim.error_text import class_and_text, describe, log, one_line
 from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.formatting import counted, format_clock_time, with_source
-from django_taskclaim.links import source_told
+from django_taskclaim.links import source_key_text
 from django_taskclaim.querysets.claiming import is_crash_mark
 from django_taskclaim.states import Status
 
@@ -194,7 +194,7 @@ def waits_for(
 
 def named(row: Any) -> str:
     """Name a row by model and key, a companion by its source's too; a ``__str__`` might ask the database, or raise."""
-    return f"{row._meta.label} {with_source(_key(row), source_told(row))}"
+    return f"{row._meta.label} {with_source(_key(row), source_key_text(row))}"
 
 
 def _key(row: Any) -> str:

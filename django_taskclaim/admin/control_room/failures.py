@@ -13,7 +13,7 @@ from django.utils.translation import gettext as _
 
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.fields import as_utc
-from django_taskclaim.links import is_companion, source_link, told_key
+from django_taskclaim.links import is_companion, key_text, source_link
 from django_taskclaim.monitoring.overview import database_time
 from django_taskclaim.states import Status
 
@@ -199,7 +199,7 @@ def _failed(rows: Rows) -> Any:
 def _failure(row: tuple[Any, ...]) -> Failure:
     key, at, error, text, *source = row
     tried_at = None if at is None else as_utc(at)
-    return Failure(key, error or "", text or "", tried_at, told_key(source))
+    return Failure(key, error or "", text or "", tried_at, key_text(source))
 
 
 def _count(groups: dict[str, Group], row: tuple[Any, ...], now: datetime) -> None:

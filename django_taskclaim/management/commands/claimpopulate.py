@@ -106,15 +106,12 @@ exit codes:
         self, rows: CompanionQuerySet[Any], sources: Any, chunk: int, paused: bool
     ) -> None:
         report = Report(self.stdout, sources.count())
-        added = 0
         try:
-            for step in rows._populating(sources, paused, chunk):
-                added += step.added
-                report.advance(step.seen, step.added)
+            added = rows.populate(sources, paused=paused, chunk_size=chunk, progress=report.advance)
         except KeyboardInterrupt:
             report.end()
             raise CommandError(
-                f"Stopped. {counted(added, 'row')} added and committed; the same command goes on from there.",
+                f"Stopped. {counted(report.added, 'row')} added and committed; the same command goes on from there.",
                 returncode=STOPPED,
             ) from None
         report.end()
@@ -153,9 +150,8 @@ class Report:
         self.began = self.shown = time.monotonic()
 
     def advance(self, seen: int, added: int) -> None:
-        """Note one more chunk."""
-        self.seen += seen
-        self.added += added
+        """Note how far it has got."""
+        self.seen, self.added = seen, added
         now = time.monotonic()
         if now - self.shown >= (self.EVERY_BAR if self.bar else self.EVERY):
             self.shown = now
