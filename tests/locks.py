@@ -1,4 +1,4 @@
-"""Whether a session waits for a lock, asked of the database itself."""
+"""Locks of a table, and whether a session waits for one, asked of the database itself."""
 
 from django.db import connection
 
@@ -15,3 +15,12 @@ def waits_for_a_lock() -> bool:
     with connection.cursor() as cursor:
         cursor.execute(statement)
         return bool(cursor.fetchone()[0])
+
+
+def keeping_writers_out(table: str) -> tuple[str, str]:
+    """Return what keeps all others from writing to the table, and what ends that."""
+    return {
+        "sqlite": ("BEGIN IMMEDIATE", "ROLLBACK"),
+        "postgresql": (f"BEGIN; LOCK TABLE {table} IN SHARE MODE", "ROLLBACK"),
+        "mysql": (f"LOCK TABLES {table} READ", "UNLOCK TABLES"),
+    }[connection.vendor]

@@ -7,8 +7,8 @@ import pytest
 from django.db import connection, connections
 
 from django_taskclaim.contention import contention_retried
-
-ROW_LOCKS = connection.features.has_select_for_update
+from tests.querysets.support import ROW_LOCKS
+from tests.querysets.support import Rival as Session
 
 
 def flavour() -> str:
@@ -44,25 +44,14 @@ def accounts(transactional_db: None) -> Iterator[None]:
         cursor.execute("DROP TABLE account")
 
 
-class Rival:
-    """Another session on the same database."""
-
-    def __init__(self) -> None:
-        self.connection = connections.create_connection("default")
-
-    def execute(self, *statements: str) -> None:
-        with self.connection.cursor() as cursor:
-            for statement in statements:
-                cursor.execute(statement)
-
-    def begin(self) -> None:
-        self.connection.set_autocommit(False, force_begin_transaction_with_broken_autocommit=True)
+class Rival(Session):
+    """Another session on the same database, which wants the same accounts."""
 
     def hold(self, account: int = 1) -> None:
         self.begin()
         self.execute(f"UPDATE account SET balance = balance WHERE id = {account}")
 
-    def let_go(self, *_: Any) -> None:
+    def roll_back(self, *_: Any) -> None:
         self.connection.rollback()
 
     def commit(self) -> None:
@@ -74,7 +63,7 @@ class Rival:
 def rival(accounts: None) -> Iterator[Rival]:
     session = Rival()
     yield session
-    session.connection.close()
+    session.close()
 
 
 @pytest.fixture

@@ -26,11 +26,9 @@ class LosingCommit:
         balances()
         if self.tries == 1:
             self.rival.begin()
-            self.rival.execute(
-                SERIALIZABLE,
-                "SELECT * FROM account",
-                "UPDATE account SET balance = 100 WHERE id = 2",
-            )
+            self.rival.execute(SERIALIZABLE)
+            self.rival.execute("SELECT * FROM account")
+            self.rival.execute("UPDATE account SET balance = 100 WHERE id = 2")
         add(1)
         if self.tries == 1:
             self.rival.commit()

@@ -45,9 +45,9 @@ def test_a_busy_sqlite_that_refuses_to_begin_is_retried(rival: Rival) -> None:
     with connection.cursor() as cursor:
         cursor.execute("PRAGMA busy_timeout = 0")
     assert connection.transaction_mode == "IMMEDIATE"
-    retry_on_contention(sleep=rival.let_go).call(add, 5)
+    retry_on_contention(sleep=rival.roll_back).call(add, 5)
     rival.hold()
-    for attempt in retry_on_contention(sleep=rival.let_go):
+    for attempt in retry_on_contention(sleep=rival.roll_back):
         with attempt:
             add(5)
     connection.close()
@@ -70,7 +70,7 @@ def test_the_final_error_has_attempts_time_code_and_cause(
 
 def test_the_loop_repeats_its_block(held: Rival) -> None:
     tries = 0
-    for attempt in retry_on_contention(sleep=held.let_go):
+    for attempt in retry_on_contention(sleep=held.roll_back):
         with attempt:
             tries += 1
             add_at_once(1)

@@ -31,7 +31,7 @@ def test_inside_a_transaction_the_error_passes_and_the_transaction_is_lost(
         with pytest.raises(transaction.TransactionManagementError) as refused:
             balances()
         assert refused.value.__cause__ is caught.value
-    held.let_go()
+    held.roll_back()
     assert (balances(), tries, retried) == ({1: 0, 2: 0}, [1], [])
 
 
@@ -61,7 +61,7 @@ def test_other_errors_pass_untouched_and_undo_the_try(accounts: None) -> None:
 
 
 def test_a_coroutine_is_retried_outside_of_a_transaction(held: Rival) -> None:
-    @retry_on_contention(atomic=False, sleep=sync_to_async(held.let_go))
+    @retry_on_contention(atomic=False, sleep=sync_to_async(held.roll_back))
     async def work(amount: int) -> str:
         await sync_to_async(add_at_once)(amount)
         return "done"

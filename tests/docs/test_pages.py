@@ -113,6 +113,12 @@ def test_the_page_on_testing_is_true() -> None:
         handlers.unregister(Photo)
 
 
+def test_the_code_on_people_runs() -> None:
+    for block in documents.blocks(TEXTS[documents.DOCS / "people.md"], "python"):
+        with isolate_apps("articles"):
+            documents.run(block.values[0], {"__name__": "articles.docs"}, "people.md")
+
+
 # The tables
 
 

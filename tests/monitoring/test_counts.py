@@ -10,7 +10,7 @@ from django.db import OperationalError, connection, transaction
 from django_taskclaim.monitoring import counts, overview
 from django_taskclaim.monitoring.server import server_for
 from tests.factories import make
-from tests.querysets.support import clock, execute, set_raw, table_of
+from tests.querysets.support import clock, set_raw, table_of
 from tests.testapp.models import Child, CompositeKey, Job, TextKey
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -93,20 +93,6 @@ def test_a_question_that_takes_too_long_is_cut_off() -> None:
                 cursor.execute(ENDLESS)
         assert Job.objects.count() == 1
         assert session_limit() == before
-
-
-def test_many_quick_questions_share_one_limit() -> None:
-    """The limit is for the block, not for each statement."""
-    sleep = {"postgresql": "SELECT pg_sleep(0.3)", "mysql": "SELECT SLEEP(0.3)"}
-    question = sleep.get(connection.vendor, ENDLESS.replace("900000000", "900000"))
-
-    def ask_often() -> None:
-        with server_for(connection).time_limit(timedelta(milliseconds=400)):
-            for _ in range(1000):
-                execute(question)
-
-    with pytest.raises(OperationalError):
-        ask_often()
 
 
 def session_limit() -> Any:

@@ -178,12 +178,13 @@ class Rival:
             cursor.execute(statement, tuple(params))
             return int(cursor.rowcount)
 
+    def begin(self) -> None:
+        self.connection.set_autocommit(False, force_begin_transaction_with_broken_autocommit=True)
+
     def lock(self, *rows: Any) -> None:
         """Lock the rows' claim table until ``let_go``."""
         if self.connection.get_autocommit():
-            self.connection.set_autocommit(
-                False, force_begin_transaction_with_broken_autocommit=True
-            )
+            self.begin()
         for row in rows:
             owner = owner_of(type(row))
             where, bound = condition(owner, row.pk, "default")

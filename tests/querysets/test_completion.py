@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from django.db import connection, transaction
 
-from django_taskclaim import handler
 from django_taskclaim.completion import Archive, Clear, Delete
 from django_taskclaim.exceptions import ClaimLost, CommitUndecided, TaskClaimError
 from django_taskclaim.signals import rows_completed
@@ -126,18 +125,6 @@ def test_a_completion_that_waited_for_the_reaper_has_lost(
     with pytest.raises(ClaimLost):
         completing.result(DEADLINE)
     assert (facts(row).status, facts(row).iteration, facts(row).completed_at) == ("open", 1, None)
-
-
-async def later(rows: list[Any]) -> None:
-    """A policy cannot wait for this."""
-
-
-@pytest.mark.once
-def test_a_policy_that_makes_no_sense_is_refused() -> None:
-    wrong: list[Any] = ["archive", "remove", 7, Delete, None, later]
-    for completion in wrong:
-        with pytest.raises(TypeError):
-            handler(Photo, completion=completion)(lambda photo: None)
 
 
 # A lost answer to the COMMIT

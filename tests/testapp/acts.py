@@ -54,15 +54,6 @@ def lookup(job: Job, detail: str) -> None:
     raise KeyError(job.pk)
 
 
-def connect(job: Job, detail: str) -> None:
-    raise ConnectionRefusedError(f"job {job.pk}")
-
-
-def time_out(job: Job, detail: str) -> None:
-    if job.iteration < 4:
-        raise TimeoutError(f"job {job.pk}")
-
-
 def sleep(job: Job, detail: str) -> None:
     time.sleep(float(detail))
 
@@ -156,16 +147,6 @@ def hold(job: Job, detail: str) -> None:
     """Keep the row locked, as a handler does that has written it in its open transaction."""
     Job.objects.filter(pk=job.pk).update(note="held")
     time.sleep(float(detail))
-
-
-def busy(job: Job, detail: str) -> None:
-    """Keep the connection busy with one statement; on SQLite, which has none that waits, the interpreter."""
-    if connection.vendor == "sqlite":
-        connection.ensure_connection()
-        connection.connection.create_function("pause", 1, time.sleep)
-    pause = {"postgresql": "pg_sleep", "mysql": "SLEEP", "sqlite": "pause"}[connection.vendor]
-    with connection.cursor() as cursor:
-        cursor.execute(f"SELECT {pause}(%s)", [float(detail)])
 
 
 def hook(job: Job, detail: str) -> None:

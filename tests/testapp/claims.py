@@ -10,7 +10,7 @@ from typing import Any
 from django.db import OperationalError, transaction
 from django.db.models import F
 
-from django_taskclaim import Retry, handler
+from django_taskclaim import handler
 from django_taskclaim.completion import Clear
 from django_taskclaim.exceptions import Permanent, RetryLater
 from tests.factories import SHAPES
@@ -38,11 +38,7 @@ OPTIONS: dict[str, Any] = {
     "max_attempts": int(os.environ.get("TASKCLAIM_TEST_ATTEMPTS", "3")),
     "timeout": float(os.environ.get("TASKCLAIM_TEST_TIMEOUT", "900")),
     "backoff": lambda failures: 0.2,
-    "errors": {
-        LookupError: Permanent,
-        ConnectionError: Retry(max_attempts=5, backoff=lambda failures: 0.1),
-        TimeoutError: RetryLater(0.1),
-    },
+    "errors": {LookupError: Permanent},
     **json.loads(os.environ.get("TASKCLAIM_TEST_LIMITS", "{}")),
     "wake_up": os.environ.get("TASKCLAIM_TEST_WAKE_UP") == "1",
 }

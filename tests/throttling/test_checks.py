@@ -73,8 +73,6 @@ def found(*databases: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("wrong", "id_"),
     [
-        ({"HEALTH_CHECKS": "path"}, "taskclaim.E001"),
-        ({"HEALTH_EVERY": 0}, "taskclaim.E001"),
         ({"BREAKER": {"rate": 1.5}}, "taskclaim.E001"),
         ({"BREAKER": {"ratio": 0.5}}, "taskclaim.E001"),
         ({"HEALTH_CHECKS": ["nowhere.at_all"]}, "taskclaim.E031"),

@@ -30,9 +30,7 @@ def held_past_a_lease(statement: str, key: int, rows: Any) -> Iterator[None]:
     def hold() -> None:
         rival = Rival()
         try:
-            rival.connection.set_autocommit(
-                False, force_begin_transaction_with_broken_autocommit=True
-            )
+            rival.begin()
             rival.execute(statement, [key])
             locked.set()
             held, done = (rows.filter(status=one) for one in ("processing", "complete"))

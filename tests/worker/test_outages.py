@@ -17,6 +17,7 @@ from django.db.utils import OperationalError
 
 from tests import servers
 from tests.chaos.proxy import ProxyProcess
+from tests.locks import keeping_writers_out
 from tests.proxy import HAS_A_SERVER, CommitProxy, swallowed, url_through
 from tests.sessions import end_sessions, other_sessions
 from tests.testapp.models import Effect, Job, Ledger
@@ -153,12 +154,7 @@ def hang() -> Iterator[Silence]:
 @contextlib.contextmanager
 def lock() -> Iterator[Silence]:
     """Questions are answered, but no row can be written."""
-    table = Job._meta.db_table
-    begin, end = {
-        "sqlite": ("BEGIN IMMEDIATE", "ROLLBACK"),
-        "postgresql": (f"BEGIN; LOCK TABLE {table} IN SHARE MODE", "ROLLBACK"),
-        "mysql": (f"LOCK TABLES {table} READ", "UNLOCK TABLES"),
-    }[connection.vendor]
+    begin, end = keeping_writers_out(Job._meta.db_table)
     other = connection.copy()
     with contextlib.closing(other), other.cursor() as cursor:
         yield Silence({}, lambda: cursor.execute(begin), lambda: cursor.execute(end))

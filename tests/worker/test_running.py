@@ -42,8 +42,6 @@ def test_one_bad_row_stops_no_other(start_worker: Start) -> None:
         "other_instance": ("failed", 3),
         # By the handler's ``errors=``.
         "lookup": ("failed", 1),
-        "connect": ("failed", 5),
-        "time_out": ("complete", 0),
         "later": ("complete", 0),
     }
     bad = {act: jobs(1, act)[0] for act in expected}
@@ -95,18 +93,6 @@ def test_rows_run_longer_than_their_lease(start_worker: Start) -> None:
     wait_until(lambda: states() == {"complete": 3})
     assert worker.events("lost", "expired") == []
     assert Ledger.objects.count() == 3
-
-
-@pytest.mark.long
-@pytest.mark.promise(8)
-def test_a_handler_that_keeps_its_connection_busy_costs_no_lease(start_worker: Start) -> None:
-    """A statement runs for longer than a lease."""
-    jobs(2, "busy:26")
-    worker = start_worker("--drain", "--lease", "12", "--in-process")
-    assert worker.wait() == 0
-    assert states() == {"complete": 2}
-    assert worker.events("lost", "expired") == []
-    assert Ledger.objects.count() == 2
 
 
 @pytest.mark.promise(3)

@@ -10,23 +10,17 @@ import pytest
 from django.db import connection
 
 from tests.factories import make
+from tests.locks import keeping_writers_out
 from tests.proxy import HAS_A_SERVER, CommitProxy, url_through
 from tests.querysets.support import Rival, fresh
 from tests.testapp.models import Photo
 from tests.worker.conftest import Worker, jobs, states, wait_until
 
-#: What keeps all others from writing to the table, and what ends that.
-LOCKS = {
-    "sqlite": ("BEGIN IMMEDIATE", "ROLLBACK"),
-    "postgresql": ("BEGIN; LOCK TABLE testapp_photo IN SHARE MODE", "ROLLBACK"),
-    "mysql": ("LOCK TABLES testapp_photo READ", "UNLOCK TABLES"),
-}
-
 
 @contextlib.contextmanager
 def nobody_can_write() -> Iterator[None]:
     rival = Rival()
-    lock, unlock = LOCKS[connection.vendor]
+    lock, unlock = keeping_writers_out("testapp_photo")
     with contextlib.closing(rival):
         rival.execute(lock)
         yield
