@@ -20,17 +20,14 @@ _CODE = re.compile(r"\x1b\[\??[\d;]*[a-zA-Z]")
 
 
 class Terminal:
-    """A command in a terminal of this size: columns, lines."""
+    """A command in a terminal of 30 lines and 100 columns."""
 
-    def __init__(
-        self, env: dict[str, str], *words: str, size: tuple[int, int], term: str = "xterm"
-    ) -> None:
+    def __init__(self, env: dict[str, str], *words: str) -> None:
         self._ours, theirs = pty.openpty()
-        columns, lines = size
-        fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+        fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
         self.process = subprocess.Popen(
             [sys.executable, "-m", "django", *words],
-            env={**env, "TERM": term},
+            env={**env, "TERM": "xterm"},
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,

@@ -58,6 +58,7 @@ class Asynchronous:
         ({"order_by": ["no_such_column"]}, plain, ValueError, "order_by"),
         ({"batch_size": 0}, plain, ValueError, "batch_size"),
         ({"max_attempts": 0}, plain, ValueError, "max_attempts"),
+        ({"missing_source": "skip"}, plain, ValueError, "missing_source"),
     ],
 )
 def test_what_cannot_work_is_refused_and_named(

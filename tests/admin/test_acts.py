@@ -11,8 +11,6 @@ from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.switch import pause, pause_all
 from tests.admin.acts import ACTS, Act, clear, scene, world
 from tests.admin.room import (
-    CONFIGURE,
-    OPERATE,
     VIEW,
     act_on,
     address,
@@ -107,11 +105,6 @@ def test_every_act_does_the_same_under_atomic_requests(
             clear()
 
 
-def test_to_operate_is_not_to_configure(db: None) -> None:
-    assert somebody(*OPERATE).post(photos("settings"), {"batch_size": 7}).status_code == 403
-    assert somebody(*CONFIGURE).post(photos("switch"), {"turn": "off"}).status_code == 403
-
-
 def test_without_the_control_app_the_models_own_permissions_count(
     in_states: Any, settings: Any
 ) -> None:
@@ -158,15 +151,6 @@ def test_a_running_row_is_taken_only_when_the_operator_says_so(
     perform(boss, where, {"reason": "r", "running": "on"})
     with pytest.raises(ClaimLost):
         row.claim.complete()
-
-
-def test_a_row_that_moved_on_is_left_alone_and_the_answer_says_so(
-    boss: Client, in_states: Any
-) -> None:
-    row = in_states(Photo)["complete"]
-    answer = perform(boss, act_on(Photo, "resume-row", row), {})
-    assert facts(row).status == "complete"
-    assert said(answer) == "0 rows were resumed. Left alone: 1 complete."
 
 
 def test_an_action_on_all_rows_means_those_that_the_filters_match(

@@ -17,7 +17,7 @@ from django_taskclaim.handlers import handler, unregister
 from django_taskclaim.models import ClaimMixin, PrefixedTaskMixin, SourceKey, SourceMixin, TaskMixin
 from django_taskclaim.querysets import ClaimManager
 from tests import documents
-from tests.companions.app.models import FarPage, Line, LineTask, Page
+from tests.companions.app.models import FarPage, Line, Page
 
 APP = "tests.companions.app"
 TEXT = (Path(__file__).parents[2] / "docs" / "companions.md").read_text(encoding="utf-8")
@@ -119,11 +119,6 @@ def test_migrations_name_only_djangos_own_class_for_the_link() -> None:
     for operation in written["Migration"].operations:
         operation.state_forwards("sources", replayed)
     assert changes(replayed, Page, Line, over) == {}
-
-
-def test_missing_source_names_what_it_takes() -> None:
-    with pytest.raises(ValueError, match="missing_source"):
-        handler(LineTask, missing_source="skip")
 
 
 # docs/companions.md

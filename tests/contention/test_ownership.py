@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-from asgiref.sync import async_to_sync, sync_to_async
 from django.db import IntegrityError, OperationalError, connection, transaction
 
 from django_taskclaim.contention import retry_on_contention
@@ -58,17 +57,3 @@ def test_other_errors_pass_untouched_and_undo_the_try(accounts: None) -> None:
         work()
     assert balances() == {1: 0, 2: 0}
     assert tries == [1]
-
-
-def test_a_coroutine_is_retried_outside_of_a_transaction(held: Rival) -> None:
-    @retry_on_contention(atomic=False, sleep=sync_to_async(held.roll_back))
-    async def work(amount: int) -> str:
-        await sync_to_async(add_at_once)(amount)
-        return "done"
-
-    with transaction.atomic():
-        with pytest.raises(OperationalError):
-            async_to_sync(work)(5)
-        assert connection.get_rollback()
-    assert async_to_sync(work)(5) == "done"
-    assert balances()[1] == 5

@@ -12,7 +12,6 @@ from django.test import Client
 from django.utils import timezone
 
 from django_taskclaim.control.models import OperatorAct
-from django_taskclaim.switch import pause
 from tests.contrib.conftest import Editor, address, words
 from tests.querysets.support import clock, facts, lose, set_raw, stored
 
@@ -52,16 +51,6 @@ def test_two_editors_never_get_one_article_and_a_lapsed_one_moves_on(
         lapse(pk)
     assert set(mine[:2]) <= set(ben.fetch())
     assert not set(mine[:2]) & set(ada.mine())
-
-
-def test_while_paused_the_articles_stay_and_the_page_says_so(ada: Editor, ben: Editor) -> None:
-    ada.fetch()
-    pause(Article, using="default")
-    assert len(ada.mine()) == 5
-    ben.look()
-    ben.send(act="more")
-    assert "Paused" in words(ben.page)
-    assert ben.mine() == []
 
 
 def test_the_list_needs_a_login_a_csrf_token_and_a_known_act(ada: Editor) -> None:

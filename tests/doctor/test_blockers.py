@@ -134,15 +134,6 @@ def test_expired_rows_are_a_problem_once_every_reaper_should_have_come(settings:
     assert problems(Job) == []
 
 
-def test_rows_that_contradict_themselves_are_a_problem() -> None:
-    """Other programs may have written claim columns."""
-    make(Job, 2)
-    for row in Job.objects.claim_batch(2):
-        set_raw(row, "expires_at", "NULL")
-    (problem,) = problems(Job)
-    assert "2 rows of testapp.Job are processing without an end of the lease" in problem.message
-
-
 def test_the_last_line_of_the_command_says_that_nobody_works() -> None:
     make(Job, 1)
     code, text = doctor("testapp.Job")

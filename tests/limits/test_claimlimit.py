@@ -1,12 +1,10 @@
 """``claimlimit``, and where its limits are shown."""
 
-from typing import Any
-
 import pytest
 
 from django_taskclaim.control.models import OperatorAct
 from django_taskclaim.limits import limits_of
-from tests.commands import refused, run
+from tests.commands import run
 from tests.factories import make
 from tests.limits.conftest import claimed
 from tests.testapp.models import Photo
@@ -35,18 +33,3 @@ def test_limits_are_set_shown_followed_and_given_back() -> None:
     assert (held.rate, held.max_running, held.hours, held.set_by) == (None, 20, None, "bob")
     assert claimed(30) == 20
     assert run("claimlimit", *here, "--max-running", "default") == "testapp.Photo: no limits\n"
-
-
-@pytest.mark.parametrize(
-    ("words", "named"),
-    [
-        ([], "models"),
-        (["testapp.Photo", "--rate", "fast"], "--rate"),
-        (["testapp.Photo", "--hours", "22-6"], "--hours"),
-    ],
-)
-def test_a_wrong_limit_is_one_sentence_and_code_2(words: Any, named: str) -> None:
-    code, said = refused("claimlimit", *words)
-    assert code == 2
-    assert named in said
-    assert "\n" not in said

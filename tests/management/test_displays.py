@@ -22,8 +22,8 @@ def terminal(process_env: dict[str, str]) -> Iterator[Open]:
     """Open terminals with a command in each."""
     opened: list[Terminal] = []
 
-    def open_one(*words: str, term: str = "xterm", **env: str) -> Terminal:
-        opened.append(Terminal({**process_env, **env}, *words, size=(100, 30), term=term))
+    def open_one(*words: str) -> Terminal:
+        opened.append(Terminal(process_env, *words))
         return opened[-1]
 
     yield open_one

@@ -1,6 +1,5 @@
 """``release_expired``, ``claimpause`` and ``claimresume``: what they change, report and record."""
 
-import io
 import signal
 import subprocess
 import sys
@@ -8,7 +7,6 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.core.management import CommandError, call_command
 
 from django_taskclaim.control.models import OperatorAct
 from django_taskclaim.switch import pause, paused_by
@@ -51,16 +49,6 @@ def test_expired_rows_are_put_back() -> None:
     set_raw(row, "expires_at", clock("-1 HOUR", "other"))
     assert run("release_expired") == "No claim has expired.\n"
     assert "put back 1 expired row" in run("release_expired", "--database", "other")
-
-
-@no_savepoint
-def test_a_model_without_its_table_does_not_stop_the_others() -> None:
-    lapsed(Photo, 1)
-    lapsed(UuidKey, 1)
-    out = io.StringIO()
-    with table_away(UuidKey), pytest.raises(CommandError, match=r"testapp\.UuidKey on 'default'"):
-        call_command("release_expired", "testapp.UuidKey", "testapp.Photo", stdout=out)
-    assert out.getvalue() == "testapp.Photo: put back 1 expired row.\n"
 
 
 def test_a_loop_goes_on_until_a_signal_ends_it(process_env: dict[str, str]) -> None:

@@ -109,7 +109,6 @@ class World:
         self.rows: dict[Any, Belief] = {}
         self.carriers: list[Carrier] = []
         self.issued: set[tuple[Any, tuple[str, int]]] = set()
-        self.paused = False
 
     # Who holds what
 
@@ -139,8 +138,6 @@ class World:
     # What a claim may return
 
     def claimable(self, keys: set[Any]) -> set[Any]:
-        if self.paused:
-            return set()
         rows = [self.rows[key] for key in keys]
         return {row.key for row in rows if row.status == "open" and not row.waiting}
 

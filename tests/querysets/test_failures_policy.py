@@ -15,7 +15,7 @@ from django_taskclaim.handlers import handler
 from tests.factories import make
 from tests.querysets.late_writes import claimed
 from tests.querysets.support import facts, lose
-from tests.testapp.models import ClaimOnly, Photo, PhotoProxy
+from tests.testapp.models import ClaimOnly, Photo
 
 pytestmark = pytest.mark.django_db
 
@@ -112,14 +112,6 @@ def test_retry_later_puts_the_row_back_as_if_it_had_not_been_claimed() -> None:
     assert (now.status, now.attempts, now.iteration) == ("open", 0, 1)
     assert (now.claimed_by, now.last_error, now.error_class) == (None, "", "")
     assert (row.status, row.attempts) == ("open", 0)
-
-
-def test_rows_of_one_call_are_judged_each_by_its_own_model(rule: Rule) -> None:
-    rule(Photo, errors={ValueError: RetryLater(60)})
-    rule(PhotoProxy, errors={ValueError: Permanent})
-    rows = [claimed(Photo), claimed(PhotoProxy)]
-    assert Photo.objects.fail(rows, ValueError("x")) == 2
-    assert [facts(row).status for row in rows] == ["open", "failed"]
 
 
 # Delays, back-offs and rules that make no sense

@@ -24,7 +24,6 @@ from hypothesis.stateful import (
 )
 
 from django_taskclaim.exceptions import ClaimLost
-from django_taskclaim.switch import pause, resume
 from tests.querysets.machine import MAX_ATTEMPTS, Belief, Carrier, World
 from tests.querysets.support import table_of, tables_of
 from tests.testapp.models import Child, ClaimOnly, Photo
@@ -65,7 +64,6 @@ class Claims(RuleBasedStateMachine):
         self.number = 0
         for each in tables_of(model):
             models.QuerySet(each)._raw_delete("default")  # type: ignore[attr-defined]
-        resume(model, using="default")
         for _ in range(FIRST_ROWS):
             self.insert()
 
@@ -111,8 +109,6 @@ class Claims(RuleBasedStateMachine):
 
     def _let_claim(self) -> None:
         """Claim, and if that takes an operator's act before: most verbs would have nothing to do otherwise."""
-        if self.world.paused:
-            self.turn_the_switch()
         acts: list[Callable[[], Any]] = [
             partial(self.resume_rows, some=None),
             partial(self.reset, some=None, complete=True, running=False),
@@ -289,13 +285,6 @@ class Claims(RuleBasedStateMachine):
     def resume_rows(self, some: set[int] | None) -> None:
         for row in self._change(some, {"paused"}, "resume_rows"):
             row.opened()
-
-    @rule()
-    def turn_the_switch(self) -> None:
-        turn = resume if self.world.paused else pause
-        turn(self.model, using="default")
-        self.world.paused = not self.world.paused
-        self.claim(limit=2, who=None, include_held=False, some=None)
 
 
 def same(rows: list[Any], carriers: list[Carrier]) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from django.db import transaction
-from django.db.models import F, QuerySet
+from django.db.models import QuerySet
 
 from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.switch import pause, resume
@@ -82,16 +82,6 @@ def test_a_row_that_was_put_back_comes_with_a_new_token(let_lease_lapse: Lapse) 
     with pytest.raises(ClaimLost):
         rows[1].claim.complete()
     assert Photo.objects.complete(again) == 3
-
-
-@pytest.mark.parametrize("model", [Photo, Child])
-def test_conditions_order_and_annotations_hold_for_the_held_as_well(model: Any) -> None:
-    make(model, 4, note=lambda i: "dcba"[i], counter=3)
-    (other,) = ask(model.objects.filter(note="d"), 1)
-    rows = model.objects.exclude(pk=other.pk).order_by("note").annotate(twice=F("counter") * 2)
-    for _ in ("claimed", "held"):
-        found = ask(rows, 3)
-        assert [(row.note, row.twice) for row in found] == [("a", 6), ("b", 6), ("c", 6)]
 
 
 @pytest.mark.promise(9)

@@ -1,15 +1,12 @@
 """Putting back expired rows: the living have had the time to renew theirs, and the dead lose theirs."""
 
-import contextlib
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.core.management import CommandError, call_command
 from django.db import DatabaseError
 
-from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.querysets import reaping
 from django_taskclaim.querysets.reaping import Reaper
 from tests.commands import in_each_state
@@ -120,18 +117,3 @@ def test_a_row_that_does_not_run_is_not_put_back_whatever_lease_it_has(state: st
     assert Photo.objects.release_expired() == 0
     assert stored(row) == before
     assert (row in Photo.objects.claim_batch(9)) is (state == "open")
-
-
-@pytest.mark.django_db(transaction=True, databases="__all__")
-def test_a_running_row_without_an_end_of_its_lease_has_expired(capsys: Any) -> None:
-    (row,) = claimed(Photo, 1)
-    set_raw(row, "expires_at", "NULL")
-    before = stored(row)
-    with contextlib.suppress(CommandError):
-        call_command("claimdoctor", "testapp.Photo")
-    assert "1 row of testapp.Photo is processing without an end of" in capsys.readouterr().out
-    assert stored(row) == before
-    assert Photo.objects.release_expired() == 1
-    assert (facts(row).status, facts(row).attempts) == ("open", 1)
-    with pytest.raises(ClaimLost):
-        row.claim.complete()
