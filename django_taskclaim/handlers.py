@@ -30,7 +30,6 @@ from django_taskclaim.policy import (
     refuse_no_number,
     set_policy,
 )
-from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.called import called_for
 from django_taskclaim.ranges import end_walks, refuse_unfinished
 from django_taskclaim.unsaved import Watch
@@ -137,8 +136,9 @@ class Handler:
     def complete(self, rows: Sequence[Any]) -> int:
         """Complete *rows* with what the function set on them, or on their sources; ClaimLost as from the verb."""
         may_be_gone = self.missing_source == "complete"
-        verbs: ClaimQuerySet[Any] = ClaimQuerySet(self.model)
-        return verbs._complete(rows, self.update_fields, may_be_gone=may_be_gone)
+        return querysets.completing.complete(
+            self.model, rows, self.update_fields, may_be_gone=may_be_gone
+        )
 
     def held_up(self, rows: Sequence[Any]) -> list[Any]:
         """Return those of *rows* that ``complete`` would have to wait for, because somebody has locked their source."""

@@ -123,7 +123,7 @@ class Watch:
         if is_claimable(kind):
             names -= claim_columns(kind).guarded_names
         try:
-            own, of_source = querysets.results.checked_results(self._model, self._update_fields)
+            own, of_source, _ = querysets.results.checked_results(self._model, self._update_fields)
             if is_row and isinstance(completion, Archive):
                 names &= {*querysets.removing.shared_columns(kind, completion.model)}
         except (TypeError, ValueError, LookupError):

@@ -1,14 +1,14 @@
 """How rows end badly, and how they are given back unfinished."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any
 
 from django.db import DatabaseError, models
 
-from django_taskclaim.claim import GIVEN_UP, Ended, carried_claim, carried_claims, clock, standing
+from django_taskclaim.claim import GIVEN_UP, Ended, carried_claim, carried_claims, clock
 from django_taskclaim.connecting import is_refusal
-from django_taskclaim.db.sql import Change, OwnValues, value
+from django_taskclaim.db.sql import Change, Key, OwnValues, value
 from django_taskclaim.error_text import describe, escape_to_ascii, text_to_store
 from django_taskclaim.exceptions import Permanent
 from django_taskclaim.policy import Verdict, policy_for, refuse_faulty
@@ -21,154 +21,164 @@ from django_taskclaim.querysets.assignments import (
     why_failed,
 )
 from django_taskclaim.querysets.everyone import stop_everyone
-from django_taskclaim.querysets.losses import raise_unless_all
 from django_taskclaim.querysets.scope import ClaimTarget
-from django_taskclaim.querysets.writes import Rows, Write, by_database, finish, write_held
+from django_taskclaim.querysets.writes import (
+    Given,
+    HeldRows,
+    Rows,
+    Write,
+    by_database,
+    finish,
+    write,
+)
 from django_taskclaim.signals import rows_failed, rows_released
 from django_taskclaim.states import Status
 
-M = TypeVar("M", bound=models.Model)
-
-#: What a row is judged to be worth, and how long it waits where that is another try.
-Judged = tuple[Verdict, timedelta]
+#: How long each row waits for its next try, by ``id()`` of its instance.
+Waits = dict[int, timedelta]
 
 
-def fail(given: Sequence[M], error: BaseException | str, *, retry: bool) -> int:
+def fail(rows: Any, error: BaseException | str, *, retry: bool) -> int:
     """End rows badly as their policy judges *error*; see ``ClaimQuerySet.fail``."""
-    rows = standing(given)
-    verdicts = _verdicts(rows, error, retry=retry)
-    waits = {
-        id(row): timedelta() if verdict.final else verdict.wait()
-        for row, verdict in zip(rows, verdicts, strict=True)
-    }
-    final: list[M] = []
-    waiting: list[M] = []
-    uncounted: dict[timedelta, list[M]] = {}
-    for row, verdict in zip(rows, verdicts, strict=True):
-        if not verdict.counted:
-            uncounted.setdefault(waits[id(row)], []).append(row)
+    given = Given.of(rows)
+    final: list[HeldRows] = []
+    again: list[HeldRows] = []
+    uncounted: dict[timedelta, list[HeldRows]] = {}
+    waits: Waits = {}
+    for held in given.held:
+        keys: dict[Any, list[Key]] = {}
+        for row, key, verdict in _verdicts(held, error, retry=retry):
+            waits[id(row)] = wait = timedelta() if verdict.final else verdict.wait()
+            keys.setdefault((verdict.final, None if verdict.counted else wait), []).append(key)
             if verdict.everyone:
-                stop_everyone(type(row), carried_claim(row).alias, waits[id(row)], describe(error))
-        else:
-            (final if verdict.final else waiting).append(row)
-    written = [*_end_badly(final, error, None), *_end_badly(waiting, error, waits)]
+                stop_everyone(held.target.model, held.target.alias, wait, describe(error))
+        for (is_final, wait), same in keys.items():
+            ending = final if is_final else again
+            (ending if wait is None else uncounted.setdefault(wait, [])).append(held.only(same))
+    written = [*_end_badly(final, error, None), *_end_badly(again, error, waits)]
     for wait, same in uncounted.items():
-        written += _give_back(same, wait)
-    raise_unless_all(given, written)
+        written += _give_back(same, GivingBack(wait))
+    given.raise_unless_all(written)
     return len(written)
 
 
-def _verdicts(rows: Rows, error: object, *, retry: bool) -> list[Verdict]:
-    """Say what the error makes of each row; rows of a model that have failed as often are judged alike."""
-    known: dict[Any, Verdict] = {}
-    verdicts: list[Verdict] = []
-    for row, claim in zip(rows, carried_claims(rows), strict=True):
-        alike = type(row), claim.attempts
-        if alike not in known:
-            refuse_faulty(type(row))
-            policy = policy_for(type(row))
-            known[alike] = policy.judge(error, claim.attempts + 1, retry=retry)
-        verdicts.append(known[alike])
-    return verdicts
+def _verdicts(held: HeldRows, error: object, *, retry: bool) -> Iterator[tuple[Any, Key, Verdict]]:
+    """Yield what the error makes of each row; rows that have failed as often are judged alike."""
+    refuse_faulty(held.target.model)
+    policy = policy_for(held.target.model)
+    known: dict[int, Verdict] = {}
+    claims = carried_claims(held.rows)
+    for row, key, claim in zip(held.rows, held.keys, claims, strict=True):
+        if claim.attempts not in known:
+            known[claim.attempts] = policy.judge(error, claim.attempts + 1, retry=retry)
+        yield row, key, known[claim.attempts]
 
 
-def _end_badly(
-    rows: list[M], error: BaseException | str, waits: dict[int, timedelta] | None
-) -> list[M]:
-    """Write a counted failure, final where no *waits* are given, and return the rows that were still held."""
-    if not rows:
+class Failing(Write):
+    """Writes a failure that counts: the last one of its row where no *waits* are given."""
+
+    def __init__(self, waits: Waits | None, error_class: str, text: str) -> None:
+        self.waits = waits
+        self.error = error_class, text
+        self.per_row = 0 if waits is None else 1
+        self.finished = (Status.FAILED,) if waits is None else ()
+
+    def change(self, target: ClaimTarget, rows: Rows) -> Change:
+        charge, waiting = one_more_attempt(target), target.columns.not_before
+        if self.waits is None:
+            return Change([*failed(target, *self.error), *charge])
+        shared = [*why_failed(target, *self.error), *charge, *open_again(target)]
+        if waiting is None:
+            return Change(shared)
+        dialect = target.dialect
+        amounts = [value(dialect.amount(self.waits[id(row)])) for row in rows]
+        return Change(shared, [OwnValues(waiting, amounts, stored=dialect.moment_after)])
+
+
+def _end_badly(held: list[HeldRows], error: BaseException | str, waits: Waits | None) -> list[Any]:
+    """Write a failure that counts, and return the rows that were still held."""
+    if not held:
         return []
-    words = text_to_store(error)
-    how = Ended(failure=words, permanent=isinstance(error, Permanent))
+    text = text_to_store(error)
+    how = Ended(failure=text, permanent=isinstance(error, Permanent))
     unknown = ["attempts", "last_error", "error_class"]
     if waits is not None:
         unknown += ["not_before", "iteration"]
     status = Status.FAILED if waits is None else Status.OPEN
-    written: list[M] = []
-    for part in by_database(rows):
-        done: list[M] = _write_failed(part, waits, words)
+    written: list[Any] = []
+    for part in by_database(held):
+        done = _write_failed(part, waits, text)
         finish(done, how, status, unknown, rows_failed, error=error)
         written += done
     return written
 
 
-def _write_failed(
-    rows: Rows, waits: dict[int, timedelta] | None, words: tuple[str, str]
-) -> list[Any]:
+def _write_failed(held: list[HeldRows], waits: Waits | None, text: tuple[str, str]) -> list[Any]:
     """Write the failure of rows of one database.
 
     What the database refuses, for its encoding lacks a character of the text or for any other reason, is written again
     in escapes, and then without the text.
     """
-    said = words
-    for plainer in (escape_to_ascii, _nothing):
+    for plainer in (text, escape_to_ascii(text)):
         try:
-            return write_held(rows, _failing(waits, said))
+            return write(held, Failing(waits, *plainer))
         except (DatabaseError, UnicodeError) as error:
             if not is_refusal(error):
                 raise
-            said = plainer(words)
-    return write_held(rows, _failing(waits, said))
+    return write(held, Failing(waits, "", ""))
 
 
-def _nothing(words: tuple[str, str]) -> tuple[str, str]:
-    return "", ""
+class GivingBack(Write):
+    """Puts rows back uncounted, to wait so long, or, *alone*, with the mark of rows that are claimed alone."""
+
+    def __init__(self, wait: timedelta | None, *, alone: bool = False) -> None:
+        self.wait, self.alone = wait, alone
+
+    def change(self, target: ClaimTarget, rows: Rows) -> Change:
+        later = crash_mark(target) if self.alone else due_later(target, self.wait)
+        return Change([*later, *open_again(target)])
 
 
-def _failing(waits: dict[int, timedelta] | None, words: tuple[str, str]) -> Write:
-    def change(target: ClaimTarget, rows: Rows) -> Change:
-        charge = one_more_attempt(target)
-        if waits is None:
-            return Change([*failed(target, *words), *charge])
-        waiting, amount = target.columns.not_before, target.dialect.amount
-        amounts = [value(amount(waits[id(row)])) for row in rows]
-        own = (
-            []
-            if waiting is None
-            else [OwnValues(waiting, amounts, stored=target.dialect.moment_after)]
-        )
-        return Change([*why_failed(target, *words), *charge, *open_again(target)], own)
-
-    return Write(change, 1, finished=() if waits is not None else (Status.FAILED,))
-
-
-def release(given: Sequence[Any], wait: timedelta | None) -> int:
+def release(rows: Any, wait: timedelta | None) -> int:
     """Give rows back uncounted, to wait so long; see ``ClaimQuerySet.release``."""
-    written = _give_back(standing(given), wait)
-    raise_unless_all(given, written)
-    return len(written)
+    return _release(Given.of(rows), GivingBack(wait))
 
 
-def give_back_apart(given: Sequence[Any]) -> int:
+def give_back_apart(rows: Any) -> int:
     """Give rows back uncounted, each to be claimed alone, where their model has a mark for that."""
-    written = _give_back(standing(given), None, alone=True)
-    raise_unless_all(given, written)
+    return _release(Given.of(rows), GivingBack(None, alone=True))
+
+
+def _release(given: Given, verb: GivingBack) -> int:
+    written = _give_back(given.held, verb)
+    given.raise_unless_all(written)
     return len(written)
 
 
-def _give_back(rows: Sequence[M], wait: timedelta | None, *, alone: bool = False) -> list[M]:
-    """Put rows back uncounted, and return those that were still held."""
-
-    def change(target: ClaimTarget, same: Rows) -> Change:
-        return Change(
-            [*(crash_mark(target) if alone else due_later(target, wait)), *open_again(target)]
-        )
-
-    written: list[M] = []
-    for part in by_database(rows):
-        done: list[M] = write_held(part, Write(change))
-        unknown = ["iteration"] if wait is None and not alone else ["iteration", "not_before"]
+def _give_back(held: list[HeldRows], verb: GivingBack) -> list[Any]:
+    """Put rows back, and return those that were still held."""
+    unknown = ["iteration"] if verb.wait is None and not verb.alone else ["iteration", "not_before"]
+    written: list[Any] = []
+    for part in by_database(held):
+        done = write(part, verb)
         finish(done, GIVEN_UP, Status.OPEN, unknown, rows_released)
         written += done
     return written
 
 
+class Beginning(Write):
+    """Notes that a row which may kill its worker is started, and gives it its whole lease from here."""
+
+    def __init__(self, lease: timedelta) -> None:
+        self.lease = lease
+
+    def change(self, target: ClaimTarget, rows: Rows) -> Change:
+        return Change([*crash_mark(target), target.dialect.extension(target.table, self.lease)])
+
+
 def begin(row: models.Model) -> None:
-    """Give a row that may kill its worker its whole lease from here; ClaimLost where the claim stands no more."""
+    """Start a row that may kill its worker; ClaimLost where the claim stands no more."""
     started, claim = clock(), carried_claim(row)
-
-    def change(target: ClaimTarget, rows: Rows) -> Change:
-        return Change([*crash_mark(target), target.dialect.extension(target.table, claim.lease)])
-
-    raise_unless_all([row], write_held([row], Write(change)))
+    given = Given.of(row)
+    given.raise_unless_all(write(given.held, Beginning(claim.lease)) if given.held else [])
     claim.extend(started)

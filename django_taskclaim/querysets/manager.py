@@ -1,6 +1,6 @@
 """``ClaimQuerySet`` and ``ClaimManager``: the public face of every verb."""
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
@@ -147,21 +147,10 @@ class ClaimQuerySet(PeopleVerbs[M]):
         """
         raised: CallRaised
         try:
-            return self._complete(querysets.writes.as_rows(rows), update_fields)
+            return querysets.completing.complete(self.model, rows, update_fields)
         except querysets.completing.CallRaised as caught:
             raised = caught
         raise raised.error
-
-    def _complete(
-        self, given: Sequence[M], update_fields: Collection[str], *, may_be_gone: bool = False
-    ) -> int:
-        """``complete`` of different instances; what a function of the user's raised comes as CallRaised, told apart.
-
-        A source of a companion's that is to be written *may be gone*, or SourceGone is raised.
-        """
-        return querysets.completing.complete(
-            self.model, given, update_fields, may_be_gone=may_be_gone
-        )
 
     def fail(self, rows: M | Iterable[M], error: BaseException | str, *, retry: bool = True) -> int:
         """Finish rows badly and return how many; a row with tries left is put back and waits its back-off first.
@@ -172,7 +161,7 @@ class ClaimQuerySet(PeopleVerbs[M]):
         with nothing recorded; one with *everyone* stops all claims of the model for so long. Raises ClaimLost as
         ``complete`` does.
         """
-        return querysets.failing.fail(querysets.writes.as_rows(rows), error, retry=retry)
+        return querysets.failing.fail(rows, error, retry=retry)
 
     def release(self, rows: M | Iterable[M], *, delay: float | timedelta | None = None) -> int:
         """Give rows back unfinished and uncounted, and return how many.
@@ -181,7 +170,7 @@ class ClaimQuerySet(PeopleVerbs[M]):
         without ``not_before`` cannot wait. Raises ClaimLost as ``complete`` does.
         """
         wait = None if delay is None else conf.waiting_time(delay)
-        return querysets.failing.release(querysets.writes.as_rows(rows), wait)
+        return querysets.failing.release(rows, wait)
 
     def _begin(self, row: M) -> None:
         """Note that a row which may kill its worker begins: from now on its expiry tells that it did.
@@ -193,7 +182,7 @@ class ClaimQuerySet(PeopleVerbs[M]):
 
     def _set_apart(self, rows: M | Iterable[M]) -> int:
         """Give rows back uncounted, each to be claimed alone: one of them held up, or broke, all the others."""
-        return querysets.failing.give_back_apart(querysets.writes.as_rows(rows))
+        return querysets.failing.give_back_apart(rows)
 
     def renew(self, rows: M | Iterable[M], lease: float | timedelta | None = None) -> int:
         """Extend leases to *lease* from now (by default as long as they were asked for) and return how many.
@@ -203,7 +192,7 @@ class ClaimQuerySet(PeopleVerbs[M]):
         ClaimLost as ``complete`` does.
         """
         duration = None if lease is None else conf.positive_duration(lease, "lease")
-        return querysets.renewing.renew_all(querysets.writes.as_rows(rows), duration)
+        return querysets.renewing.renew_all(rows, duration)
 
     # Acting on many rows
 

@@ -1,14 +1,13 @@
 """Passing claims from one holder to another."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
-from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from django.db import models
 
 from django_taskclaim import conf
-from django_taskclaim.claim import GIVEN_UP, carried_claims, end_claims, standing
+from django_taskclaim.claim import GIVEN_UP, carried_claims, end_claims
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.db.sql import Change
 from django_taskclaim.guard import show
@@ -16,14 +15,13 @@ from django_taskclaim.policy import policy_for
 from django_taskclaim.querysets import operating
 from django_taskclaim.querysets.assignments import pass_on
 from django_taskclaim.querysets.claiming import checked_name
-from django_taskclaim.querysets.losses import raise_unless_all
 from django_taskclaim.querysets.scope import ClaimTarget, Rows
 from django_taskclaim.querysets.writes import (
+    Given,
     Write,
-    as_rows,
     by_database,
     send_of_rows,
-    write_held,
+    write,
 )
 from django_taskclaim.signals import rows_handed_over
 
@@ -36,16 +34,16 @@ def hand_over(rows: M | Iterable[M], to: str, lease: Lease) -> int:
     """Let *to* hold *rows* from now on; see ``ClaimQuerySet.hand_over``."""
     holder = checked_name(to, "to")
     duration = None if lease is None else conf.positive_duration(lease, "lease")
-    given = as_rows(rows)
+    given = Given.of(rows)
     written: list[M] = []
-    for part in by_database(standing(given)):
-        done = write_held(part, Write(partial(_passed_to, holder, duration)))
+    for part in by_database(given.held):
+        done = write(part, Passing(holder, duration))
         end_claims(carried_claims(done), GIVEN_UP)
         for row in done:
             _show_passed(row, holder)
         send_of_rows(rows_handed_over, done, to=holder)
         written += done
-    raise_unless_all(given, written)
+    given.raise_unless_all(written)
     return len(written)
 
 
@@ -62,8 +60,14 @@ def _duration(model: type[models.Model], lease: Lease) -> timedelta:
     return policy_for(model).lease if lease is None else conf.positive_duration(lease, "lease")
 
 
-def _passed_to(holder: str, lease: timedelta | None, target: ClaimTarget, rows: Rows) -> Change:
-    return Change(pass_on(target, holder, lease or policy_for(target.model).lease))
+class Passing(Write):
+    """Gives rows to another holder, as claims of their own."""
+
+    def __init__(self, holder: str, lease: timedelta | None) -> None:
+        self.holder, self.lease = holder, lease
+
+    def change(self, target: ClaimTarget, rows: Sequence[Any]) -> Change:
+        return Change(pass_on(target, self.holder, self.lease or policy_for(target.model).lease))
 
 
 def _show_passed(row: models.Model, holder: str) -> None:

@@ -1,7 +1,6 @@
 """Deleting rows that are done, from every table that they are part of, and copying them to an archive before."""
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any
 
 from django.db import models
@@ -11,29 +10,26 @@ from django_taskclaim.claim import carried_claim
 from django_taskclaim.db.sql import SQL
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.querysets.scope import ClaimTarget, Rows
-from django_taskclaim.querysets.writes import Also, keys_of
+from django_taskclaim.querysets.writes import keys_of
 from django_taskclaim.states import Status
 
 Model = type[models.Model]
 
 
-def deleting(*, cascade: bool) -> Also:
-    """Return what deletes rows that are locked and still held, from all their tables."""
-    return partial(_remove, status=Status.PROCESSING, cascade=cascade)
+def is_on_many_tables(owner: Model) -> bool:
+    """Say whether rows of *owner* have a part on the table of a parent or of a child."""
+    return any(links_of(owner))
 
 
-def moving(archive: Model, *, cascade: bool) -> Also:
-    """Return what moves rows that were just completed to *archive*."""
-
-    def move(target: ClaimTarget, rows: list[Any]) -> None:
-        for part in target.dialect.chunks(rows, target.table):
-            _copy(target, archive, keys_of(part))
-            _remove(target, part, status=Status.COMPLETE, cascade=cascade)
-
-    return move
+def move_to(archive: Model, target: ClaimTarget, rows: Sequence[Any], *, cascade: bool) -> None:
+    """Copy rows that this transaction has completed to *archive*, and delete them."""
+    for part in target.dialect.chunks(rows, target.table):
+        _copy(target, archive, keys_of(part))
+        remove(target, part, Status.COMPLETE, cascade=cascade)
 
 
-def _remove(target: ClaimTarget, rows: Sequence[Any], *, status: Status, cascade: bool) -> None:
+def remove(target: ClaimTarget, rows: Sequence[Any], status: Status, *, cascade: bool) -> None:
+    """Delete rows of one claim that this transaction has locked in *status*, from all their tables."""
     if cascade:
         _cascade(target, rows)
     else:

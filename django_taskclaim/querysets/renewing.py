@@ -1,6 +1,6 @@
 """Renewals: leases are extended without waiting for a row that somebody has locked, and none is shortened."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from functools import partial
 from itertools import chain
@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 from django.db import DatabaseError, models
 
-from django_taskclaim.claim import carried_claim, carried_claims, clock, standing
-from django_taskclaim.columns import claim_columns
+from django_taskclaim.claim import carried_claim, carried_claims, clock
 from django_taskclaim.db.sql import Key
 from django_taskclaim.guard import show
 from django_taskclaim.querysets.losses import raise_lost
@@ -17,13 +16,12 @@ from django_taskclaim.querysets.refusals import Search
 from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.querysets.transactions import alone, may_stand_alone, transactionally
 from django_taskclaim.querysets.writes import (
+    Given,
+    HeldRows,
     Rows,
-    Statement,
-    by_database,
-    keys_of,
+    held_rows,
+    in_parts,
     send_of_rows,
-    statements,
-    with_keys,
 )
 from django_taskclaim.signals import rows_renewed
 from django_taskclaim.states import Token
@@ -40,35 +38,35 @@ class Renewed(NamedTuple):
     refused: list[Any]
 
 
-def renew_all(given: Rows, lease: timedelta | None) -> int:
+def renew_all(rows: Any, lease: timedelta | None) -> int:
     """Renew rows of any database, and raise ClaimLost for those that are lost; see ``ClaimQuerySet.renew``."""
-    renewed: list[Any] = []
-    held = standing(given)
-    lost = set(map(id, given)).difference(map(id, held))
-    for part in by_database(held):
-        outcome = renew(part, lease)
-        kinds: set[Any] = set(map(type, outcome.renewed))
-        for model in kinds:
-            same: list[Any] = [row for row in outcome.renewed if type(row) is model]
-            show(same, {claim_columns(model).expires_at: models.DEFERRED})
-        renewed += outcome.renewed
-        lost.update(map(id, outcome.lost))
-    if lost:
-        raise_lost([row for row in given if id(row) in lost], renewed)
-    return len(renewed)
+    given = Given.of(rows)
+    outcome = _renew(given.held, lease)
+    for held in given.held:
+        kept = set(map(id, outcome.renewed))
+        same = [row for row in held.rows if id(row) in kept]
+        show(same, {held.target.columns.expires_at: models.DEFERRED})
+    # Of rows that were passed over, nothing is lost.
+    still = [*outcome.renewed, *outcome.skipped, *outcome.refused]
+    if len(still) < len(given.rows):
+        known = set(map(id, still))
+        raise_lost([row for row in given.rows if id(row) not in known], outcome.renewed)
+    return len(outcome.renewed)
 
 
 def renew(rows: Rows, lease: timedelta | None) -> Renewed:
-    """Extend the leases that stand, of rows of one database; by default for as long as they were asked for."""
+    """Extend the leases that stand, of rows of any database; by default for as long as they were asked for."""
+    return _renew(held_rows(rows), lease)
+
+
+def _renew(held: list[HeldRows], lease: timedelta | None) -> Renewed:
     started = clock()
     result = Renewed([], [], [], [])
-    by_lease: dict[timedelta, list[Any]] = {}
-    for row, claim in zip(rows, carried_claims(rows), strict=True):
-        by_lease.setdefault(lease or claim.lease, []).append(row)
     try:
-        for duration, same in by_lease.items():
-            for part in statements(same):
-                _renew_part(part, duration, result)
+        for one in held:
+            for duration, same in _by_lease(one, lease):
+                for part in in_parts(same):
+                    _renew_part(part, duration, result)
     finally:
         # Each part is a transaction: an error in one takes nothing back of those before it.
         for claim in carried_claims(result.renewed):
@@ -79,6 +77,16 @@ def renew(rows: Rows, lease: timedelta | None) -> Renewed:
     return result
 
 
+def _by_lease(held: HeldRows, lease: timedelta | None) -> Iterable[tuple[timedelta, HeldRows]]:
+    """Group the rows of one claim by how long they were claimed for, which is nearly always the same."""
+    if lease is not None:
+        return [(lease, held)]
+    keys: dict[timedelta, list[Key]] = {}
+    for claim in carried_claims(held.rows):
+        keys.setdefault(claim.lease, []).append(claim.pk)
+    return [(duration, held.only(same)) for duration, same in keys.items()]
+
+
 class _Outcome(NamedTuple):
     """What became of the claims of one statement, by key."""
 
@@ -87,21 +95,19 @@ class _Outcome(NamedTuple):
     lost: Sequence[Key]
 
 
-def _renew_part(part: Statement, lease: timedelta, result: Renewed) -> None:
-    ((token, rows),) = part.rows_of
-    extend = partial(_extend, part.target, token, lease)
-    keys = keys_of(rows)
+def _renew_part(part: HeldRows, lease: timedelta, result: Renewed) -> None:
+    extend = partial(_extend, part.target, part.token, lease)
     try:
-        outcomes = [_send(part.target, partial(extend, keys))]
+        outcomes = [_send(part.target, partial(extend, part.keys))]
     except DatabaseError as error:
-        outcomes = list(Search(part.target, error).send([keys], extend))
+        outcomes = list(Search(part.target, error).send([part.keys], extend))
     for outcome in outcomes:
-        result.renewed.extend(with_keys(rows, outcome.renewed))
-        result.skipped.extend(with_keys(rows, outcome.skipped))
-        result.lost.extend(with_keys(rows, outcome.lost))
-    if sum(map(len, chain.from_iterable(outcomes))) < len(rows):
+        result.renewed.extend(part.only(outcome.renewed).rows)
+        result.skipped.extend(part.only(outcome.skipped).rows)
+        result.lost.extend(part.only(outcome.lost).rows)
+    if sum(map(len, chain.from_iterable(outcomes))) < len(part.rows):
         known = {key for outcome in outcomes for same in outcome for key in same}
-        result.refused.extend([row for row in rows if carried_claim(row).pk not in known])
+        result.refused.extend(part.only([key for key in part.keys if key not in known]).rows)
 
 
 def _send(target: ClaimTarget, extend: Callable[[], _Outcome]) -> _Outcome:

@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 from django.db import models
 
 from django_taskclaim.claim import carried_claim
-from django_taskclaim.columns import KeyColumns, claim_columns, is_claimable
+from django_taskclaim.columns import KeyColumns, is_claimable
 from django_taskclaim.db.sql import Change, OwnValues
 from django_taskclaim.exceptions import SourceGone
 from django_taskclaim.fields import AnyField
 from django_taskclaim.guard import refuse_names
 from django_taskclaim.links import LINK, SourceLink, is_companion, source_link
 from django_taskclaim.querysets.scope import ClaimTarget
-from django_taskclaim.querysets.writes import Also
+from django_taskclaim.querysets.writes import HeldRows
 
 #: What names a column of the source's, where the companion has one of the same name.
 PREFIX = f"{LINK}__"
@@ -25,13 +25,17 @@ class Results(NamedTuple):
 
     own: Sequence[str]
     of_source: Sequence[str]
+    #: Whether a source that is not there any more is passed over.
+    may_be_gone: bool = False
 
 
 #: What nearly every completion names.
 NOTHING = Results((), ())
 
 
-def checked_results(model: type[models.Model], names: Collection[str]) -> Results:
+def checked_results(
+    model: type[models.Model], names: Collection[str], *, may_be_gone: bool = False
+) -> Results:
     """Sort out what *update_fields* names; an error in one sentence for what cannot be written.
 
     For a companion a name means a column of its own if it has one, else of its source; ``source__name`` means the
@@ -44,7 +48,7 @@ def checked_results(model: type[models.Model], names: Collection[str]) -> Result
         raise TypeError("update_fields is a list of names, not None.")
     if not names:
         return NOTHING
-    return _sorted_out(model, tuple(names))
+    return _sorted_out(model, tuple(names))._replace(may_be_gone=may_be_gone)
 
 
 @cache
@@ -79,24 +83,21 @@ def _names(model: type[models.Model], names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(model._meta.get_field(name).name for name in names))
 
 
-def write_sources(names: Sequence[str], *, may_be_gone: bool) -> Also | None:
-    """Return what writes these columns of the rows' sources, inside the same transaction.
+def write_sources(target: ClaimTarget, rows: Sequence[Any], results: Results) -> None:
+    """Write these columns of the rows' sources, inside the same transaction.
 
     SourceGone where one is not there any more, unless it *may be gone*.
     """
-    if not names:
-        return None
-
-    def write(target: ClaimTarget, rows: list[Any]) -> None:
-        link = source_link(target.model)
-        _refuse_other_database(link, target)
-        sources = [(row, source) for row in rows if (source := _source_of(row, may_be_gone))]
-        for model, fields in _by_table(link.source, names).items():
-            gone = _write_table(target, model, fields, [source for _, source in sources])
-            if gone and not may_be_gone:
-                raise SourceGone([row for row, source in sources if source in gone])
-
-    return write
+    if not results.of_source:
+        return
+    link = source_link(target.model)
+    _refuse_other_database(link, target)
+    found = [(row, _source_of(row, results.may_be_gone)) for row in rows]
+    sources = [(row, source) for row, source in found if source]
+    for model, fields in _by_table(link.source, results.of_source).items():
+        gone = _write_table(target, model, fields, [source for _, source in sources])
+        if gone and not results.may_be_gone:
+            raise SourceGone([row for row, source in sources if source in gone])
 
 
 def own_values(target: ClaimTarget, rows: Sequence[Any], names: Sequence[str]) -> list[OwnValues]:
@@ -111,33 +112,27 @@ def own_values(target: ClaimTarget, rows: Sequence[Any], names: Sequence[str]) -
     ]
 
 
-def write_inherited(rows: Sequence[Any], names: Sequence[str]) -> Also | None:
-    """Return what writes those of *names* that are on other tables than the claim, inside the same transaction."""
-    kinds: set[Any] = set(map(type, rows))
-    inherited = [
-        name
-        for kind in kinds
+def inherited(held: Iterable[HeldRows], names: Sequence[str]) -> bool:
+    """Say whether some of *names* are on other tables than the claim."""
+    return bool(names) and any(
+        one.target.model._meta.get_field(name).model is not one.target.columns.owner
+        for one in held
         for name in names
-        if kind._meta.get_field(name).model is not claim_columns(kind).owner
-    ]
-    if not inherited:
-        return None
+    )
 
-    def write(target: ClaimTarget, rows: list[Any]) -> None:
-        for row in rows:
-            by_model: dict[type[models.Model], list[Any]] = {}
-            for name in names:
-                field: Any = type(row)._meta.get_field(name)
-                if field.model is not target.columns.owner:
-                    by_model.setdefault(field.model, []).append(field)
-            for model, fields in by_model.items():
-                values = [
-                    (field, None, _plain(field, field.pre_save(row, False))) for field in fields
-                ]
-                key = row._get_pk_val(model._meta)
-                models.QuerySet(model, using=target.alias).filter(pk=key)._update(values)  # type: ignore[attr-defined]
 
-    return write
+def write_inherited(target: ClaimTarget, rows: Sequence[Any], names: Sequence[str]) -> None:
+    """Write those of *names* that are on other tables than the claim, inside the same transaction."""
+    by_model: dict[Any, list[Any]] = {}
+    for name in names:
+        field: Any = target.model._meta.get_field(name)
+        if field.model is not target.columns.owner:
+            by_model.setdefault(field.model, []).append(field)
+    for row in rows if by_model else ():
+        for model, fields in by_model.items():
+            values = [(field, None, _plain(field, field.pre_save(row, False))) for field in fields]
+            key = row._get_pk_val(model._meta)
+            models.QuerySet(model, using=target.alias).filter(pk=key)._update(values)  # type: ignore[attr-defined]
 
 
 def _plain(field: AnyField, given: Any) -> Any:

@@ -1,15 +1,17 @@
 """The fenced write: a statement that changes claimed rows has their token in its WHERE, and its row count is compared.
 
-Every verb that ends or changes claims goes through ``write_held``. Then ``finish`` updates the instances and sends the
+Every verb that ends or changes claims goes through ``write``. Then ``finish`` updates the instances and sends the
 signal.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import cache, partial
-from operator import itemgetter
-from typing import Any, NamedTuple
+from itertools import groupby
+from typing import Any
 
-from django.db import connections, models
+from django.db import models
 from django.dispatch import Signal
 
 from django_taskclaim.claim import (
@@ -19,11 +21,11 @@ from django_taskclaim.claim import (
     carried_claims,
     end_claims,
     standing,
-    standing_claim,
 )
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.db.sql import Change, Key
 from django_taskclaim.guard import show, show_written, told_apart
+from django_taskclaim.querysets.losses import raise_unless_all
 from django_taskclaim.querysets.lost_commits import judge_after_lost_commit
 from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.querysets.transactions import (
@@ -38,98 +40,121 @@ from django_taskclaim.states import Status, Token
 
 Rows = Sequence[Any]
 
-#: Claims whose rows one statement writes, at most: each adds to its text.
+#: One statement writes the rows of so many claims at most: each adds to its text.
 MOST_CLAIMS = 10
-
-#: Given the rows just written, does what else belongs to their transaction.
-Also = Callable[[ClaimTarget, list[Any]], None]
-
-
-class Write(NamedTuple):
-    """What one verb does to claimed rows."""
-
-    #: Given the rows of one statement, what that sets; None where they are deleted.
-    change: Callable[[ClaimTarget, Rows], Change] | None
-    #: How many values of its own each row adds to the statement.
-    per_row: int = 0
-    also: Also | None = None
-    #: The states in which this verb leaves a row under its token.
-    finished: Collection[Status] = ()
-    #: Whether rows are locked and nothing else: what is to be done, *also* does.
-    only_locks: bool = False
-
-
-class Statement(NamedTuple):
-    """The rows of one table that one statement writes: those of each token, in key order."""
-
-    target: ClaimTarget
-    rows_of: list[tuple[Token, list[Any]]]
-
-    @property
-    def rows(self) -> list[Any]:
-        """All rows, in the order of their tokens."""
-        return [row for _, rows in self.rows_of for row in rows]
-
-    def send(self, write: Write) -> list[Any] | None:
-        """Write the rows that are still held and return them; None where the count was short and does not say which."""
-        target, rows = self.target, self.rows
-        claims = [(token, keys_of(same)) for token, same in self.rows_of]
-        change = None if write.change is None else write.change(target, rows)
-        keys = target.dialect.write_held(target.table, claims, change)
-        return None if keys is None else with_keys(rows, keys)
-
-    def locked(self) -> "Statement":
-        """Lock the rows that are still held, and return the statement that writes those."""
-        target = self.target
-        held = [
-            (
-                token,
-                with_keys(rows, target.dialect.lock_standing(target.table, token, keys_of(rows))),
-            )
-            for token, rows in self.rows_of
-        ]
-        return Statement(target, [(token, rows) for token, rows in held if rows])
 
 
 # What a verb is given
 
 
-def as_rows(rows: Any) -> list[Any]:
-    """Return the rows given, one or many; TypeError for what is no instance of a claimable model."""
-    found = [rows] if isinstance(rows, models.Model) else list(rows)
-    for kind in set(map(type, found)):
-        if not issubclass(kind, models.Model):
-            wrong = next(row for row in found if type(row) is kind)
-            raise TypeError(f"Expected rows of a model, not {wrong!r}.")
-        claim_columns(kind)
-    claimed = standing(found)
-    if len(set(keys_of(claimed))) == len(claimed) == len(found):
-        return found
-    return _one_of_each(found)
+@dataclass(frozen=True, slots=True)
+class HeldRows:
+    """Rows of one model under one token, in key order: so two workers take row locks alike and cannot deadlock."""
+
+    target: ClaimTarget
+    token: Token
+    rows: list[Any]
+    #: The keys under which they were claimed.
+    keys: list[Key]
+
+    def only(self, keys: Collection[Key]) -> "HeldRows":
+        """Return those with one of *keys*."""
+        found = set(keys)
+        if found.issuperset(self.keys):
+            return self
+        pairs = zip(self.rows, self.keys, strict=True)
+        rows = [row for row, key in pairs if key in found]
+        return replace(self, rows=rows, keys=[key for key in self.keys if key in found])
 
 
-def _one_of_each(rows: list[Any]) -> list[Any]:
-    """Return one instance of each row; others of the same claim share it from now on, and read its columns again."""
-    first: dict[Any, Any] = {}
-    for row in rows:
-        claim, columns = standing_claim(row), claim_columns(type(row))
-        key = (claim.alias, columns.owner, claim.pk, claim.token) if claim else id(row)
-        chosen = first.setdefault(key, row)
-        if chosen is not row:
-            attach(row, carried_claim(chosen))
-            show([row], dict.fromkeys(columns.guarded, models.DEFERRED))
-    return list(first.values())
+@dataclass(frozen=True, slots=True)
+class Given:
+    """The rows that a verb was given: one instance of each, and what of them carries a claim that was not ended."""
+
+    rows: list[Any]
+    #: In the order in which they are written: by database, table and token.
+    held: list[HeldRows]
+
+    @classmethod
+    def of(cls, rows: Any) -> "Given":
+        """Sort one row or many; TypeError for what is no instance of a claimable model."""
+        given = [rows] if isinstance(rows, models.Model) else list(rows)
+        for kind in set(map(type, given)):
+            if not issubclass(kind, models.Model):
+                wrong = next(row for row in given if type(row) is kind)
+                raise TypeError(f"Expected rows of a model, not {wrong!r}.")
+            claim_columns(kind)
+        held, doubles = _sorted_by_token(given)
+        if doubles:
+            given = [row for row in given if id(row) not in doubles]
+        return cls(given, held)
+
+    def raise_unless_all(self, written: Rows) -> None:
+        """Raise ClaimLost naming the rows that were not *written*."""
+        if len(written) < len(self.rows):
+            raise_unless_all(self.rows, written)
 
 
-def by_database(rows: Rows) -> list[list[Any]]:
-    """Group rows that carry claims by database, in the same order for all: each database is a transaction of its own.
+def by_database(held: Iterable[HeldRows]) -> list[list[HeldRows]]:
+    """Group rows, which are in order, by database: each is a transaction of its own.
 
     What one has committed is noted on its rows before the next is written to, which may fail.
     """
-    aliases = {claim.alias for claim in carried_claims(rows)}
-    if len(aliases) < 2:
-        return [list(rows)] if rows else []
-    return [[row for row in rows if carried_claim(row).alias == one] for one in sorted(aliases)]
+    return [list(same) for _, same in groupby(held, lambda one: one.target.alias)]
+
+
+def rows_of(held: Iterable[HeldRows]) -> list[Any]:
+    """Return all the rows."""
+    return [row for one in held for row in one.rows]
+
+
+def in_parts(held: HeldRows, per_row: int = 0) -> list[HeldRows]:
+    """Cut the rows of one claim into what one statement takes, with so many values *per_row*."""
+    size = held.target.dialect.chunk_size(held.target.table, per_row)
+    if len(held.rows) <= size:
+        return [held]
+    return [
+        replace(held, rows=held.rows[at : at + size], keys=held.keys[at : at + size])
+        for at in range(0, len(held.rows), size)
+    ]
+
+
+def held_rows(rows: Iterable[Any]) -> list[HeldRows]:
+    """Return those of *rows* that carry a claim which no verb has ended, by database, table and token."""
+    return Given.of(rows).held
+
+
+def _sorted_by_token(given: Rows) -> tuple[list[HeldRows], set[int]]:
+    """Group rows that carry claims; further instances of a row share the claim of the first, and are left out."""
+    owners = {kind: claim_columns(kind).owner for kind in set(map(type, given))}
+    groups: dict[tuple[str, type[models.Model], Token], dict[Key, Any]] = {}
+    doubles: set[int] = set()
+    claimed = standing(given)
+    for row, claim in zip(claimed, carried_claims(claimed), strict=True):
+        by_key = groups.setdefault((claim.alias, owners[type(row)], claim.token), {})
+        first = by_key.setdefault(claim.pk, row)
+        if first is not row:
+            attach(row, carried_claim(first))
+            # What a verb writes, only the first shows.
+            show([row], dict.fromkeys(claim_columns(type(row)).guarded, models.DEFERRED))
+            doubles.add(id(row))
+    found = [
+        _in_key_order(alias, token, model, by_key)
+        for (alias, _, token), by_key in groups.items()
+        for model in dict.fromkeys(map(type, by_key.values()))
+    ]
+    if len(found) > 1:
+        found.sort(
+            key=lambda one: (one.target.alias, one.target.columns.owner._meta.label, one.token)
+        )
+    return found, doubles
+
+
+def _in_key_order(
+    alias: str, token: Token, model: type[models.Model], by_key: dict[Key, Any]
+) -> HeldRows:
+    keys = sorted([key for key, row in by_key.items() if type(row) is model])
+    return HeldRows(ClaimTarget.of(model, alias), token, [by_key[key] for key in keys], keys)
 
 
 def keys_of(rows: Rows) -> list[Key]:
@@ -137,134 +162,142 @@ def keys_of(rows: Rows) -> list[Key]:
     return [claim.pk for claim in carried_claims(rows)]
 
 
-def with_keys(rows: list[Any], keys: Sequence[Key]) -> list[Any]:
-    """Return those of *rows* that were claimed under one of *keys*."""
-    if len(keys) == len(rows):
-        return rows
-    found = set(keys)
-    return [row for row in rows if carried_claim(row).pk in found]
-
-
 # Writing
 
 
-def statements(rows: Rows, per_row: int = 0, *, merge: bool = False) -> list[Statement]:
-    """Return which statements write *rows*, of one database: one for each token and chunk.
+class Write:
+    """What one verb does to claimed rows; a verb with more to do than an UPDATE overrides ``then``."""
 
-    With *merge* one statement writes the rows of several claims, if it can write all. Tokens and keys are in order, so
-    that two workers take row locks in the same order and cannot deadlock.
+    #: How many values of its own each row adds to the statement.
+    per_row = 0
+    #: The states in which this verb leaves a row under its token.
+    finished: Collection[Status] = ()
+    #: Whether more than the statement belongs to the transaction: what ``then`` does.
+    has_more = False
+    #: Whether rows are locked and nothing is written to them but by ``then``.
+    only_locks = False
+
+    def change(self, target: ClaimTarget, rows: Rows) -> Change | None:
+        """Return what the statement sets in *rows*; None where it deletes them."""
+        raise NotImplementedError
+
+    def then(self, target: ClaimTarget, rows: Rows) -> None:
+        """Do what belongs to the same transaction, with the rows of one table that were just written."""
+
+
+def write(held: list[HeldRows], verb: Write) -> list[Any]:
+    """Write rows, of one database, whose claims stand and return them; nothing is raised for the others.
+
+    One statement that needs no transaction commits by itself. Otherwise all are written in one transaction.
+
+    If a COMMIT of ours was not answered, the rows tell its outcome: those in one of the states ``verb.finished`` under
+    their token count as written, those still held are written again, and those that have moved on are marked as
+    ambiguous. A database that stays away is its own error; the next try begins by asking the rows.
     """
-    tables = {kind: claim_columns(kind).owner._meta.label for kind in set(map(type, rows))}
-    groups: dict[Any, list[Any]] = {}
-    for row, claim in zip(rows, carried_claims(rows), strict=True):
-        # A proxy's rows are those of the same table.
-        groups.setdefault((tables[type(row)], claim.token), []).append(row)
-    found: list[Statement] = []
-    for (_, token), same in sorted(groups.items(), key=itemgetter(0)):
-        keys = keys_of(same)
-        if keys != sorted(keys):
-            same = [row for _, row in sorted(zip(keys, same, strict=True), key=itemgetter(0))]
-        target = ClaimTarget.of(type(same[0]), carried_claim(same[0]).alias)
-        for part in target.dialect.chunks(same, target.table, per_row):
-            found.append(Statement(target, [(token, list(part))]))
-    if merge and 1 < len(found) <= MOST_CLAIMS and len(set(tables.values())) == 1:
-        target, keys = found[0].target, keys_of(rows)
-        fits = len(keys) <= target.dialect.chunk_size(target.table, per_row)
-        # Of a row that is there twice one claim is over: each statement tells of its own.
-        if fits and len(set(keys)) == len(keys):
-            return [Statement(target, [held for one in found for held in one.rows_of])]
-    return found
+    return _write(held, verb, autocommit=True)
 
 
-def write_held(rows: Rows, write: Write) -> list[Any]:
-    """Write the rows, of one database, whose claims stand and return them; nothing is raised for the others.
-
-    One statement that needs no transaction commits by itself. Otherwise all are written in one transaction, and
-    *also* runs in it with the rows just written.
-
-    If the COMMIT of a transaction of ours was not answered, the rows tell what came of it: those in one of the states
-    *finished* under their token count as written, those still held are written again, and those that have moved on
-    are marked as undecided. A database that stays away is its own error; the next try begins by asking the rows.
-    """
-    return _write(rows, write, autocommit=True)
-
-
-def _write(rows: Rows, write: Write, *, autocommit: bool) -> list[Any]:
-    held, written = _asked(rows, write)
-    if not held:
+def _write(held: list[HeldRows], verb: Write, *, autocommit: bool) -> list[Any]:
+    todo, written = _ask_unanswered(held, verb)
+    if not todo:
         return written
-    parts = statements(held, write.per_row, merge=write.also is None)
-    target = parts[0].target
-
+    parts = _statements(todo, verb)
+    target = todo[0].target
     knows_keys = target.dialect.returns_updated
+    answered: list[Any] = []
 
-    def look_again(sent: list[Any]) -> list[Any]:
-        for row in sent:
+    def look_again(sent: list[HeldRows]) -> list[HeldRows]:
+        for row in rows_of(sent):
             carried_claim(row).unanswered = True
         # Not by itself again: a statement that its session does not survive would be sent for ever.
-        return _write(sent, write, autocommit=False)
+        answered.extend(_write(sent, verb, autocommit=False))
+        return []
 
-    is_plain = len(parts) == 1 and write.also is None and (knows_keys or len(held) == 1)
+    is_plain = len(parts) == 1 and not verb.has_more and (knows_keys or len(todo[0].rows) == 1)
+    sent: list[HeldRows] | None = None
     if autocommit and is_plain and may_stand_alone(target):
-        sent = alone(target, partial(parts[0].send, write), lambda: look_again(held))
-        if sent is not None:
-            return [*written, *sent]
-    if not write.only_locks and (knows_keys or not joins(target)):
-        try:
-            return [*written, *transactionally(target, partial(_send, parts, write), look_again)]
-        except _SomeAreLost:
-            pass
-    return [*written, *transactionally(target, partial(_send_locked, parts, write), look_again)]
+        sent = alone(target, partial(_send, parts[0], verb), partial(look_again, todo))
+    if sent is None and not verb.only_locks and (knows_keys or not joins(target)):
+        with suppress(_SomeAreLost):
+            sent = transactionally(target, partial(_send_all, parts, verb), look_again)
+    if sent is None:
+        sent = transactionally(target, partial(_lock_and_send, parts, verb), look_again)
+    return [*written, *answered, *rows_of(sent)]
 
 
 class _SomeAreLost(Exception):
     """Fewer rows were written than were to be, and what was written must be rolled back: a count does not say which."""
 
 
-def _send(parts: list[Statement], write: Write) -> list[Any]:
-    sent: list[tuple[ClaimTarget, list[Any]]] = []
+def _statements(held: list[HeldRows], verb: Write) -> list[list[HeldRows]]:
+    """Return the rows that each statement writes: those of several claims in one, where it takes all of them."""
+    parts = [part for one in held for part in in_parts(one, verb.per_row)]
+    if verb.has_more or not 1 < len(parts) <= MOST_CLAIMS:
+        return [[part] for part in parts]
+    target, keys = held[0].target, [key for one in held for key in one.keys]
+    fits = len(keys) <= target.dialect.chunk_size(target.table, verb.per_row)
+    is_one_model = all(one.target.model is target.model for one in held)
+    # Of a row that is there twice one claim is over: each statement tells of its own.
+    if fits and is_one_model and len(set(keys)) == len(keys):
+        return [held]
+    return [[part] for part in parts]
+
+
+def _send(part: list[HeldRows], verb: Write) -> list[HeldRows] | None:
+    """Send one statement and return the rows written; None where the count was short and does not say which."""
+    target = part[0].target
+    change = verb.change(target, rows_of(part))
+    claims = [(one.token, one.keys) for one in part]
+    keys = target.dialect.write_held(target.table, claims, change)
+    if keys is None or len(keys) == sum([len(one.keys) for one in part]):
+        return None if keys is None else part
+    return [one.only(keys) for one in part]
+
+
+def _send_all(parts: list[list[HeldRows]], verb: Write) -> list[HeldRows]:
+    written: list[HeldRows] = []
     for part in parts:
-        rows = part.send(write)
-        if rows is None:
+        sent = _send(part, verb)
+        if sent is None:
             raise _SomeAreLost
-        sent.append((part.target, rows))
-    return _finished(sent, write)
+        written += sent
+    return _with_more(written, verb)
 
 
-def _send_locked(parts: list[Statement], write: Write) -> list[Any]:
+def _lock_and_send(parts: list[list[HeldRows]], verb: Write) -> list[HeldRows]:
     """Lock the rows that are still held, then write those."""
-    sent: list[tuple[ClaimTarget, list[Any]]] = []
-    for part in parts:
-        locked = part.locked()
-        if locked.rows_of and not write.only_locks:
+    locked = [one for part in parts for one in map(locked_rows, part) if one.rows]
+    if not verb.only_locks:
+        for one in locked:
             # The count says nothing more: a server may count none that it has not changed.
-            locked.send(write)
-        sent.append((part.target, locked.rows))
-    return _finished(sent, write)
+            _send([one], verb)
+    return _with_more(locked, verb)
 
 
-def _finished(sent: list[tuple[ClaimTarget, list[Any]]], write: Write) -> list[Any]:
-    """Do what belongs to the same transaction, once nothing is rolled back any more, and return all rows."""
-    for target, rows in sent:
-        if write.also is not None and rows:
-            write.also(target, rows)
-    return [row for _, rows in sent for row in rows]
+def _with_more(written: list[HeldRows], verb: Write) -> list[HeldRows]:
+    """Do what belongs to the same transaction, once nothing is rolled back any more."""
+    if verb.has_more:
+        for one in written:
+            if one.rows:
+                verb.then(one.target, one.rows)
+    return written
 
 
-def _asked(rows: Rows, write: Write) -> tuple[list[Any], list[Any]]:
+def _ask_unanswered(held: list[HeldRows], verb: Write) -> tuple[list[HeldRows], list[Any]]:
     """Return the rows that are to be written, and those that an earlier try has written without knowing it."""
-    unsure = [
-        row
-        for row, claim in zip(rows, carried_claims(rows), strict=True)
-        # Inside a transaction of the caller's the fence alone must do: nothing can be waited for there.
-        if claim.unanswered and no_transaction(connections[claim.alias])
+    unsure = [row for row in rows_of(held) if carried_claim(row).unanswered]
+    # Inside a transaction of the caller's the fence alone must do: nothing can be waited for there.
+    if not unsure or not no_transaction(held[0].target.dialect.connection):
+        return held, []
+    judged = judge_after_lost_commit(unsure, finished=verb.finished)
+    settled = {id(row) for row in (*judged.ours_complete, *judged.undecided)}
+    todo = [
+        one.only(
+            [key for row, key in zip(one.rows, one.keys, strict=True) if id(row) not in settled]
+        )
+        for one in held
     ]
-    if not unsure:
-        return list(rows), []
-    judged = judge_after_lost_commit(unsure, finished=write.finished)
-    asked = set(map(id, unsure))
-    sure = [row for row in rows if id(row) not in asked]
-    return [*sure, *judged.still_held], judged.ours_complete
+    return [one for one in todo if one.rows], judged.ours_complete
 
 
 # What a write leaves behind
@@ -315,6 +348,15 @@ def send_of_rows(signal: Signal, rows: Rows, **facts: Any) -> None:
 # Locking
 
 
+def locked_rows(held: HeldRows, *, wait: bool = True) -> HeldRows:
+    """Lock rows in the current transaction and return those still held.
+
+    Without *wait*, those that others have locked are left out.
+    """
+    target = held.target
+    return held.only(target.dialect.lock_standing(target.table, held.token, held.keys, wait=wait))
+
+
 def lock_free(rows: Rows) -> tuple[list[Any], list[Any]]:
     """Lock, in the current transaction, those claims that stand and that nobody else has locked.
 
@@ -322,12 +364,12 @@ def lock_free(rows: Rows) -> tuple[list[Any], list[Any]]:
     """
     free: list[Any] = []
     busy: list[Any] = []
-    for target, rows_of in statements(standing(rows)):
-        ((token, same),) = rows_of
-        locked = target.dialect.lock_standing(target.table, token, keys_of(same), wait=False)
-        rest = [key for key in keys_of(same) if key not in set(locked)]
-        free += with_keys(same, locked)
-        busy += with_keys(same, target.dialect.still_standing(target.table, token, rest))
+    for held in (part for one in held_rows(rows) for part in in_parts(one)):
+        locked = locked_rows(held, wait=False)
+        free += locked.rows
+        rest = [key for key in held.keys if key not in set(locked.keys)]
+        dialect, table = held.target.dialect, held.target.table
+        busy += held.only(dialect.still_standing(table, held.token, rest)).rows
     return free, busy
 
 
@@ -340,5 +382,6 @@ def lock_claim(row: Any, using: str) -> bool:
 def lock_claims(rows: Iterable[Any]) -> list[Any]:
     """Lock the claims of *rows* in the current transaction, and return the rows without one."""
     given = list(rows)
-    held = {id(row) for part in statements(given) for row in part.locked().rows}
+    parts = [part for one in held_rows(given) for part in in_parts(one)]
+    held = set(map(id, rows_of(map(locked_rows, parts))))
     return [row for row in given if id(row) not in held]
