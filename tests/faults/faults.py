@@ -106,17 +106,18 @@ FAULTS = {
             "complete() writes update_fields by a statement of its own, without the token.",
             (
                 COMPLETING,
-                "    written: list[Any] = []\n    for completion, same",
-                "    for row in standing(given) if names else ():\n"
+                "    written: list[Any] = []\n    for policy, held",
+                "    names = results.own\n"
+                "    for row in [row for one in given.held for row in one.rows] if names else ():\n"
                 "        rows = models.QuerySet(type(row), using=carried_claim(row).alias)\n"
                 "        rows.filter(pk=row.pk).update(**{n: getattr(row, n) for n in names})\n"
-                "    names = ()\n"
-                "    written: list[Any] = []\n    for completion, same",
+                "    results = results._replace(own=())\n"
+                "    written: list[Any] = []\n    for policy, held",
             ),
         ),
         fault(
             "complete() of rows whose claim was lost raises nothing.",
-            (COMPLETING, "raise_unless_all(given, written)\n    return", "return"),
+            (COMPLETING, "given.raise_unless_all(written)\n    return", "return"),
         ),
         fault(
             "A row that is released keeps its iteration.",
