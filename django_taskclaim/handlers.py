@@ -31,7 +31,7 @@ from django_taskclaim.policy import (
     set_policy,
 )
 from django_taskclaim.querysets.called import called_for
-from django_taskclaim.ranges import end_walks, refuse_unfinished
+from django_taskclaim.ranges.walking import end_walks, refuse_unfinished
 from django_taskclaim.unsaved import Watch
 
 F = TypeVar("F", bound=Callable[..., Any])

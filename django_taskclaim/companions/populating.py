@@ -12,6 +12,7 @@ from django_taskclaim.db.sql import SQL
 from django_taskclaim.fields import AnyField
 from django_taskclaim.guard import prepare_birth
 from django_taskclaim.links import SourceLink, source_link
+from django_taskclaim.policy import refuse_no_number
 from django_taskclaim.querysets.scope import ClaimTarget, Rows
 from django_taskclaim.querysets.transactions import transactionally
 from django_taskclaim.querysets.waking import call_workers
@@ -41,8 +42,7 @@ class Population:
 
     def run(self, chunk_size: int | None, progress: Progress | None) -> int:
         """Add what is missing chunk by chunk, without a size all at once if that can be, and return how many."""
-        if chunk_size is not None and (not isinstance(chunk_size, int) or chunk_size < 1):
-            raise ValueError(f"chunk_size must be a whole number from 1, not {chunk_size!r}.")
+        refuse_no_number(chunk_size, "chunk_size")
         if self.sources.query.is_empty():
             return 0
         if chunk_size is None and self._is_one_statement:

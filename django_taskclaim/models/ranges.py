@@ -14,6 +14,7 @@ from django_taskclaim.fields import (
     RangePositionField,
 )
 from django_taskclaim.models.mixins import ClaimBase
+from django_taskclaim.policy import refuse_no_number
 from django_taskclaim.ranges import RangeManager, walking
 from django_taskclaim.ranges.keys import Keys
 from django_taskclaim.ranges.target import source_of
@@ -83,8 +84,7 @@ class RangeMixin(ClaimBase):
         have the range back: it stops, or the model was paused, or the range takes longer than its timeout. RuntimeError
         in a transaction of the caller's that does not see what others commit.
         """
-        if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
-            raise ValueError(f"size must be a whole number from 1, not {size!r}.")
+        refuse_no_number(size, "size")
         return walking.walk(self, size, positive_duration(target, "target"), largest)
 
     def advance(self, key: Any, *, rows: int = 0) -> None:

@@ -16,7 +16,7 @@ from django_taskclaim.db import DatabaseNow
 from django_taskclaim.db.sql import SQL, sql
 from django_taskclaim.error_text import escape_to_ascii, text_to_store
 from django_taskclaim.formatting import counted
-from django_taskclaim.policy import fault_of, policy_for
+from django_taskclaim.policy import fault_of, policy_for, refuse_no_number
 from django_taskclaim.querysets.assignments import (
     as_new,
     crash_mark,
@@ -98,8 +98,7 @@ def in_chunks(
     the log. Inside a caller's transaction all chunks are part of it. Of an error that ends it half-way
     ``written_before`` says how many rows were written.
     """
-    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
-        raise ValueError(f"limit must be a whole number from 1, not {limit!r}.")
+    refuse_no_number(limit, "limit")
     refuse_unclaimable(queryset)
     if queryset.query.is_empty():
         return 0

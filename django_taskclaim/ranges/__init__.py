@@ -6,19 +6,5 @@ far they are.
 """
 
 from django_taskclaim.ranges.manager import RangeManager, RangeQuerySet
-from django_taskclaim.ranges.planning import end_of_source, is_unplanned, open_more
-from django_taskclaim.ranges.strip import Strip, strip
-from django_taskclaim.ranges.walking import end_walks, halve, refuse_unfinished
 
-__all__ = [
-    "RangeManager",
-    "RangeQuerySet",
-    "Strip",
-    "end_of_source",
-    "end_walks",
-    "halve",
-    "is_unplanned",
-    "open_more",
-    "refuse_unfinished",
-    "strip",
-]
+__all__ = ["RangeManager", "RangeQuerySet"]

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.db import models
 
+from django_taskclaim.policy import refuse_no_number
 from django_taskclaim.querysets.manager import ClaimManager, ClaimQuerySet
 from django_taskclaim.ranges import planning
 from django_taskclaim.ranges.splitting import WORTH_SPLITTING, split_largest
@@ -36,8 +37,8 @@ class RangeQuerySet(ClaimQuerySet[M]):
         once. Commits as it goes, unless called in a transaction; *progress* is called with how many are stored so far.
         """
         self._for_write = True
-        _refuse_no_number("chunk_size", chunk_size)
-        _refuse_no_number("limit", limit)
+        refuse_no_number(chunk_size, "chunk_size")
+        refuse_no_number(limit, "limit")
         size = chunk_size or size_of_ranges(self.model)
         return planning.plan(RangeTarget.of(self.model, self.db), size, limit, progress)
 
@@ -50,7 +51,7 @@ class RangeQuerySet(ClaimQuerySet[M]):
         that find nothing open do this by themselves.
         """
         self._for_write = True
-        _refuse_no_number("at_least", at_least)
+        refuse_no_number(at_least, "at_least")
         return split_largest(RangeTarget.of(self.model, self.db), at_least)
 
     split.alters_data = True  # type: ignore[attr-defined]
@@ -59,11 +60,6 @@ class RangeQuerySet(ClaimQuerySet[M]):
 def size_of_ranges(model: Any) -> int:
     """Return how many rows the ranges of *model* have unless the caller says otherwise."""
     return model.plan_ahead or CHUNK_SIZE
-
-
-def _refuse_no_number(name: str, given: Any) -> None:
-    if given is not None and (isinstance(given, bool) or not isinstance(given, int) or given < 1):
-        raise ValueError(f"{name} must be a whole number from 1, not {given!r}.")
 
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 from django.db import models
 
@@ -24,11 +24,8 @@ AHEAD = 16
 Progress = Callable[[int], object]
 
 
-class End(NamedTuple):
-    """The end of the last planned range, where the plan goes on."""
-
-    upper: str | None = None
-    position: float = 0.0
+#: The last planned key and its position, where the plan goes on.
+End = tuple[str | None, float]
 
 
 def plan(
@@ -51,7 +48,7 @@ def plan(
     keys, added = target.keys, 0
     while limit is None or added < limit:
         end = end_of_plan(target)
-        parts = keys.parts(keys.rows(until=until), chunk_size, keys.decode(end.upper))
+        parts = keys.parts(keys.rows(until=until), chunk_size, keys.decode(end[0]))
         most = BATCH if limit is None else min(BATCH, limit - added)
         found = [part for part in islice(parts, most) if part.rows == chunk_size or not whole]
         if not found:
@@ -64,8 +61,8 @@ def plan(
 
 def end_of_plan(target: RangeTarget) -> End:
     """Return where the last range ends, and its position."""
-    last = target.ranges.order_by("-position").values_list("upper", "position").first()
-    return End() if last is None else End(*last)
+    last_first = target.ranges.order_by("-position").values_list("upper", "position")
+    return last_first.first() or (None, 0.0)
 
 
 def _store(target: RangeTarget, end: End, parts: list[Part]) -> int:
@@ -73,15 +70,15 @@ def _store(target: RangeTarget, end: End, parts: list[Part]) -> int:
     target.claims.dialect.advisory_lock(f"{target.model._meta.label_lower}:#planner")
     if end_of_plan(target) != end:
         return 0
-    wait = waiting(target)
+    wait, (last_key, position) = waiting(target), end
     uppers = [target.keys.encode(part.until) for part in parts]
-    bounds = zip([end.upper, *uppers], uppers, parts, strict=False)
+    bounds = zip([last_key, *uppers], uppers, parts, strict=False)
     ranges = [
         target.model(
             lower=lower,
             upper=upper,
             rows_planned=part.rows,
-            position=end.position + number,
+            position=position + number,
             **wait,
         )
         for number, (lower, upper, part) in enumerate(bounds, 1)
@@ -125,4 +122,4 @@ def is_unplanned(model: type[models.Model], alias: str, until: Key | None) -> bo
     if getattr(model, "plan_ahead", None) is None or until is None:
         return False
     target = RangeTarget.of(model, alias)
-    return target.keys.rows(target.keys.decode(end_of_plan(target).upper), until).exists()
+    return target.keys.rows(target.keys.decode(end_of_plan(target)[0]), until).exists()

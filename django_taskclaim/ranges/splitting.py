@@ -30,7 +30,7 @@ PATIENCE = 5
 
 
 class Middle(NamedTuple):
-    """Where a range is to be split: the last key of the front, and about how many rows both parts have."""
+    """Where a range is to be split: the last key of the front, and how many rows both parts have."""
 
     key: str
     front: int
@@ -69,15 +69,11 @@ def _middle(target: RangeTarget, range_: Any, at_least: int) -> Middle | None:
     if status not in (Status.OPEN, Status.PROCESSING) or range_.checkpoint == range_.upper:
         return None
     rows = target.source_rows(reached(range_), range_.upper)
-    left = max(0, range_.rows_planned - range_.rows_done)
-    middle = target.key_at(rows, left // 2 - 1) if left >= 2 else None
-    if middle is None or not target.source_rows(middle, range_.upper).exists():
-        # Fewer than planned, or more: rows come and go.
-        left = rows.count()
-        middle = target.key_at(rows, left // 2 - 1) if left >= 2 else None
-    if middle is None or left // 2 < at_least:
-        return None
-    return Middle(middle, left // 2, left - left // 2)
+    # Counted, for rows come and go since a range was planned.
+    left = rows.count()
+    front = left // 2
+    middle = target.key_at(rows, front - 1) if front >= at_least else None
+    return None if middle is None else Middle(middle, front, left - front)
 
 
 def _split(target: RangeTarget, pk: Any, at_least: int) -> bool:
@@ -93,21 +89,12 @@ def _split(target: RangeTarget, pk: Any, at_least: int) -> bool:
     if not as_seen.update(upper=middle.key, position=position, rows_planned=planned):
         return False
     _insert_tail(target, range_, middle)
-    log = partial(
-        logger.info,
-        "%s %s was split: about %d rows are left to it, %d are open again",
-        target.model._meta.label,
-        pk,
-        middle.front,
-        middle.tail,
-        extra={
-            "event": "split",
-            "model": target.model._meta.label,
-            "keys": [str(pk)],
-            "rows": middle.tail,
-        },
+    label = target.model._meta.label
+    said = (
+        f"{label} {pk} was split: {middle.front} rows are left to it, {middle.tail} are open again"
     )
-    after_commit(target.claims.alias, log)
+    facts = {"event": "split", "model": label, "keys": [str(pk)], "rows": middle.tail}
+    after_commit(target.claims.alias, partial(logger.info, "%s", said, extra=facts))
     return True
 
 

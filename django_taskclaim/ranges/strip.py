@@ -1,8 +1,6 @@
 """How far the ranges of a source have got, as a strip from its first key to its last."""
 
-from collections import Counter
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 from django.db import models
@@ -48,16 +46,8 @@ def strip(model: type[models.Model], alias: str, width: int = WIDTH, most: int =
     totals = rows.aggregate(planned=Sum("rows_planned"), done=Sum("rows_done"))
     name = claim_columns(model).status.name
     states = list(rows.order_by("position").values_list(name, flat=True)[: most + 1])
-    drawn = () if len(states) > most else _drawn(states, width)
-    return Strip(totals["planned"] or 0, totals["done"] or 0, drawn)
-
-
-def _drawn(states: list[Any], width: int) -> tuple[Status, ...]:
-    cells = min(width, len(states))
-    bounds = [len(states) * cell // cells for cell in range(cells + 1)] if cells else []
-    parts = pairwise(bounds)
-    return tuple(_seen_first(Counter(states[start:end])) for start, end in parts)
-
-
-def _seen_first(states: "Counter[str]") -> Status:
-    return next(state for state in MARKS if states[state])
+    count = len(states) if len(states) <= most else 0
+    cells = min(width, count)
+    parts = [states[count * n // cells : count * (n + 1) // cells] for n in range(cells)]
+    shown = tuple(next(state for state in MARKS if state in part) for part in parts)
+    return Strip(totals["planned"] or 0, totals["done"] or 0, shown)

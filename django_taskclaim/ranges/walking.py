@@ -195,7 +195,8 @@ def _write_checkpoint(row: Any, claim: Claim, target: RangeTarget, last: str, ro
     if attempts is not None and claim.attempts:
         assignments.append(claims.table.assign(attempts, SQL("0")))
         claim.attempts = 0
-    if not claims.dialect.update_held(claims.table, claim.token, [claim.pk], assignments):
+    fence = claims.table.standing(claim.token)
+    if not claims.dialect.update_where(claims.table, [claim.pk], fence, assignments):
         raise_lost([row], [])
     _show(row, target, values)
 

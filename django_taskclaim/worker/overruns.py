@@ -13,7 +13,7 @@ from django_taskclaim.db import dialect_for
 from django_taskclaim.error_text import redact
 from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.querysets import ClaimQuerySet
-from django_taskclaim.ranges import halve
+from django_taskclaim.ranges.walking import halve
 from django_taskclaim.worker.connections import end_session_of, is_contention, is_refusal
 from django_taskclaim.worker.heartbeat import Vitals
 from django_taskclaim.worker.inflight import Task, Unit

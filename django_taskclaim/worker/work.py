@@ -14,7 +14,7 @@ from django_taskclaim.formatting import counted
 from django_taskclaim.handlers import Handler
 from django_taskclaim.querysets.refusals import refusals, without_refused
 from django_taskclaim.querysets.scope import is_quarantined
-from django_taskclaim.ranges import end_of_source, is_unplanned, open_more
+from django_taskclaim.ranges.planning import end_of_source, is_unplanned, open_more
 from django_taskclaim.states import Status
 from django_taskclaim.worker.inflight import InFlight
 from django_taskclaim.worker.options import WorkerOptions

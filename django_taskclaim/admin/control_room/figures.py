@@ -18,7 +18,7 @@ from django_taskclaim.doctor.blockers import reasons
 from django_taskclaim.limits import stored_limits
 from django_taskclaim.models import WorkerProcess
 from django_taskclaim.monitoring.overview import Overview, Worker, database_time, overview, workers
-from django_taskclaim.ranges import Strip, strip
+from django_taskclaim.ranges.strip import Strip, strip
 from django_taskclaim.switch_reading import scope_of
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)

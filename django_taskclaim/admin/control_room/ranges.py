@@ -7,7 +7,7 @@ from itertools import groupby
 from django.utils.translation import gettext as _
 
 from django_taskclaim.admin.control_room import words
-from django_taskclaim.ranges import Strip
+from django_taskclaim.ranges.strip import Strip
 from django_taskclaim.states import Status
 
 #: Units of the strip's whole width.

@@ -56,7 +56,7 @@ from django_taskclaim.management.machine_readable import as_json
 from django_taskclaim.monitoring.overview import Overview, Worker, first_failed, throttles_by_source
 from django_taskclaim.monitoring.server import server_for
 from django_taskclaim.policy import policy_for
-from django_taskclaim.ranges import strip
+from django_taskclaim.ranges.strip import strip
 from django_taskclaim.states import Status
 
 #: How often --watch looks again where nothing else is said.
