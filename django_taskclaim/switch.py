@@ -188,9 +188,7 @@ def on_each(
     """
     errors: dict[str, Exception] = {}
     for alias in aliases:
-        retry = retry_on_contention(
-            using=alias, retries=int(conf.setting("RETRIES")), atomic=atomic
-        )
+        retry = retry_on_contention(using=alias, atomic=atomic)
         try:
             retry.call(write, alias)
         except (Error, TaskClaimError) as error:

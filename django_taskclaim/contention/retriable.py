@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 if TYPE_CHECKING:
 
-    def Retriable(target: T, retries: int = 2, **options: Unpack[RetryOptions]) -> T:
+    def Retriable(target: T, retries: int | None = None, **options: Unpack[RetryOptions]) -> T:
         """To a type checker the proxy is its target: every method keeps its signature."""
 else:
 
@@ -37,7 +37,9 @@ else:
 
         __slots__ = ("__weakref__", "_retriable_policy", "_retriable_target")
 
-        def __new__(cls, target: Any, retries: int = 2, **options: Unpack[RetryOptions]) -> Any:
+        def __new__(
+            cls, target: Any, retries: int | None = None, **options: Unpack[RetryOptions]
+        ) -> Any:
             """Return a proxy that has the special methods its target has."""
             policy = ContentionRetry(retries=retries, **{"atomic": False, **options})
             return _stand_in(target, policy)

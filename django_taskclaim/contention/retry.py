@@ -16,6 +16,7 @@ from django.db import DEFAULT_DB_ALIAS, Error, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.dispatch import Signal
 
+from django_taskclaim import conf
 from django_taskclaim.contention.codes import Code, contention_code
 from django_taskclaim.exceptions import RetriesExhausted
 
@@ -55,8 +56,8 @@ class ContentionRetry:
     It keeps nothing between calls, so one serves any number of threads, coroutines and nested calls.
     """
 
-    #: Tries after the first.
-    retries: int = 2
+    #: Tries after the first; None is the setting RETRIES, which is 2.
+    retries: int | None = None
     #: Longest wait before the first retry, in seconds or as a timedelta; it doubles with each retry. The wait
     #: itself lies anywhere between nothing and that (full jitter), so that those who met do not meet again.
     wait: float | timedelta = 0.05
@@ -70,7 +71,7 @@ class ContentionRetry:
     sleep: Callable[[float], Any] | None = None
 
     def __post_init__(self) -> None:
-        if self.retries < 0:
+        if self.retries is not None and self.retries < 0:
             raise ValueError(f"retries must be 0 or more, not {self.retries!r}.")
         if not 0 <= _seconds(self.wait) <= _seconds(self.max_wait):
             raise ValueError(
@@ -192,8 +193,9 @@ class ContentionRetry:
 
     def _rules(self) -> dict[str, Any]:
         first, longest = _seconds(self.wait), _seconds(self.max_wait)
+        retries = int(conf.setting("RETRIES")) if self.retries is None else self.retries
         return {
-            "stop": tenacity.stop_after_attempt(self.retries + 1),
+            "stop": tenacity.stop_after_attempt(retries + 1),
             "wait": tenacity.wait_random_exponential(multiplier=first, max=longest),
             "retry": tenacity.retry_if_exception_type(_Contended),
             "retry_error_callback": _raise_exhausted,
@@ -269,13 +271,13 @@ class ContentionRetry:
 def retry_on_contention(function: Callable[P, R], /) -> Callable[P, R]: ...
 @overload
 def retry_on_contention(
-    *, retries: int = 2, **options: Unpack[RetryOptions]
+    *, retries: int | None = None, **options: Unpack[RetryOptions]
 ) -> ContentionRetry: ...
 def retry_on_contention(
     function: Callable[..., Any] | None = None,
     /,
     *,
-    retries: int = 2,
+    retries: int | None = None,
     **options: Unpack[RetryOptions],
 ) -> Any:
     """Repeat a whole transaction that lost against others.

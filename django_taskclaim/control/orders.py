@@ -12,7 +12,6 @@ from django.db.models import F
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext, pgettext, pgettext_lazy
 
-from django_taskclaim import conf
 from django_taskclaim.checks.handlers import shortest_lease
 from django_taskclaim.claim import clock
 from django_taskclaim.columns import claim_columns
@@ -218,7 +217,7 @@ def change_settings(
         errors |= _refused_lease(model, timedelta(seconds=settings["lease"]), using)
     if errors:
         raise ValidationError(errors)
-    retry = retry_on_contention(using=using, retries=int(conf.setting("RETRIES")), atomic=False)
+    retry = retry_on_contention(using=using, atomic=False)
     by = storable(by, 200)
     try:
         changes = retry.call(_store, model, settings, by, using)

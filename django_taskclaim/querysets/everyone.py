@@ -10,7 +10,6 @@ from django.apps import apps
 from django.db import models
 from django.db.models import Case, F, Q, When
 
-from django_taskclaim import conf
 from django_taskclaim.contention import retry_on_contention
 from django_taskclaim.db import DatabaseLater, DatabaseNow
 from django_taskclaim.switch_reading import own_scopes, scope_of, throttle_scope
@@ -23,7 +22,7 @@ def stop_everyone(
 
     Inside a caller's transaction it holds once that commits.
     """
-    retry_on_contention(using=using, retries=int(conf.setting("RETRIES"))).call(
+    retry_on_contention(using=using).call(
         _store, throttle_scope(scope_of(model)), using, lasting, reason[:500], by[:200]
     )
 

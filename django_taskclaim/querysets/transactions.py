@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 from django.db import DatabaseError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from django_taskclaim import conf
 from django_taskclaim.claim import commits_by_itself
 from django_taskclaim.contention import contention_code, is_lock_timeout, retry_on_contention
 from django_taskclaim.db import dialect_for, savepoint_around
@@ -218,9 +217,7 @@ def _answered(target: ClaimTarget, once: Callable[[], R], look_again: LookAgain[
         except Exception as error:
             if _waits_once.get() and is_lock_timeout(error):
                 raise
-            retry = retry_on_contention(
-                retries=int(conf.setting("RETRIES")), using=target.alias, atomic=False
-            )
+            retry = retry_on_contention(using=target.alias, atomic=False)
             return retry.after(error, began, once)
     except _Unanswered as lost:
         give_up(target.dialect.connection)

@@ -9,7 +9,7 @@ import pytest
 from asgiref.sync import async_to_sync, sync_to_async
 from django.db import connection
 
-from django_taskclaim import named_lease, synchronized
+from django_taskclaim import named_lease
 from django_taskclaim.exceptions import LeaseUnavailable
 from tests.leases.support import is_held, renewer_threads, stored
 from tests.querysets.support import DEADLINE, wait_for
@@ -28,7 +28,6 @@ def test_tasks_of_one_loop_keep_each_other_out_and_wait_without_blocking() -> No
                 first_in.set()
                 assert await sync_to_async(is_held)("report")
                 assert await held.acheck()
-                assert await held.arenew()
                 await refused.wait()
                 seen.append("first")
             assert held.lost
@@ -48,16 +47,6 @@ def test_tasks_of_one_loop_keep_each_other_out_and_wait_without_blocking() -> No
     assert run() == ["first", "second"]
     assert not is_held("report")
     wait_for(lambda: not renewer_threads())
-
-
-def test_an_async_function_is_synchronized() -> None:
-    @synchronized(lambda number: f"report:{number}")
-    async def report(number: int) -> bool:
-        return await sync_to_async(is_held)(f"report:{number}")
-
-    assert async_to_sync(report)(7)
-    with named_lease("report:7"), pytest.raises(LeaseUnavailable):
-        async_to_sync(report)(7)
 
 
 @pytest.mark.parametrize("taking_is_slow", [False, True])

@@ -11,7 +11,7 @@ from django.db import connection, transaction
 from django.test import override_settings
 from django.utils import timezone
 
-from django_taskclaim import named_lease, synchronized
+from django_taskclaim import named_lease
 from django_taskclaim.exceptions import ClaimLost, LeaseUnavailable
 from django_taskclaim.leases import LeaseRows
 from django_taskclaim.models import NamedLease
@@ -54,9 +54,8 @@ def test_a_block_holds_the_lease_and_gives_it_back() -> None:
         assert not is_held("report")
         assert (stored("report").claimed_by, stored("report").expires_at) == (None, None)
         assert (held.lost, held.remaining()) == (True, timedelta())
-        for verb in (held.check, held.renew):
-            with pytest.raises(ClaimLost, match="its block has ended"):
-                verb()
+        with pytest.raises(ClaimLost, match="its block has ended"):
+            held.check()
     first = tokens[0].iteration
     assert [token.iteration for token in tokens] == [first, first + 1, first + 2]
     assert len({token.holder for token in tokens}) == 3
@@ -123,8 +122,6 @@ def test_a_wrong_name_lease_or_wait_is_refused(name: Any, options: Any) -> None:
     words = next(iter(options), "1 to 200")
     with pytest.raises(ValueError, match=words):
         named_lease(name, **options)
-    with pytest.raises(ValueError, match=words):
-        synchronized(name, **options)
 
 
 # Waiting
@@ -147,7 +144,7 @@ def test_a_lease_that_was_taken_over_is_lost_and_nothing_is_written_for_it() -> 
     with named_lease("report", lease=600) as next_one:
         before = NamedLease.objects.values().get()
         with pytest.raises(ClaimLost, match="taken it over"):
-            held.renew()
+            held.check()
         assert (held.lost, held.remaining()) == (True, timedelta())
         with pytest.raises(ClaimLost, match=r"Lease 'report' \(token ") as caught:
             block.__exit__(None, None, None)
@@ -170,10 +167,10 @@ def test_a_loss_does_not_hide_the_exception_of_the_block() -> None:
 
 
 def test_expiry_alone_loses_nothing_while_nobody_takes_over() -> None:
-    with named_lease("report", lease=600) as held:
+    with named_lease("report", lease=2) as held:
         expire("report")
-        assert held.renew()
-        assert is_held("report")
+        wait_for(lambda: is_held("report"))
+        assert held.check()
 
 
 # Transactions
@@ -204,37 +201,12 @@ def test_a_lease_works_in_test_case() -> None:
     with named_lease("report", lease=60) as held:
         assert renewer_threads() == []
         assert held.check()
-        assert held.renew()
         assert_refused("report")
     assert not is_held("report")
 
 
-# The decorator
-
-
-def test_a_synchronized_function_runs_under_the_lease() -> None:
-    """Its name may come from the arguments."""
-
-    @synchronized(lambda number, **more: f"report:{number}")
-    def report(number: int, *, deep: bool) -> bool:
-        return is_held(f"report:{number}") and deep
-
-    assert report(7, deep=True)
-    with named_lease("report:8"), pytest.raises(LeaseUnavailable):
-        report(8, deep=True)
-
-
 @pytest.mark.once
-def test_generator_functions_and_a_second_entry_are_refused() -> None:
-    def numbers() -> Any:
-        yield 1
-
-    async def more() -> Any:
-        yield 1
-
-    for function in (numbers, more):
-        with pytest.raises(TypeError, match="generator function"):
-            synchronized("numbers")(function)
+def test_a_second_entry_is_refused() -> None:
     block = named_lease("report")
     with block:
         pass

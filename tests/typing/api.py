@@ -5,7 +5,7 @@ from typing import Any, assert_type
 
 from django.db.models import F
 
-from django_taskclaim import handler, named_lease, synchronized, take
+from django_taskclaim import handler, named_lease, take
 from django_taskclaim.companions import companion_of
 from django_taskclaim.completion import Archive, Clear
 from django_taskclaim.contention import retry_on_contention
@@ -165,7 +165,6 @@ def leases_on_a_name() -> None:
         assert_type(held, HeldLease)
         assert_type(held.lost, bool)
         assert_type(held.check(), bool)
-        assert_type(held.renew(), bool)
         assert_type(held.remaining(), timedelta)
         assert_type(held.token, Token)
     with named_lease("x", lease=timedelta(minutes=1), wait=30, using="other"):
@@ -176,27 +175,11 @@ async def leases_in_async_code() -> None:
     async with named_lease("nightly-report", wait=timedelta(seconds=30)) as held:
         assert_type(held, HeldLease)
         assert_type(await held.acheck(), bool)
-        assert_type(await held.arenew(), bool)
-    assert_type(await double(2), int)
 
 
 def rows_without_claim_columns() -> None:
     with take(Effect.objects.order_by("id"), 10, cascade=True, idle=30) as effects:
         assert_type(effects, list[Effect])
-
-
-@synchronized("nightly-report", lease=60, wait=None)
-def triple(number: int, *, loudly: bool = False) -> int:
-    return number * 3
-
-
-@synchronized(lambda number: f"number:{number}")
-async def double(number: int) -> int:
-    return number * 2
-
-
-def synchronized_functions_keep_their_types() -> None:
-    assert_type(triple(2, loudly=True), int)
 
 
 async def runs_in_tests() -> None:
