@@ -1,11 +1,40 @@
-"""Finds functions that are async, and work that a plain function returned without running it."""
+"""Async twins of plain methods; functions that are async, and work that a plain one returned without running it."""
 
 import functools
 import inspect
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Coroutine
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from asgiref.sync import iscoroutinefunction
+from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_async
+
+S = TypeVar("S")
+R = TypeVar("R")
+P = ParamSpec("P")
+
+
+def async_twin(
+    method: Callable[Concatenate[S, P], R],
+) -> Callable[Concatenate[S, P], Coroutine[Any, Any, R]]:
+    """Return the coroutine method ``a<name>`` that runs *method*, or what a subclass has for it, in Django's thread."""
+    name = method.__name__
+
+    async def twin(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        answer: R = await sync_to_async(getattr(self, name))(*args, **kwargs)
+        return answer
+
+    twin.__module__, twin.__name__ = method.__module__, f"a{name}"
+    twin.__qualname__ = f"{method.__qualname__.rpartition('.')[0]}.a{name}"
+    twin.__doc__ = f"``{name}`` for async code."
+    twin.__signature__ = inspect.signature(method)  # type: ignore[attr-defined]
+    return shown_as_coroutine(twin)
+
+
+def shown_as_coroutine(function: Callable[P, R]) -> Callable[P, R]:
+    """Mark an ``async def`` of a queryset: the plain function that Django's manager makes of it keeps the mark.
+
+    ``async_to_sync`` and ``asyncio.iscoroutinefunction`` see the mark alone.
+    """
+    return markcoroutinefunction(function)
 
 
 def is_coroutine_function(function: Callable[..., Any]) -> bool:

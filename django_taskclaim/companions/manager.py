@@ -2,9 +2,9 @@
 
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from asgiref.sync import sync_to_async
 from django.db import models
 
+from django_taskclaim.awaitables import async_twin
 from django_taskclaim.companions.orphans import only_orphans, remove_orphans
 from django_taskclaim.companions.populating import Population, Progress
 from django_taskclaim.querysets.manager import ClaimManager, ClaimQuerySet
@@ -48,13 +48,8 @@ class CompanionQuerySet(ClaimQuerySet[M]):
         self._for_write = True
         return remove_orphans(self)
 
-    async def apopulate(self, sources: Any, **options: Any) -> int:
-        """``populate`` for async code."""
-        return await sync_to_async(self.populate)(sources, **options)
-
-    async def aremove_orphans(self) -> int:
-        """``remove_orphans`` for async code."""
-        return await sync_to_async(self.remove_orphans)()
+    apopulate = async_twin(populate)
+    aremove_orphans = async_twin(remove_orphans)
 
 
 if TYPE_CHECKING:

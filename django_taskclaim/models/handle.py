@@ -4,10 +4,10 @@ from collections.abc import Collection
 from datetime import timedelta
 from typing import Any
 
-from asgiref.sync import sync_to_async
 from django.db import models
 
 from django_taskclaim import querysets
+from django_taskclaim.awaitables import async_twin
 from django_taskclaim.claim import Claim, claim_of, standing_claim
 from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.querysets import ClaimQuerySet
@@ -80,29 +80,12 @@ class ClaimHandle:
         """Extend the lease, never shorten it. False where another transaction has the row locked just now."""
         return bool(self._verbs().renew([self._row], lease))
 
-    async def acheck(self) -> bool:
-        """``check`` for async code."""
-        return await sync_to_async(self.check)()
-
-    async def acomplete(self, *, update_fields: Collection[str] = ()) -> None:
-        """``complete`` for async code."""
-        await sync_to_async(self.complete)(update_fields=update_fields)
-
-    async def afail(self, error: BaseException | str, *, retry: bool = True) -> None:
-        """``fail`` for async code."""
-        await sync_to_async(self.fail)(error, retry=retry)
-
-    async def arelease(self, *, delay: float | timedelta | None = None) -> None:
-        """``release`` for async code."""
-        await sync_to_async(self.release)(delay=delay)
-
-    async def ahand_over(self, to: str, *, lease: float | timedelta | None = None) -> None:
-        """``hand_over`` for async code."""
-        await sync_to_async(self.hand_over)(to, lease=lease)
-
-    async def arenew(self, lease: float | timedelta | None = None) -> bool:
-        """``renew`` for async code."""
-        return await sync_to_async(self.renew)(lease)
+    acheck = async_twin(check)
+    acomplete = async_twin(complete)
+    afail = async_twin(fail)
+    arelease = async_twin(release)
+    ahand_over = async_twin(hand_over)
+    arenew = async_twin(renew)
 
     def _verbs(self) -> ClaimQuerySet[Any]:
         return ClaimQuerySet(type(self._row))

@@ -5,10 +5,10 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
-from asgiref.sync import sync_to_async
 from django.db import models, transaction
 
 from django_taskclaim import conf, querysets
+from django_taskclaim.awaitables import async_twin, shown_as_coroutine
 from django_taskclaim.claim import standing_claim
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.exceptions import ClaimLost
@@ -329,6 +329,7 @@ class ClaimQuerySet(PeopleVerbs[M]):
 
     # Async twins
 
+    @shown_as_coroutine
     async def aclaim_batch(self, limit: int, **options: Any) -> list[M]:
         """``claim_batch`` for async code; a task that is cancelled claims nothing.
 
@@ -338,55 +339,17 @@ class ClaimQuerySet(PeopleVerbs[M]):
             partial(self.claim_batch, limit, **options)
         )
 
-    async def awith_token(self, pk: Any, token: "Token | tuple[str, int] | str") -> M:
-        """``with_token`` for async code."""
-        return await sync_to_async(self.with_token)(pk, token)
-
-    async def acomplete(self, rows: M | Iterable[M], *, update_fields: Collection[str] = ()) -> int:
-        """``complete`` for async code."""
-        return await sync_to_async(self.complete)(rows, update_fields=update_fields)
-
-    async def afail(
-        self, rows: M | Iterable[M], error: BaseException | str, *, retry: bool = True
-    ) -> int:
-        """``fail`` for async code."""
-        return await sync_to_async(self.fail)(rows, error, retry=retry)
-
-    async def arelease(
-        self, rows: M | Iterable[M], *, delay: float | timedelta | None = None
-    ) -> int:
-        """``release`` for async code."""
-        return await sync_to_async(self.release)(rows, delay=delay)
-
-    async def arenew(self, rows: M | Iterable[M], lease: float | timedelta | None = None) -> int:
-        """``renew`` for async code."""
-        return await sync_to_async(self.renew)(rows, lease)
-
-    async def arelease_expired(self, limit: int | None = None) -> int:
-        """``release_expired`` for async code."""
-        return await sync_to_async(self.release_expired)(limit)
-
-    async def areset(
-        self, *, complete: bool = False, running: bool = False, limit: int | None = None
-    ) -> int:
-        """``reset`` for async code."""
-        return await sync_to_async(self.reset)(complete=complete, running=running, limit=limit)
-
-    async def atake_back(self) -> int:
-        """``take_back`` for async code."""
-        return await sync_to_async(self.take_back)()
-
-    async def apause_rows(self, *, limit: int | None = None) -> int:
-        """``pause_rows`` for async code."""
-        return await sync_to_async(self.pause_rows)(limit=limit)
-
-    async def aresume_rows(self, *, limit: int | None = None) -> int:
-        """``resume_rows`` for async code."""
-        return await sync_to_async(self.resume_rows)(limit=limit)
-
-    async def aprogress(self) -> "Progress":
-        """``progress`` for async code."""
-        return await sync_to_async(self.progress)()
+    awith_token = async_twin(with_token)
+    acomplete = async_twin(complete)
+    afail = async_twin(fail)
+    arelease = async_twin(release)
+    arenew = async_twin(renew)
+    arelease_expired = async_twin(release_expired)
+    areset = async_twin(reset)
+    atake_back = async_twin(take_back)
+    apause_rows = async_twin(pause_rows)
+    aresume_rows = async_twin(resume_rows)
+    aprogress = async_twin(progress)
 
 
 if TYPE_CHECKING:
@@ -408,6 +371,4 @@ class ClaimManager(_Manager[M]):
         rows: Any = self.get_queryset() if related else models.Manager.get_queryset(self)
         return cast("M", rows.with_token(pk, token))
 
-    async def awith_token(self, pk: Any, token: "Token | tuple[str, int] | str") -> M:
-        """``with_token`` for async code."""
-        return await sync_to_async(self.with_token)(pk, token)
+    awith_token = async_twin(with_token)  # type: ignore[arg-type]  # of this class, not of the queryset

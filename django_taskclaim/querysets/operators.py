@@ -4,10 +4,10 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TypeVar
 
-from asgiref.sync import sync_to_async
 from django.db import models
 
 from django_taskclaim import conf, querysets
+from django_taskclaim.awaitables import async_twin
 from django_taskclaim.states import Status
 
 M = TypeVar("M", bound=models.Model)
@@ -33,11 +33,7 @@ class OperatorVerbs(models.QuerySet[M]):
         ]
         return querysets.operating.fail_rows(self, states, error)
 
-    async def afail_rows(
-        self, error: BaseException | str, *, running: bool = False, complete: bool = False
-    ) -> int:
-        """``fail_rows`` for async code."""
-        return await sync_to_async(self.fail_rows)(error, running=running, complete=complete)
+    afail_rows = async_twin(fail_rows)
 
     def prune(
         self,
@@ -58,8 +54,4 @@ class OperatorVerbs(models.QuerySet[M]):
         age = conf.positive_duration(older_than, "older_than")
         return querysets.pruning.prune(self, age, limit, progress)
 
-    async def aprune(
-        self, *, older_than: float | timedelta, limit: int | None = None
-    ) -> tuple[int, dict[str, int]]:
-        """``prune`` for async code."""
-        return await sync_to_async(self.prune)(older_than=older_than, limit=limit)
+    aprune = async_twin(prune)

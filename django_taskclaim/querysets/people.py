@@ -4,10 +4,10 @@ from collections.abc import Collection, Iterable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from asgiref.sync import sync_to_async
 from django.db import models
 
 from django_taskclaim import querysets
+from django_taskclaim.awaitables import async_twin
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.querysets.operators import OperatorVerbs
@@ -76,18 +76,7 @@ class PeopleVerbs(OperatorVerbs[M]):
 
     # Async twins
 
-    async def aholdings(self, who: str, *, lease: Lease = None) -> list[M]:
-        """``holdings`` for async code."""
-        return await sync_to_async(self.holdings)(who, lease=lease)
-
-    async def ahand_over(self, rows: M | Iterable[M], *, to: str, lease: Lease = None) -> int:
-        """``hand_over`` for async code."""
-        return await sync_to_async(self.hand_over)(rows, to=to, lease=lease)
-
-    async def atake_over(self, *, by: str, reason: str, lease: Lease = None) -> int:
-        """``take_over`` for async code."""
-        return await sync_to_async(self.take_over)(by=by, reason=reason, lease=lease)
-
-    async def awhy_empty(self, who: str = "") -> "WhyEmpty":
-        """``why_empty`` for async code."""
-        return await sync_to_async(self.why_empty)(who)
+    aholdings = async_twin(holdings)
+    ahand_over = async_twin(hand_over)
+    atake_over = async_twin(take_over)
+    awhy_empty = async_twin(why_empty)

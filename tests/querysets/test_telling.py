@@ -1,5 +1,6 @@
 """What others hear of a change of state: signals after the commit, log records, errors, async twins."""
 
+import asyncio
 import logging
 import pickle
 from collections.abc import Callable, Iterator
@@ -212,6 +213,10 @@ def test_every_verb_has_an_async_twin() -> None:
     assert async_to_sync(answers)() == {
         verb: getattr(Photo.objects, verb)(**given) for verb, given in VERBS.items()
     }
+    # What Django's manager makes of a queryset's method is a plain function, which says that it is async all the same.
+    for verb in ("claim_batch", "with_token", *VERBS):
+        assert asyncio.iscoroutinefunction(getattr(Photo.objects, f"a{verb}")), verb
+        assert asyncio.iscoroutinefunction(getattr(Photo.objects.all(), f"a{verb}")), verb
     make(Photo, 4)
     progress = async_to_sync(story)()
     assert (progress.complete, progress.open, progress.processing) == (1, 2, 1)
