@@ -25,9 +25,9 @@ class CompanionQuerySet(ClaimQuerySet[M]):
     ) -> int:
         """Add a row for each source of the queryset *sources* that has none, and return how many were added.
 
-        The rows are born open, or *paused*. Repeatable, also by several at once: no source ever gets two. One
-        INSERT … SELECT where both tables are on one database; otherwise, or with *chunk_size*, so many sources at a
-        time in the order of their key, each chunk committed, so that one that breaks off is simply begun again. After
+        The new rows are open, or *paused*. Repeatable, also by several at once: no source ever gets two. One
+        INSERT … SELECT where both tables are on one database. Otherwise, or with *chunk_size*, the sources are taken in
+        chunks in the order of their key. Each chunk is committed, so a call that breaks off is simply repeated. After
         each chunk *progress* is called with how many sources were looked at so far, and how many rows added.
 
         Raises TypeError for what is no filtered queryset of the source model.

@@ -13,13 +13,13 @@ from django_taskclaim.querysets.operating import in_chunks
 from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.states import Status
 
-Q_ = TypeVar("Q_", bound="models.QuerySet[Any]")
+Found = TypeVar("Found", bound="models.QuerySet[Any]")
 
 #: How many keys are compared together where no subquery can.
 COMPARED = 400
 
 
-def only_orphans(queryset: Q_) -> Q_:
+def only_orphans(queryset: Found) -> Found:
     """Narrow *queryset* to rows without a source."""
     return queryset.filter(reduce(or_, _without_source(queryset), Q(pk__in=[])))
 

@@ -28,7 +28,7 @@ Progress = Callable[[int, int], object]
 
 
 class Population:
-    """One call of ``populate``: a queryset of sources, and the state that their companions begin in."""
+    """One call of ``populate``: a queryset of sources, and the state of their new companions."""
 
     def __init__(
         self, model: type[models.Model], alias: str, sources: Any, *, paused: bool
@@ -77,12 +77,15 @@ class Population:
         """Add the companions that *sources* lack, again where others have added one of them meanwhile."""
         write = self._insert if self._is_one_statement else self._copy
         passes_over = self._is_one_statement and self.target.dialect.passes_over_duplicates
-        label = self.target.columns.owner._meta.label_lower
+        owner = self.target.columns.owner
 
         def once(again: bool) -> int:
             # Calls of ``populate`` wait for each other: one that began later finds what those before have made.
-            self.target.dialect.advisory_lock(f"{label}:#populate")
-            return write(sources, near, again)
+            self.target.dialect.advisory_lock(f"{owner._meta.label_lower}:#populate")
+            added = write(sources, near, again)
+            if added:
+                call_workers(owner, self.target.alias)
+            return added
 
         for again in (False, True):
             try:
@@ -109,15 +112,12 @@ class Population:
         chosen = sources.annotate(**named).values_list(*named)
         dialect = self.target.dialect
         text, params = chosen.query.get_compiler(connection=dialect.connection).as_sql()
-        inserted = dialect.insert_selected(
+        return dialect.insert_selected(
             self.table,
             [*self.link.own, *constants],
             SQL(text, tuple(params)),
             passing_over=again and dialect.passes_over_duplicates,
         )
-        if inserted:
-            call_workers(self.target.columns.owner, self.target.alias)
-        return inserted
 
     def _constants(self) -> dict[AnyField, Value]:
         """Return what each new row has beside the key and what the database's own defaults give."""
@@ -134,14 +134,10 @@ class Population:
 
     def _copy(self, sources: Rows, near: Q, again: bool) -> int:
         names, own = [f.attname for f in self.link.theirs], [f.attname for f in self.link.own]
-        rows, dialect = self.target.rows, self.target.dialect
+        dialect, table = self.target.dialect, self.table
         # As keys of the table are: a tuple only where it has several columns.
         given = list(sources.values_list(*names, flat=len(names) == 1))
-        there = {
-            key
-            for part in dialect.chunks(given, self.table)
-            for key in dialect.present(self.table, part)
-        }
+        there = {k for part in dialect.chunks(given, table) for k in dialect.present(table, part)}
         new = []
         for key in given:
             if key not in there:
@@ -151,7 +147,7 @@ class Population:
                     setattr(row, self.target.columns.status.attname, Status.PAUSED.value)
                 prepare_birth(row)
                 new.append(row)
-        return len(rows.bulk_create(new))
+        return len(self.target.rows.bulk_create(new))
 
 
 def _checked(sources: Any, link: SourceLink, alias: str) -> Rows:

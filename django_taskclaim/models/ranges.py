@@ -80,9 +80,9 @@ class RangeMixin(ClaimBase):
         an exception, ``break`` or ``return``. Chunks have *size* rows, or as many, up to *largest*, as take *target*
         (seconds or timedelta). Each checkpoint renews the lease.
 
-        Raises ClaimLost where the claim stands no more, and RangeInterrupted between two chunks where the worker would
-        have the range back: it stops, or the model was paused, or the range takes longer than its timeout. RuntimeError
-        in a transaction of the caller's that does not see what others commit.
+        Raises ClaimLost where the claim is lost, and RangeInterrupted between two chunks where the worker asks for the
+        range: it stops, or the model was paused, or the range takes longer than its timeout. RuntimeError in a
+        transaction of the caller's that does not see what others commit.
         """
         refuse_no_number(size, "size")
         return walking.walk(self, size, positive_duration(target, "target"), largest)
@@ -91,7 +91,7 @@ class RangeMixin(ClaimBase):
         """Write that the claimed range is done up to and with *key* of the source; for loops that ``rows()`` is not.
 
         To be called in the transaction of what was done, so that both are committed or neither. *rows* adds to
-        ``rows_done``. Raises ClaimLost where the claim stands no more, RangeSplit where *key* belongs to others now,
+        ``rows_done``. Raises ClaimLost where the claim is lost, RangeSplit where *key* belongs to others now,
         and ValueError for a key outside what is left of the range; the transaction must then be rolled back.
         RuntimeError in one that does not see what others commit.
         """

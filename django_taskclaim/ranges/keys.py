@@ -36,7 +36,7 @@ class Keys:
         self.names = [field.attname for field in source._meta.pk_fields]
 
     def rows(self, after: Key | None = None, until: Key | None = None) -> "models.QuerySet[Any]":
-        """Return every row between two keys, whatever managers hide, in the order of keys."""
+        """Return every row between two keys in the order of keys, also those that a manager hides."""
         rows: models.QuerySet[Any] = models.QuerySet(self.source, using=self.alias)
         return rows.filter(self.between(after, until)).order_by("pk")
 

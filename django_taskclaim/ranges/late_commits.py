@@ -28,7 +28,10 @@ def _commits_within(model: Any) -> timedelta | None:
 
 
 def refuse_unknown_commits(target: RangeTarget) -> None:
-    """Raise TypeError where nothing tells when a growing source has all rows of a range, ValueError for no duration."""
+    """Raise TypeError where nothing says when a range of a growing source has all its rows.
+
+    ValueError where ``commits_within`` is no duration.
+    """
     model: Any = target.model
     if not model.growing:
         return
@@ -41,8 +44,8 @@ def refuse_unknown_commits(target: RangeTarget) -> None:
         return
     elif not target.claims.dialect.names_open_transactions:
         reason = (
-            "this database does not tell which transactions may still commit smaller keys: say with commits_within"
-            " how long one may last at most."
+            "this database does not say which transactions may still commit smaller keys: give with commits_within how"
+            " long one may last at most."
         )
     elif len(fields) > 1 or not isinstance(fields[0], AutoFieldMixin):
         reason = (

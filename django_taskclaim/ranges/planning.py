@@ -23,7 +23,6 @@ AHEAD = 16
 #: Called with the number of ranges that have been stored so far.
 Progress = Callable[[int], object]
 
-
 #: The last planned key and its position, where the plan goes on.
 End = tuple[str | None, float]
 
@@ -35,12 +34,12 @@ def plan(
     progress: Progress | None = None,
     *,
     until: Key | None = None,
-    whole: bool = False,
+    only_full: bool = False,
 ) -> int:
     """Store ranges of *chunk_size* rows for all keys behind the last planned one, and return how many.
 
-    No key beyond *until* is planned, where that is given, and with *whole* no range of fewer rows. Commits as it goes.
-    Where another planner has stored ranges meanwhile, what was walked is thrown away and the walk goes on behind those.
+    Plans no key beyond *until*, if that is given, and with *only_full* no range of fewer rows. Commits as it goes.
+    Where another planner has stored ranges meanwhile, throws away what it has found, and goes on behind those.
     """
     refuse_unknown_commits(target)
     refuse_old_snapshots(target.claims, "plan() goes on behind what others have planned")
@@ -50,7 +49,7 @@ def plan(
         end = end_of_plan(target)
         parts = keys.parts(keys.rows(until=until), chunk_size, keys.decode(end[0]))
         most = BATCH if limit is None else min(BATCH, limit - added)
-        found = [part for part in islice(parts, most) if part.rows == chunk_size or not whole]
+        found = [part for part in islice(parts, most) if part.rows == chunk_size or not only_full]
         if not found:
             break
         added += transactionally(target.claims, partial(_store, target, end, found))
@@ -92,10 +91,11 @@ def _store(target: RangeTarget, end: End, parts: list[Part]) -> int:
 def open_more(
     model: type[models.Model], alias: str, *, plans: bool = True, until: Key | None = None
 ) -> bool:
-    """See to it that workers find a range, and say whether there is one more now.
+    """Open a range for workers that find none, and say whether there is one more now.
 
-    Those that have waited for late commits become due. Where none is due, the next are planned, where the model has
-    that done, up to the key *until* if that is given. Where none is open at all, the largest running one is split.
+    Makes those due that have waited for late commits. Where none is due, plans the next if the model has
+    ``plan_ahead``, up to the key *until* if that is given. Where none is open at all, splits the running one with most
+    rows left.
     """
     target = RangeTarget.of(model, alias)
     if make_due(target):
@@ -105,9 +105,9 @@ def open_more(
         return False
     ahead = getattr(model, "plan_ahead", None) if plans else None
     if ahead is not None:
-        # While planned ones wait for late commits, what has come since is left to become a whole one.
-        whole = opened.filter(**{target.claims.columns.iteration.name: 0}).exists()
-        if plan(target, ahead, AHEAD, until=until, whole=whole):
+        # While planned ones wait for late commits, rows that have come since wait until they make a full range.
+        only_full = opened.filter(**{target.claims.columns.iteration.name: 0}).exists()
+        if plan(target, ahead, AHEAD, until=until, only_full=only_full):
             return True
     return not opened.exists() and split_largest(target)
 

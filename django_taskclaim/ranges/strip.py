@@ -12,7 +12,7 @@ from django_taskclaim.states import Status
 #: Characters of a strip.
 WIDTH = 60
 
-#: What stands for a part of the keys, the first that applies: any failed, running or paused range is seen.
+#: The mark of a part of the keys, the first that applies: no failed, running or paused range is hidden.
 MARKS = {
     Status.FAILED: "x",
     Status.PROCESSING: ">",
@@ -27,7 +27,7 @@ MOST = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Strip:
-    """The rows of the source, planned and done, and where in its keys the work stands."""
+    """How many rows of the source are planned and done, and the states of its ranges in the order of keys."""
 
     rows_planned: int
     rows_done: int

@@ -26,7 +26,7 @@ class RangeTarget:
 
     @property
     def ranges(self) -> "models.QuerySet[Any]":
-        """Every range, whatever managers hide."""
+        """Every range, also those that a manager hides."""
         return models.QuerySet(self.model, using=self.claims.alias).order_by()
 
     def between(self, after: str | None, until: str | None) -> Q:

@@ -23,10 +23,10 @@ from django_taskclaim.states import Status
 #: Rows of the first chunk, and of the largest.
 FIRST, LARGEST = 1_000, 50_000
 
-#: A chunk is so many times as large as the one before at most, and as small.
+#: A chunk has at most so many times the rows of the one before, and at least that part of them.
 STEP = 8
 
-#: How long a chunk shall take.
+#: How long a chunk should take.
 TARGET = timedelta(seconds=0.5)
 
 #: What a walk needs of a transaction of the caller's.
@@ -38,7 +38,7 @@ SHARE_OF_OTHERS, MOST_OF_OTHERS = 0.05, 0.05
 #: The columns of a range that its holder sees change.
 SHOWN = ("lower", "upper", "checkpoint", "position", "rows_planned", "rows_done")
 
-#: By model: how many rows took about as long as they should, lately.
+#: By model: the size of the next chunk, so that it takes about as long as it should.
 _sizes: dict[type[models.Model], int] = {}
 
 
@@ -72,8 +72,8 @@ def walk(
 def end_walks() -> None:
     """Roll back the chunks that this thread has begun and left.
 
-    A walk that its handler has kept in a variable lives as long as the traceback of what it raised, and would roll
-    back, in the thread that forgets that, what is under way there then.
+    A walk that its handler has kept in a variable lives as long as the traceback of the handler's error. The thread
+    that frees the traceback would roll back its own transaction.
     """
     for chunks in list(_begun.walks):
         chunks.close()
@@ -86,7 +86,7 @@ def _walk(row: Any, size: int | None, seconds: float, largest: int) -> Generator
         _refuse_interrupted(row, claim, target)
         began = clock()
         wanted = size or min(_sizes.get(target.model, FIRST), largest)
-        # Looked for without a lock: where there is one writer, others write meanwhile.
+        # Before the lock: where there is one writer, others write meanwhile.
         seen, chunk = (reached(row), row.upper), _next_chunk(row, target, wanted)
         time.sleep(max(0.0, others_until - clock()))
         with target.claims.dialect.own_transaction():
@@ -120,7 +120,7 @@ def _claim_on(row: Any) -> tuple[Claim, RangeTarget]:
 
 
 def _refuse_interrupted(row: Any, claim: Claim, target: RangeTarget) -> None:
-    """Raise RangeInterrupted where the worker would have the range back; what is too long for it is split first."""
+    """Raise RangeInterrupted where the worker asks for the range; one that takes too long is split first."""
     if claim.lost:
         raise_lost([row], [])
     if claim.asked_back:
@@ -186,7 +186,7 @@ def _advance(row: Any, claim: Claim, target: RangeTarget, last: str, rows: int) 
 
 
 def _write_checkpoint(row: Any, claim: Claim, target: RangeTarget, last: str, rows: int) -> None:
-    """Write how far the range has come, which renews its lease, and forget its failures: it gets on."""
+    """Write how far the range has come, renew its lease, and forget its failures: it makes progress."""
     claims, attempts = target.claims, target.claims.columns.attempts
     values = {"checkpoint": last, "rows_done": row.rows_done + rows}
     fields: Any = {name: claims.model._meta.get_field(name) for name in values}
@@ -194,10 +194,10 @@ def _write_checkpoint(row: Any, claim: Claim, target: RangeTarget, last: str, ro
     assignments.append(claims.dialect.extension(claims.table, claim.lease))
     if attempts is not None and claim.attempts:
         assignments.append(claims.table.assign(attempts, SQL("0")))
-        claim.attempts = 0
     fence = claims.table.standing(claim.token)
     if not claims.dialect.update_where(claims.table, [claim.pk], fence, assignments):
         raise_lost([row], [])
+    claim.attempts = 0 if attempts is not None else claim.attempts
     _show(row, target, values)
 
 
@@ -211,7 +211,7 @@ def halve(row: Any) -> None:
 
 
 def refuse_unfinished(row: Any) -> None:
-    """Raise RangeUnfinished for a claimed range that is to be completed although rows of it were not done."""
+    """Raise RangeUnfinished if rows of the claimed range are left that its handler has not done."""
     claim = carried_claim(row)
     if claim.ended:
         return

@@ -71,13 +71,13 @@ exit codes:
             alias = ranges.db
             if lacking := [*lacking_tables(model, alias), *lacking_source(model, alias)]:
                 raise CommandError("\n".join(lacking), returncode=USAGE)
-            told = partial(self._tell, chunk_size or size_of_ranges(model))
-            planned = ranges.plan(chunk_size=chunk_size, limit=limit, progress=told)
+            progress = partial(self._report, chunk_size or size_of_ranges(model))
+            planned = ranges.plan(chunk_size=chunk_size, limit=limit, progress=progress)
         except (TypeError, ValueError, Error) as error:
             raise CommandError(f"{model._meta.label}: {first_line(error)}") from error
         self.stdout.write(f"Planned {counted(planned, 'range')} of {model._meta.label}.")
 
-    def _tell(self, chunk_size: int, planned: int) -> None:
+    def _report(self, chunk_size: int, planned: int) -> None:
         self.stderr.write(
             f"{counted(planned, 'range')} so far, about {counted(planned * chunk_size, 'row')}"
         )

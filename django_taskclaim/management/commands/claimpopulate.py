@@ -22,7 +22,7 @@ from django_taskclaim.management.arguments import (
 from django_taskclaim.management.base import USAGE, ClaimCommand, lacking_source, lacking_tables
 from django_taskclaim.worker.selection import Selection, SelectionError
 
-#: Sources a transaction, where nothing else is asked for.
+#: Sources in one transaction, unless --chunk says otherwise.
 CHUNK = 10_000
 #: Exit code after Ctrl-C, as shells have it.
 STOPPED = 130
@@ -96,7 +96,7 @@ exit codes:
             if remove_orphans:
                 removed = rows.remove_orphans()
                 self.stdout.write(f"Removed {counted(removed, 'row')} without a source.")
-            self._tell_orphans(rows, remove_orphans)
+            self._report_orphans(rows, remove_orphans)
         except (Error, TaskClaimError) as error:
             raise CommandError(f"{model._meta.label}: {first_line(error)}") from error
         except TypeError as error:
@@ -117,7 +117,7 @@ exit codes:
         report.end()
         self.stdout.write(f"Added {counted(added, 'row')} to {rows.model._meta.label}.")
 
-    def _tell_orphans(self, rows: CompanionQuerySet[Any], removed: bool) -> None:
+    def _report_orphans(self, rows: CompanionQuerySet[Any], removed: bool) -> None:
         left = rows.orphans().count()
         if left:
             why = "running or locked" if removed else "remove them with --remove-orphans"
