@@ -12,8 +12,7 @@ from django_taskclaim.checks.messages import message
 from django_taskclaim.columns import is_claimable
 from django_taskclaim.handlers import handler_for
 from django_taskclaim.switch import claimable_models
-from django_taskclaim.throttling.answers import Check, Surroundings
-from django_taskclaim.throttling.configured import loaded, name_of, refusals
+from django_taskclaim.throttling.health import Check, loaded, name_of, refusals
 
 
 def check_health_checks(**kwargs: Any) -> list[CheckMessage]:
@@ -29,15 +28,15 @@ def check_health_answers(
     databases: Sequence[str] | None = None, **kwargs: Any
 ) -> list[CheckMessage]:
     """E131, asked of each server on which rows with a handler are claimed."""
-    asked = [one for one in _asked() if one.where.using in (databases or ())]
+    asked = [one for one in _asked() if one.using in (databases or ())]
     return list(_refused("E131", asked, ask=True))
 
 
 class _Asked(NamedTuple):
-    """An entry, and where a worker would ask it."""
+    """An entry, and the database on which a worker would ask it."""
 
     entry: Any
-    where: Surroundings
+    using: str
 
 
 def _asked() -> Iterator[_Asked]:
@@ -45,28 +44,27 @@ def _asked() -> Iterator[_Asked]:
     for model in claimable_models():
         found = handler_for(model) if is_claimable(model) else None
         if found is not None and (alias := router.db_for_write(model)) in connections:
-            where = Surroundings(model, alias)
-            yield from (_Asked(entry, where) for entry in (*_shared(), *found.health_checks))
+            yield from (_Asked(entry, alias) for entry in (*_shared(), *found.health_checks))
 
 
 def _refused(number: str, asked: Sequence[_Asked], *, ask: bool) -> Iterator[CheckMessage]:
     """Yield what databases refuse, each check once a database, for no model gets another answer."""
-    once = {(id(one.entry), one.where.using): one for one in asked if not _fault(one.entry)}
+    once = {(id(one.entry), one.using): one for one in asked if not _fault(one.entry)}
     told = dict.fromkeys(
         refusal
         for one in once.values()
-        for refusal in _refusals(loaded(one.entry), one.where, ask=ask)
+        for refusal in _refusals(loaded(one.entry), one.using, ask=ask)
     )
     return (message(number, text, hint) for text, hint in told)
 
 
-def _refusals(check: Check, where: Surroundings, *, ask: bool) -> list[tuple[str, str]]:
+def _refusals(check: Check, using: str, *, ask: bool) -> list[tuple[str, str]]:
     try:
         # What the kind of database shows is told without asking, and once.
-        kind = list(refusals(where, [check], ask=False))
+        kind = list(refusals(check, using, ask=False))
         if not ask:
             return [*kind]
-        return [found for found in refusals(where, [check], ask=True) if found not in kind]
+        return [found for found in refusals(check, using, ask=True) if found not in kind]
     except ConnectionDoesNotExist as error:
         text = f"The health check {name_of(check)} asks a database that is none: {error}"
         return [] if ask else [(text, "DATABASES = {…}")]

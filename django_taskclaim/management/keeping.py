@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 from django_taskclaim.control import keeping
 from django_taskclaim.control.installed import is_on
-from django_taskclaim.throttling import records
 from django_taskclaim.worker import heartbeat
 
 #: Pieces a call, of CHUNK_SIZE rows each; what is left then is left for the next one.
@@ -13,7 +12,6 @@ PIECES = 100
 
 def forget(alias: str) -> None:
     """Delete what is written down on the database and older than its setting says, as workers do once an hour."""
-    records.prune(alias)
     _all_of(lambda: heartbeat.prune(alias))
     if is_on(alias):
         _all_of(lambda: keeping.prune(alias))

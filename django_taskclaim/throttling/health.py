@@ -1,59 +1,62 @@
-"""The health checks that come with the package: each compares one number of the database's with a limit."""
+"""Health checks: those that come with the package, and those that settings and handlers name.
 
-from collections.abc import Iterator
+A check is called with the alias of the database that its models are claimed on. It returns the reason of a stop as a
+text for people, or None. Classes of checks may also have ``name``, and ``refusals`` as ``ServerCheck`` has.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from django.db import connections
+from django.utils.module_loading import import_string
 
-from django_taskclaim.conf import positive_duration
-from django_taskclaim.throttling.answers import Answer, Surroundings, ok, stop
+from django_taskclaim import conf
 
 if TYPE_CHECKING:
     # Loaded at the first question, for its module needs configured settings.
     from django_taskclaim.monitoring.server import Refusal, Server
 
-#: How long the statements of a check may take: the thread that waits for them has leases to renew.
+Check: TypeAlias = Callable[[str], str | None]
+
+#: How long the statements of a check of ours may take.
 PATIENCE = timedelta(seconds=2)
 
 
 class ServerCheck:
-    """A check that asks the database one bounded question, so it may be asked where leases are renewed."""
+    """Ask the database behind one alias a question that it answers within PATIENCE."""
 
-    #: The alias that is asked; None is the one that the model is claimed on.
+    #: What people read where the check stops something.
+    name: str
+    #: The alias that is asked; None is the one that models are claimed on.
     using: str | None = None
+    #: The method of ``Server`` that not every database can answer.
+    question: str | None = None
 
-    def __call__(self, where: Surroundings) -> Answer:
-        server = self._server(where)
+    def __call__(self, using: str) -> str | None:
+        server = self._server(using)
         with server.bounded(PATIENCE):
-            return self.judge(server, where)
+            return self.judge(server)
 
-    def judge(self, server: "Server", where: Surroundings) -> Answer:
+    def judge(self, server: "Server") -> str | None:
         """Compare what the database says with the limit."""
         raise NotImplementedError
 
-    def asks(self, using: str) -> bool:
-        """Say whether this check asks the database *using* itself, and no other."""
-        return self.using in {None, using}
-
-    def refusals(self, where: Surroundings, *, ask: bool) -> Iterator["Refusal"]:
+    def refusals(self, using: str, *, ask: bool) -> Iterator["Refusal"]:
         """Yield why the check would be worthless there; with *ask* the server is asked as well."""
-        question = self.question()
-        server = self._server(where)
-        found = server.refusal(question)
+        if self.question is None:
+            return
+        server = self._server(using)
+        found = server.refusal(self.question)
         if found is None and ask:
-            found = server.denied(question)
+            found = server.denied(self.question)
         if found is not None:
             yield found
 
-    def question(self) -> str:
-        """Return the name of the method of ``Server`` that this check asks."""
-        raise NotImplementedError
-
-    def _server(self, where: Surroundings) -> "Server":
+    def _server(self, using: str) -> "Server":
         from django_taskclaim.monitoring.server import server_for
 
-        return server_for(connections[self.using or where.using])
+        return server_for(connections[self.using or using])
 
 
 class ReplicaLag(ServerCheck):
@@ -67,41 +70,33 @@ class ReplicaLag(ServerCheck):
     def __init__(
         self, at_most: float | timedelta = 10, *, using: str | None = None, replicas: int = 0
     ) -> None:
-        self.at_most = positive_duration(at_most, "at_most")
+        self.at_most = conf.positive_duration(at_most, "at_most")
         self.using = using
         self.replicas = replicas
+        self.name = "replica lag" if using is None else f"replica lag of {using}"
+        self.question = "replicas" if using is None else "own_lag"
 
-    def __str__(self) -> str:
-        return "replica lag" if self.using is None else f"replica lag of {self.using}"
-
-    def question(self) -> str:
-        return "replicas" if self.using is None else "own_lag"
-
-    def judge(self, server: "Server", where: Surroundings) -> Answer:
-        return self._of_primary(server) if self.using is None else self._of_replica(server)
-
-    def _of_primary(self, server: "Server") -> Answer:
+    def judge(self, server: "Server") -> str | None:
+        if self.using is not None:
+            lag = server.own_lag()
+            if lag is None:
+                return f"replica {self.using} does not follow its primary"
+            return self._over(self.using, lag)
         known = server.replicas()
         if len(known) < self.replicas:
-            return stop(f"{len(known)} of {self.replicas} replicas are connected")
+            return f"{len(known)} of {self.replicas} replicas are connected"
         worst = max(known, key=lambda replica: replica.lag, default=None)
-        if worst is None or worst.lag <= self.at_most:
-            return ok()
-        return stop(f"replica {worst.name} lags {_over(worst.lag, self.at_most)}")
+        return worst and self._over(worst.name, worst.lag)
 
-    def _of_replica(self, server: "Server") -> Answer:
-        lag = server.own_lag()
-        if lag is None:
-            return stop(f"replica {self.using} does not follow its primary")
-        return (
-            ok()
-            if lag <= self.at_most
-            else stop(f"replica {self.using} lags {_over(lag, self.at_most)}")
-        )
+    def _over(self, replica: str, lag: timedelta) -> str | None:
+        if lag <= self.at_most:
+            return None
+        seconds, limit = round(lag.total_seconds(), 1), self.at_most.total_seconds()
+        return f"replica {replica} lags {seconds:g} s, more than {limit:g} s"
 
 
 class Sql(ServerCheck):
-    """Stop while the one number that *statement* gives is larger than *at_most*; NULL is no number and well.
+    """Stop while the one number that *statement* gives is larger than *at_most*; NULL stops nothing.
 
     *name* is what people read. The statement is sent as it is, every HEALTH_EVERY by every process.
     """
@@ -114,19 +109,41 @@ class Sql(ServerCheck):
         self.using = using
         self.name = name or " ".join(statement.split())[:80]
 
-    def __str__(self) -> str:
-        return self.name
-
-    def refusals(self, where: Surroundings, *, ask: bool) -> Iterator["Refusal"]:
-        # Every database answers some SQL; whether this is some is seen when it is asked.
-        yield from ()
-
-    def judge(self, server: "Server", where: Surroundings) -> Answer:
+    def judge(self, server: "Server") -> str | None:
         number = server.number(self.statement)
         if number is None or number <= self.at_most:
-            return ok()
-        return stop(f"{self.name} is {number:g}, more than {self.at_most:g}")
+            return None
+        return f"{self.name} is {number:g}, more than {self.at_most:g}"
 
 
-def _over(found: timedelta, limit: timedelta) -> str:
-    return f"{round(found.total_seconds(), 1):g} s, more than {limit.total_seconds():g} s"
+def health_checks(also: Iterable[Any] = ()) -> list[Check]:
+    """Return the checks of ``TASKCLAIM["HEALTH_CHECKS"]`` and of *also*; raises what ``loaded`` raises."""
+    return [loaded(entry) for entry in (*conf.setting("HEALTH_CHECKS"), *also)]
+
+
+def loaded(entry: Any) -> Check:
+    """Return the check that an entry names: it itself, what its dotted path leads to, an instance of a class.
+
+    Raises ImportError for a path that leads nowhere and TypeError for what cannot be called.
+    """
+    found = import_string(entry) if isinstance(entry, str) else entry
+    check: Check = found() if isinstance(found, type) else found
+    if not callable(check):
+        raise TypeError(f"{check!r} is no health check: it cannot be called.")
+    return check
+
+
+def name_of(check: Check) -> str:
+    """Return what people read where a check stops something."""
+    named = getattr(check, "name", None) or getattr(check, "__qualname__", None)
+    return str(named or type(check).__qualname__)
+
+
+def refusals(check: Check, using: str, *, ask: bool = True) -> Iterator["Refusal"]:
+    """Yield why the database cannot answer *check*; with *ask* its server is asked, too.
+
+    Errors of the database pass: one that is away refuses nothing.
+    """
+    find = getattr(check, "refusals", None)
+    if callable(find):
+        yield from find(using, ask=ask)

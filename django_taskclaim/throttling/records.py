@@ -1,6 +1,7 @@
 """The throttles of every process, for people to read: rows of the table ``Throttle``, by the database's clock."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -11,68 +12,68 @@ from django_taskclaim.claim import clock
 from django_taskclaim.db import DatabaseLater, DatabaseNow
 from django_taskclaim.models import Throttle
 from django_taskclaim.switch_reading import scope_of
-from django_taskclaim.throttling.holds import Hold
 
-#: The sources of throttles that hold for the whole fleet, whoever found them.
+#: The sources of throttles that hold for the whole fleet, whichever process found them.
 EVERYONE, HOURS = "everyone", "hours"
 
 
-class Stop(NamedTuple):
-    """What is stopped by what."""
+class ThrottleKey(NamedTuple):
+    """Which model is stopped, and by what."""
 
     model: type[Model]
     source: str
 
 
-class Register:
-    """The rows of one process, kept like what holds there; for one thread."""
+@dataclass(frozen=True, slots=True)
+class ThrottleState:
+    """Why claims of one model wait, and until when by ``clock()``; the cause may end it before."""
+
+    reason: str
+    until: float
+    #: Whether rows that were claimed but not started are to go back.
+    gives_back: bool = False
+
+
+class ThrottleRecords:
+    """The rows of one process; for one thread."""
 
     def __init__(self, process: str, using: str) -> None:
         self.process = process
         self.using = using
-        self._written: dict[Stop, tuple[int, Hold]] = {}
+        self._written: dict[ThrottleKey, ThrottleState] = {}
 
-    def keep(self, holds: Mapping[Stop, Hold]) -> bool:
-        """Write what has begun, changed or ended since the last time; True if that asked the database."""
-        over = [stop for stop in self._written if stop not in holds]
-        changed = [stop for stop, hold in holds.items() if self._known(stop) != hold]
-        for stop in over:
-            self._rows().filter(pk=self._written[stop][0]).delete()
-            del self._written[stop]
-        for stop in changed:
-            self._written[stop] = (self._write(stop, holds[stop]), holds[stop])
-        return bool(over or changed)
+    def keep(self, states: Mapping[ThrottleKey, ThrottleState]) -> None:
+        """Write what has begun, changed or ended since the last call."""
+        for key in [key for key in self._written if key not in states]:
+            self._rows(key).delete()
+            del self._written[key]
+        for key, state in states.items():
+            if self._written.get(key) != state:
+                self._write(key, state)
+                self._written[key] = state
 
     def sign_off(self) -> None:
-        """Take every row of the process away: it ends, and its throttles with it."""
+        """Delete every row of the process, which ends."""
         self._written.clear()
-        self._rows().filter(process=self.process).delete()
+        Throttle.objects.using(self.using).filter(process=self.process).delete()
 
-    def _known(self, stop: Stop) -> Hold | None:
-        return self._written[stop][1] if stop in self._written else None
-
-    def _write(self, stop: Stop, hold: Hold) -> int:
-        """Store what holds and return the row's key; a row that was pruned meanwhile is made anew."""
-        left = DatabaseLater(timedelta(seconds=max(0.0, hold.until - clock())))
-        facts = {"reason": hold.reason[:500], "until": left}
-        if stop in self._written:
-            key = self._written[stop][0]
-            if self._rows().filter(pk=key).update(**facts):
-                return key
-        return (
-            self._rows()
-            .create(
+    def _write(self, key: ThrottleKey, state: ThrottleState) -> None:
+        until = DatabaseLater(timedelta(seconds=max(0.0, state.until - clock())))
+        rows, reason = self._rows(key), state.reason[:500]
+        if not rows.update(reason=reason, until=until):
+            rows.create(
                 process=self.process,
-                label=scope_of(stop.model),
-                source=stop.source[:200],
+                label=scope_of(key.model),
+                source=key.source[:200],
                 since_at=DatabaseNow(),
-                **facts,
+                reason=reason,
+                until=until,
             )
-            .pk
-        )
 
-    def _rows(self) -> "QuerySet[Throttle]":
-        return Throttle.objects.using(self.using)
+    def _rows(self, key: ThrottleKey) -> QuerySet[Throttle]:
+        return Throttle.objects.using(self.using).filter(
+            process=self.process, label=scope_of(key.model), source=key.source[:200]
+        )
 
 
 def in_force(model: type[Model], using: str) -> list[Throttle]:

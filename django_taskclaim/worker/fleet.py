@@ -13,8 +13,7 @@ from django_taskclaim.models import Switch
 from django_taskclaim.querysets.limits.grant import Grant
 from django_taskclaim.querysets.limits.stored import is_stored, named_limits
 from django_taskclaim.querysets.scope import ClaimTarget
-from django_taskclaim.throttling.holds import Hold
-from django_taskclaim.throttling.records import EVERYONE, HOURS
+from django_taskclaim.throttling.records import EVERYONE, HOURS, ThrottleState
 
 if TYPE_CHECKING:
     from django_taskclaim.worker.service import Service
@@ -71,7 +70,7 @@ class FleetWatch:
             said = (reason, until)
             if self._known.get((model, source)) != said:
                 end = clock() + (until - now).total_seconds()
-                throttles.impose(model, source, Hold(reason, end, gives_back=True))
+                throttles.impose(model, source, ThrottleState(reason, end, gives_back=True))
                 self._known[model, source] = said
         elif self._known.pop((model, source), None):
             throttles.impose(model, source, None)

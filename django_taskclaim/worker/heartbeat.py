@@ -13,6 +13,7 @@ from django_taskclaim.leases import LeaseRows
 from django_taskclaim.models import WorkerProcess
 from django_taskclaim.querysets import claiming
 from django_taskclaim.querysets.refusals import last_refusal
+from django_taskclaim.throttling import records
 from django_taskclaim.worker.options import WorkerOptions
 from django_taskclaim.worker.tally import Tally
 
@@ -79,7 +80,7 @@ def report(options: WorkerOptions, vitals: Vitals, *, held: int, paused: bool) -
 
 
 def prune(using: str) -> bool:
-    """Forget workers that fell silent WORKER_RETENTION ago, and some names of leases that nobody has held since.
+    """Forget workers and throttles that ended WORKER_RETENTION ago, and some lease names unused since.
 
     Returns whether that was all of them.
 
@@ -91,6 +92,7 @@ def prune(using: str) -> bool:
     silent.filter(pk__in=gone).delete()
     if len(gone) == chunk:
         return False
+    records.prune(using)
     return LeaseRows.on(using).forget(retention, chunk) < chunk
 
 

@@ -7,6 +7,7 @@ from typing import Any, Self
 
 from django.apps import apps
 
+from django_taskclaim import conf
 from django_taskclaim.companions.sources import or_what_works_on_it
 from django_taskclaim.handlers import Handler, handler_for
 from django_taskclaim.policy import fault_of, faults
@@ -56,8 +57,11 @@ class WorkerOptions:
 
     @property
     def connections(self) -> int:
-        """How many connections one process may open to its database: each handler thread, the claimer, the service."""
-        return self.threads + 2
+        """How many connections one process may open: each handler thread, the claimer, the service, health checks."""
+        has_checks = bool(conf.setting("HEALTH_CHECKS")) or any(
+            handler.health_checks for handler in self.handlers()
+        )
+        return self.threads + 2 + has_checks
 
     def named(self, number: int) -> Self:
         """Return the options of the child with this number, from 1."""

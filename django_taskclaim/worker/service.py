@@ -218,7 +218,6 @@ class Service(threading.Thread):
     def run(self) -> None:
         use_own_connection(self.options.using)
         guard_connections(self.longest_lease, ours_alone=True)
-        self.throttles.listen()
         self.begun.set()
         try:
             while not self._leave.is_set():
@@ -235,7 +234,6 @@ class Service(threading.Thread):
             self._guarded("signing off", self.throttles.sign_off)
         finally:
             self.calls.bell.close()
-            self.throttles.close()
             close_all()
 
     def _round(self) -> None:

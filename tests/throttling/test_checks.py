@@ -7,13 +7,13 @@ from django.core.checks import run_checks
 from django.db import OperationalError, connection
 
 from django_taskclaim.handlers import handler, unregister
-from django_taskclaim.throttling import ReplicaLag, Sql, Surroundings, ok, stop
+from django_taskclaim.throttling import ReplicaLag, Sql
 from tests.factories import make
 from tests.testapp.models import Photo
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
-HERE = Surroundings(Photo, "default")
+HERE = "default"
 
 
 # Any SQL
@@ -23,10 +23,10 @@ def test_a_number_is_compared() -> None:
     """NULL is no reason to stop."""
     make(Photo, 3)
     count = "SELECT COUNT(*) FROM testapp_photo WHERE url NOT LIKE '100%'"
-    assert Sql(count, at_most=3)(HERE) == ok()
-    assert Sql(count, at_most=2)(HERE) == stop(f"{count} is 3, more than 2")
-    assert Sql(count, at_most=1, name="photos")(HERE) == stop("photos is 3, more than 1")
-    assert Sql("SELECT MAX(width) FROM testapp_photo", at_most=0)(HERE) == ok()
+    assert Sql(count, at_most=3)(HERE) is None
+    assert Sql(count, at_most=2)(HERE) == f"{count} is 3, more than 2"
+    assert Sql(count, at_most=1, name="photos")(HERE) == "photos is 3, more than 1"
+    assert Sql("SELECT MAX(width) FROM testapp_photo", at_most=0)(HERE) is None
     with pytest.raises(ValueError, match="one row with one number"):
         Sql("SELECT 1 FROM testapp_photo WHERE 1 = 0", at_most=0)(HERE)
 
@@ -40,7 +40,7 @@ def test_nothing_that_a_check_writes_is_kept() -> None:
             " 'UPDATE testapp_photo SET counter = 7 RETURNING 1'"
         )
         try:
-            assert Sql("SELECT writes()", at_most=1)(HERE) == ok()
+            assert Sql("SELECT writes()", at_most=1)(HERE) is None
         finally:
             cursor.execute("DROP FUNCTION writes()")
     assert Photo.objects.get().counter == 0

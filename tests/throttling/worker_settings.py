@@ -7,11 +7,11 @@ from django_taskclaim.throttling import ReplicaLag, Sql
 from tests.settings import *  # noqa: F403
 
 
-def broken(where: object) -> None:
+def broken(using: str) -> None:
     raise RuntimeError("no connection to the moon")
 
 
-def hanging(where: object) -> None:
+def hanging(using: str) -> None:
     threading.Event().wait()
 
 

@@ -33,7 +33,7 @@ from django_taskclaim.management.display import Onlooker
 from django_taskclaim.monitoring.counts import count_rows
 from django_taskclaim.policy import faults, policy_for
 from django_taskclaim.switch import holds
-from django_taskclaim.throttling.configured import refused
+from django_taskclaim.throttling.health import health_checks, refusals
 from django_taskclaim.worker.child import run_in_process
 from django_taskclaim.worker.health import HealthFile
 from django_taskclaim.worker.options import ExitCode, WorkerOptions
@@ -339,9 +339,12 @@ def pending_in(worker: WorkerOptions) -> list[str]:
 
 def _refused_checks(handler: Handler, using: str) -> list[str]:
     try:
-        return refused(handler.model, using, handler.health_checks)
+        checks = health_checks(handler.health_checks)
+        found = [refusal for check in checks for refusal in refusals(check, using)]
     except (ImportError, TypeError) as error:
         return [f"A health check of {handler.name} cannot be loaded: {error}"]
+    # A check that would be worthless keeps the worker from starting.
+    return [f"{refusal.message} {refusal.hint}" for refusal in found]
 
 
 def _prepare_health_file(worker: WorkerOptions) -> None:
