@@ -14,7 +14,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import models
 from django.db.models.expressions import Combinable
 
-from django_taskclaim import conf, querysets
+from django_taskclaim import conf
 from django_taskclaim.awaitables import is_coroutine_function, name_of, refuse_not_run
 from django_taskclaim.columns import claim_columns, has_ranges, is_claimable
 from django_taskclaim.companions.sources import hand_out, lacks_source, load_readable_sources
@@ -31,6 +31,11 @@ from django_taskclaim.policy import (
     set_policy,
 )
 from django_taskclaim.querysets.called import called_for
+from django_taskclaim.querysets.completing import complete
+from django_taskclaim.querysets.limits import refuse_uncountable
+from django_taskclaim.querysets.results import with_locked_source
+from django_taskclaim.querysets.scope import refuse_unknown_order
+from django_taskclaim.querysets.unreadable import fail_unreadable
 from django_taskclaim.ranges.walking import end_walks, refuse_unfinished
 from django_taskclaim.unsaved import Watch
 
@@ -125,7 +130,7 @@ class Handler:
         unreadable = load_readable_sources(rows) if self.needs_source else []
         if not unreadable:
             return list(rows)
-        querysets.unreadable.fail_unreadable(unreadable)
+        fail_unreadable(unreadable)
         failed = {id(row) for row, _ in unreadable}
         return [row for row in rows if id(row) not in failed]
 
@@ -136,15 +141,13 @@ class Handler:
     def complete(self, rows: Sequence[Any]) -> int:
         """Complete *rows* with what the function set on them, or on their sources; ClaimLost as from the verb."""
         may_be_gone = self.missing_source == "complete"
-        return querysets.completing.complete(
-            self.model, rows, self.update_fields, may_be_gone=may_be_gone
-        )
+        return complete(self.model, rows, self.update_fields, may_be_gone=may_be_gone)
 
     def held_up(self, rows: Sequence[Any]) -> list[Any]:
         """Return those of *rows* that ``complete`` would have to wait for, because somebody has locked their source."""
         if not self.needs_source:
             return []
-        return querysets.results.with_locked_source(rows, self.update_fields)
+        return with_locked_source(rows, self.update_fields)
 
     @property
     def concurrency(self) -> int:
@@ -383,9 +386,9 @@ def handler(
         own_failed_blocks=failed_blocks,
     )
     if policy.own_order:
-        querysets.scope.refuse_unknown_order(model, policy.own_order)
+        refuse_unknown_order(model, policy.own_order)
     if policy.counts_by_column:
-        querysets.limits.refuse_uncountable(model, policy)
+        refuse_uncountable(model, policy)
     given = (
         None if timeout is _UNSET or timeout is None else conf.positive_duration(timeout, "timeout")
     )

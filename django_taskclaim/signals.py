@@ -26,8 +26,8 @@ rows_renewed = Signal()
 #: A verb of a holder found that its claim on these rows had ended.
 claim_lost = Signal()
 #: From the reaper, which loads no instances. Carries ``keys`` and ``holders`` (who had claimed them, in the order of
-#: the keys), and their ``fate``: "charged" (open again, one try used up), "uncharged" (open again; a caller had named
-#: the holder), "crashed" (open again after the last try; claimed alone next time) or "failed".
+#: the keys), and their ``outcome``: "charged" (open again, one try used up), "uncharged" (open again; a caller had
+#: named the holder), "crashed" (open again after the last try; claimed alone next time) or "failed".
 rows_expired = Signal()
 #: From the verbs of operators, which load no instances. Carries ``keys`` and the ``act``: "reset", "paused",
 #: "resumed", "taken back", "failed", "pruned" (the rows are gone) or "taken over". The last also carries

@@ -12,13 +12,15 @@ from django.conf import settings
 from django.db import Error, InterfaceError, OperationalError, connections, models
 from django.db.models import DEFERRED
 
-from django_taskclaim import conf, querysets
+from django_taskclaim import conf
 from django_taskclaim.claim import carried_claim, claim_of
 from django_taskclaim.columns import claim_columns, is_claimable
 from django_taskclaim.completion import Archive, Call, Delete, Save
 from django_taskclaim.guard import loaded_values
 from django_taskclaim.links import LINK, is_companion, source_link
 from django_taskclaim.policy import policy_for
+from django_taskclaim.querysets.removing import shared_columns
+from django_taskclaim.querysets.results import PREFIX, checked_results, writable
 
 #: Rows of a process whose lists and dictionaries are copied, so that a change in place is seen.
 COPIED = 50
@@ -119,13 +121,13 @@ class Watch:
         # A function of the user's may write anything.
         if isinstance(completion, Call) or (is_row and isinstance(completion, Delete)):
             return []
-        names = querysets.results.writable(kind)
+        names = writable(kind)
         if is_claimable(kind):
             names -= claim_columns(kind).guarded_names
         try:
-            own, of_source, _ = querysets.results.checked_results(self._model, self._update_fields)
+            own, of_source, _ = checked_results(self._model, self._update_fields)
             if is_row and isinstance(completion, Archive):
-                names &= {*querysets.removing.shared_columns(kind, completion.model)}
+                names &= {*shared_columns(kind, completion.model)}
         except (TypeError, ValueError, LookupError):
             # The completion says more.
             return []
@@ -181,8 +183,8 @@ class Watch:
     def _told(self, row: Any, instance: Any, name: str) -> str:
         """Return how ``update_fields`` names a column."""
         told = str(instance._meta.get_field(name).name)
-        hidden = instance is not row and told in querysets.results.writable(self._model)
-        return f"{querysets.results.PREFIX}{told}" if hidden else told
+        hidden = instance is not row and told in writable(self._model)
+        return f"{PREFIX}{told}" if hidden else told
 
     def first_time(self, names: Sequence[str]) -> list[str]:
         """Return those of *names* that this process has not named before."""

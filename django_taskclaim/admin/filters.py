@@ -15,7 +15,7 @@ from django_taskclaim.admin.rows import EXPIRED, WAITING
 from django_taskclaim.columns import ClaimColumns, claim_columns
 from django_taskclaim.db import dialect_for
 from django_taskclaim.monitoring.overview import database_time
-from django_taskclaim.querysets.operating import expired_condition
+from django_taskclaim.querysets.expiry import expired_condition
 from django_taskclaim.querysets.scope import ClaimTarget, waits
 from django_taskclaim.states import WORKER_MARK, Status
 

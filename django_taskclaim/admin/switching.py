@@ -31,7 +31,7 @@ from django_taskclaim.db import DatabaseNow
 from django_taskclaim.fields import as_utc
 from django_taskclaim.models import Switch
 from django_taskclaim.monitoring.counts import MOST
-from django_taskclaim.querysets.operating import expired_condition
+from django_taskclaim.querysets.expiry import expired_condition
 from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.states import Status
 from django_taskclaim.switch import SwitchError, holds, pause, resume

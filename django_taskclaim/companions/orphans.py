@@ -9,7 +9,7 @@ from django.db import models
 from django.db.models import Exists, OuterRef, Q
 
 from django_taskclaim.links import source_link
-from django_taskclaim.querysets.operating import in_chunks
+from django_taskclaim.querysets.operating import BulkVerb, LockedRow, in_chunks
 from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.states import Status
 
@@ -26,19 +26,23 @@ def only_orphans(queryset: Found) -> Found:
 
 def remove_orphans(queryset: "models.QuerySet[Any]") -> int:
     """Delete rows without a source, chunk by chunk, but for those that are processing or locked."""
-    return sum(_remove(queryset, orphaned) for orphaned in _without_source(queryset))
+    found = _without_source(queryset)
+    return sum(in_chunks(queryset, RemoveOrphans(orphaned)) for orphaned in found)
 
 
-def _remove(queryset: "models.QuerySet[Any]", orphaned: Q) -> int:
-    def condition(target: ClaimTarget) -> Q:
-        return orphaned & ~Q(**{target.columns.status.name: Status.PROCESSING})
+class RemoveOrphans(BulkVerb):
+    """Deletes rows that match *orphaned* and are not processing."""
 
-    def write(target: ClaimTarget, locked: list[list[Any]]) -> int:
-        keys = [target.table.key_of(row) for row in locked]
-        _, by_label = target.rows.filter(condition(target), pk__in=keys).delete()
+    def __init__(self, orphaned: Q) -> None:
+        self.orphaned = orphaned
+
+    def condition(self, target: ClaimTarget) -> Q:
+        return self.orphaned & ~Q(**{target.columns.status.name: Status.PROCESSING})
+
+    def write(self, target: ClaimTarget, rows: list[LockedRow]) -> int:
+        locked = target.rows.filter(self.condition(target), pk__in=[row.key for row in rows])
+        _, by_label = locked.delete()
         return by_label.get(target.columns.owner._meta.label, 0)
-
-    return in_chunks(queryset, condition, write)
 
 
 def _without_source(queryset: "models.QuerySet[Any]") -> Iterator[Q]:

@@ -25,7 +25,7 @@ from django_taskclaim.states import Status
 from django_taskclaim.switch_reading import scope_of
 
 #: What an expired lease made of its row; stored as it stands here, and translated where it is shown.
-FATES = {
+OUTCOMES = {
     "charged": gettext_noop("put back, one try used up"),
     "uncharged": gettext_noop("put back"),
     "crashed": gettext_noop("put back, to be claimed alone"),
@@ -122,13 +122,13 @@ def _renewed(sender: Any, rows: Sequence[Any], using: str, **kwargs: Any) -> Non
 def _expired(
     sender: Any,
     keys: Sequence[Any],
-    fate: str,
+    outcome: str,
     using: str,
     holders: Sequence[str | None] = (),
     **kwargs: Any,
 ) -> None:
     if is_kept(sender, using):
-        _note_keys(sender, using, "expired", keys, FATES[fate], holders)
+        _note_keys(sender, using, "expired", keys, OUTCOMES[outcome], holders)
 
 
 def _handed_over(sender: Any, rows: Sequence[Any], to: str, using: str, **kwargs: Any) -> None:

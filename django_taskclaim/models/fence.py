@@ -8,7 +8,7 @@ import django
 from django.db import connections, models, router, transaction
 from django.db.models.lookups import Exact
 
-from django_taskclaim import conf, querysets
+from django_taskclaim import conf
 from django_taskclaim.claim import Claim, claim_of
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.exceptions import ClaimLost
@@ -25,6 +25,9 @@ from django_taskclaim.guard import (
     remember_loaded,
     show,
 )
+from django_taskclaim.querysets.losses import raise_lost, raise_unless_all
+from django_taskclaim.querysets.waking import call_workers
+from django_taskclaim.querysets.writes import lock_claim
 from django_taskclaim.states import Status
 
 #: With so many arguments by position, which Django 5.2 still takes, ``update_fields`` is the last; later it never is.
@@ -104,11 +107,11 @@ class FencedModel(models.Model):
             return
         # Several tables are saved, ours not always first or at all: so the token is locked before them.
         with transaction.atomic(using=alias, savepoint=False):
-            stands = claim is None or claim.ended or querysets.writes.lock_claim(self, alias)
+            stands = claim is None or claim.ended or lock_claim(self, alias)
             if stands:
                 save()
         if not stands:
-            querysets.losses.raise_lost([self], [])
+            raise_lost([self], [])
 
     def _save_table(self, raw: bool = False, cls: Any = None, *args: Any, **kwargs: Any) -> Any:
         self._state.taskclaim_raw = raw  # type: ignore[attr-defined]
@@ -158,8 +161,8 @@ class FencedModel(models.Model):
             if found:
                 return found
         # Nothing of this table to write, or a server that does not count a row written with its old values.
-        if not querysets.writes.lock_claim(self, using):
-            querysets.losses.raise_lost([self], [])
+        if not lock_claim(self, using):
+            raise_lost([self], [])
         return [()]
 
     def _do_insert(
@@ -173,7 +176,7 @@ class FencedModel(models.Model):
                 prepare_birth(self)
         insert: Any = super()._do_insert  # type: ignore[misc]
         inserted = insert(manager, using, fields, returning_fields, raw)
-        querysets.waking.call_workers(manager.model, using)
+        call_workers(manager.model, using)
         return inserted
 
     def delete(self, *args: Any, **kwargs: Any) -> tuple[int, dict[str, int]]:
@@ -199,11 +202,11 @@ class FencedModel(models.Model):
         deleted: Any = None
         try:
             with transaction.atomic(using=alias):
-                stands = querysets.writes.lock_claim(self, alias)
+                stands = lock_claim(self, alias)
                 if stands:
                     deleted = delete(*args, **kwargs)
                     # A base may only mark the row, or delete it by a queryset, which leaves the key here.
-                    gone = self.pk != key or not querysets.writes.lock_claim(self, alias)
+                    gone = self.pk != key or not lock_claim(self, alias)
         except BaseException:
             # Django has taken the key away already, and without it nothing could be repeated.
             if stands and self.pk != key:
@@ -211,7 +214,7 @@ class FencedModel(models.Model):
             raise
         if not stands:
             claim.undecided = claim.undecided or claim.unanswered
-            querysets.losses.raise_unless_all([self], [])
+            raise_unless_all([self], [])
         if gone:
             claim.end()
         return deleted

@@ -6,11 +6,11 @@ from typing import Any
 
 from django.db import models
 
-from django_taskclaim import querysets
 from django_taskclaim.awaitables import async_twin
 from django_taskclaim.claim import Claim, claim_of, standing_claim
 from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.querysets import ClaimQuerySet
+from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.states import Token
 
 
@@ -54,7 +54,7 @@ class ClaimHandle:
     def check(self) -> bool:
         """Ask the database whether the claim stands: True, or ClaimLost."""
         claim = self._standing()
-        target = querysets.scope.ClaimTarget.of(type(self._row), claim.alias)
+        target = ClaimTarget.of(type(self._row), claim.alias)
         if not target.dialect.still_standing(target.table, claim.token, [claim.pk]):
             claim.lost = True
             raise ClaimLost([self._row])

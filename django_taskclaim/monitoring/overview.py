@@ -23,7 +23,7 @@ from django_taskclaim.models import Switch, Throttle, WorkerProcess
 from django_taskclaim.monitoring.counts import MOST, RowCounts, count_rows
 from django_taskclaim.querysets import ClaimQuerySet, Progress
 from django_taskclaim.querysets.everyone import everyones_stop
-from django_taskclaim.querysets.operating import expired_condition
+from django_taskclaim.querysets.expiry import expired_condition
 from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.states import WORKER_MARK, Status
 from django_taskclaim.switch import paused_by

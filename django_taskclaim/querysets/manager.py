@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from django.db import models, transaction
 
-from django_taskclaim import conf, querysets
+from django_taskclaim import conf
 from django_taskclaim.awaitables import async_twin, shown_as_coroutine
 from django_taskclaim.claim import standing_claim
 from django_taskclaim.columns import claim_columns
@@ -19,18 +19,35 @@ from django_taskclaim.guard import (
     refuse_names,
     remember,
 )
-from django_taskclaim.querysets.people import PeopleVerbs
+from django_taskclaim.querysets import (
+    claiming,
+    completing,
+    expiry,
+    failing,
+    losses,
+    operating,
+    passing,
+    pruning,
+    renewing,
+    writes,
+)
+from django_taskclaim.querysets.cancelled import unless_cancelled
+from django_taskclaim.querysets.claiming import Request
+from django_taskclaim.querysets.expiry import expired_condition
+from django_taskclaim.querysets.holding import carrying
+from django_taskclaim.querysets.progress import Progress, progress_counts
+from django_taskclaim.querysets.scope import ClaimTarget, due_condition, in_policy_order
+from django_taskclaim.querysets.waking import call_workers
+from django_taskclaim.querysets.why_empty import WhyEmpty
+from django_taskclaim.querysets.why_empty import why_empty as explain_empty
 from django_taskclaim.states import Status, Token
-
-if TYPE_CHECKING:
-    from django_taskclaim.querysets.claiming import Request
-    from django_taskclaim.querysets.completing import CallRaised
-    from django_taskclaim.querysets.progress import Progress
 
 M = TypeVar("M", bound=models.Model)
 
+Lease = float | timedelta | None
 
-class ClaimQuerySet(PeopleVerbs[M]):
+
+class ClaimQuerySet(models.QuerySet[M]):
     """A queryset whose rows can be claimed; to inherit from, or to make a manager of with ``ClaimManager``."""
 
     # Filters
@@ -41,7 +58,7 @@ class ClaimQuerySet(PeopleVerbs[M]):
 
     def due(self) -> Self:
         """Open rows whose waiting time is over by the database's clock."""
-        return self.open().filter(querysets.scope.due_condition(self.model))
+        return self.open().filter(due_condition(self.model))
 
     def held_by(self, who: str) -> Self:
         """Rows that *who* holds: the name given to ``claim_batch``, or a worker's id."""
@@ -51,8 +68,8 @@ class ClaimQuerySet(PeopleVerbs[M]):
 
     def expired(self) -> Self:
         """Rows whose lease has ended and that ``release_expired`` has not yet put back."""
-        target = querysets.scope.ClaimTarget.of(self.model, self.db)
-        return self.filter(querysets.operating.expired_condition(target))
+        target = ClaimTarget.of(self.model, self.db)
+        return self.filter(expired_condition(target))
 
     def failed(self) -> Self:
         """Rows that ended badly and wait for a ``reset``."""
@@ -61,9 +78,9 @@ class ClaimQuerySet(PeopleVerbs[M]):
     def _in_state(self, status: Status) -> Self:
         return self.filter(**{claim_columns(self.model).status.name: status})
 
-    def progress(self) -> "Progress":
+    def progress(self) -> Progress:
         """Count the rows in each state, in one statement that reads every matching row."""
-        return querysets.Progress(**querysets.operating.progress_counts(self))
+        return Progress(**progress_counts(self))
 
     # Claiming
 
@@ -88,13 +105,13 @@ class ClaimQuerySet(PeopleVerbs[M]):
         (slices, unions, aggregates, ``values()``) and ValueError for a wrong argument.
         """
         self._for_write = True
-        return querysets.claiming.claim_batch(
+        return claiming.claim_batch(
             self, limit, claimed_by, lease, include_held=include_held, durable=durable
         )
 
-    def _claim(self, request: "Request") -> list[M]:
+    def _claim(self, request: Request) -> list[M]:
         self._for_write = True
-        return querysets.claiming.claim(self, request)
+        return claiming.claim(self, request)
 
     def with_token(self, pk: Any, token: "Token | tuple[str, int] | str") -> M:
         """Return the row with the key *pk*, carrying the claim that *token* names.
@@ -104,7 +121,7 @@ class ClaimQuerySet(PeopleVerbs[M]):
         manager finds also the rows that its own ``get_queryset`` hides, for a row may be hidden while it is worked on.
         """
         self._for_write = True
-        return querysets.holding.carrying(self.get(pk=pk), Token.parse(token), self.db)
+        return carrying(self.get(pk=pk), Token.parse(token), self.db)
 
     def _claimed_by(self, holders: Collection[str], *, whole: bool = False) -> list[M]:
         """Return the rows that these holders have now, each carrying its claim.
@@ -125,10 +142,7 @@ class ClaimQuerySet(PeopleVerbs[M]):
             rows.query.deferred_loading = named, are_deferred
         else:
             rows = rows.only(*(field.attname for field in columns.key), *ours)
-        return [
-            querysets.holding.carrying(row, Token(*(getattr(row, f) for f in fields)), self.db)
-            for row in rows
-        ]
+        return [carrying(row, Token(*(getattr(row, f) for f in fields)), self.db) for row in rows]
 
     # Ending and extending claims
 
@@ -145,10 +159,10 @@ class ClaimQuerySet(PeopleVerbs[M]):
         ``.written``). The caller's transaction stays usable. Rows of several databases are written one database after
         the other: an error of one leaves those before it written, and their claims ended.
         """
-        raised: CallRaised
+        raised: completing.CallRaised
         try:
-            return querysets.completing.complete(self.model, rows, update_fields)
-        except querysets.completing.CallRaised as caught:
+            return completing.complete(self.model, rows, update_fields)
+        except completing.CallRaised as caught:
             raised = caught
         raise raised.error
 
@@ -161,7 +175,7 @@ class ClaimQuerySet(PeopleVerbs[M]):
         with nothing recorded; one with *everyone* stops all claims of the model for so long. Raises ClaimLost as
         ``complete`` does.
         """
-        return querysets.failing.fail(rows, error, retry=retry)
+        return failing.fail(rows, error, retry=retry)
 
     def release(self, rows: M | Iterable[M], *, delay: float | timedelta | None = None) -> int:
         """Give rows back unfinished and uncounted, and return how many.
@@ -170,7 +184,7 @@ class ClaimQuerySet(PeopleVerbs[M]):
         without ``not_before`` cannot wait. Raises ClaimLost as ``complete`` does.
         """
         wait = None if delay is None else conf.waiting_time(delay)
-        return querysets.failing.release(rows, wait)
+        return failing.release(rows, wait)
 
     def _begin(self, row: M) -> None:
         """Note that a row which may kill its worker begins: from now on its expiry tells that it did.
@@ -178,11 +192,11 @@ class ClaimQuerySet(PeopleVerbs[M]):
         It has its whole lease from here, for one that ended before the handler is called would tell the same. Raises
         ClaimLost where the claim stands no more.
         """
-        querysets.failing.begin(row)
+        failing.begin(row)
 
     def _set_apart(self, rows: M | Iterable[M]) -> int:
         """Give rows back uncounted, each to be claimed alone: one of them held up, or broke, all the others."""
-        return querysets.failing.give_back_apart(rows)
+        return failing.give_back_apart(rows)
 
     def renew(self, rows: M | Iterable[M], lease: float | timedelta | None = None) -> int:
         """Extend leases to *lease* from now (by default as long as they were asked for) and return how many.
@@ -192,7 +206,7 @@ class ClaimQuerySet(PeopleVerbs[M]):
         ClaimLost as ``complete`` does.
         """
         duration = None if lease is None else conf.positive_duration(lease, "lease")
-        return querysets.renewing.renew_all(rows, duration)
+        return renewing.renew_all(rows, duration)
 
     # Acting on many rows
 
@@ -205,7 +219,7 @@ class ClaimQuerySet(PeopleVerbs[M]):
         refuses to have written stay as they are, each with an ERROR in the log.
         """
         self._for_write = True
-        return querysets.operating.release_expired(self, limit)
+        return expiry.release_expired(self, limit)
 
     def reset(
         self,
@@ -221,14 +235,8 @@ class ClaimQuerySet(PeopleVerbs[M]):
         bounds how many are reset; *progress* is called with the number so far as each chunk is committed.
         """
         self._for_write = True
-        states = [
-            Status.FAILED,
-            *([Status.COMPLETE] if complete else []),
-            *([Status.PROCESSING] if running else []),
-        ]
-        return querysets.operating.change(
-            self, "reset", states, querysets.operating.reset_assignments, limit, progress
-        )
+        verb = operating.Reset(complete=complete, running=running)
+        return operating.in_chunks(self, verb, limit, progress)
 
     def take_back(self) -> int:
         """Put running rows back, uncounted, whoever holds them, and return how many; their holders lose them.
@@ -236,23 +244,105 @@ class ClaimQuerySet(PeopleVerbs[M]):
         An operator's act: for rows of a worker that is known to be dead, without waiting for its leases to end.
         """
         self._for_write = True
-        return querysets.operating.take_back(self)
+        return operating.in_chunks(self, operating.TakeBack())
 
     def pause_rows(
         self, *, limit: int | None = None, progress: Callable[[int], None] | None = None
     ) -> int:
         """Take open rows out of the queue and return how many; running ones finish. Options as of ``reset``."""
         self._for_write = True
-        how = querysets.operating.pause_assignments
-        return querysets.operating.change(self, "paused", [Status.OPEN], how, limit, progress)
+        return operating.in_chunks(self, operating.Pause(), limit, progress)
 
     def resume_rows(
         self, *, limit: int | None = None, progress: Callable[[int], None] | None = None
     ) -> int:
         """Open paused rows again and return how many. Options as of ``reset``."""
         self._for_write = True
-        how = querysets.operating.resume_assignments
-        return querysets.operating.change(self, "resumed", [Status.PAUSED], how, limit, progress)
+        return operating.in_chunks(self, operating.Resume(), limit, progress)
+
+    def fail_rows(
+        self, error: BaseException | str, *, running: bool = False, complete: bool = False
+    ) -> int:
+        """End open and paused rows badly and return how many; running and complete ones only when named.
+
+        *error* is recorded where the model has the columns for it. No try is charged, and none is left: the rows wait
+        for a ``reset``. The holders of running rows lose them.
+        """
+        self._for_write = True
+        states = [
+            Status.OPEN,
+            Status.PAUSED,
+            *([Status.PROCESSING] if running else []),
+            *([Status.COMPLETE] if complete else []),
+        ]
+        return operating.fail_rows(self, states, error)
+
+    def prune(
+        self,
+        *,
+        older_than: float | timedelta,
+        limit: int | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> tuple[int, dict[str, int]]:
+        """Delete rows that were completed longer ago than *older_than*, by the database's clock, chunk by chunk.
+
+        Returns how many, and how many rows of each model went, those that Django's cascades took among them; signals
+        are sent as ``delete()`` sends them. A row that was opened again meanwhile stays, and so does one that another
+        transaction has locked. *limit* bounds the rows, *progress* is called with their number as each chunk is
+        committed. Raises TypeError for a model without ``completed_at``, and what Django raises where a protected row
+        refers to one of these; the chunks before are gone then.
+        """
+        self._for_write = True
+        age = conf.positive_duration(older_than, "older_than")
+        return pruning.prune(self, age, limit, progress)
+
+    # Holders that are people
+
+    def holdings(self, who: str, *, lease: Lease = None) -> list[M]:
+        """Return the rows that *who* holds, in the order of claims, each carrying its claim; none is claimed.
+
+        What this queryset selects, defers, joins and annotates is kept; TypeError for ``values()``. With *lease* they
+        are renewed as ``renew`` does, and rows lost in that moment are left out.
+        """
+        if self._fields is not None:  # type: ignore[attr-defined]
+            raise TypeError("holdings() returns rows that carry claims; values() has none.")
+        ordered: Any = in_policy_order(self)
+        if not ordered.query.order_by:
+            ordered = ordered.order_by(*claim_columns(self.model).order)
+        rows: list[M] = ordered._claimed_by([who], whole=True)
+        if lease is None or not rows:
+            return rows
+        try:
+            self.renew(rows, lease)
+        except ClaimLost as error:
+            return [row for row in rows if all(row is not lost for lost in error.lost)]
+        return rows
+
+    def hand_over(self, rows: M | Iterable[M], *, to: str, lease: Lease = None) -> int:
+        """Let *to* hold rows from now on, and return how many; the claims that the instances carry are ended.
+
+        *to* is a name as for ``claim_batch(claimed_by=…)``. The rows have *lease* ahead of them at least (by default
+        the policy's), or what was left of the old one. Raises ClaimLost as ``complete`` does.
+        """
+        return passing.hand_over(rows, to, lease)
+
+    def take_over(self, *, by: str, reason: str, lease: Lease = None) -> int:
+        """Let *by* hold the rows of this queryset that others hold, and return how many; those lose them.
+
+        An operator's act, which needs no token and is recorded with its *reason* where the control app is installed.
+        Rows that *by* holds already stay as they are, open and finished ones too; a row that somebody has locked is
+        left alone. ``holdings(by)`` then returns them with their claims. *lease* is as for ``hand_over``.
+        """
+        self._for_write = True
+        return passing.take_over(self, by, reason, lease)
+
+    def why_empty(self, who: str = "") -> WhyEmpty:
+        """Say why *who* gets no rows of this queryset; for an answer that was empty, since it counts rows.
+
+        ``str()`` of it reads ``3 held by others, next free 14:20``.
+        """
+        self._for_write = True
+        return explain_empty(self, who)
 
     # Django's own writes, with our columns kept out
 
@@ -281,7 +371,7 @@ class ClaimQuerySet(PeopleVerbs[M]):
         lost: list[M] = []
         written = 0
         with transaction.atomic(using=self.db, savepoint=False):
-            lost = querysets.writes.lock_claims(held)
+            lost = writes.lock_claims(held)
             if not lost:
                 everywhere = type(self)(self.model, using=self.db)
                 written = super(ClaimQuerySet, everywhere).bulk_update(held, names, batch_size)
@@ -289,7 +379,7 @@ class ClaimQuerySet(PeopleVerbs[M]):
                 others = [row for row in rows if id(row) not in done]
                 written += super().bulk_update(others, names, batch_size)
         if lost:
-            querysets.losses.raise_lost(lost, [])
+            losses.raise_lost(lost, [])
         return written
 
     bulk_update.alters_data = True  # type: ignore[attr-defined]
@@ -322,7 +412,7 @@ class ClaimQuerySet(PeopleVerbs[M]):
         guarded = [field.attname for field in claim_columns(self.model).guarded]
         for row in created:
             remember(row, guarded)
-        querysets.waking.call_workers(claim_columns(self.model).owner, self.db)
+        call_workers(claim_columns(self.model).owner, self.db)
         return created
 
     bulk_create.alters_data = True  # type: ignore[attr-defined]
@@ -335,21 +425,25 @@ class ClaimQuerySet(PeopleVerbs[M]):
 
         Its thread cannot be stopped: what that claims is given back, but for rows that *claimed_by* held before.
         """
-        return await querysets.cancelled.unless_cancelled(
-            partial(self.claim_batch, limit, **options)
-        )
+        return await unless_cancelled(partial(self.claim_batch, limit, **options))
 
     awith_token = async_twin(with_token)
+    aholdings = async_twin(holdings)
     acomplete = async_twin(complete)
     afail = async_twin(fail)
     arelease = async_twin(release)
     arenew = async_twin(renew)
+    ahand_over = async_twin(hand_over)
+    atake_over = async_twin(take_over)
+    atake_back = async_twin(take_back)
     arelease_expired = async_twin(release_expired)
     areset = async_twin(reset)
-    atake_back = async_twin(take_back)
     apause_rows = async_twin(pause_rows)
     aresume_rows = async_twin(resume_rows)
+    afail_rows = async_twin(fail_rows)
+    aprune = async_twin(prune)
     aprogress = async_twin(progress)
+    awhy_empty = async_twin(why_empty)
 
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from django_taskclaim.columns import claim_columns
 from django_taskclaim.db.sql import Change
 from django_taskclaim.guard import show
 from django_taskclaim.policy import policy_for
-from django_taskclaim.querysets import operating
 from django_taskclaim.querysets.assignments import pass_on
 from django_taskclaim.querysets.claiming import checked_name
+from django_taskclaim.querysets.operating import TakeOver, in_chunks
 from django_taskclaim.querysets.scope import ClaimTarget, Rows
 from django_taskclaim.querysets.writes import (
     Given,
@@ -53,7 +53,7 @@ def take_over(queryset: Rows, by: str, reason: str, lease: Lease) -> int:
     if not isinstance(reason, str) or not reason.strip():
         raise ValueError("take_over() needs a reason, for whoever loses the rows.")
     duration = _duration(queryset.model, lease)
-    return operating.take_over(queryset, holder, reason.strip(), duration)
+    return in_chunks(queryset, TakeOver(holder, reason.strip(), duration))
 
 
 def _duration(model: type[models.Model], lease: Lease) -> timedelta:

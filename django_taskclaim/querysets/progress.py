@@ -2,6 +2,10 @@
 
 from dataclasses import dataclass
 
+from django.db import models
+
+from django_taskclaim.querysets.scope import ClaimTarget, Rows, on_claim_table, refuse_unclaimable
+
 
 @dataclass(frozen=True, slots=True)
 class Progress:
@@ -26,3 +30,19 @@ class Progress:
     def fraction(self) -> float:
         """The finished part of all rows, from 0.0 to 1.0; 1.0 for an empty table."""
         return self.finished / self.total if self.total else 1.0
+
+
+def progress_counts(queryset: Rows) -> dict[str, int]:
+    """Return how many rows are in each state."""
+    refuse_unclaimable(queryset)
+    if queryset.query.is_empty():
+        return {}
+    target = ClaimTarget.of(queryset.model, queryset.db)
+    status = target.columns.status.name
+    rows = (
+        on_claim_table(queryset, target)
+        .values_list(status)
+        .annotate(n=models.Count("*"))
+        .order_by()
+    )
+    return dict(rows.values_list(status, "n"))

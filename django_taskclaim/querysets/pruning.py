@@ -11,7 +11,7 @@ from django.db.models.deletion import Collector
 from django_taskclaim.columns import has_ranges
 from django_taskclaim.db import DatabaseLater
 from django_taskclaim.db.sql import SQL, sql
-from django_taskclaim.querysets.operating import Told, in_chunks
+from django_taskclaim.querysets.operating import BulkVerb, LockedRow, Progressed, in_chunks
 from django_taskclaim.querysets.scope import ClaimTarget, Rows
 from django_taskclaim.signals import rows_acted_on, send_after_commit
 from django_taskclaim.states import Status
@@ -21,13 +21,11 @@ PRUNED = "pruned"
 
 
 def prune(
-    queryset: Rows, older_than: timedelta, limit: int | None, progress: Told | None
+    queryset: Rows, older_than: timedelta, limit: int | None, progress: Progressed | None
 ) -> tuple[int, dict[str, int]]:
-    """Delete rows completed longer ago than *older_than*; see ``OperatorVerbs.prune``."""
-    pruning = _Pruning(older_than, progress)
-    rows = in_chunks(
-        queryset, pruning.condition, pruning.write, limit=limit, progress=pruning.committed
-    )
+    """Delete rows completed longer ago than *older_than*; see ``ClaimQuerySet.prune``."""
+    pruning = Prune(older_than)
+    rows = in_chunks(queryset, pruning, limit, progress)
     return rows, dict(pruning.gone)
 
 
@@ -51,23 +49,21 @@ def prunable(target: ClaimTarget, older_than: timedelta) -> Q:
     return found if last is None else found & Q(position__lt=last)
 
 
-class _Pruning:
-    """One call of the verb: what matches, how a chunk of it is deleted, and what has gone so far."""
+class Prune(BulkVerb):
+    """Deletes rows that have been complete for long, and counts what has gone with them."""
 
-    def __init__(self, older_than: timedelta, progress: Told | None) -> None:
-        self.older_than, self.progress = older_than, progress
+    def __init__(self, older_than: timedelta) -> None:
+        self.older_than = older_than
         #: How many rows of each model the committed chunks took.
         self.gone: Counter[str] = Counter()
         #: The same of the chunk that is not committed yet, and may be tried again.
         self._chunk: Counter[str] = Counter()
 
     def condition(self, target: ClaimTarget) -> Q:
-        """Match what may go."""
         return prunable(target, self.older_than)
 
-    def write(self, target: ClaimTarget, locked: list[list[Any]]) -> int:
-        """Delete the locked rows if they still match, and return how many of the claim table went."""
-        keys = [target.table.key_of(row) for row in locked]
+    def write(self, target: ClaimTarget, rows: list[LockedRow]) -> int:
+        keys = [row.key for row in rows]
         self._chunk = Counter()
         for part in target.dialect.chunks(keys, target.table):
             self._chunk.update(self._deleted(target, part))
@@ -76,12 +72,9 @@ class _Pruning:
             send_after_commit(rows_acted_on, target.model, target.alias, keys=keys, act=PRUNED)
         return gone
 
-    def committed(self, total: int) -> None:
-        """Take over what the last chunk took: it is for good now."""
+    def committed(self) -> None:
         self.gone += self._chunk
         self._chunk = Counter()
-        if self.progress is not None:
-            self.progress(total)
 
     def _deleted(self, target: ClaimTarget, keys: Sequence[Any]) -> Counter[str]:
         owner = target.columns.owner

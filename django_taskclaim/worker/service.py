@@ -22,7 +22,7 @@ from django_taskclaim.db import dialect_for
 from django_taskclaim.handlers import Handler
 from django_taskclaim.policy import RENEWALS_PER_LEASE, SELF_FENCE
 from django_taskclaim.querysets import ClaimQuerySet
-from django_taskclaim.querysets.reaping import Reaper
+from django_taskclaim.querysets.expiry import Reaper
 from django_taskclaim.querysets.refusals import Search, is_refused
 from django_taskclaim.querysets.renewing import renew
 from django_taskclaim.querysets.scope import ClaimTarget

@@ -28,7 +28,7 @@ def fault(sentence: str, *edits: tuple[str, str, str], on: tuple[str, ...] = DAT
     return Fault(sentence, [Edit(*edit) for edit in edits], on)
 
 
-OPERATING, SCOPE = "querysets/operating.py", "querysets/scope.py"
+EXPIRY, SCOPE = "querysets/expiry.py", "querysets/scope.py"
 COMPLETING = "querysets/completing.py"
 TRANSACTIONS, FENCE, STATEMENTS = (
     "querysets/transactions.py",
@@ -45,7 +45,7 @@ FAULTS = {
         fault(
             "The reaper puts rows back a minute before their lease ends.",
             (
-                OPERATING,
+                EXPIRY,
                 'ended = Q(**{f"{expiry}__lte": DatabaseNow()})',
                 "from django_taskclaim.db import DatabaseLater\n\n"
                 '    ended = Q(**{f"{expiry}__lte": DatabaseLater(timedelta(minutes=1))})',
@@ -98,7 +98,7 @@ FAULTS = {
             "delete() of an instance whose claim was lost deletes the row.",
             (
                 FENCE,
-                "stands = querysets.writes.lock_claim(self, alias)\n                if stands",
+                "stands = lock_claim(self, alias)\n                if stands",
                 "stands = True\n                if stands",
             ),
         ),
@@ -215,11 +215,11 @@ FAULTS = {
     10: [
         fault(
             "A row that kills its worker every time never fails.",
-            (OPERATING, 'return "failed"\n    return', 'return "crashed"\n    return'),
+            (EXPIRY, 'return "failed"\n    return', 'return "crashed"\n    return'),
         ),
         fault(
             "A crash on the last try fails all rows that the process held, begun or not.",
-            (OPERATING, '\n    return "crashed"', '\n    return "failed"'),
+            (EXPIRY, '\n    return "crashed"', '\n    return "failed"'),
         ),
     ],
     11: [
@@ -240,7 +240,7 @@ FAULTS = {
         fault(
             "After a silence the reaper charges rows before the living could renew.",
             (
-                "querysets/reaping.py",
+                EXPIRY,
                 "if self._prompt - prompt < self._renewal_interval()",
                 "if False",
             ),

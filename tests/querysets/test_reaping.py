@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from django.db import DatabaseError
 
-from django_taskclaim.querysets import reaping
-from django_taskclaim.querysets.reaping import Reaper
+from django_taskclaim.querysets import expiry
+from django_taskclaim.querysets.expiry import Reaper
 from tests.commands import in_each_state
 from tests.querysets.completing import claimed
 from tests.querysets.support import clock, execute, facts, set_raw, stored, table_of, wait_for
@@ -35,7 +35,7 @@ class Time:
 @pytest.fixture
 def time(monkeypatch: pytest.MonkeyPatch) -> Time:
     time = Time()
-    monkeypatch.setattr(reaping, "clock", time)
+    monkeypatch.setattr(expiry, "clock", time)
     return time
 
 

@@ -114,8 +114,8 @@ def test_the_reaper_signals_keys_and_outcomes_and_logs_them_once_committed(
     """It loads no instances, so that a dead worker's thousands cost nothing."""
     found: dict[str, set[Any]] = {}
 
-    def receiver(sender: Any, using: str, fate: str, keys: list[Any], **_: Any) -> None:
-        found[fate] = set(keys)
+    def receiver(sender: Any, using: str, outcome: str, keys: list[Any], **_: Any) -> None:
+        found[outcome] = set(keys)
 
     def logged() -> list[str]:
         return [one.levelname for one in caplog.records if getattr(one, "event", "") == "expired"]
@@ -133,11 +133,11 @@ def test_the_reaper_signals_keys_and_outcomes_and_logs_them_once_committed(
                 assert (found, logged()) == ({}, [])
                 transaction.set_rollback(undone)
         assert found == {"charged": {row.pk for row in rows}, "uncharged": {person.pk}}
-        for fate in ("crashed", "failed"):
+        for outcome in ("crashed", "failed"):
             (row,) = Photo.objects.filter(pk=rows[0].pk).claim_batch(1)
             let_lease_lapse(row)
             Photo.objects.release_expired()
-            assert found[fate] == {row.pk}
+            assert found[outcome] == {row.pk}
     finally:
         rows_expired.disconnect(receiver)
     assert logged()[-1] == "ERROR"

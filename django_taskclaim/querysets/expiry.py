@@ -1,0 +1,245 @@
+"""Claims whose lease has ended: which these are, what becomes of their rows, and when they are looked for again."""
+
+import logging
+import random
+from collections import deque
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any
+
+from django.db import models
+from django.db.models import Q
+
+from django_taskclaim import conf
+from django_taskclaim.claim import clock
+from django_taskclaim.columns import unit_of
+from django_taskclaim.db import DatabaseNow
+from django_taskclaim.db.sql import SQL
+from django_taskclaim.formatting import counted
+from django_taskclaim.policy import RENEWALS_PER_LEASE, fault_of, policy_for
+from django_taskclaim.querysets.assignments import (
+    crash_mark,
+    failed,
+    one_more_attempt,
+    open_again,
+)
+from django_taskclaim.querysets.claiming import is_crash_mark, is_unbegun
+from django_taskclaim.querysets.operating import BulkVerb, LockedRow, in_chunks, update_locked
+from django_taskclaim.querysets.refusals import without_refused
+from django_taskclaim.querysets.scope import ClaimTarget, Rows
+from django_taskclaim.signals import after_commit, rows_expired, send_after_commit
+from django_taskclaim.states import WORKER_MARK, Status
+
+logger = logging.getLogger("django_taskclaim")
+
+#: What the log says of rows whose lease has ended, by the outcome.
+EXPIRED = {
+    "charged": "put back, one try counted",
+    "uncharged": "put back, no try counted",
+    "crashed": "put back for the last try, to be claimed alone",
+    "failed": "failed, no try is left",
+}
+
+
+def expired_condition(target: ClaimTarget, cutoff: datetime | None = None) -> Q:
+    """Match rows whose lease has ended by the database's clock; a processing row without expiry counts as expired.
+
+    With *cutoff*, those alone whose lease had ended by then.
+    """
+    columns, expiry = target.columns, target.columns.expires_at.name
+    ended = Q(**{f"{expiry}__lte": DatabaseNow()})
+    if cutoff is not None:
+        ended &= Q(**{f"{expiry}__lte": cutoff})
+    never = Q(**{f"{expiry}__isnull": True})
+    return Q(**{columns.status.name: Status.PROCESSING}) & (never | ended)
+
+
+def release_expired(queryset: Rows, limit: int | None, cutoff: datetime | None = None) -> int:
+    """Put back, or fail, rows whose lease has ended, by the *cutoff* if one is given; see ``ClaimQuerySet``."""
+    return in_chunks(queryset, ReleaseExpired(cutoff), limit)
+
+
+class ReleaseExpired(BulkVerb):
+    """Judges each row by what was read under the lock, then writes those with the same outcome together."""
+
+    def __init__(self, cutoff: datetime | None) -> None:
+        self.cutoff = cutoff
+
+    def condition(self, target: ClaimTarget) -> Q:
+        return expired_condition(target, self.cutoff)
+
+    def write(self, target: ClaimTarget, rows: list[LockedRow]) -> int:
+        by_outcome: dict[str, list[LockedRow]] = {}
+        for row in rows:
+            by_outcome.setdefault(_outcome(target, row), []).append(row)
+        return sum(_write(target, outcome, same) for outcome, same in by_outcome.items())
+
+
+def _outcome(target: ClaimTarget, row: LockedRow) -> str:
+    """Say what an expired claim makes of its row: ``uncharged``, ``charged``, ``crashed`` or ``failed``."""
+    if WORKER_MARK not in (row.claimed_by or "") or is_unbegun(row.not_before):
+        return "uncharged"
+    # With a handler that could not be registered, nobody knows how many tries there are.
+    if fault_of(target.model) or row.tried + 1 < policy_for(target.model).max_attempts:
+        return "charged"
+    if target.columns.not_before is None or is_crash_mark(row.not_before):
+        return "failed"
+    return "crashed"
+
+
+def _assignments(target: ClaimTarget, outcome: str) -> list[SQL]:
+    if outcome == "uncharged":
+        return open_again(target)
+    if outcome == "charged":
+        return [*one_more_attempt(target), *open_again(target)]
+    if outcome == "crashed":
+        return [*crash_mark(target), *open_again(target)]
+    text = "The lease ran out on the last try: the worker died, hung or was cut off while this row ran."
+    return [*one_more_attempt(target), *failed(target, "LeaseExpired", text)]
+
+
+def _write(target: ClaimTarget, outcome: str, rows: list[LockedRow]) -> int:
+    keys = [row.key for row in rows]
+    # The condition of the SELECT, repeated.
+    condition = target.table.where_of(target.rows.order_by().filter(expired_condition(target)))
+    assert condition is not None, "the condition can match"
+    written = update_locked(target, keys, condition, _assignments(target, outcome))
+    if not written:
+        return 0
+    facts = {"keys": keys, "outcome": outcome, "holders": [row.claimed_by for row in rows]}
+    send_after_commit(rows_expired, target.model, target.alias, **facts)
+    label = target.model._meta.label
+    log = partial(
+        logger.log,
+        logging.ERROR if outcome == "failed" else logging.WARNING,
+        "%s of %s expired: %s",
+        counted(written, unit_of([target.model])),
+        label,
+        EXPIRED[outcome],
+        extra={
+            "event": "expired",
+            "outcome": outcome,
+            "model": label,
+            "rows": written,
+            "keys": [str(key) for key in keys],
+        },
+    )
+    after_commit(target.alias, log)
+    return written
+
+
+# Looking again and again
+
+#: How often the database's clock is read in a renewal interval, at least.
+READINGS = 8
+
+
+class Reaper:
+    """Puts back the expired rows of one model for as long as ``turn`` is called, several times a second.
+
+    As long as there are some, the database's clock is read again and again. What had expired by a reading is put back
+    once the database has answered promptly for a renewal interval after it. Meanwhile the living renew, and a renewed
+    lease ends after the reading. So a silence charges no row of a living worker: not a silence of the database, nor
+    one of this process, nor one that the last statement itself waits through.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        using: str,
+        every: timedelta | None = None,
+        lease: Callable[[], timedelta] | None = None,
+    ) -> None:
+        """Look *every* so often; None follows the setting REAPER_INTERVAL.
+
+        *lease* says how long the claims of this process last, from which the renewal interval follows; without it the
+        model's policy does.
+        """
+        self.model, self.using, self._every = model, using, every
+        self._lease = lease or (lambda: policy_for(model).lease)
+        #: What the database's clock said, and for how many seconds there had been prompt answers by then.
+        self._readings: deque[tuple[datetime, float]] = deque()
+        #: Seconds of prompt answers since the first reading, and when the last answer came, by ``clock()``.
+        self._prompt, self._answered = 0.0, 0.0
+        self._due = self._next_look = 0.0
+
+    def due_in(self) -> float:
+        """Return the seconds until ``turn`` has something to do."""
+        return max(0.0, self._due - clock())
+
+    def start_over(self) -> None:
+        """Wait for a whole renewal interval again, as after any error of the database."""
+        self._readings.clear()
+
+    def turn(self, limit: int | None = None, *, until_done: bool = False) -> int | None:
+        """Do what is due and return how many rows were put back, at most *limit*; None if there was nothing to do.
+
+        With *until_done*, a call that reached its limit is repeated by the next turn, at once.
+        """
+        if self.due_in():
+            return None
+        try:
+            if not self._readings:
+                self._look()
+                return 0
+            self._read()
+            return self._put_back(limit, until_done=until_done)
+        except BaseException:
+            self._rest()
+            raise
+
+    def _look(self) -> None:
+        """Find out whether anything has expired; only then is there anything to read, or to go on reading."""
+        self._next_look = clock() + self._interval() * random.uniform(0.75, 1.0)
+        if not self._expired().exists():
+            self._rest()
+        elif not self._readings:
+            self._prompt, self._answered = 0.0, clock()
+            self._read()
+
+    def _rest(self) -> None:
+        self.start_over()
+        self._due = self._next_look
+
+    def _put_back(self, limit: int | None, *, until_done: bool) -> int:
+        cutoff, prompt = self._readings[0]
+        if self._prompt - prompt < self._renewal_interval():
+            return 0
+        released = release_expired(self._rows(), limit, cutoff)
+        if released != limit:
+            # More may have expired since that reading, and waits for one of its own.
+            self._look()
+        elif until_done:
+            self._due = 0.0
+        else:
+            self._rest()
+        return released
+
+    def _read(self) -> None:
+        """Read the database's clock once a renewal could be written, and forget all readings older than needed."""
+        target = ClaimTarget.of(self.model, self.using)
+        moment, renewal = target.dialect.writable_at(target.table), self._renewal_interval()
+        since, self._answered = self._answered, clock()
+        if self._readings:
+            # One silence, however long, counts for no more than half of the time that the living need.
+            self._prompt += min(self._answered - since, renewal / 2)
+        self._readings.append((moment, self._prompt))
+        while len(self._readings) > 1 and self._prompt - self._readings[1][1] >= renewal:
+            self._readings.popleft()
+        wait = min(renewal / READINGS, self._interval())
+        missing = renewal - (self._prompt - self._readings[0][1])
+        self._due = self._answered + (min(wait, missing) if missing > 0 else wait)
+
+    def _interval(self) -> float:
+        every = conf.duration("REAPER_INTERVAL") if self._every is None else self._every
+        return every.total_seconds()
+
+    def _rows(self) -> Rows:
+        return without_refused(models.QuerySet(self.model, using=self.using))
+
+    def _expired(self) -> Rows:
+        return self._rows().filter(expired_condition(ClaimTarget.of(self.model, self.using)))
+
+    def _renewal_interval(self) -> float:
+        return self._lease().total_seconds() / RENEWALS_PER_LEASE
