@@ -4,9 +4,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from django.db import IntegrityError, models, transaction
+from django.db import IntegrityError, connection, models, transaction
 
-from tests.companions.app.models import FarTask, Line, Page, PageTask, Task, TaskAudit
+from tests.companions.app.models import FarTask, Line, Page, PageCheck, PageTask, Task, TaskAudit
 from tests.companions.conftest import make_sources
 from tests.querysets.support import at_once
 
@@ -61,6 +61,19 @@ def test_several_at_once_add_each_source_once(model: Any) -> None:
 
     assert sum(at_once(populating(None), populating(7), populating(None))) == 60
     assert len(linked(model)) == 60
+
+
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="needs LISTEN and NOTIFY")
+@pytest.mark.parametrize("model", [PageTask, PageCheck])
+def test_new_rows_wake_idle_workers(
+    model: Any, monkeypatch: pytest.MonkeyPatch, django_capture_on_commit_callbacks: Any
+) -> None:
+    """Those of one INSERT … SELECT, and those that are copied."""
+    monkeypatch.setattr("django_taskclaim.querysets.waking.called_for", {model})
+    sources = make_sources(model, 2)
+    with django_capture_on_commit_callbacks() as hooks:
+        assert model.objects.populate(sources) == 2
+    assert len(hooks) == 1
 
 
 def test_what_another_constraint_refuses_is_an_error() -> None:
