@@ -13,6 +13,7 @@ from django.db.models.manager import BaseManager
 
 from django_taskclaim import conf
 from django_taskclaim.contention import contention_code
+from django_taskclaim.db.sql import NOWAIT
 from django_taskclaim.exceptions import CommitUndecided, TaskClaimError
 from django_taskclaim.querysets.lost_commits import AWAY, PATIENCE, give_up, patiently
 from django_taskclaim.querysets.scope import (
@@ -28,6 +29,9 @@ M = TypeVar("M", bound=models.Model)
 
 #: How many leases a transaction may be idle, as with atomic handlers.
 IDLE_LEASES = 2
+
+#: Keys read for each row wanted, where they are read before they are locked: other takers have locked the first ones.
+LOOK_AHEAD = 4
 
 
 def take(
@@ -181,9 +185,15 @@ def _lock(order: Order, place: Target) -> list[Any]:
     if queryset.query.is_empty():
         return []
     candidates = in_claim_order(on_claim_table(queryset, place), queryset, place)
-    keys = place.dialect.lock_in_order(
-        candidates, place.table, order.limit, deleting=order.update is None
+    locked = place.dialect.lock_first(
+        candidates,
+        place.table,
+        order.limit,
+        place.columns.key,
+        deleting=order.update is None,
+        look_ahead=LOOK_AHEAD,
     )
+    keys = place.table.keys_of(locked)
     if not keys:
         return []
     if len(set(keys)) < len(keys):
@@ -216,7 +226,7 @@ def _finish(order: Order, place: Target, keys: list[Any]) -> None:
 
 
 def _delete(place: Target, keys: list[Any]) -> None:
-    deleted = place.dialect.run(place.dialect.deletion(place.table, keys))
+    deleted = place.dialect.write(place.table, keys, None)
     if deleted > len(keys):
         raise TaskClaimError(
             _not_unique(place, f"{len(keys)} rows were taken, {deleted} have their keys")
@@ -240,7 +250,7 @@ def _tell_after_lost_commit(
 
 def _still_there(place: Target, keys: list[Any]) -> bool:
     """Say whether a row is still there that the COMMIT would have deleted; False also where nobody can look."""
-    look = partial(place.dialect.lock_at_once, place.table, keys[:1], place.columns.key)
+    look = partial(place.dialect.select_keys, place.table, keys[:1], lock=NOWAIT)
     try:
         return bool(keys) and bool(patiently(place, look, PATIENCE))
     except AWAY:

@@ -137,7 +137,9 @@ class Population:
         dialect, table = self.target.dialect, self.table
         # As keys of the table are: a tuple only where it has several columns.
         given = list(sources.values_list(*names, flat=len(names) == 1))
-        there = {k for part in dialect.chunks(given, table) for k in dialect.present(table, part)}
+        there = {
+            k for part in dialect.chunks(given, table) for k in dialect.select_keys(table, part)
+        }
         new = []
         for key in given:
             if key not in there:

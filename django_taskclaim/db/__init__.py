@@ -1,15 +1,26 @@
 """What the databases do differently, one file each; nothing outside asks for a database's name or abilities."""
 
-from django.db import NotSupportedError
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from django.db import NotSupportedError, models
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from django_taskclaim.db.base import Dialect
-from django_taskclaim.db.claim_spec import Bound, ClaimedRow, ClaimSpec, ClaimStatement
-from django_taskclaim.db.expressions import DatabaseLater, DatabaseNow, KeyIn, SwitchIsOn
+from django_taskclaim.columns import claim_columns
+from django_taskclaim.db.base import (
+    Bound,
+    ClaimedRow,
+    ClaimSpec,
+    ClaimStatement,
+    Dialect,
+    savepoint_around,
+)
 from django_taskclaim.db.mysql import MySQL
 from django_taskclaim.db.postgresql import PostgreSQL
+from django_taskclaim.db.sql import SQL
 from django_taskclaim.db.sqlite import SQLite
-from django_taskclaim.db.watching import savepoint_around
+from django_taskclaim.fields import MomentField
 
 __all__ = [
     "Bound",
@@ -41,3 +52,66 @@ def dialect_for(connection: BaseDatabaseWrapper) -> Dialect:
 def is_supported(connection: BaseDatabaseWrapper) -> bool:
     """Say whether rows can be claimed on this kind of database."""
     return connection.vendor in _DIALECTS
+
+
+# For use in querysets
+
+
+class _Expression(models.Expression):
+    """An expression that each database writes in its own way."""
+
+    def as_sql(self, compiler: Any, connection: BaseDatabaseWrapper) -> tuple[str, list[Any]]:  # type: ignore[override]
+        text, params = self.fragment(dialect_for(connection))
+        return text, list(params)
+
+    def fragment(self, dialect: Dialect) -> SQL:
+        """Return the expression as one database writes it."""
+        raise NotImplementedError
+
+
+class SwitchIsOn(_Expression):
+    """True while nobody has paused one of the scopes, as the database sees it when the statement starts."""
+
+    conditional = True
+
+    def __init__(self, scopes: Sequence[str]) -> None:
+        super().__init__(output_field=models.BooleanField())
+        self.scopes = tuple(scopes)
+
+    def fragment(self, dialect: Dialect) -> SQL:
+        return dialect.switch_is_on(self.scopes)
+
+
+class KeyIn(_Expression):
+    """True for the rows of *owner* with these keys, composite or not, however many."""
+
+    conditional = True
+
+    def __init__(self, owner: type[models.Model], keys: Sequence[Any]) -> None:
+        super().__init__(output_field=models.BooleanField())
+        self.owner = owner
+        self.keys = tuple(keys)
+
+    def fragment(self, dialect: Dialect) -> SQL:
+        return dialect.table(claim_columns(self.owner)).keyed(self.keys)
+
+
+class DatabaseNow(_Expression):
+    """The database's own clock, comparable with a ``MomentField``."""
+
+    def __init__(self) -> None:
+        super().__init__(output_field=MomentField())
+
+    def fragment(self, dialect: Dialect) -> SQL:
+        return SQL(dialect.now)
+
+
+class DatabaseLater(_Expression):
+    """The moment a while from now by the database's own clock; a negative wait is a moment past."""
+
+    def __init__(self, wait: timedelta) -> None:
+        super().__init__(output_field=MomentField())
+        self.wait = wait
+
+    def fragment(self, dialect: Dialect) -> SQL:
+        return dialect.later(self.wait)

@@ -14,15 +14,17 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_taskclaim.claim import clock
 from django_taskclaim.columns import KeyColumns
-from django_taskclaim.db.base import NAMED_LEASES, Dialect, bound
-from django_taskclaim.db.claim_spec import ClaimSpec, limited
-from django_taskclaim.db.keyed import VALUES
+from django_taskclaim.db.base import NAMED_LEASES, ClaimSpec, Dialect
 from django_taskclaim.db.sql import (
+    SKIP,
     SQL,
+    VALUES,
+    Change,
     Key,
     KeyTable,
     OwnValues,
     Table,
+    both,
     real_name,
     sql,
     value,
@@ -39,19 +41,18 @@ NO_SUCH_THREAD = 1094
 
 
 class _Chosen(NamedTuple):
-    """What rows are locked among; None where there can be none."""
+    """What rows are locked among."""
 
     #: The SELECT of their keys in order, without a limit.
-    candidates: SQL | None
+    candidates: SQL
     #: What must still be true of one that is locked.
-    condition: SQL | None
+    condition: SQL
     #: Whether a statement given more keys than rows are wanted stops at those; one with a subquery may sort, and so
     #: lock them all.
     stops: bool = False
 
     def first(self, most: int) -> SQL:
         """Return the SELECT of the first keys."""
-        assert self.candidates is not None, "asked only where there may be some"
         return SQL(f"{self.candidates.text} LIMIT %s", (*self.candidates.params, most))
 
 
@@ -67,7 +68,6 @@ class MySQL(Dialect):
     moment_after = "(UTC_TIMESTAMP(6) + INTERVAL {} MICROSECOND)"
     unix_time = "UNIX_TIMESTAMP()"
     strategies = ("auto", "update_limit")
-    updates_from_itself = False
     returns_updated = False
     walks_small_tables = True
     # A comparison of rows is an index range for equality only.
@@ -122,19 +122,11 @@ class MySQL(Dialect):
     def guarded_transaction(self, idle: timedelta) -> Iterator[None]:
         # Of the session, so it is taken back, but not before the COMMIT: a process may freeze between the two.
         name = "idle_transaction_timeout" if is_mariadb(self.connection) else "wait_timeout"
-        ((usual,),) = self.fetch(SQL(f"SELECT @@SESSION.{name}"))
         asked = max(1, math.ceil(idle.total_seconds()))
-        asked = min(asked, usual or asked)
-        self.run(SQL(f"SET SESSION {name} = {asked}"))
-        session = self.connection.connection
-        try:
+        with keeping_setting(self, name) as usual:
+            self.run(SQL(f"SET SESSION {name} = {min(asked, usual or asked)}"))
             with self.own_transaction(durable=True):
                 yield
-        finally:
-            # A session that is gone takes the setting with it.
-            if self.connection.connection is session:
-                with suppress(Error):
-                    self.run(SQL(f"SET SESSION {name} = {usual}"))
 
     def session_mark(self) -> Any:
         raw: Any = self.connection.connection
@@ -181,19 +173,17 @@ class MySQL(Dialect):
     def claim_keys(self, spec: ClaimSpec, strategy: str) -> list[Key]:
         if strategy == "update_limit":
             return self._update_limit(spec)
-        statement = spec.statement
-        keys = self._lock_candidates(spec)
-        if not keys:
-            return []
-        written = self.run(
-            sql(
-                "UPDATE {} SET {} WHERE {} AND {}",
-                self.update_target(statement.table),
-                bound(spec, statement.assignments),
-                statement.table.keyed(keys),
-                bound(spec, statement.claimable),
-            )
+        statement, table = spec.statement, spec.statement.table
+        chosen = _Chosen(
+            spec.bind(statement.candidates), spec.bind(statement.condition), stops=statement.simple
         )
+        look = spec.limit * self.LOOK_AHEAD
+        rows = self._lock_chosen(chosen, table, spec.limit, table.columns.key, look)
+        if not rows:
+            return []
+        keys = table.keys_of(rows)
+        change = Change([spec.bind(statement.assignments)])
+        written = self.write(table, keys, change, spec.bind(statement.claimable))
         if not written:
             # A pause was committed between the two statements.
             return []
@@ -204,27 +194,24 @@ class MySQL(Dialect):
             )
         return keys
 
-    def _lock_candidates(self, spec: ClaimSpec) -> list[Key]:
-        """Return the keys of up to ``limit`` rows that are now ours to claim."""
-        table, look = spec.statement.table, spec.limit * self.LOOK_AHEAD
-        key = table.columns.key
-        statement = spec.statement
-        candidates, condition = bound(spec, statement.candidates), bound(spec, statement.condition)
-        chosen = _Chosen(candidates, condition, stops=statement.simple)
-        rows = self._lock_in_order(chosen, table, spec.limit, key, look)
-        return [table.key_of(row) for row in rows]
+    def lock_first(
+        self,
+        queryset: "models.QuerySet[Any]",
+        table: KeyTable,
+        limit: int,
+        fields: Sequence[AnyField],
+        *,
+        deleting: bool = False,
+        look_ahead: int = 1,
+    ) -> list[list[Any]]:
+        candidates = self.compiled(queryset, None, table.columns.key)
+        condition = table.where_of(queryset)
+        if candidates is None or condition is None:
+            return []
+        chosen = _Chosen(candidates, condition)
+        return self._lock_chosen(chosen, table, limit, fields, limit * look_ahead)
 
-    def lock_in_order(
-        self, queryset: "models.QuerySet[Any]", table: KeyTable, limit: int, *, deleting: bool
-    ) -> list[Key]:
-        if not self.connection.features.has_select_for_update_skip_locked:
-            return super().lock_in_order(queryset, table, limit, deleting=deleting)
-        key = table.columns.key
-        chosen = self._chosen(queryset, table)
-        rows = self._lock_in_order(chosen, table, limit, key, look=limit * self.LOOK_AHEAD)
-        return [table.key_of(row) for row in rows]
-
-    def deletion(self, table: KeyTable, keys: Sequence[Key], condition: SQL | None = None) -> SQL:
+    def deletion(self, table: KeyTable, keys: Sequence[Key], condition: SQL | None) -> SQL:
         # On a small table every plainer form walks all rows, index hint or not, and waits for those of others.
         chosen = sql(
             "SELECT DISTINCT {} FROM {} WHERE {}", table.key_list, table.name, table.keyed(keys)
@@ -239,13 +226,9 @@ class MySQL(Dialect):
             "" if condition is None else sql(" WHERE {}", condition),
         )
 
-    def _chosen(self, queryset: "models.QuerySet[Any]", table: KeyTable) -> _Chosen:
-        keys = self.compiled(queryset, None, table.columns.key)
-        return _Chosen(keys, table.where_of(queryset))
-
-    def _lock_in_order(
+    def _lock_chosen(
         self,
-        chosen: "_Chosen",
+        chosen: _Chosen,
         table: KeyTable,
         limit: int,
         fields: Sequence[AnyField],
@@ -256,8 +239,6 @@ class MySQL(Dialect):
         *look* keys are read at first, and more as long as others have too many of them. Where ``IN_ORDER`` statements
         were not enough, those with the lowest of the keys read ahead go first.
         """
-        if chosen.candidates is None or chosen.condition is None:
-            return []
         locked: list[list[Any]] = []
         tried: set[Key] = set()
         statements = 0
@@ -276,44 +257,13 @@ class MySQL(Dialect):
                 part, fresh = fresh[:many], fresh[many:]
                 tried.update(part)
                 statements += 1
-                locked += self._lock_keys(chosen.condition, table, part, fields, wanted)
+                # Of more than are wanted those with the lowest keys: reading stops there, so that no other is locked.
+                still = both(table.keyed(part), chosen.condition)
+                most = wanted if len(part) > wanted else None
+                locked += self.select(table, fields, still, SKIP, limit=most)
             if len(locked) == limit or len(keys) < look:
                 return locked
             look *= self.LOOK_AHEAD
-
-    def _lock_keys(
-        self,
-        condition: SQL,
-        table: KeyTable,
-        keys: Sequence[Key],
-        fields: Sequence[AnyField],
-        wanted: int,
-    ) -> list[list[Any]]:
-        """Lock those of *keys* that nobody else has locked and that still meet the *condition*.
-
-        Of more than are *wanted* those with the lowest keys: reading stops there, so that no other is locked.
-        """
-        statement = sql(
-            "SELECT {} FROM {} WHERE {} AND {} ORDER BY {}{} {} SKIP LOCKED",
-            table.list_of(fields),
-            self.update_target(table),
-            table.keyed(keys),
-            condition,
-            table.list_of(table.columns.key),
-            f" LIMIT {wanted}" if len(keys) > wanted else "",
-            self.lock_clause,
-        )
-        return table.python_rows(fields, self.fetch(statement))
-
-    def lock_first(
-        self,
-        queryset: "models.QuerySet[Any]",
-        table: Table,
-        limit: int,
-        fields: Sequence[AnyField],
-    ) -> list[list[Any]]:
-        chosen = self._chosen(queryset, table)
-        return self._lock_in_order(chosen, table, limit, fields, look=limit)
 
     def _update_limit(self, spec: ClaimSpec) -> list[Key]:
         """Claim as servers without SKIP LOCKED can: mark the first rows in order, then find them by the mark."""
@@ -324,22 +274,17 @@ class MySQL(Dialect):
         if not self._mark_first(spec, batch):
             return []
         table = spec.statement.table
-        key, holder = table.columns.key, table.columns.claimed_by
-        marked = sql(
-            "{} AND {} = {}",
-            table.in_state(Status.PROCESSING),
-            table.qualified(holder),
-            value(batch),
-        )
-        found = sql("SELECT {} FROM {} WHERE {}", table.list_of(key), table.name, marked)
-        keys = table.python_keys(self.fetch(found))
+        holder = table.columns.claimed_by
+        is_marked = sql("{} = {}", table.qualified(holder), value(batch))
+        marked = both(table.in_state(Status.PROCESSING), is_marked)
+        keys = table.keys_of(self.select(table, table.columns.key, marked))
         if is_named:
-            self.update_where(table, keys, marked, [table.assign(holder, value(spec.holder))])
+            self.write(table, keys, Change([table.assign(holder, value(spec.holder))]), marked)
         return keys
 
     def _mark_first(self, spec: ClaimSpec, batch: str) -> int:
         statement, table = spec.statement, spec.statement.table
-        condition = bound(spec, statement.condition)
+        condition = spec.bind(statement.condition)
         if statement.simple:
             ranking = ", ".join(
                 table.qualified(field) + " DESC" * descending
@@ -347,16 +292,16 @@ class MySQL(Dialect):
             )
         else:
             # An UPDATE can neither join nor look at its own table, so the candidates are read first.
-            keys = table.python_keys(self.fetch(bound(spec, limited(statement.candidates))))
+            keys = table.python_keys(self.fetch(spec.bind(statement.limited_candidates)))
             if not keys:
                 return 0
-            condition = sql("{} AND {}", table.keyed(keys), bound(spec, statement.claimable))
+            condition = sql("{} AND {}", table.keyed(keys), spec.bind(statement.claimable))
             ranking = table.list_of(table.columns.key)
         return self.run(
             sql(
                 "UPDATE {} SET {} WHERE {} ORDER BY {} LIMIT {}",
                 table.name,
-                bound(spec, statement.assignments, holder=batch),
+                spec.bind(statement.assignments, holder=batch),
                 condition,
                 ranking,
                 value(spec.limit),
@@ -393,12 +338,6 @@ class MySQL(Dialect):
         # A count tells something only where it is that of all rows; none may mean that nothing was changed.
         return keys if self.run(statement) == len(keys) else None
 
-    def delete_where(self, name: str, condition: SQL) -> int:
-        # Only this form takes a hint, and without one a small table is read, and locked, as a whole.
-        return self.run(
-            sql("DELETE {} FROM {} FORCE INDEX (PRIMARY) WHERE {}", name, name, condition)
-        )
-
     def advisory_lock(self, name: str) -> None:
         """Wait for a row of that name: GET_LOCK belongs to the session, not to the transaction."""
         digest = hashlib.sha256(name.encode()).hexdigest()
@@ -422,15 +361,17 @@ def is_mariadb(connection: BaseDatabaseWrapper) -> bool:
 
 
 @contextmanager
-def keeping_setting(dialect: Dialect, name: str) -> Iterator[None]:
-    """Give the session back, after the block, the setting that it had: none counts for a transaction alone."""
+def keeping_setting(dialect: Dialect, name: str) -> Iterator[Any]:
+    """Give the session back, after the block, the setting that it has now: none counts for a transaction alone."""
     ((before,),) = dialect.fetch(SQL(f"SELECT @@SESSION.{name}"))
+    session = dialect.connection.connection
     try:
-        yield
+        yield before
     finally:
         # A session that is gone takes the setting with it.
-        with suppress(Error):
-            dialect.run(SQL(f"SET SESSION {name} = {before}"))
+        if dialect.connection.connection is session:
+            with suppress(Error):
+                dialect.run(SQL(f"SET SESSION {name} = {before}"))
 
 
 def _ascending(keys: Sequence[Key], table: KeyTable) -> int:

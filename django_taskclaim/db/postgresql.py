@@ -2,16 +2,14 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
-from functools import partial
+from datetime import timedelta
 from typing import Any
 
 from django.conf import settings
 from django.db import InternalError, models
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from django_taskclaim.db.base import Dialect
-from django_taskclaim.db.claim_spec import ClaimStatement, limited
+from django_taskclaim.db.base import ClaimStatement, Dialect
 from django_taskclaim.db.sql import (
     PREPARED,
     SQL,
@@ -24,7 +22,6 @@ from django_taskclaim.db.sql import (
     unqualified,
     value,
 )
-from django_taskclaim.db.watching import Standing
 from django_taskclaim.fields import AnyField, MomentField
 from django_taskclaim.policy import RENEWALS_PER_LEASE
 from django_taskclaim.states import Token
@@ -89,10 +86,10 @@ class PostgreSQL(Dialect):
     @contextmanager
     def kept_whole(self) -> Iterator[None]:
         # Its driver knows how the transaction stands: no need to ask the server twice, by a savepoint.
-        standing = Standing(self._transaction_stands)
-        with self.connection.execute_wrapper(standing):
+        watch = TransactionWatch(self._transaction_stands)
+        with self.connection.execute_wrapper(watch):
             yield
-        if standing.is_over:
+        if watch.is_over:
             raise InternalError("the transaction is over, or was aborted by an error")
 
     def _transaction_stands(self) -> bool:
@@ -171,49 +168,25 @@ class PostgreSQL(Dialect):
         LIMIT rows (200 rows for 5 asked were seen).
         """
         table = statement.table
-        same_key = " AND ".join(
-            f"{table.name}.{column} = {CANDIDATES}.{column}" for column in table.key
-        )
         return sql(
             "WITH {} AS MATERIALIZED ({} {} OF {} SKIP LOCKED)"
             " UPDATE {} SET {} FROM {} WHERE {} AND {} RETURNING {}",
             CANDIDATES,
-            limited(statement.candidates),
+            statement.limited_candidates,
             self.lock_clause,
             unqualified(table.name),
             table.name,
             statement.assignments,
             CANDIDATES,
-            same_key,
+            table.same_key(CANDIDATES, table.key),
             statement.claimable,
-            self._returned(statement.fields, table),
+            # Moments as text, for nearly all are the same and can be read together. Django has the driver read each by
+            # itself, in Python.
+            ", ".join(
+                table.qualified(one) + "::text" * (settings.USE_TZ and isinstance(one, MomentField))
+                for one in statement.fields
+            ),
         )
-
-    def _returned(self, fields: Sequence[AnyField], table: Table) -> str:
-        """Name the columns to return; moments as text, for nearly all are the same and can be read together.
-
-        Django has the driver read each by itself, in Python.
-        """
-        return ", ".join(
-            table.qualified(field) + "::text" * isinstance(field, MomentField) for field in fields
-        )
-
-    def converters_of(
-        self, table: Table, fields: Sequence[AnyField]
-    ) -> dict[int, Callable[[Any], Any]]:
-        passed = super().converters_of(table, fields)
-        for place, field in enumerate(fields):
-            if isinstance(field, MomentField) and not settings.USE_TZ:
-                passed[place] = partial(self._shown, passed[place])
-        return passed
-
-    def _shown(self, show: Callable[[Any], Any], text: str | None) -> Any:
-        return show(self.read_moment(text))
-
-    def read_moment(self, stored: str | None) -> datetime | None:
-        if stored is None:
-            return None
-        return datetime.fromisoformat(stored).astimezone(self.connection.timezone or UTC)
 
     def value_rows(
         self, table: KeyTable, keys: Sequence[Key], own: Sequence[OwnValues]
@@ -254,18 +227,23 @@ class PostgreSQL(Dialect):
         assert renewed is not None, "RETURNING names what was written"
         return renewed
 
-    def lock_in_order(
-        self, queryset: "models.QuerySet[Any]", table: KeyTable, limit: int, *, deleting: bool
-    ) -> list[Key]:
-        key = table.columns.key
-        rows = self.compiled(queryset, limit, key)
+    def lock_first(
+        self,
+        queryset: "models.QuerySet[Any]",
+        table: KeyTable,
+        limit: int,
+        fields: Sequence[AnyField],
+        *,
+        deleting: bool = False,
+        look_ahead: int = 1,
+    ) -> list[list[Any]]:
+        rows = self.compiled(queryset, limit, fields)
         if rows is None:
             return []
         # A row that will go may not be referred to meanwhile: the DELETE would wait for that transaction.
         clause = "FOR UPDATE" if deleting else self.lock_clause
-        return table.python_keys(
-            self.fetch(sql("{} {} OF {} SKIP LOCKED", rows, clause, unqualified(table.name)))
-        )
+        locking = sql("{} {} OF {} SKIP LOCKED", rows, clause, unqualified(table.name))
+        return table.python_rows(fields, self.fetch(locking))
 
     def advisory_lock(self, name: str) -> None:
         # A lock of the transaction, not of the session: it works behind a transaction pooler.
@@ -303,3 +281,28 @@ def asked_isolation(connection: BaseDatabaseWrapper) -> str:
     """Return the isolation level that OPTIONS ask for, in words; empty for none."""
     asked = connection.settings_dict["OPTIONS"].get("isolation_level")
     return "" if asked is None else str(getattr(asked, "name", asked)).replace("_", " ").lower()
+
+
+class TransactionWatch:
+    """Knows whether the transaction that the statements of a block are sent in has stood all the time.
+
+    *stands* asks the driver. A transaction begins with its first statement.
+    """
+
+    def __init__(self, stands: Callable[[], bool]) -> None:
+        self._stands = stands
+        self._has_begun = stands()
+        self._is_broken = False
+
+    def __call__(
+        self, execute: Callable[..., Any], text: Any, params: Any, many: Any, context: Any
+    ) -> Any:
+        # Code that ends it and goes on has another one.
+        self._is_broken = self.is_over
+        self._has_begun = True
+        return execute(text, params, many, context)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended, or was aborted."""
+        return self._is_broken or (self._has_begun and not self._stands())

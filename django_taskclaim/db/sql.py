@@ -24,6 +24,8 @@ Key = Any
 
 T = TypeVar("T")
 
+Convert = Callable[[Any], Any]
+
 #: Tokens, each with the keys that it is said to hold.
 Claims: TypeAlias = Sequence[tuple[Token, Sequence[Key]]]
 
@@ -42,8 +44,14 @@ PLAIN_INTEGERS = {
 }
 
 
-#: How many statements are kept as they are spelt, for each table.
-MOST_SPELLINGS = 500
+#: What the VALUES that an UPDATE or a DELETE joins are called.
+VALUES = "taskclaim_values"
+
+#: What a SELECT does about rows that another transaction has locked.
+WAIT, SKIP, NOWAIT = " ", " SKIP LOCKED", " NOWAIT"
+
+#: How many fragments are cached for each table.
+MOST_CACHED = 500
 
 #: Where a connection keeps what the values of columns are passed through, by table and columns: that refers to it, so a
 #: map of ours would keep both for ever.
@@ -246,29 +254,25 @@ class KeyTable:
             return SQL("1 = 1")
         return SQL(text or "1 = 1", tuple(params))
 
-    def python_rows(
-        self,
-        fields: Sequence[AnyField],
-        raw: Iterable[Any],
-    ) -> list[list[Any]]:
+    def python_rows(self, fields: Sequence[AnyField], raw: Iterable[Any]) -> list[list[Any]]:
         """Turn what the driver returned for *fields* into what Django would show."""
-        passed = {
-            place: partial(through, functions, column, self.connection)
-            for place, (functions, column) in self.converters(fields).items()
-        }
-        return converted(raw, passed)
+        return converted(raw, self.converters(fields))
 
-    def converters(self, fields: Sequence[AnyField]) -> dict[int, tuple[Any, Col]]:
+    def converters(self, fields: Sequence[AnyField]) -> dict[int, Convert]:
         """Return what Django passes the values of *fields* through, by place; most need nothing."""
-        known: dict[Any, tuple[Any, dict[int, tuple[Any, Col]]]]
+        known: dict[Any, tuple[Any, dict[int, Convert]]]
         known = vars(self.connection).setdefault(CONVERTERS, {})
         # What converts moments follows the setting. To hash a field takes longer than to find its address, and
         # those that are known live on.
         kind = (self.name, *map(id, fields), settings.USE_TZ)
         if kind not in known:
             compiler = models.sql.Query(self.columns.owner).get_compiler(connection=self.connection)
-            columns = [Col(self.name, field) for field in fields]
-            known[kind] = (tuple(fields), compiler.get_converters(columns))
+            found = compiler.get_converters([Col(self.name, field) for field in fields])
+            passed: dict[int, Convert] = {
+                place: partial(_through, functions, column, self.connection)
+                for place, (functions, column) in found.items()
+            }
+            known[kind] = (tuple(fields), passed)
         return known[kind][1]
 
     def python_keys(self, raw: Iterable[Any]) -> list[Key]:
@@ -297,25 +301,26 @@ class Table(KeyTable):
     def __init__(self, columns: ClaimColumns, connection: BaseDatabaseWrapper) -> None:
         super().__init__(columns, connection)
         self.model_table = columns.owner._meta.db_table
-        #: How a dialect spells what it says of the table again and again.
-        self.spellings: dict[Hashable, Any] = {}
+        self._cached: dict[Hashable, Any] = {}
         self.status = self.qualified(columns.status)
         self.holder = self.qualified(columns.claimed_by)
         self.iteration = self.qualified(columns.iteration)
+        #: The SET that changes nothing.
+        self.unchanged = "{0} = {0}".format(self.column(columns.iteration))
 
     def in_state(self, *states: Status) -> SQL:
         """Match rows in one of *states*; literals, so that a partial index is found to fit."""
         names = ", ".join(f"'{state.value}'" for state in states)
         return SQL(f"{self.status} IN ({names})" if len(states) > 1 else f"{self.status} = {names}")
 
-    def spelt(self, kind: Hashable, spell: Callable[[], T]) -> T:
-        """Return what *spell* makes, which is the same for all of this *kind*: made once, and kept."""
-        found: T | None = self.spellings.get(kind)
+    def cached(self, kind: Hashable, make: Callable[[], T]) -> T:
+        """Return what *make* returns, which is the same for all of this *kind*: made once, and kept."""
+        found: T | None = self._cached.get(kind)
         if found is None:
-            if len(self.spellings) >= MOST_SPELLINGS:
-                # A field of the user's may spell each of its values in another way.
-                self.spellings.clear()
-            found = self.spellings[kind] = spell()
+            if len(self._cached) >= MOST_CACHED:
+                # A field of the user's may need other text for each of its values.
+                self._cached.clear()
+            found = self._cached[kind] = make()
         return found
 
     def standing(self, token: Token, status: Status = Status.PROCESSING) -> SQL:
@@ -336,7 +341,7 @@ class Table(KeyTable):
         return sql("(({}))", SQL.join(") OR (", each))
 
 
-def through(
+def _through(
     functions: Iterable[Any], column: Col, connection: BaseDatabaseWrapper, given: Any
 ) -> Any:
     """Pass a value through Django's converters for its column."""
@@ -345,9 +350,7 @@ def through(
     return given
 
 
-def converted(
-    raw: Iterable[Sequence[Any]], converters: Mapping[int, Callable[[Any], Any]]
-) -> list[list[Any]]:
+def converted(raw: Iterable[Sequence[Any]], converters: Mapping[int, Convert]) -> list[list[Any]]:
     """Return the rows with the columns at these places converted.
 
     A moment that is the same in row after row, as those of one claim are, is converted once.

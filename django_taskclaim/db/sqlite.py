@@ -10,9 +10,8 @@ from django.db import OperationalError, models, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_taskclaim.columns import ClaimColumns, KeyColumns
-from django_taskclaim.db.base import NAMED_LEASES, Dialect
-from django_taskclaim.db.claim_spec import ClaimStatement, limited
-from django_taskclaim.db.sql import SQL, Key, KeyTable, Table, sql
+from django_taskclaim.db.base import NAMED_LEASES, ClaimStatement, Dialect
+from django_taskclaim.db.sql import SKIP, SQL, WAIT, Change, Key, KeyTable, Table, sql
 from django_taskclaim.fields import AnyField
 from django_taskclaim.states import Token
 
@@ -56,7 +55,7 @@ class SQLite(Dialect):
     moment_after = "STRFTIME('%%Y-%%m-%%d %%H:%%M:%%f', 'now', {})"
     unix_time = "CAST(STRFTIME('%%s', 'now') AS INTEGER)"
     greatest = "MAX"
-    locks_in_key_order = False
+    locks_in_order = False
     claims_in_one_statement = True
     has_one_writer = True
     has_server = False
@@ -65,11 +64,13 @@ class SQLite(Dialect):
     def table(self, columns: ClaimColumns) -> Table:
         return ClaimRowValues(columns, self.connection)
 
-    def key_table(self, columns: KeyColumns) -> KeyTable:
-        return RowValues(columns, self.connection)
-
     def keyed_table(self, columns: KeyColumns) -> KeyTable:
         return RowValues(columns, self.connection)
+
+    @property
+    def commits_alone(self) -> bool:
+        # The one writer waits for the one before it before it reads anything.
+        return True
 
     def may_be_done(self, error: Exception) -> bool:
         # No server is between the statement and its answer, but a file system that fails may have kept its COMMIT.
@@ -128,66 +129,64 @@ class SQLite(Dialect):
             "UPDATE {} SET {} WHERE {} IN ({}) AND {} RETURNING {}",
             table.name,
             statement.assignments,
-            self._key_tuple(table),
-            limited(statement.candidates),
+            _key_tuple(table),
+            statement.limited_candidates,
             # The state is a condition beside the key, never the way to find the row; see ``ClaimRowValues``.
             SQL(text.replace(table.qualified(table.columns.status), table.status), params),
-            self._returned(table, statement.fields),
+            _returned(table, statement.fields),
         )
 
-    def lock_first(
-        self, queryset: "models.QuerySet[Any]", table: Table, limit: int, fields: Sequence[AnyField]
+    def select(
+        self,
+        table: KeyTable,
+        fields: Sequence[AnyField],
+        condition: SQL,
+        lock: str = "",
+        *,
+        ordered: bool = False,
+        limit: int | None = None,
     ) -> list[list[Any]]:
+        # Else the immediate transaction that this runs in is the lock, of all rows there are.
+        if lock in (WAIT, SKIP) and isinstance(table, Table):
+            return self._touch(table, condition, fields)
+        return super().select(table, fields, condition, ordered=ordered, limit=limit)
+
+    def lock_first(
+        self,
+        queryset: "models.QuerySet[Any]",
+        table: KeyTable,
+        limit: int,
+        fields: Sequence[AnyField],
+        *,
+        deleting: bool = False,
+        look_ahead: int = 1,
+    ) -> list[list[Any]]:
+        if not isinstance(table, Table):
+            return self.first(queryset, table, limit, fields)
         # Unordered: the one writer meets nobody, and an order by key would have the whole table walked.
         rows = self.compiled(queryset.order_by(), limit, table.columns.key)
         if rows is None:
             return []
-        return self._touch(table, sql("{} IN ({})", self._key_tuple(table), rows), fields)
-
-    def lock_in_order(
-        self, queryset: "models.QuerySet[Any]", table: KeyTable, limit: int, *, deleting: bool
-    ) -> list[Key]:
-        # The immediate transaction that this runs in is the lock, of all rows there are.
-        key = table.columns.key
-        return [table.key_of(row) for row in self.first(queryset, table, limit, key)]
-
-    def lock_standing(
-        self, table: Table, token: Token, keys: Sequence[Key], *, wait: bool = True
-    ) -> list[Key]:
-        fields = table.columns.key
-        held = sql("{} AND {}", table.keyed(keys), table.standing(token))
-        return [table.key_of(row) for row in self._touch(table, held, fields)]
-
-    def lock_at_once(
-        self,
-        table: KeyTable,
-        keys: Sequence[Key],
-        fields: Sequence[AnyField],
-        *,
-        wait: bool = False,
-    ) -> list[list[Any]]:
-        # The immediate transaction that this runs in is the lock.
-        return self.read(table, keys, fields)
+        return self._touch(table, sql("{} IN ({})", _key_tuple(table), rows), fields)
 
     def _touch(self, table: Table, condition: SQL, fields: Sequence[AnyField]) -> list[list[Any]]:
-        iteration = table.column(table.columns.iteration)
+        """Lock claim rows by an UPDATE that changes nothing; the caller's own transaction may be a deferred one."""
         statement = sql(
             "UPDATE {} SET {} WHERE {} RETURNING {}",
             table.name,
-            f"{iteration} = {iteration}",
+            table.unchanged,
             condition,
-            self._returned(table, fields),
+            _returned(table, fields),
         )
         return table.python_rows(fields, self.fetch(statement))
-
-    def lock_keyed(self, table: KeyTable, keys: Sequence[Key]) -> set[Key]:
-        return self.present(table, keys)
 
     def renew_held(
         self, table: Table, token: Token, keys: Sequence[Key], lease: timedelta
     ) -> Sequence[Key]:
         # Nobody else has a row locked: who writes has the database.
-        return self.update_held(table, token, keys, [self.extension(table, lease)])
+        renewed = self.write_held(table, [(token, keys)], Change([self.extension(table, lease)]))
+        assert renewed is not None, "RETURNING names what was written"
+        return renewed
 
     def advisory_lock(self, name: str) -> None:
         # There is one writer, and whoever writes is it; what others committed after a read of ours is an error here.
@@ -197,9 +196,11 @@ class SQLite(Dialect):
         # Who writes gives the keys and commits before anybody else can write.
         return frozenset()
 
-    def _key_tuple(self, table: Table) -> str:
-        names = table.list_of(table.columns.key)
-        return f"({names})" if len(table.key) > 1 else names
 
-    def _returned(self, table: Table, fields: Sequence[AnyField]) -> str:
-        return ", ".join(table.column(field) for field in fields)
+def _key_tuple(table: Table) -> str:
+    names = table.list_of(table.columns.key)
+    return f"({names})" if len(table.key) > 1 else names
+
+
+def _returned(table: Table, fields: Sequence[AnyField]) -> str:
+    return ", ".join(table.column(field) for field in fields)

@@ -7,7 +7,7 @@ from typing import Any
 from django.db import DatabaseError, models, transaction
 
 from django_taskclaim.claim import clock
-from django_taskclaim.db.sql import SQL
+from django_taskclaim.db.sql import SQL, Change
 from django_taskclaim.doctor.findings import Finding
 from django_taskclaim.error_text import describe
 from django_taskclaim.formatting import counted
@@ -59,18 +59,19 @@ def _try(target: ClaimTarget, found: Rows, assignments: Sequence[SQL], *order: s
     rows = on_claim_table(found, target)
 
     def attempt(keys: Sequence[Any]) -> None:
-        locked = dialect.lock_first(rows.filter(pk__in=keys), table, len(keys), key)
+        locked = dialect.lock_first(rows.filter(pk__in=keys).order_by("pk"), table, len(keys), key)
         if locked:
-            dialect.update_where(table, table.keys_of(locked), SQL("1 = 1"), assignments)
+            dialect.write(table, table.keys_of(locked), Change(assignments))
 
     with transaction.atomic(using=target.alias):
-        dialect.limit_lock_wait(PATIENCE)
-        keys = table.keys_of(dialect.first(rows.order_by(*order), table, TRIED, key))
         try:
-            if keys:
-                transactionally(target, partial(attempt, keys))
-        except DatabaseError as error:
-            for _ in Search(target, error).send([keys], attempt):
-                pass
+            with dialect.limit_lock_wait(PATIENCE):
+                keys = table.keys_of(dialect.first(rows.order_by(*order), table, TRIED, key))
+                try:
+                    if keys:
+                        transactionally(target, partial(attempt, keys))
+                except DatabaseError as error:
+                    for _ in Search(target, error).send([keys], attempt):
+                        pass
         finally:
             transaction.set_rollback(True, using=target.alias)

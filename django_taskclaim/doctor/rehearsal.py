@@ -14,7 +14,7 @@ from django.db import connections, models, transaction
 
 from django_taskclaim.completion import Delete
 from django_taskclaim.conf import setting
-from django_taskclaim.db.sql import SQL, Change
+from django_taskclaim.db.sql import SQL, WAIT, Change
 from django_taskclaim.handlers import handler_for
 from django_taskclaim.policy import policy_for
 from django_taskclaim.querysets import ClaimQuerySet
@@ -118,6 +118,6 @@ def fenced_statements(model: type[models.Model], alias: str) -> list[SQL]:
         deletes = isinstance(policy_for(model).completion, Delete)
         change = None if deletes else Change(completed(target))
         target.dialect.write_held(target.table, [(NOBODY, keys)], change)
-        target.dialect.lock_standing(target.table, NOBODY, keys)
+        target.dialect.held_keys(target.table, NOBODY, keys, WAIT)
         target.dialect.renew_held(target.table, NOBODY, keys, timedelta(seconds=60))
     return heard

@@ -55,7 +55,7 @@ class ClaimHandle:
         """Ask the database whether the claim stands: True, or ClaimLost."""
         claim = self._standing()
         target = ClaimTarget.of(type(self._row), claim.alias)
-        if not target.dialect.still_standing(target.table, claim.token, [claim.pk]):
+        if not target.dialect.held_keys(target.table, claim.token, [claim.pk]):
             claim.lost = True
             raise ClaimLost([self._row])
         return True

@@ -33,12 +33,12 @@ def done_now(target: ClaimTarget) -> list[SQL]:
 def completed(target: ClaimTarget) -> Sequence[SQL]:
     """Return what completing sets: put together once, for that is what nearly all writes are."""
 
-    def spell() -> Sequence[SQL]:
+    def make() -> Sequence[SQL]:
         state, end = in_state(target, Status.COMPLETE), to_null(target, target.columns.expires_at)
         return (state, *done_now(target), end)
 
     # By the model's columns: a child may have one that the owner of the table has not.
-    return target.table.spelt(target.columns, spell)
+    return target.table.cached(target.columns, make)
 
 
 def due_later(target: ClaimTarget, wait: timedelta | None) -> list[SQL]:

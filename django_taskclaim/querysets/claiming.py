@@ -22,8 +22,8 @@ from django_taskclaim.claim import (
     commits_by_itself,
 )
 from django_taskclaim.db import ClaimedRow, ClaimSpec, ClaimStatement, SwitchIsOn
-from django_taskclaim.db.base import bound, rows_by_role
-from django_taskclaim.db.claim_spec import limited, places_of
+from django_taskclaim.db.base import rows_by_role
+from django_taskclaim.db.sql import WAIT, Change
 from django_taskclaim.fields import CRASHED, CRASHED_UNBEGUN, AnyField, as_utc
 from django_taskclaim.policy import policies_over, policy_for, refuse_faulty
 from django_taskclaim.querysets import refusals
@@ -279,16 +279,23 @@ class ClaimCall:
         by_iteration: dict[int, list[Any]] = {}
         for row in held:
             by_iteration.setdefault(row.iteration, []).append(row.key)
-        extension = [target.dialect.extension(target.table, self.request.lease)]
         still: set[Any] = set()
         for iteration, keys in by_iteration.items():
-            token = Token(self.request.holder, iteration)
-            extend = partial(target.dialect.update_held, target.table, token, assignments=extension)
+            extend = partial(self._extend, Token(self.request.holder, iteration))
             for extended in self.send_parts(
                 target.dialect.chunks(sorted(keys), target.table), extend
             ):
                 still.update(extended)
         return [row for row in held if row.key in still]
+
+    def _extend(self, token: Token, keys: Sequence[Any]) -> list[Any]:
+        """Wait for the rows that *token* holds, extend their leases, and return their keys."""
+        dialect, table = self.target.dialect, self.target.table
+        held = dialect.held_keys(table, token, keys, WAIT)
+        if held:
+            extension = Change([dialect.extension(table, self.request.lease)])
+            dialect.write(table, held, extension, table.standing(token))
+        return held
 
     def send_parts(
         self, parts: Iterable[Sequence[Any]], send: Callable[[Any], Any]
@@ -357,7 +364,7 @@ class ClaimCall:
         }
         most, fields = self.request.limit, self.fields
         found = self.target.dialect.first(rows.filter(**held), table, most, fields)
-        return rows_by_role(places_of(fields, table), found)
+        return rows_by_role(fields, table, found)
 
     # Looking
 
@@ -493,7 +500,7 @@ class ClaimCall:
         if statement is None:
             return False
         spec = ClaimSpec(statement, 1, self.request.holder, look.values)
-        return bool(dialect.fetch(bound(spec, limited(statement.candidates))))
+        return bool(dialect.fetch(spec.bind(statement.limited_candidates)))
 
     # The rows in hand
 

@@ -12,6 +12,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_taskclaim.claim import COMPLETED, carried_claim, clock
 from django_taskclaim.columns import claim_columns
+from django_taskclaim.db.sql import NOWAIT
 from django_taskclaim.querysets.scope import ClaimTarget, Target
 from django_taskclaim.states import Status
 
@@ -86,7 +87,7 @@ def _states(target: ClaimTarget, rows: list[Any]) -> dict[Any, tuple[Any, ...]]:
     fields = [*columns.key, columns.status, columns.claimed_by, columns.iteration]
     found: list[list[Any]] = []
     for part in target.dialect.chunks(sorted(carried_claim(row).pk for row in rows), target.table):
-        found += target.dialect.lock_at_once(target.table, part, fields)
+        found += target.dialect.select(target.table, fields, target.table.keyed(part), NOWAIT)
     return {target.table.key_of(row): tuple(row[-3:]) for row in found}
 
 

@@ -11,7 +11,7 @@ from django.db.models import Q
 from django_taskclaim import conf
 from django_taskclaim.columns import has_ranges, range_columns
 from django_taskclaim.connecting import is_refusal
-from django_taskclaim.db.sql import SQL, Key, both, sql
+from django_taskclaim.db.sql import SQL, Change, Key, both, sql
 from django_taskclaim.error_text import escape_to_ascii, text_to_store
 from django_taskclaim.querysets.assignments import (
     as_new,
@@ -115,7 +115,7 @@ def in_chunks(
             continue
         if len(locked) < size:
             break
-        if target.dialect.locks_in_key_order:
+        if target.dialect.locks_in_order:
             # Else each chunk would walk past all that the ones before it have done.
             rows = rows.filter(pk__gt=locked[-1].key)
     return total
@@ -145,11 +145,11 @@ def _chunk(
 ) -> tuple[list[LockedRow], int]:
     columns, table = target.columns, target.table
     tried = columns.attempts or columns.iteration
-    # Without a waiting time, another column stands in its place.
-    read = [columns.claimed_by, columns.not_before or tried, tried]
+    waits = [] if columns.not_before is None else [columns.not_before]
+    fields, width = [*columns.key, columns.claimed_by, *waits, tried], len(columns.key)
     locked = [
-        LockedRow(table.key_of(row), row[-3], row[-2] if columns.not_before else None, row[-1])
-        for row in target.dialect.lock_first(rows, table, size, [*columns.key, *read])
+        LockedRow(table.key_of(row), row[width], row[-2] if waits else None, row[-1])
+        for row in target.dialect.lock_first(rows, table, size, fields)
     ]
     return locked, verb.write(target, locked) if locked else 0
 
@@ -159,8 +159,8 @@ def update_locked(
 ) -> int:
     """Write rows that this transaction has locked, repeating what made them eligible, and return how many."""
     parts = target.dialect.chunks(keys, target.table)
-    update = target.dialect.update_where
-    return sum(update(target.table, part, condition, assignments) for part in parts)
+    write, change = target.dialect.write, Change(assignments)
+    return sum(write(target.table, part, change, condition) for part in parts)
 
 
 # Changes of state

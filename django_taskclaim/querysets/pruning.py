@@ -79,10 +79,8 @@ class Prune(BulkVerb):
     def _deleted(self, target: ClaimTarget, keys: Sequence[Any]) -> Counter[str]:
         owner = target.columns.owner
         if Collector(using=target.alias).can_fast_delete(target.rows):
-            fenced = SQL.join(" AND ", [target.table.keyed(keys), self._still(target)])
-            return Counter(
-                {owner._meta.label: target.dialect.delete_where(target.table.name, fenced)}
-            )
+            deleted = target.dialect.write(target.table, keys, None, self._still(target))
+            return Counter({owner._meta.label: deleted})
         # One by one where a statement by many keys might wait for rows that others have locked.
         parts = [[key] for key in keys] if target.dialect.walks_small_tables else [keys]
         gone: Counter[str] = Counter()

@@ -7,6 +7,7 @@ from django.db import models
 from django.db.models.deletion import Collector
 
 from django_taskclaim.claim import carried_claim
+from django_taskclaim.columns import KeyColumns
 from django_taskclaim.db.sql import SQL
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.querysets.scope import ClaimTarget, Rows
@@ -61,23 +62,13 @@ def _delete_everywhere(target: ClaimTarget, keys: Sequence[Any], condition: SQL)
     owner = target.columns.owner
     for model, same in _family(target, keys):
         if model is not owner:
-            target.dialect.delete_where(*_by_key(target, model, same))
+            target.dialect.write(target.dialect.keyed_table(KeyColumns(model)), same, None)
             continue
-        gone = target.dialect.run(target.dialect.deletion(target.table, keys, condition))
+        gone = target.dialect.write(target.table, keys, None, condition)
         if gone != len(keys):
             raise TaskClaimError(
                 f"Deleted {gone} of {len(keys)} rows that were locked for it; rolled back."
             )
-
-
-def _by_key(target: ClaimTarget, model: Model, keys: Sequence[Any]) -> tuple[str, SQL]:
-    """Return the quoted table of *model*, and what matches the rows with these keys."""
-    connection, key = target.dialect.connection, model._meta.pk
-    assert key is not None, "a concrete model has a key"
-    name = connection.ops.quote_name(model._meta.db_table)
-    bound = tuple(key.get_db_prep_value(one, connection, prepared=False) for one in keys)
-    column = connection.ops.quote_name(str(key.column))
-    return name, SQL(f"{name}.{column} IN ({', '.join(['%s'] * len(bound))})", bound)
 
 
 def _family(target: ClaimTarget, keys: Sequence[Any]) -> list[tuple[Model, Sequence[Any]]]:

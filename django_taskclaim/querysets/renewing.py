@@ -124,5 +124,5 @@ def _extend(target: ClaimTarget, token: Token, lease: timedelta, keys: Sequence[
         return _Outcome(renewed, (), ())
     rest = [key for key in keys if key not in set(renewed)]
     # A token that does not stand now never stands again; one that does was locked.
-    skipped = target.dialect.still_standing(target.table, token, rest)
+    skipped = target.dialect.held_keys(target.table, token, rest)
     return _Outcome(renewed, skipped, [key for key in rest if key not in set(skipped)])

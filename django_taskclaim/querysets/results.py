@@ -8,7 +8,7 @@ from django.db import models
 
 from django_taskclaim.claim import carried_claim
 from django_taskclaim.columns import KeyColumns, is_claimable
-from django_taskclaim.db.sql import Change, OwnValues
+from django_taskclaim.db.sql import SKIP, Change, OwnValues
 from django_taskclaim.exceptions import SourceGone
 from django_taskclaim.fields import AnyField
 from django_taskclaim.guard import refuse_names
@@ -167,8 +167,8 @@ def with_locked_source(rows: Sequence[Any], names: Collection[str]) -> list[Any]
         table = target.dialect.keyed_table(KeyColumns(model))
         keys = {id(row): _key(table.columns.key, s) for row in rows if (s := sources[id(row)])}
         for part in target.dialect.chunks(sorted(keys.values()), table):
-            missed = set(part) - target.dialect.lock_keyed(table, part)
-            held = target.dialect.present(table, list(missed)) if missed else set()
+            missed = set(part).difference(target.dialect.select_keys(table, part, lock=SKIP))
+            held = set(target.dialect.select_keys(table, list(missed)))
             busy += [row for row in rows if keys.get(id(row)) in held]
     return busy
 
@@ -207,8 +207,8 @@ def _write_table(
             OwnValues(field, table.bound_all(field, [field.pre_save(one, False) for one in part]))
             for field in fields
         ]
-        if target.dialect.run(target.dialect.update(table, keys, Change([], own))) < len(keys):
-            there = target.dialect.present(table, keys)
+        if target.dialect.write(table, keys, Change([], own)) < len(keys):
+            there = set(target.dialect.select_keys(table, keys))
             gone += [source for key, source in zip(keys, part, strict=True) if key not in there]
     return gone
 

@@ -237,7 +237,7 @@ def sort_claimed(rows: Sequence[ClaimedRow], target: ClaimTarget) -> list[Claime
     if target.table.sorts_as_python:
         ordered = sorted(rows, key=attrgetter("key"))
     else:
-        keys = target.dialect.in_order(target.table, [row.key for row in rows])
+        keys = target.dialect.select_keys(target.table, [row.key for row in rows], ordered=True)
         place = {key: number for number, key in enumerate(keys)}
         ordered = sorted(rows, key=lambda row: place.get(row.key, len(place)))
     if target.columns.not_before is not None:

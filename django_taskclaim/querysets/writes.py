@@ -23,7 +23,7 @@ from django_taskclaim.claim import (
     standing,
 )
 from django_taskclaim.columns import claim_columns
-from django_taskclaim.db.sql import Change, Key
+from django_taskclaim.db.sql import SKIP, WAIT, Change, Key
 from django_taskclaim.guard import show, show_written, told_apart
 from django_taskclaim.querysets.losses import raise_unless_all
 from django_taskclaim.querysets.lost_commits import judge_after_lost_commit
@@ -353,8 +353,8 @@ def locked_rows(held: HeldRows, *, wait: bool = True) -> HeldRows:
 
     Without *wait*, those that others have locked are left out.
     """
-    target = held.target
-    return held.only(target.dialect.lock_standing(target.table, held.token, held.keys, wait=wait))
+    target, lock = held.target, WAIT if wait else SKIP
+    return held.only(target.dialect.held_keys(target.table, held.token, held.keys, lock))
 
 
 def lock_free(rows: Rows) -> tuple[list[Any], list[Any]]:
@@ -369,14 +369,14 @@ def lock_free(rows: Rows) -> tuple[list[Any], list[Any]]:
         free += locked.rows
         rest = [key for key in held.keys if key not in set(locked.keys)]
         dialect, table = held.target.dialect, held.target.table
-        busy += held.only(dialect.still_standing(table, held.token, rest)).rows
+        busy += held.only(dialect.held_keys(table, held.token, rest)).rows
     return free, busy
 
 
 def lock_claim(row: Any, using: str) -> bool:
     """Lock the row's claim in the current transaction and say whether it stands."""
     claim, target = carried_claim(row), ClaimTarget.of(type(row), using)
-    return bool(target.dialect.lock_standing(target.table, claim.token, [claim.pk]))
+    return bool(target.dialect.held_keys(target.table, claim.token, [claim.pk], WAIT))
 
 
 def lock_claims(rows: Iterable[Any]) -> list[Any]:

@@ -7,6 +7,7 @@ from django.apps import apps
 from django.db import models
 from django.db.models import Q
 
+from django_taskclaim.db.sql import WAIT
 from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.ranges.keys import Keys, key_at
 
@@ -48,7 +49,8 @@ class RangeTarget:
         Waits for a chunk of its holder to end. While a range is locked its end stays where it is.
         """
         fields = self.model._meta.concrete_fields
-        found = self.claims.dialect.lock_at_once(self.claims.table, [pk], fields, wait=True)
+        table = self.claims.table
+        found = self.claims.dialect.select(table, fields, table.keyed([pk]), WAIT)
         names = [field.attname for field in fields]
         return self.model.from_db(self.claims.alias, names, found[0]) if found else None
 

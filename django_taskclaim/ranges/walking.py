@@ -11,7 +11,7 @@ from weakref import WeakSet
 from django.db import models
 
 from django_taskclaim.claim import Claim, carried_claim, clock, standing_claim
-from django_taskclaim.db.sql import SQL, value
+from django_taskclaim.db.sql import SQL, Change, value
 from django_taskclaim.exceptions import RangeInterrupted, RangeSplit, RangeUnfinished
 from django_taskclaim.guard import show
 from django_taskclaim.querysets.losses import raise_lost
@@ -195,7 +195,7 @@ def _write_checkpoint(row: Any, claim: Claim, target: RangeTarget, last: str, ro
     if attempts is not None and claim.attempts:
         assignments.append(claims.table.assign(attempts, SQL("0")))
     fence = claims.table.standing(claim.token)
-    if not claims.dialect.update_where(claims.table, [claim.pk], fence, assignments):
+    if not claims.dialect.write(claims.table, [claim.pk], Change(assignments), fence):
         raise_lost([row], [])
     claim.attempts = 0 if attempts is not None else claim.attempts
     _show(row, target, values)

@@ -56,8 +56,8 @@ FAULTS = {
             (POSTGRESQL, "({} {} OF {} SKIP LOCKED)", "({} /* {} OF {} SKIP LOCKED */)"),
             (
                 POSTGRESQL,
-                "same_key,\n            statement.claimable,",
-                "same_key,\n            'true',",
+                "table.same_key(CANDIDATES, table.key),\n            statement.claimable,",
+                "table.same_key(CANDIDATES, table.key),\n            'true',",
             ),
             on=("postgresql",),
         ),
@@ -196,7 +196,7 @@ FAULTS = {
             "A locked row that a renewal passes over is taken for lost.",
             (
                 "querysets/renewing.py",
-                "skipped = target.dialect.still_standing(target.table, token, rest)",
+                "skipped = target.dialect.held_keys(target.table, token, rest)",
                 "skipped: list[Key] = []",
             ),
             on=("mysql",),
