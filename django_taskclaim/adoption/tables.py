@@ -15,7 +15,6 @@ from typing import Any
 
 from django.db import DatabaseError, models, transaction
 from django.db.models import NOT_PROVIDED, Value
-from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay, wait_fixed
 
 from django_taskclaim.contention import contention_code
 from django_taskclaim.db.sql import real_name
@@ -165,24 +164,22 @@ class LiveTable:
 
     def _when_free(self, attempt: Callable[[], None]) -> None:
         """Call *attempt* until it has had its locks; TableInUse after ten minutes."""
-        retrying = Retrying(
-            retry=retry_if_exception(lambda error: contention_code(error) is not None),
-            wait=wait_fixed(RETRY_EVERY),
-            stop=stop_after_delay(GIVE_UP),
-            before_sleep=self._warn,
-            reraise=True,
-        )
-        began = time.monotonic()
-        try:
-            retrying(attempt)
-        except DatabaseError as error:
-            if contention_code(error) is None:
-                raise
-            waited = timedelta(seconds=time.monotonic() - began)
-            raise TableInUse(self.plain_name, waited) from error
+        began, tries = time.monotonic(), 0
+        while True:
+            try:
+                return attempt()
+            except DatabaseError as error:
+                if contention_code(error) is None:
+                    raise
+                waited = time.monotonic() - began
+                if waited >= GIVE_UP:
+                    raise TableInUse(self.plain_name, timedelta(seconds=waited)) from error
+            tries += 1
+            self._warn(tries)
+            time.sleep(RETRY_EVERY)
 
-    def _warn(self, state: RetryCallState) -> None:
-        if state.attempt_number == WARN_AFTER:
+    def _warn(self, tries: int) -> None:
+        if tries == WARN_AFTER:
             logger.warning(
                 "The table %s is in use by a transaction. Trying again every %s s, for %s s at most; nobody waits long"
                 " behind that.",

@@ -1,19 +1,18 @@
 """Lock timeouts, deadlocks and serialization failures: recognised, and tried again where that is safe.
 
 A retry is safe where it repeats everything the database has undone, and a deadlock undoes the whole
-transaction (error 1213 of MySQL and MariaDB, where Django does not even notice). So only whoever opened
+transaction (error 1213 of MySQL and MariaDB, where Django does not even notice). So only the code that opened
 the outermost transaction may repeat a try: here each try opens one of its own, and where the caller has
 opened one already the error is passed on and that transaction marked for rollback. Django's ``TestCase``
 counts as such a caller, for a deadlock takes away what it had set up.
 
-``retry_on_contention`` decorates functions and runs loops; ``Retriable`` stands in front of any object,
+``retry_on_contention`` decorates functions and calls them; ``Retriable`` stands in front of any object,
 after the idea of database gateways wrapped so that none of their callers has to think of deadlocks.
 """
 
 from django_taskclaim.contention.codes import (
     Code,
     contention_code,
-    is_lock_timeout,
     is_of_the_schema,
     refusal_code,
     server_code,
@@ -33,7 +32,6 @@ __all__ = [
     "RetryOptions",
     "contention_code",
     "contention_retried",
-    "is_lock_timeout",
     "is_of_the_schema",
     "refusal_code",
     "retry_on_contention",

@@ -49,11 +49,6 @@ def contention_code(error: BaseException | None) -> Code | None:
     return _first_code(error, _is_contention)
 
 
-def is_lock_timeout(error: BaseException) -> bool:
-    """Say whether somebody held a lock for longer than the session was to wait."""
-    return contention_code(error) in LOCK_TIMEOUTS
-
-
 def is_of_the_schema(error: BaseException) -> bool:
     """Say whether a table or a column is missing that the statement names."""
     known = _first_code(error, lambda code, kind: code in SCHEMA_CODES and kind != "sqlite")

@@ -3,14 +3,14 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from time import monotonic
+from functools import cache
 from typing import Any, TypeVar
 
 from django.db import DatabaseError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_taskclaim.claim import commits_by_itself
-from django_taskclaim.contention import contention_code, is_lock_timeout, retry_on_contention
+from django_taskclaim.contention import ContentionRetry, contention_code, retry_on_contention
 from django_taskclaim.db import dialect_for, savepoint_around
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.querysets.lost_commits import AWAY, give_up
@@ -208,17 +208,16 @@ def _retried(
     return _answered(target, once, look_again)
 
 
+@cache
+def _retry(using: str, lock_timeouts: bool) -> ContentionRetry:
+    # Kept, for making one costs a small part of a small statement.
+    return retry_on_contention(using=using, atomic=False, lock_timeouts=lock_timeouts)
+
+
 def _answered(target: ClaimTarget, once: Callable[[], R], look_again: LookAgain[R] | None) -> R:
     """Return what *once* returns, tried again on contention, or what *look_again* finds where it was not answered."""
-    began = monotonic()
     try:
-        try:
-            return once()
-        except Exception as error:
-            if _waits_once.get() and is_lock_timeout(error):
-                raise
-            retry = retry_on_contention(using=target.alias, atomic=False)
-            return retry.after(error, began, once)
+        return _retry(target.alias, not _waits_once.get()).call(once)
     except _Unanswered as lost:
         give_up(target.dialect.connection)
         if look_again is None:

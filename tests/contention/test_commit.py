@@ -42,23 +42,6 @@ def test_a_function_is_repeated_when_its_commit_fails(rival: Rival) -> None:
     assert balances()[1] == 1
 
 
-@needs_late_conflicts
-def test_the_loop_never_takes_a_failed_commit_for_a_success(rival: Rival) -> None:
-    losing = LosingCommit(rival)
-
-    def work() -> str:
-        for attempt in retry_on_contention():
-            with attempt:
-                losing.work()
-                return "done"
-        raise AssertionError("the loop ended without an answer")
-
-    with pytest.raises(OperationalError) as caught:
-        work()
-    assert "COMMIT" in caught.value.__notes__[0]
-    assert balances()[1] == 0
-
-
 def test_contention_in_a_commit_hook_does_not_repeat_what_was_committed(accounts: None) -> None:
     @retry_on_contention()
     def work() -> None:
