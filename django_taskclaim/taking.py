@@ -30,9 +30,6 @@ M = TypeVar("M", bound=models.Model)
 #: How many leases a transaction may be idle, as with atomic handlers.
 IDLE_LEASES = 2
 
-#: Keys read for each row wanted, where they are read before they are locked: other takers have locked the first ones.
-LOOK_AHEAD = 4
-
 
 def take(
     queryset: models.QuerySet[M] | models.Manager[M],
@@ -191,7 +188,6 @@ def _lock(order: Order, place: Target) -> list[Any]:
         order.limit,
         place.columns.key,
         deleting=order.update is None,
-        look_ahead=LOOK_AHEAD,
     )
     keys = place.table.keys_of(locked)
     if not keys:

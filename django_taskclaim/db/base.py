@@ -24,9 +24,12 @@ from django_taskclaim.db.sql import (
     Change,
     Claims,
     Convert,
+    Fields,
     Key,
+    Keys,
     KeyTable,
     OwnValues,
+    Rows,
     Table,
     both,
     converted,
@@ -72,7 +75,7 @@ class ClaimStatement:
     """The text of a claim, made once for all claims that differ in bound values alone."""
 
     table: Table
-    fields: Sequence[AnyField]
+    fields: Fields
     #: The SELECT of the keys of all candidates, in claim order, without a limit.
     candidates: SQL
     #: The whole condition of the candidates, and our part of it, which the UPDATE repeats.
@@ -110,9 +113,7 @@ class ClaimSpec:
         return SQL(part.text, tuple(params))
 
 
-def rows_by_role(
-    fields: Sequence[AnyField], table: Table, raw: Sequence[Sequence[Any]]
-) -> list[ClaimedRow]:
+def rows_by_role(fields: Fields, table: Table, raw: Sequence[Sequence[Any]]) -> list[ClaimedRow]:
     """Return rows of the columns *fields*, those with a role among them, as rows by role."""
     columns, at = table.columns, {field: place for place, field in enumerate(fields)}
     keys, iteration = [at[field] for field in columns.key], at[columns.iteration]
@@ -339,9 +340,9 @@ class Dialect:
     def prepare_claim(
         self,
         table: Table,
-        candidates: "models.QuerySet[Any]",
-        claimable: "models.QuerySet[Any]",
-        fields: Sequence[AnyField],
+        candidates: Rows,
+        claimable: Rows,
+        fields: Fields,
         lease: timedelta,
         *,
         simple: bool,
@@ -400,7 +401,7 @@ class Dialect:
             ],
         )
 
-    def claim_converters(self, table: Table, fields: Sequence[AnyField]) -> dict[int, Convert]:
+    def claim_converters(self, table: Table, fields: Fields) -> dict[int, Convert]:
         """Return what the values that a whole claim returns are passed through, by place; most need nothing."""
         ours = [n for n, field in enumerate(fields) if isinstance(field, MomentField)]
         read = dict.fromkeys(ours if settings.USE_TZ else (), self.read_moment)
@@ -449,9 +450,7 @@ class Dialect:
 
     # Reading and locking
 
-    def compiled(
-        self, queryset: "models.QuerySet[Any]", limit: int | None, fields: Sequence[AnyField]
-    ) -> SQL | None:
+    def compiled(self, queryset: Rows, limit: int | None, fields: Fields) -> SQL | None:
         """Return the SELECT of the first *limit* rows as text, None where it can match nothing."""
         query = queryset.values_list(*(one.attname for one in fields))[:limit].query
         try:
@@ -460,23 +459,13 @@ class Dialect:
             return None
         return SQL(text, tuple(params))
 
-    def first(
-        self,
-        queryset: "models.QuerySet[Any]",
-        table: KeyTable,
-        limit: int,
-        fields: Sequence[AnyField],
-    ) -> list[list[Any]]:
+    def first(self, queryset: Rows, table: KeyTable, limit: int, fields: Fields) -> list[list[Any]]:
         """Return *fields* of the first rows of *queryset*, without a lock."""
         statement = self.compiled(queryset, limit, fields)
         return [] if statement is None else table.python_rows(fields, self.fetch(statement))
 
     def first_of_each(
-        self,
-        querysets: "Sequence[models.QuerySet[Any]]",
-        table: Table,
-        field: AnyField,
-        values: Sequence[Any],
+        self, querysets: Sequence[Rows], table: Table, field: AnyField, values: Sequence[Any]
     ) -> list[list[Key]]:
         """Return, for each of *querysets*, the keys of its first row with each of *values* in *field*.
 
@@ -504,7 +493,7 @@ class Dialect:
     def select(
         self,
         table: KeyTable,
-        fields: Sequence[AnyField],
+        fields: Fields,
         condition: SQL,
         lock: str = "",
         *,
@@ -530,7 +519,7 @@ class Dialect:
     def select_keys(
         self,
         table: KeyTable,
-        keys: Sequence[Key],
+        keys: Keys,
         condition: SQL | None = None,
         lock: str = "",
         *,
@@ -544,26 +533,16 @@ class Dialect:
         rows = self.select(table, table.columns.key, matching, lock, ordered=ordered)
         return table.keys_of(rows)
 
-    def held_keys(
-        self, table: Table, token: Token, keys: Sequence[Key], lock: str = ""
-    ) -> list[Key]:
+    def held_keys(self, table: Table, token: Token, keys: Keys, lock: str = "") -> list[Key]:
         """Return those of *keys* that *token* still holds; see ``select``."""
         return self.select_keys(table, keys, table.standing(token), lock)
 
     def lock_first(
-        self,
-        queryset: "models.QuerySet[Any]",
-        table: KeyTable,
-        limit: int,
-        fields: Sequence[AnyField],
-        *,
-        deleting: bool = False,
-        look_ahead: int = 1,
+        self, queryset: Rows, table: KeyTable, limit: int, fields: Fields, *, deleting: bool = False
     ) -> list[list[Any]]:
         """Lock the first *limit* rows of *queryset* that nobody else has locked, and return *fields* of each.
 
-        Only its ordering may join other tables. *deleting* says that the rows are to go. Where keys are read before
-        they are locked, *look_ahead* are read for each row wanted.
+        Only its ordering may join other tables. *deleting* says that the rows are to go.
         """
         raise NotImplementedError
 
@@ -574,18 +553,12 @@ class Dialect:
     # Writing
 
     def write(
-        self,
-        table: KeyTable,
-        keys: Sequence[Key],
-        change: Change | None,
-        condition: SQL | None = None,
+        self, table: KeyTable, keys: Keys, change: Change | None, condition: SQL | None = None
     ) -> int:
         """Write the rows with these keys that match *condition*, or delete them (None), and return how many."""
         return self.run(self.writing(table, keys, change, condition))
 
-    def write_held(
-        self, table: Table, claims: Claims, change: Change | None
-    ) -> Sequence[Key] | None:
+    def write_held(self, table: Table, claims: Claims, change: Change | None) -> Keys | None:
         """Write the rows that the tokens still hold by one statement, and return the keys of those written.
 
         None, where fewer were written than named and nothing says which: the statement must then be rolled back. A
@@ -594,7 +567,7 @@ class Dialect:
         keys = claims[0][1] if len(claims) == 1 else [key for _, same in claims for key in same]
         return self.written(table, self.writing(table, keys, change, table.held(claims)), keys)
 
-    def written(self, table: Table, statement: SQL, keys: Sequence[Key]) -> Sequence[Key] | None:
+    def written(self, table: Table, statement: SQL, keys: Keys) -> Keys | None:
         """Send a statement that writes the rows with these keys, and return the keys of those that it wrote."""
         if len(keys) == 1:
             # Of a single row the count tells as much, and costs less.
@@ -602,9 +575,7 @@ class Dialect:
         rows = self.fetch(SQL(f"{statement.text} RETURNING {table.key_list}", statement.params))
         return keys if len(rows) == len(keys) else table.python_keys(rows)
 
-    def renew_held(
-        self, table: Table, token: Token, keys: Sequence[Key], lease: timedelta
-    ) -> Sequence[Key]:
+    def renew_held(self, table: Table, token: Token, keys: Keys, lease: timedelta) -> Keys:
         """Extend the leases that *token* still holds, but for rows that somebody has locked, and return their keys."""
         held = self.held_keys(table, token, keys, SKIP)
         if held:
@@ -621,11 +592,7 @@ class Dialect:
         )
 
     def writing(
-        self,
-        table: KeyTable,
-        keys: Sequence[Key],
-        change: Change | None,
-        condition: SQL | None = None,
+        self, table: KeyTable, keys: Keys, change: Change | None, condition: SQL | None = None
     ) -> SQL:
         """Return the UPDATE, or the DELETE, of the rows with these keys that also match *condition*.
 
@@ -650,7 +617,7 @@ class Dialect:
             table.keyed(keys) if condition is None else both(table.keyed(keys), condition),
         )
 
-    def deletion(self, table: KeyTable, keys: Sequence[Key], condition: SQL | None) -> SQL:
+    def deletion(self, table: KeyTable, keys: Keys, condition: SQL | None) -> SQL:
         """Return the DELETE of the rows with these keys that also match *condition*."""
         keyed = table.keyed(keys)
         matching = keyed if condition is None else both(keyed, condition)
@@ -659,7 +626,7 @@ class Dialect:
     def joined_update(
         self,
         table: KeyTable,
-        keys: Sequence[Key],
+        keys: Keys,
         own: Sequence[OwnValues],
         assignments: Sequence[SQL],
         condition: SQL | None,
@@ -678,9 +645,7 @@ class Dialect:
             same if condition is None else both(same, condition),
         )
 
-    def value_rows(
-        self, table: KeyTable, keys: Sequence[Key], own: Sequence[OwnValues]
-    ) -> list[SQL]:
+    def value_rows(self, table: KeyTable, keys: Keys, own: Sequence[OwnValues]) -> list[SQL]:
         """Return the key of each row and its own values, as items of a list."""
         marks = ["%s"] * len(table.key)
         given = zip(*[one.values for one in own], strict=True)
@@ -693,12 +658,7 @@ class Dialect:
         ]
 
     def insert_selected(
-        self,
-        table: KeyTable,
-        into: Sequence[AnyField],
-        selected: SQL,
-        *,
-        passing_over: bool = False,
+        self, table: KeyTable, into: Fields, selected: SQL, *, passing_over: bool = False
     ) -> int:
         """Insert the rows that a SELECT returns into the columns *into*, and return how many.
 

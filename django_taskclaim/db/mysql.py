@@ -9,7 +9,7 @@ from datetime import timedelta
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from django.db import Error, NotSupportedError, OperationalError, models
+from django.db import Error, NotSupportedError, OperationalError
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_taskclaim.claim import clock
@@ -20,9 +20,12 @@ from django_taskclaim.db.sql import (
     SQL,
     VALUES,
     Change,
+    Fields,
     Key,
+    Keys,
     KeyTable,
     OwnValues,
+    Rows,
     Table,
     both,
     real_name,
@@ -30,7 +33,6 @@ from django_taskclaim.db.sql import (
     value,
 )
 from django_taskclaim.exceptions import TaskClaimError
-from django_taskclaim.fields import AnyField
 from django_taskclaim.states import WORKER_MARK, Status
 
 #: How long our own sessions wait for a row, in whole seconds.
@@ -195,23 +197,17 @@ class MySQL(Dialect):
         return keys
 
     def lock_first(
-        self,
-        queryset: "models.QuerySet[Any]",
-        table: KeyTable,
-        limit: int,
-        fields: Sequence[AnyField],
-        *,
-        deleting: bool = False,
-        look_ahead: int = 1,
+        self, queryset: Rows, table: KeyTable, limit: int, fields: Fields, *, deleting: bool = False
     ) -> list[list[Any]]:
         candidates = self.compiled(queryset, None, table.columns.key)
         condition = table.where_of(queryset)
         if candidates is None or condition is None:
             return []
-        chosen = _Chosen(candidates, condition)
-        return self._lock_chosen(chosen, table, limit, fields, limit * look_ahead)
+        # Many at once take rows of a table without claim columns, and have locked the first of them.
+        look = limit if isinstance(table, Table) else limit * self.LOOK_AHEAD
+        return self._lock_chosen(_Chosen(candidates, condition), table, limit, fields, look)
 
-    def deletion(self, table: KeyTable, keys: Sequence[Key], condition: SQL | None) -> SQL:
+    def deletion(self, table: KeyTable, keys: Keys, condition: SQL | None) -> SQL:
         # On a small table every plainer form walks all rows, index hint or not, and waits for those of others.
         chosen = sql(
             "SELECT DISTINCT {} FROM {} WHERE {}", table.key_list, table.name, table.keyed(keys)
@@ -227,12 +223,7 @@ class MySQL(Dialect):
         )
 
     def _lock_chosen(
-        self,
-        chosen: _Chosen,
-        table: KeyTable,
-        limit: int,
-        fields: Sequence[AnyField],
-        look: int,
+        self, chosen: _Chosen, table: KeyTable, limit: int, fields: Fields, look: int
     ) -> list[list[Any]]:
         """Lock up to *limit* rows, the first of those *chosen* that nobody else has, and return *fields* of each.
 
@@ -311,7 +302,7 @@ class MySQL(Dialect):
     def joined_update(
         self,
         table: KeyTable,
-        keys: Sequence[Key],
+        keys: Keys,
         own: Sequence[OwnValues],
         assignments: Sequence[SQL],
         condition: SQL | None,
@@ -334,7 +325,7 @@ class MySQL(Dialect):
             "" if condition is None else sql(" WHERE {}", condition),
         )
 
-    def written(self, table: Table, statement: SQL, keys: Sequence[Key]) -> Sequence[Key] | None:
+    def written(self, table: Table, statement: SQL, keys: Keys) -> Keys | None:
         # A count tells something only where it is that of all rows; none may mean that nothing was changed.
         return keys if self.run(statement) == len(keys) else None
 
@@ -352,7 +343,7 @@ class MySQL(Dialect):
         )
 
     def sees_new_commits(self) -> bool:
-        return getattr(self.connection, "isolation_level", None) == "read committed"
+        return self.commits_alone
 
 
 def is_mariadb(connection: BaseDatabaseWrapper) -> bool:
@@ -374,7 +365,7 @@ def keeping_setting(dialect: Dialect, name: str) -> Iterator[Any]:
                 dialect.run(SQL(f"SET SESSION {name} = {before}"))
 
 
-def _ascending(keys: Sequence[Key], table: KeyTable) -> int:
+def _ascending(keys: Keys, table: KeyTable) -> int:
     """Return how many of *keys*, from the first on, stand in an order that the database, too, is sure to have."""
     # A table made elsewhere may have a NULL there.
     if not table.has_plain_key or set(map(type, keys)) != {int}:

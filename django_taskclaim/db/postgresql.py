@@ -6,23 +6,25 @@ from datetime import timedelta
 from typing import Any
 
 from django.conf import settings
-from django.db import InternalError, models
+from django.db import InternalError
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_taskclaim.db.base import ClaimStatement, Dialect
 from django_taskclaim.db.sql import (
     PREPARED,
     SQL,
-    Key,
+    Fields,
+    Keys,
     KeyTable,
     OwnValues,
+    Rows,
     Table,
     both,
     sql,
     unqualified,
     value,
 )
-from django_taskclaim.fields import AnyField, MomentField
+from django_taskclaim.fields import MomentField
 from django_taskclaim.policy import RENEWALS_PER_LEASE
 from django_taskclaim.states import Token
 
@@ -188,9 +190,7 @@ class PostgreSQL(Dialect):
             ),
         )
 
-    def value_rows(
-        self, table: KeyTable, keys: Sequence[Key], own: Sequence[OwnValues]
-    ) -> list[SQL]:
+    def value_rows(self, table: KeyTable, keys: Keys, own: Sequence[OwnValues]) -> list[SQL]:
         """Begin with a row of nothing but types: texts, and arrays of texts, have none and take that of their column.
 
         An explicit cast to the column's type would cut a value that does not fit.
@@ -204,9 +204,7 @@ class PostgreSQL(Dialect):
             typed.append(nothing(table.column(one.field), table.name) if is_text else "NULL")
         return [SQL(", ".join(typed)), *super().value_rows(table, keys, own)]
 
-    def renew_held(
-        self, table: Table, token: Token, keys: Sequence[Key], lease: timedelta
-    ) -> Sequence[Key]:
+    def renew_held(self, table: Table, token: Token, keys: Keys, lease: timedelta) -> Keys:
         held = both(table.keyed(keys), table.standing(token))
         statement = sql(
             "WITH {} AS MATERIALIZED (SELECT {} FROM {} WHERE {} ORDER BY {} {} SKIP LOCKED)"
@@ -228,14 +226,7 @@ class PostgreSQL(Dialect):
         return renewed
 
     def lock_first(
-        self,
-        queryset: "models.QuerySet[Any]",
-        table: KeyTable,
-        limit: int,
-        fields: Sequence[AnyField],
-        *,
-        deleting: bool = False,
-        look_ahead: int = 1,
+        self, queryset: Rows, table: KeyTable, limit: int, fields: Fields, *, deleting: bool = False
     ) -> list[list[Any]]:
         rows = self.compiled(queryset, limit, fields)
         if rows is None:

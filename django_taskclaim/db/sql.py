@@ -22,12 +22,16 @@ from django_taskclaim.states import Status, Token
 
 Key = Any
 
+Keys: TypeAlias = Sequence[Key]
+Fields: TypeAlias = Sequence[AnyField]
+Rows: TypeAlias = "models.QuerySet[Any]"
+
 T = TypeVar("T")
 
 Convert = Callable[[Any], Any]
 
 #: Tokens, each with the keys that it is said to hold.
-Claims: TypeAlias = Sequence[tuple[Token, Sequence[Key]]]
+Claims: TypeAlias = Sequence[tuple[Token, Keys]]
 
 #: Stands for the transactions that wait for the second phase of their commit; which is which cannot be told.
 PREPARED = "prepared"
@@ -127,11 +131,7 @@ class KeyTable:
     columns: KeyColumns
 
     def __init__(
-        self,
-        columns: KeyColumns,
-        connection: BaseDatabaseWrapper,
-        *,
-        key_index: str = "PRIMARY",
+        self, columns: KeyColumns, connection: BaseDatabaseWrapper, *, key_index: str = "PRIMARY"
     ) -> None:
         self.columns = columns
         self.connection = connection
@@ -146,16 +146,11 @@ class KeyTable:
     @cached_property
     def sorts_as_python(self) -> bool:
         """Whether Python puts keys into the order that the database has them in: no text, which has a collation."""
-        return all(map(self._sorts_as_python, self.columns.key))
-
-    def _sorts_as_python(self, field: Any) -> bool:
-        while field.is_relation:
-            field = field.target_field
-        if type(field) is models.UUIDField:
-            # The native one of MariaDB has an order of its own.
-            is_native = self.connection.features.has_native_uuid_field
-            return self.connection.vendor != "mysql" or not is_native
-        return type(field) in PLAIN_INTEGERS
+        kinds = {type(field) for field in map(_linked, self.columns.key)}
+        # The native UUID of MariaDB has an order of its own.
+        is_native = self.connection.features.has_native_uuid_field
+        sorts = self.connection.vendor != "mysql" or not is_native
+        return kinds <= (PLAIN_INTEGERS | {models.UUIDField} if sorts else PLAIN_INTEGERS)
 
     def _quote(self, name: str) -> str:
         return self.connection.ops.quote_name(name)
@@ -171,20 +166,15 @@ class KeyTable:
         """Return the column's name with the table in front of it."""
         return f"{self.name}.{self.column(field)}"
 
-    def list_of(self, fields: Sequence[AnyField]) -> str:
+    def list_of(self, fields: Fields) -> str:
         """Return qualified column names, separated by commas."""
         return ", ".join(self.qualified(field) for field in fields)
 
-    def keyed(self, keys: Sequence[Key]) -> SQL:
+    def keyed(self, keys: Keys) -> SQL:
         """Match the rows with these keys."""
         if len(self.key) > 1:
             return self.keyed_by_columns(keys)
-        prepared = keys
-        if not self.has_plain_key or set(map(type, keys)) != {int}:
-            (field,) = self.columns.key
-            prepared = [
-                field.get_db_prep_value(key, self.connection, prepared=False) for key in keys
-            ]
+        prepared = [one for (one,) in self.prepared_keys(keys)]
         if len(prepared) > 1 and set(map(type, prepared)) == {int}:
             # As they are: many values bound cost the driver more than the statement costs the server. With a single one
             # the text is the same for all rows, which the driver then takes apart only once.
@@ -192,7 +182,7 @@ class KeyTable:
         marks = ", ".join(["%s"] * len(prepared))
         return SQL(f"{self.key_list} IN ({marks})", tuple(prepared))
 
-    def keyed_by_columns(self, keys: Sequence[Key]) -> SQL:
+    def keyed_by_columns(self, keys: Keys) -> SQL:
         """Match the rows with these composite keys."""
         params = tuple(part for key in keys for part in self.prepared_key(key))
         each = " AND ".join(f"{self.name}.{column} = %s" for column in self.key)
@@ -213,7 +203,7 @@ class KeyTable:
             for field, part in zip(self.columns.key, parts, strict=True)
         )
 
-    def prepared_keys(self, keys: Sequence[Key]) -> list[tuple[Any, ...]]:
+    def prepared_keys(self, keys: Keys) -> list[tuple[Any, ...]]:
         """Return the values of each key as the driver wants them."""
         if self.has_plain_key and set(map(type, keys)) == {int}:
             return [(key,) for key in keys]
@@ -242,7 +232,7 @@ class KeyTable:
         )
         return [_placeholder(field, one, compiler, self.connection) for one in prepared]
 
-    def where_of(self, queryset: "models.QuerySet[Any]") -> SQL | None:
+    def where_of(self, queryset: Rows) -> SQL | None:
         """Return the queryset's condition as text, None where it can match nothing."""
         compiler = queryset.query.get_compiler(connection=self.connection)
         try:
@@ -254,11 +244,11 @@ class KeyTable:
             return SQL("1 = 1")
         return SQL(text or "1 = 1", tuple(params))
 
-    def python_rows(self, fields: Sequence[AnyField], raw: Iterable[Any]) -> list[list[Any]]:
+    def python_rows(self, fields: Fields, raw: Iterable[Any]) -> list[list[Any]]:
         """Turn what the driver returned for *fields* into what Django would show."""
         return converted(raw, self.converters(fields))
 
-    def converters(self, fields: Sequence[AnyField]) -> dict[int, Convert]:
+    def converters(self, fields: Fields) -> dict[int, Convert]:
         """Return what Django passes the values of *fields* through, by place; most need nothing."""
         known: dict[Any, tuple[Any, dict[int, Convert]]]
         known = vars(self.connection).setdefault(CONVERTERS, {})
@@ -339,6 +329,11 @@ class Table(KeyTable):
             return self.standing(claims[0][0])
         each = [sql("{} AND {}", self.keyed(keys), self.standing(token)) for token, keys in claims]
         return sql("(({}))", SQL.join(") OR (", each))
+
+
+def _linked(field: Any) -> Any:
+    """Return the field that a key which is a link takes its values from."""
+    return _linked(field.target_field) if field.is_relation else field
 
 
 def _through(

@@ -1,18 +1,28 @@
 """SQLite 3.35+: one writer at a time, so a single UPDATE … RETURNING claims and nothing needs a row lock."""
 
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
-from django.db import OperationalError, models, transaction
+from django.db import OperationalError, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_taskclaim.columns import ClaimColumns, KeyColumns
 from django_taskclaim.db.base import NAMED_LEASES, ClaimStatement, Dialect
-from django_taskclaim.db.sql import SKIP, SQL, WAIT, Change, Key, KeyTable, Table, sql
-from django_taskclaim.fields import AnyField
+from django_taskclaim.db.sql import (
+    SKIP,
+    SQL,
+    WAIT,
+    Change,
+    Fields,
+    Keys,
+    KeyTable,
+    Rows,
+    Table,
+    sql,
+)
 from django_taskclaim.states import Token
 
 #: SQLITE_IOERR, the low byte of its extended codes.
@@ -28,7 +38,7 @@ def _is_of_decoding(error: Exception) -> bool:
 class RowValues(KeyTable):
     """A table whose composite keys are compared as one value: an OR of a thousand is too deep for SQLite."""
 
-    def keyed_by_columns(self, keys: Sequence[Key]) -> SQL:
+    def keyed_by_columns(self, keys: Keys) -> SQL:
         params = tuple(part for key in keys for part in self.prepared_key(key))
         row = f"({', '.join(['%s'] * len(self.key))})"
         names = self.list_of(self.columns.key)
@@ -139,7 +149,7 @@ class SQLite(Dialect):
     def select(
         self,
         table: KeyTable,
-        fields: Sequence[AnyField],
+        fields: Fields,
         condition: SQL,
         lock: str = "",
         *,
@@ -152,14 +162,7 @@ class SQLite(Dialect):
         return super().select(table, fields, condition, ordered=ordered, limit=limit)
 
     def lock_first(
-        self,
-        queryset: "models.QuerySet[Any]",
-        table: KeyTable,
-        limit: int,
-        fields: Sequence[AnyField],
-        *,
-        deleting: bool = False,
-        look_ahead: int = 1,
+        self, queryset: Rows, table: KeyTable, limit: int, fields: Fields, *, deleting: bool = False
     ) -> list[list[Any]]:
         if not isinstance(table, Table):
             return self.first(queryset, table, limit, fields)
@@ -169,7 +172,7 @@ class SQLite(Dialect):
             return []
         return self._touch(table, sql("{} IN ({})", _key_tuple(table), rows), fields)
 
-    def _touch(self, table: Table, condition: SQL, fields: Sequence[AnyField]) -> list[list[Any]]:
+    def _touch(self, table: Table, condition: SQL, fields: Fields) -> list[list[Any]]:
         """Lock claim rows by an UPDATE that changes nothing; the caller's own transaction may be a deferred one."""
         statement = sql(
             "UPDATE {} SET {} WHERE {} RETURNING {}",
@@ -180,9 +183,7 @@ class SQLite(Dialect):
         )
         return table.python_rows(fields, self.fetch(statement))
 
-    def renew_held(
-        self, table: Table, token: Token, keys: Sequence[Key], lease: timedelta
-    ) -> Sequence[Key]:
+    def renew_held(self, table: Table, token: Token, keys: Keys, lease: timedelta) -> Keys:
         # Nobody else has a row locked: who writes has the database.
         renewed = self.write_held(table, [(token, keys)], Change([self.extension(table, lease)]))
         assert renewed is not None, "RETURNING names what was written"
@@ -202,5 +203,5 @@ def _key_tuple(table: Table) -> str:
     return f"({names})" if len(table.key) > 1 else names
 
 
-def _returned(table: Table, fields: Sequence[AnyField]) -> str:
+def _returned(table: Table, fields: Fields) -> str:
     return ", ".join(table.column(field) for field in fields)
