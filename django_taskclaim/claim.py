@@ -49,7 +49,7 @@ class Claim:
     # What most claims never come to know differently stands on the class: a worker makes one of these for every row.
 
     #: Claimed alone, because the row may have killed the worker that had it on its last try.
-    suspect = False
+    quarantined = False
     #: The holder had the row before the call that returned it, which has only extended the lease.
     held_before = False
     #: When the lease ends by the clock of this process, None where it was never known.

@@ -37,10 +37,20 @@ OPEN_ENDED = datetime(9000, 1, 1, tzinfo=UTC)
 
 #: The mark of a row that is quarantined because its worker died on its last try: a ``not_before`` behind all others,
 #: so that ordinary claims leave the row out by the index. It is claimed alone, see ``release_expired``.
-CRASHED = OPEN_ENDED + timedelta(days=1)
+QUARANTINED = OPEN_ENDED + timedelta(days=1)
 
-#: … and of such a row claimed by a worker that has not begun it yet: if the claim expires, it has killed nobody.
-CRASHED_UNBEGUN = CRASHED + timedelta(seconds=1)
+#: … and of such a row claimed by a worker that has not started it yet: if the claim expires, it has killed nobody.
+QUARANTINED_UNSTARTED = QUARANTINED + timedelta(seconds=1)
+
+
+def is_quarantine_mark(moment: datetime | None) -> bool:
+    """Say whether a ``not_before`` is the mark of a row whose worker died on its last try."""
+    return moment is not None and as_utc(moment) in (QUARANTINED, QUARANTINED_UNSTARTED)
+
+
+def is_unstarted_mark(moment: datetime | None) -> bool:
+    """Say whether a ``not_before`` is the mark of such a row that its holder has not started."""
+    return moment is not None and as_utc(moment) == QUARANTINED_UNSTARTED
 
 
 def without_name(deconstructed: Any) -> Any:

@@ -27,7 +27,7 @@ rows_renewed = Signal()
 claim_lost = Signal()
 #: From the reaper, which loads no instances. Carries ``keys`` and ``holders`` (who had claimed them, in the order of
 #: the keys), and their ``outcome``: "charged" (open again, one try used up), "uncharged" (open again; a caller had
-#: named the holder), "crashed" (open again after the last try; claimed alone next time) or "failed".
+#: named the holder), "quarantined" (open again after the last try; claimed alone next time) or "failed".
 rows_expired = Signal()
 #: From the verbs of operators, which load no instances. Carries ``keys`` and the ``act``: "reset", "paused",
 #: "resumed", "taken back", "failed", "pruned" (the rows are gone) or "taken over". The last also carries

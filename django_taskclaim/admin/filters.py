@@ -15,8 +15,7 @@ from django_taskclaim.admin.rows import EXPIRED, WAITING
 from django_taskclaim.columns import ClaimColumns, claim_columns
 from django_taskclaim.db import dialect_for
 from django_taskclaim.monitoring.overview import database_time
-from django_taskclaim.querysets.expiry import expired_condition
-from django_taskclaim.querysets.scope import ClaimTarget, waits
+from django_taskclaim.querysets.scope import is_expired, waits
 from django_taskclaim.states import WORKER_MARK, Status
 
 #: So many running, or failed, rows are looked through for choices to offer.
@@ -64,7 +63,7 @@ class StateFilter(ClaimFilter):
         if kind == WAITING:
             return self.in_state(queryset, Status.OPEN).filter(waits(queryset.model))
         if kind == EXPIRED:
-            return queryset.filter(expired_condition(ClaimTarget.of(queryset.model, queryset.db)))
+            return queryset.filter(is_expired(claim_columns(queryset.model)))
         return self.in_state(queryset, Status(kind))
 
 

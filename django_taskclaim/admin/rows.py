@@ -10,7 +10,7 @@ from django.db import DEFAULT_DB_ALIAS, models
 from django.http import HttpRequest
 
 from django_taskclaim.columns import claim_columns
-from django_taskclaim.fields import CRASHED, OPEN_ENDED, as_utc
+from django_taskclaim.fields import OPEN_ENDED, QUARANTINED, as_utc
 from django_taskclaim.monitoring.overview import database_time
 from django_taskclaim.policy import policy_for
 from django_taskclaim.states import Status
@@ -100,7 +100,7 @@ class RowFacts:
     @property
     def crashed(self) -> bool:
         """Whether the row is to be claimed alone, because its worker died on its last try."""
-        marked = self.not_before is not None and self.not_before >= CRASHED
+        marked = self.not_before is not None and self.not_before >= QUARANTINED
         return self.status == Status.OPEN and marked
 
     @property

@@ -31,8 +31,7 @@ from django_taskclaim.db import DatabaseNow
 from django_taskclaim.fields import as_utc
 from django_taskclaim.models import Switch
 from django_taskclaim.monitoring.counts import MOST
-from django_taskclaim.querysets.expiry import expired_condition
-from django_taskclaim.querysets.scope import ClaimTarget
+from django_taskclaim.querysets.scope import is_expired
 from django_taskclaim.states import Status
 from django_taskclaim.switch import SwitchError, holds, pause, resume
 from django_taskclaim.switch_reading import EVERY_MODEL, scope_of, scopes_over
@@ -195,7 +194,7 @@ def _turned(
 def release_expired_view(admin: Any, request: HttpRequest) -> HttpResponseBase:
     """Do now what the reaper would do in its turn."""
     rows = admin.get_queryset(request)
-    expired = rows.filter(expired_condition(ClaimTarget.of(admin.model, alias_of(rows))))
+    expired = rows.filter(is_expired(claim_columns(admin.model)))
     return _over(
         admin,
         request,

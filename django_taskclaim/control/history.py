@@ -28,7 +28,7 @@ from django_taskclaim.switch_reading import scope_of
 OUTCOMES = {
     "charged": gettext_noop("put back, one try used up"),
     "uncharged": gettext_noop("put back"),
-    "crashed": gettext_noop("put back, to be claimed alone"),
+    "quarantined": gettext_noop("put back, to be claimed alone"),
     "failed": gettext_noop("failed: no try was left"),
 }
 

@@ -15,7 +15,7 @@ from django.db.models.functions import Substr
 
 from django_taskclaim.columns import ClaimColumns, claim_columns, has_ranges
 from django_taskclaim.db import dialect_for
-from django_taskclaim.fields import CRASHED, NEVER_WAITED, OPEN_ENDED, as_utc
+from django_taskclaim.fields import NEVER_WAITED, OPEN_ENDED, QUARANTINED, as_utc
 from django_taskclaim.formatting import with_source
 from django_taskclaim.limits import FleetLimits, limits_of
 from django_taskclaim.links import is_companion, key_text, source_link
@@ -23,8 +23,7 @@ from django_taskclaim.models import Switch, Throttle, WorkerProcess
 from django_taskclaim.monitoring.counts import MOST, RowCounts, count_rows
 from django_taskclaim.querysets import ClaimQuerySet, Progress
 from django_taskclaim.querysets.everyone import everyones_stop
-from django_taskclaim.querysets.expiry import expired_condition
-from django_taskclaim.querysets.scope import ClaimTarget
+from django_taskclaim.querysets.scope import is_expired
 from django_taskclaim.states import WORKER_MARK, Status
 from django_taskclaim.switch import paused_by
 from django_taskclaim.switch_reading import scope_of
@@ -249,7 +248,7 @@ def _dueness(opened: Any, columns: ClaimColumns, now: datetime) -> _Dueness:
     if columns.not_before is None:
         return _Dueness(opened.count())
     name = columns.not_before.name
-    waited, marked = Q(**{f"{name}__lte": now}), Q(**{f"{name}__gte": CRASHED})
+    waited, marked = Q(**{f"{name}__lte": now}), Q(**{f"{name}__gte": QUARANTINED})
     facts = opened.aggregate(
         due=Count(name, filter=waited | marked),
         since=Min(name, filter=waited & Q(**{f"{name}__gt": NEVER_WAITED})),
@@ -270,7 +269,7 @@ class _Running(NamedTuple):
 def _running(rows: Any, columns: ClaimColumns) -> _Running:
     """Return what is known of all running rows."""
     who, expiry = columns.claimed_by.name, columns.expires_at.name
-    expired = rows.filter(expired_condition(ClaimTarget.of(rows.model, rows.db)))
+    expired = rows.filter(is_expired(claim_columns(rows.model)))
     late = expired.aggregate(rows=Count("*"), ended=Count(expiry), since=Min(expiry))
     running = rows.filter(**{columns.status.name: Status.PROCESSING})
     batches = running.order_by().values_list(who).annotate(rows=Count("*"), first=Min(expiry))

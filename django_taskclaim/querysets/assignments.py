@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 from django_taskclaim.db.sql import SQL, value
-from django_taskclaim.fields import CRASHED, AnyField
+from django_taskclaim.fields import QUARANTINED, AnyField
 from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.states import Status
 
@@ -102,7 +102,11 @@ def pass_on(target: ClaimTarget, holder: str, lease: timedelta) -> list[SQL]:
     ]
 
 
-def crash_mark(target: ClaimTarget) -> list[SQL]:
+def quarantine_mark(target: ClaimTarget) -> list[SQL]:
     """Return what marks a row to be claimed alone; nothing for a model without ``not_before``."""
     field = target.columns.not_before
-    return [] if field is None else [target.table.assign(field, target.table.bound(field, CRASHED))]
+    return (
+        []
+        if field is None
+        else [target.table.assign(field, target.table.bound(field, QUARANTINED))]
+    )

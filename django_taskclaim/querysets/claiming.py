@@ -24,12 +24,17 @@ from django_taskclaim.claim import (
 from django_taskclaim.db import ClaimedRow, ClaimSpec, ClaimStatement, SwitchIsOn
 from django_taskclaim.db.base import rows_by_role
 from django_taskclaim.db.sql import WAIT, Change
-from django_taskclaim.fields import CRASHED, CRASHED_UNBEGUN, AnyField, as_utc
+from django_taskclaim.fields import (
+    QUARANTINED,
+    QUARANTINED_UNSTARTED,
+    AnyField,
+    is_quarantine_mark,
+)
 from django_taskclaim.policy import policies_over, policy_for, refuse_faulty
 from django_taskclaim.querysets import refusals
 from django_taskclaim.querysets.cursor import (
     ALL,
-    QUARANTINED,
+    QUARANTINED_ROWS,
     TURN,
     Cursor,
     Look,
@@ -456,8 +461,8 @@ class ClaimCall:
         ours = ALL
         if look.name == "quarantined":
             # The mark says, should the claim expire, whether the row had been started.
-            mark = CRASHED_UNBEGUN if self.request.notes_start else CRASHED
-            ours = QUARANTINED
+            mark = QUARANTINED_UNSTARTED if self.request.notes_start else QUARANTINED
+            ours = QUARANTINED_ROWS
         claimable = target.rows.order_by().filter(
             is_open(target.columns) & ours.condition(target.columns), SwitchIsOn(self.scopes)
         )
@@ -512,7 +517,7 @@ class ClaimCall:
         rows = build(self.queryset, claimed) if self.is_plain else []
         claims = claims_of(claimed, request.holder, target.alias, request.lease, self.started)
         if len(claimed) == 1:
-            claims[0].suspect = is_crash_mark(claimed[0].not_before)
+            claims[0].quarantined = is_quarantine_mark(claimed[0].not_before)
         if not self.is_plain:
             by_key = {one.pk: one for one in claims}
             rows = self.read(by_key)
@@ -525,13 +530,3 @@ class ClaimCall:
         rows = read_again(self.queryset, self.target, list(claims))
         prefetch(self.queryset, rows)
         return rows
-
-
-def is_crash_mark(moment: Any) -> bool:
-    """Say whether a ``not_before`` is the mark of a row whose worker died on its last try."""
-    return moment is not None and as_utc(moment) in (CRASHED, CRASHED_UNBEGUN)
-
-
-def is_unbegun(moment: Any) -> bool:
-    """Say whether a ``not_before`` is the mark of such a row that its holder has not started."""
-    return moment is not None and as_utc(moment) == CRASHED_UNBEGUN

@@ -14,7 +14,7 @@ from django.db.models import Q
 from django_taskclaim.claim import clock
 from django_taskclaim.columns import ClaimColumns
 from django_taskclaim.db import Bound, ClaimedRow
-from django_taskclaim.fields import CRASHED, NEVER_WAITED, as_utc
+from django_taskclaim.fields import NEVER_WAITED, QUARANTINED, as_utc
 from django_taskclaim.querysets.scope import ClaimTarget, has_waited, is_quarantined
 
 #: Under backlog everything is looked at so often, in seconds, and so are rows of a higher priority alone …
@@ -61,7 +61,7 @@ class Look(NamedTuple):
 #: Where most claims look, …
 ALL = Look()
 #: … and what is left out there: rows that may have killed their worker.
-QUARANTINED = Look("quarantined")
+QUARANTINED_ROWS = Look("quarantined")
 
 
 def quarantined_looks(target: ClaimTarget) -> list[Look]:
@@ -69,8 +69,8 @@ def quarantined_looks(target: ClaimTarget) -> list[Look]:
     if target.columns.not_before is None:
         return []
     if target.columns.priority is None:
-        return [QUARANTINED]
-    numbers = target.dialect.priorities_from(target.table, CRASHED)
+        return [QUARANTINED_ROWS]
+    numbers = target.dialect.priorities_from(target.table, QUARANTINED)
     return [Look("quarantined", {"priority": number}) for number in numbers]
 
 

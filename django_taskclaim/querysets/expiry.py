@@ -13,23 +13,22 @@ from django.db.models import Q
 
 from django_taskclaim import conf
 from django_taskclaim.claim import clock
-from django_taskclaim.columns import unit_of
-from django_taskclaim.db import DatabaseNow
+from django_taskclaim.columns import claim_columns, unit_of
 from django_taskclaim.db.sql import SQL
+from django_taskclaim.fields import is_quarantine_mark, is_unstarted_mark
 from django_taskclaim.formatting import counted
 from django_taskclaim.policy import RENEWALS_PER_LEASE, fault_of, policy_for
 from django_taskclaim.querysets.assignments import (
-    crash_mark,
     failed,
     one_more_attempt,
     open_again,
+    quarantine_mark,
 )
-from django_taskclaim.querysets.claiming import is_crash_mark, is_unbegun
 from django_taskclaim.querysets.operating import BulkVerb, LockedRow, in_chunks, update_locked
 from django_taskclaim.querysets.refusals import without_refused
-from django_taskclaim.querysets.scope import ClaimTarget, Rows
+from django_taskclaim.querysets.scope import ClaimTarget, Rows, is_expired
 from django_taskclaim.signals import after_commit, rows_expired, send_after_commit
-from django_taskclaim.states import WORKER_MARK, Status
+from django_taskclaim.states import WORKER_MARK
 
 logger = logging.getLogger("django_taskclaim")
 
@@ -37,22 +36,9 @@ logger = logging.getLogger("django_taskclaim")
 EXPIRED = {
     "charged": "put back, one try counted",
     "uncharged": "put back, no try counted",
-    "crashed": "put back for the last try, to be claimed alone",
+    "quarantined": "put back for the last try, to be claimed alone",
     "failed": "failed, no try is left",
 }
-
-
-def expired_condition(target: ClaimTarget, cutoff: datetime | None = None) -> Q:
-    """Match rows whose lease has ended by the database's clock; a processing row without expiry counts as expired.
-
-    With *cutoff*, those alone whose lease had ended by then.
-    """
-    columns, expiry = target.columns, target.columns.expires_at.name
-    ended = Q(**{f"{expiry}__lte": DatabaseNow()})
-    if cutoff is not None:
-        ended &= Q(**{f"{expiry}__lte": cutoff})
-    never = Q(**{f"{expiry}__isnull": True})
-    return Q(**{columns.status.name: Status.PROCESSING}) & (never | ended)
 
 
 def release_expired(queryset: Rows, limit: int | None, cutoff: datetime | None = None) -> int:
@@ -67,7 +53,7 @@ class ReleaseExpired(BulkVerb):
         self.cutoff = cutoff
 
     def condition(self, target: ClaimTarget) -> Q:
-        return expired_condition(target, self.cutoff)
+        return is_expired(target.columns, self.cutoff)
 
     def write(self, target: ClaimTarget, rows: list[LockedRow]) -> int:
         by_outcome: dict[str, list[LockedRow]] = {}
@@ -77,15 +63,15 @@ class ReleaseExpired(BulkVerb):
 
 
 def _outcome(target: ClaimTarget, row: LockedRow) -> str:
-    """Say what an expired claim makes of its row: ``uncharged``, ``charged``, ``crashed`` or ``failed``."""
-    if WORKER_MARK not in (row.claimed_by or "") or is_unbegun(row.not_before):
+    """Say what an expired claim makes of its row: ``uncharged``, ``charged``, ``quarantined`` or ``failed``."""
+    if WORKER_MARK not in (row.claimed_by or "") or is_unstarted_mark(row.not_before):
         return "uncharged"
     # With a handler that could not be registered, nobody knows how many tries there are.
     if fault_of(target.model) or row.tried + 1 < policy_for(target.model).max_attempts:
         return "charged"
-    if target.columns.not_before is None or is_crash_mark(row.not_before):
+    if target.columns.not_before is None or is_quarantine_mark(row.not_before):
         return "failed"
-    return "crashed"
+    return "quarantined"
 
 
 def _assignments(target: ClaimTarget, outcome: str) -> list[SQL]:
@@ -93,8 +79,8 @@ def _assignments(target: ClaimTarget, outcome: str) -> list[SQL]:
         return open_again(target)
     if outcome == "charged":
         return [*one_more_attempt(target), *open_again(target)]
-    if outcome == "crashed":
-        return [*crash_mark(target), *open_again(target)]
+    if outcome == "quarantined":
+        return [*quarantine_mark(target), *open_again(target)]
     text = "The lease ran out on the last try: the worker died, hung or was cut off while this row ran."
     return [*one_more_attempt(target), *failed(target, "LeaseExpired", text)]
 
@@ -102,7 +88,7 @@ def _assignments(target: ClaimTarget, outcome: str) -> list[SQL]:
 def _write(target: ClaimTarget, outcome: str, rows: list[LockedRow]) -> int:
     keys = [row.key for row in rows]
     # The condition of the SELECT, repeated.
-    condition = target.table.where_of(target.rows.order_by().filter(expired_condition(target)))
+    condition = target.table.where_of(target.rows.order_by().filter(is_expired(target.columns)))
     assert condition is not None, "the condition can match"
     written = update_locked(target, keys, condition, _assignments(target, outcome))
     if not written:
@@ -239,7 +225,7 @@ class Reaper:
         return without_refused(models.QuerySet(self.model, using=self.using))
 
     def _expired(self) -> Rows:
-        return self._rows().filter(expired_condition(ClaimTarget.of(self.model, self.using)))
+        return self._rows().filter(is_expired(claim_columns(self.model)))
 
     def _renewal_interval(self) -> float:
         return self._lease().total_seconds() / RENEWALS_PER_LEASE

@@ -13,11 +13,11 @@ from django_taskclaim.error_text import describe, escape_to_ascii, text_to_store
 from django_taskclaim.exceptions import Permanent
 from django_taskclaim.policy import Verdict, policy_for, refuse_faulty
 from django_taskclaim.querysets.assignments import (
-    crash_mark,
     due_later,
     failed,
     one_more_attempt,
     open_again,
+    quarantine_mark,
     why_failed,
 )
 from django_taskclaim.querysets.everyone import stop_everyone
@@ -135,7 +135,7 @@ class GivingBack(Write):
         self.wait, self.alone = wait, alone
 
     def change(self, target: ClaimTarget, rows: Rows) -> Change:
-        later = crash_mark(target) if self.alone else due_later(target, self.wait)
+        later = quarantine_mark(target) if self.alone else due_later(target, self.wait)
         return Change([*later, *open_again(target)])
 
 
@@ -144,7 +144,7 @@ def release(rows: Any, wait: timedelta | None) -> int:
     return _release(Given.of(rows), GivingBack(wait))
 
 
-def give_back_apart(rows: Any) -> int:
+def give_back_quarantined(rows: Any) -> int:
     """Give rows back uncounted, each to be claimed alone, where their model has a mark for that."""
     return _release(Given.of(rows), GivingBack(None, alone=True))
 
@@ -173,10 +173,12 @@ class Beginning(Write):
         self.lease = lease
 
     def change(self, target: ClaimTarget, rows: Rows) -> Change:
-        return Change([*crash_mark(target), target.dialect.extension(target.table, self.lease)])
+        return Change(
+            [*quarantine_mark(target), target.dialect.extension(target.table, self.lease)]
+        )
 
 
-def begin(row: models.Model) -> None:
+def note_start(row: models.Model) -> None:
     """Start a row that may kill its worker; ClaimLost where the claim stands no more."""
     started, claim = clock(), carried_claim(row)
     given = Given.of(row)

@@ -9,7 +9,7 @@ from django.db import models, transaction
 
 from django_taskclaim import conf
 from django_taskclaim.awaitables import async_twin, shown_as_coroutine
-from django_taskclaim.claim import standing_claim
+from django_taskclaim.claim import Claim, attach, standing_claim
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.guard import (
@@ -19,6 +19,7 @@ from django_taskclaim.guard import (
     refuse_names,
     remember,
 )
+from django_taskclaim.policy import policy_for
 from django_taskclaim.querysets import (
     claiming,
     completing,
@@ -33,10 +34,8 @@ from django_taskclaim.querysets import (
 )
 from django_taskclaim.querysets.cancelled import unless_cancelled
 from django_taskclaim.querysets.claiming import Request
-from django_taskclaim.querysets.expiry import expired_condition
-from django_taskclaim.querysets.holding import carrying
 from django_taskclaim.querysets.progress import Progress, progress_counts
-from django_taskclaim.querysets.scope import ClaimTarget, due_condition, in_policy_order
+from django_taskclaim.querysets.scope import due_condition, in_policy_order, is_expired
 from django_taskclaim.querysets.waking import call_workers
 from django_taskclaim.querysets.why_empty import WhyEmpty
 from django_taskclaim.querysets.why_empty import why_empty as explain_empty
@@ -68,8 +67,7 @@ class ClaimQuerySet(models.QuerySet[M]):
 
     def expired(self) -> Self:
         """Rows whose lease has ended and that ``release_expired`` has not yet put back."""
-        target = ClaimTarget.of(self.model, self.db)
-        return self.filter(expired_condition(target))
+        return self.filter(is_expired(claim_columns(self.model)))
 
     def failed(self) -> Self:
         """Rows that ended badly and wait for a ``reset``."""
@@ -121,7 +119,7 @@ class ClaimQuerySet(models.QuerySet[M]):
         manager finds also the rows that its own ``get_queryset`` hides, for a row may be hidden while it is worked on.
         """
         self._for_write = True
-        return carrying(self.get(pk=pk), Token.parse(token), self.db)
+        return _carrying(self.get(pk=pk), Token.parse(token), self.db)
 
     def _claimed_by(self, holders: Collection[str], *, whole: bool = False) -> list[M]:
         """Return the rows that these holders have now, each carrying its claim.
@@ -142,7 +140,7 @@ class ClaimQuerySet(models.QuerySet[M]):
             rows.query.deferred_loading = named, are_deferred
         else:
             rows = rows.only(*(field.attname for field in columns.key), *ours)
-        return [carrying(row, Token(*(getattr(row, f) for f in fields)), self.db) for row in rows]
+        return [_carrying(row, Token(*(getattr(row, f) for f in fields)), self.db) for row in rows]
 
     # Ending and extending claims
 
@@ -186,17 +184,17 @@ class ClaimQuerySet(models.QuerySet[M]):
         wait = None if delay is None else conf.waiting_time(delay)
         return failing.release(rows, wait)
 
-    def _begin(self, row: M) -> None:
+    def _note_start(self, row: M) -> None:
         """Note that a row which may kill its worker begins: from now on its expiry tells that it did.
 
         It has its whole lease from here, for one that ended before the handler is called would tell the same. Raises
         ClaimLost where the claim stands no more.
         """
-        failing.begin(row)
+        failing.note_start(row)
 
-    def _set_apart(self, rows: M | Iterable[M]) -> int:
+    def _quarantine(self, rows: M | Iterable[M]) -> int:
         """Give rows back uncounted, each to be claimed alone: one of them held up, or broke, all the others."""
-        return failing.give_back_apart(rows)
+        return failing.give_back_quarantined(rows)
 
     def renew(self, rows: M | Iterable[M], lease: float | timedelta | None = None) -> int:
         """Extend leases to *lease* from now (by default as long as they were asked for) and return how many.
@@ -213,7 +211,7 @@ class ClaimQuerySet(models.QuerySet[M]):
     def release_expired(self, limit: int | None = None) -> int:
         """Put back rows whose lease has ended by the database's clock, and return how many.
 
-        A worker's row is charged a try; on its last try it is first put back with the mark *crashed*, to be claimed
+        A worker's row is charged a try. On its last try it is first quarantined: put back with a mark, to be claimed
         alone, and only if that claim expires too it becomes ``failed``. Rows of holders that a caller named are never
         charged. Rows that another transaction has locked are left for the next call, and those that the database
         refuses to have written stay as they are, each with an ERROR in the log.
@@ -444,6 +442,15 @@ class ClaimQuerySet(models.QuerySet[M]):
     aprune = async_twin(prune)
     aprogress = async_twin(progress)
     awhy_empty = async_twin(why_empty)
+
+
+def _carrying(row: M, token: Token, using: str) -> M:
+    """Return *row*, carrying the claim that *token* names, whether that stands or not."""
+    columns = claim_columns(type(row))
+    attempts = getattr(row, (columns.attempts or columns.iteration).attname)
+    lease = policy_for(type(row)).lease
+    attach(row, Claim(token, using, columns.key_of(row), lease=lease, attempts=attempts))
+    return row
 
 
 if TYPE_CHECKING:

@@ -3,6 +3,7 @@
 import weakref
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import cache
 from inspect import getattr_static
 from operator import attrgetter
@@ -26,7 +27,7 @@ from django_taskclaim.db import (
     dialect_for,
 )
 from django_taskclaim.db.sql import KeyTable, Table
-from django_taskclaim.fields import CRASHED
+from django_taskclaim.fields import QUARANTINED
 from django_taskclaim.guard import LOADED
 from django_taskclaim.policy import policy_for
 from django_taskclaim.states import Status
@@ -107,6 +108,19 @@ def is_open(columns: ClaimColumns) -> models.Q:
     return models.Q(**{columns.status.name: Status.OPEN})
 
 
+def is_expired(columns: ClaimColumns, cutoff: datetime | None = None) -> models.Q:
+    """Match rows whose lease has ended by the database's clock; a processing row without expiry counts as expired.
+
+    With *cutoff*, those alone whose lease had ended by then.
+    """
+    expiry = columns.expires_at.name
+    ended = models.Q(**{f"{expiry}__lte": DatabaseNow()})
+    if cutoff is not None:
+        ended &= models.Q(**{f"{expiry}__lte": cutoff})
+    never = models.Q(**{f"{expiry}__isnull": True})
+    return models.Q(**{columns.status.name: Status.PROCESSING}) & (never | ended)
+
+
 def has_waited(columns: ClaimColumns) -> models.Q:
     """Match rows whose waiting time is over by the database's clock: all, where the model has none.
 
@@ -121,7 +135,7 @@ def is_quarantined(columns: ClaimColumns) -> models.Q:
     waiting = columns.not_before
     if waiting is None:
         return models.Q(pk__in=[])
-    return models.Q(**{f"{waiting.name}__gte": CRASHED})
+    return models.Q(**{f"{waiting.name}__gte": QUARANTINED})
 
 
 def due_condition(model: type[models.Model]) -> models.Q:
@@ -138,7 +152,7 @@ def waits(model: type[models.Model]) -> models.Q:
     if columns.not_before is None:
         return models.Q(pk__in=[])
     name = columns.not_before.name
-    return models.Q(**{f"{name}__gt": DatabaseNow(), f"{name}__lt": CRASHED})
+    return models.Q(**{f"{name}__gt": DatabaseNow(), f"{name}__lt": QUARANTINED})
 
 
 def refuse_unclaimable(queryset: Rows) -> None:

@@ -6,7 +6,9 @@ from time import monotonic
 from django.db import connections, models, transaction
 
 from django_taskclaim.db.notify import QUIET, call, can_call
-from django_taskclaim.querysets.called import called_for
+
+#: The models that hold our columns and have a handler that wants to be called; filled as handlers are registered.
+called_for: set[type[models.Model]] = set()
 
 #: How many hooks of a transaction are looked through for the same call; a second one would do no harm.
 LOOKED_THROUGH = 100

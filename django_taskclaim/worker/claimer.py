@@ -272,7 +272,7 @@ class Claimer(threading.Thread):
         if not rows:
             return not self.options.once and self.work.open_more(handler)
         units = units_of(handler, rows)
-        if units[0].suspect:
+        if units[0].quarantined:
             self._run_alone(handler, units)
             return True
         if not self.inflight.add(units):

@@ -157,9 +157,9 @@ class Unit:
             task.claim.too_long = task.claim.too_long or too_long
 
     @property
-    def suspect(self) -> bool:
+    def quarantined(self) -> bool:
         """Whether it may kill the process that runs it; such a row is alone in its unit, and in its claim."""
-        return len(self.tasks) == 1 and self.tasks[0].claim.suspect
+        return len(self.tasks) == 1 and self.tasks[0].claim.quarantined
 
     @property
     def awaited(self) -> bool:

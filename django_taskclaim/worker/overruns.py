@@ -94,7 +94,7 @@ class Overrun:
         dialect = dialect_for(connections[using])
         with dialect.own_transaction(), dialect.limit_lock_wait(1):
             if together:
-                rows._set_apart(row)
+                rows._quarantine(row)
             else:
                 rows.fail(row, text)
         if handler.has_ranges:

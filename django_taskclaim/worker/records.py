@@ -13,9 +13,9 @@ from django_taskclaim.claim import carried_claims, claim_of, clock
 from django_taskclaim.columns import unit_of
 from django_taskclaim.error_text import class_and_text, describe, log, one_line
 from django_taskclaim.exceptions import ClaimLost
+from django_taskclaim.fields import is_quarantine_mark
 from django_taskclaim.formatting import counted, format_clock_time, with_source
 from django_taskclaim.links import source_key_text
-from django_taskclaim.querysets.claiming import is_crash_mark
 from django_taskclaim.states import Status
 
 logger = logging.getLogger("django_taskclaim.worker")
@@ -183,7 +183,7 @@ def waits_for(
         why = f"held by {holder}" + (
             f" until {format_clock_time(expires_at)}" if expires_at else ""
         )
-    elif is_crash_mark(not_before):
+    elif is_quarantine_mark(not_before):
         why = "to be claimed alone"
     elif not_before is not None and not_before > datetime.now(not_before.tzinfo):
         why = f"not due before {format_clock_time(not_before)}"

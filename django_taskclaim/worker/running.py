@@ -19,13 +19,7 @@ from django_taskclaim.db import dialect_for
 from django_taskclaim.error_text import describe
 from django_taskclaim.exceptions import ClaimLost, SourceGone, TaskClaimError
 from django_taskclaim.handlers import Handler
-from django_taskclaim.querysets import (
-    ClaimQuerySet,
-    # Not with the first row that fails, days later: by then the files may be those of another version.
-    completing,  # noqa: F401
-    failing,  # noqa: F401
-    holding,  # noqa: F401
-)
+from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.worker.atomic import call_atomically
 from django_taskclaim.worker.connections import (
@@ -113,13 +107,13 @@ class Running:
 
     def _run_one(self, unit: Unit) -> list[Result]:
         """Run a unit that cannot be halved: one call, if any."""
-        suspect = unit.tasks[0].claim.suspect
-        if suspect and (held_up := self._held_up(unit)) is not None:
+        quarantined = unit.tasks[0].claim.quarantined
+        if quarantined and (held_up := self._held_up(unit)) is not None:
             return held_up
         results: list[Result] = []
         if tasks := self._callable(unit.tasks, results):
             # To take a unit is to begin it, and that was just now.
-            if tasks is not unit.called or suspect:
+            if tasks is not unit.called or quarantined:
                 unit.begin(tasks)
             answer = self._call(unit, tasks)
             self._note(unit, tasks, answer, results)
@@ -137,8 +131,8 @@ class Running:
         return step.results
 
     async def _arun_one(self, unit: Unit) -> list[Result]:
-        suspect = unit.tasks[0].claim.suspect
-        if suspect and (held_up := await sync_to_async(self._held_up)(unit)) is not None:
+        quarantined = unit.tasks[0].claim.quarantined
+        if quarantined and (held_up := await sync_to_async(self._held_up)(unit)) is not None:
             return held_up
         results: list[Result] = []
         if tasks := self._callable(unit.tasks, results):
@@ -165,7 +159,7 @@ class Running:
             return None
         try:
             ensure_usable(self.using)
-            ClaimQuerySet(task.handler.model, using=self.using)._begin(task.row)
+            ClaimQuerySet(task.handler.model, using=self.using)._note_start(task.row)
         except ClaimLost:
             lost(task.row, "before it could begin")
             return []

@@ -276,7 +276,7 @@ class Writer:
             stop_everyone(task.handler.model, self.using, outcome.delay, outcome.reason, holder)
         try:
             if outcome.apart:
-                self._rows(results)._set_apart(rows)
+                self._rows(results)._quarantine(rows)
             else:
                 self._rows(results).release(rows, delay=outcome.delay)
         except ClaimLost as error:

@@ -26,9 +26,9 @@ class Rules:
 
 CLAIM = "h.new_status = 'processing' AND (h.old_status IS NULL OR h.old_status <> 'processing')"
 HELD = "h.old_status = 'processing'"
-#: As ``django_taskclaim.fields.CRASHED`` is stored: the mark of a row that waits to be claimed alone. A later moment is
-#: the mark of such a row whose claim has ended before the row was started.
-CRASHED = {
+#: As ``django_taskclaim.fields.QUARANTINED`` is stored: the mark of a row that waits to be claimed alone. A later
+#: moment is the mark of such a row whose claim has ended before the row was started.
+QUARANTINED = {
     "postgresql": "TIMESTAMPTZ '9000-01-02 00:00:00+00'",
     "mysql": "'9000-01-02 00:00:00'",
     "sqlite": "'9000-01-02 00:00:00.000'",
@@ -117,7 +117,7 @@ def checks(rules: Rules) -> dict[str, str]:
         "one_claim_at_a_time": f"""{entries} {HELD} AND h.old_expires_at > h.at AND NOT {RESET} AND (
             (h.new_status = 'processing' AND {changed("claimed_by", "iteration")})
             OR (h.new_status = 'open' AND {CHARGED} AND h.new_not_before = h.old_not_before)
-            OR (h.new_status = 'open' AND h.new_not_before = {CRASHED} AND h.old_not_before < {CRASHED}
+            OR (h.new_status = 'open' AND h.new_not_before = {QUARANTINED} AND h.old_not_before < {QUARANTINED}
                 AND h.old_attempts + 1 >= {MAX_ATTEMPTS})
             OR (h.new_status = 'failed' AND {DIED}))""",
         # 1: each change of a row begins where the one before it ended, so the history has missed none.
@@ -130,7 +130,7 @@ def checks(rules: Rules) -> dict[str, str]:
             AND (h.new_status = 'processing' OR h.new_expires_at IS NULL))""",
         # 2: only rows that match the handler's queryset are claimed, open and due, or marked.
         "claims_are_wanted_and_due": f"""{entries} {CLAIM} AND (NOT h.new_wanted OR h.old_status IS NULL
-            OR h.old_status <> 'open' OR (h.old_not_before > h.at AND h.old_not_before < {CRASHED}))""",
+            OR h.old_status <> 'open' OR (h.old_not_before > h.at AND h.old_not_before < {QUARANTINED}))""",
         # 2: no batch has more rows than were asked for; each has a holder of its own.
         "claims_keep_their_limit": f"""SELECT h.new_claimed_by, COUNT(*) AS n FROM chaos_history h WHERE {CLAIM}
             GROUP BY h.new_claimed_by HAVING COUNT(*) > {rules.batch_size}""",
@@ -193,11 +193,11 @@ def checks(rules: Rules) -> dict[str, str]:
         "rows_fail_only_when_allowed": f"""{entries} h.op = 'U' AND h.new_status = 'failed' AND {changed("status")}
             AND NOT (NOT {DIED} AND (h.new_attempts >= {MAX_ATTEMPTS} OR EXISTS (SELECT 1 FROM chaos_work w
                 WHERE w.id = h.work_id AND w.act LIKE 'permanent%%')))
-            AND NOT ({DIED} AND h.new_attempts >= {MAX_ATTEMPTS} AND h.old_not_before = {CRASHED} AND ({STARTED}
+            AND NOT ({DIED} AND h.new_attempts >= {MAX_ATTEMPTS} AND h.old_not_before = {QUARANTINED} AND ({STARTED}
                 OR EXISTS (SELECT 1 FROM chaos_history b WHERE b.work_id = h.work_id AND b.seq < h.seq
                 AND b.old_status = 'processing' AND b.new_status = 'processing'
                 AND b.old_claimed_by = h.old_claimed_by AND b.old_iteration = h.old_iteration
-                AND b.new_not_before = {CRASHED} AND b.old_not_before <> {CRASHED})))""",
+                AND b.new_not_before = {QUARANTINED} AND b.old_not_before <> {QUARANTINED})))""",
         # After the drain every wanted row has come to its end.
         "nothing_is_lost": "SELECT w.* FROM chaos_work w WHERE w.wanted AND w.status NOT IN ('complete', 'failed')",
     }

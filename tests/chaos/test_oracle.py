@@ -9,7 +9,7 @@ import pytest
 
 from tests.chaos.app.models import History, Work
 from tests.chaos.history import NOW, Run, act, ask, later, orphans
-from tests.chaos.oracle import CRASHED, Rules, checks, offences
+from tests.chaos.oracle import QUARANTINED, Rules, checks, offences
 
 RULES = Rules(lease=60, batch_size=2, atomic=True)
 
@@ -131,7 +131,7 @@ def claimed_while_paused() -> None:
 
 def failed_without_having_run() -> None:
     row = new()
-    cheat(row, f"attempts = 4, not_before = {CRASHED}")
+    cheat(row, f"attempts = 4, not_before = {QUARANTINED}")
     cheat(Work.objects.claim_batch(1)[0], DIED)
 
 

@@ -8,7 +8,7 @@ from django.test.utils import CaptureQueriesContext
 
 from django_taskclaim.db.notify import Listener
 from django_taskclaim.querysets import waking
-from django_taskclaim.querysets.called import called_for
+from django_taskclaim.querysets.waking import called_for
 from tests.testapp.models import Job, Photo, QuickJob, TextKey
 
 pytestmark = [

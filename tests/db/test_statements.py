@@ -6,7 +6,7 @@ import pytest
 from django.db import connection
 
 from django_taskclaim.db import dialect_for
-from django_taskclaim.fields import CRASHED
+from django_taskclaim.fields import QUARANTINED
 from tests.factories import make
 from tests.testapp.models import Photo
 
@@ -31,6 +31,6 @@ def test_a_plain_claim_is_one_statement_that_commits_by_itself(
 def test_one_claim_in_ten_asks_for_a_quarantined_row_and_takes_it_alone() -> None:
     """Whatever its priority, and the others leave it out."""
     make(Photo, 30)
-    make(Photo, 2, priority=lambda i: 5 - 10 * i, not_before=CRASHED)
+    make(Photo, 2, priority=lambda i: 5 - 10 * i, not_before=QUARANTINED)
     sizes = [len(Photo.objects.claim_batch(2)) for _ in range(12)]
     assert sizes == [2] * 9 + [1, 2, 2]

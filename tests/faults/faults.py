@@ -45,10 +45,10 @@ FAULTS = {
         fault(
             "The reaper puts rows back a minute before their lease ends.",
             (
-                EXPIRY,
-                'ended = Q(**{f"{expiry}__lte": DatabaseNow()})',
-                "from django_taskclaim.db import DatabaseLater\n\n"
-                '    ended = Q(**{f"{expiry}__lte": DatabaseLater(timedelta(minutes=1))})',
+                SCOPE,
+                'ended = models.Q(**{f"{expiry}__lte": DatabaseNow()})',
+                "from datetime import timedelta\n\n    from django_taskclaim.db import DatabaseLater\n\n"
+                '    ended = models.Q(**{f"{expiry}__lte": DatabaseLater(timedelta(minutes=1))})',
             ),
         ),
         fault(
@@ -215,11 +215,11 @@ FAULTS = {
     10: [
         fault(
             "A row that kills its worker every time never fails.",
-            (EXPIRY, 'return "failed"\n    return', 'return "crashed"\n    return'),
+            (EXPIRY, 'return "failed"\n    return', 'return "quarantined"\n    return'),
         ),
         fault(
             "A crash on the last try fails all rows that the process held, begun or not.",
-            (EXPIRY, '\n    return "crashed"', '\n    return "failed"'),
+            (EXPIRY, '\n    return "quarantined"', '\n    return "failed"'),
         ),
     ],
     11: [

@@ -8,7 +8,7 @@ from typing import Any
 
 from django.db import models
 
-from django_taskclaim.fields import CRASHED
+from django_taskclaim.fields import QUARANTINED
 from django_taskclaim.states import WORKER_MARK
 from tests.querysets.support import names
 
@@ -29,7 +29,7 @@ class Belief:
     #: Processing, and the lease has run out.
     expired: bool = False
     #: Put back after its last try ended by expiry.
-    crashed: bool = False
+    quarantined: bool = False
     error: str = ""
     #: The user's own columns.
     values: dict[str, str] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class Belief:
     def delayed(self, wait: float | None) -> None:
         """Give back; without a delay the row keeps its place, its mark included."""
         if wait is not None:
-            self.waiting, self.crashed = wait > 0, False
+            self.waiting, self.quarantined = wait > 0, False
         self.opened()
 
     def failed(self, error: str, *, retry: bool, waits: bool, tried: int) -> None:
@@ -65,11 +65,11 @@ class Belief:
         if not retry or tried + 1 >= MAX_ATTEMPTS:
             self.status, self.expired = "failed", False
         else:
-            self.waiting, self.crashed = waits, False
+            self.waiting, self.quarantined = waits, False
             self.opened()
 
     def reset(self) -> None:
-        self.attempts, self.error, self.waiting, self.crashed = 0, "", False, False
+        self.attempts, self.error, self.waiting, self.quarantined = 0, "", False, False
         self.opened()
 
     def reaped(self, tried: int, *, marks: bool) -> None:
@@ -79,8 +79,8 @@ class Belief:
         elif tried + 1 < MAX_ATTEMPTS:
             self.attempts += 1
             self.opened()
-        elif marks and not self.crashed:
-            self.crashed = True
+        elif marks and not self.quarantined:
+            self.quarantined = True
             self.opened()
         else:
             self.attempts += 1
@@ -151,9 +151,9 @@ class World:
         assert set(found[:again]) <= held
         new, most = set(found[again:]), min(limit - again, len(free))
         assert new <= free
-        if any(self.rows[key].crashed for key in new):
+        if any(self.rows[key].quarantined for key in new):
             assert len(new) == 1
-        elif not any(self.rows[key].crashed for key in free):
+        elif not any(self.rows[key].quarantined for key in free):
             assert len(new) == most
         else:
             assert bool(new) is bool(most)
@@ -179,6 +179,6 @@ class World:
         if self.has_tries:
             assert found["attempts"] == row.attempts, row
             assert (found["completed_at"] is not None) is (row.status == "complete"), row
-            assert (found["not_before"] == CRASHED) is row.crashed, row
+            assert (found["not_before"] == QUARANTINED) is row.quarantined, row
             assert row.error in found["last_error"], row
             assert bool(row.error) is bool(found["last_error"]), row

@@ -7,7 +7,7 @@ import pytest
 from django.core.management import call_command
 
 from django_taskclaim import handler
-from django_taskclaim.fields import CRASHED
+from django_taskclaim.fields import QUARANTINED
 from django_taskclaim.handlers import unregister
 from tests.factories import make
 from tests.querysets.support import DEADLINE, clock, set_raw
@@ -29,7 +29,7 @@ def test_rows_that_come_while_the_backlog_never_ends_are_done() -> None:
     def come() -> None:
         urgent, retried = make(Photo, priority=5) + make(Photo)
         # Its worker was killed on its last try, so ordinary claims leave it out.
-        (quarantined,) = make(Photo, not_before=CRASHED)
+        (quarantined,) = make(Photo, not_before=QUARANTINED)
         # It waited, so it stands behind every row that never did.
         set_raw(retried, "not_before", clock("-1 MINUTE"))
         Photo.objects.filter(pk=put_back.pk).resume_rows()

@@ -166,14 +166,14 @@ def test_a_row_is_failed_only_by_the_expiry_of_a_claim_that_it_had_alone(
     """The last try under a shared claim goes back uncharged, and the row is then claimed alone."""
     rule(Photo, max_attempts=1)
     make(Photo, 4)
-    suspects = Photo.objects.claim_batch(2)
-    let_lease_lapse(suspects)
+    quarantined = Photo.objects.claim_batch(2)
+    let_lease_lapse(quarantined)
     assert Photo.objects.release_expired() == 2
-    assert {(facts(row).status, facts(row).attempts) for row in suspects} == {("open", 0)}
+    assert {(facts(row).status, facts(row).attempts) for row in quarantined} == {("open", 0)}
     batches = [rows for _ in range(4) if (rows := Photo.objects.claim_batch(10))]
     assert sorted(len(batch) for batch in batches) == [1, 1, 2]
     alone = [row for batch in batches if len(batch) == 1 for row in batch]
-    assert set(alone) == set(suspects)
+    assert set(alone) == set(quarantined)
     let_lease_lapse(alone[0])
     assert Photo.objects.release_expired() == 1
     now = facts(alone[0])

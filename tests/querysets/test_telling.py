@@ -133,7 +133,7 @@ def test_the_reaper_signals_keys_and_outcomes_and_logs_them_once_committed(
                 assert (found, logged()) == ({}, [])
                 transaction.set_rollback(undone)
         assert found == {"charged": {row.pk for row in rows}, "uncharged": {person.pk}}
-        for outcome in ("crashed", "failed"):
+        for outcome in ("quarantined", "failed"):
             (row,) = Photo.objects.filter(pk=rows[0].pk).claim_batch(1)
             let_lease_lapse(row)
             Photo.objects.release_expired()

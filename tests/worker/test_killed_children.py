@@ -11,7 +11,7 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from django_taskclaim.fields import CRASHED
+from django_taskclaim.fields import QUARANTINED
 from django_taskclaim.switch import pause, resume
 from tests.testapp.models import Job, Ledger
 from tests.worker.conftest import Worker, jobs, states, wait_until
@@ -113,7 +113,7 @@ def test_rows_that_kill_their_process_fail_alone(start_worker: Start) -> None:
 @pytest.mark.promise(10)
 def test_a_quarantined_row_that_kills_is_blamed(start_worker: Start) -> None:
     """It was claimed alone and had started, so the end of that claim makes it ``failed``."""
-    jobs(1, "die", not_before=CRASHED)
+    jobs(1, "die", not_before=QUARANTINED)
     for options in (["--once"], ["--drain"]):
         worker = start_worker("--in-process", "--lease", "1", *options, TASKCLAIM_TEST_ATTEMPTS="1")
         code = worker.wait()
@@ -128,7 +128,7 @@ def test_a_quarantined_row_is_not_held_while_another_runs(start_worker: Start) -
     (slow,) = jobs(1, "stay")
     worker = start_worker("--threads", "2", "--lease", "8", TASKCLAIM_TEST_ATTEMPTS="1")
     wait_until(Ledger.objects.exists)
-    (waiting,) = jobs(1, not_before=CRASHED)
+    (waiting,) = jobs(1, not_before=QUARANTINED)
     lease = Job.objects.get(pk=slow).expires_at
     wait_until(lambda: Job.objects.get(pk=slow).expires_at > lease, what="many polls later")
     assert not Ledger.objects.filter(key=str(waiting)).exists()
@@ -142,7 +142,7 @@ def test_a_quarantined_row_is_not_held_while_another_runs(start_worker: Start) -
 @pytest.mark.promise(10)
 def test_nothing_else_runs_beside_a_quarantined_row(start_worker: Start) -> None:
     """Should it kill the process, no other row runs there."""
-    (alone,) = jobs(1, "stay", not_before=CRASHED)
+    (alone,) = jobs(1, "stay", not_before=QUARANTINED)
     start_worker("--in-process", "--threads", "2")
     wait_until(Ledger.objects.exists)
     others = jobs(5)
