@@ -37,7 +37,7 @@ def keys_of(rows: Any) -> list[Any]:
 
 
 @pytest.mark.promise(1)
-@pytest.mark.parametrize("options", [{}, {"update": {"sent": True}}, {"cascade": True}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"update": {"sent": True}}], ids=str)
 def test_no_row_is_handed_to_two(options: dict[str, Any]) -> None:
     """Four that begin together work until nothing is left."""
     Letter.objects.bulk_create([Letter() for _ in range(40)])

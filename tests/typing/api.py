@@ -178,7 +178,7 @@ async def leases_in_async_code() -> None:
 
 
 def rows_without_claim_columns() -> None:
-    with take(Effect.objects.order_by("id"), 10, cascade=True, idle=30) as effects:
+    with take(Effect.objects.order_by("id"), 10, idle=30) as effects:
         assert_type(effects, list[Effect])
 
 
