@@ -87,9 +87,7 @@ def _assignments(target: ClaimTarget, outcome: str) -> list[SQL]:
 
 def _write(target: ClaimTarget, outcome: str, rows: list[LockedRow]) -> int:
     keys = [row.key for row in rows]
-    # The condition of the SELECT, repeated.
-    condition = target.table.where_of(target.rows.order_by().filter(is_expired(target.columns)))
-    assert condition is not None, "the condition can match"
+    condition = is_expired(target.columns)
     written = update_locked(target, keys, condition, _assignments(target, outcome))
     if not written:
         return 0

@@ -27,7 +27,6 @@ from django_taskclaim.querysets import (
     failing,
     losses,
     operating,
-    passing,
     pruning,
     renewing,
     writes,
@@ -322,7 +321,7 @@ class ClaimQuerySet(models.QuerySet[M]):
         *to* is a name as for ``claim_batch(claimed_by=…)``. The rows have *lease* ahead of them at least (by default
         the policy's), or what was left of the old one. Raises ClaimLost as ``complete`` does.
         """
-        return passing.hand_over(rows, to, lease)
+        return operating.hand_over(rows, to, lease)
 
     def take_over(self, *, by: str, reason: str, lease: Lease = None) -> int:
         """Let *by* hold the rows of this queryset that others hold, and return how many; those lose them.
@@ -332,7 +331,7 @@ class ClaimQuerySet(models.QuerySet[M]):
         left alone. ``holdings(by)`` then returns them with their claims. *lease* is as for ``hand_over``.
         """
         self._for_write = True
-        return passing.take_over(self, by, reason, lease)
+        return operating.take_over(self, by, reason, lease)
 
     def why_empty(self, who: str = "") -> WhyEmpty:
         """Say why *who* gets no rows of this queryset; for an answer that was empty, since it counts rows.

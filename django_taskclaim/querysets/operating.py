@@ -3,16 +3,19 @@
 from collections.abc import Callable, Collection, Sequence
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
-from django.db import DatabaseError
+from django.db import DatabaseError, models
 from django.db.models import Q
 
 from django_taskclaim import conf
-from django_taskclaim.columns import has_ranges, range_columns
+from django_taskclaim.claim import GIVEN_UP, carried_claims, end_claims
+from django_taskclaim.columns import claim_columns, has_ranges, range_columns
 from django_taskclaim.connecting import is_refusal
-from django_taskclaim.db.sql import SQL, Change, Key, both, sql
+from django_taskclaim.db.sql import SQL, Change, Key, sql
 from django_taskclaim.error_text import escape_to_ascii, text_to_store
+from django_taskclaim.guard import show
+from django_taskclaim.policy import policy_for, refuse_no_number
 from django_taskclaim.querysets.assignments import (
     as_new,
     failed,
@@ -22,12 +25,16 @@ from django_taskclaim.querysets.assignments import (
     pass_on,
     to_null,
 )
+from django_taskclaim.querysets.claiming import checked_name
 from django_taskclaim.querysets.refusals import Search
 from django_taskclaim.querysets.scope import ClaimTarget, Rows, on_claim_table, refuse_unclaimable
 from django_taskclaim.querysets.transactions import transactionally
 from django_taskclaim.querysets.waking import call_workers
-from django_taskclaim.signals import rows_acted_on, send_after_commit
+from django_taskclaim.querysets.writes import Given, Write, by_database, send_of_rows, write
+from django_taskclaim.signals import rows_acted_on, rows_handed_over, send_after_commit
 from django_taskclaim.states import Status
+
+Lease = float | timedelta | None
 
 #: The error class of a row that an operator failed by word alone.
 OPERATOR = "FailedByOperator"
@@ -80,8 +87,7 @@ def in_chunks(
     the log. Inside a caller's transaction all chunks are part of it. Of an error that ends it half-way
     ``written_before`` says how many rows were written.
     """
-    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
-        raise ValueError(f"limit must be a whole number from 1, not {limit!r}.")
+    refuse_no_number(limit, "limit")
     refuse_unclaimable(queryset)
     if queryset.query.is_empty():
         return 0
@@ -155,12 +161,14 @@ def _chunk(
 
 
 def update_locked(
-    target: ClaimTarget, keys: Sequence[Key], condition: SQL, assignments: Sequence[SQL]
+    target: ClaimTarget, keys: Sequence[Key], condition: Q, assignments: Sequence[SQL]
 ) -> int:
-    """Write rows that this transaction has locked, repeating what made them eligible, and return how many."""
+    """Write rows that this transaction has locked, repeating the condition of the SELECT, and return how many."""
+    repeated = target.table.where_of(target.rows.order_by().filter(condition))
+    assert repeated is not None, "rows were found by it"
     parts = target.dialect.chunks(keys, target.table)
-    write, change = target.dialect.write, Change(assignments)
-    return sum(write(target.table, part, change, condition) for part in parts)
+    write_part, change = target.dialect.write, Change(assignments)
+    return sum(write_part(target.table, part, change, repeated) for part in parts)
 
 
 # Changes of state
@@ -169,8 +177,9 @@ def update_locked(
 class StateChange(BulkVerb):
     """Brings rows from some states into another one; *action* is how signals and the audit name it."""
 
-    def __init__(self, action: str, states: Collection[Status]) -> None:
-        self.action, self.states = action, tuple(states)
+    def __init__(self, action: str, states: Collection[Status], **facts: Any) -> None:
+        """*facts* are what the signal carries beside the keys and the action."""
+        self.action, self.states, self.facts = action, tuple(states), facts
 
     def condition(self, target: ClaimTarget) -> Q:
         return Q(**{f"{target.columns.status.name}__in": self.states})
@@ -181,11 +190,10 @@ class StateChange(BulkVerb):
 
     def write(self, target: ClaimTarget, rows: list[LockedRow]) -> int:
         keys = [row.key for row in rows]
-        condition = target.table.in_state(*self.states)
-        written = update_locked(target, keys, condition, self.assignments(target))
+        written = update_locked(target, keys, self.condition(target), self.assignments(target))
         if written:
-            action = {"keys": keys, "act": self.action}
-            send_after_commit(rows_acted_on, target.model, target.alias, **action)
+            facts = {"keys": keys, "act": self.action, **self.facts}
+            send_after_commit(rows_acted_on, target.model, target.alias, **facts)
         return written
 
 
@@ -301,44 +309,22 @@ def fail_rows(queryset: Rows, states: Sequence[Status], error: BaseException | s
 # Running rows of others
 
 
-class TakeBack(BulkVerb):
-    """Puts running rows back; those of each holder are written if they are still that holder's."""
+class TakeBack(StateChange):
+    """Puts running rows back, uncounted."""
 
-    action: ClassVar[str] = "taken back"
-
-    def condition(self, target: ClaimTarget) -> Q:
-        return Q(**{target.columns.status.name: Status.PROCESSING})
+    def __init__(self) -> None:
+        super().__init__("taken back", [Status.PROCESSING])
 
     def assignments(self, target: ClaimTarget) -> list[SQL]:
-        """Return what becomes of a row."""
         return open_again(target)
 
-    def facts(self) -> dict[str, Any]:
-        """Return what the signal has to tell beside the keys."""
-        return {}
 
-    def write(self, target: ClaimTarget, rows: list[LockedRow]) -> int:
-        column, running = target.table.holder, target.table.in_state(Status.PROCESSING)
-        by_holder: dict[str | None, list[Key]] = {}
-        for row in rows:
-            by_holder.setdefault(row.claimed_by, []).append(row.key)
-        written = 0
-        for holder, keys in by_holder.items():
-            held = SQL(f"{column} IS NULL") if holder is None else SQL(f"{column} = %s", (holder,))
-            written += update_locked(target, keys, both(running, held), self.assignments(target))
-        if written:
-            facts = {"keys": [row.key for row in rows], "act": self.action, **self.facts()}
-            send_after_commit(rows_acted_on, target.model, target.alias, **facts)
-        return written
-
-
-class TakeOver(TakeBack):
+class TakeOver(StateChange):
     """Gives running rows of others to *by*."""
 
-    action = "taken over"
-
     def __init__(self, by: str, reason: str, lease: timedelta) -> None:
-        self.by, self.reason, self.lease = by, reason, lease
+        super().__init__("taken over", [Status.PROCESSING], by=by, reason=reason)
+        self.by, self.lease = by, lease
 
     def condition(self, target: ClaimTarget) -> Q:
         return super().condition(target) & ~Q(**{target.columns.claimed_by.name: self.by})
@@ -346,5 +332,50 @@ class TakeOver(TakeBack):
     def assignments(self, target: ClaimTarget) -> list[SQL]:
         return pass_on(target, self.by, self.lease)
 
-    def facts(self) -> dict[str, Any]:
-        return {"by": self.by, "reason": self.reason}
+
+def take_over(queryset: Rows, by: str, reason: str, lease: Lease) -> int:
+    """Let *by* hold what others hold of *queryset*; see ``ClaimQuerySet.take_over``."""
+    holder = checked_name(by, "by")
+    if not isinstance(reason, str) or not reason.strip():
+        raise ValueError("take_over() needs a reason, for those who lose the rows.")
+    return in_chunks(queryset, TakeOver(holder, reason.strip(), _lease(queryset.model, lease)))
+
+
+def _lease(model: type[models.Model], lease: Lease) -> timedelta:
+    return policy_for(model).lease if lease is None else conf.positive_duration(lease, "lease")
+
+
+# Rows of one's own
+
+
+class HandOver(Write):
+    """Gives rows to another holder, as claims of their own."""
+
+    def __init__(self, to: str, lease: Lease) -> None:
+        self.holder = checked_name(to, "to")
+        self.lease = None if lease is None else conf.positive_duration(lease, "lease")
+
+    def change(self, target: ClaimTarget, rows: Sequence[Any]) -> Change:
+        return Change(pass_on(target, self.holder, _lease(target.model, self.lease)))
+
+
+def hand_over(rows: Any, to: str, lease: Lease) -> int:
+    """Let *to* hold *rows* from now on; see ``ClaimQuerySet.hand_over``."""
+    verb = HandOver(to, lease)
+    given = Given.of(rows)
+    written: list[Any] = []
+    for part in by_database(given.held):
+        done = write(part, verb)
+        end_claims(carried_claims(done), GIVEN_UP)
+        for row in done:
+            _show_handed_over(row, verb.holder)
+        send_of_rows(rows_handed_over, done, to=verb.holder)
+        written += done
+    given.raise_unless_all(written)
+    return len(written)
+
+
+def _show_handed_over(row: models.Model, holder: str) -> None:
+    columns = claim_columns(type(row))
+    unknown = (columns.claimed_at, columns.expires_at, columns.iteration)
+    show([row], {columns.claimed_by: holder, **dict.fromkeys(unknown, models.DEFERRED)})
