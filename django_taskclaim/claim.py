@@ -57,13 +57,13 @@ class Claim:
     #: Set once this process has learned that the claim is gone.
     lost = False
     #: Set once the log says that the claim was lost: that is said once.
-    told = False
+    loss_logged = False
     #: Set by a worker that will log a loss itself, with what it knows beside.
     watched = False
     #: Set where a transaction that was to end the claim broke off: its COMMIT may have arrived all the same.
     unanswered = False
     #: Set where the row had moved on by then, so that nobody can tell whether that COMMIT arrived.
-    undecided = False
+    ambiguous = False
     #: Columns that the handler has set and nothing writes.
     unsaved: tuple[str, ...] = ()
     #: Why its worker would have the row back as soon as its handler comes to a resting place; empty if not at all.
@@ -130,7 +130,7 @@ class Claim:
             "lost": self.lost,
             "over": over,
             "unanswered": self.unanswered,
-            "undecided": self.undecided,
+            "ambiguous": self.ambiguous,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -145,7 +145,7 @@ class Claim:
         )
         self.lost = state["lost"]
         self._over = GIVEN_UP if state["over"] else None
-        self.unanswered, self.undecided = state["unanswered"], state["undecided"]
+        self.unanswered, self.ambiguous = state["unanswered"], state["ambiguous"]
 
 
 def claims_of(

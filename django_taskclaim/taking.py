@@ -12,7 +12,6 @@ from django.db.models.manager import BaseManager
 from django_taskclaim import conf
 from django_taskclaim.contention import contention_code
 from django_taskclaim.exceptions import CommitUndecided, TaskClaimError
-from django_taskclaim.querysets.lost_commits import AWAY, give_up
 from django_taskclaim.querysets.scope import (
     Rows,
     Target,
@@ -20,7 +19,13 @@ from django_taskclaim.querysets.scope import (
     on_claim_table,
     refuse_unclaimable,
 )
-from django_taskclaim.querysets.transactions import belongs_to_the_caller, no_transaction, whole
+from django_taskclaim.querysets.transactions import (
+    AWAY,
+    belongs_to_the_caller,
+    close_broken,
+    no_transaction,
+    whole,
+)
 
 M = TypeVar("M", bound=models.Model)
 
@@ -130,7 +135,7 @@ def _taken(
         is_answer = not committing or committed or contention_code(error) is not None
         if is_answer or not target.dialect.may_be_done(error):
             raise
-        give_up(connection)
+        close_broken(connection)
         raise CommitUndecided(rows, (), rows) from error
 
 

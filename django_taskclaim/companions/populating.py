@@ -1,7 +1,6 @@
 """Making the rows of a companion: one INSERT … SELECT where source and companion share a database, else copied keys."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from django.db import IntegrityError, models
@@ -14,7 +13,7 @@ from django_taskclaim.guard import prepare_birth
 from django_taskclaim.links import SourceLink, source_link
 from django_taskclaim.policy import refuse_no_number
 from django_taskclaim.querysets.scope import ClaimTarget, Rows
-from django_taskclaim.querysets.transactions import transactionally
+from django_taskclaim.querysets.transactions import in_transaction
 from django_taskclaim.querysets.waking import call_workers
 from django_taskclaim.ranges.keys import Keys
 from django_taskclaim.states import Status
@@ -89,12 +88,12 @@ class Population:
 
         for again in (False, True):
             try:
-                return transactionally(self.target, partial(once, again))
+                return in_transaction(self.target, once, again)
             except IntegrityError:
                 # Where a second try could pass over the row, it is something else.
                 if again and passes_over:
                     raise
-        return transactionally(self.target, partial(once, True))
+        return in_transaction(self.target, once, True)
 
     # One statement
 

@@ -1,7 +1,6 @@
 """Rows that the database lets nobody write: an UPDATE of those that are next is tried, and rolled back."""
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any
 
 from django.db import DatabaseError, models, transaction
@@ -16,7 +15,7 @@ from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.assignments import open_again, pass_on
 from django_taskclaim.querysets.refusals import MOST_ROWS, Search, refusals
 from django_taskclaim.querysets.scope import ClaimTarget, Rows, on_claim_table
-from django_taskclaim.querysets.transactions import transactionally
+from django_taskclaim.querysets.transactions import in_transaction
 from django_taskclaim.states import Status
 
 #: So many due rows are tried, and as many whose lease has ended.
@@ -69,7 +68,7 @@ def _try(target: ClaimTarget, found: Rows, assignments: Sequence[SQL], *order: s
                 keys = table.keys_of(dialect.first(rows.order_by(*order), table, TRIED, key))
                 try:
                     if keys:
-                        transactionally(target, partial(attempt, keys))
+                        in_transaction(target, attempt, keys)
                 except DatabaseError as error:
                     for _ in Search(target, error).send([keys], attempt):
                         pass

@@ -213,7 +213,7 @@ class FencedModel(models.Model):
                 self.pk, claim.unanswered = key, True
             raise
         if not stands:
-            claim.undecided = claim.undecided or claim.unanswered
+            claim.ambiguous = claim.ambiguous or claim.unanswered
             raise_unless_all([self], [])
         if gone:
             claim.end()

@@ -53,7 +53,7 @@ from django_taskclaim.querysets.limits.stored import (
     learns_of_limits,
     stored,
 )
-from django_taskclaim.querysets.lost_commits import PATIENCE, judge_after_lost_commit, patiently
+from django_taskclaim.querysets.losses import judge_ambiguous_commit
 from django_taskclaim.querysets.scope import (
     ClaimTarget,
     Rows,
@@ -68,7 +68,13 @@ from django_taskclaim.querysets.scope import (
     refuse_unclaimable,
     sort_claimed,
 )
-from django_taskclaim.querysets.transactions import alone, durably
+from django_taskclaim.querysets.transactions import (
+    PATIENCE,
+    AmbiguousCommit,
+    autocommit,
+    run_durable,
+    wait_for_answer,
+)
 from django_taskclaim.signals import rows_claimed, send_after_commit
 from django_taskclaim.states import WORKER_MARK, Status, Token
 
@@ -253,9 +259,13 @@ class ClaimCall:
         """Claim, commit and return the instances, each with its claim."""
         if self.autocommits:
             return self.instances(self._take(self.request.limit))
-        look_again = self._still_held if self.has_own_holder else None
-        claim = self.claim_in_transaction
-        return durably(self.target, claim, look_again, durable=self.request.durable)
+        try:
+            claim = self.claim_in_transaction
+            return run_durable(self.target, claim, durable=self.request.durable)
+        except AmbiguousCommit as error:
+            if not self.has_own_holder:
+                raise
+            return self._still_held(error.result)
 
     def claim_in_transaction(self) -> list[Any]:
         """Claim in the transaction that is open, beside what the holder has already, if it asked for that."""
@@ -310,7 +320,7 @@ class ClaimCall:
 
     def _still_held(self, rows: list[Any]) -> list[Any]:
         """Return the rows of a claim whose COMMIT was not answered; OperationalError where it claimed none of them."""
-        still = judge_after_lost_commit(rows, patience=self._patience).still_held
+        still = judge_ambiguous_commit(rows, patience=self._patience).still_held
         if rows and not still:
             raise OperationalError("The claim was not committed.")
         return still
@@ -346,11 +356,16 @@ class ClaimCall:
                 raise errors.pop()
             return self.target.dialect.claim(spec)
 
-        return alone(self.target, once, self._read_back if self.has_own_holder else None)
+        try:
+            return autocommit(self.target, once)
+        except AmbiguousCommit:
+            if not self.has_own_holder:
+                raise
+            return self._read_back()
 
     def _read_back(self) -> list[ClaimedRow]:
         """Return what a statement that was not answered has claimed; OperationalError where that is nothing."""
-        rows = patiently(self.target, self.claimed, self._patience)
+        rows = wait_for_answer(self.target, self.claimed, self._patience)
         if not rows:
             raise OperationalError("The claim was not committed.")
         return rows

@@ -28,7 +28,7 @@ from django_taskclaim.querysets.assignments import (
 from django_taskclaim.querysets.claiming import checked_name
 from django_taskclaim.querysets.refusals import Search
 from django_taskclaim.querysets.scope import ClaimTarget, Rows, on_claim_table, refuse_unclaimable
-from django_taskclaim.querysets.transactions import transactionally
+from django_taskclaim.querysets.transactions import in_transaction
 from django_taskclaim.querysets.waking import call_workers
 from django_taskclaim.querysets.writes import Given, Write, by_database, send_of_rows, write
 from django_taskclaim.signals import rows_acted_on, rows_handed_over, send_after_commit
@@ -103,7 +103,7 @@ def in_chunks(
         try:
             try:
                 chunk = partial(_chunk, target, rows, size, verb)
-                locked, written = transactionally(target, chunk)
+                locked, written = in_transaction(target, chunk)
             except DatabaseError as error:
                 search = Search(target, error, refused)
                 written = _write_around(target, rows, size, verb, search)

@@ -9,7 +9,6 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeVar
 
 from django.db import DatabaseError, models
@@ -22,7 +21,7 @@ from django_taskclaim.contention import contention_code
 from django_taskclaim.db.sql import SQL, Key, sql
 from django_taskclaim.error_text import describe
 from django_taskclaim.querysets.scope import ClaimTarget
-from django_taskclaim.querysets.transactions import transactionally
+from django_taskclaim.querysets.transactions import in_transaction
 
 logger = logging.getLogger("django_taskclaim")
 
@@ -82,7 +81,7 @@ class Search:
                 return
             part = left.popleft()
             try:
-                result = transactionally(self.target, partial(attempt, part))
+                result = in_transaction(self.target, attempt, part)
             except DatabaseError as error:
                 if not may_be_refused(error, self.target):
                     raise

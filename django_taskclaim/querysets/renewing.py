@@ -1,6 +1,6 @@
 """Renewals: leases are extended without waiting for a row that somebody has locked, and none is shortened."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from functools import partial
 from itertools import chain
@@ -14,7 +14,12 @@ from django_taskclaim.guard import show
 from django_taskclaim.querysets.losses import raise_lost
 from django_taskclaim.querysets.refusals import Search
 from django_taskclaim.querysets.scope import ClaimTarget
-from django_taskclaim.querysets.transactions import alone, may_stand_alone, transactionally
+from django_taskclaim.querysets.transactions import (
+    AmbiguousCommit,
+    autocommit,
+    can_autocommit,
+    in_transaction,
+)
 from django_taskclaim.querysets.writes import (
     Given,
     HeldRows,
@@ -98,7 +103,7 @@ class _Outcome(NamedTuple):
 def _renew_part(part: HeldRows, lease: timedelta, result: Renewed) -> None:
     extend = partial(_extend, part.target, part.token, lease)
     try:
-        outcomes = [_send(part.target, partial(extend, part.keys))]
+        outcomes = [_send(part, lease)]
     except DatabaseError as error:
         outcomes = list(Search(part.target, error).send([part.keys], extend))
     for outcome in outcomes:
@@ -110,12 +115,15 @@ def _renew_part(part: HeldRows, lease: timedelta, result: Renewed) -> None:
         result.refused.extend(part.only([key for key in part.keys if key not in known]).rows)
 
 
-def _send(target: ClaimTarget, extend: Callable[[], _Outcome]) -> _Outcome:
-    # It is sent again where its COMMIT was not answered: it shortens no lease, and the fence stands.
-    again = partial(transactionally, target, extend)
-    if target.dialect.returns_updated and may_stand_alone(target):
-        return alone(target, extend, again)
-    return transactionally(target, extend, lambda unknown: again())
+def _send(part: HeldRows, lease: timedelta) -> _Outcome:
+    target = part.target
+    is_plain = target.dialect.returns_updated and can_autocommit(target)
+    run = autocommit if is_plain else in_transaction
+    try:
+        return run(target, _extend, target, part.token, lease, part.keys)
+    except AmbiguousCommit:
+        # It shortens no lease, and the fence stands.
+        return in_transaction(target, _extend, target, part.token, lease, part.keys)
 
 
 def _extend(target: ClaimTarget, token: Token, lease: timedelta, keys: Sequence[Key]) -> _Outcome:

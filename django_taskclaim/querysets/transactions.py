@@ -1,81 +1,94 @@
-"""How a verb's statements are sent: in a transaction of their own, tried again when the database is contended."""
+"""How a verb's statements are sent: in a transaction of their own, tried again when the database is contended.
 
+``in_transaction`` sends several statements, ``autocommit`` one that commits by itself, and ``run_durable`` what must
+have committed on return. Where a COMMIT was not answered each raises ``AmbiguousCommit``, and the caller looks at the
+rows.
+"""
+
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from functools import cache
-from typing import Any, TypeVar
+from functools import cache, partial
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
-from django.db import DatabaseError, connections
+from django.db import (
+    DatabaseError,
+    Error,
+    InterfaceError,
+    InternalError,
+    OperationalError,
+    connections,
+)
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from django_taskclaim.claim import commits_by_itself
+from django_taskclaim.claim import clock, commits_by_itself
 from django_taskclaim.contention import ContentionRetry, contention_code, retry_on_contention
 from django_taskclaim.db import dialect_for, savepoint_around
 from django_taskclaim.exceptions import TaskClaimError
-from django_taskclaim.querysets.lost_commits import AWAY, give_up
-from django_taskclaim.querysets.scope import ClaimTarget
+from django_taskclaim.querysets.scope import ClaimTarget, Target
 
+P = ParamSpec("P")
 R = TypeVar("R")
 
+#: What a server that is away, stopping or no longer the primary answers with.
+AWAY = (OperationalError, InterfaceError, InternalError)
 
-#: Given what the statements returned, says what really came of them; a database error if that cannot be told.
-LookAgain = Callable[[R], R]
+#: How many seconds the caller of a verb waits for a database that has just failed to answer a COMMIT.
+PATIENCE = 5.0
+
+#: Seconds between two tries.
+PAUSE = 0.1
 
 
-def transactionally(
-    target: ClaimTarget, statements: Callable[[], R], look_again: LookAgain[R] | None = None
+class AmbiguousCommit(OperationalError):
+    """A COMMIT was sent, and an error of the connection came instead of an answer: the rows alone tell its outcome.
+
+    To a caller who does not look at them it is the error of the connection, which is its cause.
+    """
+
+    #: What the statements had returned before the COMMIT; None for a statement that was to commit by itself.
+    result: Any = None
+
+
+def in_transaction(
+    target: ClaimTarget, statements: Callable[P, R], *args: P.args, **kwargs: P.kwargs
 ) -> R:
     """Run *statements* in one transaction, or in a savepoint of the caller's.
 
-    Inside ``joined`` it is the caller's transaction itself, and whatever fails ends that. Where it was our own and its
-    COMMIT was not answered, *look_again* finds out what came of it.
+    Inside ``joined`` it is the caller's transaction itself, and whatever fails ends that.
     """
     if joins(target):
         # Whatever fails ends that transaction, and is nobody's to try again but its owner's.
         try:
-            return statements()
+            return statements(*args, **kwargs)
         except BaseException as error:
             connection: Any = target.dialect.connection
             connection.needs_rollback, connection.rollback_exc = True, error
             raise
-    return _retried(target, statements, look_again, durable=False)
+    return _committed(target, partial(statements, *args, **kwargs), durable=False)
 
 
-def alone(
-    target: ClaimTarget, statement: Callable[[], R], look_again: Callable[[], R] | None = None
+def autocommit(
+    target: ClaimTarget, statement: Callable[P, R], *args: P.args, **kwargs: P.kwargs
 ) -> R:
-    """Run the one *statement* outside of any transaction, so that it commits by itself.
-
-    Where it was not answered, *look_again* finds out what came of it. Only where ``may_stand_alone``.
-    """
+    """Run the one *statement* outside of any transaction, so that it commits by itself; see ``can_autocommit``."""
 
     def once() -> R:
         try:
-            return statement()
+            return statement(*args, **kwargs)
         except AWAY as error:
-            if contention_code(error) is not None or not target.dialect.may_be_done(error):
-                raise
-            raise _Unanswered(None, error) from error
+            _raise_ambiguous_or(error, target)
 
-    if look_again is None:
-        return _answered(target, once, None)
-    look = look_again
-    return _answered(target, once, lambda unknown: look())
+    return _retried(target, once)
 
 
-def may_stand_alone(target: ClaimTarget) -> bool:
+def can_autocommit(target: ClaimTarget) -> bool:
     """Say whether a single statement needs no transaction of ours around it: a third of the round trips."""
     return no_transaction(target.dialect.connection) and target.dialect.commits_alone
 
 
-def durably(
-    target: ClaimTarget,
-    statements: Callable[[], R],
-    look_again: LookAgain[R] | None = None,
-    *,
-    durable: bool = True,
-) -> R:
+def run_durable(target: ClaimTarget, statements: Callable[[], R], *, durable: bool = True) -> R:
     """Run *statements* in a transaction that has committed on return; RuntimeError inside a caller's.
 
     ``TestCase`` counts as no transaction, as with Django's ``atomic(durable=True)``; switched-off autocommit does.
@@ -87,7 +100,77 @@ def durably(
             " or autocommit switched off). Call it outside, for example in a view with"
             " @transaction.non_atomic_requests, or pass durable=False: the claim is then provisional until you commit."
         )
-    return _retried(target, statements, look_again, durable=durable)
+    return _committed(target, statements, durable=durable)
+
+
+def _committed(target: ClaimTarget, statements: Callable[[], R], *, durable: bool) -> R:
+    connection = target.dialect.connection
+
+    def once() -> R:
+        outermost = no_transaction(connection)
+        results: list[R] = []
+        try:
+            with target.dialect.own_transaction(durable=durable):
+                results.append(statements())
+            return results[0]
+        except AWAY as error:
+            if not (outermost and results):
+                raise
+            _raise_ambiguous_or(error, target, results[0])
+
+    return _retried(target, once)
+
+
+def _retried(target: ClaimTarget, once: Callable[[], R]) -> R:
+    """Return what *once* returns, tried again on contention."""
+    return _retry(target.alias, not _waits_once.get()).call(once)
+
+
+@cache
+def _retry(using: str, lock_timeouts: bool) -> ContentionRetry:
+    # Kept, for making one costs a small part of a small statement.
+    return retry_on_contention(using=using, atomic=False, lock_timeouts=lock_timeouts)
+
+
+def _raise_ambiguous_or(error: Exception, target: ClaimTarget, result: Any = None) -> NoReturn:
+    """Raise AmbiguousCommit where what was sent may have been carried out all the same, else *error*."""
+    if contention_code(error) is not None or not target.dialect.may_be_done(error):
+        raise error
+    close_broken(target.dialect.connection)
+    ambiguous = AmbiguousCommit(*error.args)
+    ambiguous.result = result
+    raise ambiguous from error
+
+
+def wait_for_answer(
+    target: Target, question: Callable[P, R], patience: float, *args: P.args, **kwargs: P.kwargs
+) -> R:
+    """Return what *question* returns in a transaction of its own, as soon as the database lets it.
+
+    After *patience* seconds the database's error passes on. The thread's connection is replaced if it broke.
+    """
+    connection = target.dialect.connection
+    end = clock() + patience
+    while True:
+        try:
+            with target.dialect.own_transaction():
+                return question(*args, **kwargs)
+        except AWAY:
+            if connection.in_atomic_block:
+                raise
+            close_broken(connection)
+            if clock() >= end:
+                raise
+        time.sleep(PAUSE)
+
+
+def close_broken(connection: BaseDatabaseWrapper) -> None:
+    """Close a connection that broke, so that the next statement opens a new one."""
+    with suppress(Error):
+        connection.close()
+
+
+# Transactions of the caller's
 
 
 def belongs_to_the_caller(connection: BaseDatabaseWrapper) -> bool:
@@ -171,58 +254,3 @@ def waiting_once() -> Iterator[None]:
         yield
     finally:
         _waits_once.reset(token)
-
-
-class _Unanswered(Exception):
-    """The COMMIT was sent, and an error of the connection came instead of an answer."""
-
-    def __init__(self, result: Any, error: Exception) -> None:
-        super().__init__(result, error)
-        self.result, self.error = result, error
-
-
-def _retried(
-    target: ClaimTarget,
-    statements: Callable[[], R],
-    look_again: LookAgain[R] | None,
-    *,
-    durable: bool,
-) -> R:
-    connection = target.dialect.connection
-
-    def once() -> R:
-        outermost = no_transaction(connection)
-        committing = False
-        try:
-            with target.dialect.own_transaction(durable=durable):
-                result = statements()
-                committing = outermost
-            return result
-        except AWAY as error:
-            if not committing or contention_code(error) is not None:
-                raise
-            if not target.dialect.may_be_done(error):
-                raise
-            raise _Unanswered(result, error) from error
-
-    return _answered(target, once, look_again)
-
-
-@cache
-def _retry(using: str, lock_timeouts: bool) -> ContentionRetry:
-    # Kept, for making one costs a small part of a small statement.
-    return retry_on_contention(using=using, atomic=False, lock_timeouts=lock_timeouts)
-
-
-def _answered(target: ClaimTarget, once: Callable[[], R], look_again: LookAgain[R] | None) -> R:
-    """Return what *once* returns, tried again on contention, or what *look_again* finds where it was not answered."""
-    try:
-        return _retry(target.alias, not _waits_once.get()).call(once)
-    except _Unanswered as lost:
-        give_up(target.dialect.connection)
-        if look_again is None:
-            raise lost.error from lost.error.__cause__
-        try:
-            return look_again(lost.result)
-        except AWAY:
-            raise lost.error from lost.error.__cause__

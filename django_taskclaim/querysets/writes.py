@@ -7,7 +7,7 @@ signal.
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from itertools import groupby
 from typing import Any
 
@@ -25,15 +25,15 @@ from django_taskclaim.claim import (
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.db.sql import SKIP, WAIT, Change, Key
 from django_taskclaim.guard import show, show_written, told_apart
-from django_taskclaim.querysets.losses import raise_unless_all
-from django_taskclaim.querysets.lost_commits import judge_after_lost_commit
+from django_taskclaim.querysets.losses import judge_ambiguous_commit, raise_unless_all
 from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.querysets.transactions import (
-    alone,
+    AmbiguousCommit,
+    autocommit,
+    can_autocommit,
+    in_transaction,
     joins,
-    may_stand_alone,
     no_transaction,
-    transactionally,
 )
 from django_taskclaim.signals import send_after_commit
 from django_taskclaim.states import Status, Token
@@ -194,35 +194,36 @@ def write(held: list[HeldRows], verb: Write) -> list[Any]:
     their token count as written, those still held are written again, and those that have moved on are marked as
     ambiguous. A database that stays away is its own error; the next try begins by asking the rows.
     """
-    return _write(held, verb, autocommit=True)
+    written: list[Any] = []
+    may_autocommit = True
+    while True:
+        held, known = _ask_unanswered(held, verb)
+        written += known
+        if not held:
+            return written
+        try:
+            return written + rows_of(_write(held, verb, may_autocommit))
+        except AmbiguousCommit as error:
+            held = held if error.result is None else error.result
+            for claim in carried_claims(rows_of(held)):
+                claim.unanswered = True
+            # Not by itself again: a statement that its session does not survive would be sent for ever.
+            may_autocommit = False
 
 
-def _write(held: list[HeldRows], verb: Write, *, autocommit: bool) -> list[Any]:
-    todo, written = _ask_unanswered(held, verb)
-    if not todo:
-        return written
-    parts = _statements(todo, verb)
-    target = todo[0].target
+def _write(held: list[HeldRows], verb: Write, may_autocommit: bool) -> list[HeldRows]:
+    """Send what writes rows in the cheapest way there is, and return those written."""
+    target, parts = held[0].target, _statements(held, verb)
     knows_keys = target.dialect.returns_updated
-    answered: list[Any] = []
-
-    def look_again(sent: list[HeldRows]) -> list[HeldRows]:
-        for row in rows_of(sent):
-            carried_claim(row).unanswered = True
-        # Not by itself again: a statement that its session does not survive would be sent for ever.
-        answered.extend(_write(sent, verb, autocommit=False))
-        return []
-
-    is_plain = len(parts) == 1 and not verb.has_more and (knows_keys or len(todo[0].rows) == 1)
-    sent: list[HeldRows] | None = None
-    if autocommit and is_plain and may_stand_alone(target):
-        sent = alone(target, partial(_send, parts[0], verb), partial(look_again, todo))
-    if sent is None and not verb.only_locks and (knows_keys or not joins(target)):
+    is_plain = len(parts) == 1 and not verb.has_more and (knows_keys or len(held[0].rows) == 1)
+    if may_autocommit and is_plain and can_autocommit(target):
+        sent = autocommit(target, _send, parts[0], verb)
+        if sent is not None:
+            return sent
+    if not verb.only_locks and (knows_keys or not joins(target)):
         with suppress(_SomeAreLost):
-            sent = transactionally(target, partial(_send_all, parts, verb), look_again)
-    if sent is None:
-        sent = transactionally(target, partial(_lock_and_send, parts, verb), look_again)
-    return [*written, *answered, *rows_of(sent)]
+            return in_transaction(target, _send_all, parts, verb)
+    return in_transaction(target, _lock_and_send, parts, verb)
 
 
 class _SomeAreLost(Exception):
@@ -285,19 +286,21 @@ def _with_more(written: list[HeldRows], verb: Write) -> list[HeldRows]:
 
 def _ask_unanswered(held: list[HeldRows], verb: Write) -> tuple[list[HeldRows], list[Any]]:
     """Return the rows that are to be written, and those that an earlier try has written without knowing it."""
-    unsure = [row for row in rows_of(held) if carried_claim(row).unanswered]
+    rows = rows_of(held)
+    unsure = [
+        row for row, claim in zip(rows, carried_claims(rows), strict=True) if claim.unanswered
+    ]
     # Inside a transaction of the caller's the fence alone must do: nothing can be waited for there.
     if not unsure or not no_transaction(held[0].target.dialect.connection):
         return held, []
-    judged = judge_after_lost_commit(unsure, finished=verb.finished)
-    settled = {id(row) for row in (*judged.ours_complete, *judged.undecided)}
-    todo = [
-        one.only(
-            [key for row, key in zip(one.rows, one.keys, strict=True) if id(row) not in settled]
-        )
-        for one in held
-    ]
-    return [one for one in todo if one.rows], judged.ours_complete
+    judged = judge_ambiguous_commit(unsure, finished=verb.finished)
+    settled = {id(row) for row in (*judged.committed, *judged.ambiguous)}
+    todo: list[HeldRows] = []
+    for one in held:
+        pairs = zip(one.rows, one.keys, strict=True)
+        if keys := [key for row, key in pairs if id(row) not in settled]:
+            todo.append(one.only(keys))
+    return todo, judged.committed
 
 
 # What a write leaves behind

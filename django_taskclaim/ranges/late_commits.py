@@ -8,7 +8,6 @@ read. Elsewhere it waits for as long as the model says that a row is committed a
 import json
 import uuid
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 from django.db.models.fields import AutoFieldMixin
@@ -17,7 +16,7 @@ from django_taskclaim.conf import positive_duration
 from django_taskclaim.db.sql import PREPARED
 from django_taskclaim.fields import NEVER_WAITED, OPEN_ENDED
 from django_taskclaim.querysets.scope import is_open
-from django_taskclaim.querysets.transactions import transactionally
+from django_taskclaim.querysets.transactions import in_transaction
 from django_taskclaim.ranges.target import RangeTarget
 
 
@@ -85,6 +84,6 @@ def make_due(target: RangeTarget) -> int:
     over = [pk for pk, names in marks if names and still_open.isdisjoint(json.loads(names))]
     due: Any = {columns.not_before.name: NEVER_WAITED, "open_transactions": None}
     return sum(
-        transactionally(target.claims, partial(open_ended.filter(pk__in=part).update, **due))
+        in_transaction(target.claims, open_ended.filter(pk__in=part).update, **due)
         for part in dialect.chunks(over, target.claims.table)
     )

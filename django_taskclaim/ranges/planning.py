@@ -1,14 +1,13 @@
 """Cutting the keys of a source into ranges, by walking its primary key: by hand, or by workers that find none due."""
 
 from collections.abc import Callable
-from functools import partial
 from itertools import islice
 from typing import Any
 
 from django.db import models
 
 from django_taskclaim.querysets.manager import ClaimQuerySet
-from django_taskclaim.querysets.transactions import refuse_old_snapshots, transactionally
+from django_taskclaim.querysets.transactions import in_transaction, refuse_old_snapshots
 from django_taskclaim.ranges.keys import Key, Part, key_at
 from django_taskclaim.ranges.late_commits import make_due, refuse_unknown_commits, waiting
 from django_taskclaim.ranges.splitting import split_largest
@@ -52,7 +51,7 @@ def plan(
         found = [part for part in islice(parts, most) if part.rows == chunk_size or not only_full]
         if not found:
             break
-        added += transactionally(target.claims, partial(_store, target, end, found))
+        added += in_transaction(target.claims, _store, target, end, found)
         if progress is not None:
             progress(added)
     return added

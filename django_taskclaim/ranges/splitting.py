@@ -12,7 +12,7 @@ from django.db.models import F
 
 from django_taskclaim.contention import contention_code
 from django_taskclaim.exceptions import RetriesExhausted
-from django_taskclaim.querysets.transactions import transactionally
+from django_taskclaim.querysets.transactions import in_transaction
 from django_taskclaim.ranges.target import RangeTarget, reached
 from django_taskclaim.signals import after_commit
 from django_taskclaim.states import Status
@@ -56,7 +56,7 @@ def split(target: RangeTarget, pk: Any, at_least: int = 1) -> bool:
     if seen is None or _middle(target, seen, at_least) is None:
         return False
     try:
-        return transactionally(target.claims, partial(_split, target, pk, at_least))
+        return in_transaction(target.claims, _split, target, pk, at_least)
     except (RetriesExhausted, DatabaseError) as error:
         if isinstance(error, DatabaseError) and contention_code(error) is None:
             raise

@@ -15,7 +15,7 @@ from django_taskclaim.db.sql import SQL, Change, value
 from django_taskclaim.exceptions import RangeInterrupted, RangeSplit, RangeUnfinished
 from django_taskclaim.guard import show
 from django_taskclaim.querysets.losses import raise_lost
-from django_taskclaim.querysets.transactions import refuse_old_snapshots, transactionally
+from django_taskclaim.querysets.transactions import in_transaction, refuse_old_snapshots
 from django_taskclaim.ranges.splitting import split
 from django_taskclaim.ranges.target import RangeTarget, reached
 from django_taskclaim.states import Status
@@ -165,7 +165,7 @@ def advance(row: Any, key: Any, rows: int) -> None:
     """Write the checkpoint of a claimed range; see ``RangeMixin.advance``."""
     claim, target = _claim_on(row)
     write = partial(_advance, row, claim, target, target.keys.encode(key), rows)
-    transactionally(target.claims, write)
+    in_transaction(target.claims, write)
 
 
 def _advance(row: Any, claim: Claim, target: RangeTarget, last: str, rows: int) -> None:

@@ -129,11 +129,11 @@ def lost(row: Any, why: str, *, error: BaseException | None = None) -> None:
     What it raises after the loss was recorded is recorded by itself, as ``raised``.
     """
     claim = claim_of(row)
-    again = claim is not None and claim.told
+    again = claim is not None and claim.loss_logged
     if again and (error is None or isinstance(error, ClaimLost)):
         return
     if claim is not None:
-        claim.told = True
+        claim.loss_logged = True
     facts: dict[str, Any] = {}
     if error is not None:
         name, text = class_and_text(error)

@@ -18,7 +18,7 @@ from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.completing import CallRaised
 from django_taskclaim.querysets.everyone import stop_everyone
-from django_taskclaim.querysets.lost_commits import judge_after_lost_commit
+from django_taskclaim.querysets.losses import judge_ambiguous_commit
 from django_taskclaim.querysets.transactions import waiting_once
 from django_taskclaim.querysets.writes import lock_free
 from django_taskclaim.states import WORKER_MARK, Status
@@ -242,7 +242,7 @@ class Writer:
         for result in results:
             raised = getattr(result.outcome, "error", None)
             error = raised if isinstance(raised, BaseException) else None
-            if result.task.claim.undecided:
+            if result.task.claim.ambiguous:
                 _tell_undecided(result, error or "the answer to its COMMIT was lost")
             else:
                 lost(result.task.row, "noticed when its result was written", error=error)
@@ -301,11 +301,11 @@ class Writer:
         (result,) = results
         undecided = result.outcome
         assert isinstance(undecided, Undecided)
-        found = judge_after_lost_commit([result.task.row], patience=0)
+        found = judge_ambiguous_commit([result.task.row], patience=0)
         if found.still_held:
             result.outcome = undecided.otherwise
             self._verbs[type(result.outcome)](self, results)
-        elif found.ours_complete:
+        elif found.committed:
             self._completed(results, clock() - began)
         else:
             _tell_undecided(result, undecided.error)

@@ -74,7 +74,7 @@ FAULTS = {
         fault(
             "A durable claim runs inside the caller's transaction.",
             (TRANSACTIONS, "if durable and belongs_to_the_caller(connection)", "if False"),
-            (TRANSACTIONS, "look_again, durable=durable)", "look_again, durable=False)"),
+            (TRANSACTIONS, "statements, durable=durable)", "statements, durable=False)"),
         ),
         fault(
             "A slice can be claimed from, and what it leaves out is claimed as well.",
