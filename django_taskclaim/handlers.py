@@ -37,7 +37,7 @@ from django_taskclaim.querysets.scope import refuse_unknown_order
 from django_taskclaim.querysets.unreadable import fail_unreadable
 from django_taskclaim.querysets.waking import called_for
 from django_taskclaim.ranges.walking import end_walks, refuse_unfinished
-from django_taskclaim.unsaved import Watch
+from django_taskclaim.unsaved import UnsavedColumns
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -76,34 +76,34 @@ class Handler:
     #: Whether the function is a coroutine function.
     is_async: bool = field(init=False, compare=False)
     #: Finds what the function sets although nothing writes it.
-    watch: Watch = field(init=False, compare=False, repr=False)
+    unsaved: UnsavedColumns = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "needs_source", is_companion(self.model))
         object.__setattr__(self, "has_ranges", has_ranges(self.model))
         object.__setattr__(self, "is_async", is_coroutine_function(self.function))
-        object.__setattr__(self, "watch", Watch(self.model, self.update_fields))
+        object.__setattr__(self, "unsaved", UnsavedColumns(self.model, self.update_fields))
 
     def call(self, rows: Sequence[Any]) -> Any:
         """Call the function with its row, or as a batch handler with all of *rows*, and return what it answers.
 
         TypeError where that is work which nobody has run, such as the coroutine of a function that is not async.
         """
-        held = self.watch.before(rows)
+        seen = self.unsaved.before(rows)
         answer = self._answer(rows)
         if answer is not None:
             refuse_not_run(answer, self.function)
-        if changed := self.watch.after(held):
-            self.watch.look(changed)
+        if changed := self.unsaved.after(seen):
+            self.unsaved.look(changed)
         return answer
 
     async def acall(self, rows: Sequence[Any]) -> Any:
         """Do what ``call`` does with a coroutine function."""
-        held = self.watch.before(rows)
+        seen = self.unsaved.before(rows)
         answer = await self._answer(rows)
         refuse_not_run(answer, self.function, may_yield=self.batch)
-        if changed := self.watch.after(held):
-            await sync_to_async(self.watch.look)(changed)
+        if changed := self.unsaved.after(seen):
+            await sync_to_async(self.unsaved.look)(changed)
         return answer
 
     def _answer(self, rows: Sequence[Any]) -> Any:
@@ -126,7 +126,7 @@ class Handler:
 
         That is the sources of companions, all in one query; a row whose source cannot be read fails with the error.
         """
-        self.watch.read_settings()
+        self.unsaved.read_settings()
         unreadable = load_readable_sources(rows) if self.needs_source else []
         if not unreadable:
             return list(rows)

@@ -2,10 +2,9 @@
 
 import json
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from copy import deepcopy
 from decimal import Decimal
-from operator import itemgetter
 from typing import Any, NamedTuple
 
 from django.conf import settings
@@ -22,28 +21,23 @@ from django_taskclaim.policy import policy_for
 from django_taskclaim.querysets.removing import shared_columns
 from django_taskclaim.querysets.results import PREFIX, checked_results, writable
 
-#: Rows of a process whose lists and dictionaries are copied, so that a change in place is seen.
-COPIED = 50
+#: A process looks at its first calls of a handler, and then at one in so many; where rows fail for it, at all.
+FIRST_CALLS, ONE_IN = 50, 20
 #: Rows for which the database is asked about a column that turns out to be written.
 ASKED = 10
 
 _MUTABLE = (list, dict, set, bytearray)
 
 
-#: The rows of a call, what the handler gets for each (the row or its source), and what reads their values, with those
-#: before. Of a single row it is its dictionary.
-Held = tuple[Sequence[Any], Any, Callable[[Any], Any], Any]
-
-
-class Changed(NamedTuple):
-    """The columns of an instance that a handler has changed, with their values before."""
+class Seen(NamedTuple):
+    """An instance that a handler gets, of a row or of its source, and values of its columns before the call."""
 
     row: Any
     instance: Any
     before: dict[str, Any]
 
 
-class Watch:
+class UnsavedColumns:
     """Compares the rows of one handler with what they were before each call, in one process."""
 
     #: Whether a row fails for what is found. Read once a claim: for each row that would cost more than all the rest.
@@ -52,68 +46,40 @@ class Watch:
     def __init__(self, model: type[models.Model], update_fields: Sequence[str]) -> None:
         self._model = model
         self._update_fields = update_fields
-        self._has_sources = is_companion(model)
         self._names: dict[type[models.Model], list[str]] = {}
-        self._getters: dict[type[models.Model], Callable[[Any], tuple[Any, ...]]] = {}
-        self._to_copy = COPIED
+        self._calls = 0
         #: For how many rows the database may still be asked about a column.
         self._to_ask: dict[str, int] = {}
         self._named: set[str] = set()
         self._lock = threading.Lock()
-        #: Whether a single row is only read. Found once a claim, as ``fails``.
-        self._is_quick = False
 
     def read_settings(self) -> None:
         """Read whether a row fails for what is found."""
         asked = conf.setting("FAIL_UNSAVED")
         self.fails = bool(settings.DEBUG if asked is None else asked)
-        self._is_quick = not (self.fails or self._has_sources or self._to_copy > 0)
 
-    def before(self, rows: Sequence[Any]) -> Held:
-        """Return what the handler is given, as it is now."""
-        if self._is_quick and len(rows) == 1:
-            own = rows[0].__dict__
-            try:
-                read = self._getters[type(rows[0])]
-                return rows, own, read, read(own)
-            except KeyError:
-                # Read as below.
-                pass
-        owners = given = rows
-        if self._has_sources:
-            owners, given = zip(*self._pairs(rows), strict=True)
-        values = self._read(given)
-        if self.fails or self._to_copy > 0:
-            self._to_copy -= len(rows)
-            values = [tuple(map(_copied, one)) for one in values]
-        return owners, given, self._read, values
+    def before(self, rows: Sequence[Any]) -> list[Seen]:
+        """Return what the handler is given, as it is now; nothing of a call that is not looked at."""
+        self._calls += 1
+        if not self.fails and self._calls > FIRST_CALLS and self._calls % ONE_IN:
+            return []
+        return [
+            Seen(row, instance, {name: _copied(value) for name, value in self._values(instance)})
+            for row, instance in self._instances(rows)
+        ]
 
-    def _read(self, given: Sequence[Any]) -> list[tuple[Any, ...]]:
-        getters = self._getters
-        try:
-            return [getters[type(one)](one.__dict__) for one in given]
-        except KeyError:
-            # The first of their class, or a column is deferred.
-            return [self._values(one) for one in given]
+    def _values(self, instance: Any) -> Iterator[tuple[str, Any]]:
+        kind, own = type(instance), instance.__dict__
+        if kind not in self._names:
+            self._names[kind] = self._unwritten(kind)
+        return ((name, own.get(name, DEFERRED)) for name in self._names[kind])
 
-    def _values(self, instance: Any) -> tuple[Any, ...]:
-        own = instance.__dict__
-        return tuple(own.get(name, DEFERRED) for name in self._names_of(type(instance)))
-
-    def _pairs(self, rows: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
-        link = source_link(self._model).field
+    def _instances(self, rows: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+        link = source_link(self._model).field if is_companion(self._model) else None
         for row in rows:
             yield row, row
-            if link.is_cached(row):
+            if link is not None and link.is_cached(row):
                 yield row, getattr(row, LINK)
-
-    def _names_of(self, kind: type[models.Model]) -> list[str]:
-        names = self._names.get(kind)
-        if names is None:
-            names = self._names[kind] = self._unwritten(kind)
-            # Of a single name it would return the value alone.
-            self._getters[kind] = itemgetter(*names, names[0]) if names else _nothing
-        return names
 
     def _unwritten(self, kind: type[models.Model]) -> list[str]:
         """Return the columns that stay when a row is done and that its completion does not write."""
@@ -136,55 +102,45 @@ class Watch:
         fields, written = kind._meta.concrete_fields, own if is_row else of_source
         return [f.attname for f in fields if f.attname in names and f.name not in written]
 
-    def after(self, held: Held) -> list[Changed]:
-        """Return what the handler has changed and is not known to be stored; asks nothing."""
-        rows, given, read, values = held
-        try:
-            if read(given) == values:
-                return []
-        except Exception:
-            # A value's ``==`` raises, as that of arrays does: look at each.
-            pass
-        if isinstance(given, dict):
-            given, values = rows, [values]
-        return [one for one in map(self._changed, rows, given, values) if one.before]
+    def after(self, seen: Sequence[Seen]) -> list[Seen]:
+        """Return the columns that the handler has changed and that are not known to be stored; asks nothing."""
+        found = (one._replace(before=self._changed(*one)) for one in seen)
+        return [one for one in found if one.before]
 
-    def _changed(self, row: Any, instance: Any, values: tuple[Any, ...]) -> Changed:
-        own, stored = instance.__dict__, loaded_values(instance) or {}
-        before = dict(zip(self._names_of(type(instance)), values, strict=False))
-
-        def is_changed(name: str) -> bool:
-            now = own.get(name, DEFERRED)
+    def _changed(self, row: Any, instance: Any, before: dict[str, Any]) -> dict[str, Any]:
+        if claim_of(row) is None:
+            # Saved as another row.
+            return {}
+        stored, changed = loaded_values(instance) or {}, {}
+        for name, now in self._values(instance):
             if now is DEFERRED or _are_same(now, before[name]):
-                return False
-            # What is changed in place has changed there, too.
-            if not isinstance(now, _MUTABLE) and _are_same(now, stored.get(name, DEFERRED)):
-                return False
-            return self.fails or self._to_ask.get(self._told(row, instance, name), ASKED) > 0
+                continue
+            # What is changed in place has changed in what was loaded, too.
+            is_stored = _are_same(now, stored.get(name, DEFERRED)) and not isinstance(now, _MUTABLE)
+            shown = self._shown(row, instance, name)
+            if not is_stored and (self.fails or self._to_ask.get(shown, ASKED) > 0):
+                changed[name] = before[name]
+        return changed
 
-        # An instance without a claim was saved as another row.
-        names = [] if claim_of(row) is None else [name for name in before if is_changed(name)]
-        return Changed(row, instance, {name: before[name] for name in names})
-
-    def look(self, changed: Sequence[Changed]) -> None:
+    def look(self, changed: Sequence[Seen]) -> None:
         """Ask the database which of these columns are as they were, and note them on the claims."""
         for row, instance, before in changed:
             claim = carried_claim(row)
             alias = claim.alias if instance is row else instance._state.db
             for name, stored in _stored(instance, alias, before).items():
-                told = self._told(row, instance, name)
+                shown = self._shown(row, instance, name)
                 # A value that is neither was written by somebody, or made by the database.
                 same = before[name] is DEFERRED or _are_same(before[name], stored)
                 if same and not _is_stored(instance, name, stored):
-                    claim.unsaved += (told,)
+                    claim.unsaved += (shown,)
                 else:
-                    self._to_ask[told] = self._to_ask.get(told, ASKED) - 1
+                    self._to_ask[shown] = self._to_ask.get(shown, ASKED) - 1
 
-    def _told(self, row: Any, instance: Any, name: str) -> str:
+    def _shown(self, row: Any, instance: Any, name: str) -> str:
         """Return how ``update_fields`` names a column."""
-        told = str(instance._meta.get_field(name).name)
-        hidden = instance is not row and told in writable(self._model)
-        return f"{PREFIX}{told}" if hidden else told
+        shown = str(instance._meta.get_field(name).name)
+        hidden = instance is not row and shown in writable(self._model)
+        return f"{PREFIX}{shown}" if hidden else shown
 
     def first_time(self, names: Sequence[str]) -> list[str]:
         """Return those of *names* that this process has not named before."""
@@ -193,10 +149,6 @@ class Watch:
             self._named.update(new)
             self._to_ask.update(dict.fromkeys(new, 0))
             return new
-
-
-def _nothing(own: dict[str, Any]) -> tuple[Any, ...]:
-    return ()
 
 
 def _copied(value: Any) -> Any:

@@ -57,7 +57,7 @@ class Task:
     def told_nothing(self) -> Permanent | None:
         """Return an error where what the handler wanted written of this row cannot be told, or would be lost."""
         self.carrier()
-        if self.claim.unsaved and self.handler.watch.fails:
+        if self.claim.unsaved and self.handler.unsaved.fails:
             text = unsaved_told(self, self.claim.unsaved, "so the row fails")
             label = self.handler.model._meta.label
             return Permanent(
@@ -96,7 +96,7 @@ def unsaved_told(task: Task, columns: Sequence[str], what_happens: str) -> str:
 
 def warn_unsaved(task: Task) -> None:
     """Warn, once for each column in this process, that a row is complete without what its handler has set."""
-    if task.claim.unsaved and (columns := task.handler.watch.first_time(task.claim.unsaved)):
+    if task.claim.unsaved and (columns := task.handler.unsaved.first_time(task.claim.unsaved)):
         logger.warning(
             "%s",
             unsaved_told(task, columns, "so this row and others are completed without it"),
