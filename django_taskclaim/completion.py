@@ -85,7 +85,7 @@ class Clear:
     @property
     def pause(self) -> timedelta:
         """How long a row waits for its next turn."""
-        return timedelta() if self.every is None else conf.as_duration(self.every)
+        return timedelta() if self.every is None else conf.positive_duration(self.every, "every")
 
 
 @dataclass(frozen=True, slots=True)

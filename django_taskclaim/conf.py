@@ -1,49 +1,20 @@
-"""The one settings dictionary, ``TASKCLAIM``: defaults beside it, read at the moment of use."""
+"""The one settings dictionary, ``TASKCLAIM``, and what the values of settings, options and arguments may be.
 
+A setting is read at the moment of use. What a value must be is judged in one place, here, for settings, ``@handler``,
+verbs and commands.
+"""
+
+import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 
-#: Every key that ``TASKCLAIM`` may hold, with its default. Durations are seconds, timedeltas, or texts such as "5m".
-DEFAULTS: Mapping[str, Any] = {
-    "LEASE": 60.0,
-    "TIMEOUT": 900.0,
-    "BATCH_SIZE": 50,
-    "CONCURRENCY": 10,
-    "MAX_ATTEMPTS": 5,
-    "BACKOFF_FIRST": 1.0,
-    "BACKOFF_MAX": 600.0,
-    "POLL": 1.0,
-    "GRACE": 8.0,
-    "REAPER_INTERVAL": 10.0,
-    "CHUNK_SIZE": 500,
-    "RETRIES": 2,
-    "ERROR_LENGTH": 4000,
-    "STORE_TRACEBACK": False,
-    "FAIL_UNSAVED": None,
-    "REDACT": None,
-    "CLAIM_STRATEGY": "auto",
-    "FIXTURES_WRITE_CLAIMS": False,
-    "WORKER_RETENTION": 86400.0,
-    "HEALTH_CHECKS": (),
-    "HEALTH_EVERY": 10.0,
-    "BREAKER": None,
-    "PAGE_TIMEOUT": 1.5,
-    "HISTORY": (),
-    "HISTORY_RETENTION": 604800.0,
-    "THROUGHPUT_RETENTION": 604800.0,
-    "ACT_RETENTION": 7776000.0,
-}
-
-#: ``auto`` takes the best claim of each database; the others are for comparison and old servers.
-CLAIM_STRATEGIES = ("auto", "update_limit")
-
-#: What ``BREAKER`` may hold; a key that is left out has this value.
-BREAKER_DEFAULTS: Mapping[str, Any] = {"rate": 0.5, "outcomes": 20, "within": 60.0, "rest": 30.0}
+V = TypeVar("V")
 
 #: The largest batch anyone may ask for.
 MAX_BATCH_SIZE = 1000
@@ -51,27 +22,189 @@ MAX_BATCH_SIZE = 1000
 #: No lease, pause or wait is longer: what lies behind the calendars of the databases would be stored as NULL.
 LONGEST = timedelta(days=36500)
 
+# Kinds of values
+
+
+@dataclass(frozen=True, slots=True)
+class Kind(Generic[V]):
+    """One kind of value: what is expected, in words, and how a value is read; other values raise ValueError."""
+
+    expected: str
+    read: Callable[[Any], V]
+
+    def check(self, value: object, name: str) -> V:
+        """Return *value* as it is used inside; ValueError that names it for what is not of this kind."""
+        try:
+            return self.read(value)
+        except ValueError as error:
+            # A reader may have a sentence of its own.
+            said = str(error) or f"{name} must be {self.expected}, not {value!r:.200}."
+            raise ValueError(said) from None
+
+
+def accepting(expected: str, accepts: Callable[[Any], bool]) -> Kind[Any]:
+    """Return the kind of the values that *accepts* is true for, which are used as they are."""
+
+    def read(value: Any) -> Any:
+        if not accepts(value):
+            raise ValueError
+        return value
+
+    return Kind(expected, read)
+
+
+def or_none(kind: Kind[V]) -> Kind[V | None]:
+    """Return the kind that allows None beside the values of *kind*."""
+    return Kind(
+        f"{kind.expected}, or None", lambda value: None if value is None else kind.read(value)
+    )
+
+
+def whole_number(least: int = 1, most: float = math.inf) -> Kind[int]:
+    """Return the kind of the whole numbers from *least* to *most*."""
+    upwards = "" if most == math.inf else f" to {most}"
+    expected = f"a whole number from {least}{upwards}"
+    return accepting(expected, lambda value: type(value) is int and least <= value <= most)
+
+
+def list_of(expected: str, accepts: Callable[[Any], bool]) -> Kind[Any]:
+    """Return the kind of the lists and tuples whose entries *accepts* is true for."""
+    return accepting(
+        expected, lambda value: isinstance(value, (list, tuple)) and all(map(accepts, value))
+    )
+
+
+_DURATION = re.compile(r"(?P<number>\d+(?:\.\d+)?)(?P<unit>ms|s|m|h|d)?")
+_SECONDS = {None: 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def _read_duration(value: Any) -> timedelta:
+    if isinstance(value, str):
+        match = _DURATION.fullmatch(value)
+        value = float(match["number"]) * _SECONDS[match["unit"]] if match is not None else 0
+    if _is_number(value) and 0 < value <= LONGEST.total_seconds():
+        value = timedelta(seconds=value)
+    if isinstance(value, timedelta) and timedelta(0) < value <= LONGEST:
+        return value
+    raise ValueError
+
+
+def _is_number(value: Any) -> bool:
+    """Say whether *value* is a number that can be compared: neither a truth value nor NaN."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value == value
+
+
+def _read_breaker(value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping) or not _BREAKER_KEYS.keys() >= value.keys():
+        raise ValueError
+    kinds = _BREAKER_KEYS.items()
+    return {name: kind.read(value.get(name, default)) for name, (default, kind) in kinds}
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def is_list_of_names(value: Any) -> bool:
+    """Say whether *value* is a collection of texts, and no text itself."""
+    if isinstance(value, str) or not isinstance(value, Collection):
+        return False
+    return all(isinstance(name, str) for name in value)
+
+
+DURATION = Kind(
+    f'seconds above 0, a timedelta, or a text such as "90s" or "5m", {LONGEST.days} days at most',
+    _read_duration,
+)
+BATCH_SIZE = whole_number(most=MAX_BATCH_SIZE)
+FLAG = accepting("True or False", lambda value: isinstance(value, bool))
+#: ``auto`` takes the best claim of each database; the others are for comparison and old servers.
+CLAIM_STRATEGIES = ("auto", "update_limit")
+
+_SHARE = accepting("above 0 and up to 1", lambda value: _is_number(value) and 0 < value <= 1)
+_PATH = accepting("the dotted path of a function", lambda value: "." in _text(value))
+_STRATEGY = accepting(f"one of {', '.join(CLAIM_STRATEGIES)}", CLAIM_STRATEGIES.__contains__)
+_CHECKS = list_of(
+    "a list of health checks, or of dotted paths to some",
+    lambda entry: callable(entry) or isinstance(entry, str),
+)
+_LABELS = list_of(
+    'a list of models, such as ["photos.Photo"]', lambda entry: _text(entry).count(".") == 1
+)
+_BREAKER = Kind(
+    "a dictionary with some of: rate above 0 and up to 1, outcomes from 1, within and rest in seconds",
+    _read_breaker,
+)
+
+#: What ``BREAKER`` may hold: the default of each key, and its kind.
+_BREAKER_KEYS: Mapping[str, tuple[Any, Kind[Any]]] = {
+    "rate": (0.5, _SHARE),
+    "outcomes": (20, whole_number()),
+    "within": (60.0, DURATION),
+    "rest": (30.0, DURATION),
+}
+
+#: Every key that ``TASKCLAIM`` may hold: its default, and its kind.
+_SETTINGS: Mapping[str, tuple[Any, Kind[Any]]] = {
+    "LEASE": (60.0, DURATION),
+    "TIMEOUT": (900.0, or_none(DURATION)),
+    "BATCH_SIZE": (50, BATCH_SIZE),
+    "CONCURRENCY": (10, whole_number()),
+    "MAX_ATTEMPTS": (5, whole_number()),
+    "BACKOFF_FIRST": (1.0, DURATION),
+    "BACKOFF_MAX": (600.0, DURATION),
+    "POLL": (1.0, DURATION),
+    "GRACE": (8.0, DURATION),
+    "REAPER_INTERVAL": (10.0, DURATION),
+    "CHUNK_SIZE": (500, BATCH_SIZE),
+    "RETRIES": (2, whole_number(least=0)),
+    "ERROR_LENGTH": (4000, whole_number()),
+    "STORE_TRACEBACK": (False, FLAG),
+    "FAIL_UNSAVED": (None, or_none(FLAG)),
+    "REDACT": (None, or_none(_PATH)),
+    "CLAIM_STRATEGY": ("auto", _STRATEGY),
+    "FIXTURES_WRITE_CLAIMS": (False, FLAG),
+    "WORKER_RETENTION": (86400.0, DURATION),
+    "HEALTH_CHECKS": ((), _CHECKS),
+    "HEALTH_EVERY": (10.0, DURATION),
+    "BREAKER": (None, or_none(_BREAKER)),
+    "PAGE_TIMEOUT": (1.5, DURATION),
+    "HISTORY": ((), _LABELS),
+    "HISTORY_RETENTION": (604800.0, DURATION),
+    "THROUGHPUT_RETENTION": (604800.0, DURATION),
+    "ACT_RETENTION": (7776000.0, DURATION),
+}
+
+DEFAULTS: dict[str, Any] = {name: default for name, (default, _) in _SETTINGS.items()}
+
 SETTING = "TASKCLAIM"
 
-#: The last value of each key that was found right: the same object is not looked at again.
-_accepted: dict[str, Any] = {}
+# Reading the settings
+
+#: The value of each key as it was last found, and as it is used: the same object is not looked at again.
+_read: dict[str, tuple[Any, Any]] = {}
 
 
 def setting(name: str) -> Any:
-    """Return the value of one key of ``TASKCLAIM``, or its default. KeyError for an unknown key.
+    """Return the value of one key of ``TASKCLAIM``, or its default; a duration as a timedelta.
 
-    ImproperlyConfigured for a value that E001 reports; a wrong REDACT is returned, because its user then shows nothing.
+    Raises KeyError for an unknown key and ImproperlyConfigured for a value that E001 reports. A wrong REDACT is
+    returned as it is, because its user then shows nothing.
     """
-    default = DEFAULTS[name]
     values = getattr(settings, SETTING, {})
     if not isinstance(values, Mapping):
         raise ImproperlyConfigured(_no_dictionary(values).message)
-    value = values.get(name, default)
-    if value is not _accepted.get(name, default) and value is not default and name != "REDACT":
-        if problem := _problem(name, value):
-            raise ImproperlyConfigured(problem.message)
-        _accepted[name] = value
-    return value
+    value = values.get(name, DEFAULTS[name])
+    if name in _read and _read[name][0] is value:
+        return _read[name][1]
+    used = value
+    try:
+        used = _SETTINGS[name][1].read(value)
+    except ValueError:
+        if name != "REDACT":
+            raise ImproperlyConfigured(_wrong_value(name, value).message) from None
+    _read[name] = value, used
+    return used
 
 
 def given(name: str) -> Any:
@@ -81,146 +214,29 @@ def given(name: str) -> Any:
 
 def duration(name: str) -> timedelta:
     """Return a setting that is a duration."""
-    return as_duration(setting(name))
+    value: timedelta = setting(name)
+    return value
+
+
+def positive_duration(value: float | str | timedelta, what: str) -> timedelta:
+    """Return *value* as a timedelta longer than zero; ValueError in one sentence otherwise."""
+    return DURATION.check(value, what)
 
 
 def waiting_time(value: float | timedelta, what: str = "delay") -> timedelta:
     """Return how long a row waits, from nothing to LONGEST; ValueError in one sentence for what is no duration."""
-    if not _is_number(value) and not isinstance(value, timedelta):
+    if isinstance(value, timedelta):
+        return min(max(value, timedelta(0)), LONGEST)
+    if not _is_number(value):
         raise ValueError(f"{what} must be seconds or a timedelta, not {value!r:.200}.")
-    try:
-        result = as_duration(value)
-    except OverflowError:
-        result = LONGEST if value > 0 else timedelta(0)  # type: ignore[operator]
-    return min(max(result, timedelta(0)), LONGEST)
-
-
-def _is_number(value: Any) -> bool:
-    """Say whether *value* is a number that can be compared: neither a truth value nor NaN."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and value == value
-
-
-def as_duration(value: float | str | timedelta) -> timedelta:
-    """Accept seconds, or a text such as "5m", at the edge, and work with timedeltas inside."""
-    if isinstance(value, str):
-        return parse_duration(value)
-    return value if isinstance(value, timedelta) else timedelta(seconds=value)
-
-
-_DURATION = re.compile(r"(?P<number>\d+(?:\.\d+)?)(?P<unit>ms|s|m|h|d)?")
-_SECONDS = {None: 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-
-
-def parse_duration(text: str) -> timedelta:
-    """Return a time longer than zero: seconds, or a number with ms, s, m, h or d; else ValueError."""
-    match = _DURATION.fullmatch(text)
-    seconds = float(match["number"]) * _SECONDS[match["unit"]] if match is not None else 0.0
-    if not 0 < seconds <= LONGEST.total_seconds():
-        raise ValueError(
-            f"{text!r} is no time longer than zero; write seconds, or 500ms, 30s, 5m, 2h, 1d"
-        )
-    return timedelta(seconds=seconds)
-
-
-def positive_duration(value: float | timedelta, what: str) -> timedelta:
-    """Return *value* as a timedelta longer than zero; ValueError in one sentence otherwise."""
-    if isinstance(value, bool) or not isinstance(value, (int, float, timedelta)):
-        raise ValueError(f"{what} must be seconds or a timedelta, not {value!r}.")
-    try:
-        result = as_duration(value)
-    except (OverflowError, ValueError):  # infinity, no number
-        result = timedelta.max
-    if result > LONGEST:
-        raise ValueError(f"{what} must be shorter than {LONGEST.days} days, not {value!r}.")
-    if result <= timedelta(0):
-        raise ValueError(f"{what} must be longer than zero, not {value!r}.")
-    return result
+    return timedelta(seconds=min(max(value, 0), LONGEST.total_seconds()))
 
 
 class Problem(NamedTuple):
     """One wrong entry of the settings dictionary."""
 
-    key: str
     message: str
     hint: str
-
-
-def _is_duration(value: Any) -> bool:
-    try:
-        positive_duration(parse_duration(value) if isinstance(value, str) else value, "")
-    except ValueError:
-        return False
-    return True
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
-
-
-def _is_count_or_zero(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _is_flag(value: Any) -> bool:
-    return isinstance(value, bool)
-
-
-def _is_path_or_none(value: Any) -> bool:
-    return value is None or (isinstance(value, str) and "." in value)
-
-
-def _is_batch(value: Any) -> bool:
-    return _is_count(value) and value <= MAX_BATCH_SIZE
-
-
-def _are_checks(value: Any) -> bool:
-    return isinstance(value, (list, tuple)) and all(
-        callable(entry) or isinstance(entry, str) for entry in value
-    )
-
-
-def _are_labels(value: Any) -> bool:
-    return isinstance(value, (list, tuple)) and all(
-        isinstance(entry, str) and entry.count(".") == 1 for entry in value
-    )
-
-
-def _is_breaker(value: Any) -> bool:
-    if value is None:
-        return True
-    if not isinstance(value, Mapping) or not BREAKER_DEFAULTS.keys() >= value.keys():
-        return False
-    told = {**BREAKER_DEFAULTS, **value}
-    durations = _is_duration(told["within"]) and _is_duration(told["rest"])
-    return durations and _is_share(told["rate"]) and _is_count(told["outcomes"])
-
-
-def _is_share(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= 1
-
-
-_DURATIONS = 'seconds above 0, a timedelta, or a text such as "90s" or "5m"'
-_RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "BATCH_SIZE": (_is_batch, f"a whole number from 1 to {MAX_BATCH_SIZE}"),
-    "CONCURRENCY": (_is_count, "a whole number from 1"),
-    "MAX_ATTEMPTS": (_is_count, "a whole number from 1"),
-    "CHUNK_SIZE": (_is_batch, f"a whole number from 1 to {MAX_BATCH_SIZE}"),
-    "RETRIES": (_is_count_or_zero, "a whole number from 0"),
-    "ERROR_LENGTH": (_is_count, "a whole number from 1"),
-    "STORE_TRACEBACK": (_is_flag, "True or False"),
-    "FIXTURES_WRITE_CLAIMS": (_is_flag, "True or False"),
-    "FAIL_UNSAVED": (lambda value: value is None or _is_flag(value), "True, False or None"),
-    "REDACT": (_is_path_or_none, "the dotted path of a function, or None"),
-    "CLAIM_STRATEGY": (CLAIM_STRATEGIES.__contains__, f"one of {', '.join(CLAIM_STRATEGIES)}"),
-    "HEALTH_CHECKS": (_are_checks, "a list of health checks, or of dotted paths to some"),
-    "HISTORY": (_are_labels, 'a list of models, such as ["photos.Photo"]'),
-    "BREAKER": (
-        _is_breaker,
-        "None, or a dictionary with some of: rate above 0 and up to 1, outcomes from 1, within and rest in seconds",
-    ),
-    "TIMEOUT": (lambda value: value is None or _is_duration(value), f"{_DURATIONS}, or None"),
-}
-_DURATION_RULE = (_is_duration, _DURATIONS)
 
 
 def problems() -> Iterator[Problem]:
@@ -229,22 +245,23 @@ def problems() -> Iterator[Problem]:
     if not isinstance(given, Mapping):
         yield _no_dictionary(given)
         return
-    yield from filter(None, (_problem(key, value) for key, value in given.items()))
+    for key, value in given.items():
+        if key not in _SETTINGS:
+            known = ", ".join(sorted(_SETTINGS))
+            yield Problem(f"{SETTING} has no key {key!r}.", f"Known keys: {known}.")
+            continue
+        try:
+            _SETTINGS[key][1].read(value)
+        except ValueError:
+            yield _wrong_value(key, value)
 
 
 def _no_dictionary(given: Any) -> Problem:
-    return Problem("", f"{SETTING} is {given!r:.200}, not a dictionary.", f"{SETTING} = {{}}")
+    return Problem(f"{SETTING} is {given!r:.200}, not a dictionary.", f"{SETTING} = {{}}")
 
 
-def _problem(key: Any, value: Any) -> Problem | None:
-    if key not in DEFAULTS:
-        known = ", ".join(sorted(DEFAULTS))
-        return Problem(key, f"{SETTING} has no key {key!r}.", f"Known keys: {known}.")
-    accepts, expected = _RULES.get(key, _DURATION_RULE)
-    if accepts(value):
-        return None
+def _wrong_value(key: str, value: Any) -> Problem:
     return Problem(
-        key,
-        f"{SETTING}[{key!r}] is {value!r:.200}; expected {expected}.",
+        f"{SETTING}[{key!r}] is {value!r:.200}; expected {_SETTINGS[key][1].expected}.",
         f'{SETTING} = {{"{key}": {DEFAULTS[key]!r}}}  # the default',
     )

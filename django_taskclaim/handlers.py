@@ -1,12 +1,12 @@
 """What is done with a claimed row: the registry that ``@handler`` fills from each app's ``claims.py``."""
 
-import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from difflib import get_close_matches
-from typing import Any, TypeVar, cast
+from functools import partial
+from typing import Any, TypedDict, TypeVar, Unpack
 
 from asgiref.sync import sync_to_async
 from django.apps import apps
@@ -18,16 +18,18 @@ from django_taskclaim import conf
 from django_taskclaim.awaitables import is_coroutine_function, name_of, refuse_not_run
 from django_taskclaim.columns import claim_columns, has_ranges, is_claimable
 from django_taskclaim.companions.sources import hand_out, lacks_source, load_readable_sources
-from django_taskclaim.completion import Completion, CompletionOption, Mark, as_completion
+from django_taskclaim.completion import CompletionOption, Mark
+from django_taskclaim.conf import Kind, accepting
 from django_taskclaim.links import is_companion
 from django_taskclaim.policy import (
     Backoff,
     Policy,
     Rule,
+    checked,
     fault_of,
     faults,
+    forget_policy,
     policy_for,
-    refuse_no_number,
     set_policy,
 )
 from django_taskclaim.querysets.completing import complete
@@ -40,6 +42,19 @@ from django_taskclaim.ranges.walking import end_walks, refuse_unfinished
 from django_taskclaim.unsaved import UnsavedColumns
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+_OPTIONS: Mapping[str, Kind[Any]] = {
+    "own_batch_size": conf.or_none(conf.BATCH_SIZE),
+    "own_timeout": conf.or_none(conf.DURATION),
+    "own_concurrency": conf.or_none(conf.whole_number()),
+    "update_fields": accepting("a list of names", conf.is_list_of_names),
+    "health_checks": conf.list_of("a list of checks", lambda _: True),
+    "queryset": conf.or_none(
+        accepting("a queryset", lambda rows: isinstance(rows, models.QuerySet))
+    ),
+    "missing_source": accepting("fail or complete", ("fail", "complete").__contains__),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +94,7 @@ class Handler:
     unsaved: UnsavedColumns = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
+        checked(self, _OPTIONS)
         object.__setattr__(self, "needs_source", is_companion(self.model))
         object.__setattr__(self, "has_ranges", has_ranges(self.model))
         object.__setattr__(self, "is_async", is_coroutine_function(self.function))
@@ -183,8 +199,8 @@ class Handler:
             return None
         if self.own_timeout is not None:
             return self.own_timeout
-        default = conf.setting("TIMEOUT")
-        return None if default is None else conf.as_duration(default)
+        default: timedelta | None = conf.setting("TIMEOUT")
+        return default
 
     @property
     def policy(self) -> Policy:
@@ -203,38 +219,41 @@ class Handler:
         return rows.using(using) if using else rows.all()
 
 
-_UNSET: Any = object()
-#: What can become of a companion whose source is gone.
-MISSING_SOURCE = ("fail", "complete")
+class HandlerOptions(TypedDict, total=False):
+    """The options of ``@handler``."""
+
+    batch_size: int | None
+    lease: float | timedelta | None
+    timeout: float | timedelta | None
+    max_attempts: int | None
+    backoff: Backoff | None
+    errors: Mapping[type[BaseException], Rule] | None
+    completion: CompletionOption
+    update_fields: Collection[str]
+    batch: bool
+    atomic: bool
+    concurrency: int | None
+    health_checks: Sequence[Any]
+    queryset: "models.QuerySet[Any] | None"
+    order_by: Sequence[str | Combinable]
+    limit_per: Mapping[str, int] | None
+    rate: str | None
+    max_running: int | None
+    hours: str | None
+    serial_by: str | None
+    failed_blocks: bool
+    missing_source: str
+    wake_up: bool
+
+
+#: Options that follow the settings where they are None, so that the classes keep what was given under another name.
+_FOLLOWING = {"batch_size", "lease", "timeout", "max_attempts", "backoff", "concurrency"}
+_POLICY_FIELDS = {one.name for one in fields(Policy)}
+
 _handlers: dict[type[models.Model], Handler] = {}
 
 #: Registrations made while models are still being loaded.
-_waiting: list[Callable[[], object]] = []
-
-
-def _noted_for_checks(make: F) -> F:
-    """Let ``handler`` take labels, and note while Django starts what it refuses: a traceback would hide the checks."""
-
-    @functools.wraps(make)
-    def decorator(model: Any = None, **options: Any) -> Any:
-        def decorate(function: Any) -> Any:
-            if not apps.models_ready:
-                _waiting.append(functools.partial(decorate, function))
-                return function
-            try:
-                return make(_model_of(model), **options)(function)
-            except Exception as error:
-                if apps.ready:
-                    raise
-                _note_fault(model, function, error)
-                return function
-
-        if inspect.isroutine(model):
-            # @handler without parentheses
-            return decorate(model)
-        return make(_model_of(model), **options) if apps.ready else decorate
-
-    return cast(F, decorator)
+_waiting: list[Callable[[], None]] = []
 
 
 def register_waiting() -> None:
@@ -282,33 +301,7 @@ def _note_fault(given: Any, function: Any, error: Exception) -> None:
     faults.append((model, f"{name_of(function)}{line} is not registered as a handler: {error}"))
 
 
-@_noted_for_checks
-def handler(
-    model: type[models.Model] | str,
-    *,
-    batch_size: int | None = None,
-    lease: float | timedelta | None = None,
-    timeout: float | timedelta | None = _UNSET,
-    max_attempts: int | None = None,
-    backoff: Backoff | None = None,
-    errors: Mapping[type[BaseException], Rule] | None = None,
-    completion: CompletionOption = "mark",
-    update_fields: Sequence[str] = (),
-    batch: bool = False,
-    atomic: bool = False,
-    concurrency: int | None = None,
-    health_checks: Sequence[Any] = (),
-    queryset: "models.QuerySet[Any] | None" = None,
-    order_by: "Sequence[str | Combinable]" = (),
-    limit_per: Mapping[str, int] | None = None,
-    rate: str | None = None,
-    max_running: int | None = None,
-    hours: str | None = None,
-    serial_by: str | None = None,
-    failed_blocks: bool = True,
-    missing_source: str = "fail",
-    wake_up: bool = False,
-) -> Callable[[F], F]:
+def handler(model: type[models.Model] | str, **options: Unpack[HandlerOptions]) -> Callable[[F], F]:
     """Register the decorated function as what workers do with each row of *model*.
 
     The function, plain or ``async def``, gets one row. When it returns, the row is completed, and the columns named
@@ -352,126 +345,94 @@ def handler(
     second handler of the same model. While Django starts nothing is raised: ``manage.py check`` reports it (E014), and
     nothing claims rows of that model.
     """
-    assert not isinstance(model, str), "its label has been looked up"
-    claim_columns(model)
-    refuse_no_number(batch_size, "batch_size", conf.MAX_BATCH_SIZE)
-    refuse_no_number(max_attempts, "max_attempts")
-    refuse_no_number(concurrency, "concurrency")
-    if backoff is not None and not callable(backoff):
-        raise TypeError(f"backoff must be a function of the number of failures, not {backoff!r}.")
-    if not isinstance(health_checks, (list, tuple)):
-        raise TypeError(f"health_checks is a list of checks, not {health_checks!r}.")
-    if isinstance(update_fields, str) or not _are_names(update_fields):
-        raise TypeError(f"update_fields is a list of names, not {update_fields!r:.200}.")
-    if queryset is not None and not isinstance(queryset, models.QuerySet):
-        raise TypeError(f"queryset must be a queryset of {model.__name__}, not {queryset!r}.")
-    if missing_source not in MISSING_SOURCE:
-        raise ValueError(
-            f"missing_source must be {' or '.join(MISSING_SOURCE)}, not {missing_source!r}."
-        )
-    if not isinstance(order_by, (list, tuple)):
-        raise TypeError(f"order_by is a list of names and expressions, not {order_by!r}.")
-    policy = Policy(
-        own_lease=None if lease is None else conf.positive_duration(lease, "lease"),
-        own_max_attempts=max_attempts,
-        own_backoff=backoff,
-        own_errors=errors or {},
-        completion=as_completion(completion),
-        own_limit_per={} if limit_per is None else limit_per,
-        own_order=tuple(order_by),
-        own_rate=rate,
-        own_max_running=max_running,
-        own_hours=hours,
-        own_serial_by=serial_by,
-        own_failed_blocks=failed_blocks,
-    )
-    if policy.own_order:
-        refuse_unknown_order(model, policy.own_order)
-    if policy.counts_by_column:
-        refuse_uncountable(model, policy)
-    given = (
-        None if timeout is _UNSET or timeout is None else conf.positive_duration(timeout, "timeout")
-    )
 
-    def register(function: F) -> F:
-        _refuse_shape(function, batch=batch, atomic=atomic, concurrency=concurrency)
-        if has_ranges(model):
-            _refuse_for_ranges(function, batch=batch, atomic=atomic, completion=policy.completion)
-        _register(
-            Handler(
-                model=model,
-                function=function,
-                own_batch_size=batch_size,
-                own_timeout=given,
-                unlimited=timeout is None,
-                update_fields=tuple(update_fields),
-                batch=batch,
-                atomic=atomic,
-                own_concurrency=concurrency,
-                health_checks=tuple(health_checks),
-                queryset=queryset,
-                gets_sources=is_companion(model),
-                missing_source=missing_source,
-                wake_up=wake_up,
-            )
-        )
-        set_policy(model, policy)
+    def decorate(function: F) -> F:
+        if apps.models_ready:
+            _register_or_note(model, function, options)
+        else:
+            _waiting.append(partial(_register_or_note, model, function, options))
         return function
 
-    return register
+    # @handler without parentheses is noted as a mistake.
+    return decorate(model) if inspect.isroutine(model) else decorate
 
 
-def _are_names(given: Any) -> bool:
-    return isinstance(given, Collection) and all(isinstance(name, str) for name in given)
+def _register_or_note(given: Any, function: Callable[..., Any], options: HandlerOptions) -> None:
+    """Register *function*; while Django starts note what is refused, because a traceback would hide the checks."""
+    try:
+        _register(_model_of(given), function, options)
+    except Exception as error:
+        if apps.ready:
+            raise
+        _note_fault(given, function, error)
 
 
-def _refuse_shape(
-    function: Callable[..., Any], *, batch: bool, atomic: bool, concurrency: int | None
+def _register(
+    model: type[models.Model], function: Callable[..., Any], options: HandlerOptions
 ) -> None:
-    name = name_of(function)
-    if inspect.isasyncgenfunction(function):
-        raise TypeError(f"{name} is an async generator; let it return what it would yield.")
-    if inspect.isgeneratorfunction(function) and not batch:
-        raise TypeError(f"{name} must be a plain function that takes one row; it is a generator.")
-    if is_coroutine_function(function):
-        if atomic:
-            raise TypeError(
-                f"{name} cannot be atomic: Django has no transactions across await. Make it a plain function."
-            )
-    elif concurrency is not None:
-        raise TypeError(
-            f"{name} is no coroutine function; what bounds it is claimworker --threads."
-        )
-    if reason := _why_not_one(function):
-        what = "a list of rows" if batch else "one row"
-        raise TypeError(f"{name} must take {what}: {reason}.")
-
-
-def _refuse_for_ranges(
-    function: Callable[..., Any], *, batch: bool, atomic: bool, completion: Completion
-) -> None:
-    name = name_of(function)
-    if batch or is_coroutine_function(function):
-        raise TypeError(f"{name} must be a plain function of one range, which it walks in chunks.")
-    if atomic:
-        raise TypeError(
-            f"{name} walks a range, whose chunks are transactions of their own; leave out atomic=True."
-        )
-    if not isinstance(completion, Mark):
-        raise TypeError(
-            f"{name} walks a range, and ranges that are done must stay: the plan goes on behind the last of them. Leave"
-            " out the completion."
-        )
-
-
-def _register(new: Handler) -> None:
-    old = _handlers.get(new.model)
+    claim_columns(model)
+    named: dict[str, Any] = {
+        f"own_{name}" if name in _FOLLOWING else name: value for name, value in options.items()
+    }
+    policy = Policy(**{name: named.pop(name) for name in _POLICY_FIELDS & named.keys()})
+    if policy.order_by:
+        refuse_unknown_order(model, policy.order_by)
+    if policy.counts_by_column:
+        refuse_uncountable(model, policy)
+    new = Handler(
+        model=model,
+        function=function,
+        unlimited=options.get("timeout", 0) is None,
+        gets_sources=is_companion(model),
+        **named,
+    )
+    _refuse_shape(new)
+    if new.has_ranges:
+        _refuse_for_ranges(new, policy)
+    old = _handlers.get(model)
     if old is not None and old.name != new.name:
         raise ImproperlyConfigured(
-            f"{new.model._meta.label} has the handler {old.name}; {new.name} is a second one."
+            f"{model._meta.label} has the handler {old.name}; {new.name} is a second one."
         )
-    _handlers[new.model] = new
+    _handlers[model] = new
     _note_who_is_called()
+    set_policy(model, policy)
+
+
+def _refuse_shape(new: Handler) -> None:
+    if inspect.isasyncgenfunction(new.function):
+        raise TypeError(f"{new.name} is an async generator; let it return what it would yield.")
+    if inspect.isgeneratorfunction(new.function) and not new.batch:
+        raise TypeError(
+            f"{new.name} must be a plain function that takes one row; it is a generator."
+        )
+    if new.is_async and new.atomic:
+        raise TypeError(
+            f"{new.name} cannot be atomic: Django has no transactions across await. Make it a plain function."
+        )
+    if new.own_concurrency is not None and not new.is_async:
+        raise TypeError(
+            f"{new.name} is no coroutine function; what bounds it is claimworker --threads."
+        )
+    if reason := _why_not_one(new.function):
+        what = "a list of rows" if new.batch else "one row"
+        raise TypeError(f"{new.name} must take {what}: {reason}.")
+
+
+def _refuse_for_ranges(new: Handler, policy: Policy) -> None:
+    if new.batch or new.is_async:
+        raise TypeError(
+            f"{new.name} must be a plain function of one range, which it walks in chunks."
+        )
+    if new.atomic:
+        raise TypeError(
+            f"{new.name} walks a range, whose chunks are transactions of their own; leave out atomic=True."
+        )
+    if not isinstance(policy.completion, Mark):
+        raise TypeError(
+            f"{new.name} walks a range, and ranges that are done must stay: the plan goes on behind the last of them."
+            " Leave out the completion."
+        )
 
 
 def _note_who_is_called() -> None:
@@ -509,8 +470,6 @@ def models_with_handler() -> list[type[models.Model]]:
 
 def unregister(model: type[models.Model]) -> None:
     """Forget the handler of *model* and let its policy follow the settings again; for tests and shells."""
-    from django_taskclaim.policy import forget_policy
-
     _handlers.pop(model, None)
     _note_who_is_called()
     forget_policy(model)

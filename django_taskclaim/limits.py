@@ -11,11 +11,11 @@ from typing import Any
 from django.db import connections, models, router, transaction
 from django.utils.translation import gettext as _
 
+from django_taskclaim import conf
 from django_taskclaim.allowances import Hours, Rate
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.db import DatabaseNow, dialect_for
 from django_taskclaim.models import FleetLimit, Switch
-from django_taskclaim.policy import refuse_no_number
 from django_taskclaim.querysets.limits.grant import settled
 from django_taskclaim.querysets.limits.stored import ModelLimits, know_stored, limits_held
 from django_taskclaim.querysets.scope import ClaimTarget
@@ -118,7 +118,7 @@ def as_stored(name: str, value: Any) -> Any:
     if value == _NONE[name] and not isinstance(value, bool):
         return _NONE[name]
     if name == "max_running":
-        refuse_no_number(value)
+        conf.whole_number().check(value, "max_running")
         return value
     return (Rate if name == "rate" else Hours).parse(value).text
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import models
@@ -18,9 +18,12 @@ from django.db.models.expressions import Combinable
 
 from django_taskclaim import conf
 from django_taskclaim.allowances import Hours, Rate
-from django_taskclaim.completion import Clear, Completion, Mark
+from django_taskclaim.completion import Clear, Completion, Mark, as_completion
+from django_taskclaim.conf import Kind, accepting
 from django_taskclaim.error_text import describe, is_interrupt
 from django_taskclaim.exceptions import Permanent, RetryLater
+
+A = TypeVar("A", Rate, Hours)
 
 logger = logging.getLogger("django_taskclaim")
 
@@ -53,11 +56,7 @@ class Retry:
     backoff: Backoff | None = None
 
     def __post_init__(self) -> None:
-        refuse_no_number(self.max_attempts, "max_attempts")
-        if self.backoff is not None and not callable(self.backoff):
-            raise TypeError(
-                f"backoff must be a function of the number of failures, not {self.backoff!r}."
-            )
+        checked(self, _RETRY_OPTIONS)
 
 
 #: What an error means for its row: no further try, one that is put off uncounted, or tries of its own.
@@ -74,11 +73,8 @@ class Verdict:
     counted: bool
     #: Whether nobody is to claim rows of the model while this one waits.
     everyone: bool = False
-    _wait: Callable[[], timedelta] = timedelta
-
-    def wait(self) -> timedelta:
-        """Return how long the row waits before the next try. Asks the back-off, so once for each failure."""
-        return self._wait()
+    #: Returns how long the row waits before the next try. It asks the back-off, so once for each failure.
+    wait: Callable[[], timedelta] = timedelta
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,30 +85,36 @@ class Policy:
     own_max_attempts: int | None = None
     own_backoff: Backoff | None = None
     #: What errors of these classes mean, and of their subclasses that are not named themselves.
-    own_errors: Mapping[type[BaseException], Rule] = field(default_factory=dict, hash=False)
+    errors: Mapping[type[BaseException], Rule] = field(default_factory=dict, hash=False)
     #: What becomes of a row that is done.
     completion: Completion = field(default_factory=Mark)
     #: How many rows with one value of these columns are processing at once, at most.
-    own_limit_per: Mapping[str, int] = field(default_factory=dict, hash=False)
+    limit_per: Mapping[str, int] = field(default_factory=dict, hash=False)
     #: In which order claims take rows whose queryset names none, as for ``QuerySet.order_by()``.
-    own_order: Sequence[str | Combinable] = field(default=(), hash=False)
+    order_by: Sequence[str | Combinable] = field(default=(), hash=False)
     #: How many rows all who claim may claim in a time, how many may be processing at once, and at which hours of the
     #: day rows are claimed; what is stored for the model goes before these.
-    own_rate: Rate | str | None = None
-    own_max_running: int | None = None
-    own_hours: Hours | str | None = None
+    rate: Rate | None = None
+    max_running: int | None = None
+    hours: Hours | None = None
     #: The column whose rows of one value are claimed one at a time and in order.
-    own_serial_by: str | None = None
+    serial_by: str | None = None
     #: Whether a row that failed keeps those behind it back until it is reset.
-    own_failed_blocks: bool = True
+    failed_blocks: bool = True
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "own_limit_per", _checked_limits(self.own_limit_per))
-        object.__setattr__(self, "own_errors", _checked_errors(self.own_errors))
-        object.__setattr__(self, "own_rate", _parsed(Rate, self.own_rate))
-        object.__setattr__(self, "own_hours", _parsed(Hours, self.own_hours))
-        refuse_no_number(self.own_max_running)
-        _refuse_no_series(self)
+        checked(self, _OPTIONS)
+        if self.serial_by is None and not self.failed_blocks:
+            raise ValueError("failed_blocks=False says something of serial_by, which is not given.")
+        if self.serial_by is not None and isinstance(self.completion, Clear):
+            raise ValueError(
+                f"serial_by={self.serial_by!r} cannot go with the completion 'clear': the first row of a key would be"
+                " open again and again, and the others would never have their turn."
+            )
+        if self.serial_by is not None and "?" in self.order_by:
+            raise ValueError(
+                f"serial_by={self.serial_by!r} needs an order that stays the same, and '?' is none."
+            )
 
     @property
     def lease(self) -> timedelta:
@@ -134,13 +136,12 @@ class Policy:
     @property
     def counts_by_column(self) -> bool:
         """Whether rows that share a value of some column keep each other from being claimed."""
-        return bool(self.own_limit_per) or self.own_serial_by is not None
+        return bool(self.limit_per) or self.serial_by is not None
 
     @property
     def names_limits(self) -> bool:
         """Whether claims have to look at limits."""
-        fleet = self.own_rate or self.own_max_running or self.own_hours
-        return self.counts_by_column or bool(fleet)
+        return self.counts_by_column or bool(self.rate or self.max_running or self.hours)
 
     def judge(self, error: object, failures: int, *, retry: bool = True) -> Verdict:
         """Say what *error* makes of a row that has now failed *failures* times, this one included.
@@ -152,20 +153,19 @@ class Policy:
             return Verdict(final=True, counted=True)
         if isinstance(rule, RetryLater):
             wait = partial(self._delay, rule)
-            return Verdict(final=False, counted=False, everyone=rule.everyone, _wait=wait)
+            return Verdict(final=False, counted=False, everyone=rule.everyone, wait=wait)
         own = rule if isinstance(rule, Retry) else Retry()
         if failures >= (own.max_attempts or self.max_attempts):
             return Verdict(final=True, counted=True)
         waits = self._waits_after(failures, own.backoff)
-        return Verdict(final=False, counted=True, _wait=waits)
+        return Verdict(final=False, counted=True, wait=waits)
 
     def _rule(self, error: object) -> Rule | None:
         """Return what is said of the nearest class of *error*; Permanent and RetryLater speak for themselves."""
         kind = error if isinstance(error, type) else type(error)
         for cls in kind.__mro__:
-            for named, rule in self.own_errors.items():
-                if named is cls:
-                    return rule
+            if cls in self.errors:
+                return self.errors[cls]
             if cls is Permanent:
                 return Permanent
             if cls is RetryLater:
@@ -206,68 +206,77 @@ def _sensible(backoff: Backoff, number: int, usual: Backoff) -> timedelta:
         return conf.waiting_time(usual(number))
 
 
-def _checked_wait(given: Any) -> timedelta:
-    wait = conf.waiting_time(given, "what a back-off returns")
-    negative = given < timedelta(0) if isinstance(given, timedelta) else not 0 <= given < math.inf
+def _checked_wait(wait: Any) -> timedelta:
+    negative = wait < timedelta(0) if isinstance(wait, timedelta) else not 0 <= wait < math.inf
     if negative:
-        raise ValueError(f"what a back-off returns must not be {given!r}.")
-    return wait
+        raise ValueError(f"what a back-off returns must not be {wait!r}.")
+    return conf.waiting_time(wait, "what a back-off returns")
 
 
-def _checked_errors(errors: Any) -> dict[type[BaseException], Rule]:
-    """Return a copy of what ``errors=`` names; TypeError in one sentence for what makes no sense."""
+# The options, each with its check
+
+
+def checked(options: object, kinds: Mapping[str, Kind[Any]]) -> None:
+    """Replace what was given for *options* by the values that it stands for; ValueError or TypeError in a sentence."""
+    for name, kind in kinds.items():
+        value = kind.check(getattr(options, name), name.removeprefix("own_"))
+        object.__setattr__(options, name, value)
+
+
+def refuse_no_number(given: int | None, name: str = "max_running") -> None:
+    """Raise ValueError in one sentence unless *given* is None or a whole number from 1."""
+    conf.or_none(conf.whole_number()).check(given, name)
+
+
+def _read_errors(errors: Any) -> dict[type[BaseException], Rule]:
+    if errors is None:
+        return {}
     if not isinstance(errors, Mapping):
-        raise TypeError(
-            f"errors must map exception classes to what they mean, not {errors!r:.200}."
-        )
+        raise ValueError
     for kind, rule in errors.items():
         if not isinstance(kind, type) or not issubclass(kind, BaseException):
-            raise TypeError(f"errors must name exception classes, not {kind!r:.200}.")
+            raise ValueError(f"errors must name exception classes, not {kind!r:.200}.")
         if rule is not Permanent and not isinstance(rule, (RetryLater, Retry)):
-            raise TypeError(
+            raise ValueError(
                 f"errors must say Permanent, RetryLater(seconds) or Retry(…) for {kind.__name__}, not {rule!r:.200}."
             )
     return dict(errors)
 
 
-def _checked_limits(limits: Any) -> dict[str, int]:
-    """Return a copy of what ``limit_per=`` names; TypeError or ValueError in one sentence for what makes no sense."""
+def _read_limits(limits: Any) -> dict[str, int]:
+    if limits is None:
+        return {}
     if not isinstance(limits, Mapping) or not all(isinstance(name, str) for name in limits):
-        raise TypeError(f"limit_per must map names of columns to numbers, not {limits!r:.200}.")
-    for name, most in limits.items():
-        if isinstance(most, bool) or not isinstance(most, int) or most < 1:
-            raise ValueError(f"limit_per must give {name!r} a whole number from 1, not {most!r}.")
-    return dict(limits)
+        raise ValueError
+    most = conf.whole_number()
+    return {name: most.check(limit, f"limit_per of {name!r}") for name, limit in limits.items()}
 
 
-def _parsed(kind: type[Rate] | type[Hours], given: Any) -> Any:
-    return given if given is None or isinstance(given, kind) else kind.parse(given)
+def parsed(kind: type[A]) -> Kind[A | None]:
+    """Return the kind of the limits that ``kind.parse`` reads from texts; None is none."""
+    return conf.or_none(
+        Kind("a limit", lambda given: given if isinstance(given, kind) else kind.parse(given))
+    )
 
 
-def refuse_no_number(given: Any, name: str = "max_running", most: float = math.inf) -> None:
-    """Raise ValueError in one sentence unless *given* is None or a whole number from 1 to *most*."""
-    whole = isinstance(given, int) and not isinstance(given, bool)
-    if given is not None and not (whole and 1 <= given <= most):
-        upwards = "" if most == math.inf else f" to {most}"
-        raise ValueError(f"{name} must be a whole number from 1{upwards}, not {given!r:.100}.")
-
-
-def _refuse_no_series(policy: Policy) -> None:
-    name = policy.own_serial_by
-    if name is None:
-        if not policy.own_failed_blocks:
-            raise ValueError("failed_blocks=False says something of serial_by, which is not given.")
-        return
-    if not isinstance(name, str) or not name:
-        raise TypeError(f"serial_by is the name of one column, not {name!r:.200}.")
-    if isinstance(policy.completion, Clear):
-        raise ValueError(
-            f"serial_by={name!r} cannot go with the completion 'clear': the first row of a key would be open again and"
-            " again, and the others would never have their turn."
-        )
-    if "?" in policy.own_order:
-        raise ValueError(f"serial_by={name!r} needs an order that stays the same, and '?' is none.")
-
+_RETRY_OPTIONS: Mapping[str, Kind[Any]] = {
+    "max_attempts": conf.or_none(conf.whole_number()),
+    "backoff": conf.or_none(accepting("a function of the number of failures", callable)),
+}
+_OPTIONS: Mapping[str, Kind[Any]] = {
+    **{f"own_{name}": kind for name, kind in _RETRY_OPTIONS.items()},
+    "own_lease": conf.or_none(conf.DURATION),
+    "errors": Kind("a mapping from exception classes to what they mean", _read_errors),
+    "completion": Kind("a completion", as_completion),
+    "limit_per": Kind("a mapping from names of columns to numbers", _read_limits),
+    "order_by": conf.list_of("a list of names and expressions", lambda _: True),
+    "rate": parsed(Rate),
+    "max_running": conf.or_none(conf.whole_number()),
+    "hours": parsed(Hours),
+    "serial_by": conf.or_none(
+        accepting("the name of one column", lambda name: name and isinstance(name, str))
+    ),
+}
 
 #: What could not be registered while Django started: the model, where it is known, and why. ``check`` reports each.
 faults: list[tuple[type[models.Model] | None, str]] = []

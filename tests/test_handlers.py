@@ -54,7 +54,7 @@ class Asynchronous:
         ({"concurrency": 3}, plain, TypeError, "no coroutine function"),
         ({}, no_row, TypeError, "one row"),
         ({"batch": True}, no_row, TypeError, "list of rows"),
-        ({"order_by": "url"}, plain, TypeError, "order_by"),
+        ({"order_by": "url"}, plain, ValueError, "order_by"),
         ({"order_by": ["no_such_column"]}, plain, ValueError, "order_by"),
         ({"batch_size": 0}, plain, ValueError, "batch_size"),
         ({"max_attempts": 0}, plain, ValueError, "max_attempts"),

@@ -177,7 +177,7 @@ def _times(handler: Handler) -> Iterator[CheckMessage]:
 
 def _series(handler: Handler) -> Iterator[CheckMessage]:
     """Look at the order in which rows of one key are done."""
-    column, order = handler.policy.own_serial_by, handler.policy.own_order
+    column, order = handler.policy.serial_by, handler.policy.order_by
     last = claim_columns(handler.model).key[-1]
     if column is None or order or _counts_up(last):
         return

@@ -1,10 +1,11 @@
 """What the commands read from their command line: each wrong word is one clear sentence and exit code 2."""
 
+import math
 from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Sequence
 from datetime import timedelta
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, TypeVar
 
 from django.apps import apps
 from django.db import connections, router
@@ -13,6 +14,8 @@ from django_taskclaim import conf
 from django_taskclaim.columns import claim_columns, is_claimable
 from django_taskclaim.companions.sources import or_what_works_on_it
 from django_taskclaim.switch import claimable_models
+
+V = TypeVar("V")
 
 
 def claimable_model(text: str) -> Any:
@@ -51,18 +54,20 @@ def database_alias(text: str) -> str:
 
 def whole_number(text: str, *, most: int | None = None) -> int:
     """Return a number from 1 to *most*."""
-    bounds = f"from 1 to {most}" if most is not None else "from 1"
-    if not text.isdecimal() or int(text) < 1 or (most is not None and int(text) > most):
-        raise ArgumentTypeError(f"{text!r} is no whole number {bounds}")
-    return int(text)
+    kind = conf.whole_number(most=most or math.inf)
+    return _checked(kind, text, int(text) if text.isdecimal() else text)
 
 
 def duration(text: str) -> timedelta:
     """Return a time longer than zero: seconds, or a number with ms, s, m, h or d."""
+    return _checked(conf.DURATION, text, text)
+
+
+def _checked(kind: "conf.Kind[V]", text: str, value: object) -> V:
     try:
-        return conf.parse_duration(text)
-    except ValueError as error:
-        raise ArgumentTypeError(str(error)) from error
+        return kind.read(value)
+    except ValueError:
+        raise ArgumentTypeError(f"{text!r} is not {kind.expected}") from None
 
 
 def add_models(parser: ArgumentParser, what: str) -> None:

@@ -209,7 +209,7 @@ def _looks_at_one_table(queryset: Rows, target: Target) -> bool:
 
 def in_policy_order(queryset: Rows) -> Rows:
     """Return *queryset* as it is ordered, else in the order that its model's policy names, if it names one."""
-    order = policy_for(queryset.model).own_order
+    order = policy_for(queryset.model).order_by
     if not order or queryset.query.order_by:
         return queryset
     ordered = queryset.order_by(*order)

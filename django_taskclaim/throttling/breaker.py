@@ -33,15 +33,7 @@ class Rule:
     def configured(cls) -> Self | None:
         """Return the rule of the settings, keys that are left out at their defaults; None without a breaker."""
         given = conf.setting("BREAKER")
-        if given is None:
-            return None
-        rule = {**conf.BREAKER_DEFAULTS, **given}
-        return cls(
-            rate=rule["rate"],
-            outcomes=rule["outcomes"],
-            within=conf.as_duration(rule["within"]),
-            rest=conf.as_duration(rule["rest"]),
-        )
+        return None if given is None else cls(**given)
 
 
 class CircuitBreaker:

@@ -128,17 +128,23 @@ def test_the_settings_are_all_there_with_their_defaults() -> None:
 
 
 def test_the_options_of_handlers_are_all_there_with_their_defaults() -> None:
-    parameters = list(inspect.signature(handlers.handler).parameters.values())[1:]
     cells = documents.table("option").items()
     told = {name: ast.literal_eval(cell.strip("`")) for name, cell in cells if name[0] != "-"}
     plain = handlers.Handler(Photo, len)
-    settled = {
+    follow = {
         "lease": plain.policy.lease / timedelta(seconds=1),
         "timeout": plain.timeout and plain.timeout / timedelta(seconds=1),
         "max_attempts": plain.policy.max_attempts,
         "concurrency": plain.concurrency,
+        "batch_size": None,
+        "backoff": None,
+        "completion": "mark",
     }
-    assert told == {one.name: settled.get(one.name, one.default) for one in parameters}
+    for name in handlers.HandlerOptions.__annotations__.keys() - follow.keys():
+        follow[name] = getattr(plain, name, None) or getattr(plain.policy, name, None)
+    assert {name: value or None for name, value in told.items()} == {
+        name: value or None for name, value in follow.items()
+    }
 
 
 def test_the_options_of_claimworker_are_all_there_with_their_defaults() -> None:

@@ -97,7 +97,7 @@ def test_priority_and_the_order_of_the_handler_decide_who_is_next(rule: Rule) ->
     assert claim(rows) == []
     head.complete()
     assert claim(rows) == [2]
-    rule(Photo, serial_by="country", order=("-width",))
+    rule(Photo, serial_by="country", order_by=("-width",))
     rows = photos("CCD", width=lambda i: i)
     assert sorted(claim(rows)) == [1, 2]
 

@@ -8,7 +8,6 @@ from django.apps import apps
 from django.db import connection
 from django.test import override_settings
 
-from django_taskclaim.completion import as_completion
 from django_taskclaim.policy import Policy, forget_policy, set_policy
 from django_taskclaim.querysets.limits import stored
 from tests.factories import DIFFERENT
@@ -79,9 +78,9 @@ def rule() -> Iterator[Callable[..., None]]:
 
     def give(model: Any, **fields: Any) -> None:
         ruled.append(model)
-        named = {f"own_{name}": value for name, value in fields.items() if name != "completion"}
-        completion = as_completion(fields.get("completion", "mark"))
-        set_policy(model, Policy(**named, completion=completion))
+        following = {"lease", "max_attempts", "backoff"}
+        named = {f"own_{name}" if name in following else name: fields[name] for name in fields}
+        set_policy(model, Policy(**named))
 
     yield give
     for model in ruled:

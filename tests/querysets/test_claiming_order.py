@@ -66,7 +66,7 @@ def test_an_explicit_order_decides_which_rows_are_taken_and_how_they_come(model:
 @pytest.mark.parametrize("model", [Photo, Child, CompositeKey])
 def test_the_order_of_the_policy_is_that_of_every_claim(model: Any, rule: Any) -> None:
     """A person's rows come back in it, too; an order of the queryset comes before it."""
-    rule(model, order=[F("note").desc(), "pk"])
+    rule(model, order_by=[F("note").desc(), "pk"])
     rows = make(model, 6, note=lambda i: "bcafde"[i])
     taken = lambda claimed: [keys(rows).index(row.pk) for row in claimed]  # noqa: E731
     objects = model.objects

@@ -155,7 +155,7 @@ def test_delays_and_rules_that_make_no_sense_are_refused() -> None:
         Retry(max_attempts=0)
     wrong: list[Any] = [[ValueError], {"ValueError": Permanent}, {ValueError: RetryLater}]
     for errors in wrong:
-        with pytest.raises(TypeError):
+        with pytest.raises(ValueError, match="errors must"):
             handler(Photo, errors=errors)(lambda photo: None)
 
 

@@ -87,8 +87,8 @@ def test_a_wrong_setting_is_found(wrong: dict[str, Any], id_: str, settings: Any
 
 @pytest.mark.once
 def test_the_checks_of_a_handler_are_looked_at_as_well() -> None:
-    with pytest.raises(TypeError, match="health_checks is a list of checks"):
-        handler(Photo, health_checks="nowhere.at_all")
+    with pytest.raises(ValueError, match="health_checks must be a list of checks"):
+        handler(Photo, health_checks="nowhere.at_all")(len)
     handler(Photo, health_checks=["nowhere.at_all"])(len)
     try:
         assert "'nowhere.at_all'" in found()["taskclaim.E031"]

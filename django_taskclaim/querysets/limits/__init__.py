@@ -28,12 +28,12 @@ def limits_over(model: type[models.Model]) -> list[KeyLimit]:
 
 
 def _limits_of(policy: Policy, model: type[models.Model]) -> Iterator[KeyLimit]:
-    for name, most in policy.own_limit_per.items():
+    for name, most in policy.limit_per.items():
         yield KeyLimit(_counted(model, name, "limit_per"), most)
-    if policy.own_serial_by is not None:
-        field = _counted(model, policy.own_serial_by, "serial_by")
+    if policy.serial_by is not None:
+        field = _counted(model, policy.serial_by, "serial_by")
         order = serial_order(policy, claim_columns(model))
-        yield SerialLimit(field, 1, order, policy.own_failed_blocks)
+        yield SerialLimit(field, 1, order, policy.failed_blocks)
 
 
 def refuse_uncountable(model: type[models.Model], policy: Policy) -> None:

@@ -57,8 +57,8 @@ def serial_order(policy: Policy, columns: ClaimColumns) -> list[Any]:
     Without ``not_before``, for a row that waits for its retry keeps its place.
     """
     key = [field.attname for field in columns.key]
-    if policy.own_order:
-        return [*policy.own_order, *key]
+    if policy.order_by:
+        return [*policy.order_by, *key]
     priority = columns.priority
     return [*([] if priority is None else [f"-{priority.name}"]), *key]
 

@@ -47,9 +47,9 @@ def named_limits(model: type[models.Model]) -> dict[str, ModelLimits]:
         known = found.get(scope, ModelLimits(scope))
         found[scope] = ModelLimits(
             scope,
-            known.rate or policy.own_rate,  # type: ignore[arg-type]  # parsed by the policy
-            known.max_running or policy.own_max_running,
-            known.hours or policy.own_hours,  # type: ignore[arg-type]  # likewise
+            known.rate or policy.rate,
+            known.max_running or policy.max_running,
+            known.hours or policy.hours,
         )
     return {scope: limits for scope, limits in found.items() if limits}
 
