@@ -46,7 +46,7 @@ class KeyColumns:
     def __init__(self, owner: type[models.Model]) -> None:
         self.owner = owner
 
-    @property
+    @cached_property
     def key(self) -> list[AnyField]:
         """The key's columns on the owner's table; more than one for a composite key."""
         return list(self.owner._meta.pk_fields)
@@ -78,11 +78,7 @@ class OwnKey(KeyColumns):
 
     def __init__(self, owner: type[models.Model], columns: tuple[AnyField, ...]) -> None:
         super().__init__(owner)
-        self.columns = columns
-
-    @property
-    def key(self) -> list[AnyField]:
-        return list(self.columns)
+        self.key = list(columns)
 
 
 class ClaimColumns(KeyColumns):

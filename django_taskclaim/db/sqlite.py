@@ -77,11 +77,6 @@ class SQLite(Dialect):
     def keyed_table(self, columns: KeyColumns) -> KeyTable:
         return RowValues(columns, self.connection)
 
-    @property
-    def commits_alone(self) -> bool:
-        # The one writer waits for the one before it before it reads anything.
-        return True
-
     def may_be_done(self, error: Exception) -> bool:
         # No server is between the statement and its answer, but a file system that fails may have kept its COMMIT.
         code = getattr(error.__cause__, "sqlite_errorcode", None)

@@ -42,6 +42,7 @@ from django_taskclaim.querysets.cursor import (
 )
 from django_taskclaim.querysets.limits import (
     KeyChooser,
+    KeyLimit,
     limits_over,
     refuse_to_count_in_old_snapshots,
     take_limit_lock,
@@ -155,26 +156,15 @@ def checked_name(name: str, argument: str = "claimed_by") -> str:
     return name
 
 
-def claim_batch(
-    queryset: Rows,
-    limit: int,
-    claimed_by: str | None,
-    lease: float | timedelta | None,
-    *,
-    include_held: bool,
-    durable: bool,
-) -> list[Any]:
-    """Claim up to *limit* rows of *queryset*; see ``ClaimQuerySet.claim_batch``."""
-    request = checked_request(queryset.model, limit, claimed_by, lease, include_held, durable)
-    return claim(queryset, request)
+def prepare(queryset: Rows, request: Request) -> "ClaimCall | None":
+    """Return the claim that *request* asks for; None for a queryset that is empty by its conditions.
 
-
-def claim(queryset: Rows, request: Request) -> list[Any]:
-    """Claim rows of *queryset* and return them, committed, in claim order."""
+    Raises TypeError for a queryset that no row can be claimed through.
+    """
     policies = policies_over(queryset.model)
     refuse_unclaimable(queryset)
     if queryset.query.is_empty():
-        return []
+        return None
     if policies:
         queryset = in_policy_order(queryset)
     if refusals.remembered:
@@ -183,23 +173,19 @@ def claim(queryset: Rows, request: Request) -> list[Any]:
     plain = is_plain(queryset, target)
     known = bool(stored) and is_stored(target.model, target.alias)
     limited = known or (bool(policies) and any(one.names_limits for one in policies))
-    rows = _run(ClaimCall(queryset, target, request, plain=plain, is_limited=limited))
-    # A worker hears of it when it reads the switch.
-    if not rows and request.answer is None and not limited and learns_of_limits(target):
-        rows = _run(ClaimCall(queryset, target, request, plain=plain, is_limited=True))
-    if rows and rows_claimed.receivers:
-        send_after_commit(rows_claimed, target.model, target.alias, rows=rows)
+    return ClaimCall(queryset, target, request, plain=plain, is_limited=limited)
+
+
+def claim(call: "ClaimCall") -> list[Any]:
+    """Claim rows and return them, committed, in claim order."""
+    rows = call.run()
+    if rows or call.is_limited or call.request.answer is not None:
+        # A worker hears of stored limits when it reads the switch.
+        return rows
+    if learns_of_limits(call.target):
+        call.obey_limits()
+        rows = call.run()
     return rows
-
-
-def _run(one: "ClaimCall") -> list[Any]:
-    try:
-        return one.run()
-    except Exception as error:
-        # Loaded only then: few claims ever meet a row that cannot be read or written.
-        from django_taskclaim.querysets.isolating import claim_around
-
-        return claim_around(one, error)
 
 
 #: How many claims this process has made, by database and table.
@@ -220,9 +206,9 @@ class ClaimCall:
     ) -> None:
         """*plain* says that the claim statement's own columns make the instances."""
         self.queryset, self.target, self.request = queryset, target, request
-        self.is_limited = is_limited
-        self.key_limits = limits_over(queryset.model) if is_limited else []
-        self.cursor = None if self.key_limits or queryset.query.order_by else request.cursor
+        self.plain, self.is_limited = plain, False
+        self.key_limits: list[KeyLimit] = []
+        self.cursor = None if queryset.query.order_by else request.cursor
         self.has_own_holder = WORKER_MARK in request.holder
         #: Rows that statements of this call have claimed and committed.
         self.committed: list[ClaimedRow] = []
@@ -235,7 +221,6 @@ class ClaimCall:
             plain
             and target.dialect.claims_in_one_statement
             and not request.include_held
-            and not is_limited
             and not connection.in_atomic_block
             and commits_by_itself(connection)
             and target.dialect.commits_alone
@@ -243,6 +228,15 @@ class ClaimCall:
         #: Whether the instances are made of what the claim returns. Those of a named holder are read by their keys:
         #: should one be unreadable, nothing else would tell them from others that the holder has.
         self.is_plain = plain and (self.has_own_holder or not self.autocommits)
+        if is_limited:
+            self.obey_limits()
+
+    def obey_limits(self) -> None:
+        """Claim within the limits that hold for the model, in one transaction."""
+        self.is_limited, self.autocommits, self.is_plain = True, False, self.plain
+        self.key_limits = limits_over(self.queryset.model)
+        if self.key_limits:
+            self.cursor = None
 
     @property
     def fields(self) -> Sequence[AnyField]:
@@ -258,14 +252,18 @@ class ClaimCall:
     def run(self) -> list[Any]:
         """Claim, commit and return the instances, each with its claim."""
         if self.autocommits:
-            return self.instances(self._take(self.request.limit))
-        try:
-            claim = self.claim_in_transaction
-            return run_durable(self.target, claim, durable=self.request.durable)
-        except AmbiguousCommit as error:
-            if not self.has_own_holder:
-                raise
-            return self._still_held(error.result)
+            rows = self.instances(self._take(self.request.limit))
+        else:
+            try:
+                claim = self.claim_in_transaction
+                rows = run_durable(self.target, claim, durable=self.request.durable)
+            except AmbiguousCommit as error:
+                if not self.has_own_holder:
+                    raise
+                rows = self._still_held(error.result)
+        if rows and rows_claimed.receivers:
+            send_after_commit(rows_claimed, self.target.model, self.target.alias, rows=rows)
+        return rows
 
     def claim_in_transaction(self) -> list[Any]:
         """Claim in the transaction that is open, beside what the holder has already, if it asked for that."""

@@ -25,6 +25,7 @@ from django_taskclaim.querysets import (
     completing,
     expiry,
     failing,
+    isolating,
     losses,
     operating,
     pruning,
@@ -101,14 +102,21 @@ class ClaimQuerySet(models.QuerySet[M]):
         provisional until that transaction commits. Raises TypeError for a queryset that cannot be claimed from
         (slices, unions, aggregates, ``values()``) and ValueError for a wrong argument.
         """
-        self._for_write = True
-        return claiming.claim_batch(
-            self, limit, claimed_by, lease, include_held=include_held, durable=durable
+        request = claiming.checked_request(
+            self.model, limit, claimed_by, lease, include_held, durable
         )
+        return self._claim(request)
 
     def _claim(self, request: Request) -> list[M]:
         self._for_write = True
-        return claiming.claim(self, request)
+        call = claiming.prepare(self, request)
+        if call is None:
+            return []
+        try:
+            return claiming.claim(call)
+        except Exception as error:
+            # A row that nobody can read, or write, keeps nobody from the others.
+            return isolating.claim_around(call, error)
 
     def with_token(self, pk: Any, token: "Token | tuple[str, int] | str") -> M:
         """Return the row with the key *pk*, carrying the claim that *token* names.
