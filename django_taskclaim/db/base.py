@@ -4,12 +4,11 @@ A dialect sends statements and reports which rows they touched. What a row's nex
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any, ClassVar, NamedTuple
 
-from django.conf import settings
 from django.core.exceptions import EmptyResultSet
 from django.db import InterfaceError, InternalError, OperationalError, models, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -259,18 +258,16 @@ class Dialect:
         Inside a caller's transaction it is a savepoint, or, with *durable*, Django's RuntimeError.
         """
         outermost = not self.connection.in_atomic_block and self.connection.get_autocommit()
-        if outermost:
-            self.before_transaction()
-        with transaction.atomic(using=self.connection.alias, durable=durable):
-            if outermost:
-                self.begin_transaction()
+        block = transaction.atomic(using=self.connection.alias, durable=durable)
+        with ExitStack() as stack:
+            with self.beginning() if outermost else nullcontext():
+                stack.enter_context(block)
             yield
 
-    def before_transaction(self) -> None:
-        """Prepare the next transaction, where that must happen before it begins."""
-
-    def begin_transaction(self) -> None:
-        """Set up the transaction that has just begun."""
+    @contextmanager
+    def beginning(self) -> Iterator[None]:
+        """Surround the BEGIN of an outermost transaction of ours, and set that up."""
+        yield
 
     @contextmanager
     def kept_whole(self) -> Iterator[None]:
@@ -404,18 +401,7 @@ class Dialect:
 
     def claim_converters(self, table: Table, fields: Fields) -> dict[int, Convert]:
         """Return what the values that a whole claim returns are passed through, by place; most need nothing."""
-        ours = [n for n, field in enumerate(fields) if isinstance(field, MomentField)]
-        read = dict.fromkeys(ours if settings.USE_TZ else (), self.read_moment)
-        return table.converters(fields) | read
-
-    def read_moment(self, stored: Any) -> datetime | None:
-        """Return a moment of ours as the claim returned it, under ``USE_TZ``."""
-        if stored is None:
-            return None
-        moment: datetime = datetime.fromisoformat(stored) if isinstance(stored, str) else stored
-        if moment.tzinfo is None:
-            return moment.replace(tzinfo=UTC)
-        return moment.astimezone(self.connection.timezone or UTC)
+        return table.converters(fields)
 
     def switch_is_on(self, scopes: Sequence[str]) -> SQL:
         """Match only while nobody has paused one of *scopes*."""

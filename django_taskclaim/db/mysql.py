@@ -90,10 +90,12 @@ class MySQL(Dialect):
     def commits_alone(self) -> bool:
         return getattr(self.connection, "isolation_level", None) == "read committed"
 
-    def before_transaction(self) -> None:
+    @contextmanager
+    def beginning(self) -> Iterator[None]:
         # REPEATABLE READ would bring gap locks and stale reads; this counts for the next transaction only.
         if not self.commits_alone:
             self.run(SQL("SET TRANSACTION ISOLATION LEVEL READ COMMITTED"))
+        yield
 
     @contextmanager
     def limit_lock_wait(self, seconds: float) -> Iterator[None]:

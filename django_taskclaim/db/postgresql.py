@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.conf import settings
@@ -13,6 +13,7 @@ from django_taskclaim.db.base import ClaimStatement, Dialect
 from django_taskclaim.db.sql import (
     PREPARED,
     SQL,
+    Convert,
     Fields,
     Keys,
     KeyTable,
@@ -78,7 +79,9 @@ class PostgreSQL(Dialect):
     def commits_alone(self) -> bool:
         return not self._isolates_too_much and vars(self.connection).get(WAIT) is None
 
-    def begin_transaction(self) -> None:
+    @contextmanager
+    def beginning(self) -> Iterator[None]:
+        yield
         # Two claims that meet under REPEATABLE READ are an error.
         if (wait := vars(self.connection).get(WAIT)) is not None:
             self.run(SQL(f"SET LOCAL lock_timeout = {wait}"))
@@ -189,6 +192,18 @@ class PostgreSQL(Dialect):
                 for one in statement.fields
             ),
         )
+
+    def claim_converters(self, table: Table, fields: Fields) -> dict[int, Convert]:
+        passed = super().claim_converters(table, fields)
+        if not settings.USE_TZ:
+            return passed
+        ours = [n for n, field in enumerate(fields) if isinstance(field, MomentField)]
+        return passed | dict.fromkeys(ours, self._moment)
+
+    def _moment(self, text: str | None) -> datetime | None:
+        if text is None:
+            return None
+        return datetime.fromisoformat(text).astimezone(self.connection.timezone or UTC)
 
     def value_rows(self, table: KeyTable, keys: Keys, own: Sequence[OwnValues]) -> list[SQL]:
         """Begin with a row of nothing but types: texts, and arrays of texts, have none and take that of their column.

@@ -139,6 +139,7 @@ class KeyTable:
         self.name = self._quote(columns.owner._meta.db_table)
         self.key = [self.column(field) for field in columns.key]
         self.key_list = self.list_of(columns.key)
+        self.key_tuple = f"({self.key_list})" if len(self.key) > 1 else self.key_list
         self.key_index = key_index
         #: Whether keys are whole numbers, which are sent, and come back, as they are.
         self.has_plain_key = len(columns.key) == 1 and type(columns.key[0]) in PLAIN_INTEGERS

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
-from django.db import OperationalError, transaction
+from django.db import OperationalError
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_taskclaim.columns import ClaimColumns, KeyColumns
@@ -41,10 +41,9 @@ class RowValues(KeyTable):
     def keyed_by_columns(self, keys: Keys) -> SQL:
         params = tuple(part for key in keys for part in self.prepared_key(key))
         row = f"({', '.join(['%s'] * len(self.key))})"
-        names = self.list_of(self.columns.key)
         # Selected from, for the index of the key is not used for VALUES alone.
         listed = ", ".join([row] * len(keys))
-        return SQL(f"({names}) IN (SELECT * FROM (VALUES {listed}))", params)
+        return SQL(f"{self.key_tuple} IN (SELECT * FROM (VALUES {listed}))", params)
 
 
 class ClaimRowValues(RowValues, Table):
@@ -89,24 +88,6 @@ class SQLite(Dialect):
         return f"{wait.total_seconds():+.3f} seconds"
 
     @contextmanager
-    def own_transaction(self, *, durable: bool = False) -> Iterator[None]:
-        """Open an immediate transaction: a deferred one that has read fails its first write at once."""
-        if self.connection.in_atomic_block:
-            with transaction.atomic(using=self.connection.alias, durable=durable):
-                yield
-            return
-        with self._immediate():
-            block = transaction.atomic(using=self.connection.alias, durable=durable)
-            block.__enter__()
-        try:
-            yield
-        except BaseException as error:
-            block.__exit__(type(error), error, error.__traceback__)
-            raise
-        else:
-            block.__exit__(None, None, None)
-
-    @contextmanager
     def kept_whole(self) -> Iterator[None]:
         yield
         session: Any = self.connection.connection
@@ -114,9 +95,9 @@ class SQLite(Dialect):
             raise OperationalError("the transaction is over")
 
     @contextmanager
-    def _immediate(self) -> Iterator[None]:
+    def beginning(self) -> Iterator[None]:
+        """Begin an immediate transaction: a deferred one that has read fails its first write at once."""
         connection: Any = self.connection
-        connection.ensure_connection()
         usual = connection.transaction_mode
         connection.transaction_mode = "IMMEDIATE"
         try:
@@ -134,11 +115,11 @@ class SQLite(Dialect):
             "UPDATE {} SET {} WHERE {} IN ({}) AND {} RETURNING {}",
             table.name,
             statement.assignments,
-            _key_tuple(table),
+            table.key_tuple,
             statement.limited_candidates,
             # The state is a condition beside the key, never the way to find the row; see ``ClaimRowValues``.
             SQL(text.replace(table.qualified(table.columns.status), table.status), params),
-            _returned(table, statement.fields),
+            table.list_of(statement.fields),
         )
 
     def select(
@@ -165,7 +146,7 @@ class SQLite(Dialect):
         rows = self.compiled(queryset.order_by(), limit, table.columns.key)
         if rows is None:
             return []
-        return self._touch(table, sql("{} IN ({})", _key_tuple(table), rows), fields)
+        return self._touch(table, sql("{} IN ({})", table.key_tuple, rows), fields)
 
     def _touch(self, table: Table, condition: SQL, fields: Fields) -> list[list[Any]]:
         """Lock claim rows by an UPDATE that changes nothing; the caller's own transaction may be a deferred one."""
@@ -174,7 +155,7 @@ class SQLite(Dialect):
             table.name,
             table.unchanged,
             condition,
-            _returned(table, fields),
+            table.list_of(fields),
         )
         return table.python_rows(fields, self.fetch(statement))
 
@@ -191,12 +172,3 @@ class SQLite(Dialect):
     def open_transactions(self) -> frozenset[str]:
         # Who writes gives the keys and commits before anybody else can write.
         return frozenset()
-
-
-def _key_tuple(table: Table) -> str:
-    names = table.list_of(table.columns.key)
-    return f"({names})" if len(table.key) > 1 else names
-
-
-def _returned(table: Table, fields: Fields) -> str:
-    return ", ".join(table.column(field) for field in fields)
