@@ -24,7 +24,7 @@ from django_taskclaim.querysets.transactions import (
     belongs_to_the_caller,
     close_broken,
     no_transaction,
-    whole,
+    unbroken_transaction,
 )
 
 M = TypeVar("M", bound=models.Model)
@@ -125,7 +125,7 @@ def _taken(
             if outermost:
                 # The first hook of all: one that raises afterwards says nothing about the COMMIT.
                 transaction.on_commit(lambda: committed.append(True), using=target.alias)
-            with whole(target.alias, complaint, asking=True):
+            with unbroken_transaction(target.alias, complaint, asking=True):
                 rows = _lock(queryset, limit, target, deleting=update is None)
                 keys = [target.columns.key_of(row) for row in rows]
                 yield rows

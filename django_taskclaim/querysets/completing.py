@@ -1,6 +1,6 @@
 """Finishing rows well, each in the way that the policy of its model names; the worker comes here like any caller."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, ClassVar
 
 from django.db import connections, models, router, transaction
@@ -78,7 +78,7 @@ def complete(
     return len(written)
 
 
-def _by_policy(given: Given) -> Iterator[tuple[Completion, list[HeldRows]]]:
+def _by_policy(given: Given) -> list[tuple[Completion, list[HeldRows]]]:
     """Group rows by database and policy and, but for those that are marked, by their model."""
     groups: dict[Any, tuple[Completion, list[HeldRows]]] = {}
     for held in given.held:
@@ -87,7 +87,7 @@ def _by_policy(given: Given) -> Iterator[tuple[Completion, list[HeldRows]]]:
         policy = policy_for(model).completion
         place = held.target.alias, Mark if isinstance(policy, Mark) else model
         groups.setdefault(place, (policy, []))[1].append(held)
-    yield from groups.values()
+    return list(groups.values())
 
 
 class Completing(Write):

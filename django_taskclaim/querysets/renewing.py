@@ -1,9 +1,8 @@
 """Renewals: leases are extended without waiting for a row that somebody has locked, and none is shortened."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
-from itertools import chain
 from typing import Any, NamedTuple
 
 from django.db import DatabaseError, models
@@ -68,10 +67,10 @@ def _renew(held: list[HeldRows], lease: timedelta | None) -> Renewed:
     started = clock()
     result = Renewed([], [], [], [])
     try:
-        for one in held:
-            for duration, same in _by_lease(one, lease):
-                for part in in_parts(same):
-                    _renew_part(part, duration, result)
+        for part in [part for one in held for part in in_parts(one)]:
+            # The rows of one claim were asked for together, so their leases are nearly always alike.
+            longest = lease or max([claim.lease for claim in carried_claims(part.rows)])
+            _renew_part(part, longest, result)
     finally:
         # Each part is a transaction: an error in one takes nothing back of those before it.
         for claim in carried_claims(result.renewed):
@@ -82,14 +81,18 @@ def _renew(held: list[HeldRows], lease: timedelta | None) -> Renewed:
     return result
 
 
-def _by_lease(held: HeldRows, lease: timedelta | None) -> Iterable[tuple[timedelta, HeldRows]]:
-    """Group the rows of one claim by how long they were claimed for, which is nearly always the same."""
-    if lease is not None:
-        return [(lease, held)]
-    keys: dict[timedelta, list[Key]] = {}
-    for claim in carried_claims(held.rows):
-        keys.setdefault(claim.lease, []).append(claim.pk)
-    return [(duration, held.only(same)) for duration, same in keys.items()]
+def _renew_part(part: HeldRows, lease: timedelta, result: Renewed) -> None:
+    try:
+        outcomes = [_send(part, lease)]
+    except DatabaseError as error:
+        extend = partial(_extend, part.target, part.token, lease)
+        outcomes = list(Search(part.target, error).send([part.keys], extend))
+    for outcome in outcomes:
+        result.renewed.extend(part.only(outcome.renewed).rows)
+        result.skipped.extend(part.only(outcome.skipped).rows)
+        result.lost.extend(part.only(outcome.lost).rows)
+    known = {key for outcome in outcomes for same in outcome for key in same}
+    result.refused.extend(part.only([key for key in part.keys if key not in known]).rows)
 
 
 class _Outcome(NamedTuple):
@@ -98,21 +101,6 @@ class _Outcome(NamedTuple):
     renewed: Sequence[Key]
     skipped: Sequence[Key]
     lost: Sequence[Key]
-
-
-def _renew_part(part: HeldRows, lease: timedelta, result: Renewed) -> None:
-    extend = partial(_extend, part.target, part.token, lease)
-    try:
-        outcomes = [_send(part, lease)]
-    except DatabaseError as error:
-        outcomes = list(Search(part.target, error).send([part.keys], extend))
-    for outcome in outcomes:
-        result.renewed.extend(part.only(outcome.renewed).rows)
-        result.skipped.extend(part.only(outcome.skipped).rows)
-        result.lost.extend(part.only(outcome.lost).rows)
-    if sum(map(len, chain.from_iterable(outcomes))) < len(part.rows):
-        known = {key for outcome in outcomes for same in outcome for key in same}
-        result.refused.extend(part.only([key for key in part.keys if key not in known]).rows)
 
 
 def _send(part: HeldRows, lease: timedelta) -> _Outcome:

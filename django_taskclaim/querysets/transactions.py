@@ -56,9 +56,9 @@ def in_transaction(
 ) -> R:
     """Run *statements* in one transaction, or in a savepoint of the caller's.
 
-    Inside ``joined`` it is the caller's transaction itself, and whatever fails ends that.
+    Inside ``joining_transaction`` it is the caller's transaction itself, and whatever fails ends that.
     """
-    if joins(target):
+    if joins_transaction(target):
         # Whatever fails ends that transaction, and is nobody's to try again but its owner's.
         try:
             return statements(*args, **kwargs)
@@ -80,7 +80,7 @@ def autocommit(
         except AWAY as error:
             _raise_ambiguous_or(error, target)
 
-    return _retried(target, once)
+    return _retry(target.alias, not _waits_once.get()).call(once)
 
 
 def can_autocommit(target: ClaimTarget) -> bool:
@@ -118,11 +118,6 @@ def _committed(target: ClaimTarget, statements: Callable[[], R], *, durable: boo
                 raise
             _raise_ambiguous_or(error, target, results[0])
 
-    return _retried(target, once)
-
-
-def _retried(target: ClaimTarget, once: Callable[[], R]) -> R:
-    """Return what *once* returns, tried again on contention."""
     return _retry(target.alias, not _waits_once.get()).call(once)
 
 
@@ -197,7 +192,7 @@ def no_transaction(connection: BaseDatabaseWrapper) -> bool:
 
 
 @contextmanager
-def whole(using: str, complaint: str, *, asking: bool = False) -> Iterator[None]:
+def unbroken_transaction(using: str, complaint: str, *, asking: bool = False) -> Iterator[None]:
     """Raise TaskClaimError with *complaint* if what the block wrote is gone although it ended well.
 
     A deadlock rolls back the whole transaction on MySQL and MariaDB, DDL commits it, and a block that catches the
@@ -225,7 +220,7 @@ _joined = ContextVar("taskclaim_joined", default=False)
 
 
 @contextmanager
-def joined() -> Iterator[None]:
+def joining_transaction() -> Iterator[None]:
     """Let the verbs of the block do without savepoints of their own: whatever fails there ends the transaction."""
     token = _joined.set(True)
     try:
@@ -234,7 +229,7 @@ def joined() -> Iterator[None]:
         _joined.reset(token)
 
 
-def joins(target: ClaimTarget) -> bool:
+def joins_transaction(target: ClaimTarget) -> bool:
     """Say whether a verb would join the transaction that is open, so that nothing of it could be undone alone."""
     return _joined.get() and target.dialect.connection.in_atomic_block
 

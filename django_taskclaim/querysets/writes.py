@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 from django.db import models
@@ -32,7 +33,7 @@ from django_taskclaim.querysets.transactions import (
     autocommit,
     can_autocommit,
     in_transaction,
-    joins,
+    joins_transaction,
     no_transaction,
 )
 from django_taskclaim.signals import send_after_commit
@@ -100,7 +101,7 @@ def by_database(held: Iterable[HeldRows]) -> list[list[HeldRows]]:
 
     What one has committed is noted on its rows before the next is written to, which may fail.
     """
-    return [list(same) for _, same in groupby(held, lambda one: one.target.alias)]
+    return [list(same) for _, same in groupby(held, attrgetter("target.alias"))]
 
 
 def rows_of(held: Iterable[HeldRows]) -> list[Any]:
@@ -138,23 +139,15 @@ def _sorted_by_token(given: Rows) -> tuple[list[HeldRows], set[int]]:
             # What a verb writes, only the first shows.
             show([row], dict.fromkeys(claim_columns(type(row)).guarded, models.DEFERRED))
             doubles.add(id(row))
-    found = [
-        _in_key_order(alias, token, model, by_key)
-        for (alias, _, token), by_key in groups.items()
-        for model in dict.fromkeys(map(type, by_key.values()))
-    ]
-    if len(found) > 1:
-        found.sort(
-            key=lambda one: (one.target.alias, one.target.columns.owner._meta.label, one.token)
-        )
+    found: list[HeldRows] = []
+    for (alias, _, token), by_key in groups.items():
+        ordered = sorted(by_key)
+        for model in dict.fromkeys(map(type, by_key.values())):
+            keys = [key for key in ordered if type(by_key[key]) is model]
+            rows = [by_key[key] for key in keys]
+            found.append(HeldRows(ClaimTarget.of(model, alias), token, rows, keys))
+    found.sort(key=attrgetter("target.alias", "target.columns.owner._meta.label", "token"))
     return found, doubles
-
-
-def _in_key_order(
-    alias: str, token: Token, model: type[models.Model], by_key: dict[Key, Any]
-) -> HeldRows:
-    keys = sorted([key for key, row in by_key.items() if type(row) is model])
-    return HeldRows(ClaimTarget.of(model, alias), token, [by_key[key] for key in keys], keys)
 
 
 def keys_of(rows: Rows) -> list[Key]:
@@ -196,19 +189,20 @@ def write(held: list[HeldRows], verb: Write) -> list[Any]:
     """
     written: list[Any] = []
     may_autocommit = True
-    while True:
-        held, known = _ask_unanswered(held, verb)
-        written += known
-        if not held:
-            return written
+    while held:
+        unanswered = [claim for claim in carried_claims(rows_of(held)) if claim.unanswered]
+        # Inside a transaction of the caller's the fence alone must do: nothing can be waited for there.
+        if unanswered and no_transaction(held[0].target.dialect.connection):
+            held = _ask_unanswered(held, verb, written)
         try:
-            return written + rows_of(_write(held, verb, may_autocommit))
+            return written + rows_of(_write(held, verb, may_autocommit) if held else [])
         except AmbiguousCommit as error:
             held = held if error.result is None else error.result
             for claim in carried_claims(rows_of(held)):
                 claim.unanswered = True
             # Not by itself again: a statement that its session does not survive would be sent for ever.
             may_autocommit = False
+    return written
 
 
 def _write(held: list[HeldRows], verb: Write, may_autocommit: bool) -> list[HeldRows]:
@@ -220,7 +214,7 @@ def _write(held: list[HeldRows], verb: Write, may_autocommit: bool) -> list[Held
         sent = autocommit(target, _send, parts[0], verb)
         if sent is not None:
             return sent
-    if not verb.only_locks and (knows_keys or not joins(target)):
+    if not verb.only_locks and (knows_keys or not joins_transaction(target)):
         with suppress(_SomeAreLost):
             return in_transaction(target, _send_all, parts, verb)
     return in_transaction(target, _lock_and_send, parts, verb)
@@ -284,23 +278,20 @@ def _with_more(written: list[HeldRows], verb: Write) -> list[HeldRows]:
     return written
 
 
-def _ask_unanswered(held: list[HeldRows], verb: Write) -> tuple[list[HeldRows], list[Any]]:
-    """Return the rows that are to be written, and those that an earlier try has written without knowing it."""
-    rows = rows_of(held)
-    unsure = [
-        row for row, claim in zip(rows, carried_claims(rows), strict=True) if claim.unanswered
-    ]
-    # Inside a transaction of the caller's the fence alone must do: nothing can be waited for there.
-    if not unsure or not no_transaction(held[0].target.dialect.connection):
-        return held, []
+def _ask_unanswered(held: list[HeldRows], verb: Write, written: list[Any]) -> list[HeldRows]:
+    """Return the rows that are still to be written; what an earlier try has written goes to *written*."""
+    unsure = [row for row in rows_of(held) if carried_claim(row).unanswered]
     judged = judge_ambiguous_commit(unsure, finished=verb.finished)
+    written += judged.committed
+    # By instance: of a row that is there twice one claim is over, and the other may stand.
     settled = {id(row) for row in (*judged.committed, *judged.ambiguous)}
-    todo: list[HeldRows] = []
-    for one in held:
-        pairs = zip(one.rows, one.keys, strict=True)
-        if keys := [key for row, key in pairs if id(row) not in settled]:
-            todo.append(one.only(keys))
-    return todo, judged.committed
+    left = [one.only(_keys_without(one, settled)) for one in held]
+    return [one for one in left if one.rows]
+
+
+def _keys_without(held: HeldRows, settled: set[int]) -> list[Key]:
+    pairs = zip(held.rows, held.keys, strict=True)
+    return [key for row, key in pairs if id(row) not in settled]
 
 
 # What a write leaves behind
@@ -315,7 +306,8 @@ def finish(
     """
     end_claims(carried_claims(rows), how)
     show_state(rows, status, *unknown)
-    send_of_rows(signal, rows, **facts)
+    if signal.receivers:
+        send_of_rows(signal, rows, **facts)
 
 
 def show_state(rows: Rows, status: Status, *unknown: str) -> None:

@@ -7,7 +7,7 @@ from django.db import connections
 
 from django_taskclaim.db import dialect_for
 from django_taskclaim.handlers import Handler
-from django_taskclaim.querysets.transactions import joined, whole
+from django_taskclaim.querysets.transactions import joining_transaction, unbroken_transaction
 from django_taskclaim.worker.connections import ensure_usable, limit_idle_session
 from django_taskclaim.worker.inflight import Task, Unit
 from django_taskclaim.worker.outcomes import Answer, of_answer
@@ -42,10 +42,10 @@ def call_atomically(
         with dialect_for(connections[using]).own_transaction(durable=True):
             # From here on the handler's time runs: where there is one writer, that may have been a long wait.
             unit.begin(tasks)
-            with whole(using, SWALLOWED):
+            with unbroken_transaction(using, SWALLOWED):
                 value = handler.call([task.row for task in tasks])
             _refuse_what_is_not_done(handler, tasks, value)
-            with joined():
+            with joining_transaction():
                 _complete(handler, tasks)
             at_commit = True
     except _NotAllDone as undone:

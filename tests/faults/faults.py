@@ -139,13 +139,13 @@ FAULTS = {
             "An atomic handler's row is completed after its transaction has committed.",
             (
                 ATOMIC,
-                "            with joined():\n                _complete(handler, tasks)\n    ",
+                "            with joining_transaction():\n                _complete(handler, tasks)\n    ",
                 "        _complete(handler, tasks)\n",
             ),
         ),
         fault(
             "An atomic handler that swallows a deadlock counts as done.",
-            (ATOMIC, "with whole(using, SWALLOWED):", "if True:"),
+            (ATOMIC, "with unbroken_transaction(using, SWALLOWED):", "if True:"),
             on=("mysql",),
         ),
     ],
