@@ -80,7 +80,7 @@ def end_session_of(thread: int | None, using: str) -> bool:
     return dialect_for(connections[using]).end_session(mark)
 
 
-#: What the connections of this thread are for; the main thread's are none of our business.
+#: What the connections of this thread are for; those of the main thread are not looked at.
 _duty = threading.local()
 
 

@@ -97,7 +97,7 @@ class _Runner:
         while (size := self._size(limit)) and (rows := self._claimed(size)):
             self.inflight.add(units_of(self.handler, rows))
             for result in self._results():
-                self._count(result.task, _fate(result), _error_of(result))
+                self._count(result.task, _counter_of(result), _error_of(result))
             for task in self.service.taken_back():
                 self._count(task, "released")
         return self.ran
@@ -134,12 +134,12 @@ class _Runner:
             return async_to_sync(self.running.arun)(unit)
         return self.running.run(unit)
 
-    def _count(self, task: Task, fate: str, error: BaseException | str | None = None) -> None:
-        setattr(self.ran, fate, getattr(self.ran, fate) + 1)
+    def _count(self, task: Task, counter: str, error: BaseException | str | None = None) -> None:
+        setattr(self.ran, counter, getattr(self.ran, counter) + 1)
         if error is not None:
             self.ran.errors.append(error)
         opens_again = isinstance(self.handler.policy.completion, Clear)
-        if opens_again or fate not in ("completed", "failed"):
+        if opens_again or counter not in ("completed", "failed"):
             self._had.append(task.claim.pk)
 
 
@@ -150,7 +150,7 @@ def _any(handler: Handler, inflight: InFlight) -> bool:
     return True
 
 
-def _fate(result: Result) -> str:
+def _counter_of(result: Result) -> str:
     """Return the field of ``Ran`` in which a row is counted whose result has been written."""
     row, outcome = result.task.row, result.outcome
     claim = claim_of(row)
@@ -197,7 +197,7 @@ class _NoService:
 
 
 class _Inline(Running):
-    """Runs units inside whatever transactions the test has open, and keeps those usable."""
+    """Runs units inside the transactions that the test has open, and keeps those usable."""
 
     # In this thread all the same, for the connection of another one sees nothing of the test's rows.
     judging_waits = False

@@ -1,112 +1,123 @@
-"""Which errors are contention, which are trouble of the server's own, and which speak of the rows.
+"""What the codes of database errors mean: one table for all databases.
 
-No driver is imported to tell, so none has to be installed.
+No driver is imported for that, so none has to be installed.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from enum import Enum, auto
 from typing import TypeAlias
 
 #: PostgreSQL's SQLSTATE, the error number of MySQL and MariaDB, or SQLite's (extended) result code.
 Code: TypeAlias = str | int
 
-# serialization_failure, deadlock_detected, lock_not_available
-SQLSTATES = frozenset({"40001", "40P01", "55P03"})
-# Lock wait timeout, deadlock, changed since the snapshot (MariaDB), NOWAIT (MySQL)
-MYSQL_NUMBERS = frozenset({1205, 1213, 1020, 3572})
-# SQLITE_BUSY and SQLITE_LOCKED, each also the low byte of its extended codes
-SQLITE_CODES = frozenset({5, 6})
 
-#: Others held a lock for longer than this session was to wait.
-LOCK_TIMEOUTS = frozenset({"55P03", 1205, 3572})
+class Meaning(Enum):
+    """What an error says of the statement that it answers."""
 
-# The server can write nothing now: no disk or memory left, read-only, not in its cluster (Galera).
-SERVER_CLASSES, SERVER_SQLSTATES = ("53", "58"), frozenset({"25006"})
-SERVER_NUMBERS = frozenset({1021, 1037, 1041, 1047, 1114, 1290, 1792, 1836, 3032})
-# Out of memory, read-only, I/O error, corrupt, full, cannot open, locking protocol, no database
-SERVER_SQLITE_CODES = frozenset({7, 8, 10, 11, 13, 14, 15, 26})
-# A limit of one statement (temp_file_limit), although its class is that of insufficient resources
-STATEMENT_SQLSTATES = frozenset({"53400"})
+    #: A lock timeout, deadlock or serialization failure: others were in the way.
+    CONTENTION = auto()
+    #: The server can write nothing now: no disk or memory left, read-only, not in its cluster (Galera).
+    SERVER = auto()
+    #: The session has ended or was refused: a network or an operator, too many sessions, an account not let in.
+    SESSION = auto()
+    #: The statement was not taken, and nothing was done: it speaks of the rows. Every other code means this.
+    REFUSAL = auto()
+
+
+#: Others held a lock for longer than this session was to wait; 3572 is MySQL's NOWAIT.
+LOCK_TIMEOUTS: frozenset[Code] = frozenset({"55P03", 1205, 3572})
+
+MEANINGS: dict[Code, Meaning] = {
+    # serialization_failure, deadlock_detected; deadlock, changed since the snapshot (MariaDB)
+    **dict.fromkeys((*LOCK_TIMEOUTS, "40001", "40P01", 1213, 1020), Meaning.CONTENTION),
+    **dict.fromkeys(
+        ("25006", 1021, 1037, 1041, 1047, 1114, 1290, 1792, 1836, 3032), Meaning.SERVER
+    ),
+    # temp_file_limit is a limit of one statement, although its class is that of insufficient resources.
+    "53400": Meaning.REFUSAL,
+    # The transaction stood still or took too long; the server stops, or the network to it fails.
+    **dict.fromkeys(("25P03", "25P04", 1053, 1159, 1160, 1161, 1927, 4031), Meaning.SESSION),
+    # Too many sessions, or this account is not let in.
+    **dict.fromkeys(
+        (1040, 1042, 1043, 1044, 1045, 1049, 1129, 1130, 1203, 1226, 1698, 3118), Meaning.SESSION
+    ),
+}
+
+#: Classes of SQLSTATEs: insufficient resources, system error, connection exception, operator intervention.
+SQLSTATE_CLASSES = {
+    "53": Meaning.SERVER,
+    "58": Meaning.SERVER,
+    "08": Meaning.SESSION,
+    "57P": Meaning.SESSION,
+}
+
+#: Low bytes of extended codes. SQLITE_BUSY and SQLITE_LOCKED; out of memory, read-only, I/O error, corrupt, full,
+#: cannot open, locking protocol, no database.
+SQLITE_MEANINGS = {
+    **dict.fromkeys((5, 6), Meaning.CONTENTION),
+    **dict.fromkeys((7, 8, 10, 11, 13, 14, 15, 26), Meaning.SERVER),
+}
 
 # No such table, no such column; SQLite says so with a code that has many meanings.
 SCHEMA_CODES = frozenset({"42P01", "42703", 1146, 1054})
 SCHEMA_WORDS = ("no such table", "no such column", "has no column")
-
-# Errors that end a session: its connection fails, an operator intervenes, the server stops, its transaction stood
-# still or took too long.
-ENDING_CLASSES = ("08", "57P", "25P03", "25P04")
-ENDING_NUMBERS = frozenset({1053, 1159, 1160, 1161, 1927, 4031})
-# Errors that refuse a session: there are too many, or this account is not let in.
-DOOR_NUMBERS = frozenset({1040, 1042, 1043, 1044, 1045, 1049, 1129, 1130, 1203, 1226, 1698, 3118})
 
 
 def contention_code(error: BaseException | None) -> Code | None:
     """Return the database's own code if ``error`` is a lock timeout, deadlock or serialization failure.
 
     Returns None for every other error. The cause of a database error is looked at, too, for that is where
-    Django keeps the driver's error. The cause of any other error is not: whoever raised a ``ValueError``
+    Django keeps the driver's error. The cause of any other error is not: code that raised a ``ValueError``
     from a deadlock has dealt with the deadlock.
     """
-    return _first_code(error, _is_contention)
-
-
-def is_of_the_schema(error: BaseException) -> bool:
-    """Say whether a table or a column is missing that the statement names."""
-    known = _first_code(error, lambda code, kind: code in SCHEMA_CODES and kind != "sqlite")
-    return known is not None or str(error).startswith(SCHEMA_WORDS)
+    return _first_code(error, Meaning.CONTENTION)
 
 
 def server_code(error: BaseException | None) -> Code | None:
-    """Return the database's own code if ``error`` says that the server can write nothing now, else None.
-
-    Where the code may stand is as with ``contention_code``.
-    """
-    return _first_code(error, _is_of_the_server)
+    """Return the database's own code if ``error`` says that the server can write nothing now, else None."""
+    return _first_code(error, Meaning.SERVER)
 
 
 def refusal_code(error: BaseException | None) -> Code | None:
     """Return the database's own code if ``error`` is its answer to a statement that it does not take, else None.
 
-    Such an answer speaks of the rows, in whichever class of errors the driver puts it, and nothing was done. It is
-    neither contention nor trouble of the server's, and did not end the session.
+    Such an answer speaks of the rows, in whichever class of errors the driver puts it, and nothing was done. It did
+    not end the session.
     """
-    return _first_code(error, _is_refusal)
+    return _first_code(error, Meaning.REFUSAL)
 
 
-def _is_contention(code: Code, kind: str) -> bool:
-    if kind == "sqlite":
-        return isinstance(code, int) and code & 0xFF in SQLITE_CODES
-    return code in (SQLSTATES if kind == "sqlstate" else MYSQL_NUMBERS)
+def is_of_the_schema(error: BaseException) -> bool:
+    """Return whether a table or a column is missing that the statement names."""
+    codes = (code for one in _chain(error) for code, kind in _codes(one) if kind != "sqlite")
+    return not SCHEMA_CODES.isdisjoint(codes) or str(error).startswith(SCHEMA_WORDS)
 
 
-def _is_of_the_server(code: Code, kind: str) -> bool:
+def _meaning(code: Code, kind: str) -> Meaning:
+    if kind == "sqlite" and isinstance(code, int):
+        return SQLITE_MEANINGS.get(code & 0xFF, Meaning.REFUSAL)
+    if code in MEANINGS:
+        return MEANINGS[code]
     if isinstance(code, str):
-        return code in SERVER_SQLSTATES or (
-            code.startswith(SERVER_CLASSES) and code not in STATEMENT_SQLSTATES
-        )
-    return code & 0xFF in SERVER_SQLITE_CODES if kind == "sqlite" else code in SERVER_NUMBERS
+        classes = (SQLSTATE_CLASSES[one] for one in SQLSTATE_CLASSES if code.startswith(one))
+        return next(classes, Meaning.REFUSAL)
+    # From 2000 to 2999 the client speaks: the server is gone.
+    return Meaning.SESSION if code // 1000 in (0, 2) else Meaning.REFUSAL
 
 
-def _is_refusal(code: Code, kind: str) -> bool:
-    if _is_contention(code, kind) or _is_of_the_server(code, kind):
-        return False
-    if isinstance(code, str):
-        return not code.startswith(ENDING_CLASSES)
-    # From 2000 to 2999 it is the client that speaks: the server is gone.
-    return kind == "sqlite" or (
-        code // 1000 not in (0, 2) and code not in ENDING_NUMBERS | DOOR_NUMBERS
-    )
+def _first_code(error: BaseException | None, meaning: Meaning) -> Code | None:
+    """Return the first code that means this, of the error or of what a database error was raised from."""
+    codes = (found for one in _chain(error) for found in _codes(one))
+    return next((code for code, kind in codes if _meaning(code, kind) is meaning), None)
 
 
-def _first_code(error: BaseException | None, is_wanted: Callable[[Code, str], bool]) -> Code | None:
-    """Return the first code that is wanted, of the error or of what a database error was raised from."""
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield the error, and the causes of database errors."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
-        for code, kind in _codes(error):
-            if is_wanted(code, kind):
-                return code
+        yield error
         seen.add(id(error))
         error = error.__cause__ if _is_database_error(error) else None
-    return None
 
 
 def _codes(error: BaseException) -> Iterator[tuple[Code, str]]:

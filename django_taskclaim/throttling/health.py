@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Check: TypeAlias = Callable[[str], str | None]
 
-#: How long the statements of a check of ours may take.
+#: How long the statements of a check that comes with the package may take.
 PATIENCE = timedelta(seconds=2)
 
 
