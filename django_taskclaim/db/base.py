@@ -266,7 +266,7 @@ class Dialect:
 
     @contextmanager
     def beginning(self) -> Iterator[None]:
-        """Surround the BEGIN of an outermost transaction of ours, and set that up."""
+        """Surround the BEGIN of our outermost transaction, and set that up."""
         yield
 
     @contextmanager
@@ -348,7 +348,7 @@ class Dialect:
     ) -> ClaimStatement | None:
         """Return the statement that claims the first of *candidates*, to be cached; None where they can be none.
 
-        *claimable* are the rows of the table that may be claimed whatever the caller's filter says: the UPDATE repeats
+        *claimable* are the rows of the table that may be claimed, without the caller's filter: the UPDATE repeats
         this condition. *fields* are wanted back of each row. With *mark* its ``not_before`` becomes that moment.
         """
         chosen = self.compiled(candidates, None, table.columns.key)

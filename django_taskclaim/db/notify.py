@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-#: One for all tables: what is called is told in the call.
+#: One for all tables: the call names the table.
 CHANNEL = "taskclaim"
 
 #: The least time between two calls of one process for a table, and between two looks of a worker for calls, in seconds.

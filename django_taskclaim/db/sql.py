@@ -58,7 +58,7 @@ WAIT, SKIP, NOWAIT = " ", " SKIP LOCKED", " NOWAIT"
 MOST_CACHED = 500
 
 #: Where a connection keeps what the values of columns are passed through, by table and columns: that refers to it, so a
-#: map of ours would keep both for ever.
+#: map here would keep both for ever.
 CONVERTERS = "_taskclaim_converters"
 
 

@@ -166,7 +166,7 @@ class SQLite(Dialect):
         return renewed
 
     def advisory_lock(self, name: str) -> None:
-        # There is one writer, and whoever writes is it; what others committed after a read of ours is an error here.
+        # The session that writes is the one writer; what others committed after it has read is an error here.
         self.run(SQL(f"UPDATE {NAMED_LEASES} SET iteration = iteration WHERE name IS NULL"))
 
     def open_transactions(self) -> frozenset[str]:

@@ -7,7 +7,11 @@ from django.db import connections, models, transaction
 
 from django_taskclaim.db.sql import SQL, real_name
 from django_taskclaim.doctor.findings import Finding
-from django_taskclaim.doctor.rehearsal import claim_statements, fenced_statements, reaper_statements
+from django_taskclaim.doctor.statements import (
+    claim_statements,
+    fenced_statements,
+    reaper_statements,
+)
 from django_taskclaim.fields import AnyField
 from django_taskclaim.formatting import listed
 from django_taskclaim.handlers import handler_for

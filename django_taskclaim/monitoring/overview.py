@@ -1,4 +1,4 @@
-"""What is going on with one model on one database: for ``claimstatus``, ``claimdoctor`` and whoever else tells people.
+"""What is going on with one model on one database: for ``claimstatus``, ``claimdoctor`` and the control room.
 
 Everything here is read without locks, by the database's own clock, and may be a moment old when it is shown.
 """

@@ -8,7 +8,7 @@ import pytest
 from django.db import connection, models
 
 from django_taskclaim.db import dialect_for
-from django_taskclaim.doctor.rehearsal import claim_statements
+from django_taskclaim.doctor.statements import claim_statements
 from tests.doctor.support import (
     changes_tables,
     count,

@@ -227,7 +227,7 @@ class PostgreSQLServer(Server):
 
     @contextmanager
     def keeping_limits(self) -> Iterator[None]:
-        # A caller's transaction goes on with what it had; an error rolls the setting back, and so does the end of ours.
+        # A caller's transaction goes on with what it had; an error rolls the setting back, and so does the end of our own.
         inside = self.connection.in_atomic_block
         with transaction.atomic(using=self.alias):
             before = self.ask("SHOW statement_timeout") if inside else []
@@ -249,7 +249,7 @@ def _nodes(plan: Any) -> Iterator[Any]:
 
 
 def _faults(plan: Any, ours: frozenset[str], may_sort: bool, few: int) -> _Faults:
-    """Say whether the plan sorts more than a *few* rows of ours, and whether it reads all of them."""
+    """Say whether the plan sorts more than a *few* rows of *ours*, and whether it reads all of them."""
     sorts = scans = False
     for node in _nodes(plan):
         kind = node["Node Type"]

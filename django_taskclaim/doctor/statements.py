@@ -1,7 +1,7 @@
-"""The statements that claims, completions, renewals and the reaper send, heard without being sent.
+"""The statements that claims, completions, renewals and the reaper send, captured without being sent.
 
-The verbs themselves run, so what is heard is what they say, whatever strategy is set and whatever filter a handler
-has. Django's ``execute_wrapper`` hears each statement and puts a harmless question in its place.
+The verbs themselves run, so what is captured is what they send, with the strategy that is set and the filter that a handler
+has. Django's ``execute_wrapper`` takes each statement and puts a harmless question in its place.
 """
 
 from collections.abc import Callable, Iterator
@@ -32,13 +32,13 @@ NOBODY = Token(f"claimdoctor{WORKER_MARK}", -1)
 
 
 @dataclass
-class Rehearsal:
-    """Hears the statements on one table; each question is answered with rows of the table or with none."""
+class StatementCapture:
+    """Captures the statements on one table; each question is answered with rows of the table or with none."""
 
     target: ClaimTarget
-    #: Whether a SELECT that locks finds rows too, so that what would follow is heard as well.
+    #: Whether a SELECT that locks finds rows too, so that what would follow is captured as well.
     locks_find: bool
-    heard: list[SQL] = field(default_factory=list)
+    captured: list[SQL] = field(default_factory=list)
 
     def __call__(
         self, execute: Callable[..., Any], text: str, params: Any, many: bool, context: Any
@@ -46,8 +46,8 @@ class Rehearsal:
         if not self._is_ours(text):
             return execute(text, params, many, context)
         statement = SQL(text, tuple(params or ()))
-        if all(statement.text != known.text for known in self.heard):
-            self.heard.append(statement)
+        if all(statement.text != known.text for known in self.captured):
+            self.captured.append(statement)
         return execute(self._stand_in(text), (), many, context)
 
     def _is_ours(self, text: str) -> bool:
@@ -70,15 +70,15 @@ class Rehearsal:
 
 
 @contextmanager
-def listening(target: ClaimTarget, *, locks_find: bool = False) -> Iterator[list[SQL]]:
-    """Hear every statement on the target's table inside the block; none of them is sent."""
-    rehearsal = Rehearsal(target, locks_find)
+def capturing(target: ClaimTarget, *, locks_find: bool = False) -> Iterator[list[SQL]]:
+    """Capture every statement on the target's table inside the block; none of them is sent."""
+    capture = StatementCapture(target, locks_find)
     # The caller's transaction makes the verbs open savepoints only; nothing has been written when it ends.
     with (
         transaction.atomic(using=target.alias),
-        connections[target.alias].execute_wrapper(rehearsal),
+        connections[target.alias].execute_wrapper(capture),
     ):
-        yield rehearsal.heard
+        yield capture.captured
 
 
 def claim_statements(model: type[models.Model], alias: str) -> list[SQL]:
@@ -93,19 +93,19 @@ def claim_statements(model: type[models.Model], alias: str) -> list[SQL]:
     ours = [*target.columns.key, *(field for field in [target.columns.priority] if field)]
     last = target.rows.only(*(field.attname for field in ours)).order_by().first()
     # Where the settings ask for REPEATABLE READ, a limit per key refuses this transaction, though no worker's own.
-    with listening(target, locks_find=True) as heard, suppress(RuntimeError):
+    with capturing(target, locks_find=True) as captured, suppress(RuntimeError):
         rows.claim_batch(limit, durable=False)
         if last is not None:
             request = checked_request(model, limit, None, None, False, False)
             rows._claim(replace(request, cursor=Cursor.behind(last, target)))
-    return heard
+    return captured
 
 
 def reaper_statements(model: type[models.Model], alias: str) -> list[SQL]:
     """Return what ``release_expired`` sends to find rows whose lease has ended."""
-    with listening(ClaimTarget.of(model, alias)) as heard:
+    with capturing(ClaimTarget.of(model, alias)) as captured:
         ClaimQuerySet(model, using=alias).release_expired()
-    return heard
+    return captured
 
 
 def fenced_statements(model: type[models.Model], alias: str) -> list[SQL]:
@@ -114,10 +114,10 @@ def fenced_statements(model: type[models.Model], alias: str) -> list[SQL]:
     keys = list(target.rows.order_by().values_list("pk", flat=True)[:SAMPLE])
     if not keys:
         return []
-    with listening(target, locks_find=True) as heard:
+    with capturing(target, locks_find=True) as captured:
         deletes = isinstance(policy_for(model).completion, Delete)
         change = None if deletes else Change(completed(target))
         target.dialect.write_held(target.table, [(NOBODY, keys)], change)
         target.dialect.held_keys(target.table, NOBODY, keys, WAIT)
         target.dialect.renew_held(target.table, NOBODY, keys, timedelta(seconds=60))
-    return heard
+    return captured
