@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 from django_taskclaim import conf
@@ -30,7 +31,7 @@ class ClaimLost(TaskClaimError):
         return f"Nothing was written for {_named(self.lost)}: {self.reason}."
 
     def __reduce__(self) -> Any:
-        return _rebuild_claim_lost, (self.lost, self.written, self.reason)
+        return partial(ClaimLost, reason=self.reason), (self.lost, self.written)
 
 
 class CommitUndecided(ClaimLost):
@@ -60,17 +61,8 @@ class CommitUndecided(ClaimLost):
         )
 
     def __reduce__(self) -> Any:
-        return _rebuild_undecided, (self.lost, self.written, self.undecided, self.reason)
-
-
-def _rebuild_undecided(
-    lost: list[Any], written: list[Any], undecided: list[Any], reason: str
-) -> CommitUndecided:
-    return CommitUndecided(lost, written, undecided, reason=reason)
-
-
-def _rebuild_claim_lost(lost: list[Any], written: list[Any], reason: str) -> ClaimLost:
-    return ClaimLost(lost, written, reason=reason)
+        rebuild = partial(CommitUndecided, reason=self.reason)
+        return rebuild, (self.lost, self.written, self.undecided)
 
 
 def _named(rows: Sequence[Any]) -> str:

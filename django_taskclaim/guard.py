@@ -1,7 +1,7 @@
 """Keeps the claim columns out of every write that is no verb.
 
-On a row that exists, a column of ours that was assigned is an error before any SQL. A new row is born open, unless
-it was constructed with one of the states it may be born in, and with nothing that only a claim writes.
+On a row that exists, a column of ours that was assigned is an error before any SQL. A new row is created open, unless
+it was constructed with another initial state that is allowed, and with nothing that only a claim writes.
 """
 
 from collections.abc import Iterable
@@ -66,18 +66,18 @@ def remember(row: models.Model, attnames: Iterable[str]) -> None:
 
 def show(rows: Iterable[models.Model], values: dict[AnyField | None, Any]) -> None:
     """Let instances show what a verb has written to all of them; ``DEFERRED`` values are read again when asked for."""
-    show_written(rows, *told_apart(values))
+    show_written(rows, *split_deferred(values))
 
 
-def told_apart(values: dict[AnyField | None, Any]) -> tuple[dict[str, Any], list[str]]:
+def split_deferred(values: dict[AnyField | None, Any]) -> tuple[dict[str, Any], list[str]]:
     """Return the values to show by attname, and the attnames of those that are to be read when asked for."""
-    told = {field.attname: value for field, value in values.items() if field is not None}
-    unknown = [name for name, value in told.items() if value is models.DEFERRED]
-    return {name: told[name] for name in told if name not in unknown}, unknown
+    named = {field.attname: value for field, value in values.items() if field is not None}
+    unknown = [name for name, value in named.items() if value is models.DEFERRED]
+    return {name: named[name] for name in named if name not in unknown}, unknown
 
 
 def show_written(rows: Iterable[models.Model], shown: dict[str, Any], unknown: list[str]) -> None:
-    """Let instances show values that are the same for all of them, as ``told_apart`` has them."""
+    """Let instances show values that are the same for all of them, as ``split_deferred`` has them."""
     for row in rows:
         own = row.__dict__
         own.update(shown)
@@ -175,8 +175,8 @@ def _read_key(row: models.Model, key: Any) -> Any:
         return None
 
 
-def prepare_birth(row: models.Model) -> None:
-    """Make the row fit to be inserted: one that was loaded, or names what a claim writes, is a copy and is born open.
+def prepare_new_row(row: models.Model) -> None:
+    """Prepare a row to be inserted: one that was loaded, or names what a claim writes, is a copy and is created open.
 
     Raises ClaimColumnError for a constructed row whose state is none.
     """

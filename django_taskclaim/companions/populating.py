@@ -9,7 +9,7 @@ from django.db.models import Exists, F, OuterRef, Q, Value
 from django_taskclaim.columns import OwnKey
 from django_taskclaim.db.sql import SQL
 from django_taskclaim.fields import AnyField
-from django_taskclaim.guard import prepare_birth
+from django_taskclaim.guard import prepare_new_row
 from django_taskclaim.links import SourceLink, source_link
 from django_taskclaim.policy import refuse_no_number
 from django_taskclaim.querysets.scope import ClaimTarget, Rows
@@ -146,7 +146,7 @@ class Population:
                 row = self.target.columns.owner(**dict(values))
                 if self.paused:
                     setattr(row, self.target.columns.status.attname, Status.PAUSED.value)
-                prepare_birth(row)
+                prepare_new_row(row)
                 new.append(row)
         return len(self.target.rows.bulk_create(new))
 

@@ -17,8 +17,8 @@ from django_taskclaim.guard import (
     claim_on,
     is_copy,
     is_stored,
-    prepare_birth,
     prepare_copy,
+    prepare_new_row,
     refuse_assigned,
     refuse_names,
     remember,
@@ -130,10 +130,14 @@ class FencedModel(models.Model):
     ) -> Any:
         columns = claim_columns(type(self))
         update: Any = super()._do_update
+
+        def write(rows: Any, values: Any) -> Any:
+            return update(rows, using, pk_val, values, update_fields, forced_update, *returning)
+
         if claim_on(self, using, columns.key_of(self)) is not None:
             base_qs = _all_rows(base_qs.model, using)
         if base_qs.model is not columns.owner:
-            return update(base_qs, using, pk_val, values, update_fields, forced_update, *returning)
+            return write(base_qs, values)
         raw = self._state.taskclaim_raw  # type: ignore[attr-defined]
         rules = raw and conf.setting("FIXTURES_WRITE_CLAIMS")
         if not rules:
@@ -141,25 +145,15 @@ class FencedModel(models.Model):
             values = [entry for entry in values if entry[0] not in guarded]
         claim = claim_on(self, using, pk_val)
         if claim is None or claim.ended:
-            found = update(base_qs, using, pk_val, values, update_fields, forced_update, *returning)
+            found = write(base_qs, values)
             if not found and claim is not None:
                 raise ClaimLost([self], reason=NEVER_INSERTED)
             if found and not rules and not is_stored(self):
                 # The row has its own values of our columns, whatever this instance was constructed with.
                 show([self], dict.fromkeys(columns.guarded, models.DEFERRED))
             return found
-        if values:
-            found = update(
-                _fenced(base_qs, claim),
-                using,
-                pk_val,
-                values,
-                update_fields,
-                forced_update,
-                *returning,
-            )
-            if found:
-                return found
+        if values and (found := write(_fenced(base_qs, claim), values)):
+            return found
         # Nothing of this table to write, or a server that does not count a row written with its old values.
         if not lock_claim(self, using):
             raise_lost([self], [])
@@ -173,7 +167,7 @@ class FencedModel(models.Model):
             if claim_on(self, using, self._get_pk_val(columns.owner._meta)) is not None:
                 raise ClaimLost([self], reason=NEVER_INSERTED)
             if not raw:
-                prepare_birth(self)
+                prepare_new_row(self)
         insert: Any = super()._do_insert  # type: ignore[misc]
         inserted = insert(manager, using, fields, returning_fields, raw)
         call_workers(manager.model, using)

@@ -15,7 +15,7 @@ from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.guard import (
     NEVER_INSERTED,
     claim_on,
-    prepare_birth,
+    prepare_new_row,
     refuse_names,
     remember,
 )
@@ -410,7 +410,7 @@ class ClaimQuerySet(models.QuerySet[M]):
         if claimed:
             raise ClaimLost(claimed, reason=NEVER_INSERTED)
         for row in rows:
-            prepare_birth(row)
+            prepare_new_row(row)
         created = super().bulk_create(
             rows, batch_size, ignore_conflicts, update_conflicts, update_fields, unique_fields
         )

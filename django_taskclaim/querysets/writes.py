@@ -25,7 +25,7 @@ from django_taskclaim.claim import (
 )
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.db.sql import SKIP, WAIT, Change, Key
-from django_taskclaim.guard import show, show_written, told_apart
+from django_taskclaim.guard import show, show_written, split_deferred
 from django_taskclaim.querysets.losses import judge_ambiguous_commit, raise_unless_all
 from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.querysets.transactions import (
@@ -326,7 +326,7 @@ def _values_in(
     values: dict[Any, Any] = {columns.status: status.value, columns.expires_at: None}
     if status == Status.OPEN:
         values |= {columns.claimed_by: None, columns.claimed_at: None}
-    return told_apart(values | {getattr(columns, role): models.DEFERRED for role in unknown})
+    return split_deferred(values | {getattr(columns, role): models.DEFERRED for role in unknown})
 
 
 def send_of_rows(signal: Signal, rows: Rows, **facts: Any) -> None:

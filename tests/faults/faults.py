@@ -92,7 +92,7 @@ FAULTS = {
         ),
         fault(
             "save() of an instance whose claim was lost writes the row.",
-            (FENCE, " _fenced(base_qs, claim),\n", " base_qs,\n"),
+            (FENCE, "write(_fenced(base_qs, claim), values)", "write(base_qs, values)"),
         ),
         fault(
             "delete() of an instance whose claim was lost deletes the row.",
