@@ -1,7 +1,7 @@
 """The statements that claims, completions, renewals and the reaper send, captured without being sent.
 
-The verbs themselves run, so what is captured is what they send, with the strategy that is set and the filter that a handler
-has. Django's ``execute_wrapper`` takes each statement and puts a harmless question in its place.
+The verbs themselves run, so what is captured is what they send, with the strategy that is set and the handler's own
+filter. Django's ``execute_wrapper`` takes each statement and puts a harmless question in its place.
 """
 
 from collections.abc import Callable, Iterator

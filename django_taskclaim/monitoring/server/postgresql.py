@@ -227,7 +227,7 @@ class PostgreSQLServer(Server):
 
     @contextmanager
     def keeping_limits(self) -> Iterator[None]:
-        # A caller's transaction goes on with what it had; an error rolls the setting back, and so does the end of our own.
+        # A caller's transaction goes on with what it had. An error, or the end of our own, rolls the setting back.
         inside = self.connection.in_atomic_block
         with transaction.atomic(using=self.alias):
             before = self.ask("SHOW statement_timeout") if inside else []
