@@ -9,7 +9,7 @@ from django.db import models
 from django_taskclaim.columns import has_ranges
 from django_taskclaim.companions.orphans import COMPARED
 from django_taskclaim.links import COMPANION, LINK, is_companion, source_link
-from django_taskclaim.querysets.unreadable import may_be_of_a_row, read_apart
+from django_taskclaim.querysets.unreadable import isolate_unreadable, may_be_of_a_row
 from django_taskclaim.ranges.target import source_of
 
 
@@ -56,7 +56,7 @@ def load_readable_sources(rows: Sequence[Any]) -> list[tuple[Any, Exception]]:
         using = link.alias_beside(rows[0]._state.db)
         if not may_be_of_a_row(error, using):
             raise
-        return read_apart(rows, load_sources, models.QuerySet(link.source, using=using))
+        return isolate_unreadable(rows, load_sources, models.QuerySet(link.source, using=using))
     return []
 
 

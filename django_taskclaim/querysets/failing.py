@@ -129,13 +129,13 @@ def _write_failed(held: list[HeldRows], waits: Waits | None, text: tuple[str, st
 
 
 class GivingBack(Write):
-    """Puts rows back uncounted, to wait so long, or, *alone*, with the mark of rows that are claimed alone."""
+    """Puts rows back uncounted, to wait so long, or, *quarantined*, to be claimed alone."""
 
-    def __init__(self, wait: timedelta | None, *, alone: bool = False) -> None:
-        self.wait, self.alone = wait, alone
+    def __init__(self, wait: timedelta | None, *, quarantined: bool = False) -> None:
+        self.wait, self.quarantined = wait, quarantined
 
     def change(self, target: ClaimTarget, rows: Rows) -> Change:
-        later = quarantine_mark(target) if self.alone else due_later(target, self.wait)
+        later = quarantine_mark(target) if self.quarantined else due_later(target, self.wait)
         return Change([*later, *open_again(target)])
 
 
@@ -146,7 +146,7 @@ def release(rows: Any, wait: timedelta | None) -> int:
 
 def give_back_quarantined(rows: Any) -> int:
     """Give rows back uncounted, each to be claimed alone, where their model has a mark for that."""
-    return _release(Given.of(rows), GivingBack(None, alone=True))
+    return _release(Given.of(rows), GivingBack(None, quarantined=True))
 
 
 def _release(given: Given, verb: GivingBack) -> int:
@@ -157,7 +157,9 @@ def _release(given: Given, verb: GivingBack) -> int:
 
 def _give_back(held: list[HeldRows], verb: GivingBack) -> list[Any]:
     """Put rows back, and return those that were still held."""
-    unknown = ["iteration"] if verb.wait is None and not verb.alone else ["iteration", "not_before"]
+    unknown = (
+        ["iteration"] if verb.wait is None and not verb.quarantined else ["iteration", "not_before"]
+    )
     written: list[Any] = []
     for part in by_database(held):
         done = write(part, verb)

@@ -14,7 +14,11 @@ from django_taskclaim.querysets.failing import release
 from django_taskclaim.querysets.refusals import Search, may_be_refused
 from django_taskclaim.querysets.scope import bare, like
 from django_taskclaim.querysets.transactions import belongs_to_the_caller
-from django_taskclaim.querysets.unreadable import fail_unreadable, may_be_of_a_row, read_apart
+from django_taskclaim.querysets.unreadable import (
+    fail_unreadable,
+    isolate_unreadable,
+    may_be_of_a_row,
+)
 
 #: How many rows are looked at for each one wanted, while some refuse to be claimed; others may have locked them.
 LOOK_AHEAD = 4
@@ -113,6 +117,6 @@ class _IsolatingCall(ClaimCall):
         def read(keys: Sequence[Any]) -> list[Any]:
             return super(_IsolatingCall, self).read({key: claims[key] for key in keys})
 
-        for key, error in read_apart([*claims], read, like(self.queryset, self.target)):
+        for key, error in isolate_unreadable([*claims], read, like(self.queryset, self.target)):
             self.unreadable[key] = bare(self.queryset.model, claims[key]), error
         return read([key for key in claims if key not in self.unreadable])

@@ -56,10 +56,10 @@ def in_transaction(
 ) -> R:
     """Run *statements* in one transaction, or in a savepoint of the caller's.
 
-    Inside ``joining_transaction`` it is the caller's transaction itself, and whatever fails ends that.
+    Inside ``joining_transaction`` it is the caller's transaction itself, and a failure ends that.
     """
     if joins_transaction(target):
-        # Whatever fails ends that transaction, and is nobody's to try again but its owner's.
+        # The caller's transaction is over then, and only the caller may try it again.
         try:
             return statements(*args, **kwargs)
         except BaseException as error:
@@ -197,7 +197,7 @@ def unbroken_transaction(using: str, complaint: str, *, asking: bool = False) ->
 
     A deadlock rolls back the whole transaction on MySQL and MariaDB, DDL commits it, and a block that catches the
     error, or meets none, would be taken for done all the same. With *asking* the server is asked also where the driver
-    should know: so a session that it has ended meanwhile is told with the same complaint.
+    should know, so that a session that it has ended meanwhile leads to the same complaint.
     """
     connection = connections[using]
     guard = savepoint_around(connection) if asking else dialect_for(connection).kept_whole()
@@ -221,7 +221,7 @@ _joined = ContextVar("taskclaim_joined", default=False)
 
 @contextmanager
 def joining_transaction() -> Iterator[None]:
-    """Let the verbs of the block do without savepoints of their own: whatever fails there ends the transaction."""
+    """Let the verbs of the block do without savepoints of their own: a failure there ends the transaction."""
     token = _joined.set(True)
     try:
         yield

@@ -29,7 +29,7 @@ def may_be_of_a_row(error: Exception, using: str) -> bool:
     return dialect_for(connections[using]).may_be_of_reading(error)
 
 
-def read_apart(
+def isolate_unreadable(
     given: Sequence[T], read: Callable[[Sequence[T]], object], rows: "models.QuerySet[Any]"
 ) -> list[tuple[T, Exception]]:
     """Have *read* read all that it can of what is *given*, and return what it cannot, each with the error.
