@@ -33,12 +33,12 @@ from django_taskclaim.fields import (
 from django_taskclaim.policy import policies_over, policy_for, refuse_faulty
 from django_taskclaim.querysets import refusals
 from django_taskclaim.querysets.cursor import (
-    ALL,
-    QUARANTINED_ROWS,
+    EVERYTHING,
+    QUARANTINED_SCAN,
     TURN,
     Cursor,
-    Look,
-    quarantined_looks,
+    Scan,
+    quarantined_scans,
 )
 from django_taskclaim.querysets.limits import (
     KeyChooser,
@@ -328,11 +328,11 @@ class ClaimCall:
         # A caller that knows soon that nobody knows can still give the rows back in time.
         return min(PATIENCE, self.request.lease.total_seconds() / 4)
 
-    def _send(self, statement: ClaimStatement | None, limit: int, look: Look) -> list[ClaimedRow]:
+    def _send(self, statement: ClaimStatement | None, limit: int, scan: Scan) -> list[ClaimedRow]:
         """Send one claim; outside of a transaction it commits by itself."""
         if statement is None:
             return []
-        spec = ClaimSpec(statement, limit, self.request.holder, look.values)
+        spec = ClaimSpec(statement, limit, self.request.holder, scan.values)
         if not self.autocommits:
             # A strategy that finds its rows by their holder returns those of the statements before, too.
             rows = [row for row in self.target.dialect.claim(spec) if row.key not in self.known]
@@ -392,22 +392,22 @@ class ClaimCall:
         number = claims_made[place] = claims_made.get(place, 0) + 1
         is_turn = number % TURN == 0 or (self.cursor is not None and self.cursor.thorough)
         rows = self._take_quarantined() if is_turn else []
-        rows = rows or self._look(limit)
+        rows = rows or self._scan(limit)
         return rows or ([] if is_turn else self._take_quarantined())
 
     def _take_quarantined(self) -> list[ClaimedRow]:
         """Claim one row that may have killed its worker, so that its next crash is charged to nobody else."""
         rows: list[ClaimedRow] = []
-        for look in quarantined_looks(self.target):
-            rows = rows or self.claim_from(look, 1)
+        for scan in quarantined_scans(self.target):
+            rows = rows or self.claim_from(scan, 1)
         return rows
 
-    def _look(self, limit: int) -> list[ClaimedRow]:
+    def _scan(self, limit: int) -> list[ClaimedRow]:
         """Claim up to *limit* rows, from one place after the other where a cursor says so, and return them in order."""
         rows: list[ClaimedRow] = []
-        look = ALL
-        for look in [ALL] if self.cursor is None else self.cursor.looks(self.target):
-            rows += self.claim_from(look, limit - len(rows))
+        scan = EVERYTHING
+        for scan in [EVERYTHING] if self.cursor is None else self.cursor.scans(self.target):
+            rows += self.claim_from(scan, limit - len(rows))
             if len(rows) == limit:
                 break
         if not self.queryset.query.order_by:
@@ -415,23 +415,23 @@ class ClaimCall:
             rows = sort_claimed(rows, self.target)
         if self.cursor is not None:
             waits = self.target.columns.not_before is not None
-            self.cursor.advance(rows, look, full=len(rows) == limit, waits=waits)
+            self.cursor.advance(rows, scan, full=len(rows) == limit, waits=waits)
         return rows
 
-    def claim_from(self, look: Look, limit: int) -> list[ClaimedRow]:
-        """Claim up to *limit* rows that *look* finds."""
+    def claim_from(self, scan: Scan, limit: int) -> list[ClaimedRow]:
+        """Claim up to *limit* rows that *scan* finds."""
         if not self.key_limits:
-            return self._send(self._statement(look), limit, look)
+            return self._send(self._statement(scan), limit, scan)
         chooser = KeyChooser(
             self.key_limits,
             self.target,
-            self.rows(look, literal=True),
+            self.rows(scan, literal=True),
             SwitchIsOn(self.scopes),
             limit,
         )
         for candidates, number in chooser.choices():
-            statement = self._prepare(look, candidates, simple=False)
-            chooser.note(self._send(statement, number, look))
+            statement = self._prepare(scan, candidates, simple=False)
+            chooser.note(self._send(statement, number, scan))
         return chooser.taken
 
     # The statement
@@ -442,40 +442,40 @@ class ClaimCall:
         model = self.queryset.model
         return claim_scopes(model, knows_limits=self.is_limited)
 
-    def rows(self, look: Look, *, literal: bool = False) -> Rows:
-        """Return the open rows that *look* finds, in claim order, whatever the switch says."""
+    def rows(self, scan: Scan, *, literal: bool = False) -> Rows:
+        """Return the open rows that *scan* finds, in claim order, whatever the switch says."""
         columns = self.target.columns
         rows = on_claim_table(self.queryset, self.target)
-        rows = rows.filter(is_open(columns) & look.condition(columns, literal=literal))
-        if look.name == "quarantined":
+        rows = rows.filter(is_open(columns) & scan.condition(columns, literal=literal))
+        if scan.name == "quarantined":
             # In no order of the caller's: such a row is claimed alone, and an index finds it in this one.
             return rows.order_by(*columns.order)
         return in_claim_order(rows, self.queryset, self.target)
 
-    def _statement(self, look: Look) -> ClaimStatement | None:
+    def _statement(self, scan: Scan) -> ClaimStatement | None:
         query, target = self.queryset.query, self.target
         simple = not query.where and not query.order_by and target.is_owner
-        if not simple or ("key" in look.values and len(target.columns.key) > 1):
+        if not simple or ("key" in scan.values and len(target.columns.key) > 1):
             return self._prepare(
-                look, self.rows(look).filter(SwitchIsOn(self.scopes)), simple=simple
+                scan, self.rows(scan).filter(SwitchIsOn(self.scopes)), simple=simple
             )
         lease, notes = self.request.lease, self.request.notes_start
         shape = self.is_plain, self.is_limited, settings.USE_TZ
-        kind = (look.name, *look.values, *shape, lease, notes)
+        kind = (scan.name, *scan.values, *shape, lease, notes)
         if kind not in target.statements:
             if len(target.statements) >= MOST_STATEMENTS:
                 target.statements.clear()
-            candidates = self.rows(look).filter(SwitchIsOn(self.scopes))
-            target.statements[kind] = self._prepare(look, candidates, simple=True)
+            candidates = self.rows(scan).filter(SwitchIsOn(self.scopes))
+            target.statements[kind] = self._prepare(scan, candidates, simple=True)
         return target.statements[kind]
 
-    def _prepare(self, look: Look, candidates: Rows, *, simple: bool) -> ClaimStatement | None:
+    def _prepare(self, scan: Scan, candidates: Rows, *, simple: bool) -> ClaimStatement | None:
         target, mark = self.target, None
-        ours = ALL
-        if look.name == "quarantined":
+        ours = EVERYTHING
+        if scan.name == "quarantined":
             # The mark says, should the claim expire, whether the row had been started.
             mark = QUARANTINED_UNSTARTED if self.request.notes_start else QUARANTINED
-            ours = QUARANTINED_ROWS
+            ours = QUARANTINED_SCAN
         claimable = target.rows.order_by().filter(
             is_open(target.columns) & ours.condition(target.columns), SwitchIsOn(self.scopes)
         )
@@ -503,8 +503,8 @@ class ClaimCall:
             refuse_to_count_in_old_snapshots(self.target, " and ".join(options))
             # Nothing to take is nothing to wait for; the only writer waits for nobody any more.
             only_writer = self.target.dialect.has_one_writer
-            looks = [ALL, *quarantined_looks(self.target)]
-            if not only_writer and not any(map(self._finds_any, looks)):
+            scans = [EVERYTHING, *quarantined_scans(self.target)]
+            if not only_writer and not any(map(self._finds_any, scans)):
                 answer.refusal = None
                 return []
             take_limit_lock(self.target)
@@ -513,11 +513,11 @@ class ClaimCall:
         grant.charge(len(rows), room)
         return rows
 
-    def _finds_any(self, look: Look) -> bool:
-        dialect, statement = self.target.dialect, self._statement(look)
+    def _finds_any(self, scan: Scan) -> bool:
+        dialect, statement = self.target.dialect, self._statement(scan)
         if statement is None:
             return False
-        spec = ClaimSpec(statement, 1, self.request.holder, look.values)
+        spec = ClaimSpec(statement, 1, self.request.holder, scan.values)
         return bool(dialect.fetch(spec.bind(statement.limited_candidates)))
 
     # The rows in hand

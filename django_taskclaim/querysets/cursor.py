@@ -2,7 +2,7 @@
 
 What was claimed leaves dead entries at the head of the index for a while, and a claim that begins there reads past all
 of them again. So each claim goes on where the one before ended. Rows that are put back, or come in, in front of that
-are found by a full look, which follows now and then, and whenever a claim comes back short.
+are found by a full scan, which follows now and then, and whenever a claim comes back short.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,26 +18,26 @@ from django_taskclaim.fields import NEVER_WAITED, QUARANTINED, as_utc
 from django_taskclaim.querysets.scope import ClaimTarget, has_waited, is_quarantined
 
 #: Under backlog everything is looked at so often, in seconds, and so are rows of a higher priority alone …
-FULL_LOOK_EVERY = 1.0
+FULL_SCAN_EVERY = 1.0
 #: … or more rarely, where that would take more than this part of the time. While somebody holds a transaction open,
-#: nothing of what is done is cleared away, and a look in full takes as long as dozens of other claims.
-FULL_LOOK_SHARE = 0.005
-URGENT_LOOK_SHARE = 0.1
-#: … but at least so often, however long one look took.
+#: nothing of what is done is cleared away, and a full scan takes as long as dozens of other claims.
+FULL_SCAN_SHARE = 0.005
+URGENT_SCAN_SHARE = 0.1
+#: … but at least so often, however long one scan took.
 LONGEST_PAUSE = 10.0
 #: One claim in so many begins with rows that have waited, which stand behind all those that never did, and one in so
 #: many asks for a quarantined row.
 TURN = 10
 
 
-class Look(NamedTuple):
+class Scan(NamedTuple):
     """A part of the rows that a claim looks at, by name, and the values bound in its condition."""
 
     name: str = "all"
     values: Mapping[str, Any] = {}
 
     def condition(self, columns: ClaimColumns, *, literal: bool = False) -> Q:
-        """Return which open rows the look finds; *literal* has the values in it, and not the places for them."""
+        """Return which open rows the scan finds; *literal* has the values in it, and not the places for them."""
         found = has_waited(columns)
         if self.name == "quarantined":
             found = is_quarantined(columns)
@@ -58,20 +58,20 @@ class Look(NamedTuple):
         return found
 
 
-#: Where most claims look, …
-ALL = Look()
+#: What most claims scan, …
+EVERYTHING = Scan()
 #: … and what is left out there: rows that may have killed their worker.
-QUARANTINED_ROWS = Look("quarantined")
+QUARANTINED_SCAN = Scan("quarantined")
 
 
-def quarantined_looks(target: ClaimTarget) -> list[Look]:
+def quarantined_scans(target: ClaimTarget) -> list[Scan]:
     """Return where to look for a quarantined row, along the index: at each priority that has one."""
     if target.columns.not_before is None:
         return []
     if target.columns.priority is None:
-        return [QUARANTINED_ROWS]
+        return [QUARANTINED_SCAN]
     numbers = target.dialect.priorities_from(target.table, QUARANTINED)
-    return [Look("quarantined", {"priority": number}) for number in numbers]
+    return [Scan("quarantined", {"priority": number}) for number in numbers]
 
 
 @dataclass(slots=True)
@@ -82,13 +82,13 @@ class Cursor:
     thorough: bool = False
     _claims: int = 0
     #: Whether there is a row to go on behind, …
-    _stands: bool = False
+    _has_position: bool = False
     #: … its key, and its priority where the model has one.
     _key: Any = None
     _priority: int | None = None
-    _full_look_at: float = 0.0
-    _urgent_look_at: float = 0.0
-    #: By ``clock()``, when the look that is under way began.
+    _full_scan_at: float = 0.0
+    _urgent_scan_at: float = 0.0
+    #: By ``clock()``, when the scan that is under way began.
     _began: float = 0.0
 
     @classmethod
@@ -96,51 +96,51 @@ class Cursor:
         """Return a cursor at an instance, whose next claim looks everywhere in turn."""
         priority, key = target.columns.priority, target.columns.key_of(row)
         number = None if priority is None else getattr(row, priority.attname)
-        later = clock() + FULL_LOOK_EVERY
-        return cls(True, _stands=True, _key=key, _priority=number, _full_look_at=later)
+        later = clock() + FULL_SCAN_EVERY
+        return cls(True, _has_position=True, _key=key, _priority=number, _full_scan_at=later)
 
-    def looks(self, target: ClaimTarget) -> Iterator[Look]:
+    def scans(self, target: ClaimTarget) -> Iterator[Scan]:
         """Yield where a claim looks until it has all the rows it wants; everywhere at last."""
         columns = target.columns
         self._claims += 1
         at: dict[str, Any] = {} if columns.priority is None else {"priority": self._priority}
         # Only where the index finds what lies behind a key.
         seeks = len(columns.key) == 1 or target.dialect.seeks_row_values
-        goes_on = self._stands and seeks and clock() < self._full_look_at
-        if goes_on and at and clock() >= self._urgent_look_at:
+        goes_on = self._has_position and seeks and clock() < self._full_scan_at
+        if goes_on and at and clock() >= self._urgent_scan_at:
             self._began = clock()
-            yield Look("urgent", at)
+            yield Scan("urgent", at)
             # It found too little, or the claim would have ended.
-            self._urgent_look_at = clock() + _pause(clock() - self._began, URGENT_LOOK_SHARE)
+            self._urgent_scan_at = clock() + _pause(clock() - self._began, URGENT_SCAN_SHARE)
         turn = self.thorough or self._claims % TURN == 0
-        if self._stands and columns.not_before is not None and turn:
-            yield Look("retried", at)
+        if self._has_position and columns.not_before is not None and turn:
+            yield Scan("retried", at)
         if goes_on:
             key = self._key if len(columns.key) > 1 else target.table.prepared_key(self._key)[0]
-            yield Look("never waited", {**at, "key": key})
+            yield Scan("never waited", {**at, "key": key})
         self._began = clock()
-        yield ALL
+        yield EVERYTHING
 
-    def advance(self, rows: Sequence[ClaimedRow], last: Look, *, full: bool, waits: bool) -> None:
-        """Go on behind the last of *rows* that never waited; nowhere, where a look everywhere found too little.
+    def advance(self, rows: Sequence[ClaimedRow], last: Scan, *, full: bool, waits: bool) -> None:
+        """Go on behind the last of *rows* that never waited; nowhere, where a scan of everything found too little.
 
-        *rows* are what the claim took, in order, and *last* is its last look; *full* says that it took all it wanted,
+        *rows* are what the claim took, in order, and *last* is its last scan; *full* says that it took all it wanted,
         *waits* that rows of the model may wait.
         """
-        if last is ALL:
+        if last is EVERYTHING:
             now = clock()
-            self._full_look_at = now + _pause(now - self._began, FULL_LOOK_SHARE)
-            self._urgent_look_at = now + FULL_LOOK_EVERY
+            self._full_scan_at = now + _pause(now - self._began, FULL_SCAN_SHARE)
+            self._urgent_scan_at = now + FULL_SCAN_EVERY
         for row in reversed(rows):
             if not waits or (row.not_before and as_utc(row.not_before) == NEVER_WAITED):
-                self._key, self._priority, self._stands = row.key, row.priority, True
+                self._key, self._priority, self._has_position = row.key, row.priority, True
                 break
         else:
-            self._stands = self._stands and last is not ALL
-        if last is ALL and not full:
-            self._stands = False
+            self._has_position = self._has_position and last is not EVERYTHING
+        if last is EVERYTHING and not full:
+            self._has_position = False
 
 
 def _pause(took: float, share: float) -> float:
-    """Return how long to wait, in seconds, after a look that *took* so long, so that such looks take that *share*."""
-    return min(LONGEST_PAUSE, max(FULL_LOOK_EVERY, took / share))
+    """Return how long to wait, in seconds, after a scan that *took* so long, so that such scans take that *share*."""
+    return min(LONGEST_PAUSE, max(FULL_SCAN_EVERY, took / share))

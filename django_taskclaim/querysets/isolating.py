@@ -9,7 +9,7 @@ from django.db import DatabaseError, models
 from django_taskclaim.claim import Claim, claims_of
 from django_taskclaim.db import ClaimedRow, SwitchIsOn
 from django_taskclaim.querysets.claiming import ClaimCall
-from django_taskclaim.querysets.cursor import Look
+from django_taskclaim.querysets.cursor import Scan
 from django_taskclaim.querysets.failing import release
 from django_taskclaim.querysets.refusals import Search, may_be_refused
 from django_taskclaim.querysets.scope import bare, like
@@ -88,12 +88,12 @@ class _IsolatingCall(ClaimCall):
         sent = super().send_parts if self.search is None else self.search.send
         return sent(parts, send)
 
-    def claim_from(self, look: Look, limit: int) -> list[ClaimedRow]:
+    def claim_from(self, scan: Scan, limit: int) -> list[ClaimedRow]:
         """Claim the first rows by their keys, each part as a claim of its own, without those that are refused."""
         if self.search is None:
-            return super().claim_from(look, limit)
+            return super().claim_from(scan, limit)
         target, most = self.target, LOOK_AHEAD * limit
-        rows = self.rows(look, literal=True).filter(SwitchIsOn(self.scopes))
+        rows = self.rows(scan, literal=True).filter(SwitchIsOn(self.scopes))
         found = target.dialect.first(rows, target.table, most, target.columns.key)
         keys = list(dict.fromkeys(target.table.keys_of(found)))
         claimed: list[ClaimedRow] = []
@@ -102,7 +102,7 @@ class _IsolatingCall(ClaimCall):
             part_of = self.queryset.filter(pk__in=part)
             call = ClaimCall(part_of, target, self.request, is_limited=self.is_limited)
             call.known = {row.key for row in claimed}.union(self.known)
-            return call.claim_from(look, limit - len(claimed))
+            return call.claim_from(scan, limit - len(claimed))
 
         parts = (keys[start : start + limit] for start in range(0, len(keys), limit))
         for rows_of_part in self.search.send(parts, take):

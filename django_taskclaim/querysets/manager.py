@@ -192,9 +192,9 @@ class ClaimQuerySet(models.QuerySet[M]):
         return failing.release(rows, wait)
 
     def _note_start(self, row: M) -> None:
-        """Note that a row which may kill its worker begins: from now on its expiry tells that it did.
+        """Note that a quarantined row has started: should its claim expire now, it has killed its worker.
 
-        It has its whole lease from here, for one that ended before the handler is called would tell the same. Raises
+        Its whole lease runs from here, so that it cannot expire before the handler is called. Raises
         ClaimLost where the claim stands no more.
         """
         failing.note_start(row)
@@ -244,7 +244,7 @@ class ClaimQuerySet(models.QuerySet[M]):
         return operating.in_chunks(self, verb, limit, progress)
 
     def take_back(self) -> int:
-        """Put running rows back, uncounted, whoever holds them, and return how many; their holders lose them.
+        """Put running rows of all holders back, uncounted, and return how many; their holders lose them.
 
         An operator's act: for rows of a worker that is known to be dead, without waiting for its leases to end.
         """

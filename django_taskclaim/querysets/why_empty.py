@@ -1,4 +1,4 @@
-"""Why somebody gets no rows: told to people, from counts."""
+"""Why somebody gets no rows: a sentence for people, from counts."""
 
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -47,7 +47,7 @@ class WhyEmpty(NamedTuple):
     hours: str = ""
     opens: datetime | None = None
     #: How many more would be ready, but for what holds for all together, ``rate`` or ``max_running``; what that is, and
-    #: when it lets the next one be claimed, where that can be told.
+    #: when it lets the next one be claimed, where that is known.
     kept_back: int = 0
     kept_back_by: str = ""
     limit: str = ""
@@ -70,8 +70,8 @@ class WhyEmpty(NamedTuple):
             _("%(number)s kept back by a limit per key") % {"number": format_number(self.limited)},
         ]
         counts = (self.kept_back, self.ready, self.held, self.waiting, self.limited)
-        told = [part for part, count in zip(parts, counts, strict=True) if count]
-        return "; ".join(told) or _("nothing is left")
+        text = [part for part, count in zip(parts, counts, strict=True) if count]
+        return "; ".join(text) or _("nothing is left")
 
     def _kept_back(self) -> str:
         facts = {"number": format_number(self.kept_back), "limit": self.limit}
@@ -81,20 +81,20 @@ class WhyEmpty(NamedTuple):
         return _("%(number)s kept back by the rate %(limit)s, next %(time)s") % facts
 
     def _held(self) -> str:
-        told = _("%(number)s held by others") % {"number": format_number(self.held)}
+        text = _("%(number)s held by others") % {"number": format_number(self.held)}
         if self.next_free is None:
-            return told
+            return text
         return _("%(rows)s, next free %(time)s") % {
-            "rows": told,
+            "rows": text,
             "time": format_clock_time(self.next_free),
         }
 
     def _waiting(self) -> str:
-        told = _("%(number)s waiting") % {"number": format_number(self.waiting)}
+        text = _("%(number)s waiting") % {"number": format_number(self.waiting)}
         if self.next_due is None:
-            return told
+            return text
         return _("%(rows)s, next due %(time)s") % {
-            "rows": told,
+            "rows": text,
             "time": format_clock_time(self.next_due),
         }
 
