@@ -22,8 +22,8 @@ class Mark:
 
     #: Whether rows that are done can be told from the others, and be counted.
     keeps: ClassVar[bool] = True
-    #: What people are told of rows that are done; empty where their state tells.
-    told: ClassVar[str] = ""
+    #: What pages and commands note of rows that are done; empty where their state shows it.
+    note: ClassVar[str] = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class Delete:
 
     cascade: bool = False
     keeps: ClassVar[bool] = False
-    told: ClassVar[str] = "rows that are done are deleted"
+    note: ClassVar[str] = "rows that are done are deleted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Archive:
     leave_out: Sequence[str] = field(default=(), kw_only=True)
     cascade: bool = field(default=False, kw_only=True)
     keeps: ClassVar[bool] = False
-    told: ClassVar[str] = "rows that are done are moved to the archive"
+    note: ClassVar[str] = "rows that are done are moved to the archive"
 
     def __post_init__(self) -> None:
         if not isinstance(self.to, str) and not _is_model(self.to):
@@ -69,14 +69,14 @@ class Archive:
 
 @dataclass(frozen=True, slots=True)
 class Clear:
-    """The row is open again, to be done anew: due *every* later (seconds or timedelta), or at once.
+    """The row is open again, to be done once more: due *every* later (seconds or timedelta), or at once.
 
     It is as good as new but for ``iteration``, which goes on, and ``completed_at``, which tells when it was last done.
     """
 
     every: timedelta | float | None = None
     keeps: ClassVar[bool] = False
-    told: ClassVar[str] = "rows that are done are open again"
+    note: ClassVar[str] = "rows that are done are open again"
 
     def __post_init__(self) -> None:
         if self.every is not None:
@@ -97,7 +97,7 @@ class Call:
 
     function: Callable[[list[Any]], Any]
     keeps: ClassVar[bool] = True
-    told: ClassVar[str] = ""
+    note: ClassVar[str] = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class Save:
     """
 
     keeps: ClassVar[bool] = True
-    told: ClassVar[str] = ""
+    note: ClassVar[str] = ""
 
 
 Completion: TypeAlias = Mark | Delete | Archive | Clear | Call | Save

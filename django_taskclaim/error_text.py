@@ -1,4 +1,4 @@
-"""What is said of an error, in its row and in the log: of bounded size, redacted, and acceptable to any database.
+"""The text of an error in its row and in the log: of bounded size, redacted, and acceptable to any database.
 
 Every text goes one way. It is cut to what the hook ``REDACT`` may see, redacted, and only then cut to size. Whatever an
 exception does when it is asked for its text, that is no reason not to record that it happened. Only an interrupt of the
@@ -11,11 +11,13 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 from django.utils.module_loading import import_string
 
 from django_taskclaim import conf
+
+T = TypeVar("T")
 
 #: Characters of one text that the hook gets to see, unless ERROR_LENGTH asks for more.
 SEEN = 65_536
@@ -36,11 +38,11 @@ def class_and_text(error: object) -> tuple[str, str]:
 
     Members of an exception group are part of its text.
     """
-    return _class_of(error), _cut(redact(_said(error)), _length())
+    return _class_of(error), _cut(redact(_whole_text(error)), _length())
 
 
 def text_to_store(error: object) -> tuple[str, str]:
-    """Return what a row keeps of an error: as ``described``, and with STORE_TRACEBACK also where it came from.
+    """Return what a row keeps of an error: as ``class_and_text``, and with STORE_TRACEBACK also where it came from.
 
     Of both the text's beginning and the innermost frames are kept.
     """
@@ -50,9 +52,9 @@ def text_to_store(error: object) -> tuple[str, str]:
     return name, _joined(text, _guarded(partial(_trace, error), "looking for the traceback"))
 
 
-def escape_to_ascii(told: tuple[str, str]) -> tuple[str, str]:
+def escape_to_ascii(stored: tuple[str, str]) -> tuple[str, str]:
     """Return class and text as every encoding has them; of a text grown too long the middle is missing."""
-    name, text = (part.encode("ascii", "backslashreplace").decode() for part in told)
+    name, text = (part.encode("ascii", "backslashreplace").decode() for part in stored)
     return name[:CLASS_LENGTH], _middle_cut(text, _length())
 
 
@@ -62,7 +64,7 @@ def describe(error: object) -> str:
 
 
 def one_line(name: str, text: str) -> str:
-    """Return class and text, as ``described`` returns them, in one line."""
+    """Return class and text, as ``class_and_text`` returns them, in one line."""
     first = next(iter(text.strip().splitlines()), "")[:300]
     return f"{name}: {first}" if name and first else name or first
 
@@ -104,7 +106,9 @@ def log(
     Where a hook redacts, or the exception is of a kind that breaks formatters, the record carries no exception but
     its traceback as text: ``record.exc_text``, which formatters append, and ``record.traceback``.
     """
-    if raised is None or (not conf.setting("REDACT") and _is_tame(raised)):
+    if raised is None or (
+        not conf.setting("REDACT") and _attempt(partial(_is_small, raised), lambda _: False)
+    ):
         logger.log(level, message, *args, exc_info=raised, extra=extra, stacklevel=2)
     elif logger.isEnabledFor(level):
         text = traceback_of(raised)
@@ -176,8 +180,8 @@ def _dotted(kind: type) -> str:
     return name if module == "builtins" else f"{_cut(module, 2 * CLASS_LENGTH)}.{name}"
 
 
-def _said(error: object) -> str:
-    """Return what an error says, with its notes, and a group with its members; raw, and as long as it likes."""
+def _whole_text(error: object) -> str:
+    """Return the text of an error with its notes, and a group with its members; raw, and as long as it likes."""
     lines = [_words(error), *_guarded_list(partial(_notes, error))]
     if isinstance(error, BaseExceptionGroup):
         lines += _guarded_list(partial(_of_members, error))
@@ -229,8 +233,8 @@ def _trace(error: BaseException) -> str:
         for cause, how in islice(_causes(error), LINKS):
             if len(text) > _length():
                 break
-            name, said = class_and_text(cause)
-            text = f"{_frames(cause)}\n{name}: {said}\n\n{how}\n\n{text}".lstrip()
+            name, shown = class_and_text(cause)
+            text = f"{_frames(cause)}\n{name}: {shown}\n\n{how}\n\n{text}".lstrip()
     except BaseException as second:
         if is_interrupt(second):
             raise
@@ -259,17 +263,8 @@ def _frames(error: BaseException) -> str:
     return f"Traceback (most recent call last):\n{lines}"
 
 
-def _is_tame(error: BaseException) -> bool:
-    """Say whether any formatter may be given the exception: of ordinary size and depth, and willing to be shown."""
-    try:
-        return _is_small(error)
-    except BaseException as second:
-        if is_interrupt(second):
-            raise
-        return False
-
-
 def _is_small(error: BaseException) -> bool:
+    """Say whether any formatter may be given the exception: of ordinary size and depth, and willing to be shown."""
     waiting: list[BaseException | None] = [error]
     seen: set[int] = set()
     while waiting:
@@ -297,23 +292,23 @@ def _is_short(error: BaseException) -> bool:
 # Texts
 
 
-def _guarded(tell: Callable[[], str], doing: str) -> str:
-    """Return what *tell* says; if it raises, of whatever kind, that it did."""
+def _attempt(ask: Callable[[], T], otherwise: Callable[[BaseException], T]) -> T:
+    """Return what *ask* answers; if it raises, of whatever kind, what *otherwise* makes of that."""
     try:
-        return tell()
+        return ask()
     except BaseException as second:
         if is_interrupt(second):
             raise
-        return f"<{_name_of(second)} while {doing}>"
+        return otherwise(second)
 
 
-def _guarded_list(tell: Callable[[], list[str]]) -> list[str]:
-    try:
-        return tell()
-    except BaseException as second:
-        if is_interrupt(second):
-            raise
-        return [f"<{_name_of(second)} while describing more of it>"]
+def _guarded(ask: Callable[[], str], doing: str) -> str:
+    """Return the text that *ask* answers; if it raises, a note of that."""
+    return _attempt(ask, lambda second: f"<{_name_of(second)} while {doing}>")
+
+
+def _guarded_list(ask: Callable[[], list[str]]) -> list[str]:
+    return _attempt(ask, lambda second: [f"<{_name_of(second)} while describing more of it>"])
 
 
 def _name_of(error: BaseException) -> str:

@@ -505,8 +505,8 @@ def _settings(seen: Overview) -> Iterator[str]:
 
 def _done(seen: Overview) -> Iterator[str]:
     """Say why there is no share of rows that are done, where the policy keeps none."""
-    if told := policy_for(seen.model).completion.told:
-        yield told
+    if note := policy_for(seen.model).completion.note:
+        yield note
 
 
 def _ranges(seen: Overview) -> Iterator[str]:
