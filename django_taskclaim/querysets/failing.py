@@ -119,9 +119,10 @@ def _write_failed(held: list[HeldRows], waits: Waits | None, text: tuple[str, st
     What the database refuses, for its encoding lacks a character of the text or for any other reason, is written again
     in escapes, and then without the text.
     """
-    for plainer in (text, escape_to_ascii(text)):
+    for escape in (False, True):
+        error_class, words = escape_to_ascii(text) if escape else text
         try:
-            return write(held, Failing(waits, *plainer))
+            return write(held, Failing(waits, error_class, words))
         except (DatabaseError, UnicodeError) as error:
             if not is_refusal(error):
                 raise
