@@ -114,7 +114,7 @@ def test_names_are_compared_byte_for_byte() -> None:
     ("name", "options"),
     [
         *((name, {}) for name in ("", "x" * 201, "nul\x00", "\ud800", None)),
-        *(("report", {"lease": lease}) for lease in (0, "60")),
+        *(("report", {"lease": lease}) for lease in (0, "sixty")),
         ("report", {"wait": -1}),
     ],
 )
