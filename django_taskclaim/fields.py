@@ -3,8 +3,9 @@
 Users' migrations name these classes, so this import path and the stored form never change.
 """
 
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from django.conf import settings
 from django.db import models
@@ -62,8 +63,14 @@ def without_name(deconstructed: Any) -> Any:
 class ClaimColumn(AnyField):
     """Marks a column that the verbs alone write; ``priority`` is the one that stays the user's."""
 
+    #: Arguments that the field is made with where its maker gives no others.
+    usual: ClassVar[Mapping[str, Any]] = {}
+
     # A pre_save of its own would make update_or_create() write the column; see Django's `update_or_create`.
     pre_save = models.Field.pre_save
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{**self.usual, **kwargs})
 
     def deconstruct(self) -> Any:
         return without_name(super().deconstruct())
@@ -72,10 +79,7 @@ class ClaimColumn(AnyField):
 class StatusField(ClaimColumn, _CharField):
     """The state of a row, one of ``Status``."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        kwargs.setdefault("max_length", 10)
-        kwargs.setdefault("choices", Status.choices)
-        super().__init__(*args, **kwargs)
+    usual = {"max_length": 10, "choices": Status.choices}
 
 
 class Utf8Collation(ClaimColumn):
@@ -95,17 +99,13 @@ class Utf8Collation(ClaimColumn):
 class HolderField(Utf8Collation, _CharField):
     """Who holds the claim, compared byte for byte on every database."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        kwargs.setdefault("max_length", 200)
-        super().__init__(*args, **kwargs)
+    usual = {"max_length": 200}
 
 
 class ErrorClassField(Utf8Collation, _CharField):
     """The dotted name of the exception that a try ended with."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        kwargs.setdefault("max_length", 200)
-        super().__init__(*args, **kwargs)
+    usual = {"max_length": 200}
 
 
 class ErrorTextField(Utf8Collation, _TextField):

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 from django.db import models
 from django.utils.translation import gettext_lazy as _
@@ -25,6 +25,8 @@ from django_taskclaim.models.handle import ClaimHandle
 from django_taskclaim.querysets import ClaimManager
 from django_taskclaim.states import Status
 
+F = TypeVar("F", ErrorTextField, ErrorClassField)
+
 
 def _status(name: Any) -> StatusField:
     return StatusField(
@@ -42,6 +44,14 @@ def _moment(name: Any) -> MomentField:
 
 def _counter(name: Any) -> CounterField:
     return CounterField(name, default=0, db_default=0, editable=False)
+
+
+def _not_before(name: Any) -> MomentField:
+    return MomentField(name, default=NEVER_WAITED, db_default=NEVER_WAITED, editable=False)
+
+
+def _text(field: type[F], name: Any) -> F:
+    return field(name, default="", db_default="", blank=True, editable=False)
 
 
 def _priority(name: Any) -> PriorityField:
@@ -101,15 +111,9 @@ class RetryMixin(models.Model):
     """How often a row failed, with what, and how long it waits."""
 
     attempts = _counter(_("attempts"))
-    not_before = MomentField(
-        _("not before"), default=NEVER_WAITED, db_default=NEVER_WAITED, editable=False
-    )
-    last_error = ErrorTextField(
-        _("last error"), default="", db_default="", blank=True, editable=False
-    )
-    error_class = ErrorClassField(
-        _("error class"), default="", db_default="", blank=True, editable=False
-    )
+    not_before = _not_before(_("not before"))
+    last_error = _text(ErrorTextField, _("last error"))
+    error_class = _text(ErrorClassField, _("error class"))
 
     class Meta:
         abstract = True
@@ -154,15 +158,9 @@ class PrefixedTaskMixin(PrefixedClaimMixin):
 
     claim_completed_at = _moment(_("claim completed at"))
     claim_attempts = _counter(_("claim attempts"))
-    claim_not_before = MomentField(
-        _("claim not before"), default=NEVER_WAITED, db_default=NEVER_WAITED, editable=False
-    )
-    claim_last_error = ErrorTextField(
-        _("claim last error"), default="", db_default="", blank=True, editable=False
-    )
-    claim_error_class = ErrorClassField(
-        _("claim error class"), default="", db_default="", blank=True, editable=False
-    )
+    claim_not_before = _not_before(_("claim not before"))
+    claim_last_error = _text(ErrorTextField, _("claim last error"))
+    claim_error_class = _text(ErrorClassField, _("claim error class"))
     claim_priority = _priority(_("claim priority"))
 
     class Meta:
