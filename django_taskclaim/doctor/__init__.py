@@ -13,6 +13,7 @@ from django_taskclaim.doctor.findings import Finding, Kind
 from django_taskclaim.doctor.plans import judged_plans, missing_indexes, missing_key_indexes
 from django_taskclaim.doctor.refusing import refusing_rows
 from django_taskclaim.doctor.surroundings import missing_source, missing_tables, refused
+from django_taskclaim.doctor.vacuum import dead_rows
 
 __all__ = ["Finding", "Kind", "examine"]
 
@@ -36,6 +37,7 @@ def _examine(model: type[models.Model], alias: str) -> Iterator[Finding]:
     yield from missing_indexes(model, alias)
     yield from judged_plans(model, alias)
     yield from missing_key_indexes(model, alias)
+    yield from dead_rows(model, alias)
     yield from contradictions(model, alias)
     yield from refusing_rows(model, alias)
     yield from why_nothing_moves(model, alias)

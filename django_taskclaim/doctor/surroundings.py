@@ -15,6 +15,7 @@ from django_taskclaim.checks.settings import check_settings
 from django_taskclaim.columns import has_ranges
 from django_taskclaim.db.sql import real_name
 from django_taskclaim.doctor.findings import Finding
+from django_taskclaim.doctor.vacuum import oldest_transaction
 from django_taskclaim.fields import AnyField, ClaimColumn
 from django_taskclaim.formatting import first_line, listed
 from django_taskclaim.links import is_companion, source_link
@@ -156,6 +157,7 @@ def configuration_findings(alias: str, of: Iterable[type[models.Model]]) -> Iter
     """
     try:
         found = list(faults_of(alias, of))
+        oldest = list(oldest_transaction(alias))
     except Error as error:
         yield refused(alias, error)
         return
@@ -164,6 +166,7 @@ def configuration_findings(alias: str, of: Iterable[type[models.Model]]) -> Iter
         yield make(f"{fault.message} ({fault.id})", fault.hint)
     if not found:
         yield Finding.fine("The server's version and settings are in order.")
+    yield from oldest
 
 
 def refused(alias: str, error: Error) -> Finding:

@@ -3,11 +3,13 @@
 from typing import Any
 
 import pytest
+from django.db import connection, connections
 
 from django_taskclaim.doctor import Kind, examine
 from django_taskclaim.models import Switch
 from tests.commands import nobody_answers, table_away
-from tests.doctor.support import changes_tables, doctor, handling, send
+from tests.doctor.support import changes_tables, doctor, handling, send, told
+from tests.factories import make
 from tests.testapp.models import ClaimOnly, Photo
 
 pytestmark = changes_tables
@@ -53,3 +55,39 @@ def test_a_database_that_does_not_answer_is_a_finding() -> None:
 def test_the_command_reports_what_the_checks_find() -> None:
     with handling(ClaimOnly, lease=1):
         assert "claimed for 1 s: one slow renewal" in doctor("testapp.ClaimOnly")[1]
+
+
+# What a server keeps of rows that have changed
+
+
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="needs statistics of dead rows")
+def test_dead_rows_are_counted_until_a_vacuum_has_cleared_them_away() -> None:
+    table = Photo._meta.db_table
+    send(f"ALTER TABLE {table} SET (autovacuum_enabled = false)")
+    try:
+        make(Photo, 40)
+        send(f"SELECT pg_stat_reset_single_table_counters('{table}'::regclass)")
+        send(f"VACUUM ANALYZE {table}")
+        Photo.objects.complete(Photo.objects.claim_batch(40))
+        send("SELECT pg_stat_force_next_flush()")
+        assert "80 dead rows beside" in told(Photo)
+        send(f"VACUUM {table}")
+        assert "has 0 dead rows" in told(Photo)
+    finally:
+        send(f"ALTER TABLE {table} RESET (autovacuum_enabled)")
+
+
+@pytest.mark.skipif(connection.vendor == "sqlite", reason="needs a server that lists its sessions")
+def test_the_oldest_transaction_is_named() -> None:
+    other = connections.create_connection("default")
+    try:
+        with other.cursor() as cursor:
+            if other.vendor == "mysql":
+                cursor.execute("START TRANSACTION WITH CONSISTENT SNAPSHOT")
+            else:
+                cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+            cursor.execute(f"SELECT COUNT(*) FROM {Photo._meta.db_table}")
+            cursor.fetchall()
+            assert "The oldest transaction" in doctor("testapp.Photo")[1]
+    finally:
+        other.close()

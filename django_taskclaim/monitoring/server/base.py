@@ -60,6 +60,26 @@ class Refusal(NamedTuple):
     hint: str
 
 
+@dataclass(frozen=True, slots=True)
+class DeadRows:
+    """The rows of one table, or of all its partitions, and the versions that nobody can see any more."""
+
+    living: int
+    dead: int
+    #: Since the last vacuum; None if there was none.
+    vacuumed_ago: timedelta | None
+
+
+@dataclass(frozen=True, slots=True)
+class OldestTransaction:
+    """The transaction that keeps a server from removing old versions of rows."""
+
+    age: timedelta
+    holder: str
+    #: The statement that ends it.
+    remedy: str
+
+
 class Replica(NamedTuple):
     """One replica as its primary sees it."""
 
@@ -123,6 +143,23 @@ class Server:
     def refresh_statistics(self, table: Table) -> str:
         """Return the statement that lets the optimiser look at the table again."""
         return f"ANALYZE {real_name(table.name)}"
+
+    # Old versions of rows, which claims read past
+
+    def dead_rows(self, table: Table) -> DeadRows | None:
+        """Return how many dead rows the table has; None where the database does not count them."""
+        return None
+
+    #: Seconds, holder and remedy of the oldest transaction of another session; empty where nobody can be asked.
+    oldest_transaction_query: ClassVar[str] = ""
+
+    def oldest_transaction(self) -> OldestTransaction | None:
+        """Return the oldest transaction of another session; None where none is known."""
+        found = self.ask(self.oldest_transaction_query) if self.oldest_transaction_query else []
+        for seconds, holder, remedy in found:
+            age = timedelta(seconds=max(0.0, float(seconds)))
+            return OldestTransaction(age, str(holder), str(remedy))
+        return None
 
     # Settings and versions
 

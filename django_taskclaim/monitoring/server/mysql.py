@@ -3,9 +3,10 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from time import sleep
 from typing import Any, ClassVar
 
-from django.db import DatabaseError
+from django.db import DatabaseError, OperationalError
 
 from django_taskclaim.db.mysql import is_mariadb, keeping_setting
 from django_taskclaim.db.sql import SQL, Table, real_name, sql
@@ -13,6 +14,7 @@ from django_taskclaim.monitoring.server.base import (
     LARGE,
     Estimate,
     Fault,
+    OldestTransaction,
     Plan,
     Refusal,
     Server,
@@ -29,6 +31,12 @@ EXACT = ("_nopad_bin", "_0900_bin", "binary")
 
 #: How the column is called that says how many seconds a replica is behind.
 BEHIND = ("seconds_behind_source", "seconds_behind_master")
+
+#: MySQL refuses its list of transactions while a statement of some session holds bytes that are not text.
+CANNOT_CONVERT = 3854
+
+#: InnoDB copies that list for readers at most this often, in seconds.
+COPY_AGE = 0.5
 
 #: ER_ACCESS_DENIED_ERROR and ER_SPECIFIC_ACCESS_DENIED_ERROR
 DENIED = {1045, 1227}
@@ -186,6 +194,26 @@ class MySQLServer(Server):
                 f"ALTER TABLE {quoted} MODIFY {real_name(table.column(field))} {meant['type']} CHARACTER SET utf8mb4"
                 f" COLLATE {meant['collation']} NULL;",
             )
+
+    # Old versions of rows
+
+    # trx_started is in the time zone of the server's system.
+    oldest_transaction_query = """
+SELECT TIMESTAMPDIFF(SECOND, CONVERT_TZ(trx_started, 'SYSTEM', '+00:00'), UTC_TIMESTAMP()),
+    CONCAT('session ', trx_mysql_thread_id, ', ', LOWER(trx_state)), CONCAT('KILL ', trx_mysql_thread_id, ';')
+FROM information_schema.innodb_trx WHERE trx_mysql_thread_id NOT IN (0, CONNECTION_ID())
+ORDER BY trx_started LIMIT 1
+"""
+
+    def oldest_transaction(self) -> OldestTransaction | None:
+        for _ in range(4):
+            try:
+                return super().oldest_transaction()
+            except OperationalError as error:
+                if error.args[0] != CANNOT_CONVERT:
+                    raise
+                sleep(COPY_AGE)
+        return None
 
     # Health
 

@@ -13,6 +13,7 @@ from django_taskclaim.db.postgresql import asked_isolation
 from django_taskclaim.db.sql import SQL, Table, real_name, sql, unqualified
 from django_taskclaim.monitoring.server.base import (
     LARGE,
+    DeadRows,
     Estimate,
     Fault,
     Plan,
@@ -187,6 +188,36 @@ class PostgreSQLServer(Server):
                 " the cursors of iterator() break when it pools transactions.",
                 f'DATABASES["{self.alias}"]["DISABLE_SERVER_SIDE_CURSORS"] = True',
             )
+
+    # Old versions of rows
+
+    oldest_transaction_query = """
+SELECT * FROM (
+    SELECT EXTRACT(EPOCH FROM CLOCK_TIMESTAMP() - xact_start) AS seconds,
+        'session ' || pid || ' of ' || COALESCE(usename, '?') || ', ' || COALESCE(state, '?') AS holder,
+        'SELECT pg_terminate_backend(' || pid || ');' AS remedy
+    FROM pg_stat_activity
+    WHERE datname = CURRENT_DATABASE() AND backend_type = 'client backend' AND pid <> PG_BACKEND_PID()
+        AND (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL)
+    UNION ALL
+    SELECT EXTRACT(EPOCH FROM CLOCK_TIMESTAMP() - prepared), 'the prepared transaction ' || gid,
+        'ROLLBACK PREPARED ' || quote_literal(gid) || ';'
+    FROM pg_prepared_xacts WHERE database = CURRENT_DATABASE()
+) AS holders WHERE seconds IS NOT NULL ORDER BY seconds DESC LIMIT 1
+"""
+
+    def dead_rows(self, table: Table) -> DeadRows | None:
+        name = real_name(table.name)
+        ((tables, living, dead, seconds),) = self.ask(
+            "SELECT COUNT(*), COALESCE(SUM(s.n_live_tup), 0), COALESCE(SUM(s.n_dead_tup), 0),"
+            " EXTRACT(EPOCH FROM CLOCK_TIMESTAMP() - MAX(GREATEST(s.last_vacuum, s.last_autovacuum)))"
+            " FROM pg_stat_all_tables s JOIN pg_class c ON c.oid = s.relid WHERE c.relkind = 'r'"
+            " AND c.oid IN (SELECT TO_REGCLASS(%s) UNION SELECT relid FROM pg_partition_tree(TO_REGCLASS(%s)))",
+            name,
+            name,
+        )
+        ago = None if seconds is None else timedelta(seconds=float(seconds))
+        return DeadRows(int(living), int(dead), ago) if tables else None
 
     # Health
 

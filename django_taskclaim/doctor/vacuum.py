@@ -1,0 +1,59 @@
+"""Whether the database removes what updates leave behind; claims read past what it still keeps."""
+
+from collections.abc import Iterator
+from datetime import timedelta
+
+from django.db import DatabaseError, connections, models
+
+from django_taskclaim.db.sql import real_name
+from django_taskclaim.doctor.findings import Finding
+from django_taskclaim.formatting import first_line, format_duration
+from django_taskclaim.monitoring.server import server_for
+from django_taskclaim.querysets.scope import ClaimTarget
+
+#: Dead rows that are too many to wait for before a vacuum.
+TOO_MANY_DEAD = 50_000
+
+#: A transaction that is open for longer keeps what 100,000 claimed rows leave behind.
+LONG = timedelta(minutes=1)
+
+
+def dead_rows(model: type[models.Model], alias: str) -> Iterator[Finding]:
+    """Yield how many dead rows the table of *model* has."""
+    target = ClaimTarget.of(model, alias)
+    found = server_for(connections[alias]).dead_rows(target.table)
+    if found is None:
+        return
+    table = real_name(target.columns.owner._meta.db_table)
+    ago = "" if found.vacuumed_ago is None else f"; vacuumed {format_duration(found.vacuumed_ago)} ago"
+    text = f"The table {table} has {found.dead:,} dead rows beside {found.living:,} living{ago}"
+    if found.dead < TOO_MANY_DEAD or found.dead <= found.living * 0.2:
+        yield Finding.fine(f"{text}.")
+        return
+    yield Finding.note(
+        f"{text}: each claim may read past many of them.",
+        "Look for a transaction that still needs them (above), then VACUUM the table. docs/performance.md has"
+        " settings that make a vacuum come sooner.",
+    )
+
+
+def oldest_transaction(alias: str) -> Iterator[Finding]:
+    """Yield how long the oldest transaction on one database has been open, as far as the server lets us look."""
+    try:
+        oldest = server_for(connections[alias]).oldest_transaction()
+    except DatabaseError as error:
+        yield Finding.note(
+            f"The database {alias!r} does not tell how old its transactions are: {first_line(error)}",
+            "GRANT PROCESS ON *.* TO the user of DATABASES, if you want to know.",
+        )
+        return
+    if oldest is None:
+        return
+    if oldest.age <= LONG:
+        yield Finding.fine(f"The oldest transaction is {format_duration(oldest.age)} old.")
+        return
+    yield Finding.note(
+        f"The oldest transaction on {alias!r} has been open for {format_duration(oldest.age)} ({oldest.holder}): the server"
+        " keeps old versions of rows for it, and claims read past them.",
+        f"End it, or let it commit more often: {oldest.remedy}",
+    )
