@@ -44,7 +44,7 @@ def test_old_complete_rows_go_and_all_others_stay_as_they_are(model: Any) -> Non
 
 
 def test_an_age_that_makes_no_sense_and_a_model_without_the_moment_are_refused() -> None:
-    wrong: list[Any] = [0, timedelta(0), True, "30d"]
+    wrong: list[Any] = [0, timedelta(0), True, "soon"]
     for age in wrong:
         with pytest.raises(ValueError, match="older_than must be"):
             Photo.objects.prune(older_than=age)
