@@ -56,11 +56,11 @@ def test_a_drain_that_is_kept_from_its_work_ends_with_work_left(start_worker: St
 
 
 @pytest.mark.once
-def test_a_drain_under_a_rate_waits_and_goes_on(start_worker: Start) -> None:
-    """Eleven rows at five a second, the first of them at once."""
+def test_workers_share_a_rate_and_a_drain_under_it_waits_and_goes_on(start_worker: Start) -> None:
+    """Two workers share eleven rows at five a second, the first of them at once."""
     jobs(11)
-    worker = start_worker("--in-process", "--drain", **under(rate="300/m"))
-    assert worker.wait() == 0
+    workers = [start_worker("--in-process", "--drain", **under(rate="300/m")) for _ in "12"]
+    assert [worker.wait() for worker in workers] == [0, 0]
     assert states() == {"complete": 11}
     moments = [start for start, _ in spans()]
     assert max(moments) - min(moments) > timedelta(seconds=1.8)

@@ -10,7 +10,16 @@ from django.utils import timezone
 from django_taskclaim.models import Switch
 from django_taskclaim.switch import SwitchError, pause, pause_all, paused_by, resume, resume_all
 from tests.factories import make
-from tests.querysets.support import DEADLINE, ROW_LOCKS, clock, elsewhere, execute, facts, quoted
+from tests.querysets.support import (
+    DEADLINE,
+    ROW_LOCKS,
+    at_once,
+    clock,
+    elsewhere,
+    execute,
+    facts,
+    quoted,
+)
 from tests.testapp.models import (
     Author,
     Child,
@@ -142,6 +151,14 @@ def test_a_database_that_fails_is_named_and_the_others_are_paused() -> None:
     assert (list(failed.value.errors), failed.value.done) == (["other"], ["default"])
     assert "other: " in str(failed.value)
     assert Photo.objects.claim_batch(1) == []
+
+
+@pytest.mark.django_db(transaction=True, databases="__all__")
+def test_many_who_turn_a_switch_at_once_that_nobody_has_turned_all_turn_it() -> None:
+    """Where they meet in one gap of the index, a server ends some of them as deadlocked."""
+    for turn in (pause, resume) * 5:
+        at_once(*[lambda turn=turn: turn(Photo, using="default")] * 4)  # type: ignore[misc]
+        assert (paused_by(Photo) is not None) is (turn is pause)
 
 
 # Read by the claim itself

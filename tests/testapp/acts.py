@@ -29,6 +29,11 @@ def fail(job: Job, detail: str) -> None:
     raise ValueError(f"job {job.pk} {detail}")
 
 
+def shout(job: Job, detail: str) -> None:
+    """Fail with 50 MB of text."""
+    raise ValueError("x" * 50_000_000)
+
+
 def permanent(job: Job, detail: str) -> None:
     raise Permanent(f"job {job.pk} will never work")
 

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from django.db import connection
 
+from django_taskclaim.completion import Delete
 from tests.factories import make
-from tests.querysets.support import ROW_LOCKS, Rival, elsewhere, execute
+from tests.querysets.models import Parcel, Stamp
+from tests.querysets.support import ROW_LOCKS, Rival, elsewhere, execute, table_of
 from tests.testapp.models import Author, OrderedByForeignKey, Photo
 from tests.worker.conftest import wait_until
 
@@ -33,8 +35,8 @@ def held_past_a_lease(statement: str, key: int, rows: Any) -> Iterator[None]:
             rival.begin()
             rival.execute(statement, [key])
             locked.set()
-            held, done = (rows.filter(status=one) for one in ("processing", "complete"))
-            wait_until(lambda: (held.count(), done.count()) == (1, 29))
+            held = rows.filter(status="processing")
+            wait_until(lambda: (held.count(), rows.open().count()) == (1, 0))
             end = held.latest("expires_at").expires_at + timedelta(seconds=LEASE)
             wait_until(lambda: held.earliest("expires_at").expires_at > end)
             rival.connection.commit()
@@ -66,6 +68,18 @@ def test_a_locked_reference_holds_up_no_other_result(work: Callable[..., int]) -
     }
     assert OrderedByForeignKey.objects.get(author=locked).pk == rows[0].pk
     assert sorted(ran) == sorted(row.pk for row in rows)
+
+
+def test_a_locked_child_holds_up_no_other_deletion(work: Callable[..., int]) -> None:
+    """Somebody has a row locked that goes with one of 30: no row runs twice, and all are gone in the end."""
+    rows = make(Parcel, 30)
+    stamp = Stamp.objects.create(parcel=rows[0])
+    ran: list[Any] = []
+    lock = f"SELECT 1 FROM {table_of(Stamp)} WHERE id = %s FOR UPDATE"
+    with held_past_a_lease(lock, stamp.pk, Parcel.objects):
+        work(Parcel, lambda row: ran.append(row.pk), lease=LEASE, completion=Delete(cascade=True))
+    assert sorted(ran) == sorted(row.pk for row in rows)
+    assert not Parcel.objects.exists()
 
 
 def test_a_unique_value_that_another_transaction_takes_fails_its_row_alone(

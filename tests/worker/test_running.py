@@ -34,6 +34,7 @@ def test_one_bad_row_stops_no_other(start_worker: Start) -> None:
     good = jobs(10)
     expected = {
         "fail": ("failed", 3),
+        "shout": ("failed", 3),
         "permanent": ("failed", 1),
         "leave": ("failed", 3),
         "too_long": ("failed", 3),
@@ -53,6 +54,8 @@ def test_one_bad_row_stops_no_other(start_worker: Start) -> None:
     row = {act: Job.objects.get(pk=key) for act, key in bad.items()}
     assert {act: (job.status, job.attempts) for act, job in row.items()} == expected
     assert row["fail"].error_class == "ValueError"
+    assert len(row["shout"].last_error) == 4000
+    assert worker.log.stat().st_size < 1_000_000
     assert row["permanent"].last_error == f"job {bad['permanent']} will never work"
     assert "left a transaction open" in row["leave_open"].last_error
     levels = [
@@ -113,13 +116,15 @@ def test_a_worker_logs_a_loss_once_and_writes_nothing(start_worker: Start) -> No
 
 @pytest.mark.promise(10)
 def test_a_row_past_its_timeout_is_failed(start_worker: Start) -> None:
-    """Its process is replaced, and the rows behind it are done."""
+    """Its process is replaced, the rows behind it are done, and an ERROR shows where the thread stood."""
     jobs(1, "sleep:600", priority=1)
     jobs(2)
     worker = start_worker("--drain", TASKCLAIM_TEST_TIMEOUT="10", TASKCLAIM_TEST_ATTEMPTS="1")
     assert worker.wait() == 0
     assert states() == {"complete": 2, "failed": 1}
     assert "ran longer" in Job.objects.failed().get().last_error
+    (overrun,) = [one for one in worker.events() if "in sleep" in one["text"]]
+    assert overrun["level"] == "ERROR"
 
 
 @pytest.mark.promise(10)

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
@@ -96,12 +97,14 @@ def test_a_row_that_its_handler_has_locked_goes_back(start_worker: Start) -> Non
 
 @pytest.mark.once
 @pytest.mark.promise(11)
-def test_a_stop_while_children_start_claims_nothing(start_worker: Start) -> None:
+@pytest.mark.parametrize("send", [os.kill, os.killpg], ids=["supervisor", "group"])
+def test_a_stop_while_children_start_claims_nothing(start_worker: Start, send: Any) -> None:
+    """Also where every child hears the signal, before it has a line of Python of its own."""
     jobs(3)
     # A child has to start before it can end, and nobody knows how long that takes.
     worker = start_worker("--processes", "2", "--grace", "600")
     wait_until(worker.children, what="a child")
-    worker.signal(signal.SIGTERM)
+    send(worker.pid, signal.SIGTERM)
     assert worker.wait() == 0
     assert states().get("processing") is None
 
