@@ -69,6 +69,11 @@ def stay(job: Job, detail: str) -> None:
         time.sleep(0.05)
 
 
+def stay_and_fail(job: Job, detail: str) -> None:
+    stay(job, detail)
+    raise ValueError(f"job {job.pk} has lost its upstream")
+
+
 def until(job: Job, detail: str) -> None:
     """Run until the file that the test has named is there, whatever the database does."""
     while not os.path.exists(os.environ["TASKCLAIM_TEST_END"]):

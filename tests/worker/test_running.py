@@ -114,6 +114,20 @@ def test_a_worker_logs_a_loss_once_and_writes_nothing(start_worker: Start) -> No
     assert Ledger.objects.count() == 2
 
 
+@pytest.mark.once
+@pytest.mark.promise(5)
+def test_a_loss_is_logged_with_the_error_that_its_handler_raised(start_worker: Start) -> None:
+    (key,) = jobs(1, "stay_and_fail")
+    worker = start_worker("--in-process", "--drain", "--lease", "3600")
+    wait_until(Ledger.objects.exists)
+    assert Job.objects.reset(running=True) == 1
+    Job.objects.filter(pk=key).update(act="work")
+    assert worker.wait() == 0
+    (lost,) = worker.events("lost", "raised")
+    assert "has lost its upstream" in str(lost)
+    assert Job.objects.get().attempts == 0
+
+
 @pytest.mark.promise(10)
 def test_a_row_past_its_timeout_is_failed(start_worker: Start) -> None:
     """Its process is replaced, the rows behind it are done, and an ERROR shows where the thread stood."""
