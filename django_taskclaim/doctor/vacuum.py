@@ -25,7 +25,11 @@ def dead_rows(model: type[models.Model], alias: str) -> Iterator[Finding]:
     if found is None:
         return
     table = real_name(target.columns.owner._meta.db_table)
-    ago = "" if found.vacuumed_ago is None else f"; vacuumed {format_duration(found.vacuumed_ago)} ago"
+    ago = (
+        ""
+        if found.vacuumed_ago is None
+        else f"; vacuumed {format_duration(found.vacuumed_ago)} ago"
+    )
     text = f"The table {table} has {found.dead:,} dead rows beside {found.living:,} living{ago}"
     if found.dead < TOO_MANY_DEAD or found.dead <= found.living * 0.2:
         yield Finding.fine(f"{text}.")
@@ -53,7 +57,7 @@ def oldest_transaction(alias: str) -> Iterator[Finding]:
         yield Finding.fine(f"The oldest transaction is {format_duration(oldest.age)} old.")
         return
     yield Finding.note(
-        f"The oldest transaction on {alias!r} has been open for {format_duration(oldest.age)} ({oldest.holder}): the server"
-        " keeps old versions of rows for it, and claims read past them.",
+        f"The oldest transaction on {alias!r} has been open for {format_duration(oldest.age)} ({oldest.holder}):"
+        " the server keeps old versions of rows for it, and claims read past them.",
         f"End it, or let it commit more often: {oldest.remedy}",
     )
