@@ -2,7 +2,6 @@
 
 import re
 from datetime import datetime, time, timedelta
-from functools import lru_cache
 from typing import NamedTuple
 
 from django.utils import timezone
@@ -12,12 +11,12 @@ _PERIODS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _RATE = r"(?P<rows>[0-9]+(?:\.[0-9]+)?)/(?P<period>[smhd])"
 _HOURS = r"([01][0-9]|2[0-3]):([0-5][0-9])-(?:([01][0-9]|2[0-3]):([0-5][0-9])|(24:00))"
 
-#: What an idle fleet may claim beside what flows in, as a part of a minute's rows: so far a minute is exceeded at most.
+#: What an idle fleet may save up, as a part of a minute's rows: a minute exceeds the rate by so much at most.
 SLACK = 0.05
-#: … and so many rows where that is less, so that a row is not missed that came free between two looks.
+#: The least that it may save up, so that no row is missed that becomes available between two polls.
 LEAST_SLACK = 1.5
 
-#: A window that does not open within so many days is none.
+#: A window that does not open within so many days never opens.
 DAYS_LOOKED_AHEAD = 8
 
 
@@ -40,8 +39,12 @@ class Rate(NamedTuple):
 
     @property
     def most(self) -> float:
-        """The rows that come together while nobody claims any."""
+        """The rows that are saved up at most while nobody claims any."""
         return max(LEAST_SLACK, self.per_second * 60 * SLACK)
+
+    def later(self, level: float, seconds: float) -> float:
+        """Return what *level* rows have become after so many seconds."""
+        return min(self.most, level + max(0.0, seconds) * self.per_second)
 
     def __str__(self) -> str:
         return self.text
@@ -92,8 +95,3 @@ class Hours(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.text} {timezone.get_default_timezone_name()}"
-
-
-#: Stored texts are read with every claim.
-parsed_rate = lru_cache(200)(Rate.parse)
-parsed_hours = lru_cache(200)(Hours.parse)

@@ -20,6 +20,7 @@ from django_taskclaim.columns import claim_columns, has_ranges, is_claimable
 from django_taskclaim.companions.sources import hand_out, lacks_source, load_readable_sources
 from django_taskclaim.completion import CompletionOption, Mark
 from django_taskclaim.conf import Kind, accepting
+from django_taskclaim.limits.key_limits import refuse_uncountable
 from django_taskclaim.links import is_companion
 from django_taskclaim.policy import (
     Backoff,
@@ -33,7 +34,6 @@ from django_taskclaim.policy import (
     set_policy,
 )
 from django_taskclaim.querysets.completing import complete
-from django_taskclaim.querysets.limits import refuse_uncountable
 from django_taskclaim.querysets.results import with_locked_source
 from django_taskclaim.querysets.scope import refuse_unknown_order
 from django_taskclaim.querysets.unreadable import fail_unreadable

@@ -1,39 +1,45 @@
-"""The stored pause flag that a person turns: outside every worker, seen by all of them, on every host.
+"""What a person stores for a model, outside every worker and seen by all of them, on every host: pauses and overrides.
 
 A pause is read inside the claim statement itself. Once ``pause`` has returned, no claim statement that starts claims
-a row of the model; rows that run finish. It outlives every restart.
+a row of the model; rows that run finish. It outlives every restart. An override replaces an option of the handler.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from django.apps import apps
 from django.db import Error, connections, models, router
-from django.utils.translation import gettext as _
 
 from django_taskclaim import conf
+from django_taskclaim.allowances import Hours, Rate
 from django_taskclaim.columns import claim_columns, has_claim_columns
 from django_taskclaim.contention import retry_on_contention
 from django_taskclaim.db import DatabaseLater, DatabaseNow
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.fields import as_utc
-from django_taskclaim.models import Switch
-from django_taskclaim.querysets.limits.stored import know_stored
-from django_taskclaim.switch_reading import (
+from django_taskclaim.limits.model_limits import note_stored
+from django_taskclaim.tables import (
     EVERY_MODEL,
-    limits_scope,
-    own_scopes,
+    LIMITS,
+    Switch,
     scope_of,
     scopes_over,
+    stop_scopes,
     throttle_scope,
 )
 
 Until = datetime | timedelta | float | None
 
+#: The columns of a pause, as they are while there is none.
+_RUNNING = {"paused_at": None, "until": None, "reason": "", "by": ""}
 
-class NotEverywhere(TaskClaimError):
-    """Some databases could not be reached; ``errors`` holds what each alias said, ``done`` the others."""
+#: How "no limit" is stored, whatever the handler says.
+_NO_LIMIT: dict[str, Any] = {"rate": "", "max_running": 0, "hours": ""}
+
+
+class SwitchError(TaskClaimError):
+    """The switch was not written on every database: ``errors`` by alias, and ``done``, the aliases where it was."""
 
     def __init__(self, errors: dict[str, Exception], done: list[str]) -> None:
         self.errors, self.done = errors, done
@@ -41,18 +47,7 @@ class NotEverywhere(TaskClaimError):
 
     def __str__(self) -> str:
         failed = "; ".join(f"{alias}: {error}" for alias, error in self.errors.items())
-        done = ", ".join(self.done) or _("no database")
-        return self._told() % {"done": done, "failed": failed}
-
-    def _told(self) -> str:
-        raise NotImplementedError
-
-
-class SwitchError(NotEverywhere):
-    """The switch was not turned on every database."""
-
-    def _told(self) -> str:
-        return _("The switch was turned on %(done)s, but not on %(failed)s")
+        return f"The switch was set on {', '.join(self.done) or 'no database'}, but not on {failed}"
 
 
 def pause(
@@ -76,7 +71,7 @@ def pause(
 def resume(model: type[models.Model], *, using: str | None = None) -> None:
     """Let claims of *model* flow again; a pause of everything, or of its parent, stays."""
     claim_columns(model)
-    _turn(scope_of(model), places_of(using, [model]), None)
+    _turn(scope_of(model), places_of(using, [model]), _RUNNING)
 
 
 def pause_all(
@@ -88,16 +83,58 @@ def pause_all(
 
 def resume_all(*, using: str | None = None) -> None:
     """Turn the switch of all models on again; models that were paused by name stay paused."""
-    _turn(EVERY_MODEL, places_of(using, claimable_models()), None)
+    _turn(EVERY_MODEL, places_of(using, claimable_models()), _RUNNING)
+
+
+def set_overrides(
+    model: type[models.Model], *, by: str = "", using: str | None = None, **overrides: Any
+) -> list[str]:
+    """Set what replaces options of the handler of *model*, committed on return; what is not named stays as it is.
+
+    ``rate``, ``max_running`` and ``hours`` hold for all who claim. None gives one back to the handler, an empty text or
+    0 is no limit even if the handler names one. ``using=None`` means every database that holds the model; they are
+    returned. ValueError in one sentence for a value that makes no sense, TypeError for a name that is none,
+    ``SwitchError`` if a database could not be reached.
+    """
+    claim_columns(model)
+    if unknown := sorted(set(overrides).difference(LIMITS)):
+        raise TypeError(
+            f"There is no override {', '.join(unknown)}; there are {', '.join(LIMITS)}."
+        )
+    values = {name: as_stored(name, value) for name, value in overrides.items()}
+    aliases = places_of(using, [model])
+    _turn(scope_of(model), aliases, {**values, "set_at": DatabaseNow(), "set_by": by[:200]})
+    return aliases
+
+
+def as_stored(name: str, value: Any) -> Any:
+    """Return how a value of the override *name* is stored; ValueError in one sentence for one that makes no sense."""
+    if value is None or (value == _NO_LIMIT[name] and not isinstance(value, bool)):
+        return value
+    if name == "max_running":
+        conf.whole_number().check(value, name)
+        return value
+    return (Rate if name == "rate" else Hours).parse(value).text
+
+
+def overrides_of(model: type[models.Model], *, using: str) -> dict[str, Any]:
+    """Return what is stored for *model*, by name; None follows the handler, an empty text or 0 is no limit."""
+    switch = Switch.objects.using(using).filter(scope=scope_of(model)).first() or Switch()
+    return {name: getattr(switch, name) for name in LIMITS}
+
+
+def pauses_over(model: type[models.Model], *, using: str | None = None) -> list[Switch]:
+    """Return the pauses that stop claims of *model* now, the widest first."""
+    scopes = scopes_over(model)
+    rows = Switch.objects.using(using or router.db_for_write(model))
+    in_force = models.Q(until=None) | models.Q(until__gt=DatabaseNow())
+    found = rows.filter(in_force, scope__in=scopes, paused_at__isnull=False)
+    return sorted(found, key=lambda switch: scopes.index(switch.scope))
 
 
 def paused_by(model: type[models.Model], *, using: str | None = None) -> Switch | None:
     """Return the pause that stops claims of *model* now, the widest first; None while the switch is on."""
-    alias = using or router.db_for_write(model)
-    scopes = scopes_over(model)
-    in_force = models.Q(until=None) | models.Q(until__gt=DatabaseNow())
-    rows = Switch.objects.using(alias).filter(in_force, scope__in=scopes, paused_at__isnull=False)
-    return min(rows, key=lambda switch: scopes.index(switch.scope), default=None)
+    return next(iter(pauses_over(model, using=using)), None)
 
 
 def paused_model(pause: Switch) -> str | None:
@@ -121,25 +158,20 @@ class Stops(NamedTuple):
 
 
 def stops_of(model: type[models.Model], *, using: str) -> Stops:
-    """Return what is stored that stops claims of *model* now, in one question; who asks learns of its limits, too."""
-    over, own = scopes_over(model), own_scopes(model)
-    throttled = [throttle_scope(scope) for scope in own]
-    marked = {limits_scope(scope): scope for scope in own}
-    in_force = models.Q(until=None) | models.Q(until__gt=DatabaseNow())
-    asked = Switch.objects.using(using).filter(in_force, scope__in=[*over, *throttled, *marked])
-    found = {
-        row.scope: row for row in asked.filter(paused_at__isnull=False).annotate(now=DatabaseNow())
+    """Return what is stored that stops claims of *model* now, in one question; the process learns of limits, too."""
+    rows: Any = Switch.objects.using(using).filter(scope__in=stop_scopes(model))
+    found: dict[str, Any] = {row.scope: row for row in rows.annotate(now=DatabaseNow())}
+    note_stored(model, using, found)
+    stops = {
+        scope: row
+        for scope, row in found.items()
+        if row.paused_at is not None and (row.until is None or row.until > row.now)
     }
-    for mark, scope in marked.items():
-        know_stored(using, scope, there=mark in found)
+    throttles = [stops.pop(throttle_scope(scope), None) for scope in scopes_over(model)]
     return Stops(
         next((as_utc(row.now) for row in found.values()), None),
-        next((found[scope] for scope in over if scope in found), None),
-        max(
-            (found[scope] for scope in throttled if scope in found),
-            key=lambda row: as_utc(row.until),
-            default=None,
-        ),
+        next((stops[scope] for scope in scopes_over(model) if scope in stops), None),
+        max(filter(None, throttles), key=lambda row: as_utc(row.until), default=None),
     )
 
 
@@ -171,35 +203,18 @@ def holds(alias: str, model: type[models.Model]) -> bool:
     return router.allow_migrate_model(alias, model) or router.db_for_write(model) == alias
 
 
-def _turn(scope: str, aliases: list[str], values: dict[str, Any] | None) -> None:
-    on_each(aliases, lambda alias: _store(scope, alias, values), SwitchError)
+def _turn(scope: str, aliases: list[str], columns: dict[str, Any]) -> None:
+    """Write these columns of the switch, and no others, on each database; one that fails keeps no other from it."""
 
+    def write(alias: str) -> None:
+        Switch.objects.using(alias).row(scope).update(**columns)
 
-def on_each(
-    aliases: list[str],
-    write: Callable[[str], None],
-    error_class: type[NotEverywhere],
-    *,
-    atomic: bool = True,
-) -> None:
-    """Call *write* for each database, retrying contention; one that fails keeps no other from being written.
-
-    With ``atomic=False`` it opens its own transaction. Raises *error_class* if there are any that failed.
-    """
     errors: dict[str, Exception] = {}
     for alias in aliases:
-        retry = retry_on_contention(using=alias, atomic=atomic)
+        retry = retry_on_contention(using=alias)
         try:
             retry.call(write, alias)
         except (Error, TaskClaimError) as error:
             errors[alias] = error
     if errors:
-        raise error_class(errors, [alias for alias in aliases if alias not in errors])
-
-
-def _store(scope: str, alias: str, values: dict[str, Any] | None) -> None:
-    rows = Switch.objects.using(alias)
-    if values is None:
-        rows.filter(scope=scope).delete()
-    else:
-        rows.update_or_create(scope=scope, defaults=values)
+        raise SwitchError(errors, [alias for alias in aliases if alias not in errors])

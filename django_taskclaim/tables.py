@@ -1,16 +1,80 @@
-"""The tables of this app. They live on every database that holds a claimable model."""
+"""The tables of this app, and the scopes of the switch. They live on every database that holds a claimable model."""
 
+from functools import cache
+from typing import Any
+
+from django.apps import apps
+from django.core.exceptions import ImproperlyConfigured
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from django_taskclaim.columns import claim_columns
 from django_taskclaim.fields import CounterField, ErrorClassField, HolderField, MomentField
-from django_taskclaim.switch_reading import TABLE as SWITCH_TABLE
+
+if apps.apps_ready and not apps.is_installed("django_taskclaim"):
+    raise ImproperlyConfigured(
+        "Add 'django_taskclaim' to INSTALLED_APPS, then run manage.py migrate."
+    )
+
+SWITCH_TABLE = "taskclaim_switch"
+
+#: The scope of the switch that stops every model.
+EVERY_MODEL = "*"
+
+#: What a switch stores in place of the handler's options: what all who claim keep to.
+LIMITS = ("rate", "max_running", "hours")
+
+
+def scope_of(model: type[models.Model]) -> str:
+    """Return the scope that a pause of *model* is stored under: its own label, a proxy's real model's."""
+    concrete = model._meta.concrete_model or model
+    return concrete._meta.label_lower
+
+
+def scopes_over(model: type[models.Model]) -> list[str]:
+    """Return the scopes whose pause stops a claim through *model*: all, the table's owner, and down to itself."""
+    return list(_scopes_over(model))
+
+
+@cache
+def _scopes_over(model: Any) -> tuple[str, ...]:
+    owner = claim_columns(model).owner
+    between = [scope_of(cls) for cls in reversed(model.__mro__) if issubclass(cls, owner)]
+    return (EVERY_MODEL, *dict.fromkeys(between))
+
+
+def own_scopes(model: type[models.Model]) -> list[str]:
+    """Return the scopes of ``scopes_over`` that are a model's, the table's owner first."""
+    return scopes_over(model)[1:]
+
+
+def throttle_scope(scope: str) -> str:
+    """Return the scope of the stop that ends by itself and holds for everyone who claims, on every host."""
+    return f"{scope}!throttle"
+
+
+def stop_scopes(model: type[models.Model]) -> list[str]:
+    """Return every scope whose stop keeps claims through *model* back: a person's pause, or a throttle."""
+    return [*scopes_over(model), *map(throttle_scope, own_scopes(model))]
+
+
+class SwitchQuerySet(models.QuerySet["Switch"]):
+    """Rows of the switch."""
+
+    def row(self, scope: str) -> "SwitchQuerySet":
+        """Return the row of *scope* alone, made where it was missing, for an ``update()`` that names its columns."""
+        rows = self.filter(scope=scope)
+        if not rows.exists():
+            self.bulk_create([self.model(scope=scope)], ignore_conflicts=True)
+        return rows
 
 
 class Switch(models.Model):
-    """The stored pause flag of one model, or of all: a row is paused while ``paused_at`` is set and ``until`` not past.
+    """What a person has stored for one model, or for all: a pause, and what replaces options of the handler.
 
-    Read inside every claim statement; turned through ``django_taskclaim.switch``.
+    Claims are paused while ``paused_at`` is set and ``until`` is not past. Of the overrides NULL follows the handler,
+    and an empty text or 0 is no limit. Read inside every claim statement; written through ``django_taskclaim.switch``.
+    A throttle of everyone has a row of its own, under ``throttle_scope``.
     """
 
     scope = models.CharField(max_length=200, primary_key=True)
@@ -18,11 +82,24 @@ class Switch(models.Model):
     until = MomentField(null=True, default=None)
     reason = ErrorClassField(max_length=500, default="", blank=True)
     by = HolderField(default="", blank=True)
+    rate = models.CharField(max_length=40, null=True, default=None)
+    max_running = models.IntegerField(null=True, default=None)
+    hours = models.CharField(max_length=40, null=True, default=None)
+    #: When an override was last set, and who did.
+    set_at = MomentField(null=True, default=None)
+    set_by = HolderField(null=True, default=None)
+
+    objects = SwitchQuerySet.as_manager()
 
     class Meta:
         db_table = SWITCH_TABLE
         verbose_name = _("switch")
         verbose_name_plural = _("switches")
+
+    @property
+    def limits_claims(self) -> bool:
+        """Whether claims have to look at it: a limit is stored, or that there is none."""
+        return any(getattr(self, name) is not None for name in LIMITS)
 
     def __str__(self) -> str:
         return f"{self.scope}: {'paused' if self.paused_at else 'running'}"
@@ -84,28 +161,18 @@ class Throttle(models.Model):
         return f"{self.label} by {self.process}: {self.reason}"
 
 
-class FleetLimit(models.Model):
-    """What all who claim rows of one model keep to together: what a person has set, and how much of a rate is left.
-
-    Of what is set, NULL follows the handler, and an empty text or 0 is no limit. Written through
-    ``django_taskclaim.limits``, and by the claims of models that have a rate.
-    """
+class RateLevel(models.Model):
+    """How many rows a rate would have let be claimed at the moment ``at``; written by the claims of such models."""
 
     scope = models.CharField(max_length=200, primary_key=True)
-    rate = models.CharField(max_length=40, null=True, default=None)
-    max_running = models.IntegerField(null=True, default=None)
-    hours = models.CharField(max_length=40, null=True, default=None)
-    set_at = MomentField(null=True, default=None)
-    set_by = HolderField(default="", blank=True)
-    #: Rows that the rate would have let be claimed at the moment ``filled_at``.
-    level = models.FloatField(default=0.0)
-    filled_at = MomentField(null=True, default=None)
+    level = models.FloatField()
+    at = MomentField()
 
     class Meta:
-        db_table = "taskclaim_fleetlimit"
+        db_table = "taskclaim_ratelevel"
 
     def __str__(self) -> str:
-        return str(self.scope)
+        return f"{self.scope}: {self.level:g}"
 
 
 class NamedLease(models.Model):

@@ -18,7 +18,7 @@ from django_taskclaim.control.models import (
     WorkerOrder,
 )
 from django_taskclaim.db import DatabaseLater
-from django_taskclaim.models import FleetLimit, NamedLease, Switch, Throttle, WorkerProcess
+from django_taskclaim.models import NamedLease, RateLevel, Switch, Throttle, WorkerProcess
 from tests import documents
 from tests.commands import run, shell
 from tests.querysets.support import claimable_rows
@@ -27,7 +27,7 @@ from tests.testapp.models import QuickJob
 pytestmark = pytest.mark.django_db(databases="__all__")
 
 #: At most one row for each model.
-BOUNDED = {FleetLimit, Switch, LiveSettings}
+BOUNDED = {RateLevel, Switch, LiveSettings}
 
 PROCESS = {"host": "h", "pid": 1, "version": "1"}
 

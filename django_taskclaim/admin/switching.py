@@ -27,24 +27,20 @@ from django_taskclaim.admin.permissions import may_view
 from django_taskclaim.admin.sweeping import alias_of
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.control.acts import record_act
-from django_taskclaim.db import DatabaseNow
 from django_taskclaim.fields import as_utc
 from django_taskclaim.models import Switch
 from django_taskclaim.monitoring.counts import MOST
 from django_taskclaim.querysets.scope import is_expired
 from django_taskclaim.states import Status
-from django_taskclaim.switch import SwitchError, holds, pause, resume
-from django_taskclaim.switch_reading import EVERY_MODEL, scope_of, scopes_over
+from django_taskclaim.switch import SwitchError, holds, pause, pauses_over, resume
+from django_taskclaim.tables import EVERY_MODEL, scope_of
 
 Answer = Any
 
 
 def switches_over(model: type[models.Model], alias: str) -> list[Switch]:
     """Return the pauses that stop claims of *model* now, the widest first."""
-    scopes = scopes_over(model)
-    standing = models.Q(until=None) | models.Q(until__gt=DatabaseNow())
-    found = Switch.objects.using(alias).filter(standing, scope__in=scopes, paused_at__isnull=False)
-    return sorted(found, key=lambda switch: scopes.index(switch.scope))
+    return pauses_over(model, using=alias)
 
 
 def told(switch: Switch) -> str:

@@ -14,7 +14,7 @@ from django_taskclaim.control.installed import is_on
 from django_taskclaim.db import DatabaseNow
 from django_taskclaim.formatting import counted, format_number
 from django_taskclaim.models import Switch
-from django_taskclaim.switch_reading import EVERY_MODEL, scope_of
+from django_taskclaim.tables import EVERY_MODEL, scope_of
 
 #: How the admin's list of recent acts calls them, in the language of who acted. Logs have the names themselves.
 _NAMES = {

@@ -16,7 +16,7 @@ from django_taskclaim.control.throughput import Roll
 from django_taskclaim.db import DatabaseNow, dialect_for
 from django_taskclaim.fields import as_utc
 from django_taskclaim.models import WorkerProcess
-from django_taskclaim.switch_reading import scope_of
+from django_taskclaim.tables import scope_of
 from django_taskclaim.worker import heartbeat
 from django_taskclaim.worker.overrides import Override
 from django_taskclaim.worker.records import logger

@@ -22,7 +22,7 @@ from django_taskclaim.control.reading import HANDED_TO
 from django_taskclaim.db import DatabaseNow
 from django_taskclaim.error_text import class_and_text, one_line
 from django_taskclaim.states import Status
-from django_taskclaim.switch_reading import scope_of
+from django_taskclaim.tables import scope_of
 
 #: What an expired lease made of its row; stored as it stands here, and translated where it is shown.
 OUTCOMES = {

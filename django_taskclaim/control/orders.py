@@ -22,21 +22,21 @@ from django_taskclaim.db import DatabaseNow, dialect_for
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.formatting import first_line, format_number
 from django_taskclaim.handlers import handler_for
-from django_taskclaim.limits import OPTIONS, as_stored, set_limits, stored_limits
 from django_taskclaim.models import WorkerProcess
 from django_taskclaim.monitoring.overview import Worker, workers
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.operating import written_before
 from django_taskclaim.querysets.refusals import refusals
 from django_taskclaim.states import WORKER_MARK
-from django_taskclaim.switch_reading import scope_of
+from django_taskclaim.switch import as_stored, overrides_of, set_overrides
+from django_taskclaim.tables import LIMITS, scope_of
 
 if TYPE_CHECKING:
     from django_taskclaim.control.models import LiveSettings, WorkerOrder
 
 #: What ``change_settings`` takes.
 SETTINGS = ("batch_size", "lease")
-FIELDS = (*SETTINGS, *OPTIONS)
+FIELDS = (*SETTINGS, *LIMITS)
 
 #: What a limit is set to where there shall be none, whatever the handler says.
 NO_LIMIT = "none"
@@ -224,10 +224,10 @@ def change_settings(
     except IntegrityError:
         # Somebody else was the first to set anything, at the same moment.
         changes = retry.call(_store, model, settings, by, using)
-    stored = stored_limits(model, using=using)
+    stored = overrides_of(model, using=using)
     changed = {name: value for name, value in limits.items() if value != stored[name]}
     if changed:
-        set_limits(model, by=by, using=using, **changed)
+        set_overrides(model, by=by, using=using, **changed)
         changes += [_changed(name, value, stored[name]) for name, value in changed.items()]
     if changes:
         text = ", ".join(changes) + (f": {reason}" if reason else "")
@@ -239,7 +239,7 @@ def settings_of(model: type[models.Model], *, using: str) -> dict[str, Any]:
     from django_taskclaim.control.models import LiveSettings
 
     row = LiveSettings.objects.using(using).filter(model=scope_of(model)).first() or LiveSettings()
-    return {name: getattr(row, name) for name in SETTINGS} | stored_limits(model, using=using)
+    return {name: getattr(row, name) for name in SETTINGS} | overrides_of(model, using=using)
 
 
 def _refuse_unknown(values: Mapping[str, Any]) -> None:

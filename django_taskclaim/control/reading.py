@@ -14,7 +14,7 @@ from django_taskclaim.fields import as_utc
 from django_taskclaim.formatting import format_number
 from django_taskclaim.monitoring.overview import database_time
 from django_taskclaim.switch import paused_by
-from django_taskclaim.switch_reading import EVERY_MODEL, scope_of
+from django_taskclaim.tables import EVERY_MODEL, scope_of
 from django_taskclaim.worker.histogram import quantile, unpacked
 
 if TYPE_CHECKING:

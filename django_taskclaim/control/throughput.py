@@ -9,7 +9,7 @@ from typing import Any
 from django_taskclaim.control.acts import storable
 from django_taskclaim.control.models import ThroughputMinute
 from django_taskclaim.control.reading import MINUTE, slot_start
-from django_taskclaim.switch_reading import scope_of
+from django_taskclaim.tables import scope_of
 from django_taskclaim.worker.histogram import packed
 from django_taskclaim.worker.tally import Counts
 

@@ -70,16 +70,19 @@ class _Expression(models.Expression):
 
 
 class SwitchIsOn(_Expression):
-    """True while nobody has paused one of the scopes, as the database sees it when the statement starts."""
+    """True while nobody has paused one of the scopes, as the database sees it when the statement starts.
+
+    With *unlimited*, true only while none of them stores a limit either.
+    """
 
     conditional = True
 
-    def __init__(self, scopes: Sequence[str]) -> None:
+    def __init__(self, scopes: Sequence[str], *, unlimited: bool = False) -> None:
         super().__init__(output_field=models.BooleanField())
-        self.scopes = tuple(scopes)
+        self.scopes, self.unlimited = tuple(scopes), unlimited
 
     def fragment(self, dialect: Dialect) -> SQL:
-        return dialect.switch_is_on(self.scopes)
+        return dialect.switch_is_on(self.scopes, unlimited=self.unlimited)
 
 
 class KeyIn(_Expression):

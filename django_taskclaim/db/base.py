@@ -37,7 +37,7 @@ from django_taskclaim.db.sql import (
 )
 from django_taskclaim.fields import AnyField, MomentField, as_utc
 from django_taskclaim.states import Status, Token
-from django_taskclaim.switch_reading import TABLE as SWITCH_TABLE
+from django_taskclaim.tables import LIMITS, SWITCH_TABLE
 
 #: Whose rows are the advisory locks of databases that have none of a transaction's.
 NAMED_LEASES = "taskclaim_namedlease"
@@ -403,14 +403,19 @@ class Dialect:
         """Return what the values that a whole claim returns are passed through, by place; most need nothing."""
         return table.converters(fields)
 
-    def switch_is_on(self, scopes: Sequence[str]) -> SQL:
-        """Match only while nobody has paused one of *scopes*."""
+    def switch_is_on(self, scopes: Sequence[str], *, unlimited: bool = False) -> SQL:
+        """Match only while nobody has paused one of *scopes*; with *unlimited*, nor stored a limit for one."""
         name = self.connection.ops.quote_name
+        column = {each: f"taskclaim_s.{name(each)}" for each in ("scope", "paused_at", "until")}
+        stops = (
+            f"{column['paused_at']} IS NOT NULL"
+            f" AND ({column['until']} IS NULL OR {column['until']} > {self.now})"
+        )
+        limits = [f"taskclaim_s.{name(each)} IS NOT NULL" for each in LIMITS] if unlimited else []
         marks = ", ".join(["%s"] * len(scopes))
         return SQL(
             f"NOT EXISTS (SELECT 1 FROM {name(SWITCH_TABLE)} taskclaim_s"
-            f" WHERE taskclaim_s.{name('scope')} IN ({marks}) AND taskclaim_s.{name('paused_at')} IS NOT NULL"
-            f" AND (taskclaim_s.{name('until')} IS NULL OR taskclaim_s.{name('until')} > {self.now}))",
+            f" WHERE {column['scope']} IN ({marks}) AND ({' OR '.join([stops, *limits])}))",
             tuple(scopes),
         )
 

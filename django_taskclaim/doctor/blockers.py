@@ -13,11 +13,12 @@ from django_taskclaim.companions import CompanionQuerySet
 from django_taskclaim.doctor.findings import Finding
 from django_taskclaim.formatting import counted, format_duration, format_moment, listed
 from django_taskclaim.handlers import handler_for
+from django_taskclaim.limits.key_limits import limits_over, without_room
+from django_taskclaim.limits.serial import SerialLimit
 from django_taskclaim.links import is_companion, source_link
 from django_taskclaim.monitoring.overview import Overview, overview, throttles_by_source, workers
 from django_taskclaim.policy import policy_for
 from django_taskclaim.querysets import ClaimQuerySet
-from django_taskclaim.querysets.limits import SerialLimit, limits_over, without_room
 from django_taskclaim.querysets.refusals import REFUSED
 from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.states import Status

@@ -16,8 +16,9 @@ from django_taskclaim.fields import AnyField
 from django_taskclaim.formatting import listed
 from django_taskclaim.handlers import handler_for
 from django_taskclaim.indexes import ClaimIndex
+from django_taskclaim.limits.key_limits import limits_over
+from django_taskclaim.limits.serial import SerialLimit
 from django_taskclaim.monitoring.server import Plan, Server, server_for
-from django_taskclaim.querysets.limits import SerialLimit, limits_over
 from django_taskclaim.querysets.scope import ClaimTarget, in_policy_order
 
 

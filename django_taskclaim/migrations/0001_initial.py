@@ -10,25 +10,6 @@ class Migration(migrations.Migration):
 
     operations = [
         migrations.CreateModel(
-            name="FleetLimit",
-            fields=[
-                ("scope", models.CharField(max_length=200, primary_key=True, serialize=False)),
-                ("rate", models.CharField(default=None, max_length=40, null=True)),
-                ("max_running", models.IntegerField(default=None, null=True)),
-                ("hours", models.CharField(default=None, max_length=40, null=True)),
-                ("set_at", django_taskclaim.fields.MomentField(default=None, null=True)),
-                (
-                    "set_by",
-                    django_taskclaim.fields.HolderField(blank=True, default="", max_length=200),
-                ),
-                ("level", models.FloatField(default=0.0)),
-                ("filled_at", django_taskclaim.fields.MomentField(default=None, null=True)),
-            ],
-            options={
-                "db_table": "taskclaim_fleetlimit",
-            },
-        ),
-        migrations.CreateModel(
             name="NamedLease",
             fields=[
                 (
@@ -50,6 +31,17 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name="RateLevel",
+            fields=[
+                ("scope", models.CharField(max_length=200, primary_key=True, serialize=False)),
+                ("level", models.FloatField()),
+                ("at", django_taskclaim.fields.MomentField()),
+            ],
+            options={
+                "db_table": "taskclaim_ratelevel",
+            },
+        ),
+        migrations.CreateModel(
             name="Switch",
             fields=[
                 ("scope", models.CharField(max_length=200, primary_key=True, serialize=False)),
@@ -60,6 +52,14 @@ class Migration(migrations.Migration):
                     django_taskclaim.fields.ErrorClassField(blank=True, default="", max_length=500),
                 ),
                 ("by", django_taskclaim.fields.HolderField(blank=True, default="", max_length=200)),
+                ("rate", models.CharField(default=None, max_length=40, null=True)),
+                ("max_running", models.IntegerField(default=None, null=True)),
+                ("hours", models.CharField(default=None, max_length=40, null=True)),
+                ("set_at", django_taskclaim.fields.MomentField(default=None, null=True)),
+                (
+                    "set_by",
+                    django_taskclaim.fields.HolderField(default=None, max_length=200, null=True),
+                ),
             ],
             options={
                 "verbose_name": "switch",

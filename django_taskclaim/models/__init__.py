@@ -5,14 +5,6 @@ whose own ``status`` or ``priority`` is taken. ``SourceMixin`` makes a model the
 altered.
 """
 
-from django.apps import apps
-from django.core.exceptions import ImproperlyConfigured
-
-if apps.apps_ready and not apps.is_installed("django_taskclaim"):
-    raise ImproperlyConfigured(
-        "Add 'django_taskclaim' to INSTALLED_APPS, then run manage.py migrate."
-    )
-
 from django_taskclaim.models.mixins import (
     ClaimMixin,
     CompletedAtMixin,
@@ -26,8 +18,8 @@ from django_taskclaim.models.ranges import RangeMixin
 from django_taskclaim.models.sources import SourceKey, SourceMixin
 from django_taskclaim.tables import (
     Control,
-    FleetLimit,
     NamedLease,
+    RateLevel,
     Switch,
     Throttle,
     WorkerProcess,
@@ -37,12 +29,12 @@ __all__ = [
     "ClaimMixin",
     "CompletedAtMixin",
     "Control",
-    "FleetLimit",
     "NamedLease",
     "PrefixedClaimMixin",
     "PrefixedTaskMixin",
     "PriorityMixin",
     "RangeMixin",
+    "RateLevel",
     "RetryMixin",
     "SourceKey",
     "SourceMixin",

@@ -17,7 +17,7 @@ from django_taskclaim.columns import ClaimColumns, claim_columns, has_ranges
 from django_taskclaim.db import dialect_for
 from django_taskclaim.fields import NEVER_WAITED, OPEN_ENDED, QUARANTINED, as_utc
 from django_taskclaim.formatting import with_source
-from django_taskclaim.limits import FleetLimits, limits_of
+from django_taskclaim.limits.model_limits import ModelLimits, limits_of
 from django_taskclaim.links import is_companion, key_text, source_link
 from django_taskclaim.models import Switch, Throttle, WorkerProcess
 from django_taskclaim.monitoring.counts import MOST, RowCounts, count_rows
@@ -26,7 +26,7 @@ from django_taskclaim.querysets.everyone import everyones_stop
 from django_taskclaim.querysets.scope import is_expired
 from django_taskclaim.states import WORKER_MARK, Status
 from django_taskclaim.switch import paused_by
-from django_taskclaim.switch_reading import scope_of
+from django_taskclaim.tables import scope_of
 from django_taskclaim.throttling.records import EVERYONE, in_force
 
 #: Workers report every 5 s, idle ones every 10; one that missed two reports or more counts as gone.
@@ -67,7 +67,7 @@ class Overview:
     #: ``expired`` and the holders' rows are those of the first MOST running rows: there are so many at least.
     estimated: frozenset[str] = frozenset()
     #: What all who claim keep to together.
-    limits: list[FleetLimits] = field(default_factory=list)
+    limits: list[ModelLimits] = field(default_factory=list)
     #: Of the expired rows, those whose lease has no end: no verb leaves such a row.
     endless: int = 0
     #: Ranges of keys among which rows may still be committed.

@@ -30,6 +30,10 @@ from django_taskclaim.fields import (
     AnyField,
     is_quarantine_mark,
 )
+from django_taskclaim.limits.grant import Answer, Grant, take_limit_lock
+from django_taskclaim.limits.key_limits import limits_over
+from django_taskclaim.limits.model_limits import known, switches_of
+from django_taskclaim.limits.per_key import KeyChooser, KeyLimit
 from django_taskclaim.policy import policies_over, policy_for, refuse_faulty
 from django_taskclaim.querysets import refusals
 from django_taskclaim.querysets.cursor import (
@@ -39,20 +43,6 @@ from django_taskclaim.querysets.cursor import (
     Cursor,
     Scan,
     quarantined_scans,
-)
-from django_taskclaim.querysets.limits import (
-    KeyChooser,
-    KeyLimit,
-    limits_over,
-    refuse_to_count_in_old_snapshots,
-    take_limit_lock,
-)
-from django_taskclaim.querysets.limits.grant import Answer, Grant
-from django_taskclaim.querysets.limits.stored import (
-    claim_scopes,
-    is_stored,
-    learns_of_limits,
-    stored,
 )
 from django_taskclaim.querysets.losses import judge_ambiguous_commit
 from django_taskclaim.querysets.scope import (
@@ -73,11 +63,13 @@ from django_taskclaim.querysets.transactions import (
     PATIENCE,
     AmbiguousCommit,
     autocommit,
+    refuse_old_snapshots,
     run_durable,
     wait_for_answer,
 )
 from django_taskclaim.signals import rows_claimed, send_after_commit
 from django_taskclaim.states import WORKER_MARK, Status, Token
+from django_taskclaim.tables import stop_scopes
 
 #: How many statements of plain claims are kept, for each model and connection.
 MOST_STATEMENTS = 200
@@ -171,8 +163,8 @@ def prepare(queryset: Rows, request: Request) -> "ClaimCall | None":
         queryset = refusals.without_refused(queryset)
     target = ClaimTarget.of(queryset.model, queryset.db)
     plain = is_plain(queryset, target)
-    known = bool(stored) and is_stored(target.model, target.alias)
-    limited = known or (bool(policies) and any(one.names_limits for one in policies))
+    is_known = (target.alias, target.model) in known
+    limited = is_known or (bool(policies) and any(one.names_limits for one in policies))
     return ClaimCall(queryset, target, request, plain=plain, is_limited=limited)
 
 
@@ -182,7 +174,9 @@ def claim(call: "ClaimCall") -> list[Any]:
     if rows or call.is_limited or call.request.answer is not None:
         # A worker hears of stored limits when it reads the switch.
         return rows
-    if learns_of_limits(call.target):
+    # Limits that were stored meanwhile keep such a claim from taking rows.
+    switches_of(call.target.model, call.target.alias)
+    if (call.target.alias, call.target.model) in known:
         call.obey_limits()
         rows = call.run()
     return rows
@@ -426,7 +420,7 @@ class ClaimCall:
             self.key_limits,
             self.target,
             self.rows(scan, literal=True),
-            SwitchIsOn(self.scopes),
+            self.switch,
             limit,
         )
         for candidates, number in chooser.choices():
@@ -437,10 +431,9 @@ class ClaimCall:
     # The statement
 
     @property
-    def scopes(self) -> list[str]:
-        """The scopes of the switch that stop this claim."""
-        model = self.queryset.model
-        return claim_scopes(model, knows_limits=self.is_limited)
+    def switch(self) -> SwitchIsOn:
+        """What stops this claim; where it looks at no limits, a stored limit does, too."""
+        return SwitchIsOn(stop_scopes(self.queryset.model), unlimited=not self.is_limited)
 
     def rows(self, scan: Scan, *, literal: bool = False) -> Rows:
         """Return the open rows that *scan* finds, in claim order, whatever the switch says."""
@@ -456,16 +449,14 @@ class ClaimCall:
         query, target = self.queryset.query, self.target
         simple = not query.where and not query.order_by and target.is_owner
         if not simple or ("key" in scan.values and len(target.columns.key) > 1):
-            return self._prepare(
-                scan, self.rows(scan).filter(SwitchIsOn(self.scopes)), simple=simple
-            )
+            return self._prepare(scan, self.rows(scan).filter(self.switch), simple=simple)
         lease, notes = self.request.lease, self.request.notes_start
         shape = self.is_plain, self.is_limited, settings.USE_TZ
         kind = (scan.name, *scan.values, *shape, lease, notes)
         if kind not in target.statements:
             if len(target.statements) >= MOST_STATEMENTS:
                 target.statements.clear()
-            candidates = self.rows(scan).filter(SwitchIsOn(self.scopes))
+            candidates = self.rows(scan).filter(self.switch)
             target.statements[kind] = self._prepare(scan, candidates, simple=True)
         return target.statements[kind]
 
@@ -477,7 +468,7 @@ class ClaimCall:
             mark = QUARANTINED_UNSTARTED if self.request.notes_start else QUARANTINED
             ours = QUARANTINED_SCAN
         claimable = target.rows.order_by().filter(
-            is_open(target.columns) & ours.condition(target.columns), SwitchIsOn(self.scopes)
+            is_open(target.columns) & ours.condition(target.columns), self.switch
         )
         return target.dialect.prepare_claim(
             target.table,
@@ -493,32 +484,18 @@ class ClaimCall:
 
     def _take_limited(self, limit: int) -> list[ClaimedRow]:
         """Claim within the limits of the model, in the transaction that is open."""
-        answer = self.request.answer or Answer()
-        grant = Grant(self.target, answer)
-        room = grant.room(limit)
-        if not room and not grant.is_ahead:
+        grant = Grant(self.target, self.request.answer)
+        if grant.closed() is not None:
             return []
         options = [*grant.counted, *dict.fromkeys(one.option for one in self.key_limits)]
         if options:
-            refuse_to_count_in_old_snapshots(self.target, " and ".join(options))
-            # Nothing to take is nothing to wait for; the only writer waits for nobody any more.
-            only_writer = self.target.dialect.has_one_writer
-            scans = [EVERYTHING, *quarantined_scans(self.target)]
-            if not only_writer and not any(map(self._finds_any, scans)):
-                answer.refusal = None
-                return []
+            reason = "claim_batch() counts what others have claimed for "
+            refuse_old_snapshots(self.target, reason + " and ".join(options))
             take_limit_lock(self.target)
-            room = grant.room_under_lock(limit)
+        room = grant.room(limit)
         rows = self._take(room) if room else []
         grant.charge(len(rows), room)
         return rows
-
-    def _finds_any(self, scan: Scan) -> bool:
-        dialect, statement = self.target.dialect, self._statement(scan)
-        if statement is None:
-            return False
-        spec = ClaimSpec(statement, 1, self.request.holder, scan.values)
-        return bool(dialect.fetch(spec.bind(statement.limited_candidates)))
 
     # The rows in hand
 

@@ -4,15 +4,13 @@ It stands in the table of the switch, under a scope of its own that every claim 
 """
 
 from datetime import timedelta
-from typing import Any
 
-from django.apps import apps
 from django.db import models
 from django.db.models import Case, F, Q, When
 
 from django_taskclaim.contention import retry_on_contention
 from django_taskclaim.db import DatabaseLater, DatabaseNow
-from django_taskclaim.switch_reading import own_scopes, scope_of, throttle_scope
+from django_taskclaim.tables import Switch, own_scopes, scope_of, throttle_scope
 
 
 def stop_everyone(
@@ -28,12 +26,9 @@ def stop_everyone(
 
 
 def _store(scope: str, using: str, lasting: timedelta, reason: str, by: str) -> None:
-    switch: Any = apps.get_model("taskclaim", "Switch")
-    rows = switch._default_manager.using(using)
-    if not rows.filter(scope=scope).exists():
-        rows.bulk_create([switch(scope=scope)], ignore_conflicts=True)
     end, holds = DatabaseLater(lasting), Q(until__gt=DatabaseNow(), paused_at__isnull=False)
-    rows.filter(Q(until=None) | Q(until__lt=end), scope=scope).update(
+    row = Switch.objects.using(using).row(scope)
+    row.filter(Q(until=None) | Q(until__lt=end)).update(
         paused_at=Case(When(holds, then=F("paused_at")), default=DatabaseNow()),
         until=end,
         reason=reason,
@@ -41,9 +36,10 @@ def _store(scope: str, using: str, lasting: timedelta, reason: str, by: str) -> 
     )
 
 
-def everyones_stop(model: type[models.Model], using: str) -> Any:
+def everyones_stop(model: type[models.Model], using: str) -> Switch | None:
     """Return the row of the stop that keeps claims of *model* back now, the longest; None where there is none."""
     scopes = [throttle_scope(scope) for scope in own_scopes(model)]
-    rows = apps.get_model("taskclaim", "Switch")._default_manager.using(using)
-    held = rows.filter(scope__in=scopes, paused_at__isnull=False, until__gt=DatabaseNow())
+    held = Switch.objects.using(using).filter(
+        scope__in=scopes, paused_at__isnull=False, until__gt=DatabaseNow()
+    )
     return held.order_by("-until").first()

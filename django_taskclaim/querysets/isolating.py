@@ -7,7 +7,7 @@ from typing import Any
 from django.db import DatabaseError, models
 
 from django_taskclaim.claim import Claim, claims_of
-from django_taskclaim.db import ClaimedRow, SwitchIsOn
+from django_taskclaim.db import ClaimedRow
 from django_taskclaim.querysets.claiming import ClaimCall
 from django_taskclaim.querysets.cursor import Scan
 from django_taskclaim.querysets.failing import release
@@ -93,7 +93,7 @@ class _IsolatingCall(ClaimCall):
         if self.search is None:
             return super().claim_from(scan, limit)
         target, most = self.target, LOOK_AHEAD * limit
-        rows = self.rows(scan, literal=True).filter(SwitchIsOn(self.scopes))
+        rows = self.rows(scan, literal=True).filter(self.switch)
         found = target.dialect.first(rows, target.table, most, target.columns.key)
         keys = list(dict.fromkeys(target.table.keys_of(found)))
         claimed: list[ClaimedRow] = []

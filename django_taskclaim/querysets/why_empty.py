@@ -9,9 +9,9 @@ from django.utils.translation import gettext as _
 from django_taskclaim.db.sql import sql
 from django_taskclaim.fields import OPEN_ENDED, as_utc
 from django_taskclaim.formatting import format_clock_time, format_number
+from django_taskclaim.limits.grant import Refusal, refused_now
+from django_taskclaim.limits.key_limits import without_room
 from django_taskclaim.querysets.everyone import everyones_stop
-from django_taskclaim.querysets.limits import without_room
-from django_taskclaim.querysets.limits.grant import Refusal, refused_now
 from django_taskclaim.querysets.scope import (
     ClaimTarget,
     Rows,
@@ -22,7 +22,7 @@ from django_taskclaim.querysets.scope import (
     waits,
 )
 from django_taskclaim.states import Status
-from django_taskclaim.switch_reading import scopes_over
+from django_taskclaim.tables import scopes_over
 
 
 class WhyEmpty(NamedTuple):

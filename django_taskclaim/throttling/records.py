@@ -11,7 +11,7 @@ from django_taskclaim import conf
 from django_taskclaim.claim import clock
 from django_taskclaim.db import DatabaseLater, DatabaseNow
 from django_taskclaim.models import Throttle
-from django_taskclaim.switch_reading import scope_of
+from django_taskclaim.tables import scope_of
 
 #: The sources of throttles that hold for the whole fleet, whichever process found them.
 EVERYONE, HOURS = "everyone", "hours"

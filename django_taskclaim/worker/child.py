@@ -33,17 +33,12 @@ SIGN_EVERY = 1.0
 STOPPING, BUSY, QUIET = 0.02, 0.2, 1.0
 
 
-def run_child(options: Any, link: Connection, memory: Any) -> None:
+def run_child(options: Any, link: Connection, memory: Any, signals: SignalPipe) -> None:
     """Be a child of a supervisor: says ``ready``, hears ``stop`` and ``now``, and takes an end of file for its death.
 
-    The process comes with the stop signals blocked, so it cannot die of one while it imports; it ends by
-    ``os._exit``, because a handler that sleeps would never be joined.
+    It ends by ``os._exit``, because a handler that sleeps would never be joined.
     """
-    signals = SignalPipe()
     show_title(f"child {options.name}, {listed(options.labels)}")
-    import django
-
-    django.setup()
     from django_taskclaim.connecting import work_in_schema
     from django_taskclaim.worker.crew import Crew
     from django_taskclaim.worker.records import log_to_console

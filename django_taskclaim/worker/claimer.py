@@ -8,10 +8,10 @@ from typing import Any
 from django_taskclaim.claim import clock
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.handlers import Handler
+from django_taskclaim.limits.grant import Answer
+from django_taskclaim.limits.key_limits import limits_over
 from django_taskclaim.querysets.claiming import Request, new_holder
 from django_taskclaim.querysets.cursor import Cursor
-from django_taskclaim.querysets.limits import limits_over
-from django_taskclaim.querysets.limits.grant import Answer
 from django_taskclaim.worker.connections import (
     TROUBLE,
     close_all,

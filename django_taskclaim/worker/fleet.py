@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from django_taskclaim.claim import clock
 from django_taskclaim.fields import as_utc
+from django_taskclaim.limits.grant import Grant
+from django_taskclaim.limits.model_limits import known
 from django_taskclaim.models import Switch
-from django_taskclaim.querysets.limits.grant import Grant
-from django_taskclaim.querysets.limits.stored import is_stored, named_limits
+from django_taskclaim.policy import policies_over
 from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.throttling.records import EVERYONE, HOURS, ThrottleState
 
@@ -34,7 +35,8 @@ class FleetWatch:
     def heard(self, model: Any, stop: Switch | None, now: datetime | None) -> None:
         """Note the stop that holds for everyone, or that there is none."""
         until = None if stop is None or stop.until is None else as_utc(stop.until)
-        self._impose(model, EVERYONE, stop.reason if stop else "", until, now)
+        wait = (until - now).total_seconds() if until is not None and now is not None else None
+        self._impose(model, EVERYONE, stop.reason if stop else "", until, wait)
 
     def turn(self) -> bool:
         """Look at the hours of models that have some, when it is time to."""
@@ -52,25 +54,27 @@ class FleetWatch:
 
     def _look(self, model: Any) -> bool:
         using = self._service.options.using
-        has_hours = any(limits.hours for limits in named_limits(model).values())
-        if not has_hours and not is_stored(model, using):
+        has_hours = any(policy.hours for policy in policies_over(model))
+        if not has_hours and (using, model) not in known:
             self._impose(model, HOURS, "", None, None)
             return False
-        seen = Grant(ClaimTarget.of(model, using))
-        closed = seen.closed()
-        reason = f"outside the hours {closed.limits.hours}" if closed else ""
-        self._impose(model, HOURS, reason, closed.until if closed else None, seen.now)
+        closed = Grant(ClaimTarget.of(model, using)).closed()
+        if closed is None:
+            self._impose(model, HOURS, "", None, None)
+        else:
+            reason = f"outside the hours {closed.limits.hours}"
+            self._impose(model, HOURS, reason, closed.until, closed.wait)
         return True
 
     def _impose(
-        self, model: Any, source: str, reason: str, until: datetime | None, now: datetime | None
+        self, model: Any, source: str, reason: str, until: datetime | None, wait: float | None
     ) -> None:
-        throttles, said = self._service.throttles, None
-        if until is not None and now is not None and until > now:
-            said = (reason, until)
-            if self._known.get((model, source)) != said:
-                end = clock() + (until - now).total_seconds()
-                throttles.impose(model, source, ThrottleState(reason, end, gives_back=True))
-                self._known[model, source] = said
+        """Stop claims until then, *wait* seconds from now; go on where that is past, or None."""
+        throttles = self._service.throttles
+        if until is not None and wait is not None and wait > 0:
+            if self._known.get((model, source)) != (reason, until):
+                state = ThrottleState(reason, clock() + wait, gives_back=True)
+                throttles.impose(model, source, state)
+                self._known[model, source] = (reason, until)
         elif self._known.pop((model, source), None):
             throttles.impose(model, source, None)

@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import multiprocessing
+import pickle
 import signal
 from dataclasses import dataclass, field
 from multiprocessing import resource_tracker
@@ -11,9 +12,9 @@ from typing import Any
 
 from django_taskclaim.claim import clock
 from django_taskclaim.worker.begun import shared_memory
-from django_taskclaim.worker.child import run_child
 from django_taskclaim.worker.health import HealthFile
 from django_taskclaim.worker.options import ExitCode, WorkerOptions
+from django_taskclaim.worker.spawned import run_spawned
 from django_taskclaim.worker.stop_signals import STOP_SIGNALS
 
 logger = logging.getLogger("django_taskclaim.worker")
@@ -162,7 +163,10 @@ class Supervisor:
         ours, theirs = self._spawn.Pipe()
         options = child.options
         process = self._spawn.Process(
-            target=run_child, args=(options, theirs, child.memory), name=options.name, daemon=False
+            target=run_spawned,
+            args=(pickle.dumps(options), theirs, child.memory),
+            name=options.name,
+            daemon=False,
         )
         # The child inherits the blocked signals, so it cannot die of one while it imports.
         process.start()

@@ -205,7 +205,7 @@ FAULTS = {
     9: [
         fault(
             "The claim statement does not know the pause of all models.",
-            ("querysets/limits/stored.py", "[*scopes_over(model), *(throttle", "[*own, *(throttle"),
+            ("tables.py", "[*scopes_over(model), *map(", "[*own_scopes(model), *map("),
         ),
         fault(
             "A busy worker keeps what it has not started when its model is paused.",

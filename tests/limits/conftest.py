@@ -22,6 +22,6 @@ def pass_time(seconds: float) -> None:
     """Let the rates believe that they were last asked so long before now."""
     from datetime import timedelta
 
-    from django_taskclaim.models import FleetLimit
+    from django_taskclaim.models import RateLevel
 
-    FleetLimit.objects.update(filled_at=DatabaseLater(timedelta(seconds=-seconds)))
+    RateLevel.objects.update(at=DatabaseLater(timedelta(seconds=-seconds)))

@@ -3,7 +3,7 @@
 import pytest
 
 from django_taskclaim.control.models import OperatorAct
-from django_taskclaim.limits import limits_of
+from django_taskclaim.limits.model_limits import limits_of
 from tests.commands import run
 from tests.factories import make
 from tests.limits.conftest import claimed
@@ -29,7 +29,7 @@ def test_limits_are_set_shown_followed_and_given_back() -> None:
     assert "(set by ada)" in said
     assert "rate 100/m" in run("claimstatus", "testapp.Photo")
     run("claimlimit", *here, "--rate", "none", "--hours", "default", "--by", "bob")
-    (held,) = limits_of(Photo)
+    (held,) = limits_of(Photo, using="default")
     assert (held.rate, held.max_running, held.hours, held.set_by) == (None, 20, None, "bob")
     assert claimed(30) == 20
     assert run("claimlimit", *here, "--max-running", "default") == "testapp.Photo: no limits\n"

@@ -11,7 +11,8 @@ from django.utils import timezone
 
 from django_taskclaim.allowances import Hours
 from django_taskclaim.handlers import handler
-from django_taskclaim.limits import FleetLimits, limits_of, set_limits
+from django_taskclaim.limits.model_limits import ModelLimits, limits_of
+from django_taskclaim.switch import set_overrides
 from tests.commands import shell
 from tests.factories import make
 from tests.limits.conftest import claimed, pass_time
@@ -121,15 +122,15 @@ def test_a_rate_that_is_set_anew_does_not_give_rows_away(rule: Rule) -> None:
     """What was claimed a moment ago counts, and setting the same rate again allows no more."""
     make(Photo, 9)
     claimed(1)
-    set_limits(Photo, rate="1/h", using="default")
+    set_overrides(Photo, rate="1/h", using="default")
     assert [claimed(5), claimed(5)] == [1, 0]
     for rate in ("1/h", "2/h"):
-        set_limits(Photo, rate=rate, using="default")
+        set_overrides(Photo, rate=rate, using="default")
         assert claimed(5) == 0
-    set_limits(Photo, rate="", using="default")
+    set_overrides(Photo, rate="", using="default")
     assert claimed(1) == 1
-    set_limits(Photo, rate="1/h", using="default")
-    assert [claimed(5), claimed(5)] == [1, 0]
+    set_overrides(Photo, rate="1/h", using="default")
+    assert claimed(5) == 0
 
 
 # Hours
@@ -194,15 +195,17 @@ def test_what_is_set_goes_before_what_the_handler_says(rule: Rule) -> None:
     rule(Photo, max_running=1)
     make(Photo, 6)
     assert claimed(6) == 1
-    set_limits(Photo, max_running=3, by="ada", using="default")
-    assert limits_of(Photo) == [FleetLimits(max_running=3, set_by="ada", is_set=True)]
+    set_overrides(Photo, max_running=3, by="ada", using="default")
+    assert limits_of(Photo, using="default") == [
+        ModelLimits("testapp.photo", max_running=3, set_by="ada")
+    ]
     assert claimed(6) == 2
     # Zero lifts the handler's limit, None gives back to it.
-    set_limits(Photo, max_running=0, using="default")
-    assert limits_of(Photo) == []
+    set_overrides(Photo, max_running=0, using="default")
+    assert limits_of(Photo, using="default") == []
     assert claimed(1) == 1
-    set_limits(Photo, max_running=None, using="default")
-    assert limits_of(Photo) == [FleetLimits(max_running=1)]
+    set_overrides(Photo, max_running=None, using="default")
+    assert limits_of(Photo, using="default") == [ModelLimits("testapp.photo", max_running=1)]
     assert claimed(1) == 0
 
 
@@ -236,5 +239,5 @@ def test_a_wrong_limit_is_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         handler(Photo, **given)(lambda row: None)
     with pytest.raises(ValueError, match=message):
-        set_limits(Photo, **given, using="default")
-    assert limits_of(Photo) == []
+        set_overrides(Photo, **given, using="default")
+    assert limits_of(Photo, using="default") == []

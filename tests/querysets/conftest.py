@@ -8,8 +8,8 @@ from django.apps import apps
 from django.db import connection
 from django.test import override_settings
 
+from django_taskclaim.limits import model_limits
 from django_taskclaim.policy import Policy, forget_policy, set_policy
-from django_taskclaim.querysets.limits import stored
 from tests.factories import DIFFERENT
 from tests.proxy import commits  # noqa: F401
 from tests.querysets import models  # noqa: F401 - known before the databases are made
@@ -90,8 +90,7 @@ def rule() -> Iterator[Callable[..., None]]:
 @pytest.fixture
 def nothing_learned() -> None:
     """Begin each test as a process that has never heard of a stored limit."""
-    stored.stored.clear()
-    stored.asked.clear()
+    model_limits.known.clear()
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from django_taskclaim.control.orders import NO_LIMIT, SETTINGS
 from django_taskclaim.fields import as_utc
 from django_taskclaim.handlers import handler_for
 from django_taskclaim.policy import policy_for
-from django_taskclaim.switch_reading import EVERY_MODEL
+from django_taskclaim.tables import EVERY_MODEL
 
 #: Milliseconds between two refreshes.
 EVERY = 2500

@@ -10,10 +10,10 @@ from django.utils.translation import ngettext
 from django_taskclaim.admin.control_room import words
 from django_taskclaim.fields import as_utc
 from django_taskclaim.formatting import listed
-from django_taskclaim.limits import FleetLimits
+from django_taskclaim.limits.model_limits import ModelLimits
 from django_taskclaim.models import Switch, Throttle
 from django_taskclaim.monitoring.overview import Overview, Worker
-from django_taskclaim.switch_reading import EVERY_MODEL
+from django_taskclaim.tables import EVERY_MODEL
 
 _LAMPS = {"running": "▶", "ready": "▷", "held": "◔", "unknown": "?"}
 
@@ -65,7 +65,7 @@ def state_of(seen: Overview | None, workers: Sequence[Worker] | None) -> State:
     return State("running", _("RUNNING"), _at_work(living), tuple(lines))
 
 
-def _limited(limits: FleetLimits) -> str:
+def _limited(limits: ModelLimits) -> str:
     """Return what all workers keep to together, in a sentence."""
     parts = []
     if limits.rate is not None:

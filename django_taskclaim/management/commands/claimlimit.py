@@ -10,10 +10,10 @@ from django.db import Error
 from django_taskclaim.allowances import Hours, Rate
 from django_taskclaim.control.acts import account_of, record_act
 from django_taskclaim.exceptions import TaskClaimError
-from django_taskclaim.limits import LimitsError, limits_of, set_limits, told
+from django_taskclaim.limits.model_limits import limits_of
 from django_taskclaim.management.arguments import add_database, add_models, whole_number
 from django_taskclaim.management.base import USAGE, ClaimCommand, whoami
-from django_taskclaim.switch import places_of
+from django_taskclaim.switch import SwitchError, places_of, set_overrides
 
 #: What can be said instead of a value.
 NONE, DEFAULT = "none", "default"
@@ -94,8 +94,8 @@ exit codes:
         recorded = f"{words}: {reason}" if reason else words
         aliases: list[str] = []
         try:
-            aliases = set_limits(model, by=who, using=database, **wanted)
-        except LimitsError as error:
+            aliases = set_overrides(model, by=who, using=database, **wanted)
+        except SwitchError as error:
             aliases = error.done
             raise
         finally:
@@ -107,7 +107,7 @@ exit codes:
     def _show(self, model: Any, database: str | None) -> None:
         aliases = places_of(database, [model])
         for alias in aliases:
-            held = "; ".join(told(limits) for limits in limits_of(model, using=alias))
+            held = "; ".join(str(limits) for limits in limits_of(model, using=alias))
             where = f" on {alias}" if len(aliases) > 1 else ""
             self.stdout.write(f"{model._meta.label}{where}: {held or 'no limits'}")
 

@@ -28,7 +28,6 @@ from django_taskclaim.control.reading import live_settings
 from django_taskclaim.error_text import one_line
 from django_taskclaim.fields import as_utc
 from django_taskclaim.formatting import counted, first_line, format_duration, format_moment, listed
-from django_taskclaim.limits import told
 from django_taskclaim.links import is_companion
 from django_taskclaim.management.arguments import add_database, add_models, duration, places
 from django_taskclaim.management.base import USAGE, ClaimCommand
@@ -378,7 +377,7 @@ exit codes:
             *_ranges(seen),
             *self._paused(seen),
             *self._throttled(seen),
-            *(f"all together keep to: {told(limits)}" for limits in seen.limits),
+            *(f"all together keep to: {limits}" for limits in seen.limits),
             *_settings(seen),
             *self._waiting(seen),
             *_done(seen),

@@ -23,7 +23,7 @@ from django_taskclaim.monitoring.server.base import (
     no_replica,
     option_hint,
 )
-from django_taskclaim.switch_reading import TABLE as SWITCH_TABLE
+from django_taskclaim.tables import SWITCH_TABLE
 
 #: Rows up to which it says nothing that a plan sorts them …
 TINY = 2

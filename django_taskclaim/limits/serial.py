@@ -14,8 +14,8 @@ from django.db.models import Q
 from django_taskclaim.columns import ClaimColumns
 from django_taskclaim.db import KeyIn
 from django_taskclaim.db.sql import Key
+from django_taskclaim.limits.per_key import KeyCount, KeyLimit
 from django_taskclaim.policy import Policy
-from django_taskclaim.querysets.limits.per_key import KeyCount, KeyLimit
 from django_taskclaim.querysets.scope import ClaimTarget, Rows, in_claim_order, is_open, waits
 from django_taskclaim.states import Status
 

@@ -1,4 +1,4 @@
-"""What keeps claims of a model back beside the switch, for models whose handler names a limit."""
+"""The limits of a model that count by a column: ``limit_per`` and ``serial_by``."""
 
 from collections.abc import Iterator
 
@@ -7,13 +7,10 @@ from django.db.models import Q
 
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.fields import AnyField
+from django_taskclaim.limits.per_key import KeyLimit
+from django_taskclaim.limits.serial import SerialLimit, serial_order
 from django_taskclaim.policy import Policy, policies_over
-from django_taskclaim.querysets.limits.per_key import KeyChooser, KeyLimit
-from django_taskclaim.querysets.limits.serial import SerialLimit, serial_order
 from django_taskclaim.querysets.scope import ClaimTarget
-from django_taskclaim.querysets.transactions import refuse_old_snapshots
-
-__all__ = ["KeyChooser", "KeyLimit", "SerialLimit", "limits_over", "without_room"]
 
 #: Types whose values do not compare as keys do.
 NO_KEYS = ("JSONField", "BinaryField")
@@ -66,13 +63,3 @@ def without_room(target: ClaimTarget) -> Q:
     for limit in limits_over(target.model):
         found |= limit.keeps_back(target)
     return found
-
-
-def refuse_to_count_in_old_snapshots(target: ClaimTarget, options: str) -> None:
-    """Raise RuntimeError inside a transaction of the caller's that does not see what others commit."""
-    refuse_old_snapshots(target, f"claim_batch() counts what others have claimed for {options}")
-
-
-def take_limit_lock(target: ClaimTarget) -> None:
-    """Let claims of the table that count wait for each other until they commit."""
-    target.dialect.advisory_lock(f"limits:{target.columns.owner._meta.label_lower}")

@@ -1,0 +1,151 @@
+"""How many rows one claim may take under ``rate``, ``max_running`` and ``hours``, by the database's clock.
+
+What is counted is counted under the lock for which claims that count wait, so no other claim changes it before this one
+commits.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+from django_taskclaim.allowances import Rate
+from django_taskclaim.fields import as_utc
+from django_taskclaim.limits.model_limits import ModelLimits, limits_of
+from django_taskclaim.querysets.scope import ClaimTarget
+from django_taskclaim.states import Status
+from django_taskclaim.tables import RateLevel
+
+#: What the first claim under a rate may take.
+FIRST_ROWS = 1.0
+
+#: A level from further in the future was written by the clock of a server before this one.
+AHEAD = timedelta(seconds=5)
+
+#: A worker asks again once this part of what a rate saves up has become available, or one row.
+WORTH_WHILE = 0.25
+
+
+class Refusal(NamedTuple):
+    """Why a claim may take nothing, or no more, now."""
+
+    #: ``hours``, ``rate`` or ``max_running``.
+    option: str
+    limits: ModelLimits
+    #: When that will be over, and in how many seconds; None where nobody can say.
+    until: datetime | None = None
+    wait: float | None = None
+
+
+@dataclass(slots=True)
+class Answer:
+    """What a claim leaves for a caller that asks again: why it took no more than it did."""
+
+    refusal: Refusal | None = None
+
+
+class Grant:
+    """How many rows one claim of a limited model may take, and what it has taken."""
+
+    def __init__(self, target: ClaimTarget, answer: Answer | None = None) -> None:
+        self._target, self._answer = target, answer or Answer()
+        self._limits = limits_of(target.model, using=target.alias)
+        self._rates = {one.scope: one.rate for one in self._limits if one.rate is not None}
+        #: How many rows each rate lets be claimed, by scope, and when that was asked.
+        self._levels: dict[str, float] = {}
+        self._asked_at: datetime | None = None
+
+    @property
+    def counted(self) -> list[str]:
+        """The names of what is counted, for which claims have to wait for each other."""
+        options = ("rate", "max_running")
+        return [name for name in options if any(getattr(one, name) for one in self._limits)]
+
+    def closed(self) -> Refusal | None:
+        """Return which hours keep rows from being claimed now: those that open last."""
+        self._answer.refusal = None
+        limited = [(one, one.hours) for one in self._limits if one.hours is not None]
+        if limited:
+            now = self._target.dialect.current_time()
+            found = [
+                Refusal("hours", one, opens, (opens - now).total_seconds())
+                for one, hours in limited
+                if (opens := hours.opens_at(now)) is not None
+            ]
+            self._answer.refusal = max(found, key=lambda one: one.wait or 0.0, default=None)
+        return self._answer.refusal
+
+    def room(self, wanted: int) -> int:
+        """Return how many of the *wanted* rows may be claimed, by what no other claim changes any more."""
+        return self._room_to_run(self._room_by_rates(wanted))
+
+    def _room_by_rates(self, wanted: int) -> int:
+        if not self._rates:
+            return wanted
+        now = self._asked_at = self._target.dialect.current_time()
+        rows = RateLevel.objects.using(self._target.alias).filter(scope__in=self._rates)
+        stored = {row.scope: row for row in rows}
+        self._levels = {
+            scope: _level(rate, stored.get(scope), now) for scope, rate in self._rates.items()
+        }
+        scope = min(self._levels, key=lambda one: self._levels[one])
+        room = max(0, int(self._levels[scope]))
+        if room < wanted:
+            self._answer.refusal = self._refused_by_rate(scope, room, now)
+        return min(room, wanted)
+
+    def _refused_by_rate(self, scope: str, room: int, now: datetime) -> Refusal:
+        rate, level = self._rates[scope], self._levels[scope]
+        enough = max(1.0, rate.most * WORTH_WHILE)
+        missing = enough - (level - room) if room else min(enough, rate.most) - level
+        wait = max(0.0, missing / rate.per_second)
+        limits = next(one for one in self._limits if one.scope == scope)
+        return Refusal("rate", limits, now + timedelta(seconds=wait), wait)
+
+    def _room_to_run(self, wanted: int) -> int:
+        """Return how many of the *wanted* rows may be processing beside those that are."""
+        limited = [one for one in self._limits if one.max_running]
+        if not limited or not wanted:
+            return wanted
+        target, limits = self._target, min(limited, key=lambda one: one.max_running or 0)
+        most = limits.max_running or 0
+        running = target.rows.order_by().filter(**{target.columns.status.name: Status.PROCESSING})
+        held = len(target.dialect.first(running, target.table, most, target.columns.key))
+        if most - held < wanted:
+            self._answer.refusal = Refusal("max_running", limits)
+        return max(0, min(wanted, most - held))
+
+    def charge(self, taken: int, room: int) -> None:
+        """Take so many rows off what each rate allows."""
+        if taken < room:
+            # It was not for a limit that the claim took no more.
+            self._answer.refusal = None
+        if not taken or self._asked_at is None:
+            return
+        # The rows were claimed later than the level was asked for, much later where the machine stood still. What came
+        # meanwhile is capped before they are taken off: else the minute from the claim on would exceed the rate.
+        now = self._target.dialect.current_time()
+        seconds = (now - self._asked_at).total_seconds()
+        rows = RateLevel.objects.using(self._target.alias)
+        for scope, rate in self._rates.items():
+            level = rate.later(self._levels[scope], seconds) - taken
+            if not rows.filter(scope=scope).update(level=level, at=now):
+                rows.create(scope=scope, level=level, at=now)
+
+
+def _level(rate: Rate, stored: RateLevel | None, now: datetime) -> float:
+    """Return how many rows may be claimed *now*, by what the last claim has *stored*."""
+    if stored is None or as_utc(stored.at) > now + AHEAD:
+        return FIRST_ROWS
+    return rate.later(stored.level, (now - as_utc(stored.at)).total_seconds())
+
+
+def refused_now(target: ClaimTarget) -> Refusal | None:
+    """Return what limit keeps anybody from claiming a single row now; None where none does."""
+    answer = Answer()
+    grant = Grant(target, answer)
+    return None if grant.closed() is None and grant.room(1) else answer.refusal
+
+
+def take_limit_lock(target: ClaimTarget) -> None:
+    """Let claims of the table that count wait for each other until they commit."""
+    target.dialect.advisory_lock(f"limits:{target.columns.owner._meta.label_lower}")
