@@ -640,7 +640,7 @@ class Dialect:
     def value_rows(self, table: KeyTable, keys: Keys, own: Sequence[OwnValues]) -> list[SQL]:
         """Return the key of each row and its own values, as items of a list."""
         marks = ["%s"] * len(table.key)
-        given = zip(*[one.values for one in own], strict=True)
+        given = zip(*[one.values for one in own], strict=True) if own else [()] * len(keys)
         return [
             SQL(
                 ", ".join([*marks, *[cell.text for cell in cells]]),

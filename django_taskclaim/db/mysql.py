@@ -210,17 +210,16 @@ class MySQL(Dialect):
         return self._lock_chosen(_Chosen(candidates, condition), table, limit, fields, look)
 
     def deletion(self, table: KeyTable, keys: Keys, condition: SQL | None) -> SQL:
-        # On a small table every plainer form walks all rows, index hint or not, and waits for those of others.
-        chosen = sql(
-            "SELECT DISTINCT {} FROM {} WHERE {}", table.key_list, table.name, table.keyed(keys)
-        )
+        # On a small table every plainer form walks all rows, index hint or not, and waits for those of others. A SELECT
+        # of the keys may walk another index and lock all its entries: two deletions that meet would deadlock.
+        listed, names = self._listed(table, keys, [])
         return sql(
             "DELETE {} FROM ({}) {} STRAIGHT_JOIN {} ON {}{}",
             table.name,
-            chosen,
+            listed,
             VALUES,
             self.update_target(table),
-            table.same_key(VALUES, table.key),
+            table.same_key(VALUES, names),
             "" if condition is None else sql(" WHERE {}", condition),
         )
 
@@ -309,23 +308,32 @@ class MySQL(Dialect):
         assignments: Sequence[SQL],
         condition: SQL | None,
     ) -> SQL:
-        """Begin the list with a row of nothing but types: those of the columns, collations included."""
-        names = [f"k{n}" for n in range(len(table.key))]
-        columns = [f"{column} AS {name}" for column, name in zip(table.key, names, strict=True)]
-        for n, one in enumerate(own):
-            typed = table.column(one.field) if one.stored == "{}" else "NULL"
-            columns.append(f"{typed} AS v{n}")
-        types = SQL(f"{', '.join(columns)} FROM {table.name} WHERE 1 = 0")
+        listed, names = self._listed(table, keys, own)
         # Rows are found by their keys, as by every statement that locks.
         return sql(
-            "UPDATE (SELECT {}) {} STRAIGHT_JOIN {} ON {} SET {}{}",
-            SQL.join(" UNION ALL SELECT ", [types, *self.value_rows(table, keys, own)]),
+            "UPDATE ({}) {} STRAIGHT_JOIN {} ON {} SET {}{}",
+            listed,
             VALUES,
             self.update_target(table),
             table.same_key(VALUES, names),
             SQL.join(", ", assignments),
             "" if condition is None else sql(" WHERE {}", condition),
         )
+
+    def _listed(
+        self, table: KeyTable, keys: Keys, own: Sequence[OwnValues]
+    ) -> tuple[SQL, list[str]]:
+        """Return the SELECT of a list of keys and values, which reads no row, and the names that the keys have in it.
+
+        It begins with a row of nothing but types: those of the columns, collations included.
+        """
+        names = [f"k{n}" for n in range(len(table.key))]
+        columns = [f"{column} AS {name}" for column, name in zip(table.key, names, strict=True)]
+        for n, one in enumerate(own):
+            typed = table.column(one.field) if one.stored == "{}" else "NULL"
+            columns.append(f"{typed} AS v{n}")
+        types = SQL(f"SELECT {', '.join(columns)} FROM {table.name} WHERE 1 = 0")
+        return SQL.join(" UNION ALL SELECT ", [types, *self.value_rows(table, keys, own)]), names
 
     def written(self, table: Table, statement: SQL, keys: Keys) -> Keys | None:
         # A count tells something only where it is that of all rows; none may mean that nothing was changed.
