@@ -98,15 +98,15 @@ _PROGRAM = """
 import json, sys, django
 django.setup()
 from django_taskclaim.management.commands.claimstatus import Command
-Command().look_on(**json.loads(sys.argv[1]))
+Command().print_progress(**json.loads(sys.argv[1]))
 """
 
 
-class Onlooker:
+class ProgressPrinter:
     """Another process, which prints how the work on some models goes on. It ends with this one and cannot delay it."""
 
     def __init__(self, **facts: Any) -> None:
-        """Start it; *facts* are arguments of the ``look_on`` of ``claimstatus``."""
+        """Start it; *facts* are arguments of the ``print_progress`` of ``claimstatus``."""
         self._began = clock()
         self._process: subprocess.Popen[bytes] | None = None
         if not settings.SETTINGS_MODULE:
@@ -152,7 +152,7 @@ _STATES = {
 
 
 def bar(seen: Overview, width: int, *, coloured: bool) -> str:
-    """Return the rows as a line that its states share, with how many are finished behind it."""
+    """Return the rows as a line that its states share, with how many are complete behind it."""
     end = f"  {rows_of(seen)}"
     numbers_of = _numbers(seen)
     cells = _shared_out(list(numbers_of.values()), max(10, width - len(end)))
@@ -164,12 +164,11 @@ def bar(seen: Overview, width: int, *, coloured: bool) -> str:
 
 
 def rows_of(seen: Overview) -> str:
-    """Return how many rows are finished, and which share of all; of rows that do not stay, how many are left."""
+    """Return how many rows are complete, and which share of all; of rows that do not stay, how many are left."""
     progress, about = seen.progress, "~" if seen.estimated else ""
     if not policy_for(seen.model).completion.keeps:
         return left(seen) or f"{about}{progress.total:,} rows"
-    finished, total = (f"{about}{number:,}" for number in (progress.finished, progress.total))
-    return f"{percent(progress)}  {finished} of {total}"
+    return f"{percent(progress)}  {about}{progress.complete:,} of {about}{progress.total:,}"
 
 
 def left(seen: Overview) -> str:
@@ -189,13 +188,13 @@ def legend(seen: Overview, width: int, *, coloured: bool) -> Iterator[str]:
         colour, letter, name = _STATES[state]
         sign = f"\x1b[{colour}m■{_PLAIN}" if coloured else letter
         about = "~" if ("open" if state == "due" else state) in seen.estimated else ""
-        told = f"{sign} {about}{number:,} {name}"
+        text = f"{sign} {about}{number:,} {name}"
         if not number:
             continue
-        if line and clipped(f"{line}   {told}", width) != f"{line}   {told}":
+        if line and clipped(f"{line}   {text}", width) != f"{line}   {text}":
             yield line
             line = ""
-        line = f"{line}   {told}" if line else told
+        line = f"{line}   {text}" if line else text
     yield line
 
 
@@ -216,11 +215,12 @@ def _shared_out(numbers: Sequence[int], cells: int) -> list[int]:
 
 
 def percent(progress: Progress) -> str:
-    """Return the finished share; never 100 % while rows are left."""
-    return f"{int(progress.fraction * 1000) / 10:.1f} %"
+    """Return the share of complete rows; never 100 % while others are there."""
+    share = progress.complete / progress.total if progress.total else 1.0
+    return f"{int(share * 1000) / 10:.1f} %"
 
 
-class Pace:
+class Speed:
     """How fast rows come to their end, by what was seen lately.
 
     Where rows are estimated, or do not stay, it goes by what the workers report that serve this model alone.
@@ -248,8 +248,8 @@ class Pace:
         while looks[-1][0] - looks[0][0] > self.SPAN:
             looks.popleft()
 
-    def told(self, seen: Overview) -> Iterator[str]:
-        """Say how fast it goes, and when it will be done; nothing where that cannot be told."""
+    def describe(self, seen: Overview) -> Iterator[str]:
+        """Say how fast it goes, and when it will be done; nothing where that is unknown."""
         looks = self._looks(seen)
         if len(looks) < 2:
             return

@@ -1,12 +1,17 @@
 """What ``claimstatus`` has seen, in figures: the names that ``--fail-if`` and ``--format json`` share.
 
-The names are part of the interface: new ones may come, none goes, none changes its meaning.
+The names, the keys of the JSON and the grammar of conditions are part of the interface: new ones may come, none goes,
+none changes its meaning.
 """
 
-from collections.abc import Sequence
+import json
+import operator
+import re
+from argparse import ArgumentTypeError
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field
-from datetime import timedelta
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.db import Error, connections, models
@@ -14,9 +19,12 @@ from django.db.models import Min
 from django.utils import timezone
 
 from django_taskclaim.columns import claim_columns
+from django_taskclaim.control.orders import SETTINGS, open_orders
+from django_taskclaim.control.reading import live_settings
 from django_taskclaim.fields import NEVER_WAITED, as_utc
-from django_taskclaim.formatting import first_line
+from django_taskclaim.formatting import first_line, format_duration
 from django_taskclaim.handlers import handler_for
+from django_taskclaim.management.arguments import duration
 from django_taskclaim.management.base import lacking_tables
 from django_taskclaim.monitoring.overview import (
     Failure,
@@ -28,15 +36,27 @@ from django_taskclaim.monitoring.overview import (
 )
 from django_taskclaim.monitoring.server import server_for
 from django_taskclaim.querysets import ClaimQuerySet
+from django_taskclaim.states import Status
 
 #: How long the questions about one model may take, and those about workers, where they are asked again and again.
 AGAIN = timedelta(seconds=2)
 
-#: Of each model so many errors are known at a time.
+#: The number of recent errors that are read of each model.
 ERRORS = 5
 
 #: A number of rows or workers, a duration, or None where there is none of it.
 Figure = int | timedelta | None
+
+#: The figures that are durations, and all of them.
+AGES = ("oldest_due", "oldest_expired", "paused_for")
+FIGURES = (
+    *("open", "due", "waiting", "processing", "complete", "failed", "paused", "total"),
+    *("unfinished", "expired", "throttles", "workers"),
+    *AGES,
+)
+
+#: Goes up when a key of the JSON is taken away or changes its meaning; new keys come without.
+VERSION = 1
 
 
 @dataclass(slots=True)
@@ -46,28 +66,28 @@ class Look:
     seen: list[Overview] = field(default_factory=list)
     #: By database.
     workers: dict[str, list[Worker]] = field(default_factory=dict)
-    #: Of each model what went wrong lately, the latest last, where that was asked for.
+    #: The recent errors of each model, the latest last, where they were asked for.
     errors: list[tuple[type[models.Model], Failure]] = field(default_factory=list)
-    #: Model, database, and what the database said.
+    #: Model, database, and the message of the database.
     refused: list[tuple[type[models.Model], str, str]] = field(default_factory=list)
 
     @property
     def refusals(self) -> list[str]:
         """What could not be read, a sentence each."""
         found: dict[str, None] = {}
-        for model, alias, said in self.refused:
+        for model, alias, message in self.refused:
             lacking: list[str] = []
             with suppress(Error):
                 lacking = lacking_tables(model, alias)
-            usual = f"{model._meta.label} on {alias!r} cannot be read: {said}"
+            usual = f"{model._meta.label} on {alias!r} cannot be read: {message}"
             found.update(dict.fromkeys(lacking or [usual]))
         return list(found)
 
 
 def look_at(where: Sequence[tuple[Any, str]], *, exact: bool = True) -> Look:
-    """Look at models, each on its database; one that cannot be read keeps no other from being seen.
+    """Look at models, each on its database; one that cannot be read does not hide the others.
 
-    Where it need not be *exact* the questions may not take long, and the last errors are among them.
+    Where it need not be *exact* the questions may not take long, and the recent errors are among them.
     """
     look = Look()
     for model, alias in where:
@@ -86,16 +106,13 @@ def look_at(where: Sequence[tuple[Any, str]], *, exact: bool = True) -> Look:
 
 
 def figures_of(seen: Overview, known: Sequence[Worker]) -> dict[str, Figure]:
-    """Return everything that there is a number for."""
-    progress = seen.progress
+    """Return all figures of one model."""
+    progress, pause = seen.progress, seen.pause
+    paused_at = None if pause is None or pause.paused_at is None else as_utc(pause.paused_at)
     return {
-        "open": progress.open,
+        **{state.value: getattr(progress, state.value) for state in Status},
         "due": seen.due,
         "waiting": seen.waiting,
-        "processing": progress.processing,
-        "complete": progress.complete,
-        "failed": progress.failed,
-        "paused": progress.paused,
         "total": progress.total,
         "unfinished": progress.total - progress.finished,
         "expired": seen.expired,
@@ -103,65 +120,209 @@ def figures_of(seen: Overview, known: Sequence[Worker]) -> dict[str, Figure]:
         "workers": sum(worker.alive and worker.serves(seen.model) for worker in known),
         "oldest_due": oldest_due(seen),
         "oldest_expired": _since(seen, seen.expired_since),
-        "paused_for": _since(seen, seen.pause and as_utc_or_none(seen.pause.paused_at)),
+        "paused_for": _since(seen, paused_at),
     }
-
-
-def wants_workers(model: type[models.Model]) -> bool:
-    """Say whether workers have something to do for *model*; rows that people claim need none."""
-    return handler_for(model) is not None
 
 
 # Since when
 
 
 def oldest_due(seen: Overview) -> timedelta | None:
-    """Return how long the row has been due that is so for longest; None where none is, or none tells.
+    """Return how long the oldest due row has been due; None where no row is due, or nothing says since when.
 
-    A row that had to wait is due since ``not_before``. Of one that never had to, only a column of the user's with
-    ``auto_now_add`` tells when it was made.
+    A row that had to wait is due since ``not_before``. For one that never had to, only a column of the user's with
+    ``auto_now_add`` says when it was created.
     """
     if not seen.due:
         return None
-    ages = (_since(seen, seen.due_since), _since(seen, _first_born(seen)))
+    ages = (_since(seen, seen.due_since), _since(seen, _first_created(seen)))
     return max((age for age in ages if age is not None), default=None)
 
 
 def ages_are_known(model: type[models.Model]) -> bool:
-    """Say whether a column tells since when a row is due that never had to wait."""
-    return _born_at(model) is not None
+    """Say whether a column says since when a row is due that never had to wait."""
+    return _created_at(model) is not None
 
 
-def _born_at(model: type[models.Model]) -> Any:
-    """Return the first column of the claim table that keeps when a row was made."""
-    fields = claim_columns(model).owner._meta.local_concrete_fields
-    return next(
-        (
-            one
-            for one in fields
-            if isinstance(one, models.DateTimeField) and getattr(one, "auto_now_add", False)
-        ),
-        None,
-    )
+def _created_at(model: type[models.Model]) -> Any:
+    """Return the first column of the claim table that keeps when a row was created."""
+    dates = [
+        one
+        for one in claim_columns(model).owner._meta.local_concrete_fields
+        if isinstance(one, models.DateTimeField) and getattr(one, "auto_now_add", False)
+    ]
+    return next(iter(dates), None)
 
 
-def _first_born(seen: Overview) -> Any:
-    """Return when the oldest open row was made that never had to wait."""
-    columns, born = claim_columns(seen.model), _born_at(seen.model)
-    if born is None:
+def _first_created(seen: Overview) -> Any:
+    """Return when the oldest open row was created that never had to wait."""
+    columns, created = claim_columns(seen.model), _created_at(seen.model)
+    if created is None:
         return None
     rows: Any = ClaimQuerySet(columns.owner, using=seen.alias).open()
     if columns.not_before is not None:
         rows = rows.filter(**{columns.not_before.name: NEVER_WAITED})
-    first = rows.aggregate(first=Min(born.name))["first"]
+    first = rows.aggregate(first=Min(created.name))["first"]
     # A column of the user's: without time zones it has the project's time.
     return timezone.make_aware(first) if first is not None and timezone.is_naive(first) else first
 
 
-def as_utc_or_none(moment: Any) -> Any:
-    """Return a moment of ours in UTC, where there is one."""
-    return None if moment is None else as_utc(moment)
-
-
 def _since(seen: Overview, moment: Any) -> timedelta | None:
     return None if moment is None else max(seen.now - moment, timedelta(0))
+
+
+# Conditions
+
+_OPERATORS: Mapping[str, Callable[[Any, Any], bool]] = {
+    ">": operator.gt,
+    ">=": operator.ge,
+    "<": operator.lt,
+    "<=": operator.le,
+    "=": operator.eq,
+    "!=": operator.ne,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """One comparison of a figure with a number, or with an age, and its text."""
+
+    figure: str
+    compare: Callable[[Any, Any], bool]
+    value: int | timedelta
+    text: str
+
+    def reason(self, figures: Mapping[str, Figure]) -> str:
+        """Return ``failed is 3 (failed>0)`` where the condition holds, else nothing; what is None fulfils none."""
+        found = figures[self.figure]
+        if found is None or not self.compare(found, self.value):
+            return ""
+        shown = format_duration(found) if isinstance(found, timedelta) else f"{found:,}"
+        return f"{self.figure} is {shown} ({self.text})"
+
+
+def conditions(text: str) -> list[Condition]:
+    """Parse ``oldest_due>15m,failed>0``; ArgumentTypeError, in one sentence, for what is no condition."""
+    return [_condition(part) for part in text.split(",")]
+
+
+def _condition(text: str) -> Condition:
+    match = re.fullmatch(r"\s*(\w+)\s*([<>!=]+)\s*([\w.]+)\s*", text)
+    if match is None:
+        raise ArgumentTypeError(
+            f"{text.strip()!r} is no condition; write failed>0, or several as in oldest_due>15m,workers<1"
+        )
+    figure, sign, value = match.groups()
+    if figure not in FIGURES:
+        raise ArgumentTypeError(f"there is no figure {figure!r}; there are {', '.join(FIGURES)}")
+    if sign not in _OPERATORS:
+        raise ArgumentTypeError(f"{sign!r} compares nothing; there are {', '.join(_OPERATORS)}")
+    written = "".join(text.split())
+    return Condition(figure, _OPERATORS[sign], _value(figure, value), written)
+
+
+def _value(figure: str, text: str) -> int | timedelta:
+    if figure in AGES:
+        return timedelta(0) if text == "0" else duration(text)
+    if not (text.isascii() and text.isdecimal()):
+        raise ArgumentTypeError(f"{figure} is compared with a whole number, not {text!r}")
+    return int(text)
+
+
+def reasons_to_fail(look: Look, asked: Sequence[Condition], *, named: bool) -> list[str]:
+    """Return a sentence for each model for which conditions hold.
+
+    Workers are asked of models that have a handler, because rows that people claim need none; of *named* ones always.
+    """
+    reasons = []
+    for seen in look.seen:
+        figures = figures_of(seen, look.workers[seen.alias])
+        if not named and handler_for(seen.model) is None:
+            figures["workers"] = None
+        found = [reason for one in asked if (reason := one.reason(figures))]
+        if found:
+            reasons.append(f"{seen.model._meta.label}: {', '.join(found)}")
+    return reasons
+
+
+def incomplete(look: Look) -> Iterator[str]:
+    """Yield a sentence for each model with rows that are not complete."""
+    for seen in look.seen:
+        counts = {state: getattr(seen.progress, state.value) for state in Status}
+        left = [
+            f"{n:,} {state.value}" for state, n in counts.items() if n and state != Status.COMPLETE
+        ]
+        if left:
+            yield f"{seen.model._meta.label} is not complete: {', '.join(left)}"
+
+
+def unknown_ages(look: Look, asked: Sequence[Condition]) -> Iterator[str]:
+    """Yield of which models ``oldest_due`` is asked although it covers only rows that were put off."""
+    if all(one.figure != "oldest_due" for one in asked):
+        return
+    for seen in look.seen:
+        if seen.due and not ages_are_known(seen.model):
+            yield (
+                f"{seen.model._meta.label}: oldest_due covers only rows that were put off; a column with auto_now_add"
+                " would cover the others."
+            )
+
+
+# JSON
+
+
+def as_json(look: Look, failing: Sequence[str]) -> str:
+    """Return all that was seen, with the reasons to fail; moments are ISO 8601 in UTC, durations are seconds."""
+    facts = {
+        "version": VERSION,
+        "at": timezone.now(),
+        "models": [_model_facts(seen, look.workers[seen.alias]) for seen in look.seen],
+        "workers": [
+            _worker_facts(one, alias) for alias, known in look.workers.items() for one in known
+        ],
+        "failing": list(failing),
+        "unreadable": [
+            {"model": model._meta.label, "database": alias, "error": message}
+            for model, alias, message in look.refused
+        ],
+    }
+    return json.dumps(facts, default=_plain, indent=2)
+
+
+def _model_facts(seen: Overview, known: Sequence[Worker]) -> dict[str, Any]:
+    pause, stored = seen.pause, live_settings(seen.model, using=seen.alias)
+    return {
+        "model": seen.model._meta.label,
+        "database": seen.alias,
+        "at": seen.now,
+        "figures": figures_of(seen, known),
+        "pause": pause and _values(pause, "scope", "by", "reason", "until", since="paused_at"),
+        "throttles": [
+            _values(one, "process", "source", "reason", "until", since="since_at")
+            for one in seen.throttles
+        ],
+        "settings": stored and _values(stored, *SETTINGS, "changed_by", "changed_at"),
+        "holders": [asdict(one) for one in seen.holders],
+    }
+
+
+def _worker_facts(worker: Worker, alias: str) -> dict[str, Any]:
+    same = ("name", "state", "alive", "held", "done", "failed", "host", "pid", "version")
+    orders = open_orders(worker.name, using=alias)
+    return {
+        "database": alias,
+        **_values(worker, *same, "last_error", models="labels", started="started_at"),
+        "seen": worker.seen_at,
+        "orders": [_values(one, "order", "by", "reason", "at") for one in orders],
+    }
+
+
+def _values(of: object, *names: str, **renamed: str) -> dict[str, Any]:
+    pairs = {**dict(zip(names, names, strict=True)), **renamed}
+    return {key: getattr(of, name) for key, name in pairs.items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    return as_utc(value).isoformat() if isinstance(value, datetime) else str(value)

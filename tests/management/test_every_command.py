@@ -97,7 +97,7 @@ WRONG: list[tuple[str, str]] = [
     ("claimworker sources.Page", "sources.PageTask"),
     ("claimworker testapp.IntSource", "testapp.IntRange"),
     ("claimpopulate testapp.Photo", "testapp.Photo has no source"),
-    ("claimpopulate sources.PageTask --filter vists=1", "did you mean visits?"),
+    ("claimpopulate sources.PageTask --filter vists=1", "visits"),
 ]
 
 

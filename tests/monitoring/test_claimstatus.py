@@ -223,7 +223,7 @@ def test_a_model_is_a_line_of_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
         line.split()[0]: line.split()[1:] for line in text.splitlines() if len(line.split()) > 5
     }
     assert lines["MODEL"] == ["OPEN", "RUNNING", "COMPLETE", "FAILED", "PAUSED", "TOTAL", "DONE"]
-    assert lines[PHOTO] == ["6", "1", "1", "1", "1", "10", "20.0", "%"]
+    assert lines[PHOTO] == ["6", "1", "1", "1", "1", "10", "10.0", "%"]
     assert lines["testapp.Job"] == ["2", "0", "0", "0", "0", "2", "-"]
     assert "testapp.PhotoProxy" not in lines
 

@@ -31,16 +31,9 @@ from django_taskclaim.formatting import counted, first_line, format_duration, fo
 from django_taskclaim.links import is_companion
 from django_taskclaim.management.arguments import add_database, add_models, duration, places
 from django_taskclaim.management.base import USAGE, ClaimCommand
-from django_taskclaim.management.conditions import (
-    FIGURES,
-    conditions,
-    incomplete,
-    reasons_to_fail,
-    untold_ages,
-)
 from django_taskclaim.management.display import (
     AFTER,
-    Pace,
+    Speed,
     bar,
     draw,
     left,
@@ -50,15 +43,26 @@ from django_taskclaim.management.display import (
     percent,
     rows_of,
 )
-from django_taskclaim.management.figures import AGAIN, Look, ages_are_known, look_at, oldest_due
-from django_taskclaim.management.machine_readable import as_json
+from django_taskclaim.management.figures import (
+    AGAIN,
+    FIGURES,
+    Look,
+    ages_are_known,
+    as_json,
+    conditions,
+    incomplete,
+    look_at,
+    oldest_due,
+    reasons_to_fail,
+    unknown_ages,
+)
 from django_taskclaim.monitoring.overview import Overview, Worker, first_failed, throttles_by_source
 from django_taskclaim.monitoring.server import server_for
 from django_taskclaim.policy import policy_for
 from django_taskclaim.ranges.strip import strip
 from django_taskclaim.states import Status
 
-#: How often --watch looks again where nothing else is said.
+#: How often --watch looks again by default.
 WATCH_EVERY = timedelta(seconds=2)
 
 #: Of the processes that are throttled for one cause that many are named.
@@ -71,7 +75,7 @@ NAMED = 10
 FAILED_NAMED = 3
 
 #: Seconds between two lines of a drain, or of --watch on a terminal that cannot be drawn on.
-TELL_EVERY = 5.0
+LINE_EVERY = 5.0
 
 #: Characters of the bar in such a line, with the numbers behind it.
 BAR = 50
@@ -107,7 +111,7 @@ exit codes:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._pace = Pace()
+        self._speed = Speed()
         #: What went wrong since the first look, each once, in the order in which it was seen.
         self._errors: dict[str, None] = {}
 
@@ -152,7 +156,7 @@ exit codes:
             self.stdout.write(as_json(look, failing))
         elif options["verbosity"]:
             self._show(look)
-        for sentence in untold_ages(look, options["fail_if"]):
+        for sentence in unknown_ages(look, options["fail_if"]):
             self.stderr.write(self.style.WARNING(sentence))
         self._end(look, failing)
 
@@ -188,8 +192,8 @@ exit codes:
             self.style = no_style()
             with contextlib.suppress(KeyboardInterrupt):
                 while True:
-                    self._tell(where)
-                    time.sleep(max(TELL_EVERY, every.total_seconds()))
+                    self._print_lines(where)
+                    time.sleep(max(LINE_EVERY, every.total_seconds()))
             return
         terminal, picture = self.stdout, [""]
         with contextlib.suppress(KeyboardInterrupt), other_screen(terminal):
@@ -205,7 +209,7 @@ exit codes:
         """Look once more; a database that is away is part of the picture."""
         look = look_at(where, exact=False)
         for seen in look.seen:
-            self._pace.note(seen, look.workers[seen.alias])
+            self._speed.note(seen, look.workers[seen.alias])
         for model, failure in look.errors:
             said = "".join(
                 c if c.isprintable() else " " for c in one_line(failure.error, failure.text)
@@ -224,7 +228,7 @@ exit codes:
         terminal, self.stdout = self.stdout, OutputWrapper(written)
         try:
             for seen in look.seen:
-                lines = [*self._bar(seen, width - 2), *self._pace.told(seen)]
+                lines = [*self._bar(seen, width - 2), *self._speed.describe(seen)]
                 with self._asking(seen.alias):
                     self._details(seen, lines)
             for sentence in look.refusals:
@@ -261,25 +265,25 @@ exit codes:
     def _coloured(self) -> bool:
         return self.style.ERROR("") != ""
 
-    def _tell(self, where: list[tuple[Any, str]]) -> None:
+    def _print_lines(self, where: list[tuple[Any, str]]) -> None:
         """Print how the work goes on, in one line for each model."""
         look = self._look(where)
         for seen in look.seen:
             failed = seen.progress.failed
             wrong = [f"{failed:,} failed"] if failed else []
-            parts = [*wrong, *self._pace.told(seen), *self._paused(seen)]
+            parts = [*wrong, *self._speed.describe(seen), *self._paused(seen)]
             share = (
                 bar(seen, BAR, coloured=self._coloured) if seen.progress.total else rows_of(seen)
             )
-            told = f"{seen.model._meta.label}: {', '.join([share, *parts])}"
-            self.stdout.write(f"{format_moment(timezone.now())} {told}")
+            text = f"{seen.model._meta.label}: {', '.join([share, *parts])}"
+            self.stdout.write(f"{format_moment(timezone.now())} {text}")
         for sentence in look.refusals:
             self.stdout.write(sentence)
         self.stdout.flush()
 
     # Beside a worker
 
-    def look_on(
+    def print_progress(
         self, *, labels: list[str], using: str, began: float, before: dict[str, Any], no_color: bool
     ) -> None:
         """Print how the work goes on until standard input ends, then what was done.
@@ -287,7 +291,7 @@ exit codes:
         *before* has the numbers of complete and of failed rows at the moment *began*, where these were counted.
         """
         for number in (signal.SIGINT, signal.SIGTERM):
-            # A worker that was told to stop has rows to give back, and these are to be seen.
+            # A worker that stops has rows to give back, and these are shown, too.
             signal.signal(number, signal.SIG_IGN)
         if no_color or os.environ.get("NO_COLOR") or not moves_cursor(self.stdout):
             self.style = no_style()
@@ -297,22 +301,22 @@ exit codes:
         while not select.select([sys.stdin], [], [], 0.5)[0]:
             if clock() >= due:
                 start = clock()
-                self._tell(where)
+                self._print_lines(where)
                 # Looking takes a tenth of the time at most.
-                due = clock() + max(TELL_EVERY, 10 * (clock() - start))
+                due = clock() + max(LINE_EVERY, 10 * (clock() - start))
         look, lately = self._look(where), timedelta(seconds=clock() - began)
         for seen in look.seen:
             self._sum_up(seen, before.get(seen.model._meta.label), lately)
 
     def _sum_up(self, seen: Overview, before: Sequence[int] | None, took: timedelta) -> None:
         progress = seen.progress
-        told = f"{left(seen) or 'ended'} after {format_duration(took)}"
+        text = f"{left(seen) or 'ended'} after {format_duration(took)}"
         if before is not None and not seen.estimated:
             complete, failed = progress.complete - before[0], progress.failed - before[1]
             rate = f"{(complete + failed) / took.total_seconds():,.1f} rows/s"
             done = f"{counted(complete, 'row')} complete and {failed:,} failed"
-            told = f"{done} in {format_duration(took)} ({rate}), {left(seen)}"
-        self.stdout.write(f"{seen.model._meta.label}: {told}.")
+            text = f"{done} in {format_duration(took)} ({rate}), {left(seen)}"
+        self.stdout.write(f"{seen.model._meta.label}: {text}.")
 
     # One line a model
 
@@ -329,7 +333,7 @@ exit codes:
         name = f"{seen.model._meta.label} ({seen.alias})" if several else seen.model._meta.label
         tells = progress.total and policy_for(seen.model).completion.keeps
         share = percent(progress) if tells else "-"
-        done = progress.total > 0 and progress.finished == progress.total
+        done = progress.total > 0 and progress.complete == progress.total
         return [
             (name, plain),
             (_number(seen, Status.OPEN), plain),
@@ -464,11 +468,11 @@ exit codes:
                 self.stdout.write("  " + self.style.WARNING(silence))
 
     def _orders(self, worker: Worker, alias: str) -> None:
-        """Tell what a process was told to do, in the control room say, and has not done yet."""
+        """Show what a process was ordered to do, in the control room for example, and has not done yet."""
         for order in open_orders(worker.name, using=alias):
             since = format_moment(as_utc(order.at))
-            told = f"{worker.name} was told by {order.by} at {since} to {order.order}"
-            self.stdout.write("  " + self.style.WARNING(told))
+            text = f"{worker.name} was ordered by {order.by} at {since} to {order.order}"
+            self.stdout.write("  " + self.style.WARNING(text))
 
     def _worker_row(self, worker: Worker, now: Any) -> list[tuple[str, Style]]:
         return [

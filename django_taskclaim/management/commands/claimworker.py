@@ -29,7 +29,7 @@ from django_taskclaim.management.arguments import (
     whole_number,
 )
 from django_taskclaim.management.base import ClaimCommand, lacking_tables
-from django_taskclaim.management.display import Onlooker
+from django_taskclaim.management.display import ProgressPrinter
 from django_taskclaim.monitoring.counts import count_rows
 from django_taskclaim.policy import faults, policy_for
 from django_taskclaim.switch import holds
@@ -222,14 +222,14 @@ exit codes:
     def _supervise_visibly(self, worker: WorkerOptions, *, no_color: bool) -> int:
         """Let another process draw how the work goes on: the supervisor asks no database, and is never held up."""
         before = self._answer(lambda: counted_in(worker))
-        onlooker = Onlooker(
+        printer = ProgressPrinter(
             labels=worker.labels, using=worker.using, before=dict(before or ()), no_color=no_color
         )
         supervisor = _supervisor(worker)
         try:
             return int(supervisor.run())
         finally:
-            onlooker.end(supervisor.signals)
+            printer.end(supervisor.signals)
 
     @property
     def _from_shell(self) -> bool:
