@@ -34,8 +34,8 @@ from django_taskclaim.policy import (
     set_policy,
 )
 from django_taskclaim.querysets.completing import complete
+from django_taskclaim.querysets.ordering import refuse_unknown_order
 from django_taskclaim.querysets.results import with_locked_source
-from django_taskclaim.querysets.scope import refuse_unknown_order
 from django_taskclaim.querysets.unreadable import fail_unreadable
 from django_taskclaim.querysets.waking import called_for
 from django_taskclaim.ranges.walking import end_walks, refuse_unfinished

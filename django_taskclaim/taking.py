@@ -12,13 +12,8 @@ from django.db.models.manager import BaseManager
 from django_taskclaim import conf
 from django_taskclaim.contention import contention_code
 from django_taskclaim.exceptions import CommitUndecided, TaskClaimError
-from django_taskclaim.querysets.scope import (
-    Rows,
-    Target,
-    in_claim_order,
-    on_claim_table,
-    refuse_unclaimable,
-)
+from django_taskclaim.querysets.ordering import in_claim_order
+from django_taskclaim.querysets.scope import Rows, Target, on_claim_table, refuse_unclaimable
 from django_taskclaim.querysets.transactions import (
     AWAY,
     belongs_to_the_caller,
@@ -65,9 +60,7 @@ def take(
         raise TypeError(
             f"A row of {rows.model.__name__} lies in several tables; pass update={{}} and delete the rows in the block."
         )
-    whole_number = isinstance(limit, int) and not isinstance(limit, bool)
-    if not whole_number or not 1 <= limit <= conf.MAX_BATCH_SIZE:
-        raise ValueError(f"take() takes from 1 to {conf.MAX_BATCH_SIZE} rows, not {limit!r}.")
+    conf.BATCH_SIZE.check(limit, "limit")
     span = IDLE_LEASES * conf.duration("LEASE") if idle is None else idle
     return _taken(rows, limit, update, conf.positive_duration(span, "idle"))
 

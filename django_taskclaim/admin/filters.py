@@ -15,7 +15,7 @@ from django_taskclaim.admin.rows import EXPIRED, WAITING
 from django_taskclaim.columns import ClaimColumns, claim_columns
 from django_taskclaim.db import dialect_for
 from django_taskclaim.monitoring.overview import database_time
-from django_taskclaim.querysets.scope import is_expired, waits
+from django_taskclaim.querysets.conditions import is_expired, is_waiting
 from django_taskclaim.states import WORKER_MARK, Status
 
 #: So many running, or failed, rows are looked through for choices to offer.
@@ -61,9 +61,9 @@ class StateFilter(ClaimFilter):
         if kind is None or kind not in phrases.STATES:
             return queryset
         if kind == WAITING:
-            return self.in_state(queryset, Status.OPEN).filter(waits(queryset.model))
+            return self.in_state(queryset, Status.OPEN).filter(is_waiting(self.columns))
         if kind == EXPIRED:
-            return queryset.filter(is_expired(claim_columns(queryset.model)))
+            return queryset.filter(is_expired(self.columns))
         return self.in_state(queryset, Status(kind))
 
 

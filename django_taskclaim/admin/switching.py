@@ -30,7 +30,7 @@ from django_taskclaim.control.acts import record_act
 from django_taskclaim.fields import as_utc
 from django_taskclaim.models import Switch
 from django_taskclaim.monitoring.counts import MOST
-from django_taskclaim.querysets.scope import is_expired
+from django_taskclaim.querysets.conditions import is_expired
 from django_taskclaim.states import Status
 from django_taskclaim.switch import SwitchError, holds, pause, pauses_over, resume
 from django_taskclaim.tables import EVERY_MODEL, scope_of

@@ -9,9 +9,9 @@ from django.db import models
 from django.db.models import Exists, OuterRef, Q
 
 from django_taskclaim.links import source_link
+from django_taskclaim.querysets.conditions import is_running
 from django_taskclaim.querysets.operating import BulkVerb, LockedRow, in_chunks
 from django_taskclaim.querysets.scope import ClaimTarget
-from django_taskclaim.states import Status
 
 Found = TypeVar("Found", bound="models.QuerySet[Any]")
 
@@ -37,7 +37,7 @@ class RemoveOrphans(BulkVerb):
         self.orphaned = orphaned
 
     def condition(self, target: ClaimTarget) -> Q:
-        return self.orphaned & ~Q(**{target.columns.status.name: Status.PROCESSING})
+        return self.orphaned & ~is_running(target.columns)
 
     def write(self, target: ClaimTarget, rows: list[LockedRow]) -> int:
         locked = target.rows.filter(self.condition(target), pk__in=[row.key for row in rows])

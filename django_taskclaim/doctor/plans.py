@@ -19,7 +19,8 @@ from django_taskclaim.indexes import ClaimIndex
 from django_taskclaim.limits.key_limits import limits_over
 from django_taskclaim.limits.serial import SerialLimit
 from django_taskclaim.monitoring.server import Plan, Server, server_for
-from django_taskclaim.querysets.scope import ClaimTarget, in_policy_order
+from django_taskclaim.querysets.ordering import in_policy_order
+from django_taskclaim.querysets.scope import ClaimTarget
 
 
 def missing_indexes(model: type[models.Model], alias: str) -> Iterator[Finding]:

@@ -6,14 +6,20 @@ commits.
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from django_taskclaim.allowances import Rate
+from django_taskclaim.db import ClaimedRow
 from django_taskclaim.fields import as_utc
+from django_taskclaim.limits.key_limits import limits_over
 from django_taskclaim.limits.model_limits import ModelLimits, limits_of
+from django_taskclaim.querysets.conditions import is_running
 from django_taskclaim.querysets.scope import ClaimTarget
-from django_taskclaim.states import Status
+from django_taskclaim.querysets.transactions import refuse_old_snapshots
 from django_taskclaim.tables import RateLevel
+
+if TYPE_CHECKING:
+    from django_taskclaim.querysets.claiming import ClaimCall
 
 #: What the first claim under a rate may take.
 FIRST_ROWS = 1.0
@@ -84,22 +90,16 @@ class Grant:
         now = self._asked_at = self._target.dialect.current_time()
         rows = RateLevel.objects.using(self._target.alias).filter(scope__in=self._rates)
         stored = {row.scope: row for row in rows}
-        self._levels = {
-            scope: _level(rate, stored.get(scope), now) for scope, rate in self._rates.items()
-        }
-        scope = min(self._levels, key=lambda one: self._levels[one])
-        room = max(0, int(self._levels[scope]))
-        if room < wanted:
-            self._answer.refusal = self._refused_by_rate(scope, room, now)
-        return min(room, wanted)
-
-    def _refused_by_rate(self, scope: str, room: int, now: datetime) -> Refusal:
-        rate, level = self._rates[scope], self._levels[scope]
-        enough = max(1.0, rate.most * WORTH_WHILE)
-        missing = enough - (level - room) if room else min(enough, rate.most) - level
-        wait = max(0.0, missing / rate.per_second)
-        limits = next(one for one in self._limits if one.scope == scope)
-        return Refusal("rate", limits, now + timedelta(seconds=wait), wait)
+        for limits in self._limits:
+            if (rate := limits.rate) is None:
+                continue
+            level = self._levels[limits.scope] = _level(rate, stored.get(limits.scope), now)
+            if int(level) < wanted:
+                wanted = max(0, int(level))
+                wait = _wait_for(rate, level, wanted)
+                until = now + timedelta(seconds=wait)
+                self._answer.refusal = Refusal("rate", limits, until, wait)
+        return wanted
 
     def _room_to_run(self, wanted: int) -> int:
         """Return how many of the *wanted* rows may be processing beside those that are."""
@@ -108,7 +108,7 @@ class Grant:
             return wanted
         target, limits = self._target, min(limited, key=lambda one: one.max_running or 0)
         most = limits.max_running or 0
-        running = target.rows.order_by().filter(**{target.columns.status.name: Status.PROCESSING})
+        running = target.rows.order_by().filter(is_running(target.columns))
         held = len(target.dialect.first(running, target.table, most, target.columns.key))
         if most - held < wanted:
             self._answer.refusal = Refusal("max_running", limits)
@@ -132,6 +132,13 @@ class Grant:
                 rows.create(scope=scope, level=level, at=now)
 
 
+def _wait_for(rate: Rate, level: float, taken: int) -> float:
+    """Return in how many seconds it is worth while to ask again, once *taken* rows are off the *level*."""
+    enough = max(1.0, rate.most * WORTH_WHILE)
+    missing = enough - (level - taken) if taken else min(enough, rate.most) - level
+    return max(0.0, missing / rate.per_second)
+
+
 def _level(rate: Rate, stored: RateLevel | None, now: datetime) -> float:
     """Return how many rows may be claimed *now*, by what the last claim has *stored*."""
     if stored is None or as_utc(stored.at) > now + AHEAD:
@@ -146,6 +153,19 @@ def refused_now(target: ClaimTarget) -> Refusal | None:
     return None if grant.closed() is None and grant.room(1) else answer.refusal
 
 
-def take_limit_lock(target: ClaimTarget) -> None:
-    """Let claims of the table that count wait for each other until they commit."""
-    target.dialect.advisory_lock(f"limits:{target.columns.owner._meta.label_lower}")
+def claim_within_limits(call: "ClaimCall", wanted: int) -> list[ClaimedRow]:
+    """Claim up to *wanted* rows in the transaction that is open, and no more than the limits of the model allow."""
+    target = call.target
+    grant = Grant(target, call.request.answer)
+    if grant.closed() is not None:
+        return []
+    counted = [*grant.counted, *dict.fromkeys(one.option for one in limits_over(target.model))]
+    if counted:
+        names = " and ".join(counted)
+        refuse_old_snapshots(target, f"claim_batch() counts what others have claimed for {names}")
+        # Claims of the table that count wait for each other until they commit.
+        target.dialect.advisory_lock(f"limits:{target.columns.owner._meta.label_lower}")
+    room = grant.room(wanted)
+    rows = call.take(room) if room else []
+    grant.charge(len(rows), room)
+    return rows

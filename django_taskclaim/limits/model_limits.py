@@ -10,7 +10,7 @@ from typing import Any
 from django.db import models
 
 from django_taskclaim.allowances import Hours, Rate
-from django_taskclaim.policy import Policy, policies_by_class, policies_over
+from django_taskclaim.policy import Policy, policies_by_class
 from django_taskclaim.tables import LIMITS, Switch, own_scopes, scope_of
 
 
@@ -39,11 +39,6 @@ class ModelLimits:
 
 #: The models, each with its database, whose Switch rows are known to store limits.
 known: set[tuple[str, type[models.Model]]] = set()
-
-
-def is_limited(model: type[models.Model], alias: str) -> bool:
-    """Say whether claims of *model* have to look at limits, as far as this process knows."""
-    return (alias, model) in known or any(policy.names_limits for policy in policies_over(model))
 
 
 def note_stored(model: type[models.Model], alias: str, switches: dict[str, Switch]) -> bool:

@@ -5,18 +5,22 @@ in claim order without locks; those whose keys have room are claimed by their ow
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.db.models import Count, Q
 from django.db.models.sql.where import AND
 
-from django_taskclaim.db import ClaimedRow, KeyIn, SwitchIsOn
+from django_taskclaim.db import ClaimedRow, KeyIn
 from django_taskclaim.db.sql import Key
 from django_taskclaim.fields import AnyField
+from django_taskclaim.querysets.conditions import is_running
 from django_taskclaim.querysets.scope import ClaimTarget, Rows
-from django_taskclaim.states import Status
+
+if TYPE_CHECKING:
+    from django_taskclaim.querysets.claiming import ClaimCall
+    from django_taskclaim.querysets.cursor import Scan
 
 #: So many rows in claim order are looked at before those of keys without room are left out.
 FRONT = 200
@@ -49,7 +53,7 @@ class KeyLimit:
     def full(self, target: ClaimTarget) -> Q:
         """Match rows of keys that have as many rows processing as they may."""
         running = target.rows.order_by().filter(
-            **{target.columns.status.name: Status.PROCESSING, f"{self.name}__isnull": False}
+            is_running(target.columns), **{f"{self.name}__isnull": False}
         )
         counts = running.values(self.name).annotate(n=Count("*"))
         return Q(**{f"{self.name}__in": counts.filter(n__gte=self.most).values(self.name)})
@@ -72,12 +76,10 @@ class KeyCount:
 
         Counted by value here: what two values are equal is another question on each database.
         """
-        status, name = self._target.columns.status.name, self.limit.name
+        name, columns = self.limit.name, self._target.columns
         new = [key for key in dict.fromkeys(keys) if key is not None and key not in self._running]
         for part in self._target.dialect.chunks(new, self._target.table):
-            rows = self._target.rows.order_by().filter(
-                **{status: Status.PROCESSING, f"{name}__in": part}
-            )
+            rows = self._target.rows.order_by().filter(is_running(columns), **{f"{name}__in": part})
             found = Counter(rows.values_list(name, flat=True))
             self._running.update({key: found[key] for key in part})
 
@@ -99,66 +101,54 @@ class KeyCount:
         return []
 
 
-class KeyChooser:
-    """One claim under the lock: chooses rows whose keys have room, until it has enough of them."""
+class KeyClaim:
+    """One claim under the lock: takes rows whose keys have room, until it has enough of them."""
 
     def __init__(
-        self,
-        limits: Sequence[KeyLimit],
-        target: ClaimTarget,
-        due: Rows,
-        switch: SwitchIsOn,
-        limit: int,
+        self, call: "ClaimCall", limits: Sequence[KeyLimit], scan: "Scan", limit: int
     ) -> None:
-        """*due* are the rows to choose from, in claim order, whatever the *switch* says."""
-        self.target, self.candidates, self.limit = target, due.filter(switch), limit
-        self.counts = [one.count(target) for one in limits]
+        self.call, self.target, self.scan, self.limit = call, call.target, scan, limit
+        self.candidates = call.rows(scan)
+        self.counts = [one.count(self.target) for one in limits]
         self.taken: list[ClaimedRow] = []
         #: What was chosen, whether it was got or not: nothing is tried twice.
         self._tried: set[Key] = set()
-        #: What was chosen last, by key, each with its values of the limited columns.
-        self._chosen: dict[Key, list[Any]] = {}
-        fields, key = [one.field for one in limits], target.columns.key
-        self._fields = [*key, *(field for field in dict.fromkeys(fields) if field not in key)]
-        self._seen_at = [self._fields.index(field) for field in fields]
+        limited = [one.field for one in limits]
+        self._fields = list(dict.fromkeys([*self.target.columns.key, *limited]))
+        self._seen_at = [self._fields.index(field) for field in limited]
 
     @property
     def _wanted(self) -> int:
         return self.limit - len(self.taken)
 
-    def choices(self) -> Iterator[tuple[Rows, int]]:
-        """Yield rows to claim next, and how many they are; what came of it is noted before the next ones."""
+    def run(self) -> list[ClaimedRow]:
+        """Claim the rows and return them."""
         front = max(FRONT, 4 * self.limit)
         rows = self.candidates
         for _ in range(1 + LOOKS):
             found = self._read(rows, front)
-            yield from self._choose(found)
+            self._claim_from(found)
             first = [key for one in self.counts for key in one.overlooked()]
             if self._wanted and (first := [key for key in first if key not in self._tried]):
-                yield from self._choose(self._read(self._only(self.candidates, first), len(first)))
+                self._claim_from(self._read(self._only(self.candidates, first), len(first)))
             if not self._wanted or len(found) < front:
-                return
+                break
             rows = self._with_room()
+        return self.taken
 
-    def note(self, rows: Sequence[ClaimedRow]) -> None:
-        """Note which of the rows chosen last were claimed. A key that was changed meanwhile counts as it was seen."""
-        self.taken += rows
-        got = {row.key for row in rows}
-        for key, values in self._chosen.items():
-            if key not in got:
-                self._add(values, -1)
-
-    def _read(self, rows: Rows, most: int) -> list[list[Any]]:
-        return self.target.dialect.first(rows, self.target.table, most, self._fields)
-
-    def _choose(self, rows: Sequence[Sequence[Any]]) -> Iterator[tuple[Rows, int]]:
-        # Others may have locked some, so the next ones are tried.
-        while self._wanted and (chosen := self._with_keys_that_admit(rows)):
+    def _claim_from(self, rows: Sequence[Sequence[Any]]) -> None:
+        """Claim the first of *rows* whose keys have room. Others may have locked some, so the next ones are tried."""
+        while self._wanted and (chosen := self._choose(rows)):
             for part in self.target.dialect.chunks(list(chosen), self.target.table):
-                self._chosen = {key: chosen[key] for key in part}
-                yield self._only(self.candidates.order_by(), part), len(part)
+                candidates = self._only(self.candidates.order_by(), part)
+                statement = self.call.prepare(self.scan, candidates, simple=False)
+                claimed = self.call.send(statement, len(part), self.scan)
+                self.taken += claimed
+                # A key that was changed meanwhile counts as it was seen.
+                for missed in set(part).difference(row.key for row in claimed):
+                    self._add(chosen[missed], -1)
 
-    def _with_keys_that_admit(self, rows: Sequence[Sequence[Any]]) -> dict[Key, list[Any]]:
+    def _choose(self, rows: Sequence[Sequence[Any]]) -> dict[Key, list[Any]]:
         """Return the first of *rows* whose keys have room, each with its values of the limited columns."""
         for count, place in zip(self.counts, self._seen_at, strict=True):
             count.learn(row[place] for row in rows)
@@ -166,19 +156,22 @@ class KeyChooser:
         for row in rows:
             key = self.target.table.key_of(row)
             values = [row[place] for place in self._seen_at]
-            if key in chosen or key in self._tried:
+            if key in self._tried:
                 continue
             if all(one.admits(value, key) for one, value in zip(self.counts, values, strict=True)):
                 chosen[key] = values
+                self._tried.add(key)
                 self._add(values, 1)
             if len(chosen) == self._wanted:
                 break
-        self._tried.update(chosen)
         return chosen
 
     def _add(self, values: Sequence[Any], number: int) -> None:
         for count, value in zip(self.counts, values, strict=True):
             count.add(value, number)
+
+    def _read(self, rows: Rows, most: int) -> list[list[Any]]:
+        return self.target.dialect.first(rows, self.target.table, most, self._fields)
 
     def _only(self, rows: Rows, keys: Sequence[Key]) -> Rows:
         rows = rows.all()

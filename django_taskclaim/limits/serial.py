@@ -16,7 +16,9 @@ from django_taskclaim.db import KeyIn
 from django_taskclaim.db.sql import Key
 from django_taskclaim.limits.per_key import KeyCount, KeyLimit
 from django_taskclaim.policy import Policy
-from django_taskclaim.querysets.scope import ClaimTarget, Rows, in_claim_order, is_open, waits
+from django_taskclaim.querysets.conditions import in_state, is_open, is_waiting
+from django_taskclaim.querysets.ordering import in_claim_order
+from django_taskclaim.querysets.scope import ClaimTarget, Rows
 from django_taskclaim.states import Status
 
 #: The heads of so many keys are looked up in one statement.
@@ -45,8 +47,8 @@ class SerialLimit(KeyLimit):
     def keeps_back(self, target: ClaimTarget) -> Q:
         """Match rows of keys of which a row is running, waits, is paused or has failed."""
         states = [Status.PROCESSING, *self.idle_blocks]
-        blocks = Q(**{f"{target.columns.status.name}__in": states})
-        blocks |= is_open(target.columns) & waits(target.model)
+        blocks = in_state(target.columns, *states)
+        blocks |= is_open(target.columns) & is_waiting(target.columns)
         rows = target.rows.order_by().filter(blocks, **{f"{self.name}__isnull": False})
         return Q(**{f"{self.name}__in": rows.values(self.name)})
 
@@ -71,36 +73,35 @@ class Heads(KeyCount):
     def __init__(self, limit: SerialLimit, target: ClaimTarget) -> None:
         super().__init__(limit, target)
         #: Rows that may go next, and the keys that were looked at for them.
-        self._heads: dict[Key, None] = {}
+        self._heads: list[Key] = []
         self._looked_up: set[Any] = set()
-        #: Keys that will be asked for presumably, in that order.
-        self._next: dict[Any, None] = {}
+        #: The keys that may be asked for, in that order.
+        self._expected: list[Any] = []
 
     def learn(self, keys: Iterable[Any]) -> None:
-        given = [key for key in dict.fromkeys(keys) if key is not None]
-        super().learn(given)
-        new = [key for key in given if self._running[key] < self.limit.most]
-        self._next |= {key: None for key in new if key not in self._looked_up}
+        self._expected = [key for key in dict.fromkeys(keys) if key is not None]
+        super().learn(self._expected)
 
     def admits(self, key: Any, row: Key) -> bool:
-        if key is None:
-            return True
-        if not super().admits(key, row):
-            return False
+        if key is None or not super().admits(key, row):
+            return key is None
         if key not in self._looked_up:
-            ahead = [one for one in self._next if one != key]
-            part = [key, *ahead[: HEADS_AT_ONCE - 1]]
-            self._heads |= dict.fromkeys(self._heads_of(part))
-            self._looked_up.update(part)
-            self._next = {one: None for one in self._next if one not in self._looked_up}
+            self._look_up(key)
         return row in self._heads
+
+    def _look_up(self, key: Any) -> None:
+        """Find the heads of this key and of those that are expected next."""
+        closed = set(self.closed)
+        part = list(dict.fromkeys([key, *(one for one in self._expected if one not in closed)]))
+        self._heads += self._heads_of(part[:HEADS_AT_ONCE])
+        self._looked_up.update(part[:HEADS_AT_ONCE])
 
     @property
     def closed(self) -> list[Any]:
         return list(dict.fromkeys([*super().closed, *self._looked_up]))
 
     def overlooked(self) -> list[Key]:
-        return list(self._heads)
+        return self._heads
 
     def _heads_of(self, keys: Sequence[Any]) -> list[Key]:
         first_open, in_the_way = self._first(keys, [Status.OPEN], self.limit.idle_blocks)
@@ -119,8 +120,8 @@ class Heads(KeyCount):
 
     def _first(self, keys: Sequence[Any], *states: Sequence[Status]) -> list[list[Key]]:
         """Return the first rows of *keys* in each of these groups of states, at one moment."""
-        target, status = self._target, self._target.columns.status.name
-        groups = [self._in_order(target.rows.filter(**{f"{status}__in": some})) for some in states]
+        target, columns = self._target, self._target.columns
+        groups = [self._in_order(target.rows.filter(in_state(columns, *some))) for some in states]
         return target.dialect.first_of_each(groups, target.table, self.limit.field, keys)
 
     def _in_order(self, rows: Rows) -> Rows:

@@ -15,15 +15,15 @@ from django.db.models.functions import Substr
 
 from django_taskclaim.columns import ClaimColumns, claim_columns, has_ranges
 from django_taskclaim.db import dialect_for
-from django_taskclaim.fields import NEVER_WAITED, OPEN_ENDED, QUARANTINED, as_utc
+from django_taskclaim.fields import NEVER_WAITED, OPEN_ENDED, as_utc
 from django_taskclaim.formatting import with_source
 from django_taskclaim.limits.model_limits import ModelLimits, limits_of
 from django_taskclaim.links import is_companion, key_text, source_link
 from django_taskclaim.models import Switch, Throttle, WorkerProcess
 from django_taskclaim.monitoring.counts import MOST, RowCounts, count_rows
 from django_taskclaim.querysets import ClaimQuerySet, Progress
+from django_taskclaim.querysets.conditions import is_due, is_expired, is_running
 from django_taskclaim.querysets.everyone import everyones_stop
-from django_taskclaim.querysets.scope import is_expired
 from django_taskclaim.states import WORKER_MARK, Status
 from django_taskclaim.switch import paused_by
 from django_taskclaim.tables import scope_of
@@ -248,10 +248,9 @@ def _dueness(opened: Any, columns: ClaimColumns, now: datetime) -> _Dueness:
     if columns.not_before is None:
         return _Dueness(opened.count())
     name = columns.not_before.name
-    waited, marked = Q(**{f"{name}__lte": now}), Q(**{f"{name}__gte": QUARANTINED})
     facts = opened.aggregate(
-        due=Count(name, filter=waited | marked),
-        since=Min(name, filter=waited & Q(**{f"{name}__gt": NEVER_WAITED})),
+        due=Count(name, filter=is_due(columns, now)),
+        since=Min(name, filter=Q(**{f"{name}__lte": now, f"{name}__gt": NEVER_WAITED})),
         next=Min(name, filter=Q(**{f"{name}__gt": now, f"{name}__lt": OPEN_ENDED})),
         open_ended=Count(name, filter=Q(**{name: OPEN_ENDED})),
     )
@@ -269,9 +268,9 @@ class _Running(NamedTuple):
 def _running(rows: Any, columns: ClaimColumns) -> _Running:
     """Return what is known of all running rows."""
     who, expiry = columns.claimed_by.name, columns.expires_at.name
-    expired = rows.filter(is_expired(claim_columns(rows.model)))
+    expired = rows.filter(is_expired(columns))
     late = expired.aggregate(rows=Count("*"), ended=Count(expiry), since=Min(expiry))
-    running = rows.filter(**{columns.status.name: Status.PROCESSING})
+    running = rows.filter(is_running(columns))
     batches = running.order_by().values_list(who).annotate(rows=Count("*"), first=Min(expiry))
     endless = late["rows"] - late["ended"]
     return _Running(late["rows"], endless, _utc(late["since"]), _together(batches))
@@ -279,7 +278,7 @@ def _running(rows: Any, columns: ClaimColumns) -> _Running:
 
 def _first_running(rows: Any, columns: ClaimColumns, now: datetime) -> _Running:
     """Return the same of the first MOST along the claim index, where there are more."""
-    running = rows.filter(**{columns.status.name: Status.PROCESSING}).order_by(*columns.order)
+    running = rows.filter(is_running(columns)).order_by(*columns.order)
     found = running.values_list(columns.claimed_by.name, columns.expires_at.name)[:MOST]
     held = [(holder, _utc(end)) for holder, end in found]
     expired = [end for _, end in held if end is None or end <= now]

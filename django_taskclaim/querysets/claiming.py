@@ -3,11 +3,12 @@
 import os
 import secrets
 import socket
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from django.conf import settings
 from django.db import DatabaseError, InterfaceError, OperationalError, models
@@ -30,12 +31,12 @@ from django_taskclaim.fields import (
     AnyField,
     is_quarantine_mark,
 )
-from django_taskclaim.limits.grant import Answer, Grant, take_limit_lock
-from django_taskclaim.limits.key_limits import limits_over
+from django_taskclaim.limits.grant import Answer, claim_within_limits
+from django_taskclaim.limits.key_limits import claim_by_keys, limits_over
 from django_taskclaim.limits.model_limits import known, switches_of
-from django_taskclaim.limits.per_key import KeyChooser, KeyLimit
 from django_taskclaim.policy import policies_over, policy_for, refuse_faulty
 from django_taskclaim.querysets import refusals
+from django_taskclaim.querysets.conditions import is_open, is_running
 from django_taskclaim.querysets.cursor import (
     EVERYTHING,
     QUARANTINED_SCAN,
@@ -44,32 +45,22 @@ from django_taskclaim.querysets.cursor import (
     Scan,
     quarantined_scans,
 )
+from django_taskclaim.querysets.instances import build, is_plain, read_again, sort_claimed
 from django_taskclaim.querysets.losses import judge_ambiguous_commit
-from django_taskclaim.querysets.scope import (
-    ClaimTarget,
-    Rows,
-    build,
-    in_claim_order,
-    in_policy_order,
-    is_open,
-    is_plain,
-    on_claim_table,
-    prefetch,
-    read_again,
-    refuse_unclaimable,
-    sort_claimed,
-)
+from django_taskclaim.querysets.ordering import in_claim_order, in_policy_order
+from django_taskclaim.querysets.scope import ClaimTarget, Rows, on_claim_table, refuse_unclaimable
 from django_taskclaim.querysets.transactions import (
     PATIENCE,
     AmbiguousCommit,
     autocommit,
-    refuse_old_snapshots,
     run_durable,
     wait_for_answer,
 )
 from django_taskclaim.signals import rows_claimed, send_after_commit
-from django_taskclaim.states import WORKER_MARK, Status, Token
+from django_taskclaim.states import WORKER_MARK, Token
 from django_taskclaim.tables import stop_scopes
+
+R = TypeVar("R")
 
 #: How many statements of plain claims are kept, for each model and connection.
 MOST_STATEMENTS = 200
@@ -116,22 +107,12 @@ def checked_request(
     durable: bool,
 ) -> Request:
     """Return the request; ValueError with one sentence where it makes none."""
-    if (
-        isinstance(limit, bool)
-        or not isinstance(limit, int)
-        or not 1 <= limit <= conf.MAX_BATCH_SIZE
-    ):
+    if include_held and claimed_by is None:
         raise ValueError(
-            f"claim_batch() takes from 1 to {conf.MAX_BATCH_SIZE} rows, not {limit!r}."
+            "include_held=True returns what claimed_by holds, so claimed_by must be given."
         )
-    if claimed_by is None:
-        if include_held:
-            raise ValueError(
-                "include_held=True returns what claimed_by holds, so claimed_by must be given."
-            )
-        holder = new_holder()
-    else:
-        holder = checked_name(claimed_by)
+    holder = new_holder() if claimed_by is None else checked_name(claimed_by)
+    conf.BATCH_SIZE.check(limit, "limit")
     refuse_faulty(model)
     duration = policy_for(model).lease if lease is None else conf.positive_duration(lease, "lease")
     return Request(limit, holder, duration, include_held=include_held, durable=durable)
@@ -162,9 +143,10 @@ def prepare(queryset: Rows, request: Request) -> "ClaimCall | None":
     if refusals.remembered:
         queryset = refusals.without_refused(queryset)
     target = ClaimTarget.of(queryset.model, queryset.db)
+    limited = (target.alias, target.model) in known
+    if policies:
+        limited = limited or any(policy.names_limits for policy in policies)
     plain = is_plain(queryset, target)
-    is_known = (target.alias, target.model) in known
-    limited = is_known or (bool(policies) and any(one.names_limits for one in policies))
     return ClaimCall(queryset, target, request, plain=plain, is_limited=limited)
 
 
@@ -172,22 +154,26 @@ def claim(call: "ClaimCall") -> list[Any]:
     """Claim rows and return them, committed, in claim order."""
     rows = call.run()
     if rows or call.is_limited or call.request.answer is not None:
-        # A worker hears of stored limits when it reads the switch.
+        # A worker learns of stored limits when it reads the switch.
         return rows
-    # Limits that were stored meanwhile keep such a claim from taking rows.
+    # A limit that was stored meanwhile keeps such a claim from taking rows.
     switches_of(call.target.model, call.target.alias)
     if (call.target.alias, call.target.model) in known:
-        call.obey_limits()
+        call.is_limited, call.autocommits = True, False
         rows = call.run()
     return rows
 
 
 #: How many claims this process has made, by database and table.
-claims_made: dict[tuple[str, type[models.Model]], int] = {}
+claims_made: Counter[tuple[str, type[models.Model]]] = Counter()
 
 
 class ClaimCall:
-    """One claim, from the checked request to the rows in hand."""
+    """One call of ``claim_batch``.
+
+    A plain claim of a worker's id is one statement that commits by itself. Any other runs in a transaction: it joins
+    tables, is asked for what its holder has already, has limits, or a database claims by several statements.
+    """
 
     def __init__(
         self,
@@ -200,64 +186,62 @@ class ClaimCall:
     ) -> None:
         """*plain* says that the claim statement's own columns make the instances."""
         self.queryset, self.target, self.request = queryset, target, request
-        self.plain, self.is_limited = plain, False
-        self.key_limits: list[KeyLimit] = []
-        self.cursor = None if queryset.query.order_by else request.cursor
-        self.has_own_holder = WORKER_MARK in request.holder
+        self.plain, self.is_limited = plain, is_limited
         #: Rows that statements of this call have claimed and committed.
         self.committed: list[ClaimedRow] = []
         #: The keys of what statements have claimed in the transaction that is open.
         self.known: set[Any] = set()
         self.started = clock()
-        connection = target.dialect.connection
-        #: Whether each statement commits by itself, so that no transaction is needed.
-        self.autocommits = (
-            plain
-            and target.dialect.claims_in_one_statement
-            and not request.include_held
-            and not connection.in_atomic_block
-            and commits_by_itself(connection)
-            and target.dialect.commits_alone
-        )
-        #: Whether the instances are made of what the claim returns. Those of a named holder are read by their keys:
-        #: should one be unreadable, nothing else would tell them from others that the holder has.
-        self.is_plain = plain and (self.has_own_holder or not self.autocommits)
-        if is_limited:
-            self.obey_limits()
-
-    def obey_limits(self) -> None:
-        """Claim within the limits that hold for the model, in one transaction."""
-        self.is_limited, self.autocommits, self.is_plain = True, False, self.plain
-        self.key_limits = limits_over(self.queryset.model)
-        if self.key_limits:
-            self.cursor = None
+        #: Whether each statement commits by itself.
+        self.autocommits = plain and not is_limited and self._may_autocommit()
 
     @property
     def fields(self) -> Sequence[AnyField]:
         """The columns that the claim returns: all that make the instances, or those with a role."""
         columns = self.target.columns
-        if self.is_plain:
+        if self.plain:
             return columns.owner._meta.concrete_fields
         extra = (columns.iteration, columns.attempts, columns.not_before, columns.priority)
         return [*columns.key, *(one for one in extra if one is not None)]
+
+    @property
+    def counts_by_key(self) -> bool:
+        """Whether a limit of the model lets rows of one key wait for each other."""
+        return self.is_limited and bool(limits_over(self.target.model))
 
     # Sending
 
     def run(self) -> list[Any]:
         """Claim, commit and return the instances, each with its claim."""
         if self.autocommits:
-            rows = self.instances(self._take(self.request.limit))
+            rows = self.instances(self.take(self.request.limit))
         else:
-            try:
-                claim = self.claim_in_transaction
-                rows = run_durable(self.target, claim, durable=self.request.durable)
-            except AmbiguousCommit as error:
-                if not self.has_own_holder:
-                    raise
-                rows = self._still_held(error.result)
+            rows = self._run_in_transaction()
         if rows and rows_claimed.receivers:
             send_after_commit(rows_claimed, self.target.model, self.target.alias, rows=rows)
         return rows
+
+    def _may_autocommit(self) -> bool:
+        dialect = self.target.dialect
+        return (
+            dialect.claims_in_one_statement
+            # A holder of its own, by which the rows are found where the answer is lost, or one of them unreadable.
+            and WORKER_MARK in self.request.holder
+            and not dialect.connection.in_atomic_block
+            and commits_by_itself(dialect.connection)
+            and dialect.commits_alone
+        )
+
+    def _run_in_transaction(self) -> list[Any]:
+        try:
+            claim = self.claim_in_transaction
+            return run_durable(self.target, claim, durable=self.request.durable)
+        except AmbiguousCommit as error:
+            if WORKER_MARK not in self.request.holder:
+                # Another call may have claimed the same rows under the same name.
+                raise
+            held = judge_ambiguous_commit(error.result, patience=self._patience).still_held
+            return _committed(held) if error.result else []
 
     def claim_in_transaction(self) -> list[Any]:
         """Claim in the transaction that is open, beside what the holder has already, if it asked for that."""
@@ -271,9 +255,56 @@ class ClaimCall:
             carried_claim(row).held_before = True
         wanted = request.limit - len(rows)
         if wanted > 0:
-            take = self._take_limited if self.is_limited else self._take
-            rows += self.instances(take(wanted))
+            claimed = claim_within_limits(self, wanted) if self.is_limited else self.take(wanted)
+            rows += self.instances(claimed)
         return rows
+
+    def send(self, statement: ClaimStatement | None, limit: int, scan: Scan) -> list[ClaimedRow]:
+        """Send one claim; outside of a transaction it commits by itself."""
+        if statement is None:
+            return []
+        values = scan.prepared(self.target.table) if scan.values else scan.values
+        spec = ClaimSpec(statement, limit, self.request.holder, values)
+        if self.autocommits:
+            try:
+                rows = self.target.dialect.claim(spec)
+            except (DatabaseError, InterfaceError) as error:
+                rows = self._send_again(spec, error)
+            self.committed += rows
+            return rows
+        # A strategy that finds its rows by their holder returns those of the statements before, too.
+        rows = [row for row in self.target.dialect.claim(spec) if row.key not in self.known]
+        self.known.update(row.key for row in rows)
+        return rows
+
+    # After an error
+
+    @property
+    def _patience(self) -> float:
+        # A caller that knows soon that nobody knows can still give the rows back in time.
+        return min(PATIENCE, self.request.lease.total_seconds() / 4)
+
+    def _send_again(self, spec: ClaimSpec, error: Exception) -> list[ClaimedRow]:
+        """Claim again after contention; find out what came of a claim that was not answered."""
+        errors = [error]
+
+        def once() -> list[ClaimedRow]:
+            if errors:
+                raise errors.pop()
+            return self.target.dialect.claim(spec)
+
+        try:
+            return autocommit(self.target, once)
+        except AmbiguousCommit:
+            return _committed(wait_for_answer(self.target, self.claimed, self._patience))
+
+    def claimed(self) -> list[ClaimedRow]:
+        """Return what this call's own holder has on the table beside what is known to be committed."""
+        committed = {row.key for row in self.committed}
+        rows = self._held(self.target.rows.order_by(*self.target.columns.order))
+        return [row for row in rows if row.key not in committed]
+
+    # What the holder has already
 
     def _extend_held(self) -> list[ClaimedRow]:
         """Return what the holder has of the queryset, ``limit`` rows at most, each lease extended and none shortened.
@@ -282,18 +313,21 @@ class ClaimCall:
         """
         target = self.target
         rows = in_claim_order(on_claim_table(self.queryset, target), self.queryset, target)
-        held = self._held_by_holder(rows)
-        by_iteration: dict[int, list[Any]] = {}
-        for row in held:
-            by_iteration.setdefault(row.iteration, []).append(row.key)
-        still: set[Any] = set()
-        for iteration, keys in by_iteration.items():
+        held = self._held(rows)
+        extended: set[Any] = set()
+        for iteration in {row.iteration for row in held}:
+            keys = sorted(row.key for row in held if row.iteration == iteration)
             extend = partial(self._extend, Token(self.request.holder, iteration))
-            for extended in self.send_parts(
-                target.dialect.chunks(sorted(keys), target.table), extend
-            ):
-                still.update(extended)
-        return [row for row in held if row.key in still]
+            for part in self.send_parts(target.dialect.chunks(keys, target.table), extend):
+                extended.update(part)
+        return [row for row in held if row.key in extended]
+
+    def _held(self, rows: Rows) -> list[ClaimedRow]:
+        """Return the first of *rows* that the holder has."""
+        columns, table, fields = self.target.columns, self.target.table, self.fields
+        held = rows.filter(is_running(columns), **{columns.claimed_by.name: self.request.holder})
+        found = self.target.dialect.first(held, table, self.request.limit, fields)
+        return rows_by_role(fields, table, found)
 
     def _extend(self, token: Token, keys: Sequence[Any]) -> list[Any]:
         """Wait for the rows that *token* holds, extend their leases, and return their keys."""
@@ -310,83 +344,18 @@ class ClaimCall:
         """Return what *send* returns of each part."""
         return map(send, parts)
 
-    def _still_held(self, rows: list[Any]) -> list[Any]:
-        """Return the rows of a claim whose COMMIT was not answered; OperationalError where it claimed none of them."""
-        still = judge_ambiguous_commit(rows, patience=self._patience).still_held
-        if rows and not still:
-            raise OperationalError("The claim was not committed.")
-        return still
-
-    @property
-    def _patience(self) -> float:
-        # A caller that knows soon that nobody knows can still give the rows back in time.
-        return min(PATIENCE, self.request.lease.total_seconds() / 4)
-
-    def _send(self, statement: ClaimStatement | None, limit: int, scan: Scan) -> list[ClaimedRow]:
-        """Send one claim; outside of a transaction it commits by itself."""
-        if statement is None:
-            return []
-        spec = ClaimSpec(statement, limit, self.request.holder, scan.values)
-        if not self.autocommits:
-            # A strategy that finds its rows by their holder returns those of the statements before, too.
-            rows = [row for row in self.target.dialect.claim(spec) if row.key not in self.known]
-            self.known.update(row.key for row in rows)
-            return rows
-        try:
-            rows = self.target.dialect.claim(spec)
-        except (DatabaseError, InterfaceError) as error:
-            rows = self._send_again(spec, error)
-        self.committed += rows
-        return rows
-
-    def _send_again(self, spec: ClaimSpec, error: Exception) -> list[ClaimedRow]:
-        """Claim again after contention; find out what came of a claim that was not answered."""
-        errors = [error]
-
-        def once() -> list[ClaimedRow]:
-            if errors:
-                raise errors.pop()
-            return self.target.dialect.claim(spec)
-
-        try:
-            return autocommit(self.target, once)
-        except AmbiguousCommit:
-            if not self.has_own_holder:
-                raise
-            return self._read_back()
-
-    def _read_back(self) -> list[ClaimedRow]:
-        """Return what a statement that was not answered has claimed; OperationalError where that is nothing."""
-        rows = wait_for_answer(self.target, self.claimed, self._patience)
-        if not rows:
-            raise OperationalError("The claim was not committed.")
-        return rows
-
-    def claimed(self) -> list[ClaimedRow]:
-        """Return what this call's own holder has on the table beside what is known to be committed."""
-        columns, known = self.target.columns, {row.key for row in self.committed}
-        rows = self._held_by_holder(self.target.rows.order_by(*columns.order))
-        return [row for row in rows if row.key not in known]
-
-    def _held_by_holder(self, rows: Rows) -> list[ClaimedRow]:
-        columns, table = self.target.columns, self.target.table
-        held = {
-            columns.status.name: Status.PROCESSING,
-            columns.claimed_by.name: self.request.holder,
-        }
-        most, fields = self.request.limit, self.fields
-        found = self.target.dialect.first(rows.filter(**held), table, most, fields)
-        return rows_by_role(fields, table, found)
-
     # Looking
 
-    def _take(self, limit: int) -> list[ClaimedRow]:
+    def take(self, limit: int) -> list[ClaimedRow]:
         """Claim up to *limit* rows, of which a quarantined one is alone."""
+        cursor = self.request.cursor
+        if self.queryset.query.order_by or (self.is_limited and self.counts_by_key):
+            cursor = None
         place = self.target.alias, self.target.columns.owner
-        number = claims_made[place] = claims_made.get(place, 0) + 1
-        is_turn = number % TURN == 0 or (self.cursor is not None and self.cursor.thorough)
+        claims_made[place] += 1
+        is_turn = claims_made[place] % TURN == 0 or (cursor is not None and cursor.thorough)
         rows = self._take_quarantined() if is_turn else []
-        rows = rows or self._scan(limit)
+        rows = rows or self._scan(limit, cursor)
         return rows or ([] if is_turn else self._take_quarantined())
 
     def _take_quarantined(self) -> list[ClaimedRow]:
@@ -396,37 +365,26 @@ class ClaimCall:
             rows = rows or self.claim_from(scan, 1)
         return rows
 
-    def _scan(self, limit: int) -> list[ClaimedRow]:
+    def _scan(self, limit: int, cursor: Cursor | None) -> list[ClaimedRow]:
         """Claim up to *limit* rows, from one place after the other where a cursor says so, and return them in order."""
         rows: list[ClaimedRow] = []
         scan = EVERYTHING
-        for scan in [EVERYTHING] if self.cursor is None else self.cursor.scans(self.target):
+        for scan in [EVERYTHING] if cursor is None else cursor.scans(self.target):
             rows += self.claim_from(scan, limit - len(rows))
             if len(rows) == limit:
                 break
         if not self.queryset.query.order_by:
             # In an order of the caller's they are read again.
             rows = sort_claimed(rows, self.target)
-        if self.cursor is not None:
-            waits = self.target.columns.not_before is not None
-            self.cursor.advance(rows, scan, full=len(rows) == limit, waits=waits)
+        if cursor is not None:
+            cursor.advance(rows, scan, full=len(rows) == limit)
         return rows
 
     def claim_from(self, scan: Scan, limit: int) -> list[ClaimedRow]:
         """Claim up to *limit* rows that *scan* finds."""
-        if not self.key_limits:
-            return self._send(self._statement(scan), limit, scan)
-        chooser = KeyChooser(
-            self.key_limits,
-            self.target,
-            self.rows(scan, literal=True),
-            self.switch,
-            limit,
-        )
-        for candidates, number in chooser.choices():
-            statement = self._prepare(scan, candidates, simple=False)
-            chooser.note(self._send(statement, number, scan))
-        return chooser.taken
+        if self.is_limited and self.counts_by_key:
+            return claim_by_keys(self, scan, limit)
+        return self.send(self._statement(scan), limit, scan)
 
     # The statement
 
@@ -435,11 +393,11 @@ class ClaimCall:
         """What stops this claim; where it looks at no limits, a stored limit does, too."""
         return SwitchIsOn(stop_scopes(self.queryset.model), unlimited=not self.is_limited)
 
-    def rows(self, scan: Scan, *, literal: bool = False) -> Rows:
-        """Return the open rows that *scan* finds, in claim order, whatever the switch says."""
+    def rows(self, scan: Scan) -> Rows:
+        """Return the rows that may be claimed and that *scan* finds, in claim order."""
         columns = self.target.columns
         rows = on_claim_table(self.queryset, self.target)
-        rows = rows.filter(is_open(columns) & scan.condition(columns, literal=literal))
+        rows = rows.filter(is_open(columns) & scan.condition(columns), self.switch)
         if scan.name == "quarantined":
             # In no order of the caller's: such a row is claimed alone, and an index finds it in this one.
             return rows.order_by(*columns.order)
@@ -449,18 +407,18 @@ class ClaimCall:
         query, target = self.queryset.query, self.target
         simple = not query.where and not query.order_by and target.is_owner
         if not simple or ("key" in scan.values and len(target.columns.key) > 1):
-            return self._prepare(scan, self.rows(scan).filter(self.switch), simple=simple)
+            return self.prepare(scan, self.rows(scan), simple=simple)
         lease, notes = self.request.lease, self.request.notes_start
-        shape = self.is_plain, self.is_limited, settings.USE_TZ
+        shape = self.plain, self.is_limited, settings.USE_TZ
         kind = (scan.name, *scan.values, *shape, lease, notes)
         if kind not in target.statements:
             if len(target.statements) >= MOST_STATEMENTS:
                 target.statements.clear()
-            candidates = self.rows(scan).filter(self.switch)
-            target.statements[kind] = self._prepare(scan, candidates, simple=True)
+            candidates = self.rows(scan.with_places())
+            target.statements[kind] = self.prepare(scan, candidates, simple=True)
         return target.statements[kind]
 
-    def _prepare(self, scan: Scan, candidates: Rows, *, simple: bool) -> ClaimStatement | None:
+    def prepare(self, scan: Scan, candidates: Rows, *, simple: bool) -> ClaimStatement | None:
         target, mark = self.target, None
         ours = EVERYTHING
         if scan.name == "quarantined":
@@ -480,23 +438,6 @@ class ClaimCall:
             mark=mark,
         )
 
-    # Limits
-
-    def _take_limited(self, limit: int) -> list[ClaimedRow]:
-        """Claim within the limits of the model, in the transaction that is open."""
-        grant = Grant(self.target, self.request.answer)
-        if grant.closed() is not None:
-            return []
-        options = [*grant.counted, *dict.fromkeys(one.option for one in self.key_limits)]
-        if options:
-            reason = "claim_batch() counts what others have claimed for "
-            refuse_old_snapshots(self.target, reason + " and ".join(options))
-            take_limit_lock(self.target)
-        room = grant.room(limit)
-        rows = self._take(room) if room else []
-        grant.charge(len(rows), room)
-        return rows
-
     # The rows in hand
 
     def instances(self, claimed: Sequence[ClaimedRow]) -> list[Any]:
@@ -504,11 +445,11 @@ class ClaimCall:
         if not claimed:
             return []
         target, request = self.target, self.request
-        rows = build(self.queryset, claimed) if self.is_plain else []
+        rows = build(self.queryset, claimed) if self.plain else []
         claims = claims_of(claimed, request.holder, target.alias, request.lease, self.started)
         if len(claimed) == 1:
             claims[0].quarantined = is_quarantine_mark(claimed[0].not_before)
-        if not self.is_plain:
+        if not self.plain:
             by_key = {one.pk: one for one in claims}
             rows = self.read(by_key)
             claims = [by_key[target.columns.key_of(row)] for row in rows]
@@ -517,6 +458,11 @@ class ClaimCall:
 
     def read(self, claims: dict[Any, Claim]) -> list[Any]:
         """Read the rows with these keys as the queryset asks."""
-        rows = read_again(self.queryset, self.target, list(claims))
-        prefetch(self.queryset, rows)
-        return rows
+        return read_again(self.queryset, self.target, list(claims))
+
+
+def _committed(rows: list[R]) -> list[R]:
+    """Return what was found of a claim that was not answered; OperationalError where that is nothing."""
+    if not rows:
+        raise OperationalError("The claim was not committed.")
+    return rows

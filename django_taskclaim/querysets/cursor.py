@@ -14,8 +14,10 @@ from django.db.models import Q
 from django_taskclaim.claim import clock
 from django_taskclaim.columns import ClaimColumns
 from django_taskclaim.db import Bound, ClaimedRow
+from django_taskclaim.db.sql import Table
 from django_taskclaim.fields import NEVER_WAITED, QUARANTINED, as_utc
-from django_taskclaim.querysets.scope import ClaimTarget, has_waited, is_quarantined
+from django_taskclaim.querysets.conditions import has_waited, is_quarantined
+from django_taskclaim.querysets.scope import ClaimTarget
 
 #: Under backlog everything is looked at so often, in seconds, and so are rows of a higher priority alone …
 FULL_SCAN_EVERY = 1.0
@@ -31,13 +33,24 @@ TURN = 10
 
 
 class Scan(NamedTuple):
-    """A part of the rows that a claim looks at, by name, and the values bound in its condition."""
+    """A part of the rows that a claim looks at, by name, and the values in its condition."""
 
     name: str = "all"
     values: Mapping[str, Any] = {}
 
-    def condition(self, columns: ClaimColumns, *, literal: bool = False) -> Q:
-        """Return which open rows the scan finds; *literal* has the values in it, and not the places for them."""
+    def with_places(self) -> "Scan":
+        """Return the scan for a statement that is kept, in which the values of each claim are bound."""
+        return Scan(self.name, {name: Bound(name) for name in self.values})
+
+    def prepared(self, table: Table) -> Mapping[str, Any]:
+        """Return the values as the driver wants them."""
+        key = {
+            name: table.prepared_key(self.values[name])[0] for name in self.values if name == "key"
+        }
+        return {**self.values, **key}
+
+    def condition(self, columns: ClaimColumns) -> Q:
+        """Return which open rows the scan finds."""
         found = has_waited(columns)
         if self.name == "quarantined":
             found = is_quarantined(columns)
@@ -48,13 +61,10 @@ class Scan(NamedTuple):
             found &= Q(**{f"{columns.not_before.name}__gt": NEVER_WAITED})
         if columns.priority is not None and "priority" in self.values:
             higher = "__gt" if self.name == "urgent" else ""
-            number = self.values["priority"] if literal else Bound("priority")
-            found &= Q(**{f"{columns.priority.name}{higher}": number})
+            found &= Q(**{f"{columns.priority.name}{higher}": self.values["priority"]})
         if "key" in self.values:
-            # The values of a composite key are not bound one by one, so that its statement is not kept.
-            literal = literal or len(columns.key) > 1
             name = "pk" if len(columns.key) > 1 else columns.key[0].attname
-            found &= Q(**{f"{name}__gt": self.values["key"] if literal else Bound("key")})
+            found &= Q(**{f"{name}__gt": self.values["key"]})
         return found
 
 
@@ -116,23 +126,21 @@ class Cursor:
         if self._has_position and columns.not_before is not None and turn:
             yield Scan("retried", at)
         if goes_on:
-            key = self._key if len(columns.key) > 1 else target.table.prepared_key(self._key)[0]
-            yield Scan("never waited", {**at, "key": key})
+            yield Scan("never waited", {**at, "key": self._key})
         self._began = clock()
         yield EVERYTHING
 
-    def advance(self, rows: Sequence[ClaimedRow], last: Scan, *, full: bool, waits: bool) -> None:
+    def advance(self, rows: Sequence[ClaimedRow], last: Scan, *, full: bool) -> None:
         """Go on behind the last of *rows* that never waited; nowhere, where a scan of everything found too little.
 
-        *rows* are what the claim took, in order, and *last* is its last scan; *full* says that it took all it wanted,
-        *waits* that rows of the model may wait.
+        *rows* are what the claim took, in order, and *last* is its last scan; *full* says that it took all it wanted.
         """
         if last is EVERYTHING:
             now = clock()
             self._full_scan_at = now + _pause(now - self._began, FULL_SCAN_SHARE)
             self._urgent_scan_at = now + FULL_SCAN_EVERY
         for row in reversed(rows):
-            if not waits or (row.not_before and as_utc(row.not_before) == NEVER_WAITED):
+            if row.not_before is None or as_utc(row.not_before) == NEVER_WAITED:
                 self._key, self._priority, self._has_position = row.key, row.priority, True
                 break
         else:

@@ -24,9 +24,10 @@ from django_taskclaim.querysets.assignments import (
     open_again,
     quarantine_mark,
 )
+from django_taskclaim.querysets.conditions import is_expired
 from django_taskclaim.querysets.operating import BulkVerb, LockedRow, in_chunks, update_locked
 from django_taskclaim.querysets.refusals import without_refused
-from django_taskclaim.querysets.scope import ClaimTarget, Rows, is_expired
+from django_taskclaim.querysets.scope import ClaimTarget, Rows
 from django_taskclaim.signals import after_commit, rows_expired, send_after_commit
 from django_taskclaim.states import WORKER_MARK
 

@@ -11,8 +11,8 @@ from django_taskclaim.db import ClaimedRow
 from django_taskclaim.querysets.claiming import ClaimCall
 from django_taskclaim.querysets.cursor import Scan
 from django_taskclaim.querysets.failing import release
+from django_taskclaim.querysets.instances import bare, like
 from django_taskclaim.querysets.refusals import Search, may_be_refused
-from django_taskclaim.querysets.scope import bare, like
 from django_taskclaim.querysets.transactions import belongs_to_the_caller
 from django_taskclaim.querysets.unreadable import (
     fail_unreadable,
@@ -69,7 +69,7 @@ class _IsolatingCall(ClaimCall):
         super().__init__(one.queryset, one.target, one.request, is_limited=one.is_limited)
         self.started = one.started
         self.committed = one.committed
-        if one.autocommits and self.has_own_holder:
+        if one.autocommits:
             # A statement may have committed rows that could not be read.
             self.committed += self.claimed()
         #: The rows claimed that cannot be read, by key, each with the error.
@@ -93,7 +93,7 @@ class _IsolatingCall(ClaimCall):
         if self.search is None:
             return super().claim_from(scan, limit)
         target, most = self.target, LOOK_AHEAD * limit
-        rows = self.rows(scan, literal=True).filter(self.switch)
+        rows = self.rows(scan)
         found = target.dialect.first(rows, target.table, most, target.columns.key)
         keys = list(dict.fromkeys(target.table.keys_of(found)))
         claimed: list[ClaimedRow] = []

@@ -34,8 +34,9 @@ from django_taskclaim.querysets import (
 )
 from django_taskclaim.querysets.cancelled import unless_cancelled
 from django_taskclaim.querysets.claiming import Request
-from django_taskclaim.querysets.progress import Progress, progress_counts
-from django_taskclaim.querysets.scope import due_condition, in_policy_order, is_expired
+from django_taskclaim.querysets.conditions import in_state, is_due, is_expired
+from django_taskclaim.querysets.ordering import in_policy_order
+from django_taskclaim.querysets.progress import Progress, progress_of
 from django_taskclaim.querysets.waking import call_workers
 from django_taskclaim.querysets.why_empty import WhyEmpty
 from django_taskclaim.querysets.why_empty import why_empty as explain_empty
@@ -57,7 +58,7 @@ class ClaimQuerySet(models.QuerySet[M]):
 
     def due(self) -> Self:
         """Open rows whose waiting time is over by the database's clock."""
-        return self.open().filter(due_condition(self.model))
+        return self.open().filter(is_due(claim_columns(self.model)))
 
     def held_by(self, who: str) -> Self:
         """Rows that *who* holds: the name given to ``claim_batch``, or a worker's id."""
@@ -74,11 +75,11 @@ class ClaimQuerySet(models.QuerySet[M]):
         return self._in_state(Status.FAILED)
 
     def _in_state(self, status: Status) -> Self:
-        return self.filter(**{claim_columns(self.model).status.name: status})
+        return self.filter(in_state(claim_columns(self.model), status))
 
     def progress(self) -> Progress:
         """Count the rows in each state, in one statement that reads every matching row."""
-        return Progress(**progress_counts(self))
+        return progress_of(self)
 
     # Claiming
 

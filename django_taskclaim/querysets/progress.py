@@ -32,17 +32,11 @@ class Progress:
         return self.finished / self.total if self.total else 1.0
 
 
-def progress_counts(queryset: Rows) -> dict[str, int]:
-    """Return how many rows are in each state."""
+def progress_of(queryset: Rows) -> Progress:
+    """Count the rows of *queryset* in each state."""
     refuse_unclaimable(queryset)
     if queryset.query.is_empty():
-        return {}
+        return Progress()
     target = ClaimTarget.of(queryset.model, queryset.db)
-    status = target.columns.status.name
-    rows = (
-        on_claim_table(queryset, target)
-        .values_list(status)
-        .annotate(n=models.Count("*"))
-        .order_by()
-    )
-    return dict(rows.values_list(status, "n"))
+    rows = on_claim_table(queryset, target).values_list(target.columns.status.name)
+    return Progress(**dict(rows.annotate(n=models.Count("*"))))

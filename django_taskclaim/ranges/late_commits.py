@@ -15,7 +15,7 @@ from django.db.models.fields import AutoFieldMixin
 from django_taskclaim.conf import positive_duration
 from django_taskclaim.db.sql import PREPARED
 from django_taskclaim.fields import NEVER_WAITED, OPEN_ENDED
-from django_taskclaim.querysets.scope import is_open
+from django_taskclaim.querysets.conditions import is_open
 from django_taskclaim.querysets.transactions import in_transaction
 from django_taskclaim.ranges.target import RangeTarget
 

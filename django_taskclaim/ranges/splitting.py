@@ -12,6 +12,7 @@ from django.db.models import F
 
 from django_taskclaim.contention import contention_code
 from django_taskclaim.exceptions import RetriesExhausted
+from django_taskclaim.querysets.conditions import is_running
 from django_taskclaim.querysets.transactions import in_transaction
 from django_taskclaim.ranges.target import RangeTarget, reached
 from django_taskclaim.signals import after_commit
@@ -39,7 +40,7 @@ class Middle(NamedTuple):
 
 def split_largest(target: RangeTarget, at_least: int = WORTH_SPLITTING) -> bool:
     """Split the running range with most rows left, and say whether there was one with *at_least* rows for two."""
-    running = target.ranges.filter(**{target.claims.columns.status.name: Status.PROCESSING})
+    running = target.ranges.filter(is_running(target.claims.columns))
     largest_first = running.order_by((F("rows_planned") - F("rows_done")).desc(), "pk")
     keys = list(largest_first.values_list("pk", flat=True)[:TRIED])
     return any(split(target, pk, at_least) for pk in keys)

@@ -16,7 +16,7 @@ from django_taskclaim.exceptions import Permanent
 from django_taskclaim.formatting import listed
 from django_taskclaim.handlers import Handler
 from django_taskclaim.policy import SELF_FENCE
-from django_taskclaim.querysets.scope import bare
+from django_taskclaim.querysets.instances import bare
 from django_taskclaim.worker.begun import Batch, Notes
 from django_taskclaim.worker.outcomes import Outcome
 from django_taskclaim.worker.records import logger, named

@@ -12,8 +12,8 @@ from django_taskclaim.completion import Clear
 from django_taskclaim.db import dialect_for
 from django_taskclaim.formatting import counted
 from django_taskclaim.handlers import Handler
+from django_taskclaim.querysets.conditions import in_state, is_due
 from django_taskclaim.querysets.refusals import refusals, without_refused
-from django_taskclaim.querysets.scope import is_quarantined
 from django_taskclaim.ranges.planning import end_of_source, is_unplanned, open_more
 from django_taskclaim.states import Status
 from django_taskclaim.worker.inflight import InFlight
@@ -113,8 +113,7 @@ class Work:
         return self._in_state(handler, Status.OPEN, Status.PROCESSING)
 
     def _in_state(self, handler: Handler, *states: Status) -> Any:
-        status = claim_columns(handler.model).status.name
-        return self.rows(handler).filter(**{f"{status}__in": states})
+        return self.rows(handler).filter(in_state(claim_columns(handler.model), *states))
 
     def _paused_rows(self, handler: Handler) -> str:
         """Say how many rows are paused and how to open them; empty where none are."""
@@ -167,6 +166,5 @@ def _not_done_since(began: datetime, model: type[Model]) -> Q:
     columns = claim_columns(model)
     if columns.not_before is None:
         return Q()
-    name = columns.not_before.name
-    due = Q(**{f"{name}__lte": began}) | is_quarantined(columns)
+    due = is_due(columns, began)
     return due if columns.attempts is None else due | Q(**{f"{columns.attempts.name}__gt": 0})

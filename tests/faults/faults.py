@@ -45,10 +45,10 @@ FAULTS = {
         fault(
             "The reaper puts rows back a minute before their lease ends.",
             (
-                SCOPE,
-                'ended = models.Q(**{f"{expiry}__lte": DatabaseNow()})',
+                "querysets/conditions.py",
+                'ended = Q(**{f"{expiry}__lte": DatabaseNow()})',
                 "from datetime import timedelta\n\n    from django_taskclaim.db import DatabaseLater\n\n"
-                '    ended = models.Q(**{f"{expiry}__lte": DatabaseLater(timedelta(minutes=1))})',
+                '    ended = Q(**{f"{expiry}__lte": DatabaseLater(timedelta(minutes=1))})',
             ),
         ),
         fault(

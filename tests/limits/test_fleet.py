@@ -179,12 +179,12 @@ def test_hours_are_those_of_a_clock_on_the_wall(text: str, at: str, opens: str |
 
 @pytest.mark.parametrize("limit", [{"max_running": 1}, {"rate": "30/h"}])
 def test_an_empty_answer_names_the_limit_and_when_it_ends(rule: Rule, limit: Any) -> None:
-    ((name, value),) = limit.items()
+    (value,) = limit.values()
     make(Photo, 3)
     rule(Photo, **limit)
     claimed(1)
     why = Photo.objects.why_empty("user:2")
-    assert (why.kept_back, why.kept_back_by, why.limit, why.ready) == (2, name, str(value), 0)
+    assert (why.kept_back, why.ready) == (2, 0)
     assert str(value) in str(why)
 
 

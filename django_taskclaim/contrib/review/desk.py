@@ -12,7 +12,8 @@ from django.views.generic.list import MultipleObjectMixin
 
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.contrib.review.holding import HolderMixin
-from django_taskclaim.querysets.scope import in_policy_order
+from django_taskclaim.querysets.conditions import in_state, is_running
+from django_taskclaim.querysets.ordering import in_policy_order
 from django_taskclaim.states import Status
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ class MyWorkMixin(HolderMixin, _Many):
     def others(self) -> list[Any]:
         """Return rows that others hold, those first whose lease ends first."""
         columns = claim_columns(self.get_queryset().model)
-        rows = self.get_queryset().filter(**{columns.status.name: Status.PROCESSING})
+        rows = self.get_queryset().filter(is_running(columns))
         rows = rows.exclude(**{columns.claimed_by.name: self.holder()})
         return self._editable(rows.order_by(columns.expires_at.name, "pk"), self.others_shown)
 
@@ -154,8 +155,8 @@ class MyWorkMixin(HolderMixin, _Many):
         """Say why there is not more, see ``ClaimQuerySet.why_empty``."""
         rows = self.get_queryset()
         if self.asks_each_row():
-            status = claim_columns(rows.model).status.name
-            to_do = rows.filter(**{f"{status}__in": [Status.OPEN, Status.PROCESSING]})
+            columns = claim_columns(rows.model)
+            to_do = rows.filter(in_state(columns, Status.OPEN, Status.PROCESSING))
             rows = self._only(self._editable(to_do.order_by("pk"), MOST_LOOKED_AT))
         return rows.why_empty(self.holder())
 

@@ -1,0 +1,178 @@
+"""From claimed rows to the instances that the caller's queryset asks for."""
+
+from collections.abc import Hashable, Iterable, Sequence
+from functools import cache
+from inspect import getattr_static
+from operator import attrgetter
+from typing import Any, cast
+
+from django.db import models
+from django.db.models.base import ModelState
+from django.db.models.fields.related_descriptors import ForeignKeyDeferredAttribute
+from django.db.models.query import ModelIterable
+from django.db.models.signals import post_init, pre_init
+from django.db.models.sql.where import WhereNode
+
+from django_taskclaim.claim import Claim, attach
+from django_taskclaim.db import ClaimedRow
+from django_taskclaim.guard import LOADED
+from django_taskclaim.querysets.scope import ClaimTarget, Rows
+
+#: How a row fetches what it lacks, unless its queryset asks otherwise; None before Django 6.1.
+FETCH_ONE = getattr(models, "FETCH_ONE", None)
+
+
+def sort_claimed(rows: Sequence[ClaimedRow], target: ClaimTarget) -> list[ClaimedRow]:
+    """Put rows that a claim returned into the model's claim order; RETURNING has none.
+
+    Text is compared by the database alone, which costs one statement.
+    """
+    if len(rows) < 2:
+        return list(rows)
+    # The least important column first: sorting leaves rows that are alike in the order that they have.
+    if target.table.sorts_as_python:
+        ordered = sorted(rows, key=attrgetter("key"))
+    else:
+        keys = target.dialect.select_keys(target.table, [row.key for row in rows], ordered=True)
+        place = {key: number for number, key in enumerate(keys)}
+        ordered = sorted(rows, key=lambda row: place.get(row.key, len(place)))
+    if target.columns.not_before is not None:
+        ordered.sort(key=attrgetter("not_before"))
+    if target.columns.priority is not None:
+        ordered.sort(key=attrgetter("priority"), reverse=True)
+    return ordered
+
+
+def is_plain(queryset: Rows, target: ClaimTarget) -> bool:
+    """Say whether the claim statement's own columns make the instances, so that no second read is needed."""
+    query = queryset.query
+    return (
+        target.is_owner
+        and not target.columns.owner._meta.parents
+        and queryset._iterable_class is ModelIterable
+        and not query.select_related
+        and not query.annotations
+        and not query.extra
+        and query.deferred_loading == (frozenset(), True)
+        and not query.order_by
+        # Of Django 6.1, which sets it on the rows that it reads.
+        and getattr(queryset, "_fetch_mode", FETCH_ONE) is FETCH_ONE
+    )
+
+
+def build(queryset: Rows, claimed: Sequence[ClaimedRow]) -> list[Any]:
+    """Return an instance of each row, whose values are those of all columns of the model, at little cost."""
+    model, alias = queryset.model, queryset.db
+    names = [field.attname for field in model._meta.concrete_fields]
+    values = [row.values for row in claimed]
+    if _is_laid_out(cast("Hashable", model)) and not (
+        pre_init.has_listeners(model) or post_init.has_listeners(model)
+    ):
+        rows = _laid_out(model, alias, names, values)
+    else:
+        rows = [model.from_db(alias, names, given) for given in values]
+    prefetch(queryset, rows)
+    return rows
+
+
+def prefetch(queryset: Rows, rows: list[Any]) -> None:
+    """Load what the queryset prefetches."""
+    if lookups := queryset._prefetch_related_lookups:  # type: ignore[attr-defined]
+        models.prefetch_related_objects(rows, *lookups)
+
+
+@cache
+def _is_laid_out(model: Any) -> bool:
+    """Say whether no code but Django's and ours takes part in making an instance, whose values may then be laid out.
+
+    Their constructor sets the values one by one, for the sake of those who override it: a third of what a claim costs.
+    """
+    return not any(map(_is_foreign, model.__mro__)) and not any(
+        _listens(getattr_static(model, field.attname)) for field in model._meta.concrete_fields
+    )
+
+
+def _is_foreign(base: type) -> bool:
+    """Say whether a class of somebody else's takes part."""
+    ours = ("builtins", "django.db.models.base", "django_taskclaim.models.fence")
+    takes_part = {"__new__", "__init__", "__setattr__", "from_db"}.intersection(vars(base))
+    return bool(takes_part) and base.__module__ not in ours
+
+
+def _listens(attribute: Any) -> bool:
+    """Say whether to set a value does more than to keep it; a link forgets the row that it has led to, if any."""
+    return type(attribute) is not ForeignKeyDeferredAttribute and hasattr(attribute, "__set__")
+
+
+def _laid_out(model: Any, alias: str, names: list[str], values: Iterable[Any]) -> list[Any]:
+    rows = []
+    new = object.__new__
+    # Everything of a row in one place: each call that is made for all of them counts, and each check of what is known.
+    for given in values:
+        row = new(model)
+        own = row.__dict__
+        state = own["_state"] = new(ModelState)
+        state.adding = False
+        state.db = alias
+        own.update(zip(names, given))  # noqa: B905 - as long as each other, and asked for each row
+        own[LOADED] = (names, given)
+        rows.append(row)
+    return rows
+
+
+def bare(model: type[models.Model], claim: Claim) -> models.Model:
+    """Return an instance of the row that *claim* is of, which knows its key and carries the claim; it asks nothing.
+
+    No code of the user's takes part in it.
+    """
+    (row,) = _laid_out(model, claim.alias, [], [()])
+    row.pk = claim.pk
+    attach(row, claim)
+    return cast("models.Model", row)
+
+
+def read_again(queryset: Rows, target: ClaimTarget, keys: list[Any]) -> list[Any]:
+    """Read claimed rows with the joins, annotations and columns asked for, in the order asked for."""
+    if not keys:
+        return []
+    path = f"{target.columns.key_path(queryset.model)}__in"
+    rows = like(queryset, target).filter(**{path: keys})
+    ordered = (
+        rows.order_by(*queryset.query.order_by) if queryset.query.order_by else rows.order_by()
+    )
+    if not queryset.query.standard_ordering:
+        ordered = ordered.reverse()
+    by_key: dict[Any, Any] = {}
+    for row in ordered:
+        # A join of the user's may show a row more than once.
+        by_key.setdefault(target.columns.key_of(row), row)
+    missing = [key for key in keys if key not in by_key]
+    if missing:
+        # … or not at all, if what it joins to has gone; the row is claimed all the same, and read without the joins.
+        for row in (
+            _fresh_like(queryset).select_related(None).using(target.alias).filter(**{path: missing})
+        ):
+            by_key[target.columns.key_of(row)] = row
+    found = list(by_key.values()) if queryset.query.order_by else [by_key[key] for key in keys]
+    prefetch(queryset, found)
+    return found
+
+
+def like(queryset: Rows, target: ClaimTarget) -> Rows:
+    """Return the rows of the whole table, read as *queryset* reads them but for its prefetches."""
+    if queryset.query.annotations or queryset.query.extra:
+        rows = queryset.order_by()
+        rows.query.where = WhereNode()
+    else:
+        rows = _fresh_like(queryset)
+    return rows.using(target.alias).prefetch_related(None)
+
+
+def _fresh_like(queryset: Rows) -> Rows:
+    """Return an unfiltered queryset of the same class with the same columns and joins."""
+    fresh = type(queryset)(queryset.model, using=queryset.db).order_by()
+    fresh.query.select_related = queryset.query.select_related
+    fresh.query.deferred_loading = queryset.query.deferred_loading
+    if hasattr(queryset, "_fetch_mode"):
+        fresh._fetch_mode = queryset._fetch_mode  # type: ignore[attr-defined]
+    return fresh
