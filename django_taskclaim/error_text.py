@@ -1,34 +1,28 @@
 """The text of an error in its row and in the log: of bounded size, redacted, and acceptable to any database.
 
-Every text goes one way. It is cut to what the hook ``REDACT`` may see, redacted, and only then cut to size. Whatever an
-exception does when it is asked for its text, that is no reason not to record that it happened. Only an interrupt of the
-main thread passes on.
+The hook ``REDACT`` sees a text before it is cut to size. An exception that cannot be described is recorded all the
+same. Only an interrupt of the main thread passes on.
 """
 
 import logging
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any
 
 from django.utils.module_loading import import_string
 
 from django_taskclaim import conf
 
-T = TypeVar("T")
-
 #: Characters of one text that the hook gets to see, unless ERROR_LENGTH asks for more.
 SEEN = 65_536
 #: Characters that the column of the class holds.
 CLASS_LENGTH = 200
-#: Innermost frames shown of one traceback.
-FRAMES = 20
-#: How many exceptions are followed from one to what it was raised from or during, and how many members of a group.
-LINKS, MEMBERS = 10, 10
+#: Innermost frames shown of one exception, exceptions of a chain, and lines of a text with its notes and members.
+FRAMES, CHAIN, LINES = 20, 10, 20
 
-#: What happened between an exception and the next one, in Python's own words.
+#: What Python writes between an exception and the next one.
 _CAUSED = "The above exception was the direct cause of the following exception:"
 _DURING = "During handling of the above exception, another exception occurred:"
 
@@ -36,9 +30,9 @@ _DURING = "During handling of the above exception, another exception occurred:"
 def class_and_text(error: object) -> tuple[str, str]:
     """Return class and text of an error; the class is empty for what is a text itself.
 
-    Members of an exception group are part of its text.
+    Notes and members of an exception group are part of its text.
     """
-    return _class_of(error), _cut(redact(_whole_text(error)), _length())
+    return _class_of(error), _cut(redact(_raw_text(error)), _length())
 
 
 def text_to_store(error: object) -> tuple[str, str]:
@@ -49,13 +43,17 @@ def text_to_store(error: object) -> tuple[str, str]:
     name, text = class_and_text(error)
     if not conf.setting("STORE_TRACEBACK") or not isinstance(error, BaseException):
         return name, text
-    return name, _joined(text, _guarded(partial(_trace, error), "looking for the traceback"))
+    most, trace = _length(), _trace(error)
+    # Each has half of the room, and what the other leaves of it.
+    head = _cut(text, max(most // 2, most - len(trace) - 2))
+    room = most - len(head) - 2
+    return name, f"{head}\n\n{_cut(trace, room, keep_end=True)}" if trace and room > 0 else text
 
 
 def escape_to_ascii(stored: tuple[str, str]) -> tuple[str, str]:
-    """Return class and text as every encoding has them; of a text grown too long the middle is missing."""
+    """Return class and text as every encoding has them."""
     name, text = (part.encode("ascii", "backslashreplace").decode() for part in stored)
-    return name[:CLASS_LENGTH], _middle_cut(text, _length())
+    return name[:CLASS_LENGTH], text[: _length()]
 
 
 def describe(error: object) -> str:
@@ -74,23 +72,25 @@ def redact(text: str, *, keep_end: bool = False) -> str:
 
     Where the hook fails, or answers with anything but text, all of the text is withheld.
     """
-    most = max(SEEN, 2 * _length())
-    clean = _clean(_cut(text, most, keep_end=keep_end))
+    most = _seen()
+    shown = _clean(_cut(text, most, keep_end=keep_end))
     path = conf.setting("REDACT")
-    if not path or not clean:
-        return clean
-    shown, fault = _asked(path, clean)
+    if not path or not shown:
+        return shown
+    shown, fault = _call_hook(path, shown)
     if fault:
         return f"<withheld: {fault}>"
-    if str.__len__(text) > most:
-        shown = _without_halves(shown, most // 4, keep_end)
+    if len(text) > most:
+        # The hook saw but half of a secret next to the cut, and may not have known it.
+        margin = most // 4
+        shown = "…" + shown[margin:] if keep_end else shown[: max(0, len(shown) - margin)] + "…"
     return _clean(shown)
 
 
 def redaction_fault() -> str:
     """Return in words what is wrong with the hook, tried on a harmless text; empty where there is none, or no fault."""
     path = conf.setting("REDACT")
-    return _asked(path, "a text to redact")[1] if isinstance(path, str) else ""
+    return _call_hook(path, "a text to redact")[1] if isinstance(path, str) else ""
 
 
 def log(
@@ -103,36 +103,23 @@ def log(
 ) -> None:
     """Log *message* with the traceback of *raised*.
 
-    Where a hook redacts, or the exception is of a kind that breaks formatters, the record carries no exception but
-    its traceback as text: ``record.exc_text``, which formatters append, and ``record.traceback``.
+    Where a hook redacts, or the text is huge or cannot be encoded, the record carries no exception but its traceback as
+    text: ``record.exc_text``, which formatters append, and ``record.traceback``.
     """
-    if raised is None or (
-        not conf.setting("REDACT") and _attempt(partial(_is_small, raised), lambda _: False)
-    ):
+    own = "" if raised is None else _raw_text(raised)
+    is_plain = len(own) <= SEEN and own == _clean(own)
+    if raised is None or (is_plain and not conf.setting("REDACT")):
         logger.log(level, message, *args, exc_info=raised, extra=extra, stacklevel=2)
     elif logger.isEnabledFor(level):
-        text = traceback_of(raised)
+        name, text = class_and_text(raised)
+        shown = "\n".join(filter(None, (_trace(raised), f"{name}: {text}" if text else name)))
+        facts = {**(extra or {}), "traceback": shown}
         file, line, function, _ = logger.findCaller(stacklevel=2)
         record = logger.makeRecord(
-            logger.name,
-            level,
-            file,
-            line,
-            message,
-            args,
-            None,
-            function,
-            {**(extra or {}), "traceback": text},
+            logger.name, level, file, line, message, args, None, function, facts
         )
-        record.exc_text = text
+        record.exc_text = shown
         logger.handle(record)
-
-
-def traceback_of(error: BaseException) -> str:
-    """Return class, text and origin of an error as Python would print them, without locals, bounded and redacted."""
-    name, text = class_and_text(error)
-    where = _guarded(partial(_trace, error), "looking for the traceback")
-    return "\n".join(part for part in (where, f"{name}: {text}" if text else name) if part)
 
 
 def is_interrupt(error: BaseException) -> bool:
@@ -142,84 +129,65 @@ def is_interrupt(error: BaseException) -> bool:
     )
 
 
-# The hook
-
-
-def _asked(path: str, text: str) -> tuple[str, str]:
+def _call_hook(path: str, text: str) -> tuple[str, str]:
     """Return what the hook makes of *text*, and what is wrong with it, one of which is empty."""
     try:
         answer = import_string(path)(text)
-        if isinstance(answer, str):
-            return _plain(answer), ""
     except BaseException as error:
         if is_interrupt(error):
             raise
         return "", f"REDACT raised {_class_of(error)}"
-    return "", f"REDACT returned {_class_of(type(answer))}, which is no text"
-
-
-def _without_halves(text: str, margin: int, keep_end: bool) -> str:
-    """Throw away what lies next to a cut: the hook saw but half of a secret cut in two, and may not have known it."""
-    return "…" + text[margin:] if keep_end else text[: max(0, len(text) - margin)] + "…"
+    if not isinstance(answer, str):
+        return "", f"REDACT returned {type(answer).__name__}, which is no text"
+    return answer, ""
 
 
 # What an exception says
 
 
+def _safely(ask: Callable[[], str], what: str) -> str:
+    """Return the text that *ask* answers; where it raises, what Python writes then."""
+    try:
+        return ask()
+    except BaseException as error:
+        if is_interrupt(error):
+            raise
+        return f"<exception {what} failed>"
+
+
 def _class_of(error: object) -> str:
     """Return the dotted name of an exception's class, at most as long as its column; empty for a text."""
     kind = error if isinstance(error, type) else type(error)
-    if not issubclass(kind, BaseException) and not isinstance(error, type):
+    if kind is not error and not issubclass(kind, BaseException):
         return ""
-    return _cut(_clean(_guarded(partial(_dotted, kind), "looking for its name")), CLASS_LENGTH)
+
+    def dotted() -> str:
+        module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+        return f"{module}{kind.__qualname__}"
+
+    return _cut(_clean(_safely(dotted, "class")), CLASS_LENGTH)
 
 
-def _dotted(kind: type) -> str:
-    name = _cut(kind.__qualname__, 2 * CLASS_LENGTH)
-    module = kind.__module__
-    return name if module == "builtins" else f"{_cut(module, 2 * CLASS_LENGTH)}.{name}"
+def _raw_text(error: object) -> str:
+    """Return the text of an error with its notes, and of a group with its first members."""
+    return _safely(lambda: "\n".join(islice(_lines(error), LINES)), "text")
 
 
-def _whole_text(error: object) -> str:
-    """Return the text of an error with its notes, and a group with its members; raw, and as long as it likes."""
-    lines = [_words(error), *_guarded_list(partial(_notes, error))]
+def _lines(error: object, prefix: str = "") -> Iterator[str]:
+    yield prefix + _own_text(error)
+    notes = getattr(error, "__notes__", None)
+    if isinstance(notes, (list, tuple)):
+        yield from map(_own_text, notes)
     if isinstance(error, BaseExceptionGroup):
-        lines += _guarded_list(partial(_of_members, error))
-    return "\n".join(lines)
+        for member in error.exceptions:
+            yield from _lines(member, f"- {_class_of(member)}: ")
 
 
-def _notes(error: object) -> list[str]:
-    notes = getattr(error, "__notes__", ()) if isinstance(error, BaseException) else ()
-    return [_words(note) for note in notes[:MEMBERS]]
-
-
-def _words(error: object) -> str:
-    # An exception class given in place of an instance says nothing.
-    return (
-        ""
-        if isinstance(error, type)
-        else _guarded(lambda: _plain(str(error)), "describing the error")
-    )
-
-
-def _of_members(group: BaseExceptionGroup[BaseException]) -> list[str]:
-    most = max(SEEN, 2 * _length())
-    return [f"- {_class_of(one)}: {_cut(_words(one), most)}" for one in _leaves(group)]
-
-
-def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
-    """Yield the first exceptions in a group that are no groups; one nested too deeply yields fewer."""
-    waiting: list[BaseException] = [group]
-    found = 0
-    for _ in range(100):
-        if not waiting or found == MEMBERS:
-            return
-        one = waiting.pop(0)
-        if isinstance(one, BaseExceptionGroup):
-            waiting[:0] = one.exceptions[: MEMBERS + 1]
-        else:
-            found += 1
-            yield one
+def _own_text(error: object) -> str:
+    """Return one character more than is seen of what *error* says, so that ``redact`` knows that it was cut."""
+    # An exception class given in place of an instance says nothing. What str() returns may have methods of its own.
+    text = "" if isinstance(error, type) else _safely(lambda: str(error), "str()")
+    return str.__getitem__(text, slice(_seen() + 1))
 
 
 # Where it came from
@@ -227,127 +195,41 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]
 
 def _trace(error: BaseException) -> str:
     """Return the frames of an error and of what led to it, in the order of Python: its own innermost frames last."""
-    text = _frames(error)
-    # What an exception calls its cause may be anything; its own frames are told all the same.
-    try:
-        for cause, how in islice(_causes(error), LINKS):
-            if len(text) > _length():
-                break
-            name, shown = class_and_text(cause)
-            text = f"{_frames(cause)}\n{name}: {shown}\n\n{how}\n\n{text}".lstrip()
-    except BaseException as second:
-        if is_interrupt(second):
-            raise
-    return text
+    return redact(_safely(lambda: _raw_trace(error), "traceback"), keep_end=True).rstrip("\n")
 
 
-def _causes(error: BaseException) -> Iterator[tuple[BaseException, str]]:
-    """Yield what *error* was raised from or during, what that was raised from, and so on; a cycle once."""
-    seen = {id(error)}
-    while True:
-        cause, how = error.__cause__, _CAUSED
-        if cause is None and not error.__suppress_context__:
-            cause, how = error.__context__, _DURING
-        if cause is None or id(cause) in seen:
-            return
-        seen.add(id(cause))
-        yield cause, how
-        error = cause
+def _raw_trace(error: BaseException) -> str:
+    blocks: list[str] = []
+    one: BaseException | None = error
+    text = ""
+    while one is not None and len(blocks) < CHAIN:
+        frames = traceback.format_tb(one.__traceback__, limit=-FRAMES)
+        head = ["Traceback (most recent call last):\n"] if frames else []
+        blocks.append("".join([*head, *frames, text]))
+        cause, how = one.__cause__, _CAUSED
+        if cause is None and not one.__suppress_context__:
+            cause, how = one.__context__, _DURING
+        one, text = cause, f"{_class_of(cause)}: {_raw_text(cause)}\n\n{how}\n\n"
+    return "".join(reversed(blocks))
 
 
-def _frames(error: BaseException) -> str:
-    frames = traceback.extract_tb(error.__traceback__, limit=-FRAMES).format()
-    if not frames:
-        return ""
-    lines = redact("".join(frames), keep_end=True).rstrip("\n")
-    return f"Traceback (most recent call last):\n{lines}"
-
-
-def _is_small(error: BaseException) -> bool:
-    """Say whether any formatter may be given the exception: of ordinary size and depth, and willing to be shown."""
-    waiting: list[BaseException | None] = [error]
-    seen: set[int] = set()
-    while waiting:
-        one = waiting.pop()
-        if one is None or id(one) in seen:
-            continue
-        seen.add(id(one))
-        if len(seen) > LINKS + MEMBERS or not _is_short(one):
-            return False
-        waiting += [one.__cause__, one.__context__]
-        if isinstance(one, BaseExceptionGroup):
-            waiting += one.exceptions[: LINKS + MEMBERS]
-    return True
-
-
-def _is_short(error: BaseException) -> bool:
-    if len(str(error)) > SEEN:
-        # Not asked for anything else: each answer may be as long.
-        return False
-    notes = getattr(error, "__notes__", "")
-    # Half a surrogate pair cannot be encoded, which breaks files and streams of logs.
-    return len(f"{error!s}{error!r}{notes!r}{_dotted(type(error))}".encode()) <= SEEN
-
-
-# Texts
-
-
-def _attempt(ask: Callable[[], T], otherwise: Callable[[BaseException], T]) -> T:
-    """Return what *ask* answers; if it raises, of whatever kind, what *otherwise* makes of that."""
-    try:
-        return ask()
-    except BaseException as second:
-        if is_interrupt(second):
-            raise
-        return otherwise(second)
-
-
-def _guarded(ask: Callable[[], str], doing: str) -> str:
-    """Return the text that *ask* answers; if it raises, a note of that."""
-    return _attempt(ask, lambda second: f"<{_name_of(second)} while {doing}>")
-
-
-def _guarded_list(ask: Callable[[], list[str]]) -> list[str]:
-    return _attempt(ask, lambda second: [f"<{_name_of(second)} while describing more of it>"])
-
-
-def _name_of(error: BaseException) -> str:
-    # type.__name__ itself: a metaclass may have one of its own, which raises.
-    return _clean(str(type.__dict__["__name__"].__get__(type(error)))[:CLASS_LENGTH])
+# Sizes
 
 
 def _length() -> int:
     return int(conf.setting("ERROR_LENGTH"))
 
 
-def _plain(text: str) -> str:
-    """Return the text alone of what may be a subclass with methods of its own."""
-    return str.__getitem__(text, slice(None))
+def _seen() -> int:
+    """Return how many characters of a text the hook gets to see."""
+    return max(SEEN, 2 * _length())
 
 
 def _cut(text: str, most: int, *, keep_end: bool = False) -> str:
     """Return *text*, of a longer one *most* characters with a mark where it was cut."""
-    size = str.__len__(text)
-    if size <= most:
-        return _plain(text)
-    if keep_end:
-        return "…" + str.__getitem__(text, slice(size - most + 1, None))
-    return str.__getitem__(text, slice(most - 1)) + "…"
-
-
-def _middle_cut(text: str, most: int) -> str:
-    if len(text) <= most or most < 5:
-        return text[:most]
-    half = (most - 3) // 2
-    return f"{text[:half]}...{text[-half:]}"
-
-
-def _joined(text: str, trace: str) -> str:
-    """Return text and traceback in one: each has half of the room, and what the other leaves of it."""
-    most = _length()
-    head = _cut(text, max(most // 2, most - len(trace) - 2))
-    room = most - len(head) - 2
-    return f"{head}\n\n{_cut(trace, room, keep_end=True)}" if trace and room > 0 else text
+    if len(text) <= most:
+        return text
+    return "…" + text[len(text) - most + 1 :] if keep_end else text[: most - 1] + "…"
 
 
 def _clean(text: str) -> str:

@@ -271,20 +271,13 @@ class _FirstOfEachKind:
         return True
 
 
-class _Formatter(logging.Formatter):
-    """Leaves out an exception that nobody raised: it has no traceback, and the message has its text."""
-
-    def formatException(self, ei: Any) -> str:
-        return super().formatException(ei) if ei[2] is not None else ""
-
-
 def log_to_console(verbosity: int) -> None:
     """Show what happens on standard error where the project's LOGGING says nothing of this package."""
     ours = logging.getLogger("django_taskclaim")
     if ours.hasHandlers():
         return
     console = logging.StreamHandler()
-    console.setFormatter(_Formatter("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S"))
+    console.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S"))
     if verbosity < 2:
         # A busy worker would make them for nobody: no other handler is there.
         _console.tells_all = False

@@ -74,7 +74,7 @@ def test_any_error_is_recorded_and_its_row_put_back(name: str, settings: Any) ->
 
 def test_class_and_text_of_an_error_are_stored() -> None:
     group = ExceptionGroup("two", [ValueError("one"), ExceptionGroup("more", [KeyError("other")])])
-    members = "two (2 sub-exceptions)\n- ValueError: one\n- KeyError: 'other'"
+    members = "two (2 sub-exceptions)\n- ValueError: one\n- ExceptionGroup: more (1 sub-exception)\n- KeyError: 'other'"
     for error, kind, text in (
         ("a sentence", "", "a sentence"),
         (ValueError("nul \x00, \ud800"), "ValueError", "nul \\x00, \\ud800"),
