@@ -155,32 +155,3 @@ class RangeUnfinished(TaskClaimError):
 
 class RangeSplit(RangeInterrupted):
     """The range ends before the key that a checkpoint was to be set at: others do the rest of it."""
-
-
-class WouldRewrite(TaskClaimError):
-    """The database cannot add the columns to ``table`` without writing each of its rows, for the ``reason`` told."""
-
-    def __init__(self, table: str, reason: str) -> None:
-        self.table, self.reason = table, reason
-        super().__init__(table, reason)
-
-    def __str__(self) -> str:
-        return (
-            f"The table {self.table} would be rewritten: {self.reason}. Nothing was changed. If it may be, set"
-            " allow_rewrite=True on the operation of the migration (manage.py claimadopt --allow-rewrite); else make a"
-            " companion of the model."
-        )
-
-
-class TableInUse(TaskClaimError):
-    """The lock on ``table`` could not be had in the time ``waited``."""
-
-    def __init__(self, table: str, waited: timedelta) -> None:
-        self.table, self.waited = table, waited
-        super().__init__(table, waited)
-
-    def __str__(self) -> str:
-        return (
-            f"The table {self.table} was in use for {round(self.waited.total_seconds())} s, so nothing was changed."
-            " The same migration may be run again."
-        )

@@ -18,7 +18,7 @@ from django.db.models import NOT_PROVIDED, Value
 
 from django_taskclaim.contention import contention_code
 from django_taskclaim.db.sql import real_name
-from django_taskclaim.exceptions import TableInUse, WouldRewrite
+from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.fields import AnyField, StatusField
 from django_taskclaim.formatting import listed
 
@@ -33,6 +33,35 @@ WARN_AFTER = 6
 
 #: MySQL's and MariaDB's errors where a table cannot be altered by ALGORITHM=INSTANT.
 NOT_INSTANT = frozenset({1845, 1846, 4092})
+
+
+class WouldRewrite(TaskClaimError):
+    """The database cannot add the columns to ``table`` without writing each of its rows, for the ``reason`` told."""
+
+    def __init__(self, table: str, reason: str) -> None:
+        self.table, self.reason = table, reason
+        super().__init__(table, reason)
+
+    def __str__(self) -> str:
+        return (
+            f"The table {self.table} would be rewritten: {self.reason}. Nothing was changed. If it may be, set"
+            " allow_rewrite=True on the operation of the migration (manage.py claimadopt --allow-rewrite); else make a"
+            " companion of the model."
+        )
+
+
+class TableInUse(TaskClaimError):
+    """The lock on ``table`` could not be had in the time ``waited``."""
+
+    def __init__(self, table: str, waited: timedelta) -> None:
+        self.table, self.waited = table, waited
+        super().__init__(table, waited)
+
+    def __str__(self) -> str:
+        return (
+            f"The table {self.table} was in use for {round(self.waited.total_seconds())} s, so nothing was changed."
+            " The same migration may be run again."
+        )
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,9 @@ def adoption_of(
     written: list[migrations.Migration] = []
     if lack.columns:
         fields = [(field.name, field.clone()) for field in lack.columns]
-        step = AddClaimColumns(model_name, fields, existing, allow_rewrite)
+        # By name, and only what is not the default, as the file is to have it.
+        rewrite = {"allow_rewrite": True} if allow_rewrite else {}
+        step = AddClaimColumns(model_name=model_name, fields=fields, existing=existing, **rewrite)
         written.append(_behind(loader, lack.app, written, title, [step]))
     if lack.index is not None:
         steps: list[Operation] = [AddClaimIndex(model_name, lack.index)]

@@ -10,6 +10,7 @@ from django.db import Error, connections, router
 from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.migration import Migration
 
+from django_taskclaim.adoption.operations import RequireComplete
 from django_taskclaim.claim import clock
 from django_taskclaim.formatting import first_line, listed
 from django_taskclaim.links import is_companion, source_link
@@ -18,9 +19,6 @@ logger = logging.getLogger("django_taskclaim.worker")
 
 #: Seconds between two looks.
 EVERY = 2.0
-
-#: Known by name, for it stands above this module, and a user's own may inherit from it.
-GUARD = "RequireComplete"
 
 #: The apps of ours that a worker writes to.
 OURS = ("taskclaim", "taskclaim_control")
@@ -67,7 +65,7 @@ def _held_up(loader: MigrationLoader, plan: Sequence[tuple[str, str]]) -> set[tu
 
 def _is_guarded(migration: Migration | None) -> bool:
     operations = migration.operations if migration is not None else ()
-    return any(kind.__name__ == GUARD for one in operations for kind in type(one).__mro__)
+    return any(isinstance(one, RequireComplete) for one in operations)
 
 
 def _labels(models: Iterable[Any], using: str) -> set[str]:

@@ -9,7 +9,7 @@ from django.core.management.base import CommandError
 from django.db import connection
 
 from django_taskclaim.adoption import tables
-from django_taskclaim.exceptions import TableInUse, WouldRewrite
+from django_taskclaim.adoption.tables import TableInUse, WouldRewrite
 from tests.adoption.conftest import Project, execute, shape
 from tests.querysets.support import DEADLINE, elsewhere, held_open
 

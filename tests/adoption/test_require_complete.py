@@ -12,7 +12,8 @@ from django.db.migrations import Migration
 from django.db.migrations.state import ProjectState
 from django.db.models import Q
 
-from django_taskclaim.operations import NotComplete, RequireComplete
+from django_taskclaim.adoption.operations import RequireComplete
+from django_taskclaim.adoption.unfinished import NotComplete
 from tests import documents
 from tests.adoption.conftest import Project, execute, shape
 from tests.companions.app.models import Page, PageTask
@@ -54,7 +55,7 @@ def finish(model: Any, limit: int = 100) -> None:
 
 GUARDED = """
 from django.db import migrations
-from django_taskclaim.operations import RequireComplete
+from django_taskclaim.adoption.operations import RequireComplete
 
 
 class Migration(migrations.Migration):

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 GUARD = """
 from django.db import migrations
-from django_taskclaim.operations import RequireComplete
+from django_taskclaim.adoption.operations import RequireComplete
 
 
 class Migration(migrations.Migration):

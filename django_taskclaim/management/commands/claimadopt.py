@@ -10,7 +10,7 @@ from django.db import DEFAULT_DB_ALIAS, Error, connections, router
 from django.db.migrations.loader import MigrationLoader
 
 from django_taskclaim.adoption.operations import EXISTING
-from django_taskclaim.adoption.tables import live_table, new_columns
+from django_taskclaim.adoption.tables import WouldRewrite, live_table, new_columns
 from django_taskclaim.adoption.writing import (
     Adoption,
     CannotAdopt,
@@ -19,7 +19,6 @@ from django_taskclaim.adoption.writing import (
     path_of,
     text_of,
 )
-from django_taskclaim.exceptions import WouldRewrite
 from django_taskclaim.formatting import first_line, listed
 from django_taskclaim.handlers import handler_for
 from django_taskclaim.management.arguments import add_database, claimable_model
