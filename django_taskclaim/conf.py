@@ -7,7 +7,7 @@ verbs and commands.
 import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -73,6 +73,24 @@ def list_of(expected: str, accepts: Callable[[Any], bool]) -> Kind[Any]:
         expected, lambda value: isinstance(value, (list, tuple)) and all(map(accepts, value))
     )
 
+
+# Options of a dataclass
+
+
+def option(kind: Kind[Any], **more: Any) -> Any:
+    """Return a field of a dataclass for values of *kind*, by default None; *more* is for ``dataclasses.field``."""
+    return field(**{"metadata": {"kind": kind}, "default": None} | more)
+
+
+def check_options(options: Any) -> None:
+    """Replace what the fields of a dataclass were given by the values that it stands for; ValueError in a sentence."""
+    for one in fields(options):
+        if (kind := one.metadata.get("kind")) is not None:
+            value = kind.check(getattr(options, one.name), one.name.removeprefix("own_"))
+            object.__setattr__(options, one.name, value)
+
+
+# Kinds that are used more than once
 
 _DURATION = re.compile(r"(?P<number>\d+(?:\.\d+)?)(?P<unit>ms|s|m|h|d)?")
 _SECONDS = {None: 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -207,9 +225,9 @@ def setting(name: str) -> Any:
     return used
 
 
-def given(name: str) -> Any:
-    """Return what the project has set for one key of ``TASKCLAIM``; None where it leaves that to us."""
-    return setting(name) if name in getattr(settings, SETTING, {}) else None
+def is_given(name: str) -> bool:
+    """Say whether the project has set one key of ``TASKCLAIM``."""
+    return name in getattr(settings, SETTING, {})
 
 
 def duration(name: str) -> timedelta:

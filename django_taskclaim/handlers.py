@@ -2,205 +2,100 @@
 
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from datetime import timedelta
 from difflib import get_close_matches
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, TypedDict, TypeVar, Unpack
 
-from asgiref.sync import sync_to_async
 from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured
 from django.db import models
 from django.db.models.expressions import Combinable
 
 from django_taskclaim import conf
-from django_taskclaim.awaitables import is_coroutine_function, name_of, refuse_not_run
+from django_taskclaim.awaitables import is_coroutine_function, name_of
 from django_taskclaim.columns import claim_columns, has_ranges, is_claimable
-from django_taskclaim.companions.sources import hand_out, lacks_source, load_readable_sources
 from django_taskclaim.completion import CompletionOption, Mark
-from django_taskclaim.conf import Kind, accepting
+from django_taskclaim.conf import accepting
 from django_taskclaim.limits.key_limits import refuse_uncountable
 from django_taskclaim.links import is_companion
 from django_taskclaim.policy import (
     Backoff,
     Policy,
     Rule,
-    checked,
     fault_of,
     faults,
     forget_policy,
     policy_for,
     set_policy,
 )
-from django_taskclaim.querysets.completing import complete
 from django_taskclaim.querysets.ordering import refuse_unknown_order
-from django_taskclaim.querysets.results import with_locked_source
-from django_taskclaim.querysets.unreadable import fail_unreadable
 from django_taskclaim.querysets.waking import called_for
-from django_taskclaim.ranges.walking import end_walks, refuse_unfinished
-from django_taskclaim.unsaved import UnsavedColumns
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-_OPTIONS: Mapping[str, Kind[Any]] = {
-    "own_batch_size": conf.or_none(conf.BATCH_SIZE),
-    "own_timeout": conf.or_none(conf.DURATION),
-    "own_concurrency": conf.or_none(conf.whole_number()),
-    "update_fields": accepting("a list of names", conf.is_list_of_names),
-    "health_checks": conf.list_of("a list of checks", lambda _: True),
-    "queryset": conf.or_none(
-        accepting("a queryset", lambda rows: isinstance(rows, models.QuerySet))
-    ),
-    "missing_source": accepting("fail or complete", ("fail", "complete").__contains__),
-}
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class Handler:
-    """A function and how its rows are claimed; a field left None follows the settings."""
+    """A function and how its rows are claimed; a field left None follows the settings.
+
+    The options of ``@handler`` that are no part of the model's policy are fields here, under their names or ``own_…``.
+    """
 
     model: type[models.Model]
     function: Callable[..., Any]
-    own_batch_size: int | None = None
-    own_timeout: timedelta | None = None
+    own_batch_size: int | None = conf.option(conf.or_none(conf.BATCH_SIZE))
+    own_timeout: timedelta | None = conf.option(conf.or_none(conf.DURATION))
+    #: A written ``timeout=None``.
+    unlimited: bool = False
     #: How long the claims of one worker last, where its options say so.
     own_lease: timedelta | None = None
-    unlimited: bool = False
-    update_fields: Sequence[str] = ()
+    update_fields: Sequence[str] = conf.option(
+        accepting("a list of names", conf.is_list_of_names), default=()
+    )
     #: The function gets the rows of a claim together, and answers for each.
     batch: bool = False
     #: The function and the completion share one transaction.
     atomic: bool = False
-    own_concurrency: int | None = None
+    own_concurrency: int | None = conf.option(conf.or_none(conf.whole_number()))
     #: Asked beside those of the settings, for this model alone.
-    health_checks: Sequence[Any] = ()
-    queryset: "models.QuerySet[Any] | None" = field(default=None, compare=False)
+    health_checks: Sequence[Any] = conf.option(
+        conf.list_of("a list of checks", lambda _: True), default=()
+    )
+    queryset: "models.QuerySet[Any] | None" = conf.option(
+        conf.or_none(accepting("a queryset", lambda rows: isinstance(rows, models.QuerySet)))
+    )
     #: The function gets the sources of the rows, which are companions.
     gets_sources: bool = False
     #: What becomes of a companion whose source is gone: ``fail`` or ``complete``.
-    missing_source: str = "fail"
+    missing_source: str = conf.option(
+        accepting("fail or complete", ("fail", "complete").__contains__), default="fail"
+    )
     #: Whoever adds rows calls the workers that are idle, where the database can do that.
     wake_up: bool = False
-    # Asked for each row, so found out once.
-    #: Whether the rows are companions, which are nothing without their sources.
-    needs_source: bool = field(init=False, compare=False)
-    #: Whether a row is a range of keys: long work, of which a worker takes no more than it runs.
-    has_ranges: bool = field(init=False, compare=False)
-    #: Whether the function is a coroutine function.
-    is_async: bool = field(init=False, compare=False)
-    #: Finds what the function sets although nothing writes it.
-    unsaved: UnsavedColumns = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        checked(self, _OPTIONS)
-        object.__setattr__(self, "needs_source", is_companion(self.model))
-        object.__setattr__(self, "has_ranges", has_ranges(self.model))
-        object.__setattr__(self, "is_async", is_coroutine_function(self.function))
-        object.__setattr__(self, "unsaved", UnsavedColumns(self.model, self.update_fields))
-
-    def call(self, rows: Sequence[Any]) -> Any:
-        """Call the function with its row, or as a batch handler with all of *rows*, and return what it answers.
-
-        TypeError where that is work which nobody has run, such as the coroutine of a function that is not async.
-        """
-        seen = self.unsaved.before(rows)
-        answer = self._answer(rows)
-        if answer is not None:
-            refuse_not_run(answer, self.function)
-        if changed := self.unsaved.after(seen):
-            self.unsaved.look(changed)
-        return answer
-
-    async def acall(self, rows: Sequence[Any]) -> Any:
-        """Do what ``call`` does with a coroutine function."""
-        seen = self.unsaved.before(rows)
-        answer = await self._answer(rows)
-        refuse_not_run(answer, self.function, may_yield=self.batch)
-        if changed := self.unsaved.after(seen):
-            await sync_to_async(self.unsaved.look)(changed)
-        return answer
-
-    def _answer(self, rows: Sequence[Any]) -> Any:
-        if self.has_ranges:
-            try:
-                answer = self.function(rows[0])
-            finally:
-                end_walks()
-            refuse_not_run(answer, self.function)
-            refuse_unfinished(rows[0])
-            return None
-        if not self.batch:
-            return self.function(hand_out(rows[0]) if self.gets_sources else rows[0])
-        answer = self.function([hand_out(row) if self.gets_sources else row for row in rows])
-        # What is yielded is part of the call, and of its transaction.
-        return list(answer) if inspect.isgenerator(answer) else answer
-
-    def prepare(self, rows: Sequence[Any]) -> list[Any]:
-        """Load what the function needs beside the claimed *rows*, and return those that it can be called with.
-
-        That is the sources of companions, all in one query; a row whose source cannot be read fails with the error.
-        """
-        self.unsaved.read_settings()
-        unreadable = load_readable_sources(rows) if self.needs_source else []
-        if not unreadable:
-            return list(rows)
-        fail_unreadable(unreadable)
-        failed = {id(row) for row, _ in unreadable}
-        return [row for row in rows if id(row) not in failed]
-
-    def lacks_source(self, row: Any) -> bool:
-        """Say whether the function cannot be called with *row*, for it is a companion whose source is gone."""
-        return self.needs_source and lacks_source(row)
-
-    def complete(self, rows: Sequence[Any]) -> int:
-        """Complete *rows* with what the function set on them, or on their sources; ClaimLost as from the verb."""
-        may_be_gone = self.missing_source == "complete"
-        return complete(self.model, rows, self.update_fields, may_be_gone=may_be_gone)
-
-    def held_up(self, rows: Sequence[Any]) -> list[Any]:
-        """Return those of *rows* that ``complete`` would have to wait for, because somebody has locked their source."""
-        if not self.needs_source:
-            return []
-        return with_locked_source(rows, self.update_fields)
-
-    @property
-    def concurrency(self) -> int:
-        """How many calls of a coroutine function may be under way in one process."""
-        if self.own_concurrency is not None:
-            return self.own_concurrency
-        return int(conf.setting("CONCURRENCY"))
+        conf.check_options(self)
 
     @property
     def name(self) -> str:
         return name_of(self.function)
 
-    @property
-    def given_batch_size(self) -> int | None:
-        """How many rows the options or the settings have claimed at a time at most; None where they do not say."""
-        if self.own_batch_size is not None or self.has_ranges:
-            return self.own_batch_size
-        size: int | None = conf.given("BATCH_SIZE")
-        return size
+    @cached_property
+    def needs_source(self) -> bool:
+        """Whether the rows are companions, which are nothing without their sources."""
+        return is_companion(self.model)
 
-    @property
-    def batch_size(self) -> int:
-        """How many rows are claimed at a time, as long as nobody knows how long they take."""
-        given = self.given_batch_size
-        if given is not None:
-            return given
-        return 1 if self.has_ranges else int(conf.setting("BATCH_SIZE"))
+    @cached_property
+    def has_ranges(self) -> bool:
+        """Whether a row is a range of keys: long work, of which a worker takes no more than it runs."""
+        return has_ranges(self.model)
 
-    @property
-    def timeout(self) -> timedelta | None:
-        """How long one row may run; None for ever."""
-        if self.unlimited:
-            return None
-        if self.own_timeout is not None:
-            return self.own_timeout
-        default: timedelta | None = conf.setting("TIMEOUT")
-        return default
+    @cached_property
+    def is_async(self) -> bool:
+        """Whether the function is a coroutine function."""
+        return is_coroutine_function(self.function)
 
     @property
     def policy(self) -> Policy:
@@ -209,13 +104,28 @@ class Handler:
     @property
     def lease(self) -> timedelta:
         """How long a worker's claim lasts unless renewed."""
-        return self.policy.lease if self.own_lease is None else self.own_lease
+        return self.own_lease or self.policy.lease
+
+    @property
+    def batch_size(self) -> int:
+        """How many rows are claimed at a time, as long as nobody knows how long they take."""
+        usual = 1 if self.has_ranges else int(conf.setting("BATCH_SIZE"))
+        return self.own_batch_size or usual
+
+    @property
+    def concurrency(self) -> int:
+        """How many calls of a coroutine function may be under way in one process."""
+        return self.own_concurrency or int(conf.setting("CONCURRENCY"))
+
+    @property
+    def timeout(self) -> timedelta | None:
+        """How long one row may run; None for ever."""
+        usual: timedelta | None = conf.setting("TIMEOUT")
+        return None if self.unlimited else self.own_timeout or usual
 
     def rows(self, using: str | None = None) -> Any:
         """Return the queryset that claims start from: the handler's own, or the model's default manager."""
-        rows: Any = (
-            self.queryset if self.queryset is not None else self.model._default_manager.all()
-        )
+        rows: Any = self.model._default_manager if self.queryset is None else self.queryset
         return rows.using(using) if using else rows.all()
 
 
@@ -246,10 +156,6 @@ class HandlerOptions(TypedDict, total=False):
     wake_up: bool
 
 
-#: Options that follow the settings where they are None, so that the classes keep what was given under another name.
-_FOLLOWING = {"batch_size", "lease", "timeout", "max_attempts", "backoff", "concurrency"}
-_POLICY_FIELDS = {one.name for one in fields(Policy)}
-
 _handlers: dict[type[models.Model], Handler] = {}
 
 #: Registrations made while models are still being loaded.
@@ -260,45 +166,6 @@ def register_waiting() -> None:
     """Register what was decorated while models were still being loaded."""
     while _waiting:
         _waiting.pop(0)()
-
-
-def _model_of(given: Any) -> type[models.Model]:
-    """Return the model that ``@handler`` was given, or the one that its label names."""
-    if given is None or inspect.isroutine(given):
-        raise TypeError("The model is missing. Write @handler(Photo), or @handler('photos.Photo').")
-    if isinstance(given, str):
-        return _labelled(given)
-    if not (inspect.isclass(given) and issubclass(given, models.Model)):
-        raise TypeError(
-            f"@handler takes a model, such as Photo or 'photos.Photo', not {given!r:.200}."
-        )
-    if given._meta.abstract:
-        below = [f"@handler({kind.__name__})" for kind in given.__subclasses__()]
-        raise TypeError(
-            f"{given.__name__} is abstract and has no rows. Write a line for each model that inherits from it:"
-            f" {', '.join(below) or '@handler(Photo)'}."
-        )
-    return given
-
-
-def _labelled(label: str) -> type[models.Model]:
-    try:
-        return apps.get_model(label)
-    except (LookupError, ValueError):
-        known = {model._meta.label.lower(): model._meta.label for model in apps.get_models()}
-        close = get_close_matches(label.lower(), known, n=1)
-        meant = f"Did you mean {known[close[0]]!r}?" if close else "Write 'app_label.Model'."
-        raise ImproperlyConfigured(f"No installed model is called {label!r}. {meant}") from None
-
-
-def _note_fault(given: Any, function: Any, error: Exception) -> None:
-    try:
-        model: Any = given if inspect.isclass(given) else apps.get_model(given)
-    except (AttributeError, LookupError, ValueError):
-        model = None
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    line = f" (line {code.co_firstlineno})" if code is not None else ""
-    faults.append((model, f"{name_of(function)}{line} is not registered as a handler: {error}"))
 
 
 def handler(model: type[models.Model] | str, **options: Unpack[HandlerOptions]) -> Callable[[F], F]:
@@ -357,6 +224,45 @@ def handler(model: type[models.Model] | str, **options: Unpack[HandlerOptions]) 
     return decorate(model) if inspect.isroutine(model) else decorate
 
 
+def _model_of(given: Any) -> type[models.Model]:
+    """Return the model that ``@handler`` was given, or the one that its label names."""
+    if given is None or inspect.isroutine(given):
+        raise TypeError("The model is missing. Write @handler(Photo), or @handler('photos.Photo').")
+    if isinstance(given, str):
+        return _labelled(given)
+    if not (inspect.isclass(given) and issubclass(given, models.Model)):
+        raise TypeError(
+            f"@handler takes a model, such as Photo or 'photos.Photo', not {given!r:.200}."
+        )
+    if given._meta.abstract:
+        below = [f"@handler({kind.__name__})" for kind in given.__subclasses__()]
+        raise TypeError(
+            f"{given.__name__} is abstract and has no rows. Write a line for each model that inherits from it:"
+            f" {', '.join(below) or '@handler(Photo)'}."
+        )
+    return given
+
+
+def _labelled(label: str) -> type[models.Model]:
+    try:
+        return apps.get_model(label)
+    except (LookupError, ValueError):
+        known = {model._meta.label.lower(): model._meta.label for model in apps.get_models()}
+        close = get_close_matches(label.lower(), known, n=1)
+        meant = f"Did you mean {known[close[0]]!r}?" if close else "Write 'app_label.Model'."
+        raise ImproperlyConfigured(f"No installed model is called {label!r}. {meant}") from None
+
+
+def _note_fault(given: Any, function: Any, error: Exception) -> None:
+    try:
+        model: Any = given if inspect.isclass(given) else apps.get_model(given)
+    except (AttributeError, LookupError, ValueError):
+        model = None
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    line = f" (line {code.co_firstlineno})" if code is not None else ""
+    faults.append((model, f"{name_of(function)}{line} is not registered as a handler: {error}"))
+
+
 def _register_or_note(given: Any, function: Callable[..., Any], options: HandlerOptions) -> None:
     """Register *function*; while Django starts note what is refused, because a traceback would hide the checks."""
     try:
@@ -371,21 +277,22 @@ def _register(
     model: type[models.Model], function: Callable[..., Any], options: HandlerOptions
 ) -> None:
     claim_columns(model)
-    named: dict[str, Any] = {
-        f"own_{name}" if name in _FOLLOWING else name: value for name, value in options.items()
-    }
-    policy = Policy(**{name: named.pop(name) for name in _POLICY_FIELDS & named.keys()})
-    if policy.order_by:
-        refuse_unknown_order(model, policy.order_by)
-    if policy.counts_by_column:
-        refuse_uncountable(model, policy)
+    given: dict[str, Any] = {**options}
+    of_policy, of_handler = _fields_by_option(Policy), _fields_by_option(Handler)
+    policy = Policy(
+        **{of_policy[name]: given.pop(name) for name in of_policy.keys() & given.keys()}
+    )
     new = Handler(
         model=model,
         function=function,
         unlimited=options.get("timeout", 0) is None,
         gets_sources=is_companion(model),
-        **named,
+        **{of_handler.get(name, name): value for name, value in given.items()},
     )
+    if policy.order_by:
+        refuse_unknown_order(model, policy.order_by)
+    if policy.counts_by_column:
+        refuse_uncountable(model, policy)
     _refuse_shape(new)
     if new.has_ranges:
         _refuse_for_ranges(new, policy)
@@ -397,6 +304,10 @@ def _register(
     _handlers[model] = new
     _note_who_is_called()
     set_policy(model, policy)
+
+
+def _fields_by_option(kind: type[Policy | Handler]) -> dict[str, str]:
+    return {one.name.removeprefix("own_"): one.name for one in fields(kind)}
 
 
 def _refuse_shape(new: Handler) -> None:

@@ -19,6 +19,7 @@ from django_taskclaim.handlers import Handler
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.claiming import Request, new_holder
 from django_taskclaim.states import Status
+from django_taskclaim.worker.calling import prepare
 from django_taskclaim.worker.connections import left_open
 from django_taskclaim.worker.heartbeat import Vitals
 from django_taskclaim.worker.inflight import InFlight, Result, Task, Unit, units_of
@@ -115,7 +116,7 @@ class _Runner:
         )
         rows: Any = self.handler.rows(self.using)
         claimed: list[Any] = rows.exclude(pk__in=self._had)._claim(request)
-        return self.handler.prepare(claimed)
+        return prepare(self.handler, claimed)
 
     def _results(self) -> list[Result]:
         """Run all units and write what came of them, as a worker does: the rows of one claim together."""

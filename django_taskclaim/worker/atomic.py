@@ -8,6 +8,7 @@ from django.db import connections
 from django_taskclaim.db import dialect_for
 from django_taskclaim.handlers import Handler
 from django_taskclaim.querysets.transactions import joining_transaction, unbroken_transaction
+from django_taskclaim.worker.calling import call, complete
 from django_taskclaim.worker.connections import ensure_usable, limit_idle_session
 from django_taskclaim.worker.inflight import Task, Unit
 from django_taskclaim.worker.outcomes import Answer, of_answer
@@ -43,7 +44,7 @@ def call_atomically(
             # From here on the handler's time runs: where there is one writer, that may have been a long wait.
             unit.begin(tasks)
             with unbroken_transaction(using, SWALLOWED):
-                value = handler.call([task.row for task in tasks])
+                value = call(handler, [task.row for task in tasks])
             _refuse_what_is_not_done(handler, tasks, value)
             with joining_transaction():
                 _complete(handler, tasks)
@@ -74,4 +75,4 @@ def _complete(handler: Handler, tasks: list[Task]) -> None:
                 raise error
             task.ending = True
             rows.append(task.row)
-    handler.complete(rows)
+    complete(handler, rows)

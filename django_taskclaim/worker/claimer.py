@@ -12,6 +12,7 @@ from django_taskclaim.limits.grant import Answer
 from django_taskclaim.limits.key_limits import limits_over
 from django_taskclaim.querysets.claiming import Request, new_holder
 from django_taskclaim.querysets.cursor import Cursor
+from django_taskclaim.worker.calling import prepare
 from django_taskclaim.worker.connections import (
     TROUBLE,
     close_all,
@@ -317,7 +318,7 @@ class Claimer(threading.Thread):
     def _prepare(self, handler: Handler, rows: list[Any]) -> list[Any]:
         """Load what the handler needs beside the rows; they go back uncounted where that cannot be had."""
         try:
-            return handler.prepare(rows)
+            return prepare(handler, rows)
         except Exception:
             self._give_back(units_of(handler, rows))
             # The connection to another database may have broken.

@@ -19,7 +19,7 @@ from django_taskclaim.policy import SELF_FENCE
 from django_taskclaim.querysets.instances import bare
 from django_taskclaim.worker.begun import Batch, Notes
 from django_taskclaim.worker.outcomes import Outcome
-from django_taskclaim.worker.records import logger, named
+from django_taskclaim.worker.unsaved import unsaved_columns
 
 
 @dataclass(eq=False, slots=True)
@@ -57,8 +57,9 @@ class Task:
     def told_nothing(self) -> Permanent | None:
         """Return an error where what the handler wanted written of this row cannot be told, or would be lost."""
         self.carrier()
-        if self.claim.unsaved and self.handler.unsaved.fails:
-            text = unsaved_told(self, self.claim.unsaved, "so the row fails")
+        unsaved = unsaved_columns(self.handler)
+        if self.claim.unsaved and unsaved.fails:
+            text = unsaved.describe(self.row, self.claim.unsaved, "so the row fails")
             label = self.handler.model._meta.label
             return Permanent(
                 f"{text} Then run manage.py claimreset {label}, which opens failed rows."
@@ -83,30 +84,6 @@ class Task:
         """Say whether a handler may be called with the row: its claim stands, as far as is known here."""
         claim = self.claim
         return not (claim.ended or self.abandoned or claim.lost or self.is_overdue(now))
-
-
-def unsaved_told(task: Task, columns: Sequence[str], what_happens: str) -> str:
-    """Say what the handler has set although nothing writes it, what happens, and what to do."""
-    names = ", ".join(f'"{name}"' for name in (*task.handler.update_fields, *columns))
-    return (
-        f"{named(task.row)}: {task.handler.name} set {listed(columns)}, but nothing writes it, {what_happens}."
-        f" Register the handler with update_fields=[{names}], or call save() in it."
-    )
-
-
-def warn_unsaved(task: Task) -> None:
-    """Warn, once for each column in this process, that a row is complete without what its handler has set."""
-    if task.claim.unsaved and (columns := task.handler.unsaved.first_time(task.claim.unsaved)):
-        logger.warning(
-            "%s",
-            unsaved_told(task, columns, "so this row and others are completed without it"),
-            extra={
-                "event": "unsaved",
-                "model": task.handler.model._meta.label,
-                "keys": [str(task.claim.pk)],
-                "columns": columns,
-            },
-        )
 
 
 def may_start(tasks: Iterable[Task]) -> bool:

@@ -14,6 +14,7 @@ from django.db import InterfaceError, OperationalError, connections
 
 from django_taskclaim.claim import Ended, clock, standing_claim
 from django_taskclaim.columns import claim_columns
+from django_taskclaim.companions.sources import lacks_source
 from django_taskclaim.contention import server_code
 from django_taskclaim.db import dialect_for
 from django_taskclaim.error_text import describe
@@ -22,6 +23,7 @@ from django_taskclaim.handlers import Handler
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.worker.atomic import call_atomically
+from django_taskclaim.worker.calling import acall, call
 from django_taskclaim.worker.connections import (
     TROUBLE,
     drop_broken,
@@ -39,7 +41,6 @@ from django_taskclaim.worker.inflight import (
     Task,
     Unit,
     may_start,
-    warn_unsaved,
 )
 from django_taskclaim.worker.outcomes import (
     DONE,
@@ -54,6 +55,7 @@ from django_taskclaim.worker.outcomes import (
 )
 from django_taskclaim.worker.records import broken, logger, lost, named
 from django_taskclaim.worker.service import Service
+from django_taskclaim.worker.unsaved import unsaved_columns
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -212,7 +214,7 @@ class Running:
             results += [Result(task, task.claim.how_ended() or Ended(), 0.0) for task in ended]
             tasks = self._startable([task for task in given if task not in ended])
         if tasks and tasks[0].handler.needs_source:
-            gone = [task for task in tasks if task.handler.lacks_source(task.row)]
+            gone = [task for task in tasks if lacks_source(task.row)]
             results += [Result(task, _without_source(task), 0.0) for task in gone]
             tasks = [task for task in tasks if task not in gone]
         return tasks
@@ -330,7 +332,7 @@ class Running:
             if self._limits_idle:
                 limit_idle_session(self.using, None)
                 self._limits_idle = False
-            value = handler.call([task.row for task in tasks])
+            value = call(handler, [task.row for task in tasks])
             answer = NOTHING_SAID if value is None else Answer(value)
         except BaseException as error:
             # SystemExit and KeyboardInterrupt included: one row's end is not the worker's.
@@ -346,7 +348,7 @@ class Running:
                 await sync_to_async(self._replace_broken_connections)()
             async with limit:
                 unit.limit = limit
-                answer = Answer(await handler.acall([task.row for task in tasks]))
+                answer = Answer(await acall(handler, [task.row for task in tasks]))
         except BaseException as error:
             late = limit.expired() and isinstance(error, TimeoutError)
             answer = Answer(error=TaskClaimError(outlived(handler)) if late else error)
@@ -379,7 +381,7 @@ def _done(task: Task) -> Outcome:
     error = task.told_nothing()
     if error is not None:
         return judged(task.carrier(), error)
-    warn_unsaved(task)
+    unsaved_columns(task.handler).warn(task.row, task.claim)
     return DONE
 
 
@@ -387,7 +389,7 @@ def _ended(task: Task) -> Ended | None:
     """Return how the claim was ended, by a verb of the handler's own or with its transaction."""
     ended = task.claim.how_ended()
     if ended is not None and ended.completed:
-        warn_unsaved(task)
+        unsaved_columns(task.handler).warn(task.row, task.claim)
     return ended
 
 

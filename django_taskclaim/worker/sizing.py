@@ -43,10 +43,10 @@ class BatchSize:
     def most(self, told: int | None, lease: timedelta | None = None) -> int:
         """Return how many rows to ask for, at least one; *told* and *lease* are set by somebody while it runs."""
         handler = self._handler
-        given = handler.given_batch_size if told is None else told
-        size = handler.batch_size if given is None else given
+        is_given = bool(told or handler.own_batch_size) or conf.is_given("BATCH_SIZE")
+        size = told or handler.batch_size
         if self._each and not handler.batch:
-            if given is None and not handler.has_ranges:
+            if not is_given and not handler.has_ranges:
                 allowed = self._last if self._done < self._last else min(LARGEST, 2 * self._last)
                 size = min(allowed, self._within(TARGET))
             size = max(1, min(size, self._within((lease or handler.lease) / 3)))

@@ -19,10 +19,12 @@ from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.completing import CallRaised
 from django_taskclaim.querysets.everyone import stop_everyone
 from django_taskclaim.querysets.losses import judge_ambiguous_commit
+from django_taskclaim.querysets.results import with_locked_source
 from django_taskclaim.querysets.transactions import waiting_once
 from django_taskclaim.querysets.writes import lock_free
 from django_taskclaim.states import WORKER_MARK, Status
 from django_taskclaim.throttling.throttles import working_on
+from django_taskclaim.worker.calling import complete
 from django_taskclaim.worker.connections import (
     TROUBLE,
     drop_broken,
@@ -183,7 +185,7 @@ class Writer:
         with dialect.own_transaction():
             free, busy = lock_free([result.task.row for result in results])
             if isinstance(results[0].outcome, Done):
-                held_up = results[0].task.handler.held_up(free)
+                held_up = with_locked_source(free, results[0].task.handler.update_fields)
                 free, busy = [row for row in free if row not in held_up], [*busy, *held_up]
             unlocked, locked = _those_of(results, free), _those_of(results, busy)
             if unlocked:
@@ -253,7 +255,7 @@ class Writer:
         began = clock()
         rows = [result.task.row for result in results]
         try:
-            results[0].task.handler.complete(rows)
+            complete(results[0].task.handler, rows)
         except ClaimLost as error:
             self._completed(_those_of(results, error.written), clock() - began)
             raise

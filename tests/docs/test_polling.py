@@ -16,6 +16,7 @@ from django.test.utils import isolate_apps
 
 from django_taskclaim import handlers
 from django_taskclaim.columns import has_ranges
+from django_taskclaim.worker.calling import call, complete, prepare
 from tests import documents
 from tests.querysets.support import clock, execute, table_of
 
@@ -75,8 +76,8 @@ def work(model: Any) -> None:
     handler = handlers._handlers[model]
     queryset = model.objects.all() if handler.queryset is None else handler.queryset
     while rows := queryset.all().claim_batch(100):
-        handler.prepare(rows)
+        prepare(handler, rows)
         for part in [rows] if handler.batch else [[row] for row in rows]:
             with transaction.atomic():
-                assert handler.call(part) is None
-                handler.complete(part)
+                assert call(handler, part) is None
+                complete(handler, part)

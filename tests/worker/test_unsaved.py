@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from django_taskclaim import handler, handlers
-from django_taskclaim.handlers import handler_for, unregister
-from django_taskclaim.policy import policy_for, set_policy
+from django_taskclaim import handler
+from django_taskclaim.handlers import unregister
 from django_taskclaim.testing import run_due
 from tests.factories import make
 from tests.testapp.models import Photo
@@ -36,19 +35,13 @@ def said(caplog: pytest.LogCaptureFixture) -> Said:
 @pytest.fixture
 def register(db: None) -> Iterator[Callable[..., Any]]:
     """Give a model a handler for one test."""
-    usual: dict[Any, Any] = {}
 
     def with_options(model: Any, function: Any, **options: Any) -> None:
-        usual.setdefault(model, (handler_for(model), policy_for(model)))
         unregister(model)
         handler(model, **{"backoff": lambda failures: 0} | options)(function)
 
     yield with_options
-    for model, (registered, policy) in usual.items():
-        unregister(model)
-        if registered is not None:
-            handlers._register(registered)
-            set_policy(model, policy)
+    unregister(Photo)
 
 
 def set_width(photo: Any) -> None:

@@ -1,0 +1,75 @@
+"""What a worker does with the rows of a handler: it loads what they need, calls the function, and completes them."""
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+from asgiref.sync import sync_to_async
+
+from django_taskclaim.awaitables import refuse_not_run
+from django_taskclaim.companions.sources import hand_out, load_readable_sources
+from django_taskclaim.handlers import Handler
+from django_taskclaim.querysets.completing import complete as complete_rows
+from django_taskclaim.querysets.unreadable import fail_unreadable
+from django_taskclaim.ranges.walking import end_walks, refuse_unfinished
+from django_taskclaim.worker.unsaved import unsaved_columns
+
+
+def prepare(handler: Handler, rows: Sequence[Any]) -> list[Any]:
+    """Load what the function needs beside the claimed *rows*, and return those that it can be called with.
+
+    That is the sources of companions, all in one query; a row whose source cannot be read fails with the error.
+    """
+    unsaved_columns(handler).read_settings()
+    unreadable = load_readable_sources(rows) if handler.needs_source else []
+    if unreadable:
+        fail_unreadable(unreadable)
+    failed = {id(row) for row, _ in unreadable}
+    return [row for row in rows if id(row) not in failed]
+
+
+def call(handler: Handler, rows: Sequence[Any]) -> Any:
+    """Call the function with its row, or as a batch handler with all of *rows*, and return what it answers.
+
+    TypeError where that is work which nobody has run, such as the coroutine of a function that is not async.
+    """
+    unsaved = unsaved_columns(handler)
+    seen = unsaved.before(rows)
+    answer = _answer(handler, rows)
+    if answer is not None:
+        refuse_not_run(answer, handler.function)
+    if seen:
+        unsaved.compare(seen)
+    return answer
+
+
+async def acall(handler: Handler, rows: Sequence[Any]) -> Any:
+    """Do what ``call`` does with a coroutine function."""
+    unsaved = unsaved_columns(handler)
+    seen = unsaved.before(rows)
+    answer = await _answer(handler, rows)
+    refuse_not_run(answer, handler.function, may_yield=handler.batch)
+    if seen:
+        await sync_to_async(unsaved.compare)(seen)
+    return answer
+
+
+def _answer(handler: Handler, rows: Sequence[Any]) -> Any:
+    if handler.has_ranges:
+        try:
+            answer = handler.function(rows[0])
+        finally:
+            end_walks()
+        refuse_not_run(answer, handler.function)
+        refuse_unfinished(rows[0])
+        return None
+    given = [hand_out(row) for row in rows] if handler.gets_sources else list(rows)
+    answer = handler.function(given if handler.batch else given[0])
+    # What is yielded is part of the call, and of its transaction.
+    return list(answer) if inspect.isgenerator(answer) and handler.batch else answer
+
+
+def complete(handler: Handler, rows: Sequence[Any]) -> int:
+    """Complete *rows* with what the function set on them, or on their sources; ClaimLost as from the verb."""
+    may_be_gone = handler.missing_source == "complete"
+    return complete_rows(handler.model, rows, handler.update_fields, may_be_gone=may_be_gone)
