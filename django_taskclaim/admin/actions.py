@@ -1,204 +1,88 @@
 """The actions of the list: on rows that are ticked, or on all that the filters match."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
-from django import forms
 from django.contrib import admin
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponseRedirect
 from django.http.response import HttpResponseBase
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
 
-from django_taskclaim.admin import acts, phrases
-from django_taskclaim.admin.acts import Act
+from django_taskclaim.admin import phrases
 from django_taskclaim.admin.confirming import CONFIRMED, Crumb, confirm
-from django_taskclaim.admin.counting import counted_up_to
-from django_taskclaim.admin.forms import FailManyForm, ReasonForm, ResetForm
-from django_taskclaim.admin.switching import how_many
-from django_taskclaim.columns import claim_columns
+from django_taskclaim.admin.forms import ActionForm
+from django_taskclaim.admin.permissions import row_permission
+from django_taskclaim.admin.running import Rows, Run, claims_of, perform, states_of
+from django_taskclaim.control.actions import NAMED, Action
 from django_taskclaim.monitoring.counts import MOST
 
-#: Given the cleaned answers, the act.
-Maker = Callable[[Mapping[str, Any]], Act]
+#: What the form of the list sends: which action, and on which rows.
+SENT = ("action", "index", "select_across", ACTION_CHECKBOX_NAME)
 
 
-class ClaimActions:
-    """The actions, each with the permission that it needs."""
+def admin_action(action: Action) -> Callable[..., HttpResponseBase]:
+    """Return the action as a method of a ModelAdmin."""
+    label: Any = action.label
 
-    @admin.action(permissions=["operate"], description=gettext_lazy("Reset failed rows"))
-    def claim_reset_failed(self, request: HttpRequest, queryset: Any) -> HttpResponseBase:
-        return straight(
-            self,
-            request,
-            queryset,
-            acts.reset(),
-            title=_("Reset failed rows"),
-            sentence=_(
-                "Failed rows will be as good as new: open, with no tries counted and no error."
-            ),
-        )
+    @admin.action(permissions=[action.permission], description=label)
+    def act(model_admin: Any, request: HttpRequest, queryset: Any) -> HttpResponseBase:
+        rows = claims_of(queryset)
+        asks = action.confirm or request.POST.get("select_across") == "1"
+        if CONFIRMED not in request.POST and not asks:
+            return act_on_list(model_admin, request, action, rows, {})
+        hidden = {name: list(request.POST.getlist(name)) for name in SENT}
+        return confirm_list(model_admin, request, action, rows, hidden=hidden)
 
-    @admin.action(permissions=["operate"], description=gettext_lazy("Reset rows…"))
-    def claim_reset(self, request: HttpRequest, queryset: Any) -> HttpResponseBase:
-        return asked(
-            self,
-            request,
-            queryset,
-            lambda answer: acts.reset(running=answer["running"], complete=answer["complete"]),
-            title=_("Reset rows"),
-            sentence=_(
-                "Failed rows will be as good as new: open, with no tries counted and no error. Others are left alone,"
-                " unless you say so."
-            ),
-            fields=ResetForm,
-        )
-
-    @admin.action(permissions=["operate"], description=gettext_lazy("Pause selected rows"))
-    def claim_pause_rows(self, request: HttpRequest, queryset: Any) -> HttpResponseBase:
-        return straight(
-            self,
-            request,
-            queryset,
-            acts.pause_rows(),
-            title=_("Pause selected rows"),
-            sentence=_(
-                "These rows are set aside: no worker will claim them until somebody resumes them. Others go on."
-            ),
-        )
-
-    @admin.action(permissions=["operate"], description=gettext_lazy("Resume selected rows"))
-    def claim_resume_rows(self, request: HttpRequest, queryset: Any) -> HttpResponseBase:
-        return straight(
-            self,
-            request,
-            queryset,
-            acts.resume_rows(),
-            title=_("Resume selected rows"),
-            sentence=_("Paused rows will be open again, to be claimed by the next free worker."),
-        )
-
-    @admin.action(permissions=["operate"], description=gettext_lazy("Release expired rows"))
-    def claim_release_expired(self, request: HttpRequest, queryset: Any) -> HttpResponseBase:
-        return straight(
-            self,
-            request,
-            queryset,
-            acts.release_expired(),
-            title=_("Release expired rows"),
-            sentence=_("Rows whose lease has ended are put back."),
-        )
-
-    @admin.action(permissions=["operate"], description=gettext_lazy("Take running rows back…"))
-    def claim_take_back(self, request: HttpRequest, queryset: Any) -> HttpResponseBase:
-        return asked(
-            self,
-            request,
-            queryset,
-            lambda answer: acts.take_back(),
-            title=_("Take running rows back"),
-            sentence=_("Running rows will be open again, and no try will be counted."),
-            warning=_("Their holders will lose them, and what they write afterwards is refused."),
-            fields=ReasonForm,
-            danger=True,
-        )
-
-    @admin.action(permissions=["operate"], description=gettext_lazy("Fail rows…"))
-    def claim_fail(self, request: HttpRequest, queryset: Any) -> HttpResponseBase:
-        return asked(
-            self,
-            request,
-            queryset,
-            lambda answer: acts.fail(
-                answer["reason"], running=answer["running"], complete=answer["complete"]
-            ),
-            title=_("Fail rows"),
-            sentence=_(
-                "Open and paused rows will be failed, and stay so until somebody resets them. Others are left alone,"
-                " unless you say so."
-            ),
-            fields=FailManyForm,
-            danger=True,
-        )
+    act.__name__ = f"claim_{action.slug.replace('-', '_')}"
+    return act
 
 
-ACTIONS = (
-    "claim_reset_failed",
-    "claim_reset",
-    "claim_pause_rows",
-    "claim_resume_rows",
-    "claim_release_expired",
-    "claim_take_back",
-    "claim_fail",
-)
-
-
-def straight(
-    self: Any, request: HttpRequest, rows: Any, act: Act, **words: Any
+def confirm_list(
+    model_admin: Any, request: HttpRequest, action: Action, rows: Rows, **options: Any
 ) -> HttpResponseBase:
-    """Act at once on what takes nothing from anybody; on more rows than are quickly counted only when asked."""
-    if CONFIRMED not in request.POST and counted_up_to(rows, MOST) is None:
-        return asked(self, request, rows, lambda answer: act, **words)
-    made: HttpResponseBase = self.run_act(
-        request,
-        act,
-        rows,
-        reason=request.POST.get("reason", "")[:500],
-        back=request.get_full_path(),
-    )
-    return made
-
-
-def asked(
-    self: Any,
-    request: HttpRequest,
-    rows: Any,
-    maker: Maker,
-    *,
-    title: str,
-    fields: type[forms.Form] = ReasonForm,
-    **options: Any,
-) -> HttpResponseBase:
-    """Show what is chosen, and act once the page is answered; the choice travels in the page."""
-
-    def act(answer: Mapping[str, Any]) -> HttpResponseBase:
-        made: HttpResponseBase = self.run_act(
-            request, maker(answer), rows, reason=answer["reason"], back=request.get_full_path()
-        )
-        return made
-
+    """Show what is chosen, and act once the page is answered."""
+    title = str(action.label).rstrip("…")
     return confirm(
         request,
-        allowed=self.has_operate_permission(request),
+        allowed=model_admin.has_operate_permission(request),
         title=title,
-        facts=_chosen(rows),
-        fields=fields,
-        hidden=kept(request),
-        act=act,
+        sentence=str(action.sentence),
+        warning=str(action.warning),
+        facts=lambda: [facts_of_list(rows)],
+        fields=partial(ActionForm, action=action),
+        act=lambda answer: act_on_list(model_admin, request, action, rows, answer),
         button=title,
-        back=request.get_full_path(),
-        crumbs=[*self.crumbs(request), Crumb(title)],
-        site=self.admin_site,
+        danger=action.confirm,
+        back=model_admin.list_address(request),
+        crumbs=[*model_admin.crumbs(request), Crumb(title)],
+        site=model_admin.admin_site,
         **options,
     )
 
 
-def kept(request: HttpRequest) -> dict[str, list[str]]:
-    """Return the fields of the list's form: which action, and on which rows."""
-    names = ("action", "index", "select_across", ACTION_CHECKBOX_NAME)
-    return {name: list(request.POST.getlist(name)) for name in names}
+def act_on_list(
+    model_admin: Any, request: HttpRequest, action: Action, rows: Rows, answer: Mapping[str, Any]
+) -> HttpResponseBase:
+    """Act on as many rows as a request has time for; where there are more, the page to press again follows."""
+    run = Run(action, rows, [name for name in NAMED.values() if answer.get(name)])
+    run.count_others()
+    parts = run.permitted(run.chosen, row_permission(request, model_admin))
+    perform(request, run, parts, reason=answer.get("reason", ""))
+    back = model_admin.list_address(request) if run.is_over else request.get_full_path()
+    return HttpResponseRedirect(back)
 
 
-def _chosen(rows: Any) -> list[str]:
-    """Say how many rows are chosen, and in which states where that is quickly counted."""
-    if counted_up_to(rows, MOST) is None:
-        return [_("%(rows)s, all that the filters match") % {"rows": how_many(rows)}]
-    status = claim_columns(rows.model).status.name
-    states = list(rows.order_by().values_list(status, flat=True))
-    return [
-        _("%(number)s %(state)s")
-        % {"number": phrases.amount(states.count(state)), "state": phrases.STATES[state]}
-        for state in phrases.STATES
-        if state in states
-    ]
+def facts_of_list(rows: Rows) -> str:
+    """Say how many rows there are, and in which states where that is quickly counted."""
+    states = states_of(rows)
+    if states.total() > MOST:
+        return _("More than %(number)s rows") % {"number": phrases.amount(MOST)}
+    return phrases.listed(
+        [
+            _("%(number)s %(state)s") % {"number": phrases.amount(states[state]), "state": text}
+            for state, text in phrases.STATES.items()
+            if states[state]
+        ]
+    )

@@ -58,8 +58,8 @@ def confirm(
     sentence: str,
     act: Act,
     warning: str = "",
-    facts: Sequence[str] = (),
-    fields: type[forms.Form] | None = None,
+    facts: Callable[[], Sequence[str]] = list,
+    fields: Callable[..., forms.Form] = forms.Form,
     initial: dict[str, Any] | None = None,
     hidden: Mapping[str, Sequence[str]] | None = None,
     button: str = "",
@@ -71,11 +71,11 @@ def confirm(
     """Show what is about to happen, or make it happen: *act* is called for a POST whose form is valid, and only then.
 
     *allowed* is the caller's answer to "may this user do this to that?"; False is PermissionDenied for GET and POST
-    alike. *fields* asks for more (a reason, "take running rows too"), and its cleaned answers go to *act*. *warning*
-    stands out, *facts* are listed. *hidden* is what the page stands on (what was chosen, what a row was like): names
-    and values are sent along, and nothing is done until they come back with the answer, the same as they are by then;
-    where they are not, the page is shown again, as it is now, and says so. *back* is the address of "No, take me
-    back".
+    alike. *fields* makes the form that asks for more (a reason, "take running rows too"); its cleaned answers go to
+    *act*. *warning* stands out, *facts* are asked for and listed where the page is shown. *hidden* is what the page
+    stands on (what was chosen, what a row was like): names and values are sent along, and nothing is done until they
+    come back with the answer, the same as they are by then; where they are not, the page is shown again, as it is now,
+    and says so. *back* is the address of "No, take me back".
     """
     if not allowed:
         raise PermissionDenied
@@ -84,7 +84,7 @@ def confirm(
     def respond(request: HttpRequest) -> HttpResponseBase:
         given = request.method == "POST" and (hidden is None or CONFIRMED in request.POST)
         answered = given and _same(hidden or {}, request)
-        form = (fields or forms.Form)(request.POST if answered else None, initial=initial)
+        form = fields(request.POST if answered else None, initial=initial)
         if answered and form.is_valid():
             return act(form.cleaned_data)
         context = {
@@ -93,7 +93,7 @@ def confirm(
             "sentence": sentence,
             "warning": warning,
             "changed": given and not answered,
-            "facts": facts,
+            "facts": facts(),
             "form": form,
             "hidden": _pairs(hidden),
             "button": button or _("Yes, do it"),

@@ -11,8 +11,9 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_taskclaim.admin import phrases
-from django_taskclaim.admin.rows import EXPIRED, WAITING
+from django_taskclaim.admin.rows import WAITING
 from django_taskclaim.columns import ClaimColumns, claim_columns
+from django_taskclaim.control.actions import EXPIRED
 from django_taskclaim.db import dialect_for
 from django_taskclaim.monitoring.overview import database_time
 from django_taskclaim.querysets.conditions import is_expired, is_waiting

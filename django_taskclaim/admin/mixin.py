@@ -9,7 +9,6 @@ from django.contrib.admin.views.main import ORDER_VAR, PAGE_VAR
 from django.core.exceptions import ImproperlyConfigured
 from django.core.paginator import Paginator
 from django.http import HttpRequest
-from django.http.response import HttpResponseBase
 from django.template.loader import render_to_string
 from django.template.response import TemplateResponse
 from django.urls import URLPattern
@@ -19,19 +18,25 @@ from django.utils.text import capfirst
 from django.utils.translation import gettext_lazy as _
 
 from django_taskclaim.admin import columns_shown, control_room, showing, tables_beside
-from django_taskclaim.admin.actions import ACTIONS, ClaimActions
-from django_taskclaim.admin.buttons import row_buttons, row_urls, standard_address
+from django_taskclaim.admin.actions import admin_action
+from django_taskclaim.admin.buttons import (
+    model_buttons,
+    row_buttons,
+    standard_address,
+    urls_of,
+)
 from django_taskclaim.admin.checking import problems
 from django_taskclaim.admin.confirming import Crumb
 from django_taskclaim.admin.counting import BoundedPaginator
 from django_taskclaim.admin.filters import StateFilter, filters_for, order_of
-from django_taskclaim.admin.permissions import may_operate
+from django_taskclaim.admin.permissions import OperatePermission
 from django_taskclaim.admin.rows import Look, facts_of, look_at, look_of
-from django_taskclaim.admin.running import run_act
-from django_taskclaim.admin.sweeping import alias_of
-from django_taskclaim.admin.switching import list_urls, model_buttons, switches_over, told
+from django_taskclaim.admin.running import alias_of
+from django_taskclaim.admin.switching import describe_pause
 from django_taskclaim.admin.timeline import timeline
+from django_taskclaim.control.actions import ROW_ACTIONS
 from django_taskclaim.links import source_key_text
+from django_taskclaim.switch import pauses_over
 
 if TYPE_CHECKING:
 
@@ -59,7 +64,7 @@ class _Tuples(ModelAdmin):
         return tuple(super().get_list_display(request))
 
 
-class ClaimAdminMixin(ClaimActions, ActionsModelAdmin, _Tuples):
+class ClaimAdminMixin(OperatePermission, ActionsModelAdmin, _Tuples):
     """For the ModelAdmin of a claimable model, named before any base of your own.
 
         @admin.register(Photo)
@@ -82,7 +87,7 @@ class ClaimAdminMixin(ClaimActions, ActionsModelAdmin, _Tuples):
         super().__init__(model, admin_site)
         if self.actions is not None:
             own = list(self.actions)
-            self.actions = [*(name for name in ACTIONS if name not in own), *own]
+            self.actions = [*(name for name in CLAIM_ACTIONS if name not in own), *own]
         typed = tables_beside.link_to_type(self)
         self.raw_id_fields = (*self.raw_id_fields, *typed)  # type: ignore[misc]
 
@@ -90,10 +95,6 @@ class ClaimAdminMixin(ClaimActions, ActionsModelAdmin, _Tuples):
         return [*super().check(**kwargs), *problems(self)]
 
     # Who may
-
-    def has_operate_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Say whether the user may act on claims of the model, or of *obj*; asked for each button, page and act."""
-        return may_operate(request, self.model, model_admin=self, obj=obj)
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         """Say whether the user may make a row by a form; nobody may where only ``plan()`` or ``populate()`` can."""
@@ -212,12 +213,12 @@ class ClaimAdminMixin(ClaimActions, ActionsModelAdmin, _Tuples):
         response = super().changelist_view(request, extra_context)
         context = _context_of(response)
         if context is not None and "cl" in context:
-            standing = switches_over(self.model, alias_of(context["cl"].queryset))
+            pauses = pauses_over(self.model, using=alias_of(context["cl"].queryset))
             context["actions_list"] = [
                 *context.get("actions_list", ()),
-                *model_buttons(self, request, standing),
+                *model_buttons(self, request, pauses),
             ]
-            context["subtitle"] = context.get("subtitle") or _subtitle(standing)
+            context["subtitle"] = context.get("subtitle") or _subtitle(pauses)
         return response
 
     # The change page
@@ -256,11 +257,11 @@ class ClaimAdminMixin(ClaimActions, ActionsModelAdmin, _Tuples):
         context = _context_of(response)
         row = None if context is None else context.get("original")
         if context is not None and row is not None:
-            standing = switches_over(self.model, look_of(row).alias)
+            pauses = pauses_over(self.model, using=look_of(row).alias)
             context["actions_list"] = [
                 *context.get("actions_list", ()),
                 *row_buttons(self, request, row, page=True),
-                *model_buttons(self, request, standing, row=quote(row.pk)),
+                *model_buttons(self, request, pauses, row=quote(row.pk)),
             ]
         return response
 
@@ -269,8 +270,7 @@ class ClaimAdminMixin(ClaimActions, ActionsModelAdmin, _Tuples):
     def get_urls(self) -> list[URLPattern]:
         urls: list[Any] = super().get_urls()
         return [
-            *list_urls(self),
-            *row_urls(self),
+            *urls_of(self),
             *control_room.urls_for(self),
             *urls,
         ]
@@ -299,11 +299,10 @@ class ClaimAdminMixin(ClaimActions, ActionsModelAdmin, _Tuples):
             Crumb(capfirst(str(self.opts.verbose_name_plural)), self.list_address(request)),
         ]
 
-    def run_act(
-        self, request: HttpRequest, act: Any, rows: Any, **options: Any
-    ) -> HttpResponseBase:
-        """Act on *rows*; see ``running``."""
-        return run_act(self, request, act, rows, **options)
+
+CLAIM_ACTIONS = {method.__name__: method for method in map(admin_action, ROW_ACTIONS)}
+for _name, _method in CLAIM_ACTIONS.items():
+    setattr(ClaimAdminMixin, _name, _method)
 
 
 def _context_of(response: Any) -> dict[str, Any] | None:
@@ -312,6 +311,5 @@ def _context_of(response: Any) -> dict[str, Any] | None:
     return response.context_data
 
 
-def _subtitle(standing: Iterable[Any]) -> str | None:
-    pauses = [told(switch) for switch in standing]
-    return capfirst("; ".join(pauses)) or None
+def _subtitle(pauses: Iterable[Any]) -> str | None:
+    return capfirst("; ".join(map(describe_pause, pauses))) or None

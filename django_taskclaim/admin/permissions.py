@@ -5,9 +5,11 @@ With ``django_taskclaim.control`` installed there are three permissions for all 
 model's own permissions decide, and there is nothing to configure.
 """
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from django.apps import apps
+from django.contrib import admin
 from django.contrib.auth import get_permission_codename
 from django.db import models
 from django.http import HttpRequest
@@ -18,9 +20,7 @@ CONTROL = "taskclaim_control"
 Model: TypeAlias = type[models.Model] | None
 
 if TYPE_CHECKING:
-    from django.contrib.admin import ModelAdmin
-
-    Admin: TypeAlias = ModelAdmin[Any] | None
+    Admin: TypeAlias = admin.ModelAdmin[Any] | None
 else:
     # Django's class takes no parameter while the program runs.
     Admin = Any
@@ -53,6 +53,38 @@ def may_operate(
     if model_admin is not None:
         return model_admin.has_change_permission(request, obj)
     return _on_model(request, model, "change")
+
+
+class OperatePermission:
+    """What a ModelAdmin is asked before each button, page and action of ours; to be overridden."""
+
+    model: type[models.Model]
+
+    def has_operate_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Say whether the user may act on claims of the model, or of *obj*."""
+        return may_operate(request, self.model, model_admin=self, obj=obj)  # type: ignore[arg-type]
+
+
+def may_act(request: HttpRequest, model: Model, model_admin: Admin, obj: Any = None) -> bool:
+    """Say whether the user may operate; a ModelAdmin with ``ClaimAdminMixin`` has the last word."""
+    own = getattr(model_admin, "has_operate_permission", None)
+    if own is not None:
+        return bool(own(request, obj))
+    return may_operate(request, model, model_admin=model_admin, obj=obj)
+
+
+def row_permission(
+    request: HttpRequest, model_admin: Admin
+) -> Callable[[models.Model], bool] | None:
+    """Return what says whether the user may act on a row; None where the ModelAdmin makes no difference by row."""
+    kind: Any = type(model_admin)
+    ours = OperatePermission.has_operate_permission
+    if model_admin is None or (
+        kind.has_change_permission is admin.ModelAdmin.has_change_permission
+        and getattr(kind, "has_operate_permission", ours) is ours
+    ):
+        return None
+    return lambda row: may_act(request, type(row), model_admin, row)
 
 
 def may_configure(request: HttpRequest, model: Model, *, model_admin: Admin = None) -> bool:

@@ -8,7 +8,8 @@ from django.utils import formats, timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from django_taskclaim.admin.rows import EXPIRED, WAITING
+from django_taskclaim.admin.rows import WAITING
+from django_taskclaim.control.actions import EXPIRED
 from django_taskclaim.states import WORKER_MARK, Status
 
 #: The words on the pills.

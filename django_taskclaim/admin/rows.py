@@ -10,6 +10,7 @@ from django.db import DEFAULT_DB_ALIAS, models
 from django.http import HttpRequest
 
 from django_taskclaim.columns import claim_columns
+from django_taskclaim.control.actions import EXPIRED
 from django_taskclaim.fields import OPEN_ENDED, QUARANTINED, as_utc
 from django_taskclaim.monitoring.overview import database_time
 from django_taskclaim.policy import policy_for
@@ -17,9 +18,6 @@ from django_taskclaim.states import Status
 
 #: Open, but not due yet.
 WAITING = "waiting"
-#: Processing under a lease that has ended.
-EXPIRED = "expired"
-
 #: Where an instance keeps the look that it is shown under.
 _KEPT = "_taskclaim_look"
 

@@ -1,133 +1,176 @@
-"""From an answered page to the rows: run the act for a while, record it, and say what it did."""
+"""An action over any number of rows: a request works for some seconds, commits chunk by chunk, and says what it did."""
 
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-import django
 from django.contrib import messages
-from django.core.signing import BadSignature
-from django.db import Error, connections
-from django.http import HttpRequest, HttpResponseRedirect
-from django.http.response import HttpResponseBase
-from django.template.response import TemplateResponse
+from django.db import Error, connections, models, router
+from django.http import HttpRequest
 from django.utils.translation import gettext as _
 
-from django_taskclaim.admin import phrases, sweeping
-from django_taskclaim.admin.acts import Act
-from django_taskclaim.admin.confirming import Crumb
-from django_taskclaim.admin.sweeping import FIELD, Sweep, left_alone
-from django_taskclaim.control.acts import record_act
+from django_taskclaim import conf
+from django_taskclaim.admin import phrases
+from django_taskclaim.claim import clock
+from django_taskclaim.columns import claim_columns
+from django_taskclaim.control.actions import Action
+from django_taskclaim.control.audit import record_action
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.formatting import first_line
+from django_taskclaim.monitoring.counts import MOST
+from django_taskclaim.querysets import ClaimQuerySet
+from django_taskclaim.querysets.refusals import refusals
 
-TEMPLATE = "admin/taskclaim/sweeping.html"
+Rows = ClaimQuerySet[Any]
+
+#: A request works for so many seconds, then answers; proxies give up on those that take long.
+SECONDS = 20.0
 
 
-def run_act(
-    admin: Any,
+class _TimeIsUp(Exception):
+    """Ends an action between two chunks."""
+
+
+class Run:
+    """What one request does with an action, and what has come of it."""
+
+    def __init__(self, action: Action, rows: Rows, named: Iterable[str] = ()) -> None:
+        """*named* are the states that the user has named beside the action's own: ``running``, ``complete``."""
+        self.action, self.rows, self.named = action, rows, tuple(named)
+        self.changed = self.forbidden = 0
+        #: Rows in states that it does not change, and how many of the others it was given, as far as they were counted.
+        self.others, self.expected = Counter[str](), 0
+        self.trouble, self.is_over = "", True
+        self._began = clock()
+
+    def count_others(self) -> None:
+        """Count the rows that will be left alone, before anything changes, where they are few."""
+        everything = states_of(self.rows)
+        if everything.total() <= MOST:
+            self.others = everything - states_of(self.chosen)
+
+    @property
+    def chosen(self) -> Rows:
+        """The rows that the action would change."""
+        return self.action.chosen(self.rows, self.named)
+
+    def go(self, parts: Iterable[Rows], reason: str) -> None:
+        """Act on *parts* of the rows until they end, the time is up, or the database refuses."""
+        try:
+            for part in parts:
+                self._act(part, reason)
+                self._look_at_the_clock()
+        except _TimeIsUp:
+            self.is_over = False
+        except (Error, TaskClaimError) as error:
+            self.trouble = first_line(error)
+            if connections[self.rows.db].needs_rollback:
+                # A transaction of the caller's, as with ATOMIC_REQUESTS: it will undo what was done.
+                self.changed = 0
+
+    def _act(self, rows: Rows, reason: str) -> None:
+        before = self.changed
+
+        def progress(total: int) -> None:
+            self.changed = before + total
+            self._look_at_the_clock()
+
+        self.action.run(rows, named=self.named, reason=reason, progress=progress)
+
+    def _look_at_the_clock(self) -> None:
+        if clock() - self._began >= SECONDS:
+            raise _TimeIsUp
+
+    def permitted(self, rows: Rows, may: Callable[[Any], bool] | None) -> Iterator[Rows]:
+        """Yield those of *rows* that the user may act on, in parts where each row has to be asked about."""
+        if may is None and rows.query.group_by is None:
+            self.expected += states_of(rows).total()
+            yield rows
+            return
+        for found in _chunks(rows):
+            keys = [row.pk for row in found if may is None or may(row)]
+            self.expected += len(found)
+            self.forbidden += len(found) - len(keys)
+            yield with_keys(rows, keys)
+
+    def message(self) -> str:
+        """Say what was done, what was left alone and why, and whether there is more to do."""
+        parts = [self.action.result(self.changed)]
+        if self.trouble:
+            parts.append(_("Then the database refused: %(error)s") % {"error": self.trouble})
+        elif not self.is_over:
+            parts.append(_("The time was up; press again for the rest."))
+        elif left := [(count, why) for why, count in self._left_alone().items() if count > 0]:
+            reasons = [f"{phrases.amount(count)} {why}" for count, why in left]
+            parts.append(_("Left alone: %(reasons)s.") % {"reasons": phrases.listed(reasons)})
+        return " ".join(parts)
+
+    def _left_alone(self) -> dict[str, int]:
+        refused = Counter(
+            _("that the database refuses to have written (%(error)s)") % {"error": one.error}
+            for one in refusals(self.rows.model, self.rows.db, since=self._began)
+        )
+        missed = self.expected - self.changed - self.forbidden - refused.total()
+        return {
+            **{str(phrases.STATES[state]): n for state, n in sorted(self.others.items())},
+            _("that you may not change"): self.forbidden,
+            **refused,
+            _("that somebody else has locked or changed meanwhile"): missed,
+        }
+
+
+def perform(
     request: HttpRequest,
-    act: Act,
-    rows: Any,
+    run: Run,
+    parts: Iterable[Rows],
     *,
     reason: str = "",
     key: str = "",
-    back: str,
-) -> HttpResponseBase:
-    """Do *act* to as many *rows* as a request has time for; the answer goes on with the rest, or tells the outcome."""
-    trouble, alias = "", sweeping.alias_of(rows)
-    salt, so_far = _salt(admin, request, act, alias), Sweep()
-    if FIELD in request.POST:
-        try:
-            so_far = Sweep.loads(request.POST[FIELD], admin.model, salt)
-        except BadSignature:
-            told = _(
-                "Nothing was done: this page is too old, or belongs to another act. Begin again."
-            )
-            admin.message_user(request, told, messages.ERROR)
-            return HttpResponseRedirect(back)
-    before = so_far.tally.changed
+    recorded: str | None = None,
+) -> None:
+    """Act on *parts* of the rows of *run*, record it with the reason or with *recorded*, and tell the user."""
     try:
-        sweeping.sweep(
-            rows, act, so_far, sieve=sieve_of(admin, request, rows), seconds=sweeping.BUDGET
-        )
-    except (Error, TaskClaimError) as error:
-        trouble, so_far.done = first_line(error), True
-        if connections[alias].needs_rollback:
-            # A transaction of the caller's, as with ATOMIC_REQUESTS: nothing of this request will have been.
-            so_far.tally.changed = before
+        run.go(parts, reason)
     finally:
         # Also where an error of the project's own ends it, out of a permission that it asks for, say.
-        now = so_far.tally.changed - before
-        if now or (so_far.done and not so_far.tally.changed):
-            facts: dict[str, Any] = {"by": str(request.user), "user": request.user, "using": alias}
-            record_act(admin.model, act.name, rows=now, reason=reason, key=key, **facts)
-    if not so_far.done:
-        return _to_be_continued(admin, request, act, so_far, salt, back)
-    _tell(admin, request, act, so_far, trouble)
-    return HttpResponseRedirect(back)
+        record_action(
+            run.rows.model,
+            run.action.name,
+            rows=run.changed,
+            by=str(request.user),
+            user=request.user,
+            reason=reason if recorded is None else recorded,
+            key=key,
+            using=run.rows.db,
+        )
+    level = messages.SUCCESS if run.changed else messages.WARNING
+    messages.add_message(request, messages.ERROR if run.trouble else level, run.message())
 
 
-def sieve_of(admin: Any, request: HttpRequest, rows: Any) -> sweeping.Sieve | None:
-    """Return what keeps rows back that the user may not change; None where the admin makes no difference by row."""
-    from django.contrib.admin import ModelAdmin
-
-    from django_taskclaim.admin.mixin import ClaimAdminMixin
-
-    kind = type(admin)
-    if (
-        kind.has_change_permission is ModelAdmin.has_change_permission
-        and kind.has_operate_permission is ClaimAdminMixin.has_operate_permission
-    ):
-        return None
-
-    def sieve(keys: list[Any]) -> set[Any]:
-        found = rows.filter(pk__in=keys)
-        return {row.pk for row in found if admin.has_operate_permission(request, row)}
-
-    return sieve
+def claims_of(rows: models.QuerySet[Any]) -> Rows:
+    """Return the user's own queryset as one that has the verbs, on the database where its rows are written."""
+    return ClaimQuerySet(rows.model, query=rows.query.chain(), using=alias_of(rows))
 
 
-def _tell(admin: Any, request: HttpRequest, act: Act, so_far: Sweep, trouble: str) -> None:
-    parts = [act.told(so_far.tally.changed), left_alone(so_far.tally)]
-    level = messages.SUCCESS if so_far.tally.changed else messages.WARNING
-    if trouble:
-        level = messages.ERROR
-        parts.append(_("Then the database refused: %(error)s") % {"error": trouble})
-    admin.message_user(request, " ".join(part for part in parts if part), level)
+def with_keys(rows: models.QuerySet[Any], keys: list[Any]) -> Rows:
+    """Return the rows that have these keys."""
+    return ClaimQuerySet[Any](rows.model, using=alias_of(rows)).filter(pk__in=keys)
 
 
-def _sent(request: HttpRequest) -> list[tuple[str, str]]:
-    """Return what was chosen and answered, which goes on with the sweep."""
-    return [
-        (name, value)
-        for name, values in request.POST.lists()
-        for value in values
-        if name not in ("csrfmiddlewaretoken", FIELD)
-    ]
+def alias_of(rows: models.QuerySet[Any]) -> str:
+    """Return the database on which *rows* are written: the one they were asked of by name, else the router's."""
+    return rows._db or router.db_for_write(rows.model)  # type: ignore[attr-defined]
 
 
-def _salt(admin: Any, request: HttpRequest, act: Act, alias: str) -> str:
-    """Return what a sweep is signed with: it counts for this address with these answers, and for nothing else."""
-    # Browsers send each line end as two characters.
-    sent = sorted((name, value.replace("\r\n", "\n")) for name, value in _sent(request))
-    where = (admin.admin_site.name, admin.opts.label_lower, alias, request.get_full_path())
-    return sweeping.salt_of(*where, act.name, request.user.pk, sent)
+def states_of(rows: models.QuerySet[Any]) -> Counter[str]:
+    """Count the states of the rows, of MOST + 1 at most."""
+    status = claim_columns(rows.model).status.name
+    return Counter(rows.order_by().values_list(status, flat=True)[: MOST + 1])
 
 
-def _to_be_continued(
-    admin: Any, request: HttpRequest, act: Act, so_far: Sweep, salt: str, back: str
-) -> HttpResponseBase:
-    seen = {"number": phrases.amount(so_far.tally.seen)}
-    context = {
-        **admin.admin_site.each_context(request),
-        "title": _("Working…"),
-        "sentence": act.told(so_far.tally.changed)
-        + " "
-        + _("%(number)s rows looked at so far; this goes on by itself.") % seen,
-        "left": left_alone(so_far.tally),
-        "hidden": [*_sent(request), (FIELD, so_far.dumps(salt))],
-        "crumbs": [*admin.crumbs(request), Crumb(_("Working…"))],
-        "crumbs_are_listed": django.VERSION >= (6, 1),
-        "back": back,
-    }
-    request.current_app = admin.admin_site.name
-    return TemplateResponse(request, TEMPLATE, context)
+def _chunks(rows: Rows) -> Iterator[list[Any]]:
+    """Yield the rows in the order of their keys, a chunk at a time."""
+    left, size = rows.order_by("pk"), int(conf.setting("CHUNK_SIZE"))
+    while found := list(left[:size]):
+        yield found
+        left = rows.order_by("pk").filter(pk__gt=found[-1].pk)

@@ -5,7 +5,8 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
 from django_taskclaim.admin import phrases
-from django_taskclaim.admin.rows import EXPIRED, WAITING, RowFacts
+from django_taskclaim.admin.rows import WAITING, RowFacts
+from django_taskclaim.control.actions import EXPIRED
 from django_taskclaim.states import Status
 
 #: So much of an error's text stands in a list.

@@ -12,7 +12,8 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_taskclaim.admin import phrases
-from django_taskclaim.admin.rows import EXPIRED, WAITING, RowFacts
+from django_taskclaim.admin.rows import WAITING, RowFacts
+from django_taskclaim.control.actions import EXPIRED
 from django_taskclaim.control.reading import HANDED_TO, history
 from django_taskclaim.fields import as_utc
 from django_taskclaim.states import Status

@@ -15,7 +15,7 @@ from django.utils.translation import gettext_noop
 from django_taskclaim import conf, signals
 from django_taskclaim.claim import claim_of
 from django_taskclaim.columns import claim_columns
-from django_taskclaim.control.acts import storable
+from django_taskclaim.control.audit import storable
 from django_taskclaim.control.installed import is_on
 from django_taskclaim.control.models import ClaimEvent
 from django_taskclaim.control.reading import HANDED_TO

@@ -16,7 +16,7 @@ from django_taskclaim.checks.handlers import shortest_lease
 from django_taskclaim.claim import clock
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.contention import retry_on_contention
-from django_taskclaim.control.acts import record_act, storable
+from django_taskclaim.control.audit import record_action, storable
 from django_taskclaim.control.installed import NAME, is_on
 from django_taskclaim.db import DatabaseNow, dialect_for
 from django_taskclaim.exceptions import TaskClaimError
@@ -115,7 +115,7 @@ def order(
     facts: dict[str, Any] = {"by": by, "reason": told, "user": user, "using": using}
     if worker.alive:
         for model in _tables_of(worker):
-            record_act(model, "worker order", worker=worker.name, **facts)
+            record_action(model, "worker order", worker=worker.name, **facts)
     else:
         given.put_back = _release_all(worker, given, facts)
     given.refresh_from_db(using=using)
@@ -139,7 +139,7 @@ def _release_all(worker: Worker, given: "WorkerOrder", facts: dict[str, Any]) ->
         if model is not None and error is not None:
             errors[model._meta.label] = error
         put_back += rows
-        record_act(model, "worker order", rows=rows, worker=worker.name, **facts)
+        record_action(model, "worker order", rows=rows, worker=worker.name, **facts)
     same = type(given).objects.using(facts["using"]).filter(pk=given.pk)
     same.update(done_at=DatabaseNow())
     if errors:
@@ -231,7 +231,7 @@ def change_settings(
         changes += [_changed(name, value, stored[name]) for name, value in changed.items()]
     if changes:
         text = ", ".join(changes) + (f": {reason}" if reason else "")
-        record_act(model, "settings", by=by, reason=text, user=user, using=using)
+        record_action(model, "settings", by=by, reason=text, user=user, using=using)
 
 
 def settings_of(model: type[models.Model], *, using: str) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from django_taskclaim.control.acts import record_act
+from django_taskclaim.control.audit import record_action
 from django_taskclaim.holders import name_of, user_of
 from django_taskclaim.signals import rows_acted_on
 
@@ -21,7 +21,7 @@ def _taken_over(
         return
     key = str(keys[0]) if len(keys) == 1 else ""
     user = user_of(by)
-    record_act(
+    record_action(
         sender,
         "take over",
         rows=len(keys),

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from django_taskclaim.control.acts import storable
+from django_taskclaim.control.audit import storable
 from django_taskclaim.control.models import ThroughputMinute
 from django_taskclaim.control.reading import MINUTE, slot_start
 from django_taskclaim.tables import scope_of

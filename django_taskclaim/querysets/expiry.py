@@ -25,7 +25,13 @@ from django_taskclaim.querysets.assignments import (
     quarantine_mark,
 )
 from django_taskclaim.querysets.conditions import is_expired
-from django_taskclaim.querysets.operating import BulkVerb, LockedRow, in_chunks, update_locked
+from django_taskclaim.querysets.operating import (
+    BulkVerb,
+    LockedRow,
+    Progressed,
+    in_chunks,
+    update_locked,
+)
 from django_taskclaim.querysets.refusals import without_refused
 from django_taskclaim.querysets.scope import ClaimTarget, Rows
 from django_taskclaim.signals import after_commit, rows_expired, send_after_commit
@@ -42,9 +48,14 @@ EXPIRED = {
 }
 
 
-def release_expired(queryset: Rows, limit: int | None, cutoff: datetime | None = None) -> int:
+def release_expired(
+    queryset: Rows,
+    limit: int | None,
+    cutoff: datetime | None = None,
+    progress: Progressed | None = None,
+) -> int:
     """Put back, or fail, rows whose lease has ended, by the *cutoff* if one is given; see ``ClaimQuerySet``."""
-    return in_chunks(queryset, ReleaseExpired(cutoff), limit)
+    return in_chunks(queryset, ReleaseExpired(cutoff), limit, progress)
 
 
 class ReleaseExpired(BulkVerb):

@@ -216,16 +216,18 @@ class ClaimQuerySet(models.QuerySet[M]):
 
     # Acting on many rows
 
-    def release_expired(self, limit: int | None = None) -> int:
+    def release_expired(
+        self, limit: int | None = None, *, progress: Callable[[int], None] | None = None
+    ) -> int:
         """Put back rows whose lease has ended by the database's clock, and return how many.
 
         A worker's row is charged a try. On its last try it is first quarantined: put back with a mark, to be claimed
         alone, and only if that claim expires too it becomes ``failed``. Rows of holders that a caller named are never
         charged. Rows that another transaction has locked are left for the next call, and those that the database
-        refuses to have written stay as they are, each with an ERROR in the log.
+        refuses to have written stay as they are, each with an ERROR in the log. Options as of ``reset``.
         """
         self._for_write = True
-        return expiry.release_expired(self, limit)
+        return expiry.release_expired(self, limit, progress=progress)
 
     def reset(
         self,
@@ -244,13 +246,16 @@ class ClaimQuerySet(models.QuerySet[M]):
         verb = operating.Reset(complete=complete, running=running)
         return operating.in_chunks(self, verb, limit, progress)
 
-    def take_back(self) -> int:
+    def take_back(
+        self, *, limit: int | None = None, progress: Callable[[int], None] | None = None
+    ) -> int:
         """Put running rows of all holders back, uncounted, and return how many; their holders lose them.
 
         An operator's act: for rows of a worker that is known to be dead, without waiting for its leases to end.
+        Options as of ``reset``.
         """
         self._for_write = True
-        return operating.in_chunks(self, operating.TakeBack())
+        return operating.in_chunks(self, operating.TakeBack(), limit, progress)
 
     def pause_rows(
         self, *, limit: int | None = None, progress: Callable[[int], None] | None = None
@@ -267,12 +272,18 @@ class ClaimQuerySet(models.QuerySet[M]):
         return operating.in_chunks(self, operating.Resume(), limit, progress)
 
     def fail_rows(
-        self, error: BaseException | str, *, running: bool = False, complete: bool = False
+        self,
+        error: BaseException | str,
+        *,
+        running: bool = False,
+        complete: bool = False,
+        limit: int | None = None,
+        progress: Callable[[int], None] | None = None,
     ) -> int:
         """End open and paused rows badly and return how many; running and complete ones only when named.
 
         *error* is recorded where the model has the columns for it. No try is charged, and none is left: the rows wait
-        for a ``reset``. The holders of running rows lose them.
+        for a ``reset``. The holders of running rows lose them. *limit* and *progress* as of ``reset``.
         """
         self._for_write = True
         states = [
@@ -281,7 +292,7 @@ class ClaimQuerySet(models.QuerySet[M]):
             *([Status.PROCESSING] if running else []),
             *([Status.COMPLETE] if complete else []),
         ]
-        return operating.fail_rows(self, states, error)
+        return operating.fail_rows(self, states, error, limit, progress)
 
     def prune(
         self,

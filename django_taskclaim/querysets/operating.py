@@ -293,17 +293,23 @@ class FailRows(StateChange):
         ]
 
 
-def fail_rows(queryset: Rows, states: Sequence[Status], error: BaseException | str) -> int:
+def fail_rows(
+    queryset: Rows,
+    states: Sequence[Status],
+    error: BaseException | str,
+    limit: int | None = None,
+    progress: Progressed | None = None,
+) -> int:
     """Fail what is in one of *states*; a text that the database refuses is written in escapes, or left out."""
     error_class, text = text_to_store(error)
     stored = (error_class or OPERATOR, text)
     for plainer in (stored, escape_to_ascii(stored)):
         try:
-            return in_chunks(queryset, FailRows(states, *plainer))
+            return in_chunks(queryset, FailRows(states, *plainer), limit, progress)
         except (DatabaseError, UnicodeError) as refused:
             if not is_refusal(refused):
                 raise
-    return in_chunks(queryset, FailRows(states, OPERATOR, ""))
+    return in_chunks(queryset, FailRows(states, OPERATOR, ""), limit, progress)
 
 
 # Running rows of others

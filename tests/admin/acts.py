@@ -1,11 +1,12 @@
 """Every act of an operator on photos: where it is sent, what it changes, and what is recorded."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from django.contrib.admin.models import LogEntry
 from django.test import Client
 
+from django_taskclaim.control.actions import NAMED, ROW_ACTIONS, Action
 from django_taskclaim.control.models import LiveSettings, OperatorAct, WorkerOrder
 from django_taskclaim.models import Switch, WorkerProcess
 from django_taskclaim.switch import pause, pause_all, paused_by
@@ -65,16 +66,24 @@ class Act(NamedTuple):
         return (chosen(self.action, *rows.values()) if self.action else {}) | self.typed
 
 
-def button(name: str, state: str, ends: str, record: str, typed: dict[str, str] = WHY) -> Act:
-    """Return the act of a button of one row."""
-    where = lambda rows: act_on(Photo, name, rows[state])  # noqa: E731
-    return Act(f"button {name} of {state}", where, typed, {state: ends}, record)
-
-
-def action(name: str, changes: dict[str, str], record: str, **typed: str) -> Act:
-    """Return the act of an action of the list, on rows in all states."""
-    where = lambda rows: address(Photo)  # noqa: E731
-    return Act(f"{name} {' '.join(typed)}", where, typed, changes, record, action=name)
+def acts_of(action: Action) -> Iterator[Act]:
+    """Yield every way to one action: of the list, of one row in each state, of all rows of the model."""
+    end, slug = ENDS[action.name], action.slug
+    chosen = {kind: end for state in action.states for kind in KINDS[state]}
+    own = "claim_" + slug.replace("-", "_")
+    for name in ("", *action.named):
+        typed = (WHY if action.confirm else {}) | ({name: "on"} if name else {})
+        more = {kind: end for state in KINDS if NAMED.get(state) == name for kind in KINDS[state]}
+        where = lambda rows: address(Photo)  # noqa: E731
+        yield Act(f"{own} {name}", where, typed, chosen | more, action.name, action=own)
+    states = {*action.states, *(state for state, name in NAMED.items() if name in action.named)}
+    for state in sorted(states) if action.row_label else ():
+        kind = KINDS[state][0]
+        at = lambda rows, kind=kind: act_on(Photo, slug, rows[kind])  # noqa: E731
+        typed = RUNNING if state == "processing" else WHY
+        yield Act(f"button {slug} of {kind}", at, typed, {kind: end}, action.name)
+    if action.of_all:
+        yield listed(slug, chosen, action.name)
 
 
 def listed(name: str, changes: dict[str, Any], record: str, **more: Any) -> Act:
@@ -96,43 +105,40 @@ def switch(rows: Rows) -> str:
     return photos("switch")
 
 
-def to(state: str, *kinds: str) -> dict[str, Any]:
-    return dict.fromkeys(kinds, state)
-
-
 PAUSED = {"switch": ("testapp.photo", "ada", "why")}
 ALL_PAUSED = {"switch": ("*", "ada", "why")}
 RESUMED = {"switch": None}
-IDLE = ("open", "waiting", "paused")
-HELD = ("processing", "expired")
+#: The rows of the scene by the states that an action names.
+KINDS = {
+    "open": ("open", "waiting"),
+    "paused": ("paused",),
+    "processing": ("processing", "expired"),
+    "expired": ("expired",),
+    "failed": ("failed",),
+    "complete": ("complete",),
+}
+#: In which state an action leaves a row.
+ENDS = {
+    "reset": "open",
+    "pause rows": "paused",
+    "resume rows": "open",
+    "release expired": "open",
+    "release": "open",
+    "fail": "failed",
+}
 
 ACTS = [
-    button("reset", "failed", "open", "reset"),
-    button("pause-row", "open", "paused", "pause rows"),
-    button("resume-row", "paused", "open", "resume rows"),
-    button("take-back", "processing", "open", "release", RUNNING),
-    button("fail", "waiting", "failed", "fail"),
-    button("fail", "processing", "failed", "fail", RUNNING),
-    action("claim_reset_failed", to("open", "failed"), "reset"),
-    action("claim_reset", to("open", "failed", "complete"), "reset", complete="on"),
-    action("claim_reset", to("open", "failed", *HELD), "reset", **RUNNING),
-    action("claim_pause_rows", to("paused", "open", "waiting"), "pause rows"),
-    action("claim_resume_rows", to("open", "paused"), "resume rows"),
-    action("claim_release_expired", to("open", "expired"), "release expired"),
-    action("claim_take_back", to("open", *HELD), "release", reason="why"),
-    action("claim_fail", to("failed", *IDLE), "fail", reason="why"),
-    action("claim_fail", to("failed", *IDLE, *HELD), "fail", **RUNNING),
+    *(act for action in ROW_ACTIONS for act in acts_of(action)),
     listed("pause", PAUSED, "pause"),
     listed("resume", RESUMED, "resume", first=lambda: pause(Photo)),
-    listed("release-expired", to("open", "expired"), "release expired"),
     Act("pause", switch, WHY | {"turn": "off", "until": "900"}, PAUSED, "pause"),
     Act("resume", switch, {"turn": "on"}, RESUMED, "resume", first=lambda: pause(Photo)),
     order("drain"),
     order("stop"),
     order("release"),
     order("release", SILENT, processing="open"),
-    Act("retry some", group("first"), {}, to("open", "failed"), "reset"),
-    Act("retry all", group("retry"), WHY, to("open", "failed"), "reset"),
+    Act("retry some", group("first"), {}, {"failed": "open"}, "reset"),
+    Act("retry all", group("retry"), WHY, {"failed": "open"}, "reset"),
     Act(
         "settings",
         lambda rows: photos("settings"),

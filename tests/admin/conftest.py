@@ -7,8 +7,8 @@ import pytest
 from django.test import Client
 
 from django_taskclaim import conf
-from django_taskclaim.admin import sweeping
-from django_taskclaim.admin.control_room import acts, asking
+from django_taskclaim.admin import running
+from django_taskclaim.admin.control_room import asking
 from tests.admin.room import somebody
 from tests.factories import make
 from tests.querysets.support import clock, set_raw
@@ -17,8 +17,7 @@ from tests.querysets.support import clock, set_raw
 @pytest.fixture(autouse=True)
 def _patient_pages(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setitem(conf.DEFAULTS, "PAGE_TIMEOUT", 60.0)
-    monkeypatch.setattr(sweeping, "BUDGET", 60.0)
-    monkeypatch.setattr(acts, "PATIENCE", 60.0)
+    monkeypatch.setattr(running, "SECONDS", 60.0)
     asking.forget()
     yield
     asking.forget()

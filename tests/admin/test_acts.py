@@ -7,6 +7,7 @@ from django.contrib.admin.models import LogEntry
 from django.db import connections
 from django.test import Client
 
+from django_taskclaim.admin import running
 from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.switch import pause, pause_all
 from tests.admin.acts import ACTS, Act, clear, scene, world
@@ -15,9 +16,12 @@ from tests.admin.room import (
     act_on,
     address,
     chosen,
+    failed,
+    group_of,
     perform,
     photos,
     recorded,
+    run_action,
     said,
     somebody,
     text_of,
@@ -126,7 +130,7 @@ def test_without_the_control_app_the_models_own_permissions_count(
 @pytest.mark.parametrize("model", [ClaimOnly, UuidKey, TextKey, PrefixedOwnStatus, Child])
 def test_buttons_and_actions_find_rows_by_any_key(boss: Client, in_states: Any, model: Any) -> None:
     rows = in_states(model)
-    perform(boss, act_on(model, "pause-row", rows["open"]), {"reason": "r"})
+    perform(boss, act_on(model, "pause-rows", rows["open"]), {"reason": "r"})
     assert facts(rows["open"]).status == "paused"
     assert recorded()[-1][5] == str(rows["open"].pk)[:255]
     answer = boss.post(address(model), chosen("claim_reset_failed", *rows.values()))
@@ -135,8 +139,37 @@ def test_buttons_and_actions_find_rows_by_any_key(boss: Client, in_states: Any, 
     assert "2 processing" in said(answer)
 
 
+def retry(client: Client) -> Any:
+    return perform(client, photos("retry", group=group_of(client)), {"reason": "why"})
+
+
+def button(client: Client) -> Any:
+    return client.post(act_on(Photo, "reset-failed"), {"reason": "why"})
+
+
+def action(client: Client) -> Any:
+    sent = chosen("claim_reset_failed", Photo.objects.earliest("pk"), select_across="1")
+    return run_action(client, address(Photo), sent)
+
+
+@pytest.mark.parametrize("press", [retry, button, action])
+def test_what_takes_too_long_goes_on_when_pressed_again(
+    boss: Client, settings: Any, monkeypatch: pytest.MonkeyPatch, press: Any
+) -> None:
+    """No row is reset twice, and each press is recorded with its own rows."""
+    settings.TASKCLAIM = {"CHUNK_SIZE": 2}
+    monkeypatch.setattr(running, "SECONDS", 0.0)
+    rows = failed(5)
+    before = facts(rows[0]).iteration
+    while Photo.objects.failed().exists():
+        answer = press(boss)
+        assert "The time was up; press again for the rest." in said(answer)
+    assert {facts(row).iteration for row in rows} == {before + 1}
+    assert [act[2] for act in recorded()] == [2, 2, 1]
+
+
 @pytest.mark.promise(3)
-@pytest.mark.parametrize("act", ["take-back", "fail"])
+@pytest.mark.parametrize("act", ["release", "fail", "reset"])
 def test_a_running_row_is_taken_only_when_the_operator_says_so(
     boss: Client, in_states: Any, act: str
 ) -> None:
@@ -146,7 +179,7 @@ def test_a_running_row_is_taken_only_when_the_operator_says_so(
     assert "will lose it" in text_of(boss.get(where))
     perform(boss, where, {"reason": "r"})
     page = boss.post(address(Photo), chosen(f"claim_{act.replace('-', '_')}", row))
-    assert "lose them" in text_of(page)
+    assert "Whoever holds a running row loses it" in text_of(page)
     assert stored(row) == before
     perform(boss, where, {"reason": "r", "running": "on"})
     with pytest.raises(ClaimLost):
@@ -161,7 +194,7 @@ def test_an_action_on_all_rows_means_those_that_the_filters_match(
     rows = make(Photo, 7, url=lambda i: "yes" if i < 5 else "no")
     Photo.objects.filter(pk=rows[0].pk).pause_rows()
     sent = chosen("claim_pause_rows", rows[0], select_across="1")
-    answer = boss.post(f"{address(Photo)}?q=yes", sent)
+    answer = run_action(boss, f"{address(Photo)}?q=yes", sent)
     assert [facts(row).status for row in rows] == ["paused"] * 5 + ["open"] * 2
     assert said(answer) == "4 rows were paused. Left alone: 1 paused."
     assert sum(one[2] for one in recorded()) == 4

@@ -7,7 +7,6 @@ import pytest
 from django.test import Client
 
 from django_taskclaim.admin import buttons
-from django_taskclaim.admin.acts import Act
 from django_taskclaim.control.orders import change_settings, settings_of
 from tests.admin.room import act_on, form_of, perform, photos, recorded, said, text_of
 from tests.factories import make
@@ -44,8 +43,8 @@ def complete(row: Any) -> None:
     [
         ("open", "fail", complete, "complete"),
         ("failed", "reset", complete, "complete"),
-        ("processing", "take-back", taken_by("user:2"), "processing"),
-        ("processing", "take-back", taken_by("user:1"), "processing"),
+        ("processing", "release", taken_by("user:2"), "processing"),
+        ("processing", "release", taken_by("user:1"), "processing"),
         ("processing", "fail", taken_by("user:2"), "processing"),
     ],
 )
@@ -75,9 +74,9 @@ def test_a_late_answer_changes_nothing_and_shows_the_row_as_it_is_now(
 
 def test_an_answer_to_another_page_or_to_none_asks_first(boss: Client) -> None:
     one, other = make(Photo, 2)
-    shown = form_of(boss.get(act_on(Photo, "pause-row", one)))
+    shown = form_of(boss.get(act_on(Photo, "pause-rows", one)))
     for sent in (shown, {}):
-        answer = boss.post(act_on(Photo, "pause-row", other), {**sent, "reason": "because"})
+        answer = boss.post(act_on(Photo, "pause-rows", other), {**sent, "reason": "because"})
         assert "because" in answer.content.decode()
     assert facts(other).status == "open"
 
@@ -86,14 +85,14 @@ def test_a_row_that_changes_between_the_look_and_the_act_is_left_alone(
     boss: Client, in_states: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The answer was compared already; the statement that acts compares again."""
-    row, usual = in_states(Photo)["processing"], buttons._as_shown
+    row, usual = in_states(Photo)["processing"], buttons.perform
 
-    def late(act: Act, row: Any, seen: Any) -> Act:
+    def late(*given: Any, **options: Any) -> None:
         taken_by("user:2")(row)
-        return usual(act, row, seen)
+        usual(*given, **options)
 
-    monkeypatch.setattr(buttons, "_as_shown", late)
-    answer = perform(boss, act_on(Photo, "take-back", row), {"running": "on"})
+    monkeypatch.setattr(buttons, "perform", late)
+    answer = perform(boss, act_on(Photo, "release", row), {"running": "on"})
     assert facts(row).claimed_by == "user:2"
     assert "somebody else has locked or changed meanwhile" in said(answer)
 

@@ -11,6 +11,7 @@ from django.urls import path
 
 from django_taskclaim.admin import ClaimAdminMixin
 from django_taskclaim.admin.control_room.mounting import register
+from django_taskclaim.control.actions import ROW_ACTIONS
 from django_taskclaim.control.models import WorkerOrder
 from tests.admin.room import (
     OPERATE,
@@ -25,6 +26,7 @@ from tests.admin.room import (
     perform,
     photos,
     recorded,
+    run_action,
     said,
     somebody,
     text_of,
@@ -37,7 +39,7 @@ from tests.urls import urlpatterns as project
 
 pytestmark = [pytest.mark.once, pytest.mark.django_db(databases=["default", "other"])]
 
-ROW_BUTTONS = ["reset", "pause-row", "resume-row", "take-back", "fail"]
+ROW_BUTTONS = [action.slug for action in ROW_ACTIONS if action.row_label]
 
 own_site = AdminSite("own")
 
@@ -84,8 +86,8 @@ def test_a_row_that_the_user_may_not_change_or_see_stays_as_it_is(boss: Client) 
             assert boss.get(act_on(HiddenRows, act, row)).status_code == code
             assert boss.post(act_on(HiddenRows, act, row), {"reason": "r"}).status_code == code
     page = boss.get(address(HiddenRows)).content.decode()
-    assert act_on(HiddenRows, "pause-row", fixed) not in page
-    assert act_on(HiddenRows, "pause-row", free) in page
+    assert act_on(HiddenRows, "pause-rows", fixed) not in page
+    assert act_on(HiddenRows, "pause-rows", free) in page
     answer = boss.post(address(HiddenRows), chosen("claim_pause_rows", fixed, free, hidden))
     assert [facts(row).status for row in (fixed, free, hidden)] == ["open", "paused", "open"]
     assert said(answer) == "1 row was paused. Left alone: 1 that you may not change."
@@ -108,7 +110,7 @@ def test_a_failed_row_that_the_user_may_not_change_is_not_retried(
     deny(monkeypatch, Photo, method, kept)
     if by == "action":
         sent = chosen("claim_reset_failed", kept, select_across="1")
-        somebody(*OPERATE).post(address(Photo), sent)
+        run_action(somebody(*OPERATE), address(Photo), sent)
     else:
         somebody(*OPERATE).post(photos(by, group=group), {"reason": ""})
     assert list(Photo.objects.failed()) == [kept]

@@ -99,7 +99,7 @@ def test_scripts_in_key_holder_error_and_reason_stay_text(boss: Client) -> None:
     set_raw(row, "error_class", "%s", [evil])
     boss.post(act_on(TextKey, "pause"), {"reason": evil})
     pages = [address(TextKey), address(TextKey, "change", quote(row.pk))]
-    pages += [act_on(TextKey, act, row) for act in ("reset", "take-back")]
+    pages += [act_on(TextKey, act, row) for act in ("reset", "release")]
     for page in pages:
         text = boss.get(page).content.decode()
         assert "<script>alert" not in text

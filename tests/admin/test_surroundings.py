@@ -71,4 +71,4 @@ def test_buttons_of_the_users_own_stand_beside_ours(boss: Client) -> None:
     for page in (address(Parent), address(Parent, "change", row.pk)):
         shown = boss.get(page).content.decode()
         assert f'href="{theirs}"' in shown
-        assert f'href="{act_on(Parent, "pause-row", row)}' in shown
+        assert f'href="{act_on(Parent, "pause-rows", row)}' in shown

@@ -7,20 +7,16 @@ import pytest
 from django.db import InterfaceError, OperationalError, connection, router
 from django.test import Client
 
-from django_taskclaim.querysets import ClaimQuerySet
+from django_taskclaim.querysets import operating
 from tests.admin.room import (
-    act_on,
-    address,
-    chosen,
     failed,
-    group_of,
     order_url,
-    perform,
     photos,
     recorded,
     said,
     text_of,
 )
+from tests.admin.test_acts import action, button, retry
 from tests.testapp.models import Photo
 
 pytestmark = [pytest.mark.once, pytest.mark.django_db(databases=["default", "other"])]
@@ -40,32 +36,19 @@ def second_chunk_raises(monkeypatch: pytest.MonkeyPatch) -> Callable[[Exception]
     """Return what makes the second chunk of a reset raise, and doom the transaction that it runs in."""
 
     def arrange(error: Exception) -> None:
-        usual, calls = ClaimQuerySet.reset, []
+        usual, calls = operating.in_transaction, []
 
-        def reset(self: Any, **options: Any) -> int:
+        def in_transaction(*given: Any) -> Any:
             calls.append(1)
             if len(calls) == 2:
                 if connection.settings_dict["ATOMIC_REQUESTS"] and connection.in_atomic_block:
                     connection.set_rollback(True)
                 raise error
-            return usual(self, **options)
+            return usual(*given)
 
-        monkeypatch.setattr(ClaimQuerySet, "reset", reset)
+        monkeypatch.setattr(operating, "in_transaction", in_transaction)
 
     return arrange
-
-
-def retry(client: Client) -> Any:
-    return perform(client, photos("retry", group=group_of(client)), {"reason": "why"})
-
-
-def button(client: Client) -> Any:
-    return client.post(act_on(Photo, "reset-failed"), {"reason": "why"})
-
-
-def action(client: Client) -> Any:
-    sent = chosen("claim_reset_failed", Photo.objects.earliest("pk"), select_across="1")
-    return client.post(address(Photo), sent)
 
 
 @pytest.mark.usefixtures("four_failed")

@@ -11,7 +11,7 @@ from django.contrib.contenttypes.models import ContentType
 from django.core.management import CommandError
 from django.urls import reverse
 
-from django_taskclaim.control.acts import record_act
+from django_taskclaim.control.audit import record_action
 from django_taskclaim.control.models import OperatorAct
 from django_taskclaim.control.reading import acts
 from django_taskclaim.switch import paused_by
@@ -53,13 +53,13 @@ def test_an_act_is_logged_once_with_its_facts(caplog: pytest.LogCaptureFixture) 
     """The newest are read first, up to a limit; a text that is too long or odd is stored all the same."""
     reason = "\0 \ud800 " + "x" * 900
     for rows in (2, 3):
-        record_act(Photo, "reset", rows=rows, by="ada" * 100, reason=reason, key="k" * 999)
+        record_action(Photo, "reset", rows=rows, by="ada" * 100, reason=reason, key="k" * 999)
     newest, before = acts(Photo, using="default", limit=2)
     assert (newest.rows, before.rows) == (3, 2)
     assert (len(newest.by), len(newest.reason)) == (200, 500)
     assert newest.reason.startswith("\\0 \\ud800 xxx")
     caplog.set_level(logging.INFO, "django_taskclaim.control")
-    record_act(Photo, "fail", rows=1, by="ada", reason="spam", key="7")
+    record_action(Photo, "fail", rows=1, by="ada", reason="spam", key="7")
     (record,) = [one for one in caplog.records if one.name == "django_taskclaim.control"]
     assert "ada" in record.getMessage()
     facts: Any = record
@@ -72,13 +72,13 @@ def test_the_admins_recent_actions_name_the_act_and_link_to_its_row(client: Any)
     (photo,) = make(Photo, 1)
     user = User.objects.create_superuser("ada")
     facts: dict[str, Any] = {"by": "ada", "user": user}
-    record_act(PhotoProxy, "reset", rows=1, reason="again", key=str(photo.pk), **facts)
+    record_action(PhotoProxy, "reset", rows=1, reason="again", key=str(photo.pk), **facts)
     entry = LogEntry.objects.get()
     types = ContentType.objects
     assert entry.content_type == types.get_for_model(PhotoProxy, for_concrete_model=False)
     assert entry.get_change_message() == "Reset, 1 row: again"
-    record_act(Photo, "reset", rows=1204, **facts)
-    record_act(Photo, "reset", rows=1, key=str(photo.pk), **facts)
+    record_action(Photo, "reset", rows=1204, **facts)
+    record_action(Photo, "reset", rows=1, key=str(photo.pk), **facts)
     assert LogEntry.objects.earliest("pk").get_admin_url() is None
     client.force_login(user)
     page = client.get(reverse("admin:index")).content.decode()

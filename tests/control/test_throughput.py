@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from django.db.models import Sum
 
-from django_taskclaim.control.acts import record_act
+from django_taskclaim.control.audit import record_action
 from django_taskclaim.control.models import ThroughputMinute
 from django_taskclaim.control.reading import marks, throughput
 from django_taskclaim.monitoring.overview import database_time
@@ -47,9 +47,9 @@ def test_processes_add_up_and_gaps_are_shown(now: datetime) -> None:
 
 
 def test_marks_say_why_the_throughput_changed(now: datetime) -> None:
-    record_act(Photo, "pause", by="ada", reason="deploy")
-    record_act(Photo, "resume", by="bob")
-    record_act(Photo, "reset", rows=5, by="bob")
+    record_action(Photo, "pause", by="ada", reason="deploy")
+    record_action(Photo, "resume", by="bob")
+    record_action(Photo, "reset", rows=5, by="bob")
     minute(now, 7, done=3, errors=30)
     minute(now, 4, stopped="replica lag 31 s")
     minute(now, 4, stopped="replica lag 31 s", process="v")

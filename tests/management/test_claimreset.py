@@ -84,7 +84,7 @@ def test_rows_are_chosen_by_error_filter_and_limit() -> None:
 def test_a_dry_run_only_counts() -> None:
     rows, old = failed(Photo, 3), completed(Photo, 2)
     assert "Reset 2 rows" in run("claimreset", "testapp.Photo", "--dry-run", "--limit", "2")
-    assert "Delete 2 rows" in run(*PRUNE, "--dry-run")
+    assert "Prune 2 rows" in run(*PRUNE, "--dry-run")
     assert open_among([*rows, *old]) == 0
     assert Photo.objects.count() == 5
     assert recorded() == []

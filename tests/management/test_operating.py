@@ -131,12 +131,12 @@ def test_rows_are_paused_and_opened_in_chunks(settings: Any) -> None:
     assert running.claim.check()
     assert paused_by(Photo) is None
     resume = ("claimresume", "testapp.Photo", "--rows", "--by", "ada")
-    assert "Open 10 rows: not done" in run(*resume, "--dry-run")
-    assert "Opened 2 rows" in run(*resume, "--filter", "country=NZ", "--limit", "2")
+    assert "Resume 10 rows: not done" in run(*resume, "--dry-run")
+    assert "Resumed 2 rows" in run(*resume, "--filter", "country=NZ", "--limit", "2")
     assert {row.country for row in Photo.objects.open()} == {"NZ"}
     pause(Photo)
     said = run(*resume, "--reason", "all of it")
-    assert "Opened 8 rows" in said
+    assert "Resumed 8 rows" in said
     # Nobody would take them before.
     assert "manage.py claimresume testapp.Photo" in said
     assert [act[:3] for act in acts()[1:]] == [("resume rows", 2, "ada"), ("resume rows", 8, "ada")]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from django.db import models
+from django.db import connections, models
 from django.db.models.functions import Substr
 from django.utils.translation import gettext as _
 
@@ -15,12 +15,16 @@ from django_taskclaim.columns import claim_columns
 from django_taskclaim.fields import as_utc
 from django_taskclaim.links import is_companion, key_text, source_link
 from django_taskclaim.monitoring.overview import database_time
+from django_taskclaim.monitoring.server import server_for
 from django_taskclaim.states import Status
 
 Rows = models.QuerySet[Any]
 
 #: So many failed rows are looked at for the page, the latest of so many.
 MOST, CANDIDATES = 2_000, 5_000
+
+#: To be read, each part of all failed rows may take so long.
+READING_LIMIT = timedelta(seconds=20)
 
 #: Of each message so much is compared.
 LENGTH = 300
@@ -36,6 +40,9 @@ _VARIABLE = (
     (re.compile(r"\b0x[0-9a-f]+\b|\b(?=[0-9a-f]*\d)[0-9a-f]{12,}\b", re.I), "…"),
     (re.compile(r"\d+(?:[.,:]\d+)*"), lambda number: number[0] if _is_code(number) else "#"),
 )
+
+#: What may stand in the place of these, and so ends what a message has in common with its group.
+_SIGNS = re.compile(r"[…#'\"]|URL")
 
 #: What stands before a number that names a kind of error, such as "HTTP", "status code: " or "[Errno ".
 _BEFORE_A_CODE = re.compile(
@@ -66,9 +73,8 @@ class Group:
     message: str
     hour: int = 0
     day: int = 0
-    all: int = 0
-    #: Some of the rows.
-    samples: list["Failure"] = field(default_factory=list)
+    #: The rows that were found, the latest first.
+    failures: list["Failure"] = field(default_factory=list)
     #: The message of one of them as it is.
     example: str = ""
 
@@ -76,6 +82,18 @@ class Group:
     def id(self) -> str:
         """Names the group in a URL."""
         return group_id(self.error, self.message)
+
+    @property
+    def all(self) -> int:
+        return len(self.failures)
+
+    @property
+    def samples(self) -> list["Failure"]:
+        return self.failures[:SAMPLES]
+
+    def keys(self, most: int) -> list[Any]:
+        """Return the keys of the latest *most* rows."""
+        return [failure.key for failure in self.failures[:most]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +138,10 @@ def sample(rows: Rows) -> Sample:
     dated = _dated(rows)
     chosen, rest = dated[:MOST], dated[MOST:]
     told = _failed(rows).filter(pk__in=[key for key, _at in chosen]) if rest else _failed(rows)
+    latest = sorted(map(_failure, told[:MOST]), key=_moment, reverse=True)
     groups: dict[str, Group] = {}
-    for row in told[:MOST]:
-        _count(groups, row, now)
+    for failure in latest:
+        _count(groups, failure, now)
     largest = sorted(groups.values(), key=lambda group: -group.all)
     whole = None
     if rest:
@@ -133,6 +152,10 @@ def sample(rows: Rows) -> Sample:
 
 
 _LONG_AGO = datetime.min.replace(tzinfo=UTC)
+
+
+def _moment(failure: "Failure") -> datetime:
+    return failure.tried_at or _LONG_AGO
 
 
 def _dated(rows: Rows) -> list[tuple[Any, datetime | None]]:
@@ -180,9 +203,25 @@ class Failure:
 def failed_rows(rows: Rows, size: int) -> Iterator[list[Failure]]:
     """Yield the failed ones of *rows* in the order of their keys, *size* at a time."""
     left = _failed(rows).order_by("pk")
-    while part := [_failure(row) for row in left[:size]]:
+    while True:
+        with server_for(connections[rows.db]).time_limit(READING_LIMIT):
+            part = [_failure(row) for row in left[:size]]
+        if not part:
+            return
         yield part
         left = left.filter(pk__gt=part[-1].key)
+
+
+def keys_like(rows: Rows, group: Group, size: int) -> Iterator[list[Any]]:
+    """Yield the keys of all rows of the group, in their order, in parts of *size* at most."""
+    columns = claim_columns(rows.model)
+    # The database leaves out most of the others; which are alike only ``normalised`` knows.
+    if columns.error_class is not None and group.error:
+        rows = rows.filter(**{columns.error_class.name: group.error})
+    if columns.last_error is not None and (begins := _SIGNS.split(group.message)[0]):
+        rows = rows.filter(**{f"{columns.last_error.name}__contains": begins})
+    for part in failed_rows(rows, size):
+        yield [failure.key for failure in part if failure.group == group.id]
 
 
 def _failed(rows: Rows) -> Any:
@@ -202,18 +241,15 @@ def _failure(row: tuple[Any, ...]) -> Failure:
     return Failure(key, error or "", text or "", tried_at, key_text(source))
 
 
-def _count(groups: dict[str, Group], row: tuple[Any, ...], now: datetime) -> None:
-    failure = _failure(row)
+def _count(groups: dict[str, Group], failure: Failure, now: datetime) -> None:
     message = normalised(failure.text)
     group = groups.setdefault(
         group_id(failure.error, message), Group(failure.error, message, example=failure.text)
     )
-    group.all += 1
+    group.failures.append(failure)
     if failure.tried_at is not None:
         group.day += now - failure.tried_at <= timedelta(days=1)
         group.hour += now - failure.tried_at <= timedelta(hours=1)
-    if len(group.samples) < SAMPLES:
-        group.samples.append(failure)
 
 
 def has_texts(model: type[models.Model]) -> bool:

@@ -1,5 +1,6 @@
 """What a person can fill in on a page of the control room."""
 
+from datetime import timedelta
 from typing import Any
 
 from django import forms
@@ -31,11 +32,10 @@ class PauseForm(ReasonForm):
 
     until = forms.ChoiceField(label=_("How long"), choices=UNTIL, required=False)
 
-    @property
-    def seconds(self) -> float | None:
-        """How long the pause lasts; None until somebody resumes."""
+    def clean_until(self) -> timedelta | None:
+        """Return how long the pause lasts; None until somebody resumes."""
         until = self.cleaned_data["until"]
-        return float(until) if until else None
+        return timedelta(seconds=float(until)) if until else None
 
 
 class SettingsForm(forms.Form):

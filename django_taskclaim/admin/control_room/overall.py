@@ -1,16 +1,13 @@
 """The overview of all models that the user may see, and the switch that stops everything."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
 
-from django.contrib import messages
 from django.contrib.admin import AdminSite
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
-from django.shortcuts import redirect
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 from django.utils import timezone
@@ -18,11 +15,9 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 from django.views.decorators.http import require_GET
 
-from django_taskclaim.admin.confirming import Crumb, confirm, in_no_transaction
-from django_taskclaim.admin.control_room import acts, words
+from django_taskclaim.admin.confirming import Crumb, in_no_transaction
+from django_taskclaim.admin.control_room import words
 from django_taskclaim.admin.control_room.asking import Asking
-from django_taskclaim.admin.control_room.crew import somebody_works
-from django_taskclaim.admin.control_room.forms import PauseForm, ReasonForm
 from django_taskclaim.admin.control_room.pages import (
     TEMPLATES,
     crumbs_context,
@@ -34,7 +29,7 @@ from django_taskclaim.admin.control_room.rooms import Room
 from django_taskclaim.admin.control_room.showing import EVERY
 from django_taskclaim.admin.control_room.state import State, state_of
 from django_taskclaim.admin.permissions import may_operate
-from django_taskclaim.exceptions import TaskClaimError
+from django_taskclaim.admin.switching import ask_to_turn
 from django_taskclaim.monitoring.overview import Worker, overview, workers
 
 
@@ -114,60 +109,22 @@ class Overall:
 
     def pause(self, request: HttpRequest) -> HttpResponseBase:
         """Ask, and then stop the claims of every model, on every database."""
-        return confirm(
-            request,
-            allowed=may_operate(request, None),
-            title=_("Pause claiming of all models"),
-            sentence=_(
-                "No worker claims a row of any model until somebody resumes. Rows that run now finish."
-            ),
-            warning=_("This is about all models, also about those that you do not see."),
-            fields=PauseForm,
-            button=_("Pause claiming of all models"),
-            danger=True,
-            act=lambda answer: self._turn(request, off=True, answer=answer),
-            back=overview_url(self.site),
-            crumbs=[
-                Crumb(_("Control room"), overview_url(self.site)),
-                Crumb(_("Pause claiming of all models")),
-            ],
-            site=self.site,
-        )
+        return self._ask(request, off=True)
 
     def resume(self, request: HttpRequest) -> HttpResponseBase:
         """Ask, and then let claims flow again; models that were paused by name stay so."""
-        return confirm(
+        return self._ask(request, off=False)
+
+    def _ask(self, request: HttpRequest, *, off: bool) -> HttpResponseBase:
+        return ask_to_turn(
             request,
+            None,
+            off=off,
             allowed=may_operate(request, None),
-            title=_("Resume claiming of all models"),
-            sentence=_("Workers claim again. Models that were paused one by one stay paused."),
-            fields=ReasonForm,
-            button=_("Resume claiming of all models"),
-            act=lambda answer: self._turn(request, off=False, answer=answer),
             back=overview_url(self.site),
-            crumbs=[
-                Crumb(_("Control room"), overview_url(self.site)),
-                Crumb(_("Resume claiming of all models")),
-            ],
+            crumbs=[Crumb(_("Control room"), overview_url(self.site))],
             site=self.site,
         )
-
-    def _turn(self, request: HttpRequest, *, off: bool, answer: Mapping[str, Any]) -> HttpResponse:
-        until = float(answer["until"]) if answer.get("until") else None
-        try:
-            acts.turn(request, None, off=off, reason=answer["reason"], until=until)
-        except TaskClaimError as error:
-            messages.error(request, str(error))
-        else:
-            messages.success(request, self._turned(off=off))
-        return redirect(overview_url(self.site))
-
-    def _turned(self, *, off: bool) -> str:
-        if off:
-            return _("All models are paused.")
-        if somebody_works({room.alias for room in self.rooms}):
-            return _("All models run again.")
-        return _("The switch of all models is on, and no worker is alive.")
 
 
 def _silent(count: int) -> str:

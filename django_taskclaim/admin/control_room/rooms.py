@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from django.contrib.admin import AdminSite, ModelAdmin
+from django.contrib.admin import AdminSite
 from django.contrib.admin.utils import quote
 from django.db import models
 from django.http import HttpRequest
@@ -10,8 +10,7 @@ from django.urls import NoReverseMatch, reverse
 from django.utils.text import capfirst
 
 from django_taskclaim.admin.control_room.figures import database_of
-from django_taskclaim.admin.permissions import Admin, may_configure, may_operate, may_view
-from django_taskclaim.admin.sweeping import Sieve
+from django_taskclaim.admin.permissions import Admin, may_act, may_configure, may_view
 
 
 class Room:
@@ -47,12 +46,8 @@ class Room:
     def may_view(self, request: HttpRequest) -> bool:
         return may_view(request, self.model, model_admin=self.model_admin)
 
-    def may_operate(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Say whether the user may act on the model, or on *obj*; a ModelAdmin of ours has the last word."""
-        own = getattr(self.model_admin, "has_operate_permission", None)
-        if own is not None:
-            return bool(own(request, obj))
-        return may_operate(request, self.model, model_admin=self.model_admin, obj=obj)
+    def may_operate(self, request: HttpRequest) -> bool:
+        return may_act(request, self.model, self.model_admin)
 
     def may_configure(self, request: HttpRequest) -> bool:
         return may_configure(request, self.model, model_admin=self.model_admin)
@@ -71,17 +66,6 @@ class Room:
     def beside(self, model: type[models.Model]) -> "Room":
         """Return the room of another model on the same site."""
         return Room(model, self.site, self.site._registry.get(model))
-
-    def sieve(self, request: HttpRequest, rows: "models.QuerySet[Any]") -> Sieve | None:
-        """Return what keeps rows back that the user may not act on; None where the admin makes no difference by row."""
-        if not _tells_rows_apart(self.model_admin):
-            return None
-
-        def sieve(keys: list[Any]) -> set[Any]:
-            found = rows.filter(pk__in=keys)
-            return {row.pk for row in found if self.may_operate(request, row)}
-
-        return sieve
 
     def onlooker(self, request: HttpRequest) -> str:
         """Return who looks, and through which site: what one was told is not told to another."""
@@ -104,17 +88,3 @@ class Room:
             return reverse(f"{self.site.name}:{meta.app_label}_{meta.model_name}_changelist")
         except NoReverseMatch:
             return ""
-
-
-def _tells_rows_apart(model_admin: Admin) -> bool:
-    """Say whether a ModelAdmin has its own say on who may act on which row."""
-    from django_taskclaim.admin.mixin import ClaimAdminMixin
-
-    kind: Any = type(model_admin)
-    if model_admin is None:
-        return False
-    ours = getattr(kind, "has_operate_permission", ClaimAdminMixin.has_operate_permission)
-    return (
-        kind.has_change_permission is not ModelAdmin.has_change_permission
-        or ours is not ClaimAdminMixin.has_operate_permission
-    )

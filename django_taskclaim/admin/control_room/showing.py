@@ -5,7 +5,6 @@ from typing import Any
 
 from django.http import HttpRequest
 from django.utils import timezone
-from django.utils.translation import pgettext_lazy
 
 from django_taskclaim import conf
 from django_taskclaim.admin.control_room import words
@@ -19,6 +18,7 @@ from django_taskclaim.admin.control_room.progress import bar_of
 from django_taskclaim.admin.control_room.ranges import ranges_of
 from django_taskclaim.admin.control_room.rooms import Room
 from django_taskclaim.admin.control_room.state import state_of
+from django_taskclaim.control.actions import what_was_done
 from django_taskclaim.control.orders import NO_LIMIT, SETTINGS
 from django_taskclaim.fields import as_utc
 from django_taskclaim.handlers import handler_for
@@ -145,29 +145,11 @@ def _settings(room: Room, figures: Figures) -> dict[str, Any]:
     }
 
 
-#: What is said of who did it; of others the name of the act.
-_DID = {
-    "pause": pgettext_lazy("act", "paused claiming"),
-    "resume": pgettext_lazy("act", "resumed claiming"),
-    "settings": pgettext_lazy("act", "changed the live settings"),
-    "limits": pgettext_lazy("act", "changed the limits of the fleet"),
-    "worker order": pgettext_lazy("act", "gave an order to"),
-    "pause rows": pgettext_lazy("act", "paused"),
-    "resume rows": pgettext_lazy("act", "resumed"),
-    "reset": pgettext_lazy("act", "reset"),
-    "fail": pgettext_lazy("act", "failed"),
-    "release": pgettext_lazy("act", "took back"),
-    "release expired": pgettext_lazy("act", "put back"),
-    "take over": pgettext_lazy("act", "took over"),
-    "prune": pgettext_lazy("act", "deleted"),
-}
-
-
 def _act(act: Any) -> dict[str, Any]:
     return {
         "at": words.clock(as_utc(act.at)),
         "who": act.by,
-        "what": _DID.get(act.act, act.act),
+        "what": what_was_done(act.act),
         "rows": words.rows(act.rows) if act.rows else "",
         "key": act.key,
         "reason": act.reason,

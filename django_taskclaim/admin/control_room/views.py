@@ -1,8 +1,7 @@
 """What the pages of one model answer. GET shows; what changes something is a POST with CSRF."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
-from urllib.parse import urlencode
 
 from django.contrib import messages
 from django.core.exceptions import ImproperlyConfigured, PermissionDenied, ValidationError
@@ -22,10 +21,12 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 from django.views.decorators.http import require_GET
 
+from django_taskclaim import conf
 from django_taskclaim.admin.confirming import Crumb, confirm, in_no_transaction
-from django_taskclaim.admin.control_room import acts, words
+from django_taskclaim.admin.control_room import words
 from django_taskclaim.admin.control_room.asking import Asking
-from django_taskclaim.admin.control_room.crew import somebody_works
+from django_taskclaim.admin.control_room.export import exported
+from django_taskclaim.admin.control_room.failures import Group, Sample, keys_like
 from django_taskclaim.admin.control_room.figures import ask_failures
 from django_taskclaim.admin.control_room.forms import PauseForm, ReasonForm, SettingsForm
 from django_taskclaim.admin.control_room.pages import (
@@ -36,8 +37,10 @@ from django_taskclaim.admin.control_room.pages import (
 )
 from django_taskclaim.admin.control_room.rooms import Room
 from django_taskclaim.admin.control_room.showing import FIRST, shown
-from django_taskclaim.admin.sweeping import left_alone, salt_of
-from django_taskclaim.control.acts import record_act
+from django_taskclaim.admin.permissions import row_permission
+from django_taskclaim.admin.running import Rows, Run, claims_of, perform
+from django_taskclaim.admin.switching import turn_and_tell
+from django_taskclaim.control.actions import RESET_FAILED
 from django_taskclaim.control.installed import is_on
 from django_taskclaim.control.orders import change_settings, models_of, order
 from django_taskclaim.exceptions import TaskClaimError
@@ -153,19 +156,6 @@ def _obeyed(worker: str, put_back: int | None) -> str:
     ) % {"worker": worker, "n": words.number(put_back)}
 
 
-def _tell_retried(request: HttpRequest, so_far: acts.Retrying, trouble: str) -> None:
-    """Say how many rows are open again, which were left alone and why, and what is to come."""
-    done = so_far.tally.changed
-    told = ngettext("%(n)s failed row is open again.", "%(n)s failed rows are open again.", done)
-    parts = [told % {"n": words.number(done)}, left_alone(so_far.tally)]
-    if trouble:
-        parts.append(_("Then the database refused: %(error)s") % {"error": trouble})
-    elif not so_far.through:
-        parts.append(_("There are more; press again for the rest."))
-    level = messages.ERROR if trouble else messages.SUCCESS if done else messages.WARNING
-    messages.add_message(request, level, " ".join(part for part in parts if part))
-
-
 class Acts:
     """What a person can do there."""
 
@@ -186,22 +176,8 @@ class Acts:
         if request.POST.get("turn") not in {"on", "off"} or not form.is_valid():
             messages.error(request, _("Nothing was changed: the form was not complete."))
             return self._back()
-        try:
-            reason = form.cleaned_data["reason"]
-            acts.turn(request, self.room.model, off=off, reason=reason, until=form.seconds)
-        except TaskClaimError as error:
-            messages.error(request, str(error))
-            return self._back()
-        messages.success(request, self._turned(off=off))
+        turn_and_tell(request, self.room.model, off=off, **form.cleaned_data)
         return self._back()
-
-    def _turned(self, *, off: bool) -> str:
-        name = self.room.name
-        if off:
-            return _("%(name)s are paused; running rows finish.") % {"name": name}
-        if somebody_works([self.room.alias], self.room.model):
-            return _("%(name)s run again.") % {"name": name}
-        return _("%(name)s: the switch is on, and no worker is alive.") % {"name": name}
 
     def order(self, request: HttpRequest) -> HttpResponseBase:
         """Ask, and then tell one worker process to drain, stop or release."""
@@ -246,7 +222,7 @@ class Acts:
         )
 
     def _tell(self, request: HttpRequest, worker: str, what: str, reason: str) -> None:
-        by, using = acts.who(request), self.room.alias
+        by, using = str(request.user), self.room.alias
         try:
             given = order(worker, what, by=by, user=request.user, reason=reason, using=using)
         except (ValidationError, WorkerProcess.DoesNotExist) as error:
@@ -266,7 +242,7 @@ class Acts:
         return Page(self.room).show(request, form)
 
     def _change(self, request: HttpRequest, form: SettingsForm) -> bool:
-        by, reason = acts.who(request), form.cleaned_data["reason"]
+        by, reason = str(request.user), form.cleaned_data["reason"]
         try:
             change_settings(
                 self.room.model,
@@ -286,78 +262,74 @@ class Acts:
         return True
 
     def first(self, request: HttpRequest, group: str) -> HttpResponse:
-        """Reset ten failed rows of the group, to see whether the cause is mended."""
+        """Reset the ten rows of the group that failed last, to see whether the cause is mended."""
         self._require(self.room.may_operate(request))
-        self._retry(request, group, FIRST)
-        return self._back()
+        return self._retry(request, group, lambda rows, found: [found.keys(FIRST)])
 
     def retry(self, request: HttpRequest, group: str) -> HttpResponseBase:
         """Ask, and then reset every failed row of the group."""
-
-        def act(answer: Mapping[str, Any]) -> HttpResponse:
-            so_far = self._retry(request, group, None, answer["reason"])
-            if so_far.through or so_far.after is None:
-                return self._back()
-            after = acts.resumption(so_far, self._salt(request, group))
-            again = self.room.url("retry", group=group)
-            return redirect(f"{again}?{urlencode({'after': after})}")
-
-        allowed = self.room.may_operate(request)
+        size = int(conf.setting("CHUNK_SIZE"))
         return confirm(
             request,
-            allowed=allowed,
+            allowed=self.room.may_operate(request),
             title=_("Retry all failed rows of this group"),
             sentence=_(
                 "Every failed row of %(name)s that failed like this is opened again, with all its tries."
             )
             % {"name": self.room.name},
-            facts=self._facts(request, group) if allowed else [],
+            facts=lambda: self._facts(request, group),
             fields=ReasonForm,
-            act=act,
+            act=lambda answer: self._retry(
+                request, group, lambda rows, found: keys_like(rows, found, size), answer["reason"]
+            ),
             back=self.room.url(),
             crumbs=crumbs_of(self.room, Crumb(_("Retry"))),
             site=self.room.site,
         )
 
-    def _salt(self, request: HttpRequest, group: str) -> str:
+    def _failures(self, request: HttpRequest) -> Sample | None:
         room = self.room
-        return salt_of(room.site.name, room.label, room.alias, "retry", group, request.user.pk)
+        asking = Asking(room.alias, room.model._meta.label_lower)
+        return ask_failures(asking, room.rows(request), room.onlooker(request)).value
 
     def _facts(self, request: HttpRequest, group: str) -> list[str]:
         """Tell which group that is, as far as it is known in time."""
-        room = self.room
-        rows = room.rows(request)
-        asking = Asking(room.alias, room.model._meta.label_lower)
-        found = ask_failures(asking, rows, room.onlooker(request)).value
-        alike = [one for one in (found.groups if found else []) if one.id == group]
+        found = self._failures(request)
         more = "+" if found is not None and found.capped else ""
-        return [f"{words.number(one.all)}{more} × {one.error}: {one.message}" for one in alike]
+        return [
+            f"{words.number(one.all)}{more} × {one.error}: {one.message}"
+            for one in (found.groups if found else [])
+            if one.id == group
+        ]
 
     def _retry(
-        self, request: HttpRequest, group: str, most: int | None, why: str = ""
-    ) -> acts.Retrying:
-        """Reset rows of the group, and record and tell what was done, also where it ends in an error."""
-        room, trouble = self.room, ""
-        rows = room.rows(request)
-        so_far = acts.Retrying()
-        if most is None:
-            salt = self._salt(request, group)
-            so_far = acts.resumed(request.GET.get("after", ""), room.model, salt)
-        try:
-            acts.retry(rows, group, so_far, most=most, sieve=room.sieve(request, rows))
-        except (Error, TaskClaimError) as error:
-            trouble = first_line(error)
-        finally:
-            facts: dict[str, Any] = {"by": acts.who(request), "user": request.user}
-            facts |= {"reason": so_far.reason(group, why), "using": room.alias}
-            record_act(room.model, "reset", rows=so_far.tally.changed, **facts)
-        _tell_retried(request, so_far, trouble)
-        return so_far
+        self,
+        request: HttpRequest,
+        group: str,
+        keys_of: Callable[[Rows, Group], Iterable[list[Any]]],
+        why: str = "",
+    ) -> HttpResponse:
+        """Reset rows of the group; where the time was up, the page to press again follows."""
+        sample = self._failures(request)
+        found = next((one for one in (sample.groups if sample else []) if one.id == group), None)
+        if found is None:
+            messages.warning(request, _("Nothing was changed: no row has failed like this lately."))
+            return self._back()
+        rows = claims_of(self.room.rows(request))
+        run, may = Run(RESET_FAILED, rows), row_permission(request, self.room.model_admin)
+        parts = (
+            part
+            for keys in keys_of(rows, found)
+            for part in run.permitted(run.chosen.filter(pk__in=keys), may)
+        )
+        which = ", ".join(filter(None, [found.error, _("group %(group)s") % {"group": group}]))
+        perform(request, run, parts, recorded=" – ".join(filter(None, [which, why])))
+        return self._back() if run.is_over else redirect(request.get_full_path())
 
     def export(self, request: HttpRequest, group: str = "") -> HttpResponseBase:
         """Stream the failed rows as CSV."""
         self._require(self.room.may_view(request))
-        lines = acts.exported(self.room.rows(request), group)
+        lines = exported(self.room.rows(request), group)
         response = StreamingHttpResponse(lines, content_type="text/csv; charset=utf-8")
         name = f"{self.room.model._meta.model_name}-failures.csv"
         response["Content-Disposition"] = f'attachment; filename="{name}"'

@@ -8,7 +8,7 @@ from django.core.management.base import CommandError
 from django.db import Error
 
 from django_taskclaim.allowances import Hours, Rate
-from django_taskclaim.control.acts import account_of, record_act
+from django_taskclaim.control.audit import account_of, record_action
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.limits.model_limits import limits_of
 from django_taskclaim.management.arguments import add_database, add_models, whole_number
@@ -100,7 +100,7 @@ exit codes:
             raise
         finally:
             if aliases:
-                record_act(
+                record_action(
                     model, "limits", by=who, reason=recorded, user=account_of(who), using=aliases
                 )
 

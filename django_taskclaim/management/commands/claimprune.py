@@ -1,7 +1,7 @@
 """``manage.py claimprune``: delete rows that have been complete for long."""
 
 from argparse import ArgumentParser
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -10,17 +10,23 @@ from django.core.management.base import CommandError
 from django.db.models import CASCADE
 
 from django_taskclaim.columns import claim_columns
+from django_taskclaim.control.actions import PRUNE
 from django_taskclaim.formatting import format_duration, listed
 from django_taskclaim.links import is_companion
-from django_taskclaim.management.acting import Choice, RowsCommand, choose_by_state
 from django_taskclaim.management.arguments import duration
-from django_taskclaim.management.base import USAGE
+from django_taskclaim.management.base import USAGE, ClaimCommand
+from django_taskclaim.management.rows import (
+    Rows,
+    add_rows_of_one_model,
+    rows_of,
+    run_action,
+)
 from django_taskclaim.querysets.pruning import prunable
 from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.states import Status
 
 
-class Command(RowsCommand):
+class Command(ClaimCommand):
     """Delete old rows, and say what went with them."""
 
     help = """Delete rows that were completed longer ago than --older-than, by the database's clock.
@@ -40,9 +46,9 @@ exit codes:
   1    a database refused, a protected row refers to one of these, or the answer was no; the message says which
   2    wrong usage, or a table that is not there
   130  stopped by Ctrl-C; what was deleted is gone"""
-    act, verb, done = "prune", "Delete", "Deleted"
+    in_english = True
 
-    def add_choices(self, parser: ArgumentParser) -> None:
+    def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument(
             "--complete", action="store_true", required=True, help="complete rows; no others can be"
         )
@@ -53,36 +59,49 @@ exit codes:
             required=True,
             help="of those, the ones completed so long ago: seconds, or 30m, 12h, 30d",
         )
+        add_rows_of_one_model(parser)
 
-    def choose(self, choice: Choice, options: dict[str, Any]) -> None:
-        model = choice.rows.model
-        if claim_columns(model).completed_at is None:
-            raise CommandError(
-                f"{choice.label} has no completed_at, so nobody knows how long its rows have been complete.",
-                returncode=USAGE,
-            )
-        self._age: timedelta = options["older_than"]
-        self._with_them: list[str] = []
-        choose_by_state(choice, Status.COMPLETE)
-        old = prunable(ClaimTarget.of(model, choice.rows.db), self._age)
-        choice.narrow(choice.rows.filter(old), f"for more than {format_duration(self._age)}")
+    def handle(
+        self,
+        *,
+        model: Any,
+        database: str | None,
+        filters: list[str],
+        older_than: timedelta,
+        **options: Any,
+    ) -> None:
+        gone: dict[str, int] = {}
 
-    def warnings(self, choice: Choice, found: dict[str, int]) -> Iterator[str]:
-        cascading = _deleted_with(choice.rows.model)
-        if cascading:
-            yield f"What refers to them goes with them: {listed(cascading, most=20)}."
-        if is_companion(choice.rows.model):
-            yield "Their sources have no row then: populate() adds one for each again, as for new ones."
+        def prune(rows: Rows, **limits: Any) -> int:
+            number, deleted = rows.prune(older_than=older_than, **limits)
+            gone.update(deleted)
+            return number
 
-    def change(self, choice: Choice, limit: int | None, progress: Callable[[int], None]) -> int:
-        rows, gone = choice.rows.prune(older_than=self._age, limit=limit, progress=progress)
-        own = _family(choice.rows.model)
-        others = sorted((label, n) for label, n in gone.items() if label not in own and n)
-        self._with_them = [f"{n:,} {label}" for label, n in others]
-        return rows
+        with rows_of(model, database) as choice:
+            if claim_columns(model).completed_at is None:
+                raise CommandError(
+                    f"{choice.label} has no completed_at, so nobody knows how long its rows have been complete.",
+                    returncode=USAGE,
+                )
+            choice.by_state(Status.COMPLETE)
+            old = prunable(ClaimTarget.of(model, choice.rows.db), older_than)
+            choice.narrow(choice.rows.filter(old), f"for more than {format_duration(older_than)}")
+            choice.by_filters(filters)
+            run_action(self, PRUNE, choice, do=prune, warnings=list(_warnings(model)), **options)
+        others = sorted(
+            (label, n) for label, n in gone.items() if label not in _family(model) and n
+        )
+        if others:
+            also = [f"{n:,} {label}" for label, n in others]
+            self.stdout.write(f"With them went {listed(also, most=20)}.")
 
-    def also(self) -> str:
-        return f", and with them {listed(self._with_them, most=20)}" if self._with_them else ""
+
+def _warnings(model: Any) -> Iterator[str]:
+    cascading = _deleted_with(model)
+    if cascading:
+        yield f"What refers to them goes with them: {listed(cascading, most=20)}."
+    if is_companion(model):
+        yield "Their sources have no row then: populate() adds one for each again, as for new ones."
 
 
 def _deleted_with(model: Any) -> list[str]:

@@ -1,23 +1,27 @@
 """``manage.py claimreset``: make failed rows as good as new, and others where they are named."""
 
 from argparse import ArgumentParser
-from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
+from django_taskclaim.control.actions import LOSE, NAMED, RESET
 from django_taskclaim.formatting import listed
-from django_taskclaim.management.acting import (
-    ERRORS_NAMED,
+from django_taskclaim.management.base import ClaimCommand
+from django_taskclaim.management.rows import (
     Choice,
-    RowsCommand,
-    choose_by_error,
-    choose_by_state,
+    add_rows_of_one_model,
     errors_of,
+    rows_of,
+    run_action,
 )
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.states import Status
 
+#: So many of the errors that failed rows ended with are named.
+ERRORS_NAMED = 10
 
-class Command(RowsCommand):
+
+class Command(ClaimCommand):
     """Reset rows."""
 
     help = """Open rows again that ended, with all their tries and without their errors.
@@ -36,9 +40,9 @@ exit codes:
   1    a database refused, or the answer was no; the message says what was done
   2    wrong usage, or a table that is not there
   130  stopped by Ctrl-C; what was reset stays so"""
-    act, verb, done = "reset", "Reset", "Reset"
+    in_english = True
 
-    def add_choices(self, parser: ArgumentParser) -> None:
+    def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument(
             "--failed", action="store_true", help="failed rows (as if neither of the next is said)"
         )
@@ -51,34 +55,39 @@ exit codes:
             metavar="CLASS",
             help="only rows whose last try ended with this error, as error_class has it",
         )
+        add_rows_of_one_model(parser)
 
-    def choose(self, choice: Choice, options: dict[str, Any]) -> None:
-        named = {
-            Status.FAILED: options["failed"],
-            Status.COMPLETE: options["complete"],
-            Status.PROCESSING: options["running"],
-        }
-        states = [state for state, is_named in named.items() if is_named]
-        self._states = states or [Status.FAILED]
-        choose_by_state(choice, *self._states)
-        if options["error"] is not None:
-            choose_by_error(choice, options["error"])
+    def handle(
+        self,
+        *,
+        model: Any,
+        database: str | None,
+        filters: list[str],
+        error: str | None,
+        **options: Any,
+    ) -> None:
+        named = [name for name in NAMED.values() if options[name]]
+        states = [state for state, name in NAMED.items() if name in named]
+        if options["failed"] or not named:
+            states.insert(0, Status.FAILED)
+        with rows_of(model, database) as choice:
+            choice.by_state(*states)
+            if error is not None:
+                choice.by_error(error)
+            choice.by_filters(filters)
+            run_action(
+                self,
+                RESET,
+                choice,
+                # Of rows chosen through a join the verb alone looks at the state again, once it has them locked.
+                do=partial(RESET.run, named=named),
+                warnings=[str(LOSE)] if "running" in named else [],
+                if_none=lambda: _known_errors(choice),
+                **options,
+            )
 
-    def warnings(self, choice: Choice, found: dict[str, int]) -> Iterator[str]:
-        if found.get(Status.PROCESSING):
-            yield "Running rows are taken from their holders: what those write afterwards is refused."
 
-    def change(self, choice: Choice, limit: int | None, progress: Callable[[int], None]) -> int:
-        # Of rows chosen through a join the verb alone looks at the state again, once it has them locked.
-        return choice.rows.reset(
-            complete=Status.COMPLETE in self._states,
-            running=Status.PROCESSING in self._states,
-            limit=limit,
-            progress=progress,
-        )
-
-    def nothing(self, choice: Choice) -> str:
-        every: ClaimQuerySet[Any] = ClaimQuerySet(choice.rows.model, using=choice.rows.db)
-        there = errors_of(every)
-        known = f" Failed rows ended with {listed(there, most=ERRORS_NAMED)}." if there else ""
-        return super().nothing(choice) + known
+def _known_errors(choice: Choice) -> str:
+    every: ClaimQuerySet[Any] = ClaimQuerySet(choice.rows.model, using=choice.rows.db)
+    known = errors_of(every)
+    return f" Failed rows ended with {listed(known, most=ERRORS_NAMED)}." if known else ""

@@ -5,27 +5,20 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
+from django_taskclaim.control.actions import RESUME_ROWS
+from django_taskclaim.control.audit import account_of, turn
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.formatting import listed
 from django_taskclaim.handlers import handler_for
 from django_taskclaim.management.arguments import add_database, add_models, places
 from django_taskclaim.management.base import ClaimCommand, whoami
-from django_taskclaim.management.commands.claimpause import (
-    recorded_turn,
-    refuse_unless_one,
-)
-from django_taskclaim.management.switching import (
-    ResumeRows,
-    act_on_rows,
-    add_rows,
-    refuse_options_of_rows,
-)
+from django_taskclaim.management.rows import add_rows_instead, refuse_unless_one, run_on_rows
 from django_taskclaim.monitoring.overview import workers
-from django_taskclaim.switch import paused_by, paused_model, resume, resume_all
+from django_taskclaim.switch import paused_by, paused_model
 
 
 class Command(ClaimCommand):
-    """Turn the switch on, or open rows."""
+    """Turn the switch on, or resume rows."""
 
     help = """Turn the switch of models on again; workers notice within seconds.
 
@@ -53,19 +46,20 @@ exit codes:
         add_database(
             parser, "every database that holds the model; with --rows, where the router writes it"
         )
-        add_rows(parser, "open paused")
+        add_rows_instead(parser, "resume paused")
         parser.add_argument("--reason", default="", metavar="TEXT", help="why, for the record")
 
     def handle(self, *, models: list[Any], database: str | None, **options: Any) -> None:
-        refuse_options_of_rows(options)
         if options["rows"]:
-            return act_on_rows(self, ResumeRows, models, database=database, **options)
-        refuse_unless_one(models, options["all"])
+            if run_on_rows(self, RESUME_ROWS, models, database, **options):
+                self._tell_what_stays(models, database)
+            return
+        refuse_unless_one(models, options)
+        who = options["by"] or whoami()
+        facts = {"by": who, "user": account_of(who), "reason": options["reason"]}
         try:
             for model in [None] if options["all"] else models:
-                by, reason = options["by"] or whoami(), options["reason"]
-                with recorded_turn(model, "resume", database, by=by, reason=reason):
-                    resume_all(using=database) if model is None else resume(model, using=database)
+                turn(model, off=False, using=database, **facts)
         except TaskClaimError as error:
             raise CommandError(str(error)) from error
         names = "all models" if options["all"] else ", ".join(model._meta.label for model in models)

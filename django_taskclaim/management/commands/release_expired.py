@@ -12,7 +12,7 @@ from django.core.management.base import CommandError
 from django.db import Error, connections
 
 from django_taskclaim.claim import clock
-from django_taskclaim.control.acts import account_of, record_act
+from django_taskclaim.control.audit import account_of, record_action
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.formatting import counted, first_line
 from django_taskclaim.management.arguments import (
@@ -130,7 +130,7 @@ exit codes:
             refused += [str(one) for one in refusals(model, alias, since=began)]
             self._tell(model, rows)
             if rows and act is not None:
-                record_act(model, "release expired", rows=rows, using=alias, **act)
+                record_action(model, "release expired", rows=rows, using=alias, **act)
             total += rows
         return total, refused
 

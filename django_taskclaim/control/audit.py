@@ -1,44 +1,38 @@
-"""The record of what operators do, from the admin and from the commands alike: who, what, how many, why."""
+"""The record of what operators do, from the admin and from the commands: who, what, how many, why."""
 
 import logging
 from collections.abc import Iterable
+from datetime import timedelta
 from typing import Any
 
 from django.apps import apps
 from django.db import Error, connections, models, router, transaction
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext, pgettext_lazy
+from django.utils.translation import ngettext
 
+from django_taskclaim.control.actions import what_was_done
 from django_taskclaim.control.installed import is_on
 from django_taskclaim.db import DatabaseNow
-from django_taskclaim.formatting import counted, format_number
+from django_taskclaim.formatting import counted, format_duration, format_number
 from django_taskclaim.models import Switch
+from django_taskclaim.switch import (
+    SwitchError,
+    claimable_models,
+    pause,
+    pause_all,
+    places_of,
+    resume,
+    resume_all,
+)
 from django_taskclaim.tables import EVERY_MODEL, scope_of
-
-#: How the admin's list of recent acts calls them, in the language of who acted. Logs have the names themselves.
-_NAMES = {
-    "pause": pgettext_lazy("name of an act", "pause"),
-    "resume": pgettext_lazy("name of an act", "resume"),
-    "settings": pgettext_lazy("name of an act", "settings"),
-    "limits": pgettext_lazy("name of an act", "limits"),
-    "worker order": pgettext_lazy("name of an act", "worker order"),
-    "pause rows": pgettext_lazy("name of an act", "pause rows"),
-    "resume rows": pgettext_lazy("name of an act", "resume rows"),
-    "reset": pgettext_lazy("name of an act", "reset"),
-    "fail": pgettext_lazy("name of an act", "fail"),
-    "release": pgettext_lazy("name of an act", "release"),
-    "release expired": pgettext_lazy("name of an act", "release expired"),
-    "take over": pgettext_lazy("name of an act", "take over"),
-    "prune": pgettext_lazy("name of an act", "prune"),
-}
 
 logger = logging.getLogger("django_taskclaim.control")
 
 
-def record_act(
+def record_action(
     model: type[models.Model] | None,
-    act: str,
+    action: str,
     *,
     rows: int | None = None,
     by: str,
@@ -48,21 +42,21 @@ def record_act(
     worker: str = "",
     using: str | Iterable[str] | None = None,
 ) -> None:
-    """Record that *by* did *act* to so many rows of *model*, or with None to all models.
+    """Record that *by* did *action* to so many rows of *model*, or with None to all models.
 
     *rows* is None for what is done to no rows, such as a pause. *key* is the row where it was one, *worker* the process
     that was given an order. *using* names the database, or several; None is the one that the model is written to. One
     INFO record is logged; an ``OperatorAct`` is stored on each database where the control app lives, and a ``LogEntry``
-    where there is a Django *user* and Django's admin. It raises nothing: an act that was done is not undone because its
+    where there is a Django *user* and Django's admin. It raises nothing: what was done is not undone because its
     record failed.
     """
     label = EVERY_MODEL if model is None else scope_of(model)
     what = " ".join(part for part in (label, key or worker) if part)
     of = what if rows is None else f"{counted(rows, 'row')} of {what}"
-    facts = {"act": act, "rows": rows or 0, "by": by, "reason": reason, "key": key or worker}
+    facts = {"act": action, "rows": rows or 0, "by": by, "reason": reason, "key": key or worker}
     logger.info(
         "%s by %s, %s%s",
-        *(act.capitalize(), by, of, f": {reason}" if reason else ""),
+        *(action.capitalize(), by, of, f": {reason}" if reason else ""),
         extra={"event": "act", "model": label, **facts},
     )
     for alias in _aliases(model, using):
@@ -74,8 +68,8 @@ def record_act(
         entry = {
             "user_id": user.pk,
             "object_id": key or None,
-            "object_repr": storable(_object(model, act, rows, key, worker), 200),
-            "change_message": storable(_message(act, rows, reason), 2000),
+            "object_repr": storable(_object(model, action, rows, key, worker), 200),
+            "change_message": storable(_message(action, rows, reason), 2000),
         }
         _guarded(router.db_for_write(LogEntry), _store_entry, model or Switch, entry)
 
@@ -95,32 +89,27 @@ def account_of(name: str) -> Any:
 
 
 def _object(
-    model: type[models.Model] | None, act: str, rows: int | None, key: str, worker: str
+    model: type[models.Model] | None, action: str, rows: int | None, key: str, worker: str
 ) -> str:
     """Return what the admin's list of recent acts shows, which has room for nothing else."""
-    said = name_of_act(act)
+    done = what_was_done(action)
     if model is None:
-        return _("all models: %(act)s") % {"act": said}
+        return _("all models: %(done)s") % {"done": done}
     meta = model._meta
     if key:
-        return f"{meta.verbose_name} {key}: {said}"
+        return f"{meta.verbose_name} {key}: {done}"
     if rows is not None and not worker:
         name = meta.verbose_name if rows == 1 else meta.verbose_name_plural
-        return f"{format_number(rows)} {name}: {said}"
-    return f"{worker or meta.verbose_name_plural}: {said}"
+        return f"{format_number(rows)} {name}: {done}"
+    return f"{worker or meta.verbose_name_plural}: {done}"
 
 
-def _message(act: str, rows: int | None, reason: str) -> str:
-    said = capfirst(name_of_act(act))
+def _message(action: str, rows: int | None, reason: str) -> str:
+    text = str(capfirst(what_was_done(action)))
     if rows is not None:
-        told = ngettext("%(act)s, %(number)s row", "%(act)s, %(number)s rows", rows)
-        said = told % {"act": said, "number": format_number(rows)}
-    return f"{said}: {reason}" if reason else said
-
-
-def name_of_act(act: str) -> str:
-    """Return how an act is called; one of the project's own by its own name."""
-    return str(_NAMES.get(act, act))
+        words = {"done": text, "number": format_number(rows)}
+        text = ngettext("%(done)s, %(number)s row", "%(done)s, %(number)s rows", rows) % words
+    return f"{text}: {reason}" if reason else text
 
 
 def _aliases(model: type[models.Model] | None, using: str | Iterable[str] | None) -> list[str]:
@@ -138,7 +127,7 @@ def _guarded(alias: str, store: Any, *given: Any) -> None:
         else:
             store(alias, *given)
     except Exception:
-        logger.exception("The record of an act could not be stored on %r", alias)
+        logger.exception("The record of an action could not be stored on %r", alias)
 
 
 def _store_act(alias: str, label: str, facts: dict[str, Any]) -> None:
@@ -169,3 +158,39 @@ def storable(text: str, length: int) -> str:
     """Return what a column takes of a text that anybody may have written."""
     clean = text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
     return clean[:length]
+
+
+# The switch
+
+
+def turn(
+    model: type[models.Model] | None,
+    *,
+    off: bool,
+    by: str,
+    user: Any = None,
+    reason: str = "",
+    until: timedelta | None = None,
+    using: str | None = None,
+) -> None:
+    """Pause or resume claims of *model*, or of all models with None, and record it wherever it was done.
+
+    Raises ``SwitchError`` where a database could not be reached.
+    """
+    done = places_of(using, claimable_models() if model is None else [model])
+    how: dict[str, Any] = {"reason": reason, "by": by, "until": until} if off else {}
+    failed: SwitchError | None = None
+    try:
+        if model is None:
+            (pause_all if off else resume_all)(**how, using=using)
+        else:
+            (pause if off else resume)(model, **how, using=using)
+    except SwitchError as error:
+        done, failed = error.done, error
+    if done:
+        if off and until:
+            reason = f"{reason} {_('for %(time)s') % {'time': format_duration(until)}}".strip()
+        name = "pause" if off else "resume"
+        record_action(model, name, by=by, reason=reason, user=user, using=done)
+    if failed is not None:
+        raise failed

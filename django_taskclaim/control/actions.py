@@ -1,0 +1,194 @@
+"""Everything that an operator can do, each thing once: the admin, the control room, commands and audit read it here."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from django.utils.functional import Promise
+from django.utils.translation import gettext_lazy, ngettext
+
+from django_taskclaim.columns import claim_columns
+from django_taskclaim.formatting import format_number
+from django_taskclaim.querysets import ClaimQuerySet
+from django_taskclaim.states import Status
+
+Text = str | Promise
+
+#: Running rows whose lease has ended, where they are told from the others.
+EXPIRED = "expired"
+
+#: The rows of a state that an action changes only when it is named, and what its verb calls them.
+NAMED: dict[str, str] = {Status.PROCESSING: "running", Status.COMPLETE: "complete"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action:
+    """One thing that an operator can do to rows."""
+
+    #: How the audit stores it, and how addresses name it.
+    name: str
+    slug: str
+    #: What a list calls it, and what a button of one row does; without one it has no such button.
+    label: Text
+    row_label: Text = ""
+    #: What the page that asks says.
+    sentence: Text
+    warning: Text = ""
+    #: What has become of the rows.
+    done: Text
+    #: The states of rows that it changes, and those of which only when they are named.
+    states: frozenset[str]
+    named: tuple[str, ...] = ()
+    verb: Callable[..., Any]
+    #: Whether the reason is stored in the rows, as their error.
+    stores_reason: bool = False
+    #: Whether it is asked about even where it is done to single rows, because it takes rows from somebody.
+    confirm: bool = False
+    #: Whether it has a button for all rows of a model.
+    of_all: bool = False
+    permission: str = "operate"
+
+    def chosen(self, rows: ClaimQuerySet[Any], named: Iterable[str] = ()) -> ClaimQuerySet[Any]:
+        """Return those of *rows* that it changes."""
+        if EXPIRED in self.states:
+            return rows.expired()
+        more = {state for state, name in NAMED.items() if name in named}
+        return rows.filter(
+            **{f"{claim_columns(rows.model).status.name}__in": [*self.states, *more]}
+        )
+
+    def run(
+        self,
+        rows: ClaimQuerySet[Any],
+        *,
+        named: Iterable[str] = (),
+        reason: str = "",
+        **limits: Any,
+    ) -> int:
+        """Do it chunk by chunk, and return how many rows were changed. *limits* are ``limit`` and ``progress``."""
+        error = {"error": reason} if self.stores_reason else {}
+        return int(self.verb(rows, **error, **dict.fromkeys(named, True), **limits))
+
+    def result(self, number: int) -> str:
+        """Say how many rows it was done to."""
+        sentence = ngettext("%(n)s row was %(done)s.", "%(n)s rows were %(done)s.", number)
+        return sentence % {"n": format_number(number), "done": self.done}
+
+
+AS_NEW = gettext_lazy(
+    "Failed rows will be as good as new: open, with no tries counted and no error."
+)
+LOSE = gettext_lazy("Whoever holds a running row loses it; what they write afterwards is refused.")
+
+RESET_FAILED = Action(
+    name="reset",
+    slug="reset-failed",
+    label=gettext_lazy("Reset failed rows"),
+    sentence=AS_NEW,
+    done=gettext_lazy("reset"),
+    states=frozenset({Status.FAILED}),
+    verb=ClaimQuerySet.reset,
+    of_all=True,
+)
+RESET = Action(
+    name="reset",
+    slug="reset",
+    label=gettext_lazy("Reset rows…"),
+    row_label=gettext_lazy("Reset row"),
+    sentence=AS_NEW,
+    done=gettext_lazy("reset"),
+    states=frozenset({Status.FAILED}),
+    named=("running", "complete"),
+    verb=ClaimQuerySet.reset,
+    confirm=True,
+)
+PAUSE_ROWS = Action(
+    name="pause rows",
+    slug="pause-rows",
+    label=gettext_lazy("Pause rows"),
+    row_label=gettext_lazy("Pause row"),
+    sentence=gettext_lazy(
+        "Open rows are set aside: no worker claims them until somebody resumes them."
+    ),
+    done=gettext_lazy("paused"),
+    states=frozenset({Status.OPEN}),
+    verb=ClaimQuerySet.pause_rows,
+)
+RESUME_ROWS = Action(
+    name="resume rows",
+    slug="resume-rows",
+    label=gettext_lazy("Resume rows"),
+    row_label=gettext_lazy("Resume row"),
+    sentence=gettext_lazy("Paused rows will be open again, to be claimed by the next free worker."),
+    done=gettext_lazy("resumed"),
+    states=frozenset({Status.PAUSED}),
+    verb=ClaimQuerySet.resume_rows,
+)
+RELEASE_EXPIRED = Action(
+    name="release expired",
+    slug="release-expired",
+    label=gettext_lazy("Release expired rows"),
+    sentence=gettext_lazy(
+        "Rows whose lease has ended are put back, as workers do every few seconds."
+    ),
+    done=gettext_lazy("put back"),
+    states=frozenset({EXPIRED}),
+    verb=ClaimQuerySet.release_expired,
+    of_all=True,
+)
+RELEASE = Action(
+    name="release",
+    slug="release",
+    label=gettext_lazy("Release running rows…"),
+    row_label=gettext_lazy("Release row"),
+    sentence=gettext_lazy("Running rows will be open again, and no try will be counted."),
+    warning=LOSE,
+    done=gettext_lazy("released"),
+    states=frozenset({Status.PROCESSING}),
+    verb=ClaimQuerySet.take_back,
+    confirm=True,
+)
+FAIL = Action(
+    name="fail",
+    slug="fail",
+    label=gettext_lazy("Fail rows…"),
+    row_label=gettext_lazy("Fail row"),
+    sentence=gettext_lazy(
+        "Open and paused rows will be failed, and stay so until somebody resets them."
+    ),
+    done=gettext_lazy("failed"),
+    states=frozenset({Status.OPEN, Status.PAUSED}),
+    named=("running", "complete"),
+    verb=ClaimQuerySet.fail_rows,
+    stores_reason=True,
+    confirm=True,
+)
+
+#: What can be done to rows from the admin, in the order of its menu.
+ROW_ACTIONS = (RESET_FAILED, RESET, PAUSE_ROWS, RESUME_ROWS, RELEASE_EXPIRED, RELEASE, FAIL)
+
+PRUNE = Action(
+    name="prune",
+    slug="prune",
+    label=gettext_lazy("Prune rows"),
+    sentence=gettext_lazy("Rows that were completed long ago are deleted."),
+    done=gettext_lazy("deleted"),
+    states=frozenset({Status.COMPLETE}),
+    verb=ClaimQuerySet.prune,
+)
+
+#: What was done, by the name in the audit.
+DONE: dict[str, Text] = {
+    "pause": gettext_lazy("claiming paused"),
+    "resume": gettext_lazy("claiming resumed"),
+    "settings": gettext_lazy("live settings changed"),
+    "limits": gettext_lazy("limits changed"),
+    "worker order": gettext_lazy("order to worker"),
+    "take over": gettext_lazy("taken over"),
+    **{action.name: action.done for action in (*ROW_ACTIONS, PRUNE)},
+}
+
+
+def what_was_done(action: str) -> str:
+    """Return in words what the audit has stored; an action of the project's own has its own name."""
+    return str(DONE.get(action, action))

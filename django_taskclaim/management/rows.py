@@ -1,0 +1,256 @@
+"""Commands over many rows of a model: they choose, count, ask, go chunk by chunk, and record."""
+
+import sys
+from argparse import ArgumentParser
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from django.core.management.base import CommandError
+from django.db import Error, router
+from django.db.models import Count
+from django.db.models.deletion import ProtectedError, RestrictedError
+from django.utils.text import capfirst
+
+from django_taskclaim.claim import clock
+from django_taskclaim.columns import claim_columns
+from django_taskclaim.control.actions import Action
+from django_taskclaim.control.audit import account_of, record_action
+from django_taskclaim.exceptions import TaskClaimError
+from django_taskclaim.formatting import counted, first_line
+from django_taskclaim.management.arguments import add_choice_of_rows, add_database, claimable_model
+from django_taskclaim.management.base import USAGE, ClaimCommand, lacking_tables, whoami
+from django_taskclaim.management.commands.claimpopulate import STOPPED, Report
+from django_taskclaim.querysets import ClaimQuerySet
+from django_taskclaim.querysets.refusals import refusals
+from django_taskclaim.states import Status
+from django_taskclaim.worker.selection import Selection, SelectionError
+
+Rows = ClaimQuerySet[Any]
+
+
+def add_rows_of_one_model(parser: ArgumentParser) -> None:
+    """Let a command take one model, a choice among its rows, and what goes into the record."""
+    parser.add_argument(
+        "model", metavar="app.Model", type=claimable_model, help="the model of the rows"
+    )
+    add_choice_of_rows(parser)
+    parser.add_argument("--reason", default="", metavar="TEXT", help="why, for the record")
+    parser.add_argument(
+        "--by", metavar="NAME", help="who does it, for the record (default: user@host)"
+    )
+    add_database(parser, "where the router writes the model")
+
+
+def add_rows_instead(parser: ArgumentParser, what: str) -> None:
+    """Let a command of the switch turn to rows with ``--rows``."""
+    parser.add_argument(
+        "--rows",
+        action="store_true",
+        help=f"{what} rows of one model instead of turning its switch",
+    )
+    add_choice_of_rows(parser, "with --rows: ")
+
+
+def refuse_unless_one(models: Sequence[Any], options: dict[str, Any]) -> None:
+    """Refuse a command of the switch that names neither models nor ``--all``, or both, or that chooses rows."""
+    if any(options[name] for name in ("filters", "limit", "dry_run")):
+        raise CommandError(
+            "--filter, --limit and --dry-run choose rows; say --rows with them.", returncode=USAGE
+        )
+    if bool(models) == options["all"]:
+        raise CommandError("Name the models, or say --all (not both).", returncode=USAGE)
+
+
+class Choice:
+    """The rows to act on, and how an operator would say which they are: their states, then what else narrows them."""
+
+    def __init__(self, model: Any, alias: str) -> None:
+        self.rows: Rows = ClaimQuerySet(model, using=alias)
+        self.label = str(model._meta.label)
+        self.words: list[str] = []
+
+    def __str__(self) -> str:
+        """Return the model, and what narrows the choice but for the states."""
+        more = ", ".join(self.words[1:])
+        return f"{self.label} ({more})" if more else self.label
+
+    def narrow(self, rows: Rows, words: str) -> None:
+        """Choose among the rows."""
+        self.rows = rows
+        self.words.append(words)
+
+    def by_state(self, *states: str) -> None:
+        name = claim_columns(self.rows.model).status.name
+        words = " or ".join(map(str, states))
+        self.narrow(self.rows.filter(**{f"{name}__in": states}), words)
+
+    def by_error(self, error: str) -> None:
+        """Choose rows whose last try ended with the class *error*."""
+        column = claim_columns(self.rows.model).error_class
+        if column is None:
+            raise CommandError(
+                f"{self.label} keeps no error_class, so nobody knows which error its rows ended with.",
+                returncode=USAGE,
+            )
+        self.narrow(self.rows.filter(**{column.name: error}), error)
+
+    def by_filters(self, filters: Sequence[str]) -> None:
+        """Choose rows that all of *filters* match; CommandError for one that makes no sense."""
+        for text in filters:
+            try:
+                selection = Selection.of(text)
+                if not selection.concerns(self.rows.model):
+                    raise SelectionError(f"{text}: the model is {self.label}")
+                condition = selection.condition(self.rows.model, of_claims=False)
+            except SelectionError as error:
+                raise CommandError(f"--filter {error}.", returncode=USAGE) from error
+            self.narrow(self.rows.filter(condition), text)
+
+
+@contextmanager
+def rows_of(model: Any, database: str | None) -> Iterator[Choice]:
+    """Let a command choose among the rows of *model*; what a database refuses is one sentence and exit code 1."""
+    choice = Choice(model, database or router.db_for_write(model))
+    try:
+        if lacking := lacking_tables(model, choice.rows.db):
+            raise CommandError("\n".join(lacking), returncode=USAGE)
+        yield choice
+    except (Error, TaskClaimError) as error:
+        # The second argument of these is every object there is.
+        protected = isinstance(error, (ProtectedError, RestrictedError))
+        text = str(error.args[0]) if protected else first_line(error)
+        raise CommandError(f"{choice.label} on {choice.rows.db!r}: {text}") from error
+
+
+def run_on_rows(
+    command: ClaimCommand,
+    action: Action,
+    models: Sequence[Any],
+    database: str | None,
+    **options: Any,
+) -> int:
+    """Carry out ``--rows`` of a command of the switch, for the rows of one model."""
+    if len(models) != 1 or options["all"]:
+        raise CommandError("--rows takes one model.", returncode=USAGE)
+    with rows_of(models[0], database) as choice:
+        choice.by_state(*action.states)
+        choice.by_filters(options["filters"])
+        return run_action(command, action, choice, **options)
+
+
+def run_action(
+    command: ClaimCommand,
+    action: Action,
+    choice: Choice,
+    *,
+    limit: int | None,
+    dry_run: bool,
+    interactive: bool,
+    by: str | None,
+    reason: str,
+    warnings: Sequence[str] = (),
+    if_none: Callable[[], str] = str,
+    do: Callable[..., int] | None = None,
+    **options: Any,
+) -> int:
+    """Count the rows, ask, act on them chunk by chunk, record it, and return how many were changed.
+
+    *do* is what is called instead of the verb of *action*, with the rows, ``limit`` and ``progress``. *if_none* says
+    more where no row matches.
+    """
+    states = _states_of(choice.rows)
+    matching = sum(states.values())
+    if not matching:
+        command.stdout.write(
+            f"{choice.label}: no row matches ({', '.join(choice.words)}).{if_none()}"
+        )
+        return 0
+    found = ", ".join(f"{count:,} {state}" for state, count in states.items())
+    command.stdout.write(f"{choice}: {found}.")
+    wanted = min(matching, limit or matching)
+    for sentence in warnings:
+        command.stdout.write(command.style.WARNING(sentence))
+    question = f"{action.name.partition(' ')[0].capitalize()} {counted(wanted, 'row')}"
+    if dry_run:
+        command.stdout.write(f"{question}: not done, --dry-run.")
+        return 0
+    if interactive and at_a_terminal() and not _is_agreed(question):
+        raise CommandError("Nothing was done.")
+
+    report, began, done = _Report(command.stdout, wanted), clock(), str(capfirst(str(action.done)))
+    try:
+        report.seen = (do or action.run)(choice.rows, limit=limit, progress=report.so_far)
+    except KeyboardInterrupt:
+        kept = f"Stopped. {done} {counted(report.seen, 'row')}, and that stays."
+        raise CommandError(kept, returncode=STOPPED) from None
+    except (Error, TaskClaimError):
+        command.stdout.write(f"{done} {counted(report.seen, 'row')}, and that stays.")
+        raise
+    finally:
+        # Whatever ended it, a hook of the user's included: what is done already is recorded.
+        report.end()
+        if report.seen:
+            who = by or whoami()
+            which = ", ".join([*choice.words, *([f"{limit:,} at most"] if limit else [])])
+            record_action(
+                choice.rows.model,
+                action.name,
+                rows=report.seen,
+                by=who,
+                reason=which + (f": {reason}" if reason else ""),
+                user=account_of(who),
+                using=choice.rows.db,
+            )
+    changed = report.seen
+    text = f"{done} {counted(changed, 'row')} of {choice.label}."
+    command.stdout.write(command.style.SUCCESS(text))
+    refused = refusals(choice.rows.model, choice.rows.db, since=began)
+    left = wanted - changed - len(refused)
+    if left > 0:
+        text = f"Left alone: {counted(left, 'row')} that others have locked or changed meanwhile."
+        command.stdout.write(command.style.WARNING(text))
+    if refused:
+        raise CommandError("\n".join(map(str, refused)))
+    return changed
+
+
+class _Report(Report):
+    """How far it has got; nothing where it is done before anybody could wonder."""
+
+    def so_far(self, total: int) -> None:
+        """Note how many rows are done."""
+        self.advance(total, 0)
+
+    def _figures(self) -> str:
+        return f"{self.seen:,} of {self.total:,}"
+
+
+def _states_of(rows: Rows) -> dict[str, int]:
+    """Return how many of *rows* are in each state that there is."""
+    progress = rows.progress()
+    counts = {state.value: int(getattr(progress, state.value)) for state in Status}
+    return {state: count for state, count in counts.items() if count}
+
+
+def errors_of(rows: Rows) -> list[str]:
+    """Return the errors that failed rows ended with, each with how often, the most frequent first."""
+    column = claim_columns(rows.model).error_class
+    if column is None:
+        return []
+    found = rows.failed().order_by().values_list(column.name).annotate(rows=Count("*"))
+    most = found.order_by("-rows", column.name)
+    return [f"{name or 'none'} ({count:,})" for name, count in most]
+
+
+def at_a_terminal() -> bool:
+    """Say whether somebody is there who could answer."""
+    return sys.stdin is not None and sys.stdin.isatty()
+
+
+def _is_agreed(question: str) -> bool:
+    try:
+        answer = input(f"{question}? [y/N] ")
+    except EOFError:
+        return False
+    return answer.strip().lower() in ("y", "yes")
