@@ -36,7 +36,7 @@ def _limits_of(policy: Policy, model: type[models.Model]) -> Iterator[KeyLimit]:
     if policy.serial_by is not None:
         field = _counted(model, policy.serial_by, "serial_by")
         order = serial_order(policy, claim_columns(model))
-        yield SerialLimit(field, 1, order, policy.failed_blocks)
+        yield SerialLimit(field, order, failed_blocks=policy.failed_blocks)
 
 
 def refuse_uncountable(model: type[models.Model], policy: Policy) -> None:

@@ -6,7 +6,6 @@ in claim order without locks; those whose keys have room are claimed by their ow
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from django.db.models import Count, Q
@@ -22,39 +21,61 @@ if TYPE_CHECKING:
     from django_taskclaim.querysets.claiming import ClaimCall
     from django_taskclaim.querysets.cursor import Scan
 
-#: So many rows in claim order are looked at before those of keys without room are left out.
-FRONT = 200
+#: So many rows in claim order are read before those of keys without room are left out.
+READ_AHEAD = 200
 
-#: How often one claim looks further when it is still short.
-LOOKS = 5
+#: How often one claim reads more when it is still short.
+MORE_READS = 5
 
 
-@dataclass(frozen=True, slots=True)
 class KeyLimit:
-    """At most ``most`` rows with one value of ``field`` are processing; rows where it is NULL are not limited."""
+    """At most ``most`` rows with one value of ``field``, a key, are processing; rows where it is NULL are not limited.
 
-    field: AnyField
-    most: int
+    Made for one claim: it knows how many rows of each key are processing, and asks the database once for each.
+    """
+
+    #: The option of ``@handler`` that sets it.
+    option = "limit_per"
+
+    def __init__(self, field: AnyField, most: int) -> None:
+        self.field, self.most = field, most
+        #: The field as querysets call it, without a join.
+        self.name = field.attname
+        self._running: Counter[Any] = Counter()
+
+    def learn(self, target: ClaimTarget, keys: Iterable[Any]) -> None:
+        """Count what is processing of *keys*, whoever holds it, expired or not.
+
+        Counted by value here: what two values are equal is another question on each database.
+        """
+        new = [key for key in dict.fromkeys(keys) if key is not None and key not in self._running]
+        for part in target.dialect.chunks(new, target.table):
+            rows = _running(target).filter(**{f"{self.name}__in": part})
+            found = Counter(rows.values_list(self.name, flat=True))
+            self._running.update({key: found[key] for key in part})
+
+    def admits(self, target: ClaimTarget, key: Any, row: Key) -> bool:
+        """Say whether *row*, which has this key, may be claimed now."""
+        return key is None or self._running[key] < self.most
+
+    def add(self, key: Any, number: int) -> None:
+        """Note that so many more rows of the key are processing."""
+        if key is not None:
+            self._running[key] += number
 
     @property
-    def option(self) -> str:
-        """The option of ``@handler`` that sets it."""
-        return "limit_per"
+    def closed(self) -> list[Any]:
+        """The keys of which this claim can take no more rows."""
+        return [key for key, number in self._running.items() if number >= self.most]
 
     @property
-    def name(self) -> str:
-        """The field as querysets call it, without a join."""
-        return self.field.attname
-
-    def count(self, target: ClaimTarget) -> "KeyCount":
-        """Return what counts for one claim."""
-        return KeyCount(self, target)
+    def first_rows(self) -> list[Key]:
+        """Rows that have to go before others of their keys, wherever they stand."""
+        return []
 
     def full(self, target: ClaimTarget) -> Q:
         """Match rows of keys that have as many rows processing as they may."""
-        running = target.rows.order_by().filter(
-            is_running(target.columns), **{f"{self.name}__isnull": False}
-        )
+        running = _running(target).filter(**{f"{self.name}__isnull": False})
         counts = running.values(self.name).annotate(n=Count("*"))
         return Q(**{f"{self.name}__in": counts.filter(n__gte=self.most).values(self.name)})
 
@@ -63,42 +84,8 @@ class KeyLimit:
         return self.full(target)
 
 
-class KeyCount:
-    """How many more rows of each key may be claimed. The database is asked once for each key."""
-
-    def __init__(self, limit: KeyLimit, target: ClaimTarget) -> None:
-        self.limit = limit
-        self._target = target
-        self._running: Counter[Any] = Counter()
-
-    def learn(self, keys: Iterable[Any]) -> None:
-        """Count what is processing of *keys*, whoever holds it, expired or not.
-
-        Counted by value here: what two values are equal is another question on each database.
-        """
-        name, columns = self.limit.name, self._target.columns
-        new = [key for key in dict.fromkeys(keys) if key is not None and key not in self._running]
-        for part in self._target.dialect.chunks(new, self._target.table):
-            rows = self._target.rows.order_by().filter(is_running(columns), **{f"{name}__in": part})
-            found = Counter(rows.values_list(name, flat=True))
-            self._running.update({key: found[key] for key in part})
-
-    def admits(self, key: Any, row: Key) -> bool:
-        """Say whether *row*, which has this key, may be claimed now."""
-        return key is None or self._running[key] < self.limit.most
-
-    def add(self, key: Any, number: int) -> None:
-        if key is not None:
-            self._running[key] += number
-
-    @property
-    def closed(self) -> list[Any]:
-        """The keys of which this claim can take no more rows."""
-        return [key for key, number in self._running.items() if number >= self.limit.most]
-
-    def overlooked(self) -> list[Key]:
-        """Return rows that have to go before others of their keys, wherever they stand."""
-        return []
+def _running(target: ClaimTarget) -> Rows:
+    return target.rows.order_by().filter(is_running(target.columns))
 
 
 class KeyClaim:
@@ -109,7 +96,7 @@ class KeyClaim:
     ) -> None:
         self.call, self.target, self.scan, self.limit = call, call.target, scan, limit
         self.candidates = call.rows(scan)
-        self.counts = [one.count(self.target) for one in limits]
+        self.limits = limits
         self.taken: list[ClaimedRow] = []
         #: What was chosen, whether it was got or not: nothing is tried twice.
         self._tried: set[Key] = set()
@@ -123,15 +110,15 @@ class KeyClaim:
 
     def run(self) -> list[ClaimedRow]:
         """Claim the rows and return them."""
-        front = max(FRONT, 4 * self.limit)
+        most = max(READ_AHEAD, 4 * self.limit)
         rows = self.candidates
-        for _ in range(1 + LOOKS):
-            found = self._read(rows, front)
+        for _ in range(1 + MORE_READS):
+            found = self._read(rows, most)
             self._claim_from(found)
-            first = [key for one in self.counts for key in one.overlooked()]
-            if self._wanted and (first := [key for key in first if key not in self._tried]):
+            first = [row for one in self.limits for row in one.first_rows if row not in self._tried]
+            if self._wanted and first:
                 self._claim_from(self._read(self._only(self.candidates, first), len(first)))
-            if not self._wanted or len(found) < front:
+            if not self._wanted or len(found) < most:
                 break
             rows = self._with_room()
         return self.taken
@@ -150,15 +137,16 @@ class KeyClaim:
 
     def _choose(self, rows: Sequence[Sequence[Any]]) -> dict[Key, list[Any]]:
         """Return the first of *rows* whose keys have room, each with its values of the limited columns."""
-        for count, place in zip(self.counts, self._seen_at, strict=True):
-            count.learn(row[place] for row in rows)
+        for one, place in zip(self.limits, self._seen_at, strict=True):
+            one.learn(self.target, [row[place] for row in rows])
         chosen: dict[Key, list[Any]] = {}
         for row in rows:
             key = self.target.table.key_of(row)
             values = [row[place] for place in self._seen_at]
             if key in self._tried:
                 continue
-            if all(one.admits(value, key) for one, value in zip(self.counts, values, strict=True)):
+            pairs = zip(self.limits, values, strict=True)
+            if all(one.admits(self.target, value, key) for one, value in pairs):
                 chosen[key] = values
                 self._tried.add(key)
                 self._add(values, 1)
@@ -167,8 +155,8 @@ class KeyClaim:
         return chosen
 
     def _add(self, values: Sequence[Any], number: int) -> None:
-        for count, value in zip(self.counts, values, strict=True):
-            count.add(value, number)
+        for one, value in zip(self.limits, values, strict=True):
+            one.add(value, number)
 
     def _read(self, rows: Rows, most: int) -> list[list[Any]]:
         return self.target.dialect.first(rows, self.target.table, most, self._fields)
@@ -182,8 +170,8 @@ class KeyClaim:
     def _with_room(self) -> Rows:
         """Return the candidates without those of keys that have no room."""
         rows = self.candidates
-        for count in self.counts:
-            if closed := count.closed:
-                rows = rows.exclude(**{f"{count.limit.name}__in": closed})
-            rows = rows.exclude(count.limit.full(self.target))
+        for one in self.limits:
+            if closed := one.closed:
+                rows = rows.exclude(**{f"{one.name}__in": closed})
+            rows = rows.exclude(one.full(self.target))
         return rows

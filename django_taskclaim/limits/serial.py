@@ -5,7 +5,6 @@ processing; one that waits, is paused or has failed keeps the others of its key 
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from django.db import models
@@ -14,7 +13,8 @@ from django.db.models import Q
 from django_taskclaim.columns import ClaimColumns
 from django_taskclaim.db import KeyIn
 from django_taskclaim.db.sql import Key
-from django_taskclaim.limits.per_key import KeyCount, KeyLimit
+from django_taskclaim.fields import AnyField
+from django_taskclaim.limits.per_key import KeyLimit
 from django_taskclaim.policy import Policy
 from django_taskclaim.querysets.conditions import in_state, is_open, is_waiting
 from django_taskclaim.querysets.ordering import in_claim_order
@@ -25,32 +25,82 @@ from django_taskclaim.states import Status
 HEADS_AT_ONCE = 25
 
 
-@dataclass(frozen=True, slots=True)
 class SerialLimit(KeyLimit):
-    """One row with one value of ``field`` is processing, and it is the first in ``order`` that is not done."""
+    """One row of a key is processing, and it is the first in ``order`` that is not done."""
 
-    order: Sequence[Any] = ()
-    failed_blocks: bool = True
+    option = "serial_by"
+
+    def __init__(self, field: AnyField, order: Sequence[Any], *, failed_blocks: bool) -> None:
+        super().__init__(field, 1)
+        self.order = order
+        #: The states in which nobody works on a row that keeps those behind it back, ``open`` left out.
+        self.idle_blocks = [Status.PAUSED, *([Status.FAILED] if failed_blocks else [])]
+        #: Rows that may go next, and the keys that were looked at for them.
+        self._heads: list[Key] = []
+        self._looked_up: set[Any] = set()
+        #: The keys that may be asked for, in that order.
+        self._expected: list[Any] = []
+
+    def learn(self, target: ClaimTarget, keys: Iterable[Any]) -> None:
+        self._expected = [key for key in dict.fromkeys(keys) if key is not None]
+        super().learn(target, self._expected)
+
+    def admits(self, target: ClaimTarget, key: Any, row: Key) -> bool:
+        if key is None or not super().admits(target, key, row):
+            return key is None
+        if key not in self._looked_up:
+            self._look_up(target, key)
+        return row in self._heads
 
     @property
-    def option(self) -> str:
-        return "serial_by"
-
-    def count(self, target: ClaimTarget) -> "Heads":
-        return Heads(self, target)
+    def closed(self) -> list[Any]:
+        return list(dict.fromkeys([*super().closed, *self._looked_up]))
 
     @property
-    def idle_blocks(self) -> list[Status]:
-        """The states in which nobody works on a row that keeps those behind it back, ``open`` left out."""
-        return [Status.PAUSED, *([Status.FAILED] if self.failed_blocks else [])]
+    def first_rows(self) -> list[Key]:
+        return self._heads
 
     def keeps_back(self, target: ClaimTarget) -> Q:
         """Match rows of keys of which a row is running, waits, is paused or has failed."""
-        states = [Status.PROCESSING, *self.idle_blocks]
-        blocks = in_state(target.columns, *states)
+        blocks = in_state(target.columns, Status.PROCESSING, *self.idle_blocks)
         blocks |= is_open(target.columns) & is_waiting(target.columns)
         rows = target.rows.order_by().filter(blocks, **{f"{self.name}__isnull": False})
         return Q(**{f"{self.name}__in": rows.values(self.name)})
+
+    def _look_up(self, target: ClaimTarget, key: Any) -> None:
+        """Find the heads of this key and of those that are expected next."""
+        closed = set(self.closed)
+        part = list(dict.fromkeys([key, *(one for one in self._expected if one not in closed)]))
+        self._heads += self._heads_of(target, part[:HEADS_AT_ONCE])
+        self._looked_up.update(part[:HEADS_AT_ONCE])
+
+    def _heads_of(self, target: ClaimTarget, keys: Sequence[Any]) -> list[Key]:
+        first_open, in_the_way = self._first(target, keys, [Status.OPEN], self.idle_blocks)
+        if not (in_the_way and first_open):
+            return first_open
+        field = self.field
+        either = dict.fromkeys([*first_open, *in_the_way])
+        both = target.rows.filter(KeyIn(target.columns.owner, list(either)))
+        wanted = [*target.columns.key, *([] if field in target.columns.key else [field])]
+        in_order = self._in_order(target, both)
+        rows = target.dialect.first(in_order, target.table, len(either), wanted)
+        heads: dict[Any, Key] = {}
+        for row in rows:
+            heads.setdefault(row[wanted.index(field)], target.table.key_of(row))
+        opened = set(first_open)
+        return [row for row in heads.values() if row in opened]
+
+    def _first(
+        self, target: ClaimTarget, keys: Sequence[Any], *states: Sequence[Status]
+    ) -> list[list[Key]]:
+        """Return the first rows of *keys* in each of these groups of states, at one moment."""
+        groups = [target.rows.filter(in_state(target.columns, *some)) for some in states]
+        groups = [self._in_order(target, rows) for rows in groups]
+        return target.dialect.first_of_each(groups, target.table, self.field, keys)
+
+    def _in_order(self, target: ClaimTarget, rows: Rows) -> Rows:
+        asked: Rows = models.QuerySet(target.model).order_by(*self.order)
+        return in_claim_order(rows, asked, target)
 
 
 def serial_order(policy: Policy, columns: ClaimColumns) -> list[Any]:
@@ -63,67 +113,3 @@ def serial_order(policy: Policy, columns: ClaimColumns) -> list[Any]:
         return [*policy.order_by, *key]
     priority = columns.priority
     return [*([] if priority is None else [f"-{priority.name}"]), *key]
-
-
-class Heads(KeyCount):
-    """Which row is the next of each key."""
-
-    limit: SerialLimit
-
-    def __init__(self, limit: SerialLimit, target: ClaimTarget) -> None:
-        super().__init__(limit, target)
-        #: Rows that may go next, and the keys that were looked at for them.
-        self._heads: list[Key] = []
-        self._looked_up: set[Any] = set()
-        #: The keys that may be asked for, in that order.
-        self._expected: list[Any] = []
-
-    def learn(self, keys: Iterable[Any]) -> None:
-        self._expected = [key for key in dict.fromkeys(keys) if key is not None]
-        super().learn(self._expected)
-
-    def admits(self, key: Any, row: Key) -> bool:
-        if key is None or not super().admits(key, row):
-            return key is None
-        if key not in self._looked_up:
-            self._look_up(key)
-        return row in self._heads
-
-    def _look_up(self, key: Any) -> None:
-        """Find the heads of this key and of those that are expected next."""
-        closed = set(self.closed)
-        part = list(dict.fromkeys([key, *(one for one in self._expected if one not in closed)]))
-        self._heads += self._heads_of(part[:HEADS_AT_ONCE])
-        self._looked_up.update(part[:HEADS_AT_ONCE])
-
-    @property
-    def closed(self) -> list[Any]:
-        return list(dict.fromkeys([*super().closed, *self._looked_up]))
-
-    def overlooked(self) -> list[Key]:
-        return self._heads
-
-    def _heads_of(self, keys: Sequence[Any]) -> list[Key]:
-        first_open, in_the_way = self._first(keys, [Status.OPEN], self.limit.idle_blocks)
-        if not (in_the_way and first_open):
-            return first_open
-        target, field = self._target, self.limit.field
-        either = dict.fromkeys([*first_open, *in_the_way])
-        both = target.rows.filter(KeyIn(target.columns.owner, list(either)))
-        wanted = [*target.columns.key, *([] if field in target.columns.key else [field])]
-        rows = target.dialect.first(self._in_order(both), target.table, len(either), wanted)
-        heads: dict[Any, Key] = {}
-        for row in rows:
-            heads.setdefault(row[wanted.index(field)], target.table.key_of(row))
-        opened = set(first_open)
-        return [row for row in heads.values() if row in opened]
-
-    def _first(self, keys: Sequence[Any], *states: Sequence[Status]) -> list[list[Key]]:
-        """Return the first rows of *keys* in each of these groups of states, at one moment."""
-        target, columns = self._target, self._target.columns
-        groups = [self._in_order(target.rows.filter(in_state(columns, *some))) for some in states]
-        return target.dialect.first_of_each(groups, target.table, self.limit.field, keys)
-
-    def _in_order(self, rows: Rows) -> Rows:
-        asked: Rows = models.QuerySet(self._target.model).order_by(*self.limit.order)
-        return in_claim_order(rows, asked, self._target)

@@ -21,7 +21,7 @@ from django.utils import timezone
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.control.orders import SETTINGS, open_orders
 from django_taskclaim.control.reading import live_settings
-from django_taskclaim.fields import NEVER_WAITED, as_utc
+from django_taskclaim.fields import as_utc
 from django_taskclaim.formatting import first_line, format_duration
 from django_taskclaim.handlers import handler_for
 from django_taskclaim.management.arguments import duration
@@ -36,6 +36,7 @@ from django_taskclaim.monitoring.overview import (
 )
 from django_taskclaim.monitoring.server import server_for
 from django_taskclaim.querysets import ClaimQuerySet
+from django_taskclaim.querysets.conditions import never_waited
 from django_taskclaim.states import Status
 
 #: How long the questions about one model may take, and those about workers, where they are asked again and again.
@@ -160,9 +161,7 @@ def _first_created(seen: Overview) -> Any:
     if created is None:
         return None
     rows: Any = ClaimQuerySet(columns.owner, using=seen.alias).open()
-    if columns.not_before is not None:
-        rows = rows.filter(**{columns.not_before.name: NEVER_WAITED})
-    first = rows.aggregate(first=Min(created.name))["first"]
+    first = rows.filter(never_waited(columns)).aggregate(first=Min(created.name))["first"]
     # A column of the user's: without time zones it has the project's time.
     return timezone.make_aware(first) if first is not None and timezone.is_naive(first) else first
 

@@ -191,9 +191,19 @@ class ClaimCall:
         self.committed: list[ClaimedRow] = []
         #: The keys of what statements have claimed in the transaction that is open.
         self.known: set[Any] = set()
+        dialect, connection = target.dialect, target.dialect.connection
         self.started = clock()
-        #: Whether each statement commits by itself.
-        self.autocommits = plain and not is_limited and self._may_autocommit()
+        #: Whether each statement commits by itself. Only for a holder of its own: where the answer is lost, or a row
+        #: cannot be read, the rows are found by it.
+        self.autocommits = (
+            plain
+            and not is_limited
+            and WORKER_MARK in request.holder
+            and dialect.claims_in_one_statement
+            and not connection.in_atomic_block
+            and commits_by_itself(connection)
+            and dialect.commits_alone
+        )
 
     @property
     def fields(self) -> Sequence[AnyField]:
@@ -220,17 +230,6 @@ class ClaimCall:
         if rows and rows_claimed.receivers:
             send_after_commit(rows_claimed, self.target.model, self.target.alias, rows=rows)
         return rows
-
-    def _may_autocommit(self) -> bool:
-        dialect = self.target.dialect
-        return (
-            dialect.claims_in_one_statement
-            # A holder of its own, by which the rows are found where the answer is lost, or one of them unreadable.
-            and WORKER_MARK in self.request.holder
-            and not dialect.connection.in_atomic_block
-            and commits_by_itself(dialect.connection)
-            and dialect.commits_alone
-        )
 
     def _run_in_transaction(self) -> list[Any]:
         try:

@@ -6,7 +6,7 @@ from django.db.models import Q
 
 from django_taskclaim.columns import ClaimColumns
 from django_taskclaim.db import DatabaseNow
-from django_taskclaim.fields import QUARANTINED
+from django_taskclaim.fields import NEVER_WAITED, QUARANTINED
 from django_taskclaim.states import Status
 
 
@@ -45,6 +45,12 @@ def has_waited(columns: ClaimColumns, now: datetime | None = None) -> Q:
     """
     waiting = columns.not_before
     return Q() if waiting is None else Q(**{f"{waiting.name}__lte": now or DatabaseNow()})
+
+
+def never_waited(columns: ClaimColumns) -> Q:
+    """Match rows that never had to wait: all, where the model has no waiting time."""
+    waiting = columns.not_before
+    return Q() if waiting is None else Q(**{waiting.name: NEVER_WAITED})
 
 
 def is_quarantined(columns: ClaimColumns) -> Q:

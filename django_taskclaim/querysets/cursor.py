@@ -16,7 +16,7 @@ from django_taskclaim.columns import ClaimColumns
 from django_taskclaim.db import Bound, ClaimedRow
 from django_taskclaim.db.sql import Table
 from django_taskclaim.fields import NEVER_WAITED, QUARANTINED, as_utc
-from django_taskclaim.querysets.conditions import has_waited, is_quarantined
+from django_taskclaim.querysets.conditions import has_waited, is_quarantined, never_waited
 from django_taskclaim.querysets.scope import ClaimTarget
 
 #: Under backlog everything is looked at so often, in seconds, and so are rows of a higher priority alone …
@@ -54,9 +54,9 @@ class Scan(NamedTuple):
         found = has_waited(columns)
         if self.name == "quarantined":
             found = is_quarantined(columns)
-        elif self.name == "never waited" and columns.not_before is not None:
+        elif self.name == "never waited":
             # That they are due is left unsaid: an index would be searched for it.
-            found = Q(**{columns.not_before.name: NEVER_WAITED})
+            found = never_waited(columns)
         elif self.name == "retried" and columns.not_before is not None:
             found &= Q(**{f"{columns.not_before.name}__gt": NEVER_WAITED})
         if columns.priority is not None and "priority" in self.values:
