@@ -28,16 +28,22 @@ def is_refusal(error: BaseException) -> bool:
     return not isinstance(error, TROUBLE) or refusal_code(error) is not None
 
 
+#: Set on connections over which nobody waits for the same lock again.
+WAITS_ONCE = "_taskclaim_waits_once"
+
+
 def use_own_connection(using: str) -> None:
     """Give the calling thread a connection outside Django's pool, with short timeouts.
 
-    A pool whose connections are all busy in handlers would starve the renewal of their leases.
+    A pool whose connections are all busy in handlers would starve the renewal of their leases. A lock timeout is not
+    retried there: the thread can go around the lock, and while it waits, it holds locks that keep others waiting.
     """
     settings: dict[str, Any] = copy.deepcopy(connections.settings[using])
     settings["OPTIONS"].pop("pool", None)
     settings["OPTIONS"] = settings["OPTIONS"] | dialect_for(connections[using]).service_options()
     settings["CONN_MAX_AGE"] = None
     connections[using] = load_backend(settings["ENGINE"]).DatabaseWrapper(settings, using)
+    vars(connections[using])[WAITS_ONCE] = True
 
 
 def small_pool(using: str, threads: int) -> list[str]:

@@ -39,7 +39,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_runtest_setup(item: pytest.Item) -> None:
     from django.apps import apps
 
-    from django_taskclaim.querysets import claiming, refusals
+    from django_taskclaim.querysets import claiming, isolating
 
     # Other people's apps are tested without it.
     if apps.is_installed("tests.testapp"):
@@ -47,7 +47,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
         start_over()
     # Keys come again in the next test.
-    refusals.remembered.clear()
+    isolating.remembered.clear()
     claiming.claims_made.clear()
 
 

@@ -19,7 +19,7 @@ from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.formatting import first_line
 from django_taskclaim.monitoring.counts import MOST
 from django_taskclaim.querysets import ClaimQuerySet
-from django_taskclaim.querysets.refusals import refusals
+from django_taskclaim.querysets.isolating import refusals
 
 Rows = ClaimQuerySet[Any]
 

@@ -9,7 +9,7 @@ from django.db import models
 from django_taskclaim.columns import has_ranges
 from django_taskclaim.companions.orphans import COMPARED
 from django_taskclaim.links import COMPANION, LINK, is_companion, source_link
-from django_taskclaim.querysets.unreadable import isolate_unreadable, may_be_of_a_row
+from django_taskclaim.querysets.isolating import isolate_unreadable
 from django_taskclaim.ranges.target import source_of
 
 
@@ -49,15 +49,11 @@ def load_sources(rows: Sequence[Any]) -> list[Any]:
 
 def load_readable_sources(rows: Sequence[Any]) -> list[tuple[Any, Exception]]:
     """Do what ``load_sources`` does, and return the rows whose source cannot be read, each with the error."""
-    try:
-        load_sources(rows)
-    except Exception as error:
-        link = source_link(type(rows[0]))
-        using = link.alias_beside(rows[0]._state.db)
-        if not may_be_of_a_row(error, using):
-            raise
-        return isolate_unreadable(rows, load_sources, models.QuerySet(link.source, using=using))
-    return []
+    if not rows:
+        return []
+    link = source_link(type(rows[0]))
+    using = link.alias_beside(rows[0]._state.db)
+    return isolate_unreadable(rows, load_sources, models.QuerySet(link.source, using=using))
 
 
 def hand_out(row: Any) -> Any:

@@ -25,8 +25,8 @@ from django_taskclaim.handlers import handler_for
 from django_taskclaim.models import WorkerProcess
 from django_taskclaim.monitoring.overview import Worker, workers
 from django_taskclaim.querysets import ClaimQuerySet
+from django_taskclaim.querysets.isolating import refusals
 from django_taskclaim.querysets.operating import written_before
-from django_taskclaim.querysets.refusals import refusals
 from django_taskclaim.states import WORKER_MARK
 from django_taskclaim.switch import as_stored, overrides_of, set_overrides
 from django_taskclaim.tables import LIMITS, scope_of

@@ -19,7 +19,7 @@ from django_taskclaim.links import is_companion, source_link
 from django_taskclaim.monitoring.overview import Overview, overview, throttles_by_source, workers
 from django_taskclaim.policy import policy_for
 from django_taskclaim.querysets import ClaimQuerySet
-from django_taskclaim.querysets.refusals import REFUSED
+from django_taskclaim.querysets.isolating import REFUSED
 from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.states import Status
 from django_taskclaim.switch import paused_model

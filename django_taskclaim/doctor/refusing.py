@@ -13,7 +13,7 @@ from django_taskclaim.formatting import counted
 from django_taskclaim.policy import policy_for
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.assignments import open_again, pass_on
-from django_taskclaim.querysets.refusals import MOST_ROWS, Search, refusals
+from django_taskclaim.querysets.isolating import MOST_ROWS, RefusedRows, refusals
 from django_taskclaim.querysets.scope import ClaimTarget, Rows, on_claim_table
 from django_taskclaim.querysets.transactions import in_transaction
 from django_taskclaim.states import Status
@@ -58,6 +58,9 @@ def _try(target: ClaimTarget, found: Rows, assignments: Sequence[SQL], *order: s
     rows = on_claim_table(found, target)
 
     def attempt(keys: Sequence[Any]) -> None:
+        in_transaction(target, write_some, keys)
+
+    def write_some(keys: Sequence[Any]) -> None:
         locked = dialect.lock_first(rows.filter(pk__in=keys).order_by("pk"), table, len(keys), key)
         if locked:
             dialect.write(table, table.keys_of(locked), Change(assignments))
@@ -66,11 +69,8 @@ def _try(target: ClaimTarget, found: Rows, assignments: Sequence[SQL], *order: s
         try:
             with dialect.limit_lock_wait(PATIENCE):
                 keys = table.keys_of(dialect.first(rows.order_by(*order), table, TRIED, key))
-                try:
-                    if keys:
-                        in_transaction(target, attempt, keys)
-                except DatabaseError as error:
-                    for _ in Search(target, error).send([keys], attempt):
-                        pass
+                search: RefusedRows[Any] = RefusedRows(target)
+                for _ in search.send(keys, attempt):
+                    pass
         finally:
             transaction.set_rollback(True, using=target.alias)

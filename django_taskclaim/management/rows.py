@@ -22,7 +22,7 @@ from django_taskclaim.management.arguments import add_choice_of_rows, add_databa
 from django_taskclaim.management.base import USAGE, ClaimCommand, lacking_tables, whoami
 from django_taskclaim.management.commands.claimpopulate import STOPPED, Report
 from django_taskclaim.querysets import ClaimQuerySet
-from django_taskclaim.querysets.refusals import refusals
+from django_taskclaim.querysets.isolating import refusals
 from django_taskclaim.states import Status
 from django_taskclaim.worker.selection import Selection, SelectionError
 

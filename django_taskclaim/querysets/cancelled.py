@@ -4,7 +4,6 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any, TypeVar
 
 from asgiref.sync import sync_to_async
@@ -14,14 +13,10 @@ from django_taskclaim.claim import carried_claim
 from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.querysets.failing import release
 from django_taskclaim.querysets.scope import ClaimTarget
-from django_taskclaim.states import WORKER_MARK
 
 M = TypeVar("M", bound=models.Model)
 
 logger = logging.getLogger("django_taskclaim")
-
-#: What a database's clock may lose of a lease.
-ROUNDING = timedelta(milliseconds=2)
 
 
 async def unless_cancelled(claim: Callable[[], list[M]]) -> list[M]:
@@ -43,7 +38,7 @@ async def unless_cancelled(claim: Callable[[], list[M]]) -> list[M]:
         with lock:
             cancelled.set()
         if rows:
-            # The thread had finished, and the news of it came too late.
+            # The thread had finished, but the task was cancelled before it learned of that.
             await asyncio.shield(asyncio.ensure_future(sync_to_async(_give_back)(rows)))
         raise
     return rows
@@ -56,42 +51,29 @@ def _give_back(rows: list[Any]) -> None:
         return
     claim, label = carried_claim(rows[0]), rows[0]._meta.label
     target = ClaimTarget.of(type(rows[0]), claim.alias)
+    facts = {"model": label, "rows": len(rows)}
     try:
-        if WORKER_MARK in claim.token.holder:
-            release(rows, None)
-        else:
-            with target.dialect.own_transaction():
-                target.lock_holder(claim.token.holder)
-                rows = _not_extended(rows, target)
-                release(rows, None)
+        with target.dialect.own_transaction():
+            target.lock_holder(claim.token.holder)
+            release(_not_extended(rows, target), None)
     except ClaimLost:
-        # An operator, or the reaper, has been faster.
+        # An operator, or the reaper, was faster; that is logged already.
         return
     except Exception:
-        logger.exception(
-            "%d rows of %s were claimed for a coroutine that was cancelled, and could not be given back; they wait for"
-            " the end of their lease",
-            len(rows),
-            label,
-            extra={"event": "trouble", "model": label, "rows": len(rows)},
-        )
-        return
-    logger.info(
-        "%d rows of %s were given back: the coroutine that claimed them was cancelled",
-        len(rows),
-        label,
-        extra={"event": "released", "model": label, "rows": len(rows)},
-    )
+        text = "%(rows)d rows of %(model)s wait for the end of their lease: their coroutine was cancelled"
+        logger.exception(text, facts, extra={"event": "trouble", **facts})
+    else:
+        text = "%(rows)d rows of %(model)s were given back: the coroutine that claimed them was cancelled"
+        logger.info(text, facts, extra={"event": "released", **facts})
 
 
 def _not_extended(rows: list[Any], target: ClaimTarget) -> list[Any]:
-    """Return those of a named holder's rows that no later call has returned to it, as a reload of its page does."""
-    columns, lease = target.columns, carried_claim(rows[0]).lease
-    fields = [*columns.key, columns.claimed_at, columns.expires_at]
-    stored = target.rows.filter(pk__in=[carried_claim(row).pk for row in rows])
-    fresh = {
-        target.table.key_of(found)
-        for found in stored.values_list(*(field.attname for field in fields))
-        if found[-2] and found[-1] and found[-1] - found[-2] <= lease + ROUNDING
-    }
-    return [row for row in rows if carried_claim(row).pk in fresh]
+    """Return the rows that no later call has returned to their holder, as a reload of its page does."""
+    expiry = target.columns.expires_at
+    keys = [carried_claim(row).pk for row in rows]
+    stored = dict(target.rows.filter(pk__in=keys).values_list("pk", expiry.name))
+    return [
+        row
+        for row, key in zip(rows, keys, strict=True)
+        if stored.get(key) == row.__dict__.get(expiry.attname)
+    ]

@@ -5,6 +5,8 @@ import secrets
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -35,7 +37,6 @@ from django_taskclaim.limits.grant import Answer, claim_within_limits
 from django_taskclaim.limits.key_limits import claim_by_keys, limits_over
 from django_taskclaim.limits.model_limits import known, switches_of
 from django_taskclaim.policy import policies_over, policy_for, refuse_faulty
-from django_taskclaim.querysets import refusals
 from django_taskclaim.querysets.conditions import is_open, is_running
 from django_taskclaim.querysets.cursor import (
     EVERYTHING,
@@ -45,7 +46,22 @@ from django_taskclaim.querysets.cursor import (
     Scan,
     quarantined_scans,
 )
-from django_taskclaim.querysets.instances import build, is_plain, read_again, sort_claimed
+from django_taskclaim.querysets.failing import release
+from django_taskclaim.querysets.instances import (
+    bare,
+    build,
+    is_plain,
+    like,
+    read_again,
+    sort_claimed,
+)
+from django_taskclaim.querysets.isolating import (
+    RefusedRows,
+    UnreadableRows,
+    fail_unreadable,
+    isolate_unreadable,
+    without_refused,
+)
 from django_taskclaim.querysets.losses import judge_ambiguous_commit
 from django_taskclaim.querysets.ordering import in_claim_order, in_policy_order
 from django_taskclaim.querysets.scope import ClaimTarget, Rows, on_claim_table, refuse_unclaimable
@@ -53,6 +69,7 @@ from django_taskclaim.querysets.transactions import (
     PATIENCE,
     AmbiguousCommit,
     autocommit,
+    in_transaction,
     run_durable,
     wait_for_answer,
 )
@@ -64,6 +81,9 @@ R = TypeVar("R")
 
 #: How many statements of plain claims are kept, for each model and connection.
 MOST_STATEMENTS = 200
+
+#: How many rows are looked at for each one wanted, while some refuse to be claimed; others may have locked them.
+LOOK_AHEAD = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +160,7 @@ def prepare(queryset: Rows, request: Request) -> "ClaimCall | None":
         return None
     if policies:
         queryset = in_policy_order(queryset)
-    if refusals.remembered:
-        queryset = refusals.without_refused(queryset)
+    queryset = without_refused(queryset)
     target = ClaimTarget.of(queryset.model, queryset.db)
     limited = (target.alias, target.model) in known
     if policies:
@@ -151,7 +170,17 @@ def prepare(queryset: Rows, request: Request) -> "ClaimCall | None":
 
 
 def claim(call: "ClaimCall") -> list[Any]:
-    """Claim rows and return them, committed, in claim order."""
+    """Claim rows and return them, committed, in claim order.
+
+    A row that nobody can read, or write, keeps nobody from the others.
+    """
+    try:
+        return _claim(call)
+    except Exception as error:
+        return call.run_isolated(error)
+
+
+def _claim(call: "ClaimCall") -> list[Any]:
     rows = call.run()
     if rows or call.is_limited or call.request.answer is not None:
         # A worker learns of stored limits when it reads the switch.
@@ -191,6 +220,10 @@ class ClaimCall:
         self.committed: list[ClaimedRow] = []
         #: The keys of what statements have claimed in the transaction that is open.
         self.known: set[Any] = set()
+        #: Set once an error may be of single rows, which are then claimed and read apart from the others.
+        self.refused: RefusedRows[Any] | None = None
+        #: The claimed rows that cannot be read, each with the error.
+        self.unreadable: list[tuple[models.Model, Exception]] = []
         dialect, connection = target.dialect, target.dialect.connection
         self.started = clock()
         #: Whether each statement commits by itself. Only for a holder of its own: where the answer is lost, or a row
@@ -233,8 +266,8 @@ class ClaimCall:
 
     def _run_in_transaction(self) -> list[Any]:
         try:
-            claim = self.claim_in_transaction
-            return run_durable(self.target, claim, durable=self.request.durable)
+            run = run_durable if self.request.durable else in_transaction
+            return run(self.target, self.claim_in_transaction)
         except AmbiguousCommit as error:
             if WORKER_MARK not in self.request.holder:
                 # Another call may have claimed the same rows under the same name.
@@ -246,6 +279,7 @@ class ClaimCall:
         """Claim in the transaction that is open, beside what the holder has already, if it asked for that."""
         request, held = self.request, list(self.committed)
         self.known = {row.key for row in held}
+        self.unreadable.clear()
         if request.include_held:
             self.target.lock_holder(request.holder)
             held = self._extend_held()
@@ -317,7 +351,7 @@ class ClaimCall:
         for iteration in {row.iteration for row in held}:
             keys = sorted(row.key for row in held if row.iteration == iteration)
             extend = partial(self._extend, Token(self.request.holder, iteration))
-            for part in self.send_parts(target.dialect.chunks(keys, target.table), extend):
+            for part in self._send_apart(keys, extend):
                 extended.update(part)
         return [row for row in held if row.key in extended]
 
@@ -336,12 +370,6 @@ class ClaimCall:
             extension = Change([dialect.extension(table, self.request.lease)])
             dialect.write(table, held, extension, table.standing(token))
         return held
-
-    def send_parts(
-        self, parts: Iterable[Sequence[Any]], send: Callable[[Any], Any]
-    ) -> Iterable[Any]:
-        """Return what *send* returns of each part."""
-        return map(send, parts)
 
     # Looking
 
@@ -381,6 +409,8 @@ class ClaimCall:
 
     def claim_from(self, scan: Scan, limit: int) -> list[ClaimedRow]:
         """Claim up to *limit* rows that *scan* finds."""
+        if self.refused is not None:
+            return self._claim_apart(scan, limit)
         if self.is_limited and self.counts_by_key:
             return claim_by_keys(self, scan, limit)
         return self.send(self._statement(scan), limit, scan)
@@ -457,7 +487,81 @@ class ClaimCall:
 
     def read(self, claims: dict[Any, Claim]) -> list[Any]:
         """Read the rows with these keys as the queryset asks."""
-        return read_again(self.queryset, self.target, list(claims))
+        if self.refused is not None:
+            all_rows = like(self.queryset, self.target)
+            found = isolate_unreadable([*claims], self._read, all_rows)
+            self.unreadable += [(bare(self.queryset.model, claims[key]), e) for key, e in found]
+            unreadable = {key for key, _ in found}
+            return self._read([key for key in claims if key not in unreadable])
+        return self._read([*claims])
+
+    def _read(self, keys: Sequence[Any]) -> list[Any]:
+        return read_again(self.queryset, self.target, list(keys))
+
+    # Around rows that nobody can read, or write
+
+    def run_isolated(self, error: Exception) -> list[Any]:
+        """Claim again after *error*, without the rows that it is of; raise it where it is not of single rows."""
+        refused: RefusedRows[Any] = RefusedRows(self.target)
+        is_of_writing = refused.is_of_a_row(error)
+        if not is_of_writing and not UnreadableRows(self.queryset).is_of_a_row(error):
+            raise error
+        may_have_committed, self.refused = self.autocommits, refused
+        self.autocommits = self.plain = False
+        try:
+            if may_have_committed:
+                # Rows that could not be read.
+                self.committed += self.claimed()
+            rows = self.run()
+            if is_of_writing:
+                refused.end(error, rows or self.unreadable)
+        except BaseException:
+            self._give_back()
+            raise
+        fail_unreadable(self.unreadable)
+        return rows
+
+    def _claim_apart(self, scan: Scan, limit: int) -> list[ClaimedRow]:
+        """Claim the first rows by their keys, without those that are refused."""
+        dialect, table = self.target.dialect, self.target.table
+        found = dialect.first(self.rows(scan), table, LOOK_AHEAD * limit, self.target.columns.key)
+        claimed: list[ClaimedRow] = []
+
+        def claim_part(part: Sequence[Any]) -> list[ClaimedRow]:
+            call = copy(self)
+            call.refused, call.known = None, set(self.known)
+            call.queryset = self.queryset.filter(pk__in=part)
+            return call.claim_from(scan, limit - len(claimed))
+
+        for rows in self._send_apart(list(dict.fromkeys(table.keys_of(found))), claim_part):
+            claimed += rows
+            self.known.update(row.key for row in rows)
+            if len(claimed) >= limit:
+                break
+        return claimed
+
+    def _send_apart(
+        self, keys: Sequence[Any], send: Callable[[Sequence[Any]], list[R]]
+    ) -> Iterable[list[R]]:
+        """Yield what *send* returns of *keys*, chunk by chunk; of smaller parts while some rows are refused."""
+
+        def attempt(part: Sequence[Any]) -> list[R]:
+            return in_transaction(self.target, send, part)
+
+        for part in self.target.dialect.chunks(keys, self.target.table):
+            if self.refused is None:
+                yield send(part)
+            else:
+                yield from self.refused.send(part, attempt)
+
+    def _give_back(self) -> None:
+        """Give rows back that are committed and that the caller will not get, for the call ends in an error."""
+        if self.committed:
+            request, alias = self.request, self.target.alias
+            claims = claims_of(self.committed, request.holder, alias, request.lease, self.started)
+            # If this fails, too, they return with the end of their lease.
+            with suppress(Exception):
+                release([bare(self.queryset.model, claim) for claim in claims], None)
 
 
 def _committed(rows: list[R]) -> list[R]:

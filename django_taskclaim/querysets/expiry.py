@@ -25,6 +25,7 @@ from django_taskclaim.querysets.assignments import (
     quarantine_mark,
 )
 from django_taskclaim.querysets.conditions import is_expired
+from django_taskclaim.querysets.isolating import without_refused
 from django_taskclaim.querysets.operating import (
     BulkVerb,
     LockedRow,
@@ -32,7 +33,6 @@ from django_taskclaim.querysets.operating import (
     in_chunks,
     update_locked,
 )
-from django_taskclaim.querysets.refusals import without_refused
 from django_taskclaim.querysets.scope import ClaimTarget, Rows
 from django_taskclaim.signals import after_commit, rows_expired, send_after_commit
 from django_taskclaim.states import WORKER_MARK

@@ -1,122 +1,270 @@
-"""Claims among rows that cannot be read, or that the database lets nobody write: the other rows go on."""
+"""A statement over many rows fails because of a few of them: the other rows go on, and each bad row is named.
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
-from typing import Any
+The statement is sent again for halves of its rows, and halves of those, until each row that fails alone is known.
 
-from django.db import DatabaseError, models
+A row may be one that the database lets nobody write: in breach of a check that came later, or frozen by a trigger. It
+is logged and stays as it is, and for a minute this process leaves it out of what it repeats. Or it is one that nobody
+can read, because of a value that the driver refuses, or a field that raises. It fails by its policy, with that error.
+"""
 
-from django_taskclaim.claim import Claim, claims_of
-from django_taskclaim.db import ClaimedRow
-from django_taskclaim.querysets.claiming import ClaimCall
-from django_taskclaim.querysets.cursor import Scan
-from django_taskclaim.querysets.failing import release
-from django_taskclaim.querysets.instances import bare, like
-from django_taskclaim.querysets.refusals import Search, may_be_refused
-from django_taskclaim.querysets.transactions import belongs_to_the_caller
-from django_taskclaim.querysets.unreadable import (
-    fail_unreadable,
-    isolate_unreadable,
-    may_be_of_a_row,
-)
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
-#: How many rows are looked at for each one wanted, while some refuse to be claimed; others may have locked them.
-LOOK_AHEAD = 4
+from django.db import DatabaseError, connections, models, transaction
+from django.db.models.deletion import ProtectedError, RestrictedError
 
+from django_taskclaim.claim import carried_claim, clock
+from django_taskclaim.columns import claim_columns
+from django_taskclaim.connecting import is_refusal
+from django_taskclaim.contention import contention_code
+from django_taskclaim.db import dialect_for
+from django_taskclaim.db.sql import SQL, Key, sql
+from django_taskclaim.error_text import describe
+from django_taskclaim.exceptions import ClaimLost, TaskClaimError
+from django_taskclaim.querysets.failing import fail
+from django_taskclaim.querysets.scope import ClaimTarget
+from django_taskclaim.states import Status
 
-def claim_around(one: ClaimCall, error: Exception) -> list[Any]:
-    """Claim again after *error*, without the rows that it may come from; raise it where it is not of rows."""
-    try:
-        return _claim_around(one, error)
-    except BaseException:
-        _give_back(one)
-        raise
+logger = logging.getLogger("django_taskclaim")
 
-
-def _claim_around(one: ClaimCall, error: Exception) -> list[Any]:
-    if one.request.durable and belongs_to_the_caller(one.target.dialect.connection):
-        raise error
-    if not may_be_of_a_row(error, one.target.alias) and not may_be_refused(error, one.target):
-        raise error
-    # With our columns first, so that rows which cannot be read keep nobody from the others.
-    again = _IsolatingCall(one)
-    try:
-        rows = again.run()
-    except DatabaseError as refused:
-        again.search = Search(one.target, refused)
-        rows = again.run()
-    fail_unreadable(again.unreadable.values())
-    return rows
+T = TypeVar("T")
+R = TypeVar("R")
+Q = TypeVar("Q", bound="models.QuerySet[Any]")
 
 
-def _give_back(one: ClaimCall) -> None:
-    """Give rows back that are committed and that the caller will not get, for the call ends in an error."""
-    if one.committed:
-        request, alias = one.request, one.target.alias
-        claims = claims_of(one.committed, request.holder, alias, request.lease, one.started)
-        # If this fails, too, they return with the end of their lease.
-        with suppress(Exception):
-            release([bare(one.queryset.model, claim) for claim in claims], None)
+class Search(Generic[T]):
+    """Sends a statement for fewer and fewer rows, and knows in the end for which of them it fails."""
+
+    #: How many statements one call of ``send`` sends, and how many rows a search finds; None for as many as it takes.
+    most_statements: int | None = None
+    most_found: int | None = None
+
+    def __init__(self) -> None:
+        #: The rows that fail alone, each with the error.
+        self.found: list[tuple[T, Exception]] = []
+        #: What the last call of ``send`` has not come to.
+        self.left: deque[Sequence[T]] = deque()
+
+    def send(self, rows: Sequence[T], attempt: Callable[[Sequence[T]], R]) -> Iterator[R]:
+        """Yield what *attempt* returns for *rows*, or for parts of them; one that fails must have changed nothing.
+
+        An error that is not of single rows passes on.
+        """
+        self.left = deque([rows] if rows else [])
+        sent = 0
+        while self.left and sent != self.most_statements and len(self.found) != self.most_found:
+            part = self.left.popleft()
+            sent += 1
+            try:
+                result = attempt(part)
+            except Exception as error:
+                if not self.is_of_a_row(error):
+                    raise
+                middle = len(part) // 2
+                if middle:
+                    self.left.extendleft([part[middle:], part[:middle]])
+                    continue
+                if not self.found:
+                    self.try_no_rows()
+                self.found.append((part[0], error))
+                self.note(part[0], error)
+            else:
+                yield result
+
+    def is_of_a_row(self, error: Exception) -> bool:
+        """Say whether *error* may be of single rows: not of contention, and not of a database that is away."""
+        raise NotImplementedError
+
+    def try_no_rows(self) -> None:
+        """Send a statement over no rows: if that fails, too, no row is to blame."""
+        raise NotImplementedError
+
+    def note(self, row: T, error: Exception) -> None:
+        """Take note of a row that fails alone."""
 
 
-class _IsolatingCall(ClaimCall):
-    """Claims once more, in a transaction: reads rows apart, and claims them part by part where some are refused."""
+# Rows that the database lets nobody write
 
-    #: Claims part by part, because the database refuses to have some rows written; None where it does not.
-    search: Search | None = None
+#: How many such rows one call finds.
+MOST_ROWS = 10
 
-    def __init__(self, one: ClaimCall) -> None:
-        super().__init__(one.queryset, one.target, one.request, is_limited=one.is_limited)
-        self.started = one.started
-        self.committed = one.committed
-        if one.autocommits:
-            # A statement may have committed rows that could not be read.
-            self.committed += self.claimed()
-        #: The rows claimed that cannot be read, by key, each with the error.
-        self.unreadable: dict[Any, tuple[models.Model, Exception]] = {}
 
-    def claim_in_transaction(self) -> list[Any]:
-        self.unreadable.clear()
-        rows = super().claim_in_transaction()
-        if self.search is not None:
-            self.search.end(rows)
-        return rows
+class RefusedRows(Search[T]):
+    """Finds the rows that the database refuses to have written, logs them and remembers them for a minute."""
 
-    def send_parts(
-        self, parts: Iterable[Sequence[Any]], send: Callable[[Any], Any]
-    ) -> Iterable[Any]:
-        sent = super().send_parts if self.search is None else self.search.send
-        return sent(parts, send)
+    most_statements, most_found = 64, MOST_ROWS
 
-    def claim_from(self, scan: Scan, limit: int) -> list[ClaimedRow]:
-        """Claim the first rows by their keys, each part as a claim of its own, without those that are refused."""
-        if self.search is None:
-            return super().claim_from(scan, limit)
-        target, most = self.target, LOOK_AHEAD * limit
-        rows = self.rows(scan)
-        found = target.dialect.first(rows, target.table, most, target.columns.key)
-        keys = list(dict.fromkeys(target.table.keys_of(found)))
-        claimed: list[ClaimedRow] = []
+    def __init__(self, target: ClaimTarget, key_of: Callable[[T], Key] = lambda row: row) -> None:
+        super().__init__()
+        self.target, self.key_of = target, key_of
+        self._known = 0
 
-        def take(part: Sequence[Any]) -> list[ClaimedRow]:
-            part_of = self.queryset.filter(pk__in=part)
-            call = ClaimCall(part_of, target, self.request, is_limited=self.is_limited)
-            call.known = {row.key for row in claimed}.union(self.known)
-            return call.claim_from(scan, limit - len(claimed))
+    def is_of_a_row(self, error: Exception) -> bool:
+        return (
+            isinstance(error, DatabaseError)
+            # Of Django's own; they name rows of other tables, which may be many.
+            and not isinstance(error, (ProtectedError, RestrictedError))
+            and contention_code(error) is None
+            and is_refusal(error)
+            # What could not be undone alone is an error of the whole transaction.
+            and not self.target.dialect.connection.needs_rollback
+        )
 
-        parts = (keys[start : start + limit] for start in range(0, len(keys), limit))
-        for rows_of_part in self.search.send(parts, take):
-            claimed += rows_of_part
-            if len(claimed) >= limit:
-                break
-        return claimed
+    def try_no_rows(self) -> None:
+        table, columns = self.target.table, self.target.columns
+        same = [table.assign(field, SQL(table.column(field))) for field in columns.guarded]
+        names = table.list_of(columns.owner._meta.local_concrete_fields)
+        dialect = self.target.dialect
+        with dialect.own_transaction():
+            dialect.run(sql("UPDATE {} SET {} WHERE 1 = 0", table.name, SQL.join(", ", same)))
+            dialect.fetch(sql("SELECT {} FROM {} WHERE 1 = 0", names, table.name))
 
-    def read(self, claims: dict[Any, Claim]) -> list[Any]:
-        """Read the rows with these keys; those that cannot be read are noted instead."""
+    def note(self, row: T, error: Exception) -> None:
+        model = self.target.model
+        refusal = Refusal(model, self.target.alias, self.key_of(row), describe(error), clock())
+        remembered.append(refusal)
+        logger.error(
+            "%s %s %s: %s. Other rows go on; this one stays as it is and is tried again in a minute. Mend"
+            " the row, or the check or trigger that refuses it.",
+            model._meta.label,
+            refusal.key,
+            REFUSED,
+            refusal.error.rstrip("."),
+            extra={
+                "event": "refused",
+                "model": model._meta.label,
+                "keys": [str(refusal.key)],
+                "error": refusal.error,
+            },
+        )
 
-        def read(keys: Sequence[Any]) -> list[Any]:
-            return super(_IsolatingCall, self).read({key: claims[key] for key in keys})
+    def end(self, error: Exception, written: object) -> None:
+        """Raise *error* unless rows were *written*, or a few that are refused were found since the last call."""
+        new, self._known = len(self.found) - self._known, len(self.found)
+        if not written and (not new or len(self.found) == self.most_found):
+            raise error
 
-        for key, error in isolate_unreadable([*claims], read, like(self.queryset, self.target)):
-            self.unreadable[key] = bare(self.queryset.model, claims[key]), error
-        return read([key for key in claims if key not in self.unreadable])
+
+#: How many seconds a refused row is left out.
+REMEMBERED = 60.0
+
+#: What is said of such a row, in a worker's report too.
+REFUSED = "cannot be written"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """One row that was refused, and with which words of the driver."""
+
+    model: type[models.Model]
+    alias: str
+    key: Key
+    error: str
+    #: By ``clock()``.
+    at: float
+
+    def __str__(self) -> str:
+        name, _, text = self.error.partition(": ")
+        # The class first: who may not see the row is shown no more of it.
+        return f"{name}: {self.model._meta.label} {self.key} {REFUSED}: {text}"
+
+
+#: The rows that were refused last in this process.
+remembered: deque[Refusal] = deque(maxlen=1000)
+
+
+def refusals(model: type[models.Model], alias: str, since: float | None = None) -> list[Refusal]:
+    """Return the rows of *model* that were refused in this process lately, or *since* a moment of ``clock()``."""
+    owner = claim_columns(model).owner
+    found = [one for one in _since(since) if one.alias == alias]
+    return list({one.key: one for one in found if claim_columns(one.model).owner is owner}.values())
+
+
+def is_refused(model: type[models.Model], alias: str, key: Key) -> bool:
+    """Say whether this row was refused lately."""
+    return bool(remembered) and any(one.key == key for one in refusals(model, alias))
+
+
+def last_refusal(alias: str) -> str:
+    """Return a sentence about the row that was refused last in this process; empty where none was lately."""
+    found = [one for one in _since(None) if one.alias == alias]
+    return str(found[-1]) if found else ""
+
+
+def without_refused(queryset: Q) -> Q:
+    """Return *queryset* without the rows that were refused lately."""
+    found = refusals(queryset.model, queryset.db) if remembered else []
+    return queryset.exclude(pk__in=[one.key for one in found]) if found else queryset
+
+
+def _since(moment: float | None) -> list[Refusal]:
+    after = clock() - REMEMBERED if moment is None else moment
+    return [one for one in list(remembered) if one.at >= after]
+
+
+# Rows that nobody can read
+
+
+class UnreadableRows(Search[T]):
+    """Finds what cannot be read of *rows*."""
+
+    def __init__(self, rows: "models.QuerySet[Any]") -> None:
+        super().__init__()
+        self.rows = rows
+
+    def is_of_a_row(self, error: Exception) -> bool:
+        if isinstance(error, TaskClaimError):
+            return False
+        return dialect_for(connections[self.rows.db]).may_be_of_reading(error)
+
+    def try_no_rows(self) -> None:
+        list(self.rows.extra(where=["1 = 0"]))
+
+
+def isolate_unreadable(
+    given: Sequence[T], read: Callable[[Sequence[T]], object], rows: "models.QuerySet[Any]"
+) -> list[tuple[T, Exception]]:
+    """Have *read* read all that it can of what is *given*, of *rows*; return what it cannot, each with the error."""
+    search: UnreadableRows[T] = UnreadableRows(rows)
+
+    def attempt(part: Sequence[T]) -> None:
+        # Only there an error spoils what comes after it.
+        inside = connections[rows.db].in_atomic_block
+        with transaction.atomic(using=rows.db) if inside else nullcontext():
+            read(part)
+
+    for _ in search.send(given, attempt):
+        pass
+    return search.found
+
+
+def fail_unreadable(unreadable: Iterable[tuple[models.Model, Exception]]) -> None:
+    """Fail claimed rows that cannot be read, each with its error and by its policy, and log them.
+
+    What cannot be failed either waits for the end of its lease, and keeps nobody from the other rows.
+    """
+    for row, error in unreadable:
+        key, label = carried_claim(row).pk, row._meta.label
+        outcome, level = "it is tried again by its policy", logging.WARNING
+        try:
+            fail([row], error, retry=True)
+        except ClaimLost:
+            # Which is logged already.
+            continue
+        except Exception as refused:
+            outcome, level = f"it could not be failed ({describe(refused)})", logging.ERROR
+        if row.__dict__.get(claim_columns(type(row)).status.attname) == Status.FAILED:
+            outcome, level = "it has failed", logging.ERROR
+        logger.log(
+            level,
+            "%s %s cannot be read, so %s: %s. The other rows go on.",
+            label,
+            key,
+            outcome,
+            describe(error).rstrip("."),
+            extra={"event": "unreadable", "model": label, "rows": 1, "keys": [str(key)]},
+        )

@@ -1,6 +1,5 @@
 """Claims that stand no more, and claims whose COMMIT was not answered: found out, logged, and raised to the caller."""
 
-import itertools
 import logging
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple, NoReturn
@@ -15,7 +14,7 @@ from django_taskclaim.exceptions import ClaimLost, CommitUndecided
 from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.querysets.transactions import PATIENCE, wait_for_answer
 from django_taskclaim.signals import claim_lost, send_after_commit
-from django_taskclaim.states import Status
+from django_taskclaim.states import Status, Token
 
 logger = logging.getLogger("django_taskclaim")
 
@@ -30,47 +29,36 @@ def raise_unless_all(rows: Sequence[Any], written: Sequence[Any]) -> None:
 
 def raise_lost(lost: Sequence[Any], written: Sequence[Any]) -> NoReturn:
     """Log, send as a signal and raise which claims stand no more; CommitUndecided where a COMMIT is ambiguous."""
-    claims = [claim for row in lost if (claim := claim_of(row)) is not None]
-    for claim in claims:
-        claim.lost = True
-    reason = _why_none_is_carried(lost)
-    ambiguous = [row for row in lost if (one := claim_of(row)) is not None and one.ambiguous]
-    error = (
-        CommitUndecided(lost, written, ambiguous, reason=reason)
-        if ambiguous
-        else ClaimLost(lost, written, reason=reason)
-    )
-    _log([row for row in lost if not _is_logged(row)], error)
     by_sender: dict[tuple[type[models.Model], str], list[Any]] = {}
+    ambiguous: list[Any] = []
     for row in lost:
-        held = claim_of(row)
-        alias = held.alias if held is not None else row._state.db or DEFAULT_DB_ALIAS
+        alias = row._state.db or DEFAULT_DB_ALIAS
+        if (claim := claim_of(row)) is not None:
+            claim.lost, alias = True, claim.alias
+            ambiguous += [row] if claim.ambiguous else []
         by_sender.setdefault((type(row), alias), []).append(row)
-    for (model, alias), same in by_sender.items():
-        send_after_commit(claim_lost, model, alias, rows=same)
+    reason = _why_none_is_carried(lost)
+    error = ClaimLost(lost, written, reason=reason)
+    if ambiguous:
+        error = CommitUndecided(lost, written, ambiguous, reason=reason)
+    _log(error)
+    for (model, alias), rows in by_sender.items():
+        send_after_commit(claim_lost, model, alias, rows=rows)
     raise error
 
 
-def _is_logged(row: Any) -> bool:
-    """Say whether the loss of the row's claim is in the log, or will be once its worker hears of it."""
-    claim = standing_claim(row)
-    return claim is not None and (claim.watched or claim.loss_logged)
-
-
-def _log(rows: Sequence[Any], error: ClaimLost) -> None:
+def _log(error: ClaimLost) -> None:
+    """Log the losses that are not in the log yet, and will not be once their worker learns of them."""
+    rows = [
+        row
+        for row in error.lost
+        if (claim := standing_claim(row)) is None or not (claim.watched or claim.loss_logged)
+    ]
     if not rows:
         return
     described = error if len(rows) == len(error.lost) else ClaimLost(rows, reason=error.reason)
-    logger.warning(
-        "%s",
-        redact(str(described)),
-        extra={
-            "event": "lost",
-            "model": rows[0]._meta.label,
-            "keys": [str(row.pk) for row in rows],
-            "rows": len(rows),
-        },
-    )
+    facts = {"model": rows[0]._meta.label, "keys": [str(row.pk) for row in rows], "rows": len(rows)}
+    logger.warning("%s", redact(str(described)), extra={"event": "lost", **facts})
     for row in rows:
         if (claim := claim_of(row)) is not None:
             claim.loss_logged = True
@@ -115,36 +103,36 @@ def judge_ambiguous_commit(
     rows locked; then the database's error passes on, nothing is decided, and the call may be repeated. To be called
     outside of any transaction. The thread's connection is replaced if it broke.
     """
-    judgement = Judgement([], [], [])
+    rows = list(rows)
     by_table: dict[Any, list[Any]] = {}
     for row in rows:
-        by_table.setdefault((carried_claim(row).alias, claim_columns(type(row)).owner), []).append(
-            row
-        )
+        table = carried_claim(row).alias, claim_columns(type(row)).owner
+        by_table.setdefault(table, []).append(row)
+    stored: dict[int, tuple[str, Token] | None] = {}
     for (alias, _), same in by_table.items():
         target = ClaimTarget.of(type(same[0]), alias)
         keys = sorted(carried_claim(row).pk for row in same)
         states = wait_for_answer(target, _states, patience, target, keys)
-        for row in same:
-            claim = carried_claim(row)
-            status, *token = states.get(claim.pk, ("", None, None))
-            if tuple(token) == tuple(claim.token) and status == Status.PROCESSING:
-                judgement.still_held.append(row)
-            elif tuple(token) == tuple(claim.token) and status in finished:
-                judgement.committed.append(row)
-            else:
-                judgement.ambiguous.append(row)
-    for row in judgement.committed:
-        carried_claim(row).end(COMPLETED)
-    for row in judgement.ambiguous:
-        carried_claim(row).lost = carried_claim(row).ambiguous = True
-    for row in itertools.chain(*judgement):
-        carried_claim(row).unanswered = False
+        stored |= {id(row): states.get(carried_claim(row).pk) for row in same}
+    # Nothing is noted before all have been asked.
+    judgement = Judgement([], [], [])
+    for row in rows:
+        claim = carried_claim(row)
+        status, token = stored[id(row)] or (None, None)
+        claim.unanswered = False
+        if token == claim.token and status == Status.PROCESSING:
+            judgement.still_held.append(row)
+        elif token == claim.token and status in finished:
+            judgement.committed.append(row)
+            claim.end(COMPLETED)
+        else:
+            judgement.ambiguous.append(row)
+            claim.lost = claim.ambiguous = True
     return judgement
 
 
-def _states(target: ClaimTarget, keys: Sequence[Any]) -> dict[Any, tuple[Any, ...]]:
-    """Return status, holder and iteration of the rows that are there, by key.
+def _states(target: ClaimTarget, keys: Sequence[Any]) -> dict[Any, tuple[str, Token]]:
+    """Return status and token of the rows that are there, by key.
 
     Under a lock: a COMMIT that is on its way only now would otherwise land after it was found missing.
     """
@@ -153,4 +141,4 @@ def _states(target: ClaimTarget, keys: Sequence[Any]) -> dict[Any, tuple[Any, ..
     found: list[list[Any]] = []
     for part in target.dialect.chunks(keys, target.table):
         found += target.dialect.select(target.table, fields, target.table.keyed(part), NOWAIT)
-    return {target.table.key_of(row): tuple(row[-3:]) for row in found}
+    return {target.table.key_of(row): (row[-3], Token(*row[-2:])) for row in found}

@@ -25,7 +25,6 @@ from django_taskclaim.querysets import (
     completing,
     expiry,
     failing,
-    isolating,
     losses,
     operating,
     pruning,
@@ -111,13 +110,7 @@ class ClaimQuerySet(models.QuerySet[M]):
     def _claim(self, request: Request) -> list[M]:
         self._for_write = True
         call = claiming.prepare(self, request)
-        if call is None:
-            return []
-        try:
-            return claiming.claim(call)
-        except Exception as error:
-            # A row that nobody can read, or write, keeps nobody from the others.
-            return isolating.claim_around(call, error)
+        return [] if call is None else claiming.claim(call)
 
     def with_token(self, pk: Any, token: "Token | tuple[str, int] | str") -> M:
         """Return the row with the key *pk*, carrying the claim that *token* names.

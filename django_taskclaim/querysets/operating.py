@@ -26,7 +26,7 @@ from django_taskclaim.querysets.assignments import (
     to_null,
 )
 from django_taskclaim.querysets.claiming import checked_name
-from django_taskclaim.querysets.refusals import Search
+from django_taskclaim.querysets.isolating import RefusedRows
 from django_taskclaim.querysets.scope import ClaimTarget, Rows, on_claim_table, refuse_unclaimable
 from django_taskclaim.querysets.transactions import in_transaction
 from django_taskclaim.querysets.waking import call_workers
@@ -94,7 +94,7 @@ def in_chunks(
     target = ClaimTarget.of(queryset.model, queryset.db)
     rows = on_claim_table(queryset, target).filter(verb.condition(target))
     rows = rows.order_by(*[field.attname for field in target.columns.key])
-    total, refused = 0, list[Key]()
+    total, refused = 0, RefusedRows[Key](target)
     while limit is None or total < limit:
         size = int(conf.setting("CHUNK_SIZE"))
         if limit is not None:
@@ -105,10 +105,8 @@ def in_chunks(
                 chunk = partial(_chunk, target, rows, size, verb)
                 locked, written = in_transaction(target, chunk)
             except DatabaseError as error:
-                search = Search(target, error, refused)
-                written = _write_around(target, rows, size, verb, search)
-                refused = search.refused
-                rows = rows.exclude(pk__in=refused)
+                written = _write_around(rows, size, verb, refused, error)
+                rows = rows.exclude(pk__in=[key for key, _ in refused.found])
         except BaseException as error:
             # Ctrl-C among them: what was committed before it stays.
             setattr(error, _WRITTEN, total)
@@ -128,16 +126,20 @@ def in_chunks(
 
 
 def _write_around(
-    target: ClaimTarget, rows: Rows, size: int, verb: BulkVerb, search: Search
+    rows: Rows, size: int, verb: BulkVerb, refused: RefusedRows[Key], error: Exception
 ) -> int:
-    """Write a chunk without the rows that the database refuses, part by part, and return how many were written."""
+    """Write a chunk without the rows that *error* is of, and return how many rows were written."""
+    if not refused.is_of_a_row(error):
+        raise error
+    target = refused.target
 
     def attempt(keys: Sequence[Key]) -> int:
-        return _chunk(target, rows.filter(pk__in=keys), len(keys), verb)[1]
+        part = rows.filter(pk__in=keys)
+        return in_transaction(target, _chunk, target, part, len(keys), verb)[1]
 
     found = target.dialect.first(rows, target.table, size, target.columns.key)
-    written = sum(search.send([target.table.keys_of(found)], attempt))
-    search.end(written)
+    written = sum(refused.send(target.table.keys_of(found), attempt))
+    refused.end(error, written)
     return written
 
 

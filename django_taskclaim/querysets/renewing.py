@@ -2,16 +2,15 @@
 
 from collections.abc import Sequence
 from datetime import timedelta
-from functools import partial
 from typing import Any, NamedTuple
 
-from django.db import DatabaseError, models
+from django.db import models
 
 from django_taskclaim.claim import carried_claim, carried_claims, clock
 from django_taskclaim.db.sql import Key
 from django_taskclaim.guard import show
+from django_taskclaim.querysets.isolating import RefusedRows
 from django_taskclaim.querysets.losses import raise_lost
-from django_taskclaim.querysets.refusals import Search
 from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.querysets.transactions import (
     AmbiguousCommit,
@@ -82,11 +81,8 @@ def _renew(held: list[HeldRows], lease: timedelta | None) -> Renewed:
 
 
 def _renew_part(part: HeldRows, lease: timedelta, result: Renewed) -> None:
-    try:
-        outcomes = [_send(part, lease)]
-    except DatabaseError as error:
-        extend = partial(_extend, part.target, part.token, lease)
-        outcomes = list(Search(part.target, error).send([part.keys], extend))
+    search: RefusedRows[Key] = RefusedRows(part.target)
+    outcomes = list(search.send(part.keys, lambda keys: _send(part.only(keys), lease)))
     for outcome in outcomes:
         result.renewed.extend(part.only(outcome.renewed).rows)
         result.skipped.extend(part.only(outcome.skipped).rows)

@@ -7,10 +7,10 @@ rows.
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from functools import cache, partial
-from typing import Any, NoReturn, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from django.db import (
     DatabaseError,
@@ -19,10 +19,12 @@ from django.db import (
     InternalError,
     OperationalError,
     connections,
+    transaction,
 )
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_taskclaim.claim import clock, commits_by_itself
+from django_taskclaim.connecting import WAITS_ONCE
 from django_taskclaim.contention import ContentionRetry, contention_code, retry_on_contention
 from django_taskclaim.db import dialect_for, savepoint_around
 from django_taskclaim.exceptions import TaskClaimError
@@ -59,28 +61,30 @@ def in_transaction(
     Inside ``joining_transaction`` it is the caller's transaction itself, and a failure ends that.
     """
     if joins_transaction(target):
-        # The caller's transaction is over then, and only the caller may try it again.
-        try:
+        with transaction.atomic(using=target.alias, savepoint=False):
             return statements(*args, **kwargs)
-        except BaseException as error:
-            connection: Any = target.dialect.connection
-            connection.needs_rollback, connection.rollback_exc = True, error
-            raise
-    return _committed(target, partial(statements, *args, **kwargs), durable=False)
+    return _send(target, partial(statements, *args, **kwargs), target.dialect.own_transaction)
+
+
+def run_durable(target: ClaimTarget, statements: Callable[[], R]) -> R:
+    """Run *statements* in a transaction that has committed on return; RuntimeError inside a caller's.
+
+    ``TestCase`` counts as no transaction, as with Django's ``atomic(durable=True)``; switched-off autocommit does.
+    """
+    if belongs_to_the_caller(target.dialect.connection):
+        raise RuntimeError(
+            "claim_batch() must commit before it returns, but a transaction is open here (atomic(), ATOMIC_REQUESTS,"
+            " or autocommit switched off). Call it outside, for example in a view with"
+            " @transaction.non_atomic_requests, or pass durable=False: the claim is then provisional until you commit."
+        )
+    return _send(target, statements, partial(target.dialect.own_transaction, durable=True))
 
 
 def autocommit(
     target: ClaimTarget, statement: Callable[P, R], *args: P.args, **kwargs: P.kwargs
 ) -> R:
     """Run the one *statement* outside of any transaction, so that it commits by itself; see ``can_autocommit``."""
-
-    def once() -> R:
-        try:
-            return statement(*args, **kwargs)
-        except AWAY as error:
-            _raise_ambiguous_or(error, target)
-
-    return _retry(target.alias, not _waits_once.get()).call(once)
+    return _send(target, partial(statement, *args, **kwargs), nullcontext, is_commit=True)
 
 
 def can_autocommit(target: ClaimTarget) -> bool:
@@ -88,53 +92,42 @@ def can_autocommit(target: ClaimTarget) -> bool:
     return no_transaction(target.dialect.connection) and target.dialect.commits_alone
 
 
-def run_durable(target: ClaimTarget, statements: Callable[[], R], *, durable: bool = True) -> R:
-    """Run *statements* in a transaction that has committed on return; RuntimeError inside a caller's.
+def _send(
+    target: ClaimTarget,
+    statements: Callable[[], R],
+    block: Callable[[], AbstractContextManager[None]],
+    *,
+    is_commit: bool = False,
+) -> R:
+    """Run *statements* inside *block*, again after contention; AmbiguousCommit where a COMMIT was not answered.
 
-    ``TestCase`` counts as no transaction, as with Django's ``atomic(durable=True)``; switched-off autocommit does.
+    A statement that *is a commit*, too, is in no transaction.
     """
-    connection = target.dialect.connection
-    if durable and belongs_to_the_caller(connection):
-        raise RuntimeError(
-            "claim_batch() must commit before it returns, but a transaction is open here (atomic(), ATOMIC_REQUESTS,"
-            " or autocommit switched off). Call it outside, for example in a view with"
-            " @transaction.non_atomic_requests, or pass durable=False: the claim is then provisional until you commit."
-        )
-    return _committed(target, statements, durable=durable)
-
-
-def _committed(target: ClaimTarget, statements: Callable[[], R], *, durable: bool) -> R:
     connection = target.dialect.connection
 
     def once() -> R:
-        outermost = no_transaction(connection)
-        results: list[R] = []
+        result, committing, outermost = None, is_commit, no_transaction(connection)
         try:
-            with target.dialect.own_transaction(durable=durable):
-                results.append(statements())
-            return results[0]
+            with block():
+                result = statements()
+                committing = outermost
+            return result
         except AWAY as error:
-            if not (outermost and results):
+            is_answer = contention_code(error) is not None or not target.dialect.may_be_done(error)
+            if is_answer or not committing:
                 raise
-            _raise_ambiguous_or(error, target, results[0])
+            close_broken(connection)
+            ambiguous = AmbiguousCommit(*error.args)
+            ambiguous.result = result
+            raise ambiguous from error
 
-    return _retry(target.alias, not _waits_once.get()).call(once)
+    return _retry(target.alias, WAITS_ONCE not in vars(connection)).call(once)
 
 
 @cache
 def _retry(using: str, lock_timeouts: bool) -> ContentionRetry:
     # Kept, for making one costs a small part of a small statement.
     return retry_on_contention(using=using, atomic=False, lock_timeouts=lock_timeouts)
-
-
-def _raise_ambiguous_or(error: Exception, target: ClaimTarget, result: Any = None) -> NoReturn:
-    """Raise AmbiguousCommit where what was sent may have been carried out all the same, else *error*."""
-    if contention_code(error) is not None or not target.dialect.may_be_done(error):
-        raise error
-    close_broken(target.dialect.connection)
-    ambiguous = AmbiguousCommit(*error.args)
-    ambiguous.result = result
-    raise ambiguous from error
 
 
 def wait_for_answer(
@@ -232,20 +225,3 @@ def joining_transaction() -> Iterator[None]:
 def joins_transaction(target: ClaimTarget) -> bool:
     """Say whether a verb would join the transaction that is open, so that nothing of it could be undone alone."""
     return _joined.get() and target.dialect.connection.in_atomic_block
-
-
-#: Whether verbs of this thread wait for a lock once only.
-_waits_once = ContextVar("taskclaim_waits_once", default=False)
-
-
-@contextmanager
-def waiting_once() -> Iterator[None]:
-    """Let the verbs of the block pass a lock timeout on at once, to a caller who can go around the lock.
-
-    While they wait they hold locks of their own, so that nobody renews those rows.
-    """
-    token = _waits_once.set(True)
-    try:
-        yield
-    finally:
-        _waits_once.reset(token)

@@ -10,7 +10,7 @@ from django_taskclaim.awaitables import refuse_not_run
 from django_taskclaim.companions.sources import hand_out, load_readable_sources
 from django_taskclaim.handlers import Handler
 from django_taskclaim.querysets.completing import complete as complete_rows
-from django_taskclaim.querysets.unreadable import fail_unreadable
+from django_taskclaim.querysets.isolating import fail_unreadable
 from django_taskclaim.ranges.walking import end_walks, refuse_unfinished
 from django_taskclaim.worker.unsaved import unsaved_columns
 

@@ -12,7 +12,7 @@ from django_taskclaim.db import DatabaseLater, DatabaseNow
 from django_taskclaim.leases import LeaseRows
 from django_taskclaim.models import WorkerProcess
 from django_taskclaim.querysets import claiming
-from django_taskclaim.querysets.refusals import last_refusal
+from django_taskclaim.querysets.isolating import last_refusal
 from django_taskclaim.throttling import records
 from django_taskclaim.worker.options import WorkerOptions
 from django_taskclaim.worker.tally import Tally

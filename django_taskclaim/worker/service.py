@@ -7,23 +7,20 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from django.db import DatabaseError, connections
-
 from django_taskclaim.claim import clock
 from django_taskclaim.columns import unit_of
 from django_taskclaim.conf import setting
-from django_taskclaim.db import dialect_for
 from django_taskclaim.handlers import Handler
 from django_taskclaim.policy import RENEWALS_PER_LEASE, SELF_FENCE
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.expiry import Reaper
-from django_taskclaim.querysets.refusals import Search, is_refused
+from django_taskclaim.querysets.isolating import RefusedRows, is_refused
 from django_taskclaim.querysets.renewing import renew
 from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.querysets.writes import lock_free
@@ -343,30 +340,18 @@ class Service(threading.Thread):
             by_model.setdefault(type(task.row), []).append(task)
         for model, same in by_model.items():
             began = clock()
-            try:
-                with dialect_for(connections[self.options.using]).own_transaction():
-                    free, busy = lock_free([task.carrier() for task in same])
-                    if free:
-                        ClaimQuerySet(model).release(free)
-            except DatabaseError as error:
-                self._release_apart(ClaimTarget.of(model, self.options.using), same, given, error)
-                continue
-            if free:
-                changed("released", free, clock() - began, why=given.reason)
-            if busy:
+            target = ClaimTarget.of(model, self.options.using)
+            # A row that is refused stays held until its lease ends.
+            search = RefusedRows[Task](target, lambda task: task.claim.pk)
+            for free, busy in search.send(same, partial(_release_unlocked, target)):
+                if free:
+                    changed("released", free, clock() - began, why=given.reason)
                 locked = {id(row) for row in busy}
                 rest = [task for task in same if id(task.row) in locked]
-                self._returned.append(Return(rest, given.reason))
-
-    def _release_apart(
-        self, target: ClaimTarget, tasks: list[Task], given: "Return", error: DatabaseError
-    ) -> None:
-        """Try halves of what was refused; a row that is refused alone stays held until its lease ends."""
-        search, middle = Search(target, error), len(tasks) // 2
-        if not middle:
-            search.note(tasks[0].claim.pk, error)
-        for part in (tasks[:middle], tasks[middle:]) if middle else ():
-            self._returned.append(Return(part, given.reason, given.thread))
+                if rest:
+                    self._returned.append(Return(rest, given.reason))
+            for part in search.left:
+                self._returned.append(Return([*part], given.reason, given.thread))
 
     # Renewing
 
@@ -516,6 +501,15 @@ class Service(threading.Thread):
             # A piece each round, for leases are renewed in between.
             self._due["prune"] = 0.0
         return True
+
+
+def _release_unlocked(target: ClaimTarget, tasks: Sequence[Task]) -> tuple[list[Any], list[Any]]:
+    """Release what nobody has locked, and return the rows released and the rows that are locked."""
+    with target.dialect.own_transaction():
+        free, busy = lock_free([task.carrier() for task in tasks])
+        if free:
+            ClaimQuerySet(target.model).release(free)
+    return free, busy
 
 
 def _is_renewable(task: Task) -> bool:

@@ -20,7 +20,6 @@ from django_taskclaim.querysets.completing import CallRaised
 from django_taskclaim.querysets.everyone import stop_everyone
 from django_taskclaim.querysets.losses import judge_ambiguous_commit
 from django_taskclaim.querysets.results import with_locked_source
-from django_taskclaim.querysets.transactions import waiting_once
 from django_taskclaim.querysets.writes import lock_free
 from django_taskclaim.states import WORKER_MARK, Status
 from django_taskclaim.throttling.throttles import working_on
@@ -113,11 +112,10 @@ class Writer:
         verb = self._verbs[type(results[0].outcome)]
         self.last_turn = began = clock()
         try:
-            with waiting_once():
-                if around_locks:
-                    results = self._write_unlocked(results, verb)
-                else:
-                    verb(self, results)
+            if around_locks:
+                results = self._write_unlocked(results, verb)
+            else:
+                verb(self, results)
         except ClaimLost as error:
             self._tell_lost(_those_of(results, error.lost))
         except Exception as error:

@@ -73,8 +73,8 @@ FAULTS = {
         ),
         fault(
             "A durable claim runs inside the caller's transaction.",
-            (TRANSACTIONS, "if durable and belongs_to_the_caller(connection)", "if False"),
-            (TRANSACTIONS, "statements, durable=durable)", "statements, durable=False)"),
+            (TRANSACTIONS, "if belongs_to_the_caller(target.dialect.connection)", "if False"),
+            (TRANSACTIONS, "durable=True))", "durable=False))"),
         ),
         fault(
             "A slice can be claimed from, and what it leaves out is claimed as well.",
@@ -229,7 +229,7 @@ FAULTS = {
         ),
         fault(
             "Rows that are given back unstarted are charged a try.",
-            (SERVICE, "(model).release(free)", "(model).fail(free, given.reason)"),
+            (SERVICE, "(target.model).release(free)", '(target.model).fail(free, "not started")'),
         ),
         fault(
             "A drain that ends with work left exits with 0.",

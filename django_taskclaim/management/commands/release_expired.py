@@ -26,8 +26,8 @@ from django_taskclaim.management.base import USAGE, ClaimCommand, whoami
 from django_taskclaim.management.keeping import forget
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.expiry import Reaper
+from django_taskclaim.querysets.isolating import refusals
 from django_taskclaim.querysets.operating import written_before
-from django_taskclaim.querysets.refusals import refusals
 
 #: Seconds between two rounds of forgetting what is old, with --loop.
 FORGET_EVERY = 3600.0
