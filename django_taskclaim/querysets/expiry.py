@@ -132,12 +132,12 @@ READINGS = 8
 
 
 class Reaper:
-    """Puts back the expired rows of one model for as long as ``turn`` is called, several times a second.
+    """Puts back the expired rows of one model; its caller calls ``turn`` several times a second.
 
-    As long as there are some, the database's clock is read again and again. What had expired by a reading is put back
-    once the database has answered promptly for a renewal interval after it. Meanwhile the living renew, and a renewed
-    lease ends after the reading. So a silence charges no row of a living worker: not a silence of the database, nor
-    one of this process, nor one that the last statement itself waits through.
+    While there are expired rows, it reads the database's clock again and again. Rows that had expired by a reading are
+    put back once the database has answered promptly for a renewal interval since. In that time every worker that lives
+    renews its leases, and a renewed lease ends after the reading. So no silence, of the database or of this process,
+    charges a row of a worker that lives.
     """
 
     def __init__(
@@ -176,19 +176,19 @@ class Reaper:
         if self.due_in():
             return None
         try:
-            if not self._readings:
-                self._look()
-                return 0
-            self._read()
-            return self._put_back(limit, until_done=until_done)
+            if self._readings:
+                self._read()
+                return self._put_back(limit, until_done=until_done)
+            self._look()
         except BaseException:
             self._rest()
             raise
+        return 0
 
     def _look(self) -> None:
-        """Find out whether anything has expired; only then is there anything to read, or to go on reading."""
+        """Look whether rows have expired: only then the clock is read, or read further."""
         self._next_look = clock() + self._interval() * random.uniform(0.75, 1.0)
-        if not self._expired().exists():
+        if not self._rows().filter(is_expired(claim_columns(self.model))).exists():
             self._rest()
         elif not self._readings:
             self._prompt, self._answered = 0.0, clock()
@@ -233,9 +233,6 @@ class Reaper:
 
     def _rows(self) -> Rows:
         return without_refused(models.QuerySet(self.model, using=self.using))
-
-    def _expired(self) -> Rows:
-        return self._rows().filter(is_expired(claim_columns(self.model)))
 
     def _renewal_interval(self) -> float:
         return self._lease().total_seconds() / RENEWALS_PER_LEASE

@@ -49,10 +49,9 @@ def renew_all(rows: Any, lease: timedelta | None) -> int:
         kept = set(map(id, outcome.renewed))
         same = [row for row in held.rows if id(row) in kept]
         show(same, {held.target.columns.expires_at: models.DEFERRED})
-    # Of rows that were passed over, nothing is lost.
-    still = [*outcome.renewed, *outcome.skipped, *outcome.refused]
-    if len(still) < len(given.rows):
-        known = set(map(id, still))
+    # Rows that were passed over are not lost.
+    known = set(map(id, [*outcome.renewed, *outcome.skipped, *outcome.refused]))
+    if len(known) < len(given.rows):
         raise_lost([row for row in given.rows if id(row) not in known], outcome.renewed)
     return len(outcome.renewed)
 
@@ -81,22 +80,17 @@ def _renew(held: list[HeldRows], lease: timedelta | None) -> Renewed:
 
 
 def _renew_part(part: HeldRows, lease: timedelta, result: Renewed) -> None:
+    rest = set(part.keys)
     search: RefusedRows[Key] = RefusedRows(part.target)
-    outcomes = list(search.send(part.keys, lambda keys: _send(part.only(keys), lease)))
-    for outcome in outcomes:
-        result.renewed.extend(part.only(outcome.renewed).rows)
-        result.skipped.extend(part.only(outcome.skipped).rows)
-        result.lost.extend(part.only(outcome.lost).rows)
-    known = {key for outcome in outcomes for same in outcome for key in same}
-    result.refused.extend(part.only([key for key in part.keys if key not in known]).rows)
+    for outcome in search.send(part.keys, lambda keys: _send(part.only(keys), lease)):
+        for rows, keys in zip(result, outcome, strict=False):
+            rows.extend(part.only(keys).rows)
+            rest.difference_update(keys)
+    result.refused.extend(part.only(rest).rows)
 
 
-class _Outcome(NamedTuple):
-    """What became of the claims of one statement, by key."""
-
-    renewed: Sequence[Key]
-    skipped: Sequence[Key]
-    lost: Sequence[Key]
+#: Keys of the claims of one statement: those renewed, those skipped and those that are lost.
+_Outcome = tuple[Sequence[Key], Sequence[Key], Sequence[Key]]
 
 
 def _send(part: HeldRows, lease: timedelta) -> _Outcome:
@@ -113,8 +107,8 @@ def _send(part: HeldRows, lease: timedelta) -> _Outcome:
 def _extend(target: ClaimTarget, token: Token, lease: timedelta, keys: Sequence[Key]) -> _Outcome:
     renewed = target.dialect.renew_held(target.table, token, keys, lease)
     if len(renewed) == len(keys):
-        return _Outcome(renewed, (), ())
+        return renewed, (), ()
     rest = [key for key in keys if key not in set(renewed)]
     # A token that does not stand now never stands again; one that does was locked.
     skipped = target.dialect.held_keys(target.table, token, rest)
-    return _Outcome(renewed, skipped, [key for key in rest if key not in set(skipped)])
+    return renewed, skipped, [key for key in rest if key not in set(skipped)]
