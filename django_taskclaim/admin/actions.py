@@ -13,8 +13,7 @@ from django.utils.translation import gettext as _
 from django_taskclaim.admin import phrases
 from django_taskclaim.admin.confirming import CONFIRMED, Crumb, confirm
 from django_taskclaim.admin.forms import ActionForm
-from django_taskclaim.admin.permissions import row_permission
-from django_taskclaim.admin.running import Rows, Run, claims_of, perform, states_of
+from django_taskclaim.admin.running import Rows, claims_of, run_action, states_of
 from django_taskclaim.control.actions import NAMED, Action
 from django_taskclaim.monitoring.counts import MOST
 
@@ -66,11 +65,10 @@ def act_on_list(
     model_admin: Any, request: HttpRequest, action: Action, rows: Rows, answer: Mapping[str, Any]
 ) -> HttpResponseBase:
     """Act on as many rows as a request has time for; where there are more, the page to press again follows."""
-    run = Run(action, rows, [name for name in NAMED.values() if answer.get(name)])
-    run.count_others()
-    parts = run.permitted(run.chosen, row_permission(request, model_admin))
-    perform(request, run, parts, reason=answer.get("reason", ""))
-    back = model_admin.list_address(request) if run.is_over else request.get_full_path()
+    named = [name for name in NAMED.values() if answer.get(name)]
+    facts: dict[str, Any] = {"model_admin": model_admin, "reason": answer.get("reason", "")}
+    result = run_action(request, action, rows, named=named, **facts)
+    back = model_admin.list_address(request) if result.is_over else request.get_full_path()
     return HttpResponseRedirect(back)
 
 

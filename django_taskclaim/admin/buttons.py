@@ -25,7 +25,7 @@ from django_taskclaim.admin.confirming import Crumb, confirm, in_no_transaction
 from django_taskclaim.admin.forms import ActionForm
 from django_taskclaim.admin.permissions import may_view
 from django_taskclaim.admin.rows import RowFacts, facts_of
-from django_taskclaim.admin.running import Run, claims_of, perform
+from django_taskclaim.admin.running import claims_of, run_action
 from django_taskclaim.admin.switching import ask_to_turn
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.control.actions import NAMED, ROW_ACTIONS, Action
@@ -149,25 +149,28 @@ def row_view(admin: Any, action: Action, request: HttpRequest, object_id: str) -
     row = admin.get_object(request, unquote(object_id))
     if row is None:
         raise Http404(_("There is no such row."))
-    facts, name = facts_of(row), Truncator(str(row)).chars(60)
+    facts, title = facts_of(row), Truncator(str(row)).chars(60)
     page = standard_address(admin, "change", quote(row.pk))
     back = page if request.GET.get("from") == "page" else admin.list_address(request)
     holder = str(phrases.holder_of(facts.holder)) if facts.is_held else ""
 
     def act(answer: Mapping[str, Any]) -> HttpResponseBase:
-        rows = claims_of(admin.get_queryset(request).filter(pk=row.pk))
-        run = Run(action, rows, [NAMED[facts.status]] if _is_named(action, facts) else [])
-        run.count_others()
-        as_shown = (
-            rows.filter(**_claim_of(row, facts)) for rows in run.permitted(run.chosen, None)
+        run_action(
+            request,
+            action,
+            claims_of(admin.get_queryset(request)).filter(**_claim_of(row, facts)),
+            model_admin=admin,
+            keys=[[row.pk]],
+            named=[name] if (name := NAMED.get(facts.status, "")) in action.named else [],
+            reason=answer["reason"],
+            key=str(row.pk),
         )
-        perform(request, run, as_shown, reason=answer["reason"], key=str(row.pk))
         return HttpResponseRedirect(back)
 
     return confirm(
         request,
         allowed=admin.has_operate_permission(request, row),
-        title=_("%(action)s: %(row)s") % {"action": action.row_label, "row": name},
+        title=_("%(action)s: %(row)s") % {"action": action.row_label, "row": title},
         sentence=str(action.sentence),
         warning=_("%(holder)s is working on this row and will lose it.") % {"holder": holder}
         if holder
@@ -180,13 +183,9 @@ def row_view(admin: Any, action: Action, request: HttpRequest, object_id: str) -
         button=str(action.row_label),
         danger=bool(holder) or action.stores_reason,
         back=back,
-        crumbs=[*admin.crumbs(request), Crumb(name, page), Crumb(str(action.row_label))],
+        crumbs=[*admin.crumbs(request), Crumb(title, page), Crumb(str(action.row_label))],
         site=admin.admin_site,
     )
-
-
-def _is_named(action: Action, facts: RowFacts) -> bool:
-    return NAMED.get(facts.status) in action.named
 
 
 def _claim_of(row: Any, facts: RowFacts) -> dict[str, Any]:

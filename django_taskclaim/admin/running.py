@@ -1,7 +1,8 @@
 """An action over any number of rows: a request works for some seconds, commits chunk by chunk, and says what it did."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 from django.contrib import messages
@@ -11,6 +12,7 @@ from django.utils.translation import gettext as _
 
 from django_taskclaim import conf
 from django_taskclaim.admin import phrases
+from django_taskclaim.admin.permissions import Admin, row_permission
 from django_taskclaim.claim import clock
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.control.actions import Action
@@ -31,130 +33,140 @@ class _TimeIsUp(Exception):
     """Ends an action between two chunks."""
 
 
-class Run:
-    """What one request does with an action, and what has come of it."""
+@dataclass(slots=True)
+class Result:
+    """What one request has done with an action."""
 
-    def __init__(self, action: Action, rows: Rows, named: Iterable[str] = ()) -> None:
-        """*named* are the states that the user has named beside the action's own: ``running``, ``complete``."""
-        self.action, self.rows, self.named = action, rows, tuple(named)
-        self.changed = self.forbidden = 0
-        #: Rows in states that it does not change, and how many of the others it was given, as far as they were counted.
-        self.others, self.expected = Counter[str](), 0
-        self.trouble, self.is_over = "", True
-        self._began = clock()
+    changed: int = 0
+    #: Rows that it should have changed, as far as they were counted, and those of these that the user may not change.
+    expected: int = 0
+    forbidden: int = 0
+    #: Rows in states that the action leaves alone.
+    others: Counter[str] = field(default_factory=Counter)
+    #: Rows that the database refuses to have written, by its error.
+    refused: Counter[str] = field(default_factory=Counter)
+    trouble: str = ""
+    is_over: bool = True
 
-    def count_others(self) -> None:
-        """Count the rows that will be left alone, before anything changes, where they are few."""
-        everything = states_of(self.rows)
-        if everything.total() <= MOST:
-            self.others = everything - states_of(self.chosen)
-
-    @property
-    def chosen(self) -> Rows:
-        """The rows that the action would change."""
-        return self.action.chosen(self.rows, self.named)
-
-    def go(self, parts: Iterable[Rows], reason: str) -> None:
-        """Act on *parts* of the rows until they end, the time is up, or the database refuses."""
-        try:
-            for part in parts:
-                self._act(part, reason)
-                self._look_at_the_clock()
-        except _TimeIsUp:
-            self.is_over = False
-        except (Error, TaskClaimError) as error:
-            self.trouble = first_line(error)
-            if connections[self.rows.db].needs_rollback:
-                # A transaction of the caller's, as with ATOMIC_REQUESTS: it will undo what was done.
-                self.changed = 0
-
-    def _act(self, rows: Rows, reason: str) -> None:
-        before = self.changed
-
-        def progress(total: int) -> None:
-            self.changed = before + total
-            self._look_at_the_clock()
-
-        self.action.run(rows, named=self.named, reason=reason, progress=progress)
-
-    def _look_at_the_clock(self) -> None:
-        if clock() - self._began >= SECONDS:
-            raise _TimeIsUp
-
-    def permitted(self, rows: Rows, may: Callable[[Any], bool] | None) -> Iterator[Rows]:
-        """Yield those of *rows* that the user may act on, in parts where each row has to be asked about."""
-        if may is None and rows.query.group_by is None:
-            self.expected += states_of(rows).total()
-            yield rows
-            return
-        for found in _chunks(rows):
-            keys = [row.pk for row in found if may is None or may(row)]
-            self.expected += len(found)
-            self.forbidden += len(found) - len(keys)
-            yield with_keys(rows, keys)
-
-    def message(self) -> str:
+    def message(self, action: Action) -> str:
         """Say what was done, what was left alone and why, and whether there is more to do."""
-        parts = [self.action.result(self.changed)]
+        done = action.result(self.changed)
         if self.trouble:
-            parts.append(_("Then the database refused: %(error)s") % {"error": self.trouble})
-        elif not self.is_over:
-            parts.append(_("The time was up; press again for the rest."))
-        elif left := [(count, why) for why, count in self._left_alone().items() if count > 0]:
-            reasons = [f"{phrases.amount(count)} {why}" for count, why in left]
-            parts.append(_("Left alone: %(reasons)s.") % {"reasons": phrases.listed(reasons)})
-        return " ".join(parts)
-
-    def _left_alone(self) -> dict[str, int]:
-        refused = Counter(
-            _("that the database refuses to have written (%(error)s)") % {"error": one.error}
-            for one in refusals(self.rows.model, self.rows.db, since=self._began)
-        )
-        missed = self.expected - self.changed - self.forbidden - refused.total()
-        return {
-            **{str(phrases.STATES[state]): n for state, n in sorted(self.others.items())},
-            _("that you may not change"): self.forbidden,
-            **refused,
-            _("that somebody else has locked or changed meanwhile"): missed,
-        }
+            return f"{done} {_('Then the database refused: %(error)s') % {'error': self.trouble}}"
+        if not self.is_over:
+            return f"{done} {_('The time was up; press again for the rest.')}"
+        refused = _("that the database refuses to have written (%(error)s)")
+        missed = self.expected - self.changed - self.forbidden - self.refused.total()
+        left = [
+            *((n, phrases.STATES[state]) for state, n in sorted(self.others.items())),
+            (self.forbidden, _("that you may not change")),
+            *((n, refused % {"error": error}) for error, n in self.refused.items()),
+            (missed, _("that somebody else has locked or changed meanwhile")),
+        ]
+        reasons = [f"{phrases.amount(number)} {why}" for number, why in left if number > 0]
+        if not reasons:
+            return done
+        return f"{done} {_('Left alone: %(reasons)s.') % {'reasons': phrases.listed(reasons)}}"
 
 
-def perform(
+def run_action(
     request: HttpRequest,
-    run: Run,
-    parts: Iterable[Rows],
+    action: Action,
+    rows: Rows,
     *,
+    model_admin: Admin,
+    keys: Iterable[list[Any]] | None = None,
+    named: Iterable[str] = (),
     reason: str = "",
     key: str = "",
     recorded: str | None = None,
-) -> None:
-    """Act on *parts* of the rows of *run*, record it with the reason or with *recorded*, and tell the user."""
+) -> Result:
+    """Act on as many of *rows* as a request has time for, record it, and tell the user.
+
+    With *keys* only on those. *named* are the states that the user has named beside the action's own. *recorded* goes
+    into the record instead of the reason, *key* where it was one row.
+    """
+    result, began, before = Result(), clock(), 0
+    chosen = action.chosen(rows, named)
+    if keys is None and (states := states_of(rows)).total() <= MOST:
+        result.others = states - states_of(chosen)
+
+    def progress(total: int) -> None:
+        result.changed = before + total
+        if clock() - began >= SECONDS:
+            raise _TimeIsUp
+
     try:
-        run.go(parts, reason)
+        for part in _parts(request, chosen, keys, model_admin, result):
+            before = result.changed
+            action.run(part, named=named, reason=reason, progress=progress)
+            progress(result.changed - before)
+    except _TimeIsUp:
+        result.is_over = False
+    except (Error, TaskClaimError) as error:
+        result.trouble = first_line(error)
+        if connections[rows.db].needs_rollback:
+            # A transaction of the caller's, as with ATOMIC_REQUESTS: it will undo what was done.
+            result.changed = 0
     finally:
         # Also where an error of the project's own ends it, out of a permission that it asks for, say.
         record_action(
-            run.rows.model,
-            run.action.name,
-            rows=run.changed,
+            rows.model,
+            action.name,
+            rows=result.changed,
             by=str(request.user),
             user=request.user,
             reason=reason if recorded is None else recorded,
             key=key,
-            using=run.rows.db,
+            using=rows.db,
         )
-    level = messages.SUCCESS if run.changed else messages.WARNING
-    messages.add_message(request, messages.ERROR if run.trouble else level, run.message())
+    result.refused.update(one.error for one in refusals(rows.model, rows.db, since=began))
+    level = messages.SUCCESS if result.changed else messages.WARNING
+    level = messages.ERROR if result.trouble else level
+    messages.add_message(request, level, result.message(action))
+    return result
+
+
+def _parts(
+    request: HttpRequest,
+    chosen: Rows,
+    keys: Iterable[list[Any]] | None,
+    model_admin: Admin,
+    result: Result,
+) -> Iterator[Rows]:
+    """Yield the rows that the user may act on: all at once, or by their keys where SQL does not tell which they are."""
+    may = row_permission(request, model_admin)
+    if keys is None and may is None and chosen.query.group_by is None:
+        result.expected = states_of(chosen).total()
+        yield chosen
+        return
+    for part in _keys_of(chosen) if keys is None else keys:
+        allowed = part
+        if may is not None:
+            allowed = [row.pk for row in chosen.filter(pk__in=part) if may(row)]
+        result.expected += len(part)
+        result.forbidden += len(part) - len(allowed)
+        yield _with_keys(chosen, allowed)
+
+
+def _keys_of(rows: Rows) -> Iterator[list[Any]]:
+    """Yield the keys of the rows in their order, a chunk at a time."""
+    left, size = rows.order_by("pk"), int(conf.setting("CHUNK_SIZE"))
+    while part := list(left.values_list("pk", flat=True)[:size]):
+        yield part
+        left = rows.order_by("pk").filter(pk__gt=part[-1])
+
+
+def _with_keys(rows: Rows, keys: list[Any]) -> Rows:
+    if rows.query.group_by is None:
+        return rows.filter(pk__in=keys)
+    # No verb reaches rows through an aggregate.
+    return ClaimQuerySet[Any](rows.model, using=rows.db).filter(pk__in=keys)
 
 
 def claims_of(rows: models.QuerySet[Any]) -> Rows:
     """Return the user's own queryset as one that has the verbs, on the database where its rows are written."""
     return ClaimQuerySet(rows.model, query=rows.query.chain(), using=alias_of(rows))
-
-
-def with_keys(rows: models.QuerySet[Any], keys: list[Any]) -> Rows:
-    """Return the rows that have these keys."""
-    return ClaimQuerySet[Any](rows.model, using=alias_of(rows)).filter(pk__in=keys)
 
 
 def alias_of(rows: models.QuerySet[Any]) -> str:
@@ -166,11 +178,3 @@ def states_of(rows: models.QuerySet[Any]) -> Counter[str]:
     """Count the states of the rows, of MOST + 1 at most."""
     status = claim_columns(rows.model).status.name
     return Counter(rows.order_by().values_list(status, flat=True)[: MOST + 1])
-
-
-def _chunks(rows: Rows) -> Iterator[list[Any]]:
-    """Yield the rows in the order of their keys, a chunk at a time."""
-    left, size = rows.order_by("pk"), int(conf.setting("CHUNK_SIZE"))
-    while found := list(left[:size]):
-        yield found
-        left = rows.order_by("pk").filter(pk__gt=found[-1].pk)

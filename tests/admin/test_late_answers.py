@@ -85,13 +85,13 @@ def test_a_row_that_changes_between_the_look_and_the_act_is_left_alone(
     boss: Client, in_states: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The answer was compared already; the statement that acts compares again."""
-    row, usual = in_states(Photo)["processing"], buttons.perform
+    row, usual = in_states(Photo)["processing"], buttons.run_action
 
-    def late(*given: Any, **options: Any) -> None:
+    def late(*given: Any, **options: Any) -> Any:
         taken_by("user:2")(row)
-        usual(*given, **options)
+        return usual(*given, **options)
 
-    monkeypatch.setattr(buttons, "perform", late)
+    monkeypatch.setattr(buttons, "run_action", late)
     answer = perform(boss, act_on(Photo, "release", row), {"running": "on"})
     assert facts(row).claimed_by == "user:2"
     assert "somebody else has locked or changed meanwhile" in said(answer)

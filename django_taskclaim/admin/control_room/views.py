@@ -37,8 +37,7 @@ from django_taskclaim.admin.control_room.pages import (
 )
 from django_taskclaim.admin.control_room.rooms import Room
 from django_taskclaim.admin.control_room.showing import FIRST, shown
-from django_taskclaim.admin.permissions import row_permission
-from django_taskclaim.admin.running import Rows, Run, claims_of, perform
+from django_taskclaim.admin.running import Rows, claims_of, run_action
 from django_taskclaim.admin.switching import turn_and_tell
 from django_taskclaim.control.actions import RESET_FAILED
 from django_taskclaim.control.installed import is_on
@@ -316,15 +315,16 @@ class Acts:
             messages.warning(request, _("Nothing was changed: no row has failed like this lately."))
             return self._back()
         rows = claims_of(self.room.rows(request))
-        run, may = Run(RESET_FAILED, rows), row_permission(request, self.room.model_admin)
-        parts = (
-            part
-            for keys in keys_of(rows, found)
-            for part in run.permitted(run.chosen.filter(pk__in=keys), may)
-        )
         which = ", ".join(filter(None, [found.error, _("group %(group)s") % {"group": group}]))
-        perform(request, run, parts, recorded=" – ".join(filter(None, [which, why])))
-        return self._back() if run.is_over else redirect(request.get_full_path())
+        result = run_action(
+            request,
+            RESET_FAILED,
+            rows,
+            model_admin=self.room.model_admin,
+            keys=keys_of(rows, found),
+            recorded=" – ".join(filter(None, [which, why])),
+        )
+        return self._back() if result.is_over else redirect(request.get_full_path())
 
     def export(self, request: HttpRequest, group: str = "") -> HttpResponseBase:
         """Stream the failed rows as CSV."""
