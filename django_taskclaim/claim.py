@@ -44,9 +44,13 @@ COMPLETED, GIVEN_UP = Ended(completed=True), Ended()
 
 
 class Claim:
-    """One claim of one row, as far as this process knows; whether it stands is decided by the database alone."""
+    """One claim of one row, as far as this process knows; whether it stands is decided by the database alone.
 
-    # What most claims never come to know differently stands on the class: a worker makes one of these for every row.
+    It stands until a verb of this process ends it. An end inside a transaction counts at once, and a rollback lets the
+    claim stand again.
+    """
+
+    # Defaults stand on the class: a worker makes one of these for every row, and most never learn anything else.
 
     #: Claimed alone, because the row may have killed the worker that had it on its last try.
     quarantined = False
@@ -56,10 +60,10 @@ class Claim:
     local_deadline: float | None = None
     #: Set once this process has learned that the claim is gone.
     lost = False
-    #: Set once the log says that the claim was lost: that is said once.
-    loss_logged = False
     #: Set by a worker that will log a loss itself, with what it knows beside.
     watched = False
+    #: Set once the loss is in the log, which tells it once.
+    loss_logged = False
     #: Set where a transaction that was to end the claim broke off: its COMMIT may have arrived all the same.
     unanswered = False
     #: Set where the row had moved on by then, so that nobody can tell whether that COMMIT arrived.
@@ -70,7 +74,6 @@ class Claim:
     asked_back = ""
     #: … and whether what is left of the row is too much for one claim.
     too_long = False
-    _over: Ended | None = None
     _ending: "_Ending | None" = None
 
     def __init__(
@@ -87,21 +90,16 @@ class Claim:
     @property
     def ended(self) -> bool:
         """Say whether a verb of our own has ended the claim, and was not rolled back since."""
-        if self._ending is not None:
-            if self._ending.committed:
-                self._over = self._ending.how
-            elif self._ending.waits():
-                return True
-            else:
-                self.unanswered = self.unanswered or self._ending.broke()
-            self._ending = None
-        return self._over is not None
+        return self.how_ended() is not None
 
     def how_ended(self) -> Ended | None:
         """Return how a verb of our own has ended the claim, None as long as it stands, for all we know."""
-        if not self.ended:
-            return None
-        return self._over or (self._ending.how if self._ending is not None else None)
+        ending = self._ending
+        if ending is None or ending.counts():
+            return None if ending is None else ending.how
+        self._ending = None
+        self.unanswered = self.unanswered or ending.session_is_over()
+        return None
 
     def end(self, how: Ended = GIVEN_UP) -> None:
         """Note that a verb has ended the claim; undone if the caller's transaction is rolled back."""
@@ -119,33 +117,13 @@ class Claim:
         return timedelta(seconds=max(0.0, self.local_deadline - clock()))
 
     def __getstate__(self) -> dict[str, Any]:
-        # An ending that is not committed does not travel: nobody would tell the copy of a rollback.
-        over = self.ended and self._ending is None
-        return {
-            "token": tuple(self.token),
-            "alias": self.alias,
-            "pk": self.pk,
-            "lease": self.lease,
-            "attempts": self.attempts,
-            "lost": self.lost,
-            "over": over,
-            "unanswered": self.unanswered,
-            "ambiguous": self.ambiguous,
-        }
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        # No deadline: the clock of another process or boot says nothing about ours.
-        Claim.__init__(
-            self,
-            Token(*state["token"]),
-            state["alias"],
-            state["pk"],
-            lease=state["lease"],
-            attempts=state["attempts"],
-        )
-        self.lost = state["lost"]
-        self._over = GIVEN_UP if state["over"] else None
-        self.unanswered, self.ambiguous = state["unanswered"], state["ambiguous"]
+        # No deadline: the clock of another process or boot says nothing about ours. And no end that is not committed:
+        # nobody would tell the copy of a rollback.
+        names = ("token", "alias", "pk", "lease", "attempts", "lost", "unanswered", "ambiguous")
+        state = {name: getattr(self, name) for name in names}
+        if self._ending is not None and self._ending.committed:
+            state["_ending"] = _Ending(self._ending.how)
+        return state
 
 
 def claims_of(
@@ -166,19 +144,19 @@ def claims_of(
 
 
 def end_claims(claims: Sequence[Claim], how: Ended) -> None:
-    """Note how a verb has ended these claims; undone if the caller's transaction is rolled back."""
-    aliases = {claim.alias for claim in claims}
-    for alias in aliases:
-        same = [one for one in claims if one.alias == alias] if len(aliases) > 1 else claims
-        connection = connections[alias]
-        if connection.in_atomic_block:
-            ending = _Ending(connection, how)
-            for claim in same:
-                claim._ending = ending
-        elif commits_by_itself(connection):
-            for claim in same:
-                claim._over = how
-        # Else nothing tells what becomes of the caller's transaction: the fence, which stays, goes by the row.
+    """Note how a verb has ended these claims, of one database; undone if the caller's transaction is rolled back."""
+    if not claims:
+        return
+    connection = connections[claims[0].alias]
+    if connection.in_atomic_block:
+        ending = _Ending(how, connection)
+    elif commits_by_itself(connection):
+        ending = _Ending(how)
+    else:
+        # Nothing tells what becomes of the caller's transaction: the fence, which stays, goes by the row.
+        return
+    for claim in claims:
+        claim._ending = ending
 
 
 def commits_by_itself(connection: BaseDatabaseWrapper) -> bool:
@@ -188,28 +166,29 @@ def commits_by_itself(connection: BaseDatabaseWrapper) -> bool:
 
 
 class _Ending:
-    """Waits for the transaction in which a verb ended a claim."""
+    """How a verb has ended claims, and whether the transaction in which it did so has committed."""
 
-    def __init__(self, connection: BaseDatabaseWrapper, how: Ended) -> None:
+    def __init__(self, how: Ended, connection: BaseDatabaseWrapper | None = None) -> None:
         self.how = how
-        self.committed = False
-        self._connection = connection
-        self._session = connection.connection
-        self._hook: Callable[[], None] = self._commit
-        transaction.on_commit(self._hook, using=connection.alias)
+        self.committed = connection is None
+        if connection is None:
+            return
+        self._connection, self._session = connection, connection.connection
+        transaction.on_commit(self, using=connection.alias)
         if not any(getattr(block, "_from_testcase", False) for block in connection.atomic_blocks):
             # First in line, so that the user's own hooks find the instance an ordinary one. TestCase never commits,
             # and captures hooks by their place in the line.
             connection.run_on_commit.insert(0, connection.run_on_commit.pop())
 
-    def _commit(self) -> None:
+    def __call__(self) -> None:
+        """Learn of the commit."""
         self.committed = True
 
-    def waits(self) -> bool:
-        """Say whether the transaction is still undecided: its rollback throws the hook away unrun."""
-        return any(entry[1] is self._hook for entry in self._connection.run_on_commit)
+    def counts(self) -> bool:
+        """Say whether the transaction has committed or is still undecided: a rollback throws its hooks away unrun."""
+        return self.committed or any(hook[1] is self for hook in self._connection.run_on_commit)
 
-    def broke(self) -> bool:
+    def session_is_over(self) -> bool:
         """Say whether the session has ended since, so that the transaction may have ended with it, by its COMMIT."""
         return self._connection.connection is not self._session
 
@@ -233,19 +212,13 @@ def carried_claims(rows: Iterable[Any]) -> list[Claim]:
 
 def standing(rows: Iterable[Any]) -> list[Any]:
     """Return those of *rows* that carry a claim which none of our own verbs has ended."""
-    return [
-        row
-        for row in rows
-        if (claim := row.__dict__.get(ATTRIBUTE)) is not None
-        and claim._over is None
-        and (claim._ending is None or not claim.ended)
-    ]
+    return [row for row in rows if standing_claim(row) is not None]
 
 
 def standing_claim(row: models.Model) -> Claim | None:
     """Return the claim that *row* carries unless one of our own verbs has ended it."""
     claim: Claim | None = row.__dict__.get(ATTRIBUTE)
-    if claim is None or claim._over is not None or (claim._ending is not None and claim.ended):
+    if claim is None or (claim._ending is not None and claim.ended):
         return None
     return claim
 

@@ -43,13 +43,11 @@ class KeyColumns:
     ``owner`` is the concrete model of that table: the model itself, the one behind a proxy, or a parent.
     """
 
-    def __init__(self, owner: type[models.Model]) -> None:
+    def __init__(self, owner: type[models.Model], key: Iterable[AnyField] = ()) -> None:
+        """*key* is what tells rows apart if it is not the primary key."""
         self.owner = owner
-
-    @cached_property
-    def key(self) -> list[AnyField]:
-        """The key's columns on the owner's table; more than one for a composite key."""
-        return list(self.owner._meta.pk_fields)
+        #: The key's columns on the owner's table; more than one for a composite key.
+        self.key: list[AnyField] = list(key or owner._meta.pk_fields)
 
     @property
     def order(self) -> list[str]:
@@ -71,14 +69,6 @@ class KeyColumns:
     def key_of(self, row: models.Model) -> Any:
         """Return the key of the row on the owner's table."""
         return getattr(row, self.key_path(type(row)))
-
-
-class OwnKey(KeyColumns):
-    """A table whose rows are told apart by columns that need not be its primary key."""
-
-    def __init__(self, owner: type[models.Model], columns: tuple[AnyField, ...]) -> None:
-        super().__init__(owner)
-        self.key = list(columns)
 
 
 class ClaimColumns(KeyColumns):
@@ -103,18 +93,8 @@ class ClaimColumns(KeyColumns):
     def __init__(self, owner: type[models.Model], columns: Mapping[str, Any]) -> None:
         """*columns* by their roles, all of them."""
         super().__init__(owner)
-        # One by one, for Python reads attributes fastest that a class assigns by name.
-        self.status = columns["status"]
-        self.claimed_by = columns["claimed_by"]
-        self.claimed_at = columns["claimed_at"]
-        self.expires_at = columns["expires_at"]
-        self.iteration = columns["iteration"]
-        self.completed_at = columns["completed_at"]
-        self.attempts = columns["attempts"]
-        self.not_before = columns["not_before"]
-        self.last_error = columns["last_error"]
-        self.error_class = columns["error_class"]
-        self.priority = columns["priority"]
+        for role in PLAIN_NAMES:
+            setattr(self, role, columns[role])
 
     @cached_property
     def guarded(self) -> list[AnyField]:

@@ -4,7 +4,8 @@ On a row that exists, a column of ours that was assigned is an error before any 
 it was constructed with another initial state that is allowed, and with nothing that only a claim writes.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
@@ -17,7 +18,12 @@ from django_taskclaim.exceptions import ClaimColumnError
 from django_taskclaim.fields import AnyField, RangeColumn, as_utc
 from django_taskclaim.states import Status
 
+#: Where an instance keeps what its row has stored: names and values as they were loaded, by reference, and by attname
+#: what was written or loaded since. Nothing is copied for rows that are only read.
 LOADED = "_taskclaim_loaded"
+
+#: The last of the three for a row that was only loaded.
+UNCHANGED: Mapping[str, Any] = {}
 
 #: Why an instance that carries a claim, or once did, is not stored as a new row under the key that it had claimed.
 NEVER_INSERTED = "the row is gone, and an instance that was claimed never inserts its key again"
@@ -33,62 +39,34 @@ _VERB_FOR: dict[Any, str] = {
 
 def loaded_values(row: models.Model) -> dict[str, Any] | None:
     """Return the values that the row was last loaded or written with, by attname; None for one never stored."""
-    return _as_dict(row.__dict__.get(LOADED))
-
-
-def _as_dict(known: Any) -> dict[str, Any] | None:
-    if known is None or isinstance(known, dict):
-        return known
-    if len(known) == 3:
-        # What a verb has written since: put together only if somebody asks.
-        before, shown, unknown = known
-        values = {**(_as_dict(before) or {}), **shown}
-        return {name: one for name, one in values.items() if name not in unknown}
-    names, values = known
-    return dict(zip(names, values, strict=False))
-
-
-def remember_loaded(row: models.Model, names: Iterable[str], values: Iterable[Any]) -> None:
-    """Keep a reference to what the row was loaded with: nothing is copied for rows that are only read."""
-    row.__dict__[LOADED] = (names, values)
+    if not is_stored(row):
+        return None
+    names, values, since = row.__dict__[LOADED]
+    known = {**dict(zip(names, values, strict=False)), **since}
+    return {name: value for name, value in known.items() if value is not models.DEFERRED}
 
 
 def remember(row: models.Model, attnames: Iterable[str]) -> None:
     """Take the row's present values of these columns for the stored ones."""
-    known = dict(loaded_values(row) or {})
-    for attname in attnames:
-        if attname in row.__dict__:
-            known[attname] = row.__dict__[attname]
-        else:
-            known.pop(attname, None)
-    row.__dict__[LOADED] = known
+    _note(row, {name: row.__dict__.get(name, models.DEFERRED) for name in attnames})
 
 
-def show(rows: Iterable[models.Model], values: dict[AnyField | None, Any]) -> None:
+def show(rows: Iterable[models.Model], values: Mapping[AnyField | None, Any]) -> None:
     """Let instances show what a verb has written to all of them; ``DEFERRED`` values are read again when asked for."""
-    show_written(rows, *split_deferred(values))
-
-
-def split_deferred(values: dict[AnyField | None, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return the values to show by attname, and the attnames of those that are to be read when asked for."""
-    named = {field.attname: value for field, value in values.items() if field is not None}
-    unknown = [name for name, value in named.items() if value is models.DEFERRED]
-    return {name: named[name] for name in named if name not in unknown}, unknown
-
-
-def show_written(rows: Iterable[models.Model], shown: dict[str, Any], unknown: list[str]) -> None:
-    """Let instances show values that are the same for all of them, as ``split_deferred`` has them."""
+    written = {field.attname: value for field, value in values.items() if field is not None}
+    unknown = [name for name, value in written.items() if value is models.DEFERRED]
     for row in rows:
         own = row.__dict__
-        own.update(shown)
+        own.update(written)
         for name in unknown:
-            own.pop(name, None)
-        before = own.get(LOADED)
-        if type(before) is tuple and len(before) == 3:
-            # A range is written again and again.
-            before = _as_dict(before)
-        # *shown* and *unknown* are the same objects for all the rows that the verb has written alike.
-        own[LOADED] = (before, shown, unknown)
+            del own[name]
+        _note(row, written)
+
+
+def _note(row: models.Model, stored: Mapping[str, Any]) -> None:
+    names, values, since = row.__dict__.get(LOADED, ((), (), UNCHANGED))
+    # Rows that a verb has written alike share *stored*.
+    row.__dict__[LOADED] = (names, values, {**since, **stored} if since else stored)
 
 
 def refuse_names(model: type[models.Model], names: Iterable[str] | None, where: str) -> None:
@@ -103,23 +81,17 @@ def refuse_names(model: type[models.Model], names: Iterable[str] | None, where: 
 
 def refuse_assigned(row: models.Model) -> None:
     """Raise ClaimColumnError if a claim column of a stored row was assigned since it was loaded."""
-    field = assigned(row)
-    if field is not None:
-        raise ClaimColumnError(_assigned_message(row, field))
-
-
-def assigned(row: models.Model) -> AnyField | None:
-    """Return a claim column of a stored row that was assigned since it was loaded, if there is one."""
-    known = loaded_values(row)
+    known, own, columns = loaded_values(row), row.__dict__, claim_columns(type(row))
     if known is None:
-        return None
-    for field in claim_columns(type(row)).guarded:
-        attname = field.attname
-        if attname in row.__dict__ and (
-            attname not in known or _differs(known[attname], row.__dict__[attname])
-        ):
-            return field
-    return None
+        return
+    for field in columns.guarded:
+        name = field.attname
+        if name in own and (name not in known or _differs(known[name], own[name])):
+            verb = _VERB_FOR.get(own[name]) if field is columns.status else None
+            raise ClaimColumnError(
+                f"{row._meta.label} {row.pk!r}: {field.name} was set to {own[name]!r}, but claim columns are written"
+                f" by the verbs alone; use {verb or 'one of the verbs'}."
+            )
 
 
 def _differs(known: Any, value: Any) -> bool:
@@ -129,16 +101,6 @@ def _differs(known: Any, value: Any) -> bool:
     if isinstance(known, datetime) and isinstance(value, datetime) and not value.microsecond:
         return as_utc(known).replace(microsecond=0) != as_utc(value)
     return True
-
-
-def _assigned_message(row: models.Model, field: AnyField) -> str:
-    value = row.__dict__[field.attname]
-    is_status = field is claim_columns(type(row)).status
-    verb = _VERB_FOR.get(value, "one of the verbs") if is_status else "one of the verbs"
-    return (
-        f"{row._meta.label} {row.pk!r}: {field.name} was set to {value!r}, but claim columns are written by the verbs"
-        f" alone; use {verb}."
-    )
 
 
 def is_stored(row: models.Model) -> bool:
@@ -151,28 +113,19 @@ def is_copy(row: models.Model) -> bool:
     return is_stored(row) and (row._state.adding or row.pk is None)
 
 
-def prepare_copy(row: models.Model) -> None:
-    """Give a copy the columns that were never loaded: they cannot be, for its row is not there yet."""
-    missing = [f for f in claim_columns(type(row)).guarded if f.attname not in row.__dict__]
-    for field in missing:
-        row.__dict__[field.attname] = field.get_default()
-    remember(row, [field.attname for field in missing])
-
-
-def claim_on(row: models.Model, using: str, key: Any) -> Claim | None:
-    """Return the claim that the instance carries, or once carried, on the very row that has this key."""
+def claim_on(row: models.Model, using: str) -> Claim | None:
+    """Return the claim that the instance carries, or once carried, on the very row that a save there would write."""
     claim = claim_of(row)
     if claim is None or claim.alias != using:
         return None
-    return claim if claim.pk == key or claim.pk == _read_key(row, key) else None
-
-
-def _read_key(row: models.Model, key: Any) -> Any:
-    """Return a key as its field would load it: "5" names the row 5."""
-    try:
-        return claim_columns(type(row)).owner._meta.pk.to_python(key)
-    except ValidationError:
-        return None
+    columns = claim_columns(type(row))
+    key = columns.key_of(row)
+    if claim.pk == key:
+        return claim
+    # A key as its field would load it: "5" names the row 5.
+    with suppress(ValidationError):
+        return claim if claim.pk == columns.owner._meta.pk.to_python(key) else None
+    return None
 
 
 def prepare_new_row(row: models.Model) -> None:

@@ -13,19 +13,19 @@ from django_taskclaim.claim import Claim, claim_of
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.guard import (
+    LOADED,
     NEVER_INSERTED,
+    UNCHANGED,
     claim_on,
     is_copy,
     is_stored,
-    prepare_copy,
     prepare_new_row,
     refuse_assigned,
     refuse_names,
     remember,
-    remember_loaded,
     show,
 )
-from django_taskclaim.querysets.losses import raise_lost, raise_unless_all
+from django_taskclaim.querysets.losses import raise_lost
 from django_taskclaim.querysets.waking import call_workers
 from django_taskclaim.querysets.writes import lock_claim
 from django_taskclaim.states import Status
@@ -48,7 +48,7 @@ class FencedModel(models.Model):
         cls, db: str | None, field_names: Iterable[str], values: Any, **kwargs: Any
     ) -> Self:
         row = super().from_db(db, field_names, values, **kwargs)  # type: ignore[arg-type]
-        remember_loaded(row, field_names, values)
+        row.__dict__[LOADED] = (field_names, values, UNCHANGED)
         return row
 
     def refresh_from_db(
@@ -58,10 +58,10 @@ class FencedModel(models.Model):
         from_queryset: Any = None,
     ) -> None:
         """Django's ``refresh_from_db``; the claim that the instance carries stays what it was."""
-        names = None if fields is None else set(fields)
+        names = None if fields is None else list(fields)
         if from_queryset is None and claim_of(self) is not None:
             from_queryset = _all_rows(type(self), using, instance=self)
-        super().refresh_from_db(using, None if names is None else list(names), from_queryset)
+        super().refresh_from_db(using, names, from_queryset)
         remember(self, _attnames(self, names))
 
     def save(self, *args: Any, **kwargs: Any) -> Any:
@@ -74,11 +74,13 @@ class FencedModel(models.Model):
         names = kwargs.get("update_fields", args[3] if len(args) == _BY_POSITION else None)
         refuse_names(type(self), names, "update_fields of save()")
         if is_copy(self):
-            prepare_copy(self)
+            # What was never loaded cannot be loaded now: the copy's row is not there yet.
+            for field in claim_columns(type(self)).guarded:
+                self.__dict__.setdefault(field.attname, field.get_default())
         else:
             refuse_assigned(self)
         saved: Any = super().save(*args, **kwargs)
-        remember(self, _attnames(self, names, claim_columns(type(self)).guarded))
+        remember(self, _attnames(self, names))
         return saved
 
     def save_base(
@@ -89,25 +91,17 @@ class FencedModel(models.Model):
         using: str | None = None,
         update_fields: Iterable[str] | None = None,
     ) -> None:
-        columns = claim_columns(type(self))
         alias = using or router.db_for_write(type(self), instance=self)
-        claim = claim_on(self, alias, columns.key_of(self))
+        save = partial(super().save_base, raw, force_insert, force_update, alias, update_fields)
+        claim = claim_on(self, alias)
         if force_insert and claim is not None:
             raise ClaimLost([self], reason=NEVER_INSERTED)
-        save = partial(
-            super().save_base,
-            raw=raw,
-            force_insert=force_insert,
-            force_update=force_update,
-            using=alias,
-            update_fields=update_fields,
-        )
-        if not type(self)._meta.concrete_model._meta.parents:  # type: ignore[union-attr]
+        if claim is None or claim.ended or not _is_on_many_tables(self):
             save()
             return
-        # Several tables are saved, ours not always first or at all: so the token is locked before them.
+        # Ours is not always the first of the tables, or among them: so the token is locked before any is written.
         with transaction.atomic(using=alias, savepoint=False):
-            stands = claim is None or claim.ended or lock_claim(self, alias)
+            stands = lock_claim(self, alias)
             if stands:
                 save()
         if not stands:
@@ -128,13 +122,13 @@ class FencedModel(models.Model):
         # Django 6.1 adds the fields to return, and returns their values instead of True.
         *returning: Any,
     ) -> Any:
-        columns = claim_columns(type(self))
+        columns, claim = claim_columns(type(self)), claim_on(self, using)
         update: Any = super()._do_update
 
         def write(rows: Any, values: Any) -> Any:
             return update(rows, using, pk_val, values, update_fields, forced_update, *returning)
 
-        if claim_on(self, using, columns.key_of(self)) is not None:
+        if claim is not None:
             base_qs = _all_rows(base_qs.model, using)
         if base_qs.model is not columns.owner:
             return write(base_qs, values)
@@ -143,7 +137,6 @@ class FencedModel(models.Model):
         if not rules:
             guarded = set(columns.guarded)
             values = [entry for entry in values if entry[0] not in guarded]
-        claim = claim_on(self, using, pk_val)
         if claim is None or claim.ended:
             found = write(base_qs, values)
             if not found and claim is not None:
@@ -162,12 +155,10 @@ class FencedModel(models.Model):
     def _do_insert(
         self, manager: Any, using: str, fields: Any, returning_fields: Any, raw: bool
     ) -> Any:
-        columns = claim_columns(type(self))
-        if manager.model is columns.owner:
-            if claim_on(self, using, self._get_pk_val(columns.owner._meta)) is not None:
-                raise ClaimLost([self], reason=NEVER_INSERTED)
-            if not raw:
-                prepare_new_row(self)
+        if claim_on(self, using) is not None:
+            raise ClaimLost([self], reason=NEVER_INSERTED)
+        if not raw and manager.model is claim_columns(type(self)).owner:
+            prepare_new_row(self)
         insert: Any = super()._do_insert  # type: ignore[misc]
         inserted = insert(manager, using, fields, returning_fields, raw)
         call_workers(manager.model, using)
@@ -189,7 +180,7 @@ class FencedModel(models.Model):
         alias = (
             given if given in list(connections) else router.db_for_write(type(self), instance=self)
         )
-        claim, key = claim_on(self, alias, claim_columns(type(self)).key_of(self)), self.pk
+        claim, key = claim_on(self, alias), self.pk
         if claim is None or claim.ended:
             return delete(*args, **kwargs)
         stands = gone = False
@@ -208,7 +199,7 @@ class FencedModel(models.Model):
             raise
         if not stands:
             claim.ambiguous = claim.ambiguous or claim.unanswered
-            raise_unless_all([self], [])
+            raise_lost([self], [])
         if gone:
             claim.end()
         return deleted
@@ -230,20 +221,24 @@ def fence_delete(model: Any) -> None:
     model.delete = delete
 
 
+def _is_on_many_tables(row: models.Model) -> bool:
+    concrete = row._meta.concrete_model
+    return concrete is not None and bool(concrete._meta.parents)
+
+
 def _all_rows(model: type[models.Model], using: str | None, **hints: Any) -> Any:
     """Return every row of *model*: one that is claimed may be hidden by the base manager (``base_manager_name``)."""
     return models.QuerySet(model, using=using, hints=hints)
 
 
-def _attnames(
-    row: models.Model, names: Iterable[str] | None, always: Iterable[Any] = ()
-) -> list[str]:
-    """Return the attnames of the columns with these *names*, or of all, and of those that *always* count."""
-    fields = row._meta.concrete_fields
-    if names is None:
-        return [field.attname for field in fields]
-    wanted = {*names, *(field.name for field in always)}
-    return [field.attname for field in fields if not wanted.isdisjoint((field.name, field.attname))]
+def _attnames(row: models.Model, names: Iterable[str] | None) -> list[str]:
+    """Return the attnames of the columns with these *names*, or of all."""
+    wanted = None if names is None else set(names)
+    return [
+        field.attname
+        for field in row._meta.concrete_fields
+        if wanted is None or not wanted.isdisjoint((field.name, field.attname))
+    ]
 
 
 def _fenced(rows: Any, claim: Claim) -> Any:

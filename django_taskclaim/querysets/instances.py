@@ -15,7 +15,7 @@ from django.db.models.sql.where import WhereNode
 
 from django_taskclaim.claim import Claim, attach
 from django_taskclaim.db import ClaimedRow
-from django_taskclaim.guard import LOADED
+from django_taskclaim.guard import LOADED, UNCHANGED
 from django_taskclaim.querysets.scope import ClaimTarget, Rows
 
 #: How a row fetches what it lacks, unless its queryset asks otherwise; None before Django 6.1.
@@ -115,7 +115,7 @@ def _laid_out(model: Any, alias: str, names: list[str], values: Iterable[Any]) -
         state.adding = False
         state.db = alias
         own.update(zip(names, given))  # noqa: B905 - as long as each other, and asked for each row
-        own[LOADED] = (names, given)
+        own[LOADED] = (names, given, UNCHANGED)
         rows.append(row)
     return rows
 

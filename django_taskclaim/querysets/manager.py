@@ -410,8 +410,7 @@ class ClaimQuerySet(models.QuerySet[M]):
         rows = list(objs)
         refuse_names(self.model, update_fields, "bulk_create(update_fields=…)")
         self._for_write = True
-        key_of = claim_columns(self.model).key_of
-        claimed = [row for row in rows if claim_on(row, self.db, key_of(row)) is not None]
+        claimed = [row for row in rows if claim_on(row, self.db) is not None]
         if claimed:
             raise ClaimLost(claimed, reason=NEVER_INSERTED)
         for row in rows:

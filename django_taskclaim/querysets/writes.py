@@ -25,7 +25,8 @@ from django_taskclaim.claim import (
 )
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.db.sql import SKIP, WAIT, Change, Key
-from django_taskclaim.guard import show, show_written, split_deferred
+from django_taskclaim.fields import AnyField
+from django_taskclaim.guard import show
 from django_taskclaim.querysets.losses import judge_ambiguous_commit, raise_unless_all
 from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.querysets.transactions import (
@@ -315,18 +316,18 @@ def show_state(rows: Rows, status: Status, *unknown: str) -> None:
     models_of: set[Any] = set(map(type, rows))
     for model in models_of:
         same: list[Any] = [row for row in rows if type(row) is model]
-        show_written(same, *_values_in(model, status, unknown))
+        show(same, _values_in(model, status, unknown))
 
 
 @cache
 def _values_in(
     model: type[models.Model], status: Status, unknown: tuple[str, ...]
-) -> tuple[dict[str, Any], list[str]]:
+) -> dict[AnyField | None, Any]:
     columns = claim_columns(model)
     values: dict[Any, Any] = {columns.status: status.value, columns.expires_at: None}
     if status == Status.OPEN:
         values |= {columns.claimed_by: None, columns.claimed_at: None}
-    return split_deferred(values | {getattr(columns, role): models.DEFERRED for role in unknown})
+    return values | {getattr(columns, role): models.DEFERRED for role in unknown}
 
 
 def send_of_rows(signal: Signal, rows: Rows, **facts: Any) -> None:
