@@ -7,21 +7,22 @@ import random
 import re
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from typing import Any, Self, TypeVar
 
 from asgiref.sync import sync_to_async
 from django.db import Error, connections, router
 
 from django_taskclaim import conf
+from django_taskclaim.awaitables import async_twin
 from django_taskclaim.claim import clock
-from django_taskclaim.connecting import ensure_usable
+from django_taskclaim.connecting import drop_broken, ensure_usable
 from django_taskclaim.contention import retry_on_contention
 from django_taskclaim.exceptions import ClaimLost, LeaseUnavailable, TaskClaimError
-from django_taskclaim.leases.renewer import Renewer, renewer
+from django_taskclaim.leases.renewer import connect, renewer
 from django_taskclaim.leases.rows import LeaseRows
-from django_taskclaim.policy import SELF_FENCE
+from django_taskclaim.policy import RENEWALS_PER_LEASE, SELF_FENCE
 from django_taskclaim.querysets.claiming import new_holder
 from django_taskclaim.querysets.transactions import belongs_to_the_caller
 from django_taskclaim.states import Token
@@ -34,8 +35,17 @@ logger = logging.getLogger("django_taskclaim.leases")
 #: Seconds between two tries of a caller that waits: the first and the longest pause, with jitter.
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 
+#: Longest pause in seconds before a renewal that failed is tried again; it is shorter for short leases.
+AGAIN = 1.0
+
 #: What every database can store.
 NAME = re.compile("[^\x00\ud800-\udfff]{1,200}")
+
+#: Why a lease is gone.
+ENDED = "its block has ended"
+FORKED = "it belongs to the process that this one was forked from"
+NOT_RENEWED = "it could not be renewed in time"
+TAKEN_OVER = "another holder has taken it over"
 
 
 def named_lease(
@@ -59,11 +69,13 @@ def named_lease(
     ``ClaimLost``, unless another exception is on its way already. ValueError for a name that does not fit: 1 to 200
     characters, compared byte for byte.
     """
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise ValueError(f"A lease is named by a text of 1 to 200 characters, not {name!r:.300}.")
     return HeldLease(
-        _checked_name(name),
-        lease=None if lease is None else conf.positive_duration(lease, "lease"),
+        name,
+        lease=conf.duration("LEASE") if lease is None else conf.positive_duration(lease, "lease"),
         wait=conf.positive_duration(wait, "wait") if wait else timedelta(),
-        using=using,
+        using=using or router.db_for_write(NamedLease),
     )
 
 
@@ -87,22 +99,19 @@ class HeldLease:
     #: Names this hold for ever. Its ``iteration`` grows with each hold, for a system that can refuse a late holder.
     token: Token
 
-    def __init__(
-        self, name: str, *, lease: timedelta | None, wait: timedelta, using: str | None
-    ) -> None:
-        self.name = name
-        self.lease = lease or conf.duration("LEASE")
-        self.using = using or router.db_for_write(NamedLease)
+    def __init__(self, name: str, *, lease: timedelta, wait: timedelta, using: str) -> None:
+        self.name, self.lease, self.using = name, lease, using
+        self._rows = LeaseRows.on(using)
+        self._retry = retry_on_contention(using=using, atomic=False)
         #: By ``clock()``, the moment before the statement that began or last extended the lease.
         self.renewed_at = 0.0
-        #: Whether the last renewal failed.
-        self.has_trouble = False
+        #: Whether the last renewal failed, and when the next is due by ``clock()``.
+        self.has_trouble, self.renew_at = False, 0.0
         self._wait = wait
         self._waits_until: float | None = None
         self._pause = FIRST_PAUSE / 2
-        self._renewer: Renewer | None = None
+        #: Why the lease is held no more, once that is known.
         self._gone = ""
-        self._ending = False
         self._process = os.getpid()
 
     @property
@@ -112,9 +121,9 @@ class HeldLease:
         Once True it stays so. It turns True at 90 % of a lease that could not be renewed, while others still wait.
         """
         if not self._gone and os.getpid() != self._process:
-            self._gone = "it belongs to the process that this one was forked from"
+            self._gone = FORKED
         elif not self._gone and clock() >= self._lasts_until(SELF_FENCE):
-            self._lose("it could not be renewed in time")
+            self._lose(NOT_RENEWED)
         return bool(self._gone)
 
     def remaining(self) -> timedelta:
@@ -123,41 +132,34 @@ class HeldLease:
 
     def check(self) -> bool:
         """Ask the database whether the lease is still held: True, or ClaimLost."""
-        self._refuse_lost()
-        if not LeaseRows.on(self.using).standing(self.name, self.token).exists():
-            self._lose("another holder has taken it over")
-        self._refuse_lost()
+        if not self.lost and not self._rows.standing(self.name, self.token).exists():
+            self._lose(TAKEN_OVER)
+        if self.lost:
+            raise LeaseLost(self.name, self.token, self._gone)
         return True
 
-    async def acheck(self) -> bool:
-        """``check`` for async code."""
-        return await sync_to_async(self.check)()
-
-    def renew_here(self) -> None:
-        """Renew on the calling thread's connection; the lease is lost if somebody else holds it by now."""
-        began = clock()
-        if LeaseRows.on(self.using).renew(self.name, self.token, self.lease):
-            self.renewed_at = began
-        elif not self._ending:
-            # Otherwise the end of the block was faster and has given it back.
-            self._lose("another holder has taken it over")
+    acheck = async_twin(check)
 
     # The block
 
     def __enter__(self) -> Self:
         self._begin_once()
-        while (refusal := self._take()) is not None:
-            time.sleep(self._pause_after(refusal))
+        while (pause := self._try()) is not None:
+            time.sleep(pause)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        self._end(error)
+        loss = self._end()
+        if loss is not None and error is None:
+            raise loss
+        if loss is not None and error is not None:
+            error.add_note(str(loss))
 
     async def __aenter__(self) -> Self:
         self._begin_once()
         try:
-            while (refusal := await sync_to_async(self._take)()) is not None:
-                await asyncio.sleep(self._pause_after(refusal))
+            while (pause := await sync_to_async(self._try)()) is not None:
+                await asyncio.sleep(pause)
         except asyncio.CancelledError:
             # The thread of a cancelled task goes on, and would take a lease for nobody.
             await _shielded(self._abandon)
@@ -165,7 +167,7 @@ class HeldLease:
         return self
 
     async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        await _shielded(lambda: self._end(error))
+        await _shielded(partial(self.__exit__, kind, error, traceback))
 
     def _begin_once(self) -> None:
         if self._waits_until is not None:
@@ -174,16 +176,8 @@ class HeldLease:
             )
         self._waits_until = clock() + self._wait.total_seconds()
 
-    def _pause_after(self, refusal: LeaseUnavailable) -> float:
-        """Return the seconds until the next try; raises *refusal* when the caller has waited long enough."""
-        rest = (self._waits_until or 0.0) - clock()
-        if rest <= 0:
-            raise refusal
-        self._pause = min(self._pause * 2, LONGEST_PAUSE)
-        return min(self._pause * random.uniform(0.5, 1.0), rest)
-
-    def _take(self) -> LeaseUnavailable | None:
-        """Take the lease and have it renewed; return the refusal where somebody else holds it."""
+    def _try(self) -> float | None:
+        """Take the lease, or return the seconds until the next try; LeaseUnavailable once the wait is over."""
         connection = connections[self.using]
         if belongs_to_the_caller(connection):
             raise RuntimeError(
@@ -191,22 +185,25 @@ class HeldLease:
                 " ATOMIC_REQUESTS, or autocommit switched off): others would not see the lease, and would take it too"
                 " once you commit. Take it outside and open the transaction inside its block."
             )
-        retry = retry_on_contention(using=self.using, atomic=False)
         try:
-            taken = retry.call(LeaseRows.on(self.using).take, self.name, new_holder(), self.lease)
-        except LeaseUnavailable as refusal:
-            return refusal
+            taken = self._retry.call(self._rows.take, self.name, new_holder(), self.lease)
+        except LeaseUnavailable:
+            rest = (self._waits_until or 0.0) - clock()
+            if rest <= 0:
+                raise
+            self._pause = min(self._pause * 2, LONGEST_PAUSE)
+            return min(self._pause * random.uniform(0.5, 1.0), rest)
         self.token, self.renewed_at = taken
         # What TestCase's transaction holds no other connection sees, so nothing could renew it.
         if not connection.in_atomic_block:
             self._have_renewed()
-        self.log(logging.INFO, "taken")
+        self._log(logging.INFO, "taken")
         return None
 
     def _have_renewed(self) -> None:
-        self._renewer = renewer()
+        self._plan_renewal()
         try:
-            self._renewer.keep(self)
+            renewer().keep(self)
         except RuntimeError as error:
             self._abandon()
             raise RuntimeError(
@@ -217,38 +214,58 @@ class HeldLease:
     def _abandon(self) -> None:
         """Give back what was taken for a block that will not run."""
         if hasattr(self, "token"):
-            with suppress(ClaimLost):
-                self._end(None)
+            self._end()
 
-    def _end(self, error: BaseException | None) -> None:
-        """End the hold. A loss is raised, or noted on the *error* that is on its way already."""
-        self._ending, was_lost = True, self.lost
+    def _end(self) -> LeaseLost | None:
+        """End the hold, and return the loss if the lease was lost before."""
+        reason = self._gone if self.lost else ""
+        # From here on, a renewal that finds the lease given back is no loss.
+        self._gone = self._gone or ENDED
         if os.getpid() == self._process:
-            if self._renewer is not None:
-                self._renewer.drop(self)
-            was_lost = not self._give_back() or was_lost
-        loss = LeaseLost(self.name, self.token, self._gone)
-        self._gone = self._gone or "its block has ended"
-        if not was_lost:
-            return
-        if error is None:
-            raise loss
-        error.add_note(str(loss))
+            renewer().drop(self)
+            if not self._give_back() and not reason:
+                reason = TAKEN_OVER
+                self._log(logging.WARNING, "lost", reason)
+        return LeaseLost(self.name, self.token, reason) if reason else None
 
     def _give_back(self) -> bool:
         """Return False if another holder has the lease by now."""
         try:
             # The server may have ended the session while the block ran.
             ensure_usable(self.using)
-            retry = retry_on_contention(using=self.using, atomic=False)
-            if not retry.call(LeaseRows.on(self.using).give_back, self.name, self.token):
-                self._lose("another holder has taken it over")
-                return False
+            was_held = self._retry.call(self._rows.give_back, self.name, self.token)
         except (Error, TaskClaimError) as error:
-            self.log(logging.WARNING, "trouble", f"not given back, it ends by itself: {error}")
-        else:
-            self.log(logging.INFO, "released")
-        return True
+            self._log(logging.WARNING, "trouble", f"not given back, it ends by itself: {error}")
+            return True
+        if was_held:
+            self._log(logging.INFO, "released")
+        return was_held
+
+    # In the renewer's thread
+
+    def renew(self) -> None:
+        """Renew the lease. The other leases depend on this thread, so no error may end it."""
+        began, failure = clock(), ""
+        try:
+            connect(self.using)
+            if self._rows.renew(self.name, self.token, self.lease):
+                self.renewed_at = began
+            else:
+                self._lose(TAKEN_OVER)
+        except Exception as error:
+            failure = f"could not be renewed, {type(error).__name__}: {error}"
+            drop_broken(self.using)
+        self._plan_renewal(after_failure=bool(failure))
+        if failure and not self.has_trouble:
+            self._log(logging.WARNING, "trouble", failure)
+        self.has_trouble = bool(failure)
+
+    def _plan_renewal(self, *, after_failure: bool = False) -> None:
+        """A lease is renewed a quarter of it after the last time, with jitter, and after a failure sooner."""
+        seconds = self.lease.total_seconds()
+        pause = seconds / RENEWALS_PER_LEASE * random.uniform(0.75, 1.0)
+        soon = clock() + min(AGAIN, seconds / 20) * random.uniform(0.5, 1.0)
+        self.renew_at = soon if after_failure else self.renewed_at + pause
 
     # What it knows of itself
 
@@ -259,14 +276,9 @@ class HeldLease:
         """Note that the lease is gone; only the first reason counts."""
         if not self._gone:
             self._gone = reason
-            self.log(logging.WARNING, "lost", reason)
+            self._log(logging.WARNING, "lost", reason)
 
-    def _refuse_lost(self) -> None:
-        if self.lost:
-            raise LeaseLost(self.name, self.token, self._gone)
-
-    def log(self, level: int, event: str, reason: str = "") -> None:
-        """Write a log record about this hold."""
+    def _log(self, level: int, event: str, reason: str = "") -> None:
         because = f": {reason}" if reason else ""
         facts = {"event": event, "lease": self.name, **self.token._asdict(), "reason": reason}
         logger.log(level, "lease %r %s%s", self.name, event, because, extra=facts)
@@ -275,9 +287,3 @@ class HeldLease:
 async def _shielded(function: Callable[[], R]) -> R:
     """Call *function* where Django's connections are; it ends also when the task is cancelled meanwhile."""
     return await asyncio.shield(asyncio.ensure_future(sync_to_async(function)()))
-
-
-def _checked_name(name: str) -> str:
-    if not isinstance(name, str) or not NAME.fullmatch(name):
-        raise ValueError(f"A lease is named by a text of 1 to 200 characters, not {name!r:.300}.")
-    return name
