@@ -25,7 +25,7 @@ from django_taskclaim.adoption.unfinished import (
 )
 from django_taskclaim.fields import AnyField
 from django_taskclaim.formatting import listed
-from django_taskclaim.ranges.target import source_of
+from django_taskclaim.ranges.keys import source_of
 from django_taskclaim.states import Status
 
 #: What existing rows may become: never running, and not failed without an error.

@@ -10,8 +10,8 @@ from django.db import models, router
 from django_taskclaim.checks.messages import message
 from django_taskclaim.columns import claim_columns, has_ranges, is_claimable
 from django_taskclaim.models import RangeMixin
-from django_taskclaim.ranges.late_commits import refuse_unknown_commits
-from django_taskclaim.ranges.target import RangeTarget, source_of
+from django_taskclaim.ranges.keys import RangeTarget, source_of
+from django_taskclaim.ranges.planning import refuse_unknown_commits
 
 
 def check_ranges(**kwargs: Any) -> list[CheckMessage]:

@@ -1,7 +1,7 @@
 """Companions: claims for the rows of a table that may not be altered, kept in a table beside it.
 
-``populating`` makes their rows, ``sources`` loads the sources and hands them to handlers, ``orphans`` finds rows whose
-source is gone. How a companion finds its source is in ``django_taskclaim.links``, because completions ask that, too.
+``populating`` makes their rows. ``sources`` loads the sources, hands them to handlers, and finds rows whose source is
+gone. How a companion finds its source is in ``django_taskclaim.links``, because completions ask that, too.
 """
 
 from django_taskclaim.companions.manager import CompanionManager, CompanionQuerySet

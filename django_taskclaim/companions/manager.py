@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from django.db import models
 
 from django_taskclaim.awaitables import async_twin
-from django_taskclaim.companions.orphans import only_orphans, remove_orphans
 from django_taskclaim.companions.populating import Population, Progress
+from django_taskclaim.companions.sources import only_orphans, remove_orphans
 from django_taskclaim.querysets.manager import ClaimManager, ClaimQuerySet
 
 M = TypeVar("M", bound=models.Model)

@@ -6,13 +6,12 @@ from typing import Any
 from django.db import IntegrityError, models
 from django.db.models import Exists, F, OuterRef, Q, Value
 
-from django_taskclaim.columns import OwnKey
+from django_taskclaim.columns import KeyColumns
 from django_taskclaim.db.sql import SQL
 from django_taskclaim.fields import AnyField
-from django_taskclaim.guard import prepare_new_row
 from django_taskclaim.links import SourceLink, source_link
 from django_taskclaim.policy import refuse_no_number
-from django_taskclaim.querysets.scope import ClaimTarget, Rows
+from django_taskclaim.querysets.scope import ClaimTarget, Rows, refuse_unclaimable
 from django_taskclaim.querysets.transactions import in_transaction
 from django_taskclaim.querysets.waking import call_workers
 from django_taskclaim.ranges.keys import Keys
@@ -36,7 +35,7 @@ class Population:
         self.target = ClaimTarget.of(model, alias)
         self.paused = paused
         self.sources = _checked(sources, self.link, alias)
-        own_key = OwnKey(self.target.columns.owner, self.link.own)
+        own_key = KeyColumns(self.target.columns.owner, self.link.own)
         self.table = self.target.dialect.keyed_table(own_key)
 
     def run(self, chunk_size: int | None, progress: Progress | None) -> int:
@@ -75,7 +74,6 @@ class Population:
     def _add(self, sources: Rows, near: Q) -> int:
         """Add the companions that *sources* lack, again where others have added one of them meanwhile."""
         write = self._insert if self._is_one_statement else self._copy
-        passes_over = self._is_one_statement and self.target.dialect.passes_over_duplicates
         owner = self.target.columns.owner
 
         def once(again: bool) -> int:
@@ -86,14 +84,10 @@ class Population:
                 call_workers(owner, self.target.alias)
             return added
 
-        for again in (False, True):
-            try:
-                return in_transaction(self.target, once, again)
-            except IntegrityError:
-                # Where a second try could pass over the row, it is something else.
-                if again and passes_over:
-                    raise
-        return in_transaction(self.target, once, True)
+        try:
+            return in_transaction(self.target, once, False)
+        except IntegrityError:
+            return in_transaction(self.target, once, True)
 
     # One statement
 
@@ -139,15 +133,13 @@ class Population:
         there = {
             k for part in dialect.chunks(given, table) for k in dialect.select_keys(table, part)
         }
-        new = []
-        for key in given:
-            if key not in there:
-                values = zip(own, key if len(own) > 1 else [key], strict=True)
-                row = self.target.columns.owner(**dict(values))
-                if self.paused:
-                    setattr(row, self.target.columns.status.attname, Status.PAUSED.value)
-                prepare_new_row(row)
-                new.append(row)
+        columns = self.target.columns
+        state = {columns.status.attname: Status.PAUSED.value} if self.paused else {}
+        new = [
+            columns.owner(**dict(zip(own, key if len(own) > 1 else [key], strict=True)), **state)
+            for key in given
+            if key not in there
+        ]
         return len(self.target.rows.bulk_create(new))
 
 
@@ -160,12 +152,7 @@ def _checked(sources: Any, link: SourceLink, alias: str) -> Rows:
         raise TypeError(
             f"populate() of {label} takes a queryset of {link.source._meta.label}, not {sources!r:.200}."
         )
-    query = sources.query
-    if query.combinator or query.is_sliced or query.group_by is not None or query.distinct_fields:
-        raise TypeError(
-            f"populate() of {label} takes a filtered queryset: no slice, no union, no aggregate, no distinct()"
-            " on fields."
-        )
+    refuse_unclaimable(sources)
     beside = link.alias_beside(alias)
     if sources._db not in (None, beside):  # type: ignore[attr-defined]
         raise ValueError(

@@ -21,7 +21,7 @@ from django_taskclaim.formatting import first_line, listed
 from django_taskclaim.links import is_companion, source_link
 from django_taskclaim.models import NamedLease, Switch, WorkerProcess
 from django_taskclaim.querysets.scope import ClaimTarget
-from django_taskclaim.ranges.target import source_of
+from django_taskclaim.ranges.keys import source_of
 
 #: Known by name alone: this module stands below it in the import order.
 CONTROL, CONTROL_LABEL = "django_taskclaim.control", "taskclaim_control"

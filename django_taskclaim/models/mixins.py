@@ -2,7 +2,8 @@
 
 from collections.abc import Collection, Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from django.db import models
 from django.utils.translation import gettext_lazy as _
@@ -25,37 +26,16 @@ from django_taskclaim.models.handle import ClaimHandle
 from django_taskclaim.querysets import ClaimManager
 from django_taskclaim.states import Status
 
-F = TypeVar("F", ErrorTextField, ErrorClassField)
-
-
-def _status(name: Any) -> StatusField:
-    return StatusField(
-        name, default=Status.OPEN.value, db_default=Status.OPEN.value, editable=False
-    )
-
-
-def _holder(name: Any) -> HolderField:
-    return HolderField(name, null=True, default=None, editable=False)
-
-
-def _moment(name: Any) -> MomentField:
-    return MomentField(name, null=True, default=None, editable=False)
-
-
-def _counter(name: Any) -> CounterField:
-    return CounterField(name, default=0, db_default=0, editable=False)
-
-
-def _not_before(name: Any) -> MomentField:
-    return MomentField(name, default=NEVER_WAITED, db_default=NEVER_WAITED, editable=False)
-
-
-def _text(field: type[F], name: Any) -> F:
-    return field(name, default="", db_default="", blank=True, editable=False)
-
-
-def _priority(name: Any) -> PriorityField:
-    return PriorityField(name, default=0, db_default=0, editable=False)
+_status = partial(
+    StatusField, default=Status.OPEN.value, db_default=Status.OPEN.value, editable=False
+)
+_holder = partial(HolderField, null=True, default=None, editable=False)
+_moment = partial(MomentField, null=True, default=None, editable=False)
+_counter = partial(CounterField, default=0, db_default=0, editable=False)
+_not_before = partial(MomentField, default=NEVER_WAITED, db_default=NEVER_WAITED, editable=False)
+_error_text = partial(ErrorTextField, default="", db_default="", blank=True, editable=False)
+_error_class = partial(ErrorClassField, default="", db_default="", blank=True, editable=False)
+_priority = partial(PriorityField, default=0, db_default=0, editable=False)
 
 
 class ClaimBase(FencedModel):
@@ -112,8 +92,8 @@ class RetryMixin(models.Model):
 
     attempts = _counter(_("attempts"))
     not_before = _not_before(_("not before"))
-    last_error = _text(ErrorTextField, _("last error"))
-    error_class = _text(ErrorClassField, _("error class"))
+    last_error = _error_text(_("last error"))
+    error_class = _error_class(_("error class"))
 
     class Meta:
         abstract = True
@@ -159,8 +139,8 @@ class PrefixedTaskMixin(PrefixedClaimMixin):
     claim_completed_at = _moment(_("claim completed at"))
     claim_attempts = _counter(_("claim attempts"))
     claim_not_before = _not_before(_("claim not before"))
-    claim_last_error = _text(ErrorTextField, _("claim last error"))
-    claim_error_class = _text(ErrorClassField, _("claim error class"))
+    claim_last_error = _error_text(_("claim last error"))
+    claim_error_class = _error_class(_("claim error class"))
     claim_priority = _priority(_("claim priority"))
 
     class Meta:

@@ -16,8 +16,7 @@ from django_taskclaim.fields import (
 from django_taskclaim.models.mixins import ClaimBase
 from django_taskclaim.policy import refuse_no_number
 from django_taskclaim.ranges import RangeManager, walking
-from django_taskclaim.ranges.keys import Keys
-from django_taskclaim.ranges.target import source_of
+from django_taskclaim.ranges.keys import Keys, source_of
 
 
 class RangeMixin(ClaimBase):

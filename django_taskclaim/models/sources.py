@@ -1,5 +1,6 @@
 """``SourceMixin``: claims for the rows of a table that may not be altered, kept in a table beside it."""
 
+from inspect import signature
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 
 from django.db import models
@@ -87,21 +88,11 @@ class SourceKey(_ForeignObject):
         self.from_fields, self.to_fields = names, [field.name for field in key]
 
 
-#: Of a key column, what its copy has no use for.
-_LEFT_OUT = (
-    "primary_key",
-    "unique",
-    "default",
-    "db_default",
-    "db_column",
-    "db_index",
-    "auto_created",
-    "verbose_name",
-    "help_text",
-    "serialize",
+#: Of a key column, what its copy has no use for: all that every field may have, but its length.
+_LEFT_OUT = signature(models.Field).parameters.keys() - {"max_length"} | {
     "auto_now",
     "auto_now_add",
-)
+}
 
 
 def _copied(field: Any, *, unique: bool) -> AnyField:

@@ -1,8 +1,7 @@
 """Ranges of keys: planned over the primary key of a source, worked through in chunks, split where workers idle.
 
-``keys`` compares and stores keys, ``target`` finds the ranges of a model, ``planning`` cuts them, ``late_commits``
-waits until they have all their rows, ``walking`` does chunks and checkpoints, ``splitting`` splits, ``strip`` shows how
-far they are.
+``keys`` compares and stores keys and finds the ranges of a model, ``planning`` cuts them and makes them due,
+``walking`` does chunks and checkpoints, ``splitting`` splits, ``strip`` shows how far they are.
 """
 
 from django_taskclaim.ranges.manager import RangeManager, RangeQuerySet

@@ -8,8 +8,8 @@ from django.db import models
 from django_taskclaim.policy import refuse_no_number
 from django_taskclaim.querysets.manager import ClaimManager, ClaimQuerySet
 from django_taskclaim.ranges import planning
+from django_taskclaim.ranges.keys import RangeTarget
 from django_taskclaim.ranges.splitting import WORTH_SPLITTING, split_largest
-from django_taskclaim.ranges.target import RangeTarget
 
 M = TypeVar("M", bound=models.Model)
 

@@ -14,7 +14,7 @@ from django_taskclaim.contention import contention_code
 from django_taskclaim.exceptions import RetriesExhausted
 from django_taskclaim.querysets.conditions import is_running
 from django_taskclaim.querysets.transactions import in_transaction
-from django_taskclaim.ranges.target import RangeTarget, reached
+from django_taskclaim.ranges.keys import RangeTarget, reached
 from django_taskclaim.signals import after_commit
 from django_taskclaim.states import Status
 

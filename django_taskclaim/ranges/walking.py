@@ -16,8 +16,8 @@ from django_taskclaim.exceptions import RangeInterrupted, RangeSplit, RangeUnfin
 from django_taskclaim.guard import show
 from django_taskclaim.querysets.losses import raise_lost
 from django_taskclaim.querysets.transactions import in_transaction, refuse_old_snapshots
+from django_taskclaim.ranges.keys import RangeTarget, reached
 from django_taskclaim.ranges.splitting import split
-from django_taskclaim.ranges.target import RangeTarget, reached
 from django_taskclaim.states import Status
 
 #: Rows of the first chunk, and of the largest.
@@ -42,14 +42,8 @@ SHOWN = ("lower", "upper", "checkpoint", "position", "rows_planned", "rows_done"
 _sizes: dict[type[models.Model], int] = {}
 
 
-class _Begun(threading.local):
-    """The walks of one thread that somebody still keeps."""
-
-    def __init__(self) -> None:
-        self.walks: WeakSet[Generator[Any, None, None]] = WeakSet()
-
-
-_begun = _Begun()
+#: By thread, under ``walks``: its walks that somebody still keeps.
+_begun = threading.local()
 
 
 class Chunk(NamedTuple):
@@ -65,7 +59,7 @@ def walk(
 ) -> Generator[Any, None, None]:
     """Return the rows of the range in chunks; what is done with each is committed with the checkpoint behind it."""
     chunks = _walk(row, size, target_time.total_seconds(), largest)
-    _begun.walks.add(chunks)
+    vars(_begun).setdefault("walks", WeakSet()).add(chunks)
     return chunks
 
 
@@ -75,7 +69,7 @@ def end_walks() -> None:
     A walk that its handler has kept in a variable lives as long as the traceback of the handler's error. The thread
     that frees the traceback would roll back its own transaction.
     """
-    for chunks in list(_begun.walks):
+    for chunks in list(vars(_begun).get("walks", ())):
         chunks.close()
 
 

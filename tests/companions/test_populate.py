@@ -97,5 +97,5 @@ def test_what_another_constraint_refuses_is_an_error() -> None:
     ],
 )
 def test_anything_but_a_filtered_queryset_of_the_source_is_refused(wrong: Any) -> None:
-    with pytest.raises(TypeError, match=r"populate\(\) of sources\.PageTask"):
+    with pytest.raises(TypeError, match=r"populate\(\) of sources\.PageTask|rows of Page cannot"):
         PageTask.objects.populate(wrong())
