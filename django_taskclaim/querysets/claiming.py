@@ -4,12 +4,9 @@ import os
 import secrets
 import socket
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
-from copy import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 from typing import Any, TypeVar
 
 from django.conf import settings
@@ -25,8 +22,6 @@ from django_taskclaim.claim import (
     commits_by_itself,
 )
 from django_taskclaim.db import ClaimedRow, ClaimSpec, ClaimStatement, SwitchIsOn
-from django_taskclaim.db.base import rows_by_role
-from django_taskclaim.db.sql import WAIT, Change
 from django_taskclaim.fields import (
     QUARANTINED,
     QUARANTINED_UNSTARTED,
@@ -37,7 +32,7 @@ from django_taskclaim.limits.grant import Answer, claim_within_limits
 from django_taskclaim.limits.key_limits import claim_by_keys, limits_over
 from django_taskclaim.limits.model_limits import known, switches_of
 from django_taskclaim.policy import policies_over, policy_for, refuse_faulty
-from django_taskclaim.querysets.conditions import is_open, is_running
+from django_taskclaim.querysets.conditions import is_open
 from django_taskclaim.querysets.cursor import (
     EVERYTHING,
     QUARANTINED_SCAN,
@@ -46,22 +41,15 @@ from django_taskclaim.querysets.cursor import (
     Scan,
     quarantined_scans,
 )
-from django_taskclaim.querysets.failing import release
+from django_taskclaim.querysets.held_rows import extend_held, held_rows
 from django_taskclaim.querysets.instances import (
-    bare,
     build,
     is_plain,
-    like,
     read_again,
     sort_claimed,
 )
-from django_taskclaim.querysets.isolating import (
-    RefusedRows,
-    UnreadableRows,
-    fail_unreadable,
-    isolate_unreadable,
-    without_refused,
-)
+from django_taskclaim.querysets.isolated_claims import claim_again, claim_apart, read_apart
+from django_taskclaim.querysets.isolating import RefusedRows, remembered, without_refused
 from django_taskclaim.querysets.losses import judge_ambiguous_commit
 from django_taskclaim.querysets.ordering import in_claim_order, in_policy_order
 from django_taskclaim.querysets.scope import ClaimTarget, Rows, on_claim_table, refuse_unclaimable
@@ -74,16 +62,13 @@ from django_taskclaim.querysets.transactions import (
     wait_for_answer,
 )
 from django_taskclaim.signals import rows_claimed, send_after_commit
-from django_taskclaim.states import WORKER_MARK, Token
+from django_taskclaim.states import WORKER_MARK
 from django_taskclaim.tables import stop_scopes
 
 R = TypeVar("R")
 
 #: How many statements of plain claims are kept, for each model and connection.
 MOST_STATEMENTS = 200
-
-#: How many rows are looked at for each one wanted, while some refuse to be claimed; others may have locked them.
-LOOK_AHEAD = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +145,8 @@ def prepare(queryset: Rows, request: Request) -> "ClaimCall | None":
         return None
     if policies:
         queryset = in_policy_order(queryset)
-    queryset = without_refused(queryset)
+    if remembered:
+        queryset = without_refused(queryset)
     target = ClaimTarget.of(queryset.model, queryset.db)
     limited = (target.alias, target.model) in known
     if policies:
@@ -177,7 +163,7 @@ def claim(call: "ClaimCall") -> list[Any]:
     try:
         return _claim(call)
     except Exception as error:
-        return call.run_isolated(error)
+        return claim_again(call, error)
 
 
 def _claim(call: "ClaimCall") -> list[Any]:
@@ -282,7 +268,7 @@ class ClaimCall:
         self.unreadable.clear()
         if request.include_held:
             self.target.lock_holder(request.holder)
-            held = self._extend_held()
+            held = extend_held(self)
         rows = self.instances(held)
         for row in rows:
             carried_claim(row).held_before = True
@@ -334,42 +320,8 @@ class ClaimCall:
     def claimed(self) -> list[ClaimedRow]:
         """Return what this call's own holder has on the table beside what is known to be committed."""
         committed = {row.key for row in self.committed}
-        rows = self._held(self.target.rows.order_by(*self.target.columns.order))
+        rows = held_rows(self, self.target.rows.order_by(*self.target.columns.order))
         return [row for row in rows if row.key not in committed]
-
-    # What the holder has already
-
-    def _extend_held(self) -> list[ClaimedRow]:
-        """Return what the holder has of the queryset, ``limit`` rows at most, each lease extended and none shortened.
-
-        Rows are found without locks and waited for: a row passed over because it is locked would be handed out twice.
-        """
-        target = self.target
-        rows = in_claim_order(on_claim_table(self.queryset, target), self.queryset, target)
-        held = self._held(rows)
-        extended: set[Any] = set()
-        for iteration in {row.iteration for row in held}:
-            keys = sorted(row.key for row in held if row.iteration == iteration)
-            extend = partial(self._extend, Token(self.request.holder, iteration))
-            for part in self._send_apart(keys, extend):
-                extended.update(part)
-        return [row for row in held if row.key in extended]
-
-    def _held(self, rows: Rows) -> list[ClaimedRow]:
-        """Return the first of *rows* that the holder has."""
-        columns, table, fields = self.target.columns, self.target.table, self.fields
-        held = rows.filter(is_running(columns), **{columns.claimed_by.name: self.request.holder})
-        found = self.target.dialect.first(held, table, self.request.limit, fields)
-        return rows_by_role(fields, table, found)
-
-    def _extend(self, token: Token, keys: Sequence[Any]) -> list[Any]:
-        """Wait for the rows that *token* holds, extend their leases, and return their keys."""
-        dialect, table = self.target.dialect, self.target.table
-        held = dialect.held_keys(table, token, keys, WAIT)
-        if held:
-            extension = Change([dialect.extension(table, self.request.lease)])
-            dialect.write(table, held, extension, table.standing(token))
-        return held
 
     # Looking
 
@@ -410,7 +362,7 @@ class ClaimCall:
     def claim_from(self, scan: Scan, limit: int) -> list[ClaimedRow]:
         """Claim up to *limit* rows that *scan* finds."""
         if self.refused is not None:
-            return self._claim_apart(scan, limit)
+            return claim_apart(self, scan, limit)
         if self.is_limited and self.counts_by_key:
             return claim_by_keys(self, scan, limit)
         return self.send(self._statement(scan), limit, scan)
@@ -486,82 +438,12 @@ class ClaimCall:
         return rows
 
     def read(self, claims: dict[Any, Claim]) -> list[Any]:
+        """Read the rows that were claimed as the queryset asks."""
+        return self.read_keys([*claims]) if self.refused is None else read_apart(self, claims)
+
+    def read_keys(self, keys: Sequence[Any]) -> list[Any]:
         """Read the rows with these keys as the queryset asks."""
-        if self.refused is not None:
-            all_rows = like(self.queryset, self.target)
-            found = isolate_unreadable([*claims], self._read, all_rows)
-            self.unreadable += [(bare(self.queryset.model, claims[key]), e) for key, e in found]
-            unreadable = {key for key, _ in found}
-            return self._read([key for key in claims if key not in unreadable])
-        return self._read([*claims])
-
-    def _read(self, keys: Sequence[Any]) -> list[Any]:
-        return read_again(self.queryset, self.target, list(keys))
-
-    # Around rows that nobody can read, or write
-
-    def run_isolated(self, error: Exception) -> list[Any]:
-        """Claim again after *error*, without the rows that it is of; raise it where it is not of single rows."""
-        refused: RefusedRows[Any] = RefusedRows(self.target)
-        is_of_writing = refused.is_of_a_row(error)
-        if not is_of_writing and not UnreadableRows(self.queryset).is_of_a_row(error):
-            raise error
-        may_have_committed, self.refused = self.autocommits, refused
-        self.autocommits = self.plain = False
-        try:
-            if may_have_committed:
-                # Rows that could not be read.
-                self.committed += self.claimed()
-            rows = self.run()
-            if is_of_writing:
-                refused.end(error, rows or self.unreadable)
-        except BaseException:
-            self._give_back()
-            raise
-        fail_unreadable(self.unreadable)
-        return rows
-
-    def _claim_apart(self, scan: Scan, limit: int) -> list[ClaimedRow]:
-        """Claim the first rows by their keys, without those that are refused."""
-        dialect, table = self.target.dialect, self.target.table
-        found = dialect.first(self.rows(scan), table, LOOK_AHEAD * limit, self.target.columns.key)
-        claimed: list[ClaimedRow] = []
-
-        def claim_part(part: Sequence[Any]) -> list[ClaimedRow]:
-            call = copy(self)
-            call.refused, call.known = None, set(self.known)
-            call.queryset = self.queryset.filter(pk__in=part)
-            return call.claim_from(scan, limit - len(claimed))
-
-        for rows in self._send_apart(list(dict.fromkeys(table.keys_of(found))), claim_part):
-            claimed += rows
-            self.known.update(row.key for row in rows)
-            if len(claimed) >= limit:
-                break
-        return claimed
-
-    def _send_apart(
-        self, keys: Sequence[Any], send: Callable[[Sequence[Any]], list[R]]
-    ) -> Iterable[list[R]]:
-        """Yield what *send* returns of *keys*, chunk by chunk; of smaller parts while some rows are refused."""
-
-        def attempt(part: Sequence[Any]) -> list[R]:
-            return in_transaction(self.target, send, part)
-
-        for part in self.target.dialect.chunks(keys, self.target.table):
-            if self.refused is None:
-                yield send(part)
-            else:
-                yield from self.refused.send(part, attempt)
-
-    def _give_back(self) -> None:
-        """Give rows back that are committed and that the caller will not get, for the call ends in an error."""
-        if self.committed:
-            request, alias = self.request, self.target.alias
-            claims = claims_of(self.committed, request.holder, alias, request.lease, self.started)
-            # If this fails, too, they return with the end of their lease.
-            with suppress(Exception):
-                release([bare(self.queryset.model, claim) for claim in claims], None)
+        return read_again(self.queryset, self.target, [*keys])
 
 
 def _committed(rows: list[R]) -> list[R]:
