@@ -16,22 +16,28 @@ from django_taskclaim import conf
 from django_taskclaim.awaitables import is_coroutine_function, name_of
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """The row stays and is ``complete``: the default."""
+class Completion:
+    """What becomes of a row that is done; one class for each way."""
 
+    __slots__ = ()
     #: Whether rows that are done can be told from the others, and be counted.
     keeps: ClassVar[bool] = True
     #: What pages and commands note of rows that are done; empty where their state shows it.
     note: ClassVar[str] = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Mark(Completion):
+    """The row stays and is ``complete``: the default."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Delete:
-    """The row is deleted, with its parents and children where tables are inherited.
+class Delete(Completion):
+    """The row is deleted.
 
     Without *cascade* that is one statement a batch, and Django hears nothing of it: no ``on_delete`` is followed and
-    no signal of deletion sent. With it Django's own collector deletes, in the same transaction.
+    no signal of deletion sent. With it Django deletes, in the same transaction. Rows with parts on several tables,
+    which are inherited, are always deleted by Django.
     """
 
     cascade: bool = False
@@ -40,7 +46,7 @@ class Delete:
 
 
 @dataclass(frozen=True, slots=True)
-class Archive:
+class Archive(Completion):
     """The row is moved to another model on the same database, results and all, in one transaction.
 
     *to* is the model or its label (``"photos.DonePhoto"``). Columns of the same name are copied; *leave_out* names
@@ -68,7 +74,7 @@ class Archive:
 
 
 @dataclass(frozen=True, slots=True)
-class Clear:
+class Clear(Completion):
     """The row is open again, to be done once more: due *every* later (seconds or timedelta), or at once.
 
     It is as good as new but for ``iteration``, which goes on, and ``completed_at``, which tells when it was last done.
@@ -89,30 +95,23 @@ class Clear:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class Call(Completion):
     """The row is marked, and *function* gets the rows just completed, in the transaction that completes them.
 
     What it raises rolls the completion back and is judged as what a handler raises.
     """
 
     function: Callable[[list[Any]], Any]
-    keeps: ClassVar[bool] = True
-    note: ClassVar[str] = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Save:
+class Save(Completion):
     """The row is marked, and saved by its own ``save()`` in the transaction that completes it, so signals are sent.
 
     Every column is saved, or those in ``update_fields`` where it names some. What ``save()`` or a receiver raises rolls
     the completion back and is judged as what a handler raises. Of a companion its own row is saved, not its source.
     """
 
-    keeps: ClassVar[bool] = True
-    note: ClassVar[str] = ""
-
-
-Completion: TypeAlias = Mark | Delete | Archive | Clear | Call | Save
 
 #: What ``@handler(completion=…)`` takes.
 CompletionOption: TypeAlias = (
@@ -129,7 +128,7 @@ _BY_NAME: dict[str, Completion] = {
 
 def as_completion(given: Any) -> Completion:
     """Return the policy that *given* names; TypeError in one sentence for what names none."""
-    if isinstance(given, (Mark, Delete, Archive, Clear, Call, Save)):
+    if isinstance(given, Completion):
         return given
     if isinstance(given, str) and given in _BY_NAME:
         return _BY_NAME[given]

@@ -274,6 +274,12 @@ def policy_for(model: type[Any]) -> Policy:
     return next((_policies[cls] for cls in model.__mro__ if cls in _policies), _DEFAULT)
 
 
+def known_policy(model: type[models.Model]) -> Policy:
+    """Return the policy of *model*; ImproperlyConfigured where nobody knows it, because its handler is wrong."""
+    refuse_faulty(model)
+    return policy_for(model)
+
+
 def policies_over(model: type[Any]) -> list[Policy]:
     """Return every policy set for *model* or for a class it inherits from, the nearest first."""
     return [policy for _, policy in policies_by_class(model)]

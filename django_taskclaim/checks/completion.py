@@ -14,7 +14,12 @@ from django_taskclaim.completion import Archive, Clear, Delete
 from django_taskclaim.fields import PriorityField
 from django_taskclaim.formatting import listed
 from django_taskclaim.handlers import Handler, handler_for
-from django_taskclaim.querysets.removing import fills_itself, links_of, shared_columns
+from django_taskclaim.querysets.removing import (
+    fills_itself,
+    is_on_many_tables,
+    links_of,
+    shared_columns,
+)
 
 #: What Django does by itself when a row goes that others look at; the rest is the database's.
 FOLLOWED = {"CASCADE", "SET_NULL", "SET_DEFAULT", "set_on_delete"}
@@ -148,12 +153,15 @@ def _clear(handler: Handler, completion: Clear) -> Iterator[CheckMessage]:
 
 
 def _skipped(handler: Handler) -> Iterator[CheckMessage]:
-    family = family_of(handler.model)
-    relations = sorted({told for model in family for told in _relations_to(model, family)})
+    model = handler.model._meta.concrete_model or handler.model
+    if is_on_many_tables(model):
+        # Those are always deleted by Django.
+        return
+    relations = sorted(set(_relations_to(model)))
     signals = [
         name
         for name, signal in (("pre_delete", pre_delete), ("post_delete", post_delete))
-        if any(signal.has_listeners(model) for model in {handler.model, *family})
+        if any(signal.has_listeners(one) for one in {handler.model, model})
     ]
     skipped = [*relations, *(f"receivers of {name}" for name in signals)]
     if skipped:
@@ -178,7 +186,7 @@ def family_of(model: type[models.Model]) -> set[type[models.Model]]:
     return found
 
 
-def _relations_to(model: type[models.Model], family: set[type[models.Model]]) -> Iterator[str]:
+def _relations_to(model: type[models.Model]) -> Iterator[str]:
     for relation in model._meta.get_fields(include_hidden=True):
         if not (relation.auto_created and not relation.concrete and relation.is_relation):
             continue
@@ -186,8 +194,7 @@ def _relations_to(model: type[models.Model], family: set[type[models.Model]]) ->
             continue
         on_delete: Any = getattr(relation, "on_delete", None)
         name = getattr(on_delete, "__name__", "")
-        is_family = getattr(relation, "parent_link", False) and relation.related_model in family
-        if name in FOLLOWED and not is_family:
+        if name in FOLLOWED:
             told = "SET" if name == "set_on_delete" else name
             yield f"{relation.related_model._meta.label}.{relation.field.name} ({told})"  # type: ignore[union-attr]
     for field in model._meta.private_fields:

@@ -1,18 +1,18 @@
 """Finishing rows well, each in the way that the policy of its model names; the worker comes here like any caller."""
 
-from collections.abc import Collection, Sequence
-from typing import Any, ClassVar
+from collections.abc import Collection, Mapping
+from typing import Any
 
 from django.db import connections, models, router, transaction
 
 from django_taskclaim.awaitables import refuse_not_run
 from django_taskclaim.claim import COMPLETED, carried_claim, carried_claims, end_claims
-from django_taskclaim.completion import Archive, Call, Clear, Completion, Delete, Mark, Save
+from django_taskclaim.completion import Archive, Call, Clear, Delete, Mark, Save
 from django_taskclaim.contention import contention_code, server_code
-from django_taskclaim.db.sql import Change
+from django_taskclaim.db.sql import Change, OwnValues
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.guard import show
-from django_taskclaim.policy import policy_for, refuse_faulty
+from django_taskclaim.policy import known_policy
 from django_taskclaim.querysets.assignments import (
     as_new,
     completed,
@@ -24,10 +24,8 @@ from django_taskclaim.querysets.removing import is_on_many_tables, move_to, remo
 from django_taskclaim.querysets.results import (
     Results,
     checked_results,
-    inherited,
     own_values,
-    write_inherited,
-    write_sources,
+    write_elsewhere,
 )
 from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.querysets.writes import (
@@ -35,10 +33,8 @@ from django_taskclaim.querysets.writes import (
     HeldRows,
     Rows,
     Write,
-    finish,
     keys_of,
     show_state,
-    write,
 )
 from django_taskclaim.signals import rows_completed
 from django_taskclaim.states import Status
@@ -66,69 +62,71 @@ def complete(
     CallRaised where the policy is a function that raised. A database error inside it passes as it is if it says
     something of the database: contention, or a session that broke.
     """
-    given = Given.of(rows)
-    results = checked_results(model, update_fields, may_be_gone=may_be_gone)
-    written: list[Any] = []
-    for policy, held in _by_policy(given):
-        verb = _VERBS[type(policy)](policy, results, held)
-        done = write(held, verb)
-        finish(done, COMPLETED, verb.status, verb.unknown, rows_completed)
-        written += done
-    given.raise_unless_all(written)
-    return len(written)
-
-
-def _by_policy(given: Given) -> list[tuple[Completion, list[HeldRows]]]:
-    """Group rows by database and policy and, but for those that are marked, by their model."""
-    groups: dict[Any, tuple[Completion, list[HeldRows]]] = {}
+    given = Given(rows)
+    policies = {one: known_policy(one).completion for one in {h.target.model for h in given.held}}
+    results = {one: checked_results(one, update_fields) for one in (model, *policies)}
+    # Rows that are only marked are written together, whatever their models.
+    groups: dict[Any, list[HeldRows]] = {}
     for held in given.held:
-        model = held.target.model
-        refuse_faulty(model)
-        policy = policy_for(model).completion
-        place = held.target.alias, Mark if isinstance(policy, Mark) else model
-        groups.setdefault(place, (policy, []))[1].append(held)
-    return list(groups.values())
+        kind = Mark if isinstance(policies[held.target.model], Mark) else held.target.model
+        groups.setdefault(kind, []).append(held)
+    for same in groups.values():
+        of_group = {one.target.model: results[one.target.model] for one in same}
+        policy = policies[same[0].target.model]
+        given.write(same, _VERBS[type(policy)](policy, of_group, may_be_gone))
+    return given.end()
 
 
 class Completing(Write):
     """Marks rows as complete and writes their results."""
 
     finished: Collection[Status] = (Status.COMPLETE,)
-    #: The state that instances show then, and the roles of columns whose new value only the database knows.
-    status: ClassVar[Status] = Status.COMPLETE
-    unknown: ClassVar[Sequence[str]] = ("completed_at",)
+    how = COMPLETED
+    status = Status.COMPLETE
+    unknown: tuple[str, ...] = ("completed_at",)
+    signal = rows_completed
 
-    def __init__(self, policy: Any, results: Results, held: list[HeldRows]) -> None:
-        self.policy, self.results = policy, results
-        self.per_row = len(results.own)
-        self.has_more = bool(results.of_source) or inherited(held, results.own)
+    def __init__(
+        self, policy: Any, results: Mapping[type[models.Model], Results], may_be_gone: bool
+    ) -> None:
+        """*results* are those of each model whose rows are written together."""
+        self.policy, self.results, self.may_be_gone = policy, results, may_be_gone
+        self.per_row = max(len(one.own) for one in results.values())
+        elsewhere = any(one.inherited or one.of_source for one in results.values())
+        self.has_more = self.has_more or elsewhere
 
     def change(self, target: ClaimTarget, rows: Rows) -> Change | None:
-        return Change(completed(target), own_values(target, rows, self.results.own))
+        return Change(completed(target), self.values(target, rows))
+
+    def values(self, target: ClaimTarget, rows: Rows) -> list[OwnValues]:
+        """Return the results that the statement itself writes."""
+        return own_values(target.table, self.results[target.model].own, rows)
 
     def then(self, target: ClaimTarget, rows: Rows) -> None:
-        write_inherited(target, rows, self.results.own)
-        write_sources(target, rows, self.results)
+        results = self.results[target.model]
+        write_elsewhere(target, rows, results, may_be_gone=self.may_be_gone)
 
 
 class Deleting(Completing):
-    """Deletes rows: by the statement itself, or, where they are part of several tables, once they are locked."""
+    """Deletes rows: by the statement itself, or once they are locked, where Django deletes."""
 
     finished: Collection[Status] = ()
     unknown = ()
 
-    def __init__(self, policy: Delete, results: Results, held: list[HeldRows]) -> None:
-        super().__init__(policy, results._replace(own=()), held)
-        self.only_locks = policy.cascade or is_on_many_tables(held[0].target.columns.owner)
+    def __init__(
+        self, policy: Delete, results: Mapping[type[models.Model], Results], may_be_gone: bool
+    ) -> None:
+        super().__init__(policy, results, may_be_gone)
+        self.only_locks = any(policy.cascade or is_on_many_tables(model) for model in results)
         self.has_more = self.has_more or self.only_locks
 
     def change(self, target: ClaimTarget, rows: Rows) -> Change | None:
         return None
 
     def then(self, target: ClaimTarget, rows: Rows) -> None:
-        if self.only_locks:
-            remove(target, rows, Status.PROCESSING, cascade=self.policy.cascade)
         super().then(target, rows)
+        if self.only_locks:
+            remove(target, rows, Status.PROCESSING, cascade=True)
 
 
 class Archiving(Completing):
@@ -137,10 +135,7 @@ class Archiving(Completing):
     # Where its row is gone, nobody can tell whether an unanswered COMMIT moved it.
     finished: Collection[Status] = ()
     unknown = ()
-
-    def __init__(self, policy: Archive, results: Results, held: list[HeldRows]) -> None:
-        super().__init__(policy, results, held)
-        self.has_more = True
+    has_more = True
 
     def then(self, target: ClaimTarget, rows: Rows) -> None:
         super().then(target, rows)
@@ -165,25 +160,23 @@ class Clearing(Completing):
         # Also without a pause: the rows done last stand behind all others that are due.
         due = due_later(target, self.policy.pause)
         shared = [*as_new(target), *due, *done_now(target), *open_again(target)]
-        return Change(shared, own_values(target, rows, self.results.own))
+        return Change(shared, self.values(target, rows))
 
 
 class Calling(Completing):
     """Passes rows to a function of the user's, once they are complete."""
 
-    def __init__(self, policy: Call | Save, results: Results, held: list[HeldRows]) -> None:
-        super().__init__(policy, results, held)
-        self.has_more = True
+    has_more = True
 
     def then(self, target: ClaimTarget, rows: Rows) -> None:
         super().then(target, rows)
         # To the function they are ordinary rows that are complete.
         end_claims(carried_claims(rows), COMPLETED)
-        show_state(rows, Status.COMPLETE, "completed_at")
+        show_state(rows, Status.COMPLETE, ("completed_at",))
         try:
             self._call_in_savepoint(target.alias, list(rows))
         except BaseException:
-            show_state(rows, Status.PROCESSING, "completed_at", "expires_at")
+            show_state(rows, Status.PROCESSING, ("completed_at", "expires_at"))
             raise
 
     def _call_in_savepoint(self, alias: str, rows: list[Any]) -> None:
@@ -212,9 +205,12 @@ class Calling(Completing):
 class Saving(Calling):
     """Calls ``save()`` of rows whose claims are checked and locked by the statement before."""
 
-    def __init__(self, policy: Save, results: Results, held: list[HeldRows]) -> None:
-        self.saved_names = results.own
-        super().__init__(policy, results._replace(own=()), held)
+    def __init__(
+        self, policy: Save, results: Mapping[type[models.Model], Results], may_be_gone: bool
+    ) -> None:
+        self.saved = results
+        others = {one: Results(of_source=results[one].of_source) for one in results}
+        super().__init__(policy, others, may_be_gone)
 
     def call(self, rows: list[Any]) -> None:
         """Save the rows; where one raises, all instances are what they were before."""
@@ -230,7 +226,9 @@ class Saving(Calling):
             raise
 
     def _save(self, row: Any) -> None:
-        options: dict[str, Any] = {"update_fields": self.saved_names} if self.saved_names else {}
+        results = self.saved[type(row)]
+        names = [field.name for field in (*results.own, *results.inherited)]
+        options: dict[str, Any] = {"update_fields": names} if names else {}
         alias = carried_claim(row).alias
         if router.db_for_write(type(row), instance=row) != alias:
             options["using"] = alias

@@ -14,7 +14,7 @@ from django.db.models import Q
 from django_taskclaim import conf
 from django_taskclaim.claim import clock
 from django_taskclaim.columns import claim_columns, unit_of
-from django_taskclaim.db.sql import SQL
+from django_taskclaim.db.sql import SQL, Change
 from django_taskclaim.fields import is_quarantine_mark, is_unstarted_mark
 from django_taskclaim.formatting import counted
 from django_taskclaim.policy import RENEWALS_PER_LEASE, fault_of, policy_for
@@ -31,7 +31,7 @@ from django_taskclaim.querysets.operating import (
     LockedRow,
     Progressed,
     in_chunks,
-    update_locked,
+    write_locked,
 )
 from django_taskclaim.querysets.scope import ClaimTarget, Rows
 from django_taskclaim.signals import after_commit, rows_expired, send_after_commit
@@ -100,7 +100,7 @@ def _assignments(target: ClaimTarget, outcome: str) -> list[SQL]:
 def _write(target: ClaimTarget, outcome: str, rows: list[LockedRow]) -> int:
     keys = [row.key for row in rows]
     condition = is_expired(target.columns)
-    written = update_locked(target, keys, condition, _assignments(target, outcome))
+    written = write_locked(target, keys, condition, Change(_assignments(target, outcome)))
     if not written:
         return 0
     facts = {"keys": keys, "outcome": outcome, "holders": [row.claimed_by for row in rows]}

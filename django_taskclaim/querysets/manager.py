@@ -27,7 +27,7 @@ from django_taskclaim.querysets import (
     failing,
     losses,
     operating,
-    pruning,
+    removing,
     renewing,
     writes,
 )
@@ -182,20 +182,7 @@ class ClaimQuerySet(models.QuerySet[M]):
         With *delay* (seconds or timedelta) they wait that long; without, they keep their place in the order. A model
         without ``not_before`` cannot wait. Raises ClaimLost as ``complete`` does.
         """
-        wait = None if delay is None else conf.waiting_time(delay)
-        return failing.release(rows, wait)
-
-    def _note_start(self, row: M) -> None:
-        """Note that a quarantined row has started: should its claim expire now, it has killed its worker.
-
-        Its whole lease runs from here, so that it cannot expire before the handler is called. Raises
-        ClaimLost where the claim stands no more.
-        """
-        failing.note_start(row)
-
-    def _quarantine(self, rows: M | Iterable[M]) -> int:
-        """Give rows back uncounted, each to be claimed alone: one of them held up, or broke, all the others."""
-        return failing.give_back_quarantined(rows)
+        return failing.release(rows, None if delay is None else conf.waiting_time(delay))
 
     def renew(self, rows: M | Iterable[M], lease: float | timedelta | None = None) -> int:
         """Extend leases to *lease* from now (by default as long as they were asked for) and return how many.
@@ -219,7 +206,6 @@ class ClaimQuerySet(models.QuerySet[M]):
         charged. Rows that another transaction has locked are left for the next call, and those that the database
         refuses to have written stay as they are, each with an ERROR in the log. Options as of ``reset``.
         """
-        self._for_write = True
         return expiry.release_expired(self, limit, progress=progress)
 
     def reset(
@@ -235,8 +221,7 @@ class ClaimQuerySet(models.QuerySet[M]):
         The holders of running rows lose them. ``iteration`` goes on counting, so no old token stands again. *limit*
         bounds how many are reset; *progress* is called with the number so far as each chunk is committed.
         """
-        self._for_write = True
-        verb = operating.Reset(complete=complete, running=running)
+        verb = operating.reset(complete=complete, running=running)
         return operating.in_chunks(self, verb, limit, progress)
 
     def take_back(
@@ -247,22 +232,19 @@ class ClaimQuerySet(models.QuerySet[M]):
         An operator's act: for rows of a worker that is known to be dead, without waiting for its leases to end.
         Options as of ``reset``.
         """
-        self._for_write = True
-        return operating.in_chunks(self, operating.TakeBack(), limit, progress)
+        return operating.in_chunks(self, operating.TAKE_BACK, limit, progress)
 
     def pause_rows(
         self, *, limit: int | None = None, progress: Callable[[int], None] | None = None
     ) -> int:
         """Take open rows out of the queue and return how many; running ones finish. Options as of ``reset``."""
-        self._for_write = True
-        return operating.in_chunks(self, operating.Pause(), limit, progress)
+        return operating.in_chunks(self, operating.PAUSE, limit, progress)
 
     def resume_rows(
         self, *, limit: int | None = None, progress: Callable[[int], None] | None = None
     ) -> int:
         """Open paused rows again and return how many. Options as of ``reset``."""
-        self._for_write = True
-        return operating.in_chunks(self, operating.Resume(), limit, progress)
+        return operating.in_chunks(self, operating.RESUME, limit, progress)
 
     def fail_rows(
         self,
@@ -278,13 +260,8 @@ class ClaimQuerySet(models.QuerySet[M]):
         *error* is recorded where the model has the columns for it. No try is charged, and none is left: the rows wait
         for a ``reset``. The holders of running rows lose them. *limit* and *progress* as of ``reset``.
         """
-        self._for_write = True
-        states = [
-            Status.OPEN,
-            Status.PAUSED,
-            *([Status.PROCESSING] if running else []),
-            *([Status.COMPLETE] if complete else []),
-        ]
+        always = Status.OPEN, Status.PAUSED
+        states = operating.named_states(*always, complete=complete, running=running)
         return operating.fail_rows(self, states, error, limit, progress)
 
     def prune(
@@ -302,9 +279,8 @@ class ClaimQuerySet(models.QuerySet[M]):
         committed. Raises TypeError for a model without ``completed_at``, and what Django raises where a protected row
         refers to one of these; the chunks before are gone then.
         """
-        self._for_write = True
         age = conf.positive_duration(older_than, "older_than")
-        return pruning.prune(self, age, limit, progress)
+        return removing.prune(self, age, limit, progress)
 
     # Holders that are people
 
@@ -334,7 +310,7 @@ class ClaimQuerySet(models.QuerySet[M]):
         *to* is a name as for ``claim_batch(claimed_by=…)``. The rows have *lease* ahead of them at least (by default
         the policy's), or what was left of the old one. Raises ClaimLost as ``complete`` does.
         """
-        return operating.hand_over(rows, to, lease)
+        return writes.write_all(rows, operating.HandOver(to, lease))
 
     def take_over(self, *, by: str, reason: str, lease: Lease = None) -> int:
         """Let *by* hold the rows of this queryset that others hold, and return how many; those lose them.
@@ -343,7 +319,6 @@ class ClaimQuerySet(models.QuerySet[M]):
         Rows that *by* holds already stay as they are, open and finished ones too; a row that somebody has locked is
         left alone. ``holdings(by)`` then returns them with their claims. *lease* is as for ``hand_over``.
         """
-        self._for_write = True
         return operating.take_over(self, by, reason, lease)
 
     def why_empty(self, who: str = "") -> WhyEmpty:

@@ -1,6 +1,7 @@
 """Verbs over querysets, as operators call them. They lock keys first, never wait, and commit chunk by chunk."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, NamedTuple
@@ -9,12 +10,9 @@ from django.db import DatabaseError, models
 from django.db.models import Q
 
 from django_taskclaim import conf
-from django_taskclaim.claim import GIVEN_UP, carried_claims, end_claims
-from django_taskclaim.columns import claim_columns, has_ranges, range_columns
-from django_taskclaim.connecting import is_refusal
+from django_taskclaim.columns import has_ranges, range_columns
 from django_taskclaim.db.sql import SQL, Change, Key, sql
-from django_taskclaim.error_text import escape_to_ascii, text_to_store
-from django_taskclaim.guard import show
+from django_taskclaim.error_text import text_to_store
 from django_taskclaim.policy import policy_for, refuse_no_number
 from django_taskclaim.querysets.assignments import (
     as_new,
@@ -26,11 +24,12 @@ from django_taskclaim.querysets.assignments import (
     to_null,
 )
 from django_taskclaim.querysets.claiming import checked_name
+from django_taskclaim.querysets.failing import store_text
 from django_taskclaim.querysets.isolating import RefusedRows
 from django_taskclaim.querysets.scope import ClaimTarget, Rows, on_claim_table, refuse_unclaimable
 from django_taskclaim.querysets.transactions import in_transaction
 from django_taskclaim.querysets.waking import call_workers
-from django_taskclaim.querysets.writes import Given, Write, by_database, send_of_rows, write
+from django_taskclaim.querysets.writes import Write
 from django_taskclaim.signals import rows_acted_on, rows_handed_over, send_after_commit
 from django_taskclaim.states import Status
 
@@ -89,40 +88,46 @@ def in_chunks(
     """
     refuse_no_number(limit, "limit")
     refuse_unclaimable(queryset)
-    if queryset.query.is_empty():
-        return 0
+    total = 0
+    try:
+        for written in _chunks(queryset, verb, limit):
+            total += written
+            if progress is not None:
+                progress(total)
+    except BaseException as error:
+        # Ctrl-C among them: what was committed before it stays.
+        setattr(error, _WRITTEN, total)
+        raise
+    return total
+
+
+def _chunks(queryset: Rows, verb: BulkVerb, limit: int | None) -> Iterator[int]:
+    """Yield how many rows each chunk has written, once it is committed."""
+    queryset._for_write = True  # type: ignore[attr-defined]
     target = ClaimTarget.of(queryset.model, queryset.db)
     rows = on_claim_table(queryset, target).filter(verb.condition(target))
     rows = rows.order_by(*[field.attname for field in target.columns.key])
-    total, refused = 0, RefusedRows[Key](target)
-    while limit is None or total < limit:
-        size = int(conf.setting("CHUNK_SIZE"))
-        if limit is not None:
-            size = min(size, limit - total)
+    left, refused = limit, RefusedRows[Key](target)
+    while left is None or left > 0:
+        chunk = int(conf.setting("CHUNK_SIZE"))
+        size = chunk if left is None else min(chunk, left)
         locked: list[LockedRow] | None = None
         try:
-            try:
-                chunk = partial(_chunk, target, rows, size, verb)
-                locked, written = in_transaction(target, chunk)
-            except DatabaseError as error:
-                written = _write_around(rows, size, verb, refused, error)
-                rows = rows.exclude(pk__in=[key for key, _ in refused.found])
-        except BaseException as error:
-            # Ctrl-C among them: what was committed before it stays.
-            setattr(error, _WRITTEN, total)
-            raise
-        verb.committed()
-        total += written
-        if progress is not None:
-            progress(total)
+            locked, written = in_transaction(target, _write_chunk, target, rows, size, verb)
+            verb.committed()
+        except DatabaseError as error:
+            written = _write_around(rows, size, verb, refused, error)
+            rows = rows.exclude(pk__in=[key for key, _ in refused.found])
+        yield written
+        if left is not None:
+            left -= written
         if locked is None:
             continue
         if len(locked) < size:
-            break
+            return
         if target.dialect.locks_in_order:
             # Else each chunk would walk past all that the ones before it have done.
             rows = rows.filter(pk__gt=locked[-1].key)
-    return total
 
 
 def _write_around(
@@ -135,10 +140,13 @@ def _write_around(
 
     def attempt(keys: Sequence[Key]) -> int:
         part = rows.filter(pk__in=keys)
-        return in_transaction(target, _chunk, target, part, len(keys), verb)[1]
+        return in_transaction(target, _write_chunk, target, part, len(keys), verb)[1]
 
+    written = 0
     found = target.dialect.first(rows, target.table, size, target.columns.key)
-    written = sum(refused.send(target.table.keys_of(found), attempt))
+    for written_part in refused.send(target.table.keys_of(found), attempt):
+        verb.committed()
+        written += written_part
     refused.end(error, written)
     return written
 
@@ -148,7 +156,7 @@ def written_before(error: BaseException) -> int:
     return int(getattr(error, _WRITTEN, 0))
 
 
-def _chunk(
+def _write_chunk(
     target: ClaimTarget, rows: Rows, size: int, verb: BulkVerb
 ) -> tuple[list[LockedRow], int]:
     columns, table = target.columns, target.table
@@ -162,88 +170,90 @@ def _chunk(
     return locked, verb.write(target, locked) if locked else 0
 
 
-def update_locked(
-    target: ClaimTarget, keys: Sequence[Key], condition: Q, assignments: Sequence[SQL]
+def write_locked(
+    target: ClaimTarget, keys: Sequence[Key], condition: Q, change: Change | None
 ) -> int:
-    """Write rows that this transaction has locked, repeating the condition of the SELECT, and return how many."""
+    """Write, or delete (None), rows that this transaction has locked, and return how many.
+
+    The statement repeats the condition of the SELECT.
+    """
     repeated = target.table.where_of(target.rows.order_by().filter(condition))
     assert repeated is not None, "rows were found by it"
     parts = target.dialect.chunks(keys, target.table)
-    write_part, change = target.dialect.write, Change(assignments)
-    return sum(write_part(target.table, part, change, repeated) for part in parts)
+    return sum(target.dialect.write(target.table, part, change, repeated) for part in parts)
 
 
 # Changes of state
 
 
+@dataclass(frozen=True, kw_only=True)
 class StateChange(BulkVerb):
-    """Brings rows from some states into another one; *action* is how signals and the audit name it."""
+    """Brings rows from some states into another one."""
 
-    def __init__(self, action: str, states: Collection[Status], **facts: Any) -> None:
-        """*facts* are what the signal carries beside the keys and the action."""
-        self.action, self.states, self.facts = action, tuple(states), facts
+    #: How signals and the audit name it.
+    act: str
+    states: Sequence[Status]
+    #: Returns what becomes of a row.
+    assignments: Callable[[ClaimTarget], Sequence[SQL]]
+    #: Whether workers find rows to claim afterwards.
+    opens: bool = False
+    #: Rows of this holder stay as they are.
+    except_held_by: str = ""
+    #: What the signal carries beside the keys and the act.
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
     def condition(self, target: ClaimTarget) -> Q:
-        return Q(**{f"{target.columns.status.name}__in": self.states})
-
-    def assignments(self, target: ClaimTarget) -> list[SQL]:
-        """Return what becomes of a row."""
-        raise NotImplementedError
+        columns = target.columns
+        found = Q(**{f"{columns.status.name}__in": self.states})
+        name = self.except_held_by
+        return found & ~Q(**{columns.claimed_by.name: name}) if name else found
 
     def write(self, target: ClaimTarget, rows: list[LockedRow]) -> int:
         keys = [row.key for row in rows]
-        written = update_locked(target, keys, self.condition(target), self.assignments(target))
+        change = Change(self.assignments(target))
+        written = write_locked(target, keys, self.condition(target), change)
         if written:
-            facts = {"keys": keys, "act": self.action, **self.facts}
+            facts = {"keys": keys, "act": self.act, **self.facts}
             send_after_commit(rows_acted_on, target.model, target.alias, **facts)
+            if self.opens:
+                call_workers(target.columns.owner, target.alias)
         return written
 
 
-class Pause(StateChange):
-    """Takes open rows out of the queue."""
-
-    def __init__(self) -> None:
-        super().__init__("paused", [Status.OPEN])
-
-    def assignments(self, target: ClaimTarget) -> list[SQL]:
-        return [in_state(target, Status.PAUSED)]
+def _paused(target: ClaimTarget) -> list[SQL]:
+    return [in_state(target, Status.PAUSED)]
 
 
-class Resume(StateChange):
-    """Opens paused rows; a token of before must not stand again."""
-
-    def __init__(self) -> None:
-        super().__init__("resumed", [Status.PAUSED])
-
-    def assignments(self, target: ClaimTarget) -> list[SQL]:
-        return open_again(target)
-
-    def write(self, target: ClaimTarget, rows: list[LockedRow]) -> int:
-        written = super().write(target, rows)
-        if written:
-            call_workers(target.columns.owner, target.alias)
-        return written
+PAUSE = StateChange(act="paused", states=[Status.OPEN], assignments=_paused)
+# A token from before the pause must not stand again.
+RESUME = StateChange(act="resumed", states=[Status.PAUSED], assignments=open_again, opens=True)
+TAKE_BACK = StateChange(
+    act="taken back", states=[Status.PROCESSING], assignments=open_again, opens=True
+)
 
 
-class Reset(Resume):
-    """Makes rows as good as new, but for their iteration."""
+def named_states(*always: Status, complete: bool, running: bool) -> list[Status]:
+    """Return the states *always* meant, and those that a caller has to name."""
+    named = {Status.COMPLETE: complete, Status.PROCESSING: running}
+    return [*always, *[status for status, is_named in named.items() if is_named]]
 
-    def __init__(self, *, complete: bool, running: bool) -> None:
-        states = [
-            Status.FAILED,
-            *([Status.COMPLETE] if complete else []),
-            *([Status.PROCESSING] if running else []),
-        ]
-        StateChange.__init__(self, "reset", states)
 
-    def assignments(self, target: ClaimTarget) -> list[SQL]:
-        return [
-            *_from_the_start(target),
-            *_due_again(target),
-            *as_new(target),
-            *_not_completed(target),
-            *open_again(target),
-        ]
+def reset(*, complete: bool, running: bool) -> StateChange:
+    """Make rows as good as new, but for their iteration."""
+    states = named_states(Status.FAILED, complete=complete, running=running)
+    return StateChange(
+        act="reset", states=states, assignments=_as_before_its_first_claim, opens=True
+    )
+
+
+def _as_before_its_first_claim(target: ClaimTarget) -> list[SQL]:
+    return [
+        *_from_the_start(target),
+        *_due_again(target),
+        *as_new(target),
+        *_not_completed(target),
+        *open_again(target),
+    ]
 
 
 def _not_completed(target: ClaimTarget) -> list[SQL]:
@@ -280,21 +290,6 @@ def _due_again(target: ClaimTarget) -> list[SQL]:
     return [table.assign(field, kept)]
 
 
-class FailRows(StateChange):
-    """Ends rows badly by an operator's word; no try is charged."""
-
-    def __init__(self, states: Collection[Status], error_class: str, text: str) -> None:
-        super().__init__("failed", states)
-        self.error = error_class, text
-
-    def assignments(self, target: ClaimTarget) -> list[SQL]:
-        return [
-            *failed(target, *self.error),
-            *_not_completed(target),
-            one_more(target, target.columns.iteration),
-        ]
-
-
 def fail_rows(
     queryset: Rows,
     states: Sequence[Status],
@@ -302,43 +297,21 @@ def fail_rows(
     limit: int | None = None,
     progress: Progressed | None = None,
 ) -> int:
-    """Fail what is in one of *states*; a text that the database refuses is written in escapes, or left out."""
+    """Fail what is in one of *states* by an operator's word: no try is charged."""
     error_class, text = text_to_store(error)
-    stored = (error_class or OPERATOR, text)
-    for plainer in (stored, escape_to_ascii(stored)):
-        try:
-            return in_chunks(queryset, FailRows(states, *plainer), limit, progress)
-        except (DatabaseError, UnicodeError) as refused:
-            if not is_refusal(refused):
-                raise
-    return in_chunks(queryset, FailRows(states, OPERATOR, ""), limit, progress)
+
+    def write_as(*stored: str) -> int:
+        def assignments(target: ClaimTarget) -> list[SQL]:
+            again = one_more(target, target.columns.iteration)
+            return [*failed(target, *stored), *_not_completed(target), again]
+
+        verb = StateChange(act="failed", states=states, assignments=assignments)
+        return in_chunks(queryset, verb, limit, progress)
+
+    return store_text(write_as, (error_class or OPERATOR, text), OPERATOR)
 
 
-# Running rows of others
-
-
-class TakeBack(StateChange):
-    """Puts running rows back, uncounted."""
-
-    def __init__(self) -> None:
-        super().__init__("taken back", [Status.PROCESSING])
-
-    def assignments(self, target: ClaimTarget) -> list[SQL]:
-        return open_again(target)
-
-
-class TakeOver(StateChange):
-    """Gives running rows of others to *by*."""
-
-    def __init__(self, by: str, reason: str, lease: timedelta) -> None:
-        super().__init__("taken over", [Status.PROCESSING], by=by, reason=reason)
-        self.by, self.lease = by, lease
-
-    def condition(self, target: ClaimTarget) -> Q:
-        return super().condition(target) & ~Q(**{target.columns.claimed_by.name: self.by})
-
-    def assignments(self, target: ClaimTarget) -> list[SQL]:
-        return pass_on(target, self.by, self.lease)
+# Other holders
 
 
 def take_over(queryset: Rows, by: str, reason: str, lease: Lease) -> int:
@@ -346,44 +319,31 @@ def take_over(queryset: Rows, by: str, reason: str, lease: Lease) -> int:
     holder = checked_name(by, "by")
     if not isinstance(reason, str) or not reason.strip():
         raise ValueError("take_over() needs a reason, for those who lose the rows.")
-    return in_chunks(queryset, TakeOver(holder, reason.strip(), _lease(queryset.model, lease)))
+    verb = StateChange(
+        act="taken over",
+        states=[Status.PROCESSING],
+        assignments=partial(pass_on, holder=holder, lease=_lease(queryset.model, lease)),
+        except_held_by=holder,
+        facts={"by": holder, "reason": reason.strip()},
+    )
+    return in_chunks(queryset, verb)
 
 
 def _lease(model: type[models.Model], lease: Lease) -> timedelta:
     return policy_for(model).lease if lease is None else conf.positive_duration(lease, "lease")
 
 
-# Rows of one's own
-
-
 class HandOver(Write):
     """Gives rows to another holder, as claims of their own."""
+
+    status = Status.PROCESSING
+    unknown = ("claimed_by", "claimed_at", "expires_at", "iteration")
+    signal = rows_handed_over
 
     def __init__(self, to: str, lease: Lease) -> None:
         self.holder = checked_name(to, "to")
         self.lease = None if lease is None else conf.positive_duration(lease, "lease")
+        self.facts = {"to": self.holder}
 
     def change(self, target: ClaimTarget, rows: Sequence[Any]) -> Change:
         return Change(pass_on(target, self.holder, _lease(target.model, self.lease)))
-
-
-def hand_over(rows: Any, to: str, lease: Lease) -> int:
-    """Let *to* hold *rows* from now on; see ``ClaimQuerySet.hand_over``."""
-    verb = HandOver(to, lease)
-    given = Given.of(rows)
-    written: list[Any] = []
-    for part in by_database(given.held):
-        done = write(part, verb)
-        end_claims(carried_claims(done), GIVEN_UP)
-        for row in done:
-            _show_handed_over(row, verb.holder)
-        send_of_rows(rows_handed_over, done, to=verb.holder)
-        written += done
-    given.raise_unless_all(written)
-    return len(written)
-
-
-def _show_handed_over(row: models.Model, holder: str) -> None:
-    columns = claim_columns(type(row))
-    unknown = (columns.claimed_at, columns.expires_at, columns.iteration)
-    show([row], {columns.claimed_by: holder, **dict.fromkeys(unknown, models.DEFERRED)})

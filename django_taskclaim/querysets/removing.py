@@ -1,87 +1,60 @@
-"""Deleting rows that are done, from every table that they are part of, and copying them to an archive before."""
+"""Deleting rows that are done: at once, into an archive, or when they have been complete for long."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from datetime import timedelta
 from typing import Any
 
 from django.db import models
+from django.db.models import Max, Q
 from django.db.models.deletion import Collector
 
 from django_taskclaim.claim import carried_claim
-from django_taskclaim.columns import KeyColumns
-from django_taskclaim.db.sql import SQL
+from django_taskclaim.columns import KeyColumns, claim_columns, has_ranges
+from django_taskclaim.db import DatabaseLater
+from django_taskclaim.db.sql import SQL, Key
 from django_taskclaim.exceptions import TaskClaimError
+from django_taskclaim.querysets.operating import (
+    BulkVerb,
+    LockedRow,
+    Progressed,
+    in_chunks,
+    write_locked,
+)
 from django_taskclaim.querysets.scope import ClaimTarget, Rows
 from django_taskclaim.querysets.writes import keys_of
+from django_taskclaim.signals import rows_acted_on, send_after_commit
 from django_taskclaim.states import Status
 
 Model = type[models.Model]
 
-
-def is_on_many_tables(owner: Model) -> bool:
-    """Say whether rows of *owner* have a part on the table of a parent or of a child."""
-    return any(links_of(owner))
+#: What the signal calls the act of ``prune``.
+PRUNED = "pruned"
 
 
-def move_to(archive: Model, target: ClaimTarget, rows: Sequence[Any], *, cascade: bool) -> None:
-    """Copy rows that this transaction has completed to *archive*, and delete them."""
-    for part in target.dialect.chunks(rows, target.table):
-        _copy(target, archive, keys_of(part))
-        remove(target, part, Status.COMPLETE, cascade=cascade)
+def delete_locked(
+    target: ClaimTarget, keys: Sequence[Key], condition: Q, *, cascade: bool = True
+) -> Counter[str]:
+    """Delete rows that this transaction has locked and that still match, and return how many of each model went.
 
-
-def remove(target: ClaimTarget, rows: Sequence[Any], status: Status, *, cascade: bool) -> None:
-    """Delete rows of one claim that this transaction has locked in *status*, from all their tables."""
-    if cascade:
-        _cascade(target, rows)
-    else:
-        token = carried_claim(rows[0]).token
-        _delete_everywhere(target, keys_of(rows), target.table.standing(token, status))
-
-
-def _cascade(target: ClaimTarget, rows: Sequence[Any]) -> None:
-    """Let Django delete rows that this transaction has locked; the instances keep their keys.
-
-    One without a key would be stored as a new row by its next ``save()``, and be done again for ever.
+    Django deletes them, with all that its cascades take, unless nothing but these rows would go or no *cascade* is
+    asked for. What is on the tables of parents or of children always goes by its cascades.
     """
-    keys = [row.pk for row in rows]
-    collector = Collector(using=target.alias)
-    collector.collect(list(rows))
-    collector.delete()
-    for row, key in zip(rows, keys, strict=True):
-        row.pk = key
+    rows: Rows = models.QuerySet(target.model, using=target.alias)
+    is_alone = Collector(using=target.alias).can_fast_delete(rows)
+    if is_alone or not (cascade or is_on_many_tables(target.model)):
+        gone = write_locked(target, keys, condition, None)
+        return Counter({target.model._meta.label: gone})
+    path = target.columns.key_path(target.model)
+    gone_by_model: Counter[str] = Counter()
+    for part in target.dialect.chunks(keys, target.table):
+        gone_by_model.update(rows.filter(condition, **{f"{path}__in": part}).delete()[1])
+    return gone_by_model
 
 
-# Inherited tables
-
-
-def _delete_everywhere(target: ClaimTarget, keys: Sequence[Any], condition: SQL) -> None:
-    """Delete locked rows from the claim table, repeating *condition*, and from the tables of their family.
-
-    Children go before their parents, whom their foreign keys hold.
-    """
-    owner = target.columns.owner
-    for model, same in _family(target, keys):
-        if model is not owner:
-            target.dialect.write(target.dialect.keyed_table(KeyColumns(model)), same, None)
-            continue
-        gone = target.dialect.write(target.table, keys, None, condition)
-        if gone != len(keys):
-            raise TaskClaimError(
-                f"Deleted {gone} of {len(keys)} rows that were locked for it; rolled back."
-            )
-
-
-def _family(target: ClaimTarget, keys: Sequence[Any]) -> list[tuple[Model, Sequence[Any]]]:
-    """Return the models on whose tables these rows are, children first, each with its keys."""
-    found: dict[Model, Sequence[Any]] = {target.columns.owner: keys}
-    todo = [target.columns.owner]
-    while todo:
-        model = todo.pop()
-        for other, link in links_of(model):
-            if other not in found and (there := _keys_across(target, model, found[model], link)):
-                found[other] = there
-                todo.append(other)
-    return sorted(found.items(), key=lambda part: -len(part[0]._meta.all_parents))
+def is_on_many_tables(model: Model) -> bool:
+    """Say whether rows of *model* have a part on the table of a parent or of a child."""
+    return any(links_of(claim_columns(model).owner))
 
 
 def links_of(model: Model) -> Iterator[tuple[Model, Any]]:
@@ -94,19 +67,33 @@ def links_of(model: Model) -> Iterator[tuple[Model, Any]]:
             yield relation.related_model, relation.field
 
 
-def _keys_across(
-    target: ClaimTarget, model: Model, keys: Sequence[Any], link: Any
-) -> Sequence[Any]:
-    """Return the keys at the other end of *link*; mostly the link is the child's key, and they are the same."""
-    if link.primary_key:
-        return keys
-    upwards = link.model is model
-    wanted, known = (link.attname, "pk") if upwards else ("pk", link.attname)
-    rows: Rows = models.QuerySet(link.model, using=target.alias).order_by()
-    return list(rows.filter(**{f"{known}__in": keys}).values_list(wanted, flat=True))
+# At once
 
 
-# The archive
+def remove(target: ClaimTarget, rows: Sequence[Any], status: Status, *, cascade: bool) -> None:
+    """Delete rows of one claim that this transaction has locked in *status*.
+
+    The instances keep their keys. One without a key would be stored as a new row by its next ``save()``, and be done
+    again for ever.
+    """
+    columns, token = target.columns, carried_claim(rows[0]).token
+    of_token = {columns.claimed_by.name: token.holder, columns.iteration.name: token.iteration}
+    condition = Q(**{columns.status.name: status}, **of_token)
+    gone = delete_locked(target, keys_of(rows), condition, cascade=cascade)
+    if (deleted := gone[target.model._meta.label]) != len(rows):
+        raise TaskClaimError(
+            f"Deleted {deleted} of {len(rows)} rows that were locked for it; rolled back."
+        )
+
+
+# Into an archive
+
+
+def move_to(archive: Model, target: ClaimTarget, rows: Sequence[Any], *, cascade: bool) -> None:
+    """Copy rows that this transaction has completed to *archive*, and delete them."""
+    for part in target.dialect.chunks(rows, target.table):
+        _copy(target, archive, keys_of(part))
+        remove(target, part, Status.COMPLETE, cascade=cascade)
 
 
 def _copy(target: ClaimTarget, archive: Model, keys: Sequence[Any]) -> None:
@@ -120,14 +107,11 @@ def _copy(target: ClaimTarget, archive: Model, keys: Sequence[Any]) -> None:
     rows: Rows = models.QuerySet(target.model, using=target.alias).order_by()
     rows = rows.filter(**{f"{target.columns.key_path(target.model)}__in": keys})
     query = rows.values_list(*shared, *(given for _, given in own)).query
-    connection = target.dialect.connection
-    text, params = query.get_compiler(connection=connection).as_sql()
+    text, params = query.get_compiler(connection=target.dialect.connection).as_sql()
     by_name: dict[str, Any] = {field.attname: field for field in archive._meta.concrete_fields}
-    named = [by_name[name] for name in shared]
-    columns = [connection.ops.quote_name(field.column) for field in [*named, *(f for f, _ in own)]]
-    table = connection.ops.quote_name(archive._meta.db_table)
-    into = SQL(f"INSERT INTO {table} ({', '.join(columns)}) {text}", tuple(params))
-    copied = target.dialect.run(into)
+    into = [*(by_name[name] for name in shared), *(field for field, _ in own)]
+    table = target.dialect.keyed_table(KeyColumns(archive))
+    copied = target.dialect.insert_selected(table, into, SQL(text, tuple(params)))
     if copied != len(keys):
         raise TaskClaimError(f"Archived {copied} of {len(keys)} rows; rolled back.")
 
@@ -159,3 +143,65 @@ def fills_itself(field: Any) -> bool:
         or isinstance(field, models.AutoField)  # the big and small ones say so, too
         or (field.null and not field.has_default())
     )
+
+
+# When they have been complete for long
+
+
+def prune(
+    queryset: Rows, older_than: timedelta, limit: int | None, progress: Progressed | None
+) -> tuple[int, dict[str, int]]:
+    """Delete rows completed longer ago than *older_than*; see ``ClaimQuerySet.prune``."""
+    pruning = Prune(older_than)
+    rows = in_chunks(queryset, pruning, limit, progress)
+    return rows, dict(pruning.gone)
+
+
+def prunable(target: ClaimTarget, older_than: timedelta) -> Q:
+    """Match complete rows that are old enough; without a ``completed_at`` nobody knows how old a row is.
+
+    Of ranges the last one stays: what is planned next begins where it ends, or all over again.
+    """
+    columns = target.columns
+    if columns.completed_at is None:
+        raise TypeError(
+            f"{target.model.__name__} has no completed_at, so nobody knows how long its rows have been complete;"
+            " add CompletedAtMixin."
+        )
+    ended = {f"{columns.completed_at.name}__lt": DatabaseLater(-older_than)}
+    found = Q(**{columns.status.name: Status.COMPLETE}) & Q(**ended)
+    if not has_ranges(target.model):
+        return found
+    # A number, for MySQL deletes nothing by a look at the same table; what is planned later stands behind it.
+    last = target.rows.aggregate(last=Max("position"))["last"]
+    return found if last is None else found & Q(position__lt=last)
+
+
+class Prune(BulkVerb):
+    """Deletes rows that have been complete for long, and counts what has gone with them."""
+
+    def __init__(self, older_than: timedelta) -> None:
+        self.older_than = older_than
+        #: How many rows of each model the committed chunks took.
+        self.gone: Counter[str] = Counter()
+        #: The same of the chunk that is not committed yet, and may be tried again.
+        self._chunk: Counter[str] = Counter()
+
+    def condition(self, target: ClaimTarget) -> Q:
+        return prunable(target, self.older_than)
+
+    def write(self, target: ClaimTarget, rows: list[LockedRow]) -> int:
+        keys, condition = [row.key for row in rows], self.condition(target)
+        # One by one where a statement by many keys might wait for rows that others have locked.
+        parts = [[key] for key in keys] if target.dialect.walks_small_tables else [keys]
+        self._chunk = Counter()
+        for part in parts:
+            self._chunk.update(delete_locked(target, part, condition))
+        gone = self._chunk[target.model._meta.label]
+        if gone:
+            send_after_commit(rows_acted_on, target.model, target.alias, keys=keys, act=PRUNED)
+        return gone
+
+    def committed(self) -> None:
+        self.gone += self._chunk
+        self._chunk = Counter()

@@ -43,7 +43,7 @@ class Renewed(NamedTuple):
 
 def renew_all(rows: Any, lease: timedelta | None) -> int:
     """Renew rows of any database, and raise ClaimLost for those that are lost; see ``ClaimQuerySet.renew``."""
-    given = Given.of(rows)
+    given = Given(rows)
     outcome = _renew(given.held, lease)
     for held in given.held:
         kept = set(map(id, outcome.renewed))

@@ -4,7 +4,7 @@ Every verb that ends or changes claims goes through ``write``. Then ``finish`` u
 signal.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -16,6 +16,7 @@ from django.db import models
 from django.dispatch import Signal
 
 from django_taskclaim.claim import (
+    GIVEN_UP,
     Ended,
     attach,
     carried_claim,
@@ -55,30 +56,27 @@ class HeldRows:
 
     target: ClaimTarget
     token: Token
-    rows: list[Any]
-    #: The keys under which they were claimed.
-    keys: list[Key]
+    #: By the keys under which they were claimed.
+    by_key: dict[Key, Any]
+
+    @property
+    def keys(self) -> list[Key]:
+        return list(self.by_key)
+
+    @property
+    def rows(self) -> list[Any]:
+        return list(self.by_key.values())
 
     def only(self, keys: Collection[Key]) -> "HeldRows":
         """Return those with one of *keys*."""
         found = set(keys)
-        if found.issuperset(self.keys):
-            return self
-        pairs = zip(self.rows, self.keys, strict=True)
-        rows = [row for row, key in pairs if key in found]
-        return replace(self, rows=rows, keys=[key for key in self.keys if key in found])
+        return replace(self, by_key={key: self.by_key[key] for key in self.by_key if key in found})
 
 
-@dataclass(frozen=True, slots=True)
 class Given:
     """The rows that a verb was given: one instance of each, and what of them carries a claim that was not ended."""
 
-    rows: list[Any]
-    #: In the order in which they are written: by database, table and token.
-    held: list[HeldRows]
-
-    @classmethod
-    def of(cls, rows: Any) -> "Given":
+    def __init__(self, rows: Any) -> None:
         """Sort one row or many; TypeError for what is no instance of a claimable model."""
         given = [rows] if isinstance(rows, models.Model) else list(rows)
         for kind in set(map(type, given)):
@@ -86,44 +84,50 @@ class Given:
                 wrong = next(row for row in given if type(row) is kind)
                 raise TypeError(f"Expected rows of a model, not {wrong!r}.")
             claim_columns(kind)
-        held, doubles = _sorted_by_token(given)
-        if doubles:
-            given = [row for row in given if id(row) not in doubles]
-        return cls(given, held)
+        #: In the order in which they are written: by database, table and token.
+        self.held, doubles = _sorted_by_token(given)
+        self.rows = [row for row in given if id(row) not in doubles] if doubles else given
+        self._written: list[Any] = []
 
-    def raise_unless_all(self, written: Rows) -> None:
-        """Raise ClaimLost naming the rows that were not *written*."""
-        if len(written) < len(self.rows):
-            raise_unless_all(self.rows, written)
+    def write(self, held: Iterable[HeldRows], verb: "Write") -> None:
+        """Write *held*, which are some of these rows, and let the instances show what *verb* has made of them.
+
+        Each database is a transaction of its own. What one has committed is noted on its rows before the next is
+        written to, which may fail.
+        """
+        for _, same in groupby(held, attrgetter("target.alias")):
+            written = write(list(same), verb)
+            _finish(written, verb)
+            self._written += written
+
+    def end(self) -> int:
+        """Return how many rows were written; ClaimLost naming the others if these are not all."""
+        if len(self._written) < len(self.rows):
+            raise_unless_all(self.rows, self._written)
+        return len(self._written)
 
 
-def by_database(held: Iterable[HeldRows]) -> list[list[HeldRows]]:
-    """Group rows, which are in order, by database: each is a transaction of its own.
-
-    What one has committed is noted on its rows before the next is written to, which may fail.
-    """
-    return [list(same) for _, same in groupby(held, attrgetter("target.alias"))]
+def write_all(rows: Any, verb: "Write") -> int:
+    """Write one row or many, of any database, and return how many; ClaimLost naming those whose claim was lost."""
+    given = Given(rows)
+    given.write(given.held, verb)
+    return given.end()
 
 
 def rows_of(held: Iterable[HeldRows]) -> list[Any]:
     """Return all the rows."""
-    return [row for one in held for row in one.rows]
+    return [row for one in held for row in one.by_key.values()]
 
 
 def in_parts(held: HeldRows, per_row: int = 0) -> list[HeldRows]:
     """Cut the rows of one claim into what one statement takes, with so many values *per_row*."""
-    size = held.target.dialect.chunk_size(held.target.table, per_row)
-    if len(held.rows) <= size:
-        return [held]
-    return [
-        replace(held, rows=held.rows[at : at + size], keys=held.keys[at : at + size])
-        for at in range(0, len(held.rows), size)
-    ]
+    parts = held.target.dialect.chunks(held.keys, held.target.table, per_row)
+    return [held if len(part) == len(held.by_key) else held.only(part) for part in parts]
 
 
 def held_rows(rows: Iterable[Any]) -> list[HeldRows]:
     """Return those of *rows* that carry a claim which no verb has ended, by database, table and token."""
-    return Given.of(rows).held
+    return Given(rows).held
 
 
 def _sorted_by_token(given: Rows) -> tuple[list[HeldRows], set[int]]:
@@ -142,11 +146,10 @@ def _sorted_by_token(given: Rows) -> tuple[list[HeldRows], set[int]]:
             doubles.add(id(row))
     found: list[HeldRows] = []
     for (alias, _, token), by_key in groups.items():
-        ordered = sorted(by_key)
-        for model in dict.fromkeys(map(type, by_key.values())):
-            keys = [key for key in ordered if type(by_key[key]) is model]
-            rows = [by_key[key] for key in keys]
-            found.append(HeldRows(ClaimTarget.of(model, alias), token, rows, keys))
+        of_model: dict[type[models.Model], dict[Key, Any]] = {}
+        for key in sorted(by_key):
+            of_model.setdefault(type(by_key[key]), {})[key] = by_key[key]
+        found += [HeldRows(ClaimTarget.of(one, alias), token, of_model[one]) for one in of_model]
     found.sort(key=attrgetter("target.alias", "target.columns.owner._meta.label", "token"))
     return found, doubles
 
@@ -170,6 +173,17 @@ class Write:
     has_more = False
     #: Whether rows are locked and nothing is written to them but by ``then``.
     only_locks = False
+
+    # What the instances show afterwards.
+
+    #: How the verb has ended their claims.
+    how: Ended = GIVEN_UP
+    status: Status
+    #: The roles of columns whose new value only the database knows: they are read when asked for.
+    unknown: tuple[str, ...] = ()
+    signal: Signal
+    #: What the signal carries beside the rows.
+    facts: Mapping[str, Any] = {}
 
     def change(self, target: ClaimTarget, rows: Rows) -> Change | None:
         """Return what the statement sets in *rows*; None where it deletes them."""
@@ -210,7 +224,7 @@ def _write(held: list[HeldRows], verb: Write, may_autocommit: bool) -> list[Held
     """Send what writes rows in the cheapest way there is, and return those written."""
     target, parts = held[0].target, _statements(held, verb)
     knows_keys = target.dialect.returns_updated
-    is_plain = len(parts) == 1 and not verb.has_more and (knows_keys or len(held[0].rows) == 1)
+    is_plain = len(parts) == 1 and not verb.has_more and (knows_keys or len(held[0].by_key) == 1)
     if may_autocommit and is_plain and can_autocommit(target):
         sent = autocommit(target, _send, parts[0], verb)
         if sent is not None:
@@ -245,7 +259,7 @@ def _send(part: list[HeldRows], verb: Write) -> list[HeldRows] | None:
     change = verb.change(target, rows_of(part))
     claims = [(one.token, one.keys) for one in part]
     keys = target.dialect.write_held(target.table, claims, change)
-    if keys is None or len(keys) == sum([len(one.keys) for one in part]):
+    if keys is None or len(keys) == sum([len(one.by_key) for one in part]):
         return None if keys is None else part
     return [one.only(keys) for one in part]
 
@@ -262,7 +276,7 @@ def _send_all(parts: list[list[HeldRows]], verb: Write) -> list[HeldRows]:
 
 def _lock_and_send(parts: list[list[HeldRows]], verb: Write) -> list[HeldRows]:
     """Lock the rows that are still held, then write those."""
-    locked = [one for part in parts for one in map(locked_rows, part) if one.rows]
+    locked = [one for part in parts for one in map(locked_rows, part) if one.by_key]
     if not verb.only_locks:
         for one in locked:
             # The count says nothing more: a server may count none that it has not changed.
@@ -274,7 +288,7 @@ def _with_more(written: list[HeldRows], verb: Write) -> list[HeldRows]:
     """Do what belongs to the same transaction, once nothing is rolled back any more."""
     if verb.has_more:
         for one in written:
-            if one.rows:
+            if one.by_key:
                 verb.then(one.target, one.rows)
     return written
 
@@ -286,32 +300,23 @@ def _ask_unanswered(held: list[HeldRows], verb: Write, written: list[Any]) -> li
     written += judged.committed
     # By instance: of a row that is there twice one claim is over, and the other may stand.
     settled = {id(row) for row in (*judged.committed, *judged.ambiguous)}
-    left = [one.only(_keys_without(one, settled)) for one in held]
-    return [one for one in left if one.rows]
-
-
-def _keys_without(held: HeldRows, settled: set[int]) -> list[Key]:
-    pairs = zip(held.rows, held.keys, strict=True)
-    return [key for row, key in pairs if id(row) not in settled]
+    left = [
+        one.only([k for k, row in one.by_key.items() if id(row) not in settled]) for one in held
+    ]
+    return [one for one in left if one.by_key]
 
 
 # What a write leaves behind
 
 
-def finish(
-    rows: Rows, how: Ended, status: Status, unknown: Sequence[str], signal: Signal, **facts: Any
-) -> None:
-    """Note on each instance how a verb has ended its claim, show its new state, and send *signal*.
-
-    Columns of the roles *unknown* have values that only the database knows: they are read when asked for.
-    """
-    end_claims(carried_claims(rows), how)
-    show_state(rows, status, *unknown)
-    if signal.receivers:
-        send_of_rows(signal, rows, **facts)
+def _finish(rows: Rows, verb: Write) -> None:
+    end_claims(carried_claims(rows), verb.how)
+    show_state(rows, verb.status, verb.unknown)
+    if verb.signal.receivers:
+        send_of_rows(verb.signal, rows, **verb.facts)
 
 
-def show_state(rows: Rows, status: Status, *unknown: str) -> None:
+def show_state(rows: Rows, status: Status, unknown: tuple[str, ...]) -> None:
     """Let instances show their new state; columns whose new value only the database knows are read when asked."""
     models_of: set[Any] = set(map(type, rows))
     for model in models_of:

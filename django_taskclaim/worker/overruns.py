@@ -3,7 +3,6 @@
 import sys
 import traceback
 from dataclasses import dataclass
-from typing import Any
 
 from django.db import connections
 
@@ -13,6 +12,7 @@ from django_taskclaim.db import dialect_for
 from django_taskclaim.error_text import redact
 from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.querysets import ClaimQuerySet
+from django_taskclaim.querysets.failing import release
 from django_taskclaim.ranges.walking import halve
 from django_taskclaim.worker.connections import end_session_of, is_contention, is_refusal
 from django_taskclaim.worker.heartbeat import Vitals
@@ -88,15 +88,14 @@ class Overrun:
     def _write(self, using: str, vitals: Vitals) -> None:
         began = clock()
         handler, row = self.unit.handler, self.task.carrier()
-        rows: ClaimQuerySet[Any] = ClaimQuerySet(handler.model)
         text = outlived(handler)
         together = len(self.unit.called) > 1 and claim_columns(handler.model).not_before is not None
         dialect = dialect_for(connections[using])
         with dialect.own_transaction(), dialect.limit_lock_wait(1):
             if together:
-                rows._quarantine(row)
+                release(row, quarantined=True)
             else:
-                rows.fail(row, text)
+                ClaimQuerySet(handler.model).fail(row, text)
         if handler.has_ranges:
             halve(row)
         if together:

@@ -20,7 +20,7 @@ from django_taskclaim.db import dialect_for
 from django_taskclaim.error_text import describe
 from django_taskclaim.exceptions import ClaimLost, SourceGone, TaskClaimError
 from django_taskclaim.handlers import Handler
-from django_taskclaim.querysets import ClaimQuerySet
+from django_taskclaim.querysets.failing import note_start
 from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.worker.atomic import call_atomically
 from django_taskclaim.worker.calling import acall, call
@@ -161,7 +161,7 @@ class Running:
             return None
         try:
             ensure_usable(self.using)
-            ClaimQuerySet(task.handler.model, using=self.using)._note_start(task.row)
+            note_start(task.row)
         except ClaimLost:
             lost(task.row, "before it could begin")
             return []

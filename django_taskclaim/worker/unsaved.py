@@ -127,17 +127,17 @@ class UnsavedColumns:
         if is_claimable(kind):
             names -= claim_columns(kind).guarded_names
         try:
-            own, of_source, _ = checked_results(model, update_fields)
+            results = checked_results(model, update_fields)
             if is_row and isinstance(completion, Archive):
                 names &= {*shared_columns(kind, completion.model)}
         except (TypeError, ValueError, LookupError):
             # The completion says more.
             return []
-        if is_row and isinstance(completion, Save) and not own:
+        written = [*results.own, *results.inherited] if is_row else results.of_source
+        if is_row and isinstance(completion, Save) and not written:
             return []
-        written = own if is_row else of_source
         fields = kind._meta.concrete_fields
-        return [one for one in fields if one.attname in names and one.name not in written]
+        return [one for one in fields if one.attname in names and one not in written]
 
     def _changed(self, instance: Any, before: dict[str, Any]) -> Iterator[AnyField]:
         """Yield the columns with another value than *before*, unless ``save()`` has written it."""

@@ -18,6 +18,7 @@ from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.completing import CallRaised
 from django_taskclaim.querysets.everyone import stop_everyone
+from django_taskclaim.querysets.failing import release
 from django_taskclaim.querysets.losses import judge_ambiguous_commit
 from django_taskclaim.querysets.results import with_locked_source
 from django_taskclaim.querysets.writes import lock_free
@@ -276,7 +277,7 @@ class Writer:
             stop_everyone(task.handler.model, self.using, outcome.delay, outcome.reason, holder)
         try:
             if outcome.apart:
-                self._rows(results)._quarantine(rows)
+                release(rows, quarantined=True)
             else:
                 self._rows(results).release(rows, delay=outcome.delay)
         except ClaimLost as error:

@@ -106,18 +106,18 @@ FAULTS = {
             "complete() writes update_fields by a statement of its own, without the token.",
             (
                 COMPLETING,
-                "    written: list[Any] = []\n    for policy, held",
-                "    names = results.own\n"
-                "    for row in [row for one in given.held for row in one.rows] if names else ():\n"
+                "    for same in groups.values():",
+                "    for row in [row for one in given.held for row in one.rows]:\n"
+                "        values = {f.attname: getattr(row, f.attname) for f in results[type(row)].own}\n"
                 "        rows = models.QuerySet(type(row), using=carried_claim(row).alias)\n"
-                "        rows.filter(pk=row.pk).update(**{n: getattr(row, n) for n in names})\n"
-                "    results = results._replace(own=())\n"
-                "    written: list[Any] = []\n    for policy, held",
+                "        rows.filter(pk=row.pk).update(**values) if values else None\n"
+                "    results = dict.fromkeys(results, Results())\n"
+                "    for same in groups.values():",
             ),
         ),
         fault(
             "complete() of rows whose claim was lost raises nothing.",
-            (COMPLETING, "given.raise_unless_all(written)\n    return", "return"),
+            ("querysets/writes.py", "if len(self._written) < len(self.rows):", "if False:"),
         ),
         fault(
             "A row that is released keeps its iteration.",

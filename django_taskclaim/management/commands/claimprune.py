@@ -21,7 +21,7 @@ from django_taskclaim.management.rows import (
     rows_of,
     run_action,
 )
-from django_taskclaim.querysets.pruning import prunable
+from django_taskclaim.querysets.removing import prunable
 from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.states import Status
 
