@@ -3,7 +3,7 @@
 Users' migrations name these classes, so this import path and the stored form never change.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
@@ -171,20 +171,33 @@ class MomentField(ClaimColumn, _DateTimeField):
         return _stored_form(as_utc(value), connection.vendor)
 
     def get_db_converters(self, connection: BaseDatabaseWrapper) -> list[Any]:
-        # Its driver makes aware moments already.
-        is_ready = connection.vendor == "postgresql" and settings.USE_TZ
-        return [] if is_ready else super().get_db_converters(connection)
+        converters = super().get_db_converters(connection)
+        if connection.vendor == "postgresql":
+            # Its driver makes the moments that Python shows.
+            return converters
+        read = moment_reader(connection)
+        return [lambda stored, expression, connection: read(stored), *converters]
 
-    def from_db_value(
-        self, value: Any, expression: Any, connection: BaseDatabaseWrapper
-    ) -> datetime | None:
-        if value is None:
+
+def moment_reader(
+    connection: BaseDatabaseWrapper,
+) -> Callable[[datetime | str | None], datetime | None]:
+    """Return what turns a moment as this database gives it into what Python shows, by the settings of now."""
+    zone = connection.timezone or timezone.get_default_timezone()
+    # PostgreSQL's driver gives naive moments as Python shows them.
+    stored_in = zone if connection.vendor == "postgresql" else UTC
+    is_aware = settings.USE_TZ
+
+    def read(stored: datetime | str | None) -> datetime | None:
+        if stored is None:
             return None
-        if isinstance(value, str):
-            value = datetime.fromisoformat(value)
-        if value.tzinfo is None and connection.vendor != "postgresql":
-            value = value.replace(tzinfo=UTC)
-        return _as_python(value)
+        moment = datetime.fromisoformat(stored) if isinstance(stored, str) else stored
+        if moment.tzinfo is None:
+            moment = moment.replace(tzinfo=stored_in)
+        moment = moment.astimezone(zone)
+        return moment if is_aware else moment.replace(tzinfo=None)
+
+    return read
 
 
 def as_utc(value: datetime) -> datetime:
@@ -199,13 +212,3 @@ def _stored_form(value: datetime, vendor: str) -> Any:
         return value
     naive = value.replace(tzinfo=None)
     return naive.isoformat(" ", "milliseconds" if vendor == "sqlite" else "microseconds")
-
-
-def _as_python(value: datetime) -> datetime:
-    if settings.USE_TZ:
-        return value if timezone.is_aware(value) else timezone.make_aware(value)
-    return (
-        timezone.make_naive(value, timezone.get_default_timezone())
-        if timezone.is_aware(value)
-        else value
-    )

@@ -7,7 +7,7 @@ from django.db import IntegrityError, models
 from django.db.models import Exists, F, OuterRef, Q, Value
 
 from django_taskclaim.columns import KeyColumns
-from django_taskclaim.db.sql import SQL
+from django_taskclaim.db.sql import SQL, KeyTable
 from django_taskclaim.fields import AnyField
 from django_taskclaim.links import SourceLink, source_link
 from django_taskclaim.policy import refuse_no_number
@@ -36,7 +36,7 @@ class Population:
         self.paused = paused
         self.sources = _checked(sources, self.link, alias)
         own_key = KeyColumns(self.target.columns.owner, self.link.own)
-        self.table = self.target.dialect.keyed_table(own_key)
+        self.table = KeyTable(own_key, self.target.dialect.connection)
 
     def run(self, chunk_size: int | None, progress: Progress | None) -> int:
         """Add what is missing chunk by chunk, without a size all at once if that can be, and return how many."""

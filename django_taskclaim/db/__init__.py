@@ -8,19 +8,15 @@ from django.db import NotSupportedError, models
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_taskclaim.columns import claim_columns
-from django_taskclaim.db.base import (
-    Bound,
-    ClaimedRow,
-    ClaimSpec,
-    ClaimStatement,
-    Dialect,
-    savepoint_around,
-)
+from django_taskclaim.db.base import Dialect
+from django_taskclaim.db.claim_statement import Bound, ClaimedRow, ClaimSpec, ClaimStatement
 from django_taskclaim.db.mysql import MySQL
 from django_taskclaim.db.postgresql import PostgreSQL
-from django_taskclaim.db.sql import SQL
+from django_taskclaim.db.sessions import savepoint_around
+from django_taskclaim.db.sql import SQL, Table
 from django_taskclaim.db.sqlite import SQLite
 from django_taskclaim.fields import MomentField
+from django_taskclaim.tables import LIMITS, SWITCH_TABLE
 
 __all__ = [
     "Bound",
@@ -82,7 +78,21 @@ class SwitchIsOn(_Expression):
         self.scopes, self.unlimited = tuple(scopes), unlimited
 
     def fragment(self, dialect: Dialect) -> SQL:
-        return dialect.switch_is_on(self.scopes, unlimited=self.unlimited)
+        name = dialect.connection.ops.quote_name
+        column = {
+            each: f"taskclaim_s.{name(each)}" for each in ("scope", "paused_at", "until", *LIMITS)
+        }
+        stops = (
+            f"{column['paused_at']} IS NOT NULL"
+            f" AND ({column['until']} IS NULL OR {column['until']} > {dialect.now})"
+        )
+        limits = [f"{column[each]} IS NOT NULL" for each in LIMITS] if self.unlimited else []
+        marks = ", ".join(["%s"] * len(self.scopes))
+        return SQL(
+            f"NOT EXISTS (SELECT 1 FROM {name(SWITCH_TABLE)} taskclaim_s"
+            f" WHERE {column['scope']} IN ({marks}) AND ({' OR '.join([stops, *limits])}))",
+            self.scopes,
+        )
 
 
 class KeyIn(_Expression):
@@ -96,7 +106,7 @@ class KeyIn(_Expression):
         self.keys = tuple(keys)
 
     def fragment(self, dialect: Dialect) -> SQL:
-        return dialect.table(claim_columns(self.owner)).keyed(self.keys)
+        return Table(claim_columns(self.owner), dialect.connection).keyed(self.keys)
 
 
 class DatabaseNow(_Expression):

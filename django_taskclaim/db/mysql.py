@@ -7,14 +7,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 from django.db import Error, NotSupportedError, OperationalError
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from django_taskclaim import conf
 from django_taskclaim.claim import clock
 from django_taskclaim.columns import KeyColumns
-from django_taskclaim.db.base import NAMED_LEASES, ClaimSpec, Dialect
+from django_taskclaim.db.base import Dialect
+from django_taskclaim.db.claim_statement import ClaimedRow, ClaimSpec, rows_by_role
+from django_taskclaim.db.sessions import NAMED_LEASES
 from django_taskclaim.db.sql import (
     SKIP,
     SQL,
@@ -38,24 +41,11 @@ from django_taskclaim.states import WORKER_MARK, Status
 #: How long our own sessions wait for a row, in whole seconds.
 LOCK_WAIT = 1
 
+#: Where a connection keeps the indexes that lead to the rows of tables that Django has not made.
+KEY_INDEXES = "_taskclaim_key_indexes"
+
 #: ER_NO_SUCH_THREAD
 NO_SUCH_THREAD = 1094
-
-
-class _Chosen(NamedTuple):
-    """What rows are locked among."""
-
-    #: The SELECT of their keys in order, without a limit.
-    candidates: SQL
-    #: What must still be true of one that is locked.
-    condition: SQL
-    #: Whether a statement given more keys than rows are wanted stops at those; one with a subquery may sort, and so
-    #: lock them all.
-    stops: bool = False
-
-    def first(self, most: int) -> SQL:
-        """Return the SELECT of the first keys."""
-        return SQL(f"{self.candidates.text} LIMIT %s", (*self.candidates.params, most))
 
 
 class MySQL(Dialect):
@@ -67,7 +57,7 @@ class MySQL(Dialect):
 
     # NOW() follows the session's time zone.
     now = "UTC_TIMESTAMP(6)"
-    moment_after = "(UTC_TIMESTAMP(6) + INTERVAL {} MICROSECOND)"
+    moment_after = "(UTC_TIMESTAMP(6) + INTERVAL {} * 1000000 MICROSECOND)"
     unix_time = "UNIX_TIMESTAMP()"
     strategies = ("auto", "update_limit")
     returns_updated = False
@@ -83,9 +73,6 @@ class MySQL(Dialect):
     #: The most keys in one of them: MariaDB makes a table of a thousand, and may then walk ours from its first row.
     MOST_KEYS = 500
 
-    def amount(self, wait: timedelta) -> int:
-        return int(wait / timedelta(microseconds=1))
-
     @property
     def commits_alone(self) -> bool:
         return getattr(self.connection, "isolation_level", None) == "read committed"
@@ -97,21 +84,24 @@ class MySQL(Dialect):
             self.run(SQL("SET TRANSACTION ISOLATION LEVEL READ COMMITTED"))
         yield
 
+    def _set(self, name: str, to: int | str) -> None:
+        self.run(SQL(f"SET SESSION {name} = {to}"))
+
     @contextmanager
     def limit_lock_wait(self, seconds: float) -> Iterator[None]:
         # It counts whole seconds.
         whole = max(1, math.ceil(seconds))
         with keeping_setting(self, "innodb_lock_wait_timeout"):
-            self.run(SQL(f"SET SESSION innodb_lock_wait_timeout = {whole}"))
+            self._set("innodb_lock_wait_timeout", whole)
             yield
 
     def end_idle_transactions(self, idle: timedelta, *, ours_alone: bool) -> None:
         seconds = max(1, math.ceil(idle.total_seconds()))
         if ours_alone:
-            self.run(SQL(f"SET SESSION innodb_lock_wait_timeout = {LOCK_WAIT}"))
-            self.run(SQL("SET SESSION lock_wait_timeout = 2"))
+            self._set("innodb_lock_wait_timeout", LOCK_WAIT)
+            self._set("lock_wait_timeout", 2)
         if is_mariadb(self.connection):
-            self.run(SQL(f"SET SESSION idle_transaction_timeout = {seconds}"))
+            self._set("idle_transaction_timeout", seconds)
         elif ours_alone:
             self.limit_idle_session(idle)
 
@@ -120,7 +110,7 @@ class MySQL(Dialect):
             return
         # MySQL knows idle sessions only; a handler that thinks between two queries must not be cut off.
         seconds = "DEFAULT" if idle is None else max(1, math.ceil(idle.total_seconds()))
-        self.run(SQL(f"SET SESSION wait_timeout = {seconds}"))
+        self._set("wait_timeout", seconds)
 
     @contextmanager
     def guarded_transaction(self, idle: timedelta) -> Iterator[None]:
@@ -128,7 +118,7 @@ class MySQL(Dialect):
         name = "idle_transaction_timeout" if is_mariadb(self.connection) else "wait_timeout"
         asked = max(1, math.ceil(idle.total_seconds()))
         with keeping_setting(self, name) as usual:
-            self.run(SQL(f"SET SESSION {name} = {min(asked, usual or asked)}"))
+            self._set(name, min(asked, usual or asked))
             with self.own_transaction(durable=True):
                 yield
 
@@ -155,15 +145,15 @@ class MySQL(Dialect):
         return {"connect_timeout": 5, "read_timeout": 10, "write_timeout": 10}
 
     def update_target(self, table: KeyTable) -> str:
-        return f"{table.name} FORCE INDEX ({table.key_index})"
-
-    def key_table(self, columns: KeyColumns) -> KeyTable:
-        if columns.owner._meta.managed:
-            return super().key_table(columns)
-        return KeyTable(columns, self.connection, key_index=self._index_of_key(columns))
+        if table.columns.owner._meta.managed:
+            return f"{table.name} FORCE INDEX (PRIMARY)"
+        known: dict[str, str] = vars(self.connection).setdefault(KEY_INDEXES, {})
+        if table.name not in known:
+            known[table.name] = self._index_of_key(table.columns)
+        return f"{table.name} FORCE INDEX ({known[table.name]})"
 
     def _index_of_key(self, columns: KeyColumns) -> str:
-        """Return the index that leads to the rows of a table that Django has not made."""
+        """Return the index that leads to the rows of a table that Django has not made; NotSupportedError for none."""
         name, key = real_name(columns.owner._meta.db_table), [field.column for field in columns.key]
         with self.connection.cursor() as cursor:
             found = self.connection.introspection.get_constraints(cursor, name)
@@ -174,15 +164,26 @@ class MySQL(Dialect):
             f"The table {name} has no index on {', '.join(map(str, key))}, so all rows are locked to find one."
         )
 
-    def claim_keys(self, spec: ClaimSpec, strategy: str) -> list[Key]:
-        if strategy == "update_limit":
-            return self._update_limit(spec)
+    def claim(self, spec: ClaimSpec) -> list[ClaimedRow]:
+        table, fields = spec.statement.table, spec.statement.fields
+        marks_first = conf.setting("CLAIM_STRATEGY") == "update_limit"
+        keys = self._update_limit(spec) if marks_first else self._lock_and_claim(spec)
+        parts = self.chunks(keys, table)
+        rows = [row for part in parts for row in self.select(table, fields, table.keyed(part))]
+        return rows_by_role(fields, table, rows)
+
+    def _lock_and_claim(self, spec: ClaimSpec) -> list[Key]:
+        """Lock the first rows that nobody else has, claim them, and return their keys."""
         statement, table = spec.statement, spec.statement.table
-        chosen = _Chosen(
-            spec.bind(statement.candidates), spec.bind(statement.condition), stops=statement.simple
+        rows = self._lock_chosen(
+            table,
+            spec.bind(statement.candidates),
+            spec.bind(statement.condition),
+            spec.limit,
+            table.columns.key,
+            look=spec.limit * self.LOOK_AHEAD,
+            stops=statement.simple,
         )
-        look = spec.limit * self.LOOK_AHEAD
-        rows = self._lock_chosen(chosen, table, spec.limit, table.columns.key, look)
         if not rows:
             return []
         keys = table.keys_of(rows)
@@ -207,7 +208,7 @@ class MySQL(Dialect):
             return []
         # Many at once take rows of a table without claim columns, and have locked the first of them.
         look = limit if isinstance(table, Table) else limit * self.LOOK_AHEAD
-        return self._lock_chosen(_Chosen(candidates, condition), table, limit, fields, look)
+        return self._lock_chosen(table, candidates, condition, limit, fields, look=look)
 
     def deletion(self, table: KeyTable, keys: Keys, condition: SQL | None) -> SQL:
         # On a small table every plainer form walks all rows, index hint or not, and waits for those of others. A SELECT
@@ -224,33 +225,43 @@ class MySQL(Dialect):
         )
 
     def _lock_chosen(
-        self, chosen: _Chosen, table: KeyTable, limit: int, fields: Fields, look: int
+        self,
+        table: KeyTable,
+        candidates: SQL,
+        condition: SQL,
+        limit: int,
+        fields: Fields,
+        *,
+        look: int,
+        stops: bool = False,
     ) -> list[list[Any]]:
-        """Lock up to *limit* rows, the first of those *chosen* that nobody else has, and return *fields* of each.
+        """Lock up to *limit* rows, the first that nobody else has, and return *fields* of each.
 
-        *look* keys are read at first, and more as long as others have too many of them. Where ``IN_ORDER`` statements
-        were not enough, those with the lowest of the keys read ahead go first.
+        *candidates* is the SELECT of their keys in order, and *condition* must still be true of one that is locked.
+        *look* keys are read at first, and more as long as others have too many of them. A statement that *stops* when
+        it has all rows wanted may be given more keys; one with a subquery may sort, and so lock them all. Where
+        ``IN_ORDER`` statements were not enough, those with the lowest of the keys read ahead go first.
         """
         locked: list[list[Any]] = []
         tried: set[Key] = set()
         statements = 0
         while True:
-            keys = table.python_keys(self.fetch(chosen.first(look)))
+            keys = table.python_keys(self.fetch(sql("{} LIMIT {}", candidates, str(look))))
             # A join in the order may show a key more than once.
             fresh = [key for key in dict.fromkeys(keys) if key not in tried]
             while fresh and len(locked) < limit:
                 wanted = limit - len(locked)
                 many = wanted
-                if chosen.stops and statements >= self.IN_ORDER:
+                if stops and statements >= self.IN_ORDER:
                     many = max(wanted, look // self.LOOK_AHEAD)
-                elif chosen.stops and statements:
+                elif stops and statements:
                     many = max(wanted, _ascending(fresh[: self.MOST_KEYS], table))
                 many = min(many, self.MOST_KEYS)
                 part, fresh = fresh[:many], fresh[many:]
                 tried.update(part)
                 statements += 1
                 # Of more than are wanted those with the lowest keys: reading stops there, so that no other is locked.
-                still = both(table.keyed(part), chosen.condition)
+                still = both(table.keyed(part), condition)
                 most = wanted if len(part) > wanted else None
                 locked += self.select(table, fields, still, SKIP, limit=most)
             if len(locked) == limit or len(keys) < look:
@@ -334,10 +345,6 @@ class MySQL(Dialect):
             columns.append(f"{typed} AS v{n}")
         types = SQL(f"SELECT {', '.join(columns)} FROM {table.name} WHERE 1 = 0")
         return SQL.join(" UNION ALL SELECT ", [types, *self.value_rows(table, keys, own)]), names
-
-    def written(self, table: Table, statement: SQL, keys: Keys) -> Keys | None:
-        # A count tells something only where it is that of all rows; none may mean that nothing was changed.
-        return keys if self.run(statement) == len(keys) else None
 
     def advisory_lock(self, name: str) -> None:
         """Wait for a row of that name: GET_LOCK belongs to the session, not to the transaction."""

@@ -2,30 +2,26 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
-from django.conf import settings
 from django.db import InternalError
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from django_taskclaim.db.base import ClaimStatement, Dialect
+from django_taskclaim.db.base import Dialect
+from django_taskclaim.db.claim_statement import ClaimStatement
 from django_taskclaim.db.sql import (
     PREPARED,
     SQL,
-    Convert,
-    Fields,
     Keys,
     KeyTable,
     OwnValues,
-    Rows,
     Table,
     both,
     sql,
     unqualified,
     value,
 )
-from django_taskclaim.fields import MomentField
 from django_taskclaim.policy import RENEWALS_PER_LEASE
 from django_taskclaim.states import Token
 
@@ -52,13 +48,9 @@ class PostgreSQL(Dialect):
     moment_after = "(STATEMENT_TIMESTAMP() + {} * INTERVAL '1 second')"
     unix_time = "FLOOR(EXTRACT(EPOCH FROM STATEMENT_TIMESTAMP()))::bigint"
     lock_clause = "FOR NO KEY UPDATE"
-    claims_in_one_statement = True
     passes_over_duplicates = True
     names_open_transactions = True
     leaves_out_complete = True
-
-    def amount(self, wait: timedelta) -> float:
-        return wait.total_seconds()
 
     @property
     def _isolates_too_much(self) -> bool:
@@ -167,43 +159,30 @@ class PostgreSQL(Dialect):
         }
 
     def whole_claim(self, statement: ClaimStatement) -> SQL:
-        """Lock, claim and return in one statement.
+        table = statement.table
+        update = self._update_free(
+            table, statement.limited_candidates, statement.assignments, statement.claimable
+        )
+        return sql("{} RETURNING {}", update, table.shown(statement.fields))
+
+    def _update_free(self, table: Table, chosen: SQL, assignments: SQL, condition: SQL) -> SQL:
+        """Return the UPDATE of those *chosen* by a SELECT that nobody has locked and that match *condition*.
 
         MATERIALIZED matters: a nested loop runs a plain sub-select again and again, and each run locks another
         LIMIT rows (200 rows for 5 asked were seen).
         """
-        table = statement.table
         return sql(
-            "WITH {} AS MATERIALIZED ({} {} OF {} SKIP LOCKED)"
-            " UPDATE {} SET {} FROM {} WHERE {} AND {} RETURNING {}",
+            "WITH {} AS MATERIALIZED ({} {} OF {} SKIP LOCKED) UPDATE {} SET {} FROM {} WHERE {} AND {}",
             CANDIDATES,
-            statement.limited_candidates,
+            chosen,
             self.lock_clause,
             unqualified(table.name),
             table.name,
-            statement.assignments,
+            assignments,
             CANDIDATES,
             table.same_key(CANDIDATES, table.key),
-            statement.claimable,
-            # Moments as text, for nearly all are the same and can be read together. Django has the driver read each by
-            # itself, in Python.
-            ", ".join(
-                table.qualified(one) + "::text" * (settings.USE_TZ and isinstance(one, MomentField))
-                for one in statement.fields
-            ),
+            condition,
         )
-
-    def claim_converters(self, table: Table, fields: Fields) -> dict[int, Convert]:
-        passed = super().claim_converters(table, fields)
-        if not settings.USE_TZ:
-            return passed
-        ours = [n for n, field in enumerate(fields) if isinstance(field, MomentField)]
-        return passed | dict.fromkeys(ours, self._moment)
-
-    def _moment(self, text: str | None) -> datetime | None:
-        if text is None:
-            return None
-        return datetime.fromisoformat(text).astimezone(self.connection.timezone or UTC)
 
     def value_rows(self, table: KeyTable, keys: Keys, own: Sequence[OwnValues]) -> list[SQL]:
         """Begin with a row of nothing but types: texts, and arrays of texts, have none and take that of their column.
@@ -220,36 +199,17 @@ class PostgreSQL(Dialect):
         return [SQL(", ".join(typed)), *super().value_rows(table, keys, own)]
 
     def renew_held(self, table: Table, token: Token, keys: Keys, lease: timedelta) -> Keys:
-        held = both(table.keyed(keys), table.standing(token))
-        statement = sql(
-            "WITH {} AS MATERIALIZED (SELECT {} FROM {} WHERE {} ORDER BY {} {} SKIP LOCKED)"
-            " UPDATE {} SET {} FROM {} WHERE {} AND {}",
-            CANDIDATES,
+        standing = table.standing(token)
+        held = sql(
+            "SELECT {0} FROM {1} WHERE {2} ORDER BY {0}",
             table.key_list,
             table.name,
-            held,
-            table.key_list,
-            self.lock_clause,
-            table.name,
-            self.extension(table, lease),
-            CANDIDATES,
-            table.same_key(CANDIDATES, table.key),
-            table.standing(token),
+            both(table.keyed(keys), standing),
         )
-        renewed = self.written(table, statement, keys)
+        update = self._update_free(table, held, self.extension(table, lease), standing)
+        renewed = self.written(table, update, keys)
         assert renewed is not None, "RETURNING names what was written"
         return renewed
-
-    def lock_first(
-        self, queryset: Rows, table: KeyTable, limit: int, fields: Fields, *, deleting: bool = False
-    ) -> list[list[Any]]:
-        rows = self.compiled(queryset, limit, fields)
-        if rows is None:
-            return []
-        # A row that will go may not be referred to meanwhile: the DELETE would wait for that transaction.
-        clause = "FOR UPDATE" if deleting else self.lock_clause
-        locking = sql("{} {} OF {} SKIP LOCKED", rows, clause, unqualified(table.name))
-        return table.python_rows(fields, self.fetch(locking))
 
     def advisory_lock(self, name: str) -> None:
         # A lock of the transaction, not of the session: it works behind a transaction pooler.

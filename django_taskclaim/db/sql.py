@@ -17,7 +17,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models.expressions import Col
 
 from django_taskclaim.columns import ClaimColumns, KeyColumns
-from django_taskclaim.fields import AnyField
+from django_taskclaim.fields import AnyField, MomentField, moment_reader
 from django_taskclaim.states import Status, Token
 
 Key = Any
@@ -76,6 +76,9 @@ class SQL(NamedTuple):
         return cls(texts, tuple(chain.from_iterable([part.params for part in parts])))
 
 
+NO_SQL = SQL("")
+
+
 def sql(template: str, *pieces: "SQL | str") -> SQL:
     """Fill the ``{}`` of *template* with *pieces*, keeping the bound values in the order of the text."""
     parts = [piece if isinstance(piece, SQL) else SQL(piece) for piece in pieces]
@@ -123,16 +126,11 @@ class Change(NamedTuple):
 
 
 class KeyTable:
-    """A table whose rows are found by their key, as one connection spells it.
-
-    ``key_index`` names the index through which they are found, for databases that lock along an index.
-    """
+    """A table whose rows are found by their key, as one connection spells it."""
 
     columns: KeyColumns
 
-    def __init__(
-        self, columns: KeyColumns, connection: BaseDatabaseWrapper, *, key_index: str = "PRIMARY"
-    ) -> None:
+    def __init__(self, columns: KeyColumns, connection: BaseDatabaseWrapper) -> None:
         self.columns = columns
         self.connection = connection
         self._names: dict[str | None, str] = {}
@@ -140,7 +138,6 @@ class KeyTable:
         self.key = [self.column(field) for field in columns.key]
         self.key_list = self.list_of(columns.key)
         self.key_tuple = f"({self.key_list})" if len(self.key) > 1 else self.key_list
-        self.key_index = key_index
         #: Whether keys are whole numbers, which are sent, and come back, as they are.
         self.has_plain_key = len(columns.key) == 1 and type(columns.key[0]) in PLAIN_INTEGERS
 
@@ -171,21 +168,30 @@ class KeyTable:
         """Return qualified column names, separated by commas."""
         return ", ".join(self.qualified(field) for field in fields)
 
+    def shown(self, fields: Fields) -> str:
+        """Return the same as a SELECT or a RETURNING names it whose rows ``python_rows`` takes.
+
+        PostgreSQL's driver reads each moment by itself, in Python. As text those that are the same are read once.
+        """
+        as_text = "::text" if self.connection.vendor == "postgresql" else ""
+        return ", ".join(
+            self.qualified(one) + as_text * (type(one) is MomentField) for one in fields
+        )
+
     def keyed(self, keys: Keys) -> SQL:
         """Match the rows with these keys."""
-        if len(self.key) > 1:
-            return self.keyed_by_columns(keys)
-        prepared = [one for (one,) in self.prepared_keys(keys)]
-        if len(prepared) > 1 and set(map(type, prepared)) == {int}:
-            # As they are: many values bound cost the driver more than the statement costs the server. With a single one
-            # the text is the same for all rows, which the driver then takes apart only once.
-            return SQL(f"{self.key_list} IN ({', '.join(map(str, prepared))})")
-        marks = ", ".join(["%s"] * len(prepared))
-        return SQL(f"{self.key_list} IN ({marks})", tuple(prepared))
-
-    def keyed_by_columns(self, keys: Keys) -> SQL:
-        """Match the rows with these composite keys."""
-        params = tuple(part for key in keys for part in self.prepared_key(key))
+        params = tuple(chain.from_iterable(self.prepared_keys(keys)))
+        if len(self.key) == 1:
+            if len(params) > 1 and set(map(type, params)) == {int}:
+                # As they are: many values bound cost the driver more than the statement costs the server. With a single
+                # one the text is the same for all rows, which the driver then takes apart only once.
+                return SQL(f"{self.key_list} IN ({', '.join(map(str, params))})")
+            return SQL(f"{self.key_list} IN ({', '.join(['%s'] * len(params))})", params)
+        if self.connection.vendor == "sqlite":
+            # An OR of a thousand is too deep for it, and it uses the key's index for no VALUES but a SELECT of them.
+            row = f"({', '.join(['%s'] * len(self.key))})"
+            listed = ", ".join([row] * len(keys))
+            return SQL(f"{self.key_tuple} IN (SELECT * FROM (VALUES {listed}))", params)
         each = " AND ".join(f"{self.name}.{column} = %s" for column in self.key)
         return SQL("(" + " OR ".join([f"({each})"] * len(keys)) + ")", params)
 
@@ -194,21 +200,17 @@ class KeyTable:
         pairs = zip(self.key, names, strict=True)
         return " AND ".join([f"{self.name}.{own} = {other}.{name}" for own, name in pairs])
 
-    def prepared_key(self, key: Key) -> tuple[Any, ...]:
-        """Return the key's values as the driver wants them."""
-        if self.has_plain_key and type(key) is int:
-            return (key,)
-        parts = key if len(self.key) > 1 else (key,)
-        return tuple(
-            field.get_db_prep_value(part, self.connection, prepared=False)
-            for field, part in zip(self.columns.key, parts, strict=True)
-        )
-
     def prepared_keys(self, keys: Keys) -> list[tuple[Any, ...]]:
         """Return the values of each key as the driver wants them."""
         if self.has_plain_key and set(map(type, keys)) == {int}:
             return [(key,) for key in keys]
-        return [self.prepared_key(key) for key in keys]
+        return [
+            tuple(
+                field.get_db_prep_value(part, self.connection, prepared=False)
+                for field, part in zip(self.columns.key, parts, strict=True)
+            )
+            for parts in (keys if len(self.key) > 1 else [(key,) for key in keys])
+        ]
 
     def assign(self, field: AnyField, to: SQL) -> SQL:
         """Return ``column = expression`` for a SET clause."""
@@ -263,6 +265,8 @@ class KeyTable:
                 place: partial(_through, functions, column, self.connection)
                 for place, (functions, column) in found.items()
             }
+            moments = [n for n, field in enumerate(fields) if type(field) is MomentField]
+            passed |= dict.fromkeys(moments, moment_reader(self.connection))
             known[kind] = (tuple(fields), passed)
         return known[kind][1]
 
@@ -293,7 +297,9 @@ class Table(KeyTable):
         super().__init__(columns, connection)
         self.model_table = columns.owner._meta.db_table
         self._cached: dict[Hashable, Any] = {}
-        self.status = self.qualified(columns.status)
+        #: On SQLite never the way to find a row whose key is known: without statistics it would rather read every open
+        #: row than find a hundred by their keys. The plus takes the column out of the choice of an index.
+        self.status = "+" * (connection.vendor == "sqlite") + self.qualified(columns.status)
         self.holder = self.qualified(columns.claimed_by)
         self.iteration = self.qualified(columns.iteration)
         #: The SET that changes nothing.

@@ -7,10 +7,10 @@ from datetime import timedelta
 from typing import Any
 
 from django.db import OperationalError
-from django.db.backends.base.base import BaseDatabaseWrapper
 
-from django_taskclaim.columns import ClaimColumns, KeyColumns
-from django_taskclaim.db.base import NAMED_LEASES, ClaimStatement, Dialect
+from django_taskclaim.db.base import Dialect
+from django_taskclaim.db.claim_statement import ClaimStatement
+from django_taskclaim.db.sessions import NAMED_LEASES
 from django_taskclaim.db.sql import (
     SKIP,
     SQL,
@@ -35,46 +35,16 @@ def _is_of_decoding(error: Exception) -> bool:
     return isinstance(cause, sqlite3.OperationalError) and not hasattr(cause, "sqlite_errorcode")
 
 
-class RowValues(KeyTable):
-    """A table whose composite keys are compared as one value: an OR of a thousand is too deep for SQLite."""
-
-    def keyed_by_columns(self, keys: Keys) -> SQL:
-        params = tuple(part for key in keys for part in self.prepared_key(key))
-        row = f"({', '.join(['%s'] * len(self.key))})"
-        # Selected from, for the index of the key is not used for VALUES alone.
-        listed = ", ".join([row] * len(keys))
-        return SQL(f"{self.key_tuple} IN (SELECT * FROM (VALUES {listed}))", params)
-
-
-class ClaimRowValues(RowValues, Table):
-    """The same with claim columns. The state of a row is a condition beside its key, never the way to find it."""
-
-    def __init__(self, columns: ClaimColumns, connection: BaseDatabaseWrapper) -> None:
-        super().__init__(columns, connection)
-        # The plus takes the column out of the choice of an index: without statistics SQLite would rather read every
-        # open row than find a hundred by their keys.
-        self.status = f"+{self.status}"
-
-
 class SQLite(Dialect):
     """SQLite ignores ``select_for_update`` silently; a lock here is an UPDATE that changes nothing."""
 
     # Its clock has milliseconds; one shape everywhere, so that comparing texts compares moments.
     now = "STRFTIME('%%Y-%%m-%%d %%H:%%M:%%f', 'now')"
-    moment_after = "STRFTIME('%%Y-%%m-%%d %%H:%%M:%%f', 'now', {})"
+    moment_after = "STRFTIME('%%Y-%%m-%%d %%H:%%M:%%f', 'now', PRINTF('%%+.3f seconds', {}))"
     unix_time = "CAST(STRFTIME('%%s', 'now') AS INTEGER)"
     greatest = "MAX"
-    locks_in_order = False
-    claims_in_one_statement = True
     has_one_writer = True
-    has_server = False
     names_open_transactions = True
-
-    def table(self, columns: ClaimColumns) -> Table:
-        return ClaimRowValues(columns, self.connection)
-
-    def keyed_table(self, columns: KeyColumns) -> KeyTable:
-        return RowValues(columns, self.connection)
 
     def may_be_done(self, error: Exception) -> bool:
         # No server is between the statement and its answer, but a file system that fails may have kept its COMMIT.
@@ -83,9 +53,6 @@ class SQLite(Dialect):
 
     def may_be_of_reading(self, error: Exception) -> bool:
         return _is_of_decoding(error) or super().may_be_of_reading(error)
-
-    def amount(self, wait: timedelta) -> str:
-        return f"{wait.total_seconds():+.3f} seconds"
 
     @contextmanager
     def kept_whole(self) -> Iterator[None]:
@@ -117,9 +84,9 @@ class SQLite(Dialect):
             statement.assignments,
             table.key_tuple,
             statement.limited_candidates,
-            # The state is a condition beside the key, never the way to find the row; see ``ClaimRowValues``.
+            # The state is a condition beside the key, never the way to find the row; see ``Table``.
             SQL(text.replace(table.qualified(table.columns.status), table.status), params),
-            table.list_of(statement.fields),
+            table.shown(statement.fields),
         )
 
     def select(
@@ -155,7 +122,7 @@ class SQLite(Dialect):
             table.name,
             table.unchanged,
             condition,
-            table.list_of(fields),
+            table.shown(fields),
         )
         return table.python_rows(fields, self.fetch(statement))
 

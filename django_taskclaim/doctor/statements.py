@@ -118,6 +118,6 @@ def fenced_statements(model: type[models.Model], alias: str) -> list[SQL]:
         deletes = isinstance(policy_for(model).completion, Delete)
         change = None if deletes else Change(completed(target))
         target.dialect.write_held(target.table, [(NOBODY, keys)], change)
-        target.dialect.held_keys(target.table, NOBODY, keys, WAIT)
+        target.dialect.select_keys(target.table, keys, target.table.standing(NOBODY), WAIT)
         target.dialect.renew_held(target.table, NOBODY, keys, timedelta(seconds=60))
     return captured

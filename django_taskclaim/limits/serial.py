@@ -11,8 +11,8 @@ from django.db import models
 from django.db.models import Q
 
 from django_taskclaim.columns import ClaimColumns
-from django_taskclaim.db import KeyIn
-from django_taskclaim.db.sql import Key
+from django_taskclaim.db import Bound, KeyIn
+from django_taskclaim.db.sql import SQL, Key
 from django_taskclaim.fields import AnyField
 from django_taskclaim.limits.per_key import KeyLimit
 from django_taskclaim.policy import Policy
@@ -93,10 +93,25 @@ class SerialLimit(KeyLimit):
     def _first(
         self, target: ClaimTarget, keys: Sequence[Any], *states: Sequence[Status]
     ) -> list[list[Key]]:
-        """Return the first rows of *keys* in each of these groups of states, at one moment."""
-        groups = [target.rows.filter(in_state(target.columns, *some)) for some in states]
-        groups = [self._in_order(target, rows) for rows in groups]
-        return target.dialect.first_of_each(groups, target.table, self.field, keys)
+        """Return the first row of each of *keys* in each of these groups of states, by one statement: at one moment."""
+        prepared = [self.field.get_db_prep_value(key, target.dialect.connection) for key in keys]
+        parts: list[SQL] = []
+        for number, some in enumerate(states):
+            is_one = {self.field.attname: Bound("key")}
+            rows = target.rows.filter(in_state(target.columns, *some), **is_one)
+            first = target.dialect.compiled(self._in_order(target, rows), 1, target.columns.key)
+            assert first is not None, "rows in some state are possible"
+            for key in prepared:
+                name = f"taskclaim_{len(parts)}"
+                text = f"SELECT {name}.*, {number} FROM ({first.text}) {name}"
+                params = [key if type(one) is Bound else one for one in first.params]
+                parts.append(SQL(text, tuple(params)))
+        found = target.dialect.fetch(SQL.join(" UNION ALL ", parts))
+        rows_of: list[list[Key]] = [[] for _ in states]
+        found_keys = target.table.python_keys([row[:-1] for row in found])
+        for row, key in zip(found, found_keys, strict=True):
+            rows_of[row[-1]].append(key)
+        return rows_of
 
     def _in_order(self, target: ClaimTarget, rows: Rows) -> Rows:
         asked: Rows = models.QuerySet(target.model).order_by(*self.order)

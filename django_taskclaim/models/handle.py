@@ -55,7 +55,9 @@ class ClaimHandle:
         """Ask the database whether the claim stands: True, or ClaimLost."""
         claim = self._standing()
         target = ClaimTarget.of(type(self._row), claim.alias)
-        if not target.dialect.held_keys(target.table, claim.token, [claim.pk]):
+        if not target.dialect.select_keys(
+            target.table, [claim.pk], target.table.standing(claim.token)
+        ):
             claim.lost = True
             raise ClaimLost([self._row])
         return True

@@ -218,7 +218,7 @@ class ClaimCall:
             plain
             and not is_limited
             and WORKER_MARK in request.holder
-            and dialect.claims_in_one_statement
+            and dialect.returns_updated
             and not connection.in_atomic_block
             and commits_by_itself(connection)
             and dialect.commits_alone

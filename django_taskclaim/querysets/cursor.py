@@ -14,10 +14,11 @@ from django.db.models import Q
 from django_taskclaim.claim import clock
 from django_taskclaim.columns import ClaimColumns
 from django_taskclaim.db import Bound, ClaimedRow
-from django_taskclaim.db.sql import Table
+from django_taskclaim.db.sql import Table, sql
 from django_taskclaim.fields import NEVER_WAITED, QUARANTINED, as_utc
 from django_taskclaim.querysets.conditions import has_waited, is_quarantined, never_waited
 from django_taskclaim.querysets.scope import ClaimTarget
+from django_taskclaim.states import Status
 
 #: Under backlog everything is looked at so often, in seconds, and so are rows of a higher priority alone …
 FULL_SCAN_EVERY = 1.0
@@ -44,10 +45,10 @@ class Scan(NamedTuple):
 
     def prepared(self, table: Table) -> Mapping[str, Any]:
         """Return the values as the driver wants them."""
-        key = {
-            name: table.prepared_key(self.values[name])[0] for name in self.values if name == "key"
-        }
-        return {**self.values, **key}
+        values = dict(self.values)
+        if "key" in values:
+            values["key"] = table.prepared_keys([values["key"]])[0][0]
+        return values
 
     def condition(self, columns: ClaimColumns) -> Q:
         """Return which open rows the scan finds."""
@@ -80,8 +81,21 @@ def quarantined_scans(target: ClaimTarget) -> list[Scan]:
         return []
     if target.columns.priority is None:
         return [QUARANTINED_SCAN]
-    numbers = target.dialect.priorities_from(target.table, QUARANTINED)
-    return [Scan("quarantined", {"priority": number}) for number in numbers]
+    # Each priority is found by the index. One range over all of them would read every open row.
+    priority, table = target.table.qualified(target.columns.priority), target.table
+    waiting = table.qualified(target.columns.not_before)
+    is_open = f"{table.qualified(target.columns.status)} = '{Status.OPEN.value}'"
+    highest = f"SELECT MAX({priority}) FROM {table.name} WHERE {is_open}"
+    statement = sql(
+        f"WITH RECURSIVE taskclaim_p(number) AS ({highest}"
+        f" UNION ALL SELECT ({highest} AND {priority} < taskclaim_p.number)"
+        " FROM taskclaim_p WHERE taskclaim_p.number IS NOT NULL)"
+        f" SELECT number FROM taskclaim_p WHERE EXISTS (SELECT 1 FROM {table.name}"
+        f" WHERE {is_open} AND {priority} = taskclaim_p.number AND {waiting} >= {{}})",
+        table.bound(target.columns.not_before, QUARANTINED),
+    )
+    found = target.dialect.fetch(statement)
+    return [Scan("quarantined", {"priority": number}) for (number,) in found]
 
 
 @dataclass(slots=True)

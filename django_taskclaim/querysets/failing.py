@@ -134,9 +134,8 @@ class Failing(Write):
         shared = [*why_failed(target, *self.stored), *charge, *open_again(target)]
         if waiting is None:
             return Change(shared)
-        dialect = target.dialect
-        amounts = [value(dialect.amount(self.waits[id(row)])) for row in rows]
-        return Change(shared, [OwnValues(waiting, amounts, stored=dialect.moment_after)])
+        seconds = [value(self.waits[id(row)].total_seconds()) for row in rows]
+        return Change(shared, [OwnValues(waiting, seconds, target.dialect.moment_after)])
 
 
 class GivingBack(Write):

@@ -5,7 +5,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from django_taskclaim.db import ClaimedRow
-from django_taskclaim.db.base import rows_by_role
+from django_taskclaim.db.claim_statement import rows_by_role
 from django_taskclaim.db.sql import WAIT, Change
 from django_taskclaim.querysets.conditions import is_running
 from django_taskclaim.querysets.isolated_claims import send_apart
@@ -45,7 +45,7 @@ def extend_held(call: "ClaimCall") -> list[ClaimedRow]:
 def _extend(call: "ClaimCall", token: Token, keys: Sequence[Any]) -> list[Any]:
     """Wait for the rows that *token* holds, extend their leases, and return their keys."""
     dialect, table = call.target.dialect, call.target.table
-    held = dialect.held_keys(table, token, keys, WAIT)
+    held = dialect.select_keys(table, keys, table.standing(token), WAIT)
     if held:
         extension = Change([dialect.extension(table, call.request.lease)])
         dialect.write(table, held, extension, table.standing(token))

@@ -125,8 +125,8 @@ def _chunks(queryset: Rows, verb: BulkVerb, limit: int | None) -> Iterator[int]:
             continue
         if len(locked) < size:
             return
-        if target.dialect.locks_in_order:
-            # Else each chunk would walk past all that the ones before it have done.
+        if not target.dialect.has_one_writer:
+            # In order, so each chunk need not walk past all that the ones before it have done.
             rows = rows.filter(pk__gt=locked[-1].key)
 
 

@@ -12,7 +12,7 @@ from django.db.models.deletion import Collector
 from django_taskclaim.claim import carried_claim
 from django_taskclaim.columns import KeyColumns, claim_columns, has_ranges
 from django_taskclaim.db import DatabaseLater
-from django_taskclaim.db.sql import SQL, Key
+from django_taskclaim.db.sql import SQL, Key, KeyTable
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.querysets.operating import (
     BulkVerb,
@@ -110,7 +110,7 @@ def _copy(target: ClaimTarget, archive: Model, keys: Sequence[Any]) -> None:
     text, params = query.get_compiler(connection=target.dialect.connection).as_sql()
     by_name: dict[str, Any] = {field.attname: field for field in archive._meta.concrete_fields}
     into = [*(by_name[name] for name in shared), *(field for field, _ in own)]
-    table = target.dialect.keyed_table(KeyColumns(archive))
+    table = KeyTable(KeyColumns(archive), target.dialect.connection)
     copied = target.dialect.insert_selected(table, into, SQL(text, tuple(params)))
     if copied != len(keys):
         raise TaskClaimError(f"Archived {copied} of {len(keys)} rows; rolled back.")

@@ -110,5 +110,5 @@ def _extend(target: ClaimTarget, token: Token, lease: timedelta, keys: Sequence[
         return renewed, (), ()
     rest = [key for key in keys if key not in set(renewed)]
     # A token that does not stand now never stands again; one that does was locked.
-    skipped = target.dialect.held_keys(target.table, token, rest)
+    skipped = target.dialect.select_keys(target.table, rest, target.table.standing(token))
     return renewed, skipped, [key for key in rest if key not in set(skipped)]

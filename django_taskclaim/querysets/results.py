@@ -170,8 +170,8 @@ def _by_table(
     tables: dict[Any, list[AnyField]] = {}
     for field in fields:
         tables.setdefault(field.model, []).append(field)
-    keyed = target.dialect.keyed_table
-    return [(keyed(KeyColumns(model)), same) for model, same in tables.items()]
+    connection = target.dialect.connection
+    return [(KeyTable(KeyColumns(model), connection), same) for model, same in tables.items()]
 
 
 def _key(table: KeyTable, instance: Any) -> Any:

@@ -31,7 +31,7 @@ class Target:
         """Return the target of *model*, which needs no claim columns, on the database *alias*."""
         columns = key_columns(model)
         dialect = dialect_for(connections[alias])
-        return Target(model, alias, columns, dialect, dialect.key_table(columns))
+        return Target(model, alias, columns, dialect, KeyTable(columns, dialect.connection))
 
     @property
     def rows(self) -> Rows:
@@ -63,7 +63,7 @@ class ClaimTarget(Target):
             or target.table.model_table != target.columns.owner._meta.db_table
         ):
             columns, dialect = claim_columns(model), dialect_for(connection)
-            table, is_owner = dialect.table(columns), columns.owned_by(model)
+            table, is_owner = Table(columns, connection), columns.owned_by(model)
             target = known[model] = cls(model, alias, columns, dialect, table, is_owner)
         return target
 

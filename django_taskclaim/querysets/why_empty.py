@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from django.db.models import Count, Min, Q
 
+from django_taskclaim.db import SwitchIsOn
 from django_taskclaim.db.sql import sql
 from django_taskclaim.fields import OPEN_ENDED
 from django_taskclaim.formatting import format_clock_time, format_number
@@ -74,7 +75,7 @@ def why_empty(queryset: Rows, who: str) -> WhyEmpty:
 
 
 def _is_paused(target: ClaimTarget) -> bool:
-    is_on = target.dialect.switch_is_on(scopes_over(target.model))
+    is_on = SwitchIsOn(scopes_over(target.model)).fragment(target.dialect)
     ((on,),) = target.dialect.fetch(sql("SELECT CASE WHEN {} THEN 1 ELSE 0 END", is_on))
     return not on
 

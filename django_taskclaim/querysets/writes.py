@@ -355,7 +355,9 @@ def locked_rows(held: HeldRows, *, wait: bool = True) -> HeldRows:
     Without *wait*, those that others have locked are left out.
     """
     target, lock = held.target, WAIT if wait else SKIP
-    return held.only(target.dialect.held_keys(target.table, held.token, held.keys, lock))
+    return held.only(
+        target.dialect.select_keys(target.table, held.keys, target.table.standing(held.token), lock)
+    )
 
 
 def lock_free(rows: Rows) -> tuple[list[Any], list[Any]]:
@@ -370,14 +372,18 @@ def lock_free(rows: Rows) -> tuple[list[Any], list[Any]]:
         free += locked.rows
         rest = [key for key in held.keys if key not in set(locked.keys)]
         dialect, table = held.target.dialect, held.target.table
-        busy += held.only(dialect.held_keys(table, held.token, rest)).rows
+        busy += held.only(dialect.select_keys(table, rest, table.standing(held.token))).rows
     return free, busy
 
 
 def lock_claim(row: Any, using: str) -> bool:
     """Lock the row's claim in the current transaction and say whether it stands."""
     claim, target = carried_claim(row), ClaimTarget.of(type(row), using)
-    return bool(target.dialect.held_keys(target.table, claim.token, [claim.pk], WAIT))
+    return bool(
+        target.dialect.select_keys(
+            target.table, [claim.pk], target.table.standing(claim.token), WAIT
+        )
+    )
 
 
 def lock_claims(rows: Iterable[Any]) -> list[Any]:

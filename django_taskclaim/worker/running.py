@@ -306,7 +306,7 @@ class Running:
             is_refusal(error) or is_contention(error)
         ):
             return False
-        if not dialect_for(connections[self.using]).has_server:
+        if dialect_for(connections[self.using]).has_one_writer:
             return False
         return self.service.was_away_since(since)
 

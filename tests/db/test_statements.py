@@ -11,7 +11,7 @@ from tests.factories import make
 from tests.testapp.models import Photo
 
 in_one_statement = pytest.mark.skipif(
-    not dialect_for(connection).claims_in_one_statement, reason="claims by several statements"
+    not dialect_for(connection).returns_updated, reason="claims by several statements"
 )
 
 

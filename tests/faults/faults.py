@@ -56,7 +56,7 @@ FAULTS = {
             (POSTGRESQL, "({} {} OF {} SKIP LOCKED)", "({} /* {} OF {} SKIP LOCKED */)"),
             (
                 POSTGRESQL,
-                "table.same_key(CANDIDATES, table.key),\n            statement.claimable,",
+                "table.same_key(CANDIDATES, table.key),\n            condition,",
                 "table.same_key(CANDIDATES, table.key),\n            'true',",
             ),
             on=("postgresql",),
@@ -196,7 +196,7 @@ FAULTS = {
             "A locked row that a renewal passes over is taken for lost.",
             (
                 "querysets/renewing.py",
-                "skipped = target.dialect.held_keys(target.table, token, rest)",
+                "skipped = target.dialect.select_keys(target.table, rest, target.table.standing(token))",
                 "skipped: list[Key] = []",
             ),
             on=("mysql",),
@@ -249,8 +249,8 @@ FAULTS = {
             "A row whose handler meets an outage of the database is charged a try.",
             (
                 RUNNING,
-                ".has_server:\n            return False\n        return self.service.was_away_since(since)",
-                ".has_server:\n            return False\n        return False",
+                ".has_one_writer:\n            return False\n        return self.service.was_away_since(since)",
+                ".has_one_writer:\n            return False\n        return False",
             ),
             on=("postgresql", "mysql"),
         ),
