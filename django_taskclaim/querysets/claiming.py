@@ -134,49 +134,28 @@ def checked_name(name: str, argument: str = "claimed_by") -> str:
     return name
 
 
-def prepare(queryset: Rows, request: Request) -> "ClaimCall | None":
-    """Return the claim that *request* asks for; None for a queryset that is empty by its conditions.
+def claim(queryset: Rows, request: Request) -> list[Any]:
+    """Claim rows of *queryset* and return them, committed, in claim order.
 
-    Raises TypeError for a queryset that no row can be claimed through.
+    A row that nobody can read, or write, keeps nobody from the others. Raises TypeError for a queryset that no row can
+    be claimed through.
     """
-    policies = policies_over(queryset.model)
-    refuse_unclaimable(queryset)
+    call = ClaimCall(queryset, request)
     if queryset.query.is_empty():
-        return None
-    if policies:
-        queryset = in_policy_order(queryset)
-    if remembered:
-        queryset = without_refused(queryset)
-    target = ClaimTarget.of(queryset.model, queryset.db)
-    limited = (target.alias, target.model) in known
-    if policies:
-        limited = limited or any(policy.names_limits for policy in policies)
-    plain = is_plain(queryset, target)
-    return ClaimCall(queryset, target, request, plain=plain, is_limited=limited)
-
-
-def claim(call: "ClaimCall") -> list[Any]:
-    """Claim rows and return them, committed, in claim order.
-
-    A row that nobody can read, or write, keeps nobody from the others.
-    """
+        return []
     try:
-        return _claim(call)
+        rows = call.run()
+        if rows or call.is_limited or request.answer is not None:
+            # A worker learns of stored limits when it reads the switch.
+            return rows
+        # A limit that was stored meanwhile keeps such a claim from taking rows.
+        switches_of(call.target.model, call.target.alias)
+        if (call.target.alias, call.target.model) in known:
+            call.is_limited, call.autocommits = True, False
+            rows = call.run()
+        return rows
     except Exception as error:
         return claim_again(call, error)
-
-
-def _claim(call: "ClaimCall") -> list[Any]:
-    rows = call.run()
-    if rows or call.is_limited or call.request.answer is not None:
-        # A worker learns of stored limits when it reads the switch.
-        return rows
-    # A limit that was stored meanwhile keeps such a claim from taking rows.
-    switches_of(call.target.model, call.target.alias)
-    if (call.target.alias, call.target.model) in known:
-        call.is_limited, call.autocommits = True, False
-        rows = call.run()
-    return rows
 
 
 #: How many claims this process has made, by database and table.
@@ -190,18 +169,21 @@ class ClaimCall:
     tables, is asked for what its holder has already, has limits, or a database claims by several statements.
     """
 
-    def __init__(
-        self,
-        queryset: Rows,
-        target: ClaimTarget,
-        request: Request,
-        *,
-        plain: bool = False,
-        is_limited: bool = False,
-    ) -> None:
-        """*plain* says that the claim statement's own columns make the instances."""
-        self.queryset, self.target, self.request = queryset, target, request
-        self.plain, self.is_limited = plain, is_limited
+    def __init__(self, queryset: Rows, request: Request) -> None:
+        policies = policies_over(queryset.model)
+        refuse_unclaimable(queryset)
+        if policies:
+            queryset = in_policy_order(queryset)
+        if remembered:
+            queryset = without_refused(queryset)
+        self.queryset, self.request = queryset, request
+        self.target = target = ClaimTarget.of(queryset.model, queryset.db)
+        #: Whether limits of the model are known, of its handler's or stored ones.
+        self.is_limited = (target.alias, target.model) in known or (
+            bool(policies) and any(policy.names_limits for policy in policies)
+        )
+        #: Whether the claim statement's own columns make the instances.
+        self.plain = is_plain(queryset, target)
         #: Rows that statements of this call have claimed and committed.
         self.committed: list[ClaimedRow] = []
         #: The keys of what statements have claimed in the transaction that is open.
@@ -215,8 +197,8 @@ class ClaimCall:
         #: Whether each statement commits by itself. Only for a holder of its own: where the answer is lost, or a row
         #: cannot be read, the rows are found by it.
         self.autocommits = (
-            plain
-            and not is_limited
+            self.plain
+            and not self.is_limited
             and WORKER_MARK in request.holder
             and dialect.returns_updated
             and not connection.in_atomic_block

@@ -109,8 +109,7 @@ class ClaimQuerySet(models.QuerySet[M]):
 
     def _claim(self, request: Request) -> list[M]:
         self._for_write = True
-        call = claiming.prepare(self, request)
-        return [] if call is None else claiming.claim(call)
+        return claiming.claim(self, request)
 
     def with_token(self, pk: Any, token: "Token | tuple[str, int] | str") -> M:
         """Return the row with the key *pk*, carrying the claim that *token* names.
