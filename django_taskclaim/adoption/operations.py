@@ -32,13 +32,11 @@ from django_taskclaim.states import Status
 EXISTING = (Status.PAUSED.value, Status.OPEN.value, Status.COMPLETE.value)
 
 
-def _table(
-    operation: Operation, editor: Any, model: type[models.Model], *, allow_rewrite: bool = False
-) -> LiveTable | None:
+def _table(operation: Operation, editor: Any, model: type[models.Model]) -> LiveTable | None:
     """Return the table of *model*; None where the router keeps it away from this database."""
     if not operation.allow_migrate_model(editor.connection.alias, model):
         return None
-    table = live_table(editor, model, allow_rewrite=allow_rewrite)
+    table = live_table(editor, model)
     if table.needs_own_transactions and editor.connection.in_atomic_block:
         raise ImproperlyConfigured(
             f"{type(operation).__name__} takes its locks for moments, so it cannot run inside a transaction; set"
@@ -60,14 +58,12 @@ class AddClaimColumns(Operation):
         model_name: str,
         fields: Sequence[tuple[str, AnyField]],
         existing: str = Status.PAUSED.value,
-        allow_rewrite: bool = False,
     ) -> None:
         if existing not in EXISTING:
             raise ValueError(f"existing must be one of {', '.join(EXISTING)}, not {existing!r}.")
         self.model_name = model_name
         self.fields = list(fields)
         self.existing = existing
-        self.allow_rewrite = allow_rewrite
 
     def references_model(self, name: str, app_label: str) -> bool:
         return name.lower() == self.model_name.lower()
@@ -80,7 +76,7 @@ class AddClaimColumns(Operation):
         self, app_label: str, schema_editor: Any, from_state: ProjectState, to_state: ProjectState
     ) -> None:
         model = from_state.apps.get_model(app_label, self.model_name)
-        if table := _table(self, schema_editor, model, allow_rewrite=self.allow_rewrite):
+        if table := _table(self, schema_editor, model):
             table.add_columns(self._columns(app_label, to_state))
 
     def database_backwards(

@@ -20,7 +20,6 @@ from django_taskclaim.contention import contention_code
 from django_taskclaim.db.sql import real_name
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.fields import AnyField, StatusField
-from django_taskclaim.formatting import listed
 
 logger = logging.getLogger("django_taskclaim.adoption")
 
@@ -44,9 +43,8 @@ class WouldRewrite(TaskClaimError):
 
     def __str__(self) -> str:
         return (
-            f"The table {self.table} would be rewritten: {self.reason}. Nothing was changed. If it may be, set"
-            " allow_rewrite=True on the operation of the migration (manage.py claimadopt --allow-rewrite); else make a"
-            " companion of the model."
+            f"The table {self.table} would be rewritten: {self.reason}. Nothing was changed. Make a companion of the"
+            " model, or run what manage.py makemigrations writes, in an hour when nobody else uses the table."
         )
 
 
@@ -116,13 +114,10 @@ class LiveTable:
     )
     index_lock = "Reads the table once; other writers wait."
 
-    def __init__(
-        self, schema_editor: Any, model: type[models.Model], *, allow_rewrite: bool = False
-    ) -> None:
+    def __init__(self, schema_editor: Any, model: type[models.Model]) -> None:
         self.editor = schema_editor
         self.connection = schema_editor.connection
         self.model = model
-        self.allow_rewrite = allow_rewrite
 
     @property
     def name(self) -> str:
@@ -135,18 +130,11 @@ class LiveTable:
         return real_name(self.model._meta.db_table)
 
     def refuse_rewrite(self, columns: Sequence[NewColumn]) -> None:
-        """Raise WouldRewrite for what cannot be done while others write, unless that was allowed."""
-        computed = [
-            f"the column {column.field.column} has no constant db_default"
-            for column in columns
-            if not column.added.null and constant_default(column.added) is None
-        ]
-        if not self.allow_rewrite and (obstacles := [*computed, *self.obstacles()]):
-            raise WouldRewrite(self.plain_name, listed(obstacles))
-
-    def obstacles(self) -> list[str]:
-        """Return what of the table keeps others waiting, in clauses."""
-        return []
+        """Raise WouldRewrite for what cannot be done while others write."""
+        for column in columns:
+            if not column.added.null and constant_default(column.added) is None:
+                reason = f"the column {column.field.column} has no constant db_default"
+                raise WouldRewrite(self.plain_name, reason)
 
     def add_columns(self, columns: Sequence[NewColumn]) -> None:
         """Add the columns: existing rows get the defaults that they are added with, new rows those of the fields."""
@@ -204,17 +192,14 @@ class LiveTable:
                 if waited >= GIVE_UP:
                     raise TableInUse(self.plain_name, timedelta(seconds=waited)) from error
             tries += 1
-            self._warn(tries)
+            if tries == WARN_AFTER:
+                logger.warning(
+                    "The table %s is in use by a transaction. Trying again every %s s, for %s s at most; nobody waits"
+                    " long behind that.",
+                    *(self.plain_name, RETRY_EVERY, GIVE_UP),
+                    extra={"event": "waiting", "table": self.plain_name},
+                )
             time.sleep(RETRY_EVERY)
-
-    def _warn(self, tries: int) -> None:
-        if tries == WARN_AFTER:
-            logger.warning(
-                "The table %s is in use by a transaction. Trying again every %s s, for %s s at most; nobody waits long"
-                " behind that.",
-                *(self.plain_name, RETRY_EVERY, GIVE_UP),
-                extra={"event": "waiting", "table": self.plain_name},
-            )
 
     def _rows(self, question: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         with self.connection.cursor() as cursor:
@@ -234,14 +219,12 @@ class PostgreSQLTable(LiveTable):
         " transactions that are older than itself."
     )
 
-    @property
-    def _is_partitioned(self) -> bool:
-        found = self._rows("SELECT relkind FROM pg_class WHERE oid = %s::regclass", [self.name])
-        return found == [("p",)]
-
-    def obstacles(self) -> list[str]:
-        partitioned = "it is partitioned, and building its index locks writers out"
-        return [partitioned] if self._is_partitioned else []
+    def refuse_rewrite(self, columns: Sequence[NewColumn]) -> None:
+        super().refuse_rewrite(columns)
+        kind = self._rows("SELECT relkind FROM pg_class WHERE oid = %s::regclass", [self.name])
+        if kind == [("p",)]:
+            reason = "it is partitioned, and building its index locks writers out"
+            raise WouldRewrite(self.plain_name, reason)
 
     def add_columns(self, columns: Sequence[NewColumn]) -> None:
         self.refuse_rewrite(columns)
@@ -259,9 +242,6 @@ class PostgreSQLTable(LiveTable):
 
     def add_index(self, index: models.Index) -> None:
         """Build the index; drop what a build that broke off has left, and keep an index that is there."""
-        if self._is_partitioned:
-            self._in_a_moment([(str(index.create_sql(self.model, self.editor)), None)])
-            return
         found = self._rows(
             "SELECT i.indisvalid, i.indexrelid::regclass::text FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid"
             " WHERE i.indrelid = %s::regclass AND c.relname = %s",
@@ -275,9 +255,6 @@ class PostgreSQLTable(LiveTable):
             self.editor.add_index(self.model, index, concurrently=True)
 
     def drop_index(self, index: models.Index) -> None:
-        if self._is_partitioned:
-            self._in_a_moment([(str(index.remove_sql(self.model, self.editor)), None)])
-            return
         with self._without_time_limits():
             self.editor.remove_index(self.model, index, concurrently=True)
 
@@ -332,11 +309,9 @@ class MySQLTable(LiveTable):
             for column, field in zip(columns, added, strict=True)
             if field is not column.field
         ]
-        # With a rewrite allowed the server chooses the quickest way that it has.
-        how = "" if self.allow_rewrite else ", ALGORITHM=INSTANT"
         try:
             for changes in filter(None, (new, late)):
-                self._run(*self._alter(changes, how))
+                self._run(*self._alter(changes, ", ALGORITHM=INSTANT"))
         except DatabaseError as error:
             if error.args[:1] and error.args[0] in NOT_INSTANT:
                 reason = str(error.args[1]).rstrip(".")
@@ -390,9 +365,6 @@ class MySQLTable(LiveTable):
 _KINDS: dict[str, type[LiveTable]] = {"postgresql": PostgreSQLTable, "mysql": MySQLTable}
 
 
-def live_table(
-    schema_editor: Any, model: type[models.Model], *, allow_rewrite: bool = False
-) -> LiveTable:
+def live_table(schema_editor: Any, model: type[models.Model]) -> LiveTable:
     """Return the table of *model*, to be changed in the way of the schema editor's database."""
-    kind = _KINDS.get(schema_editor.connection.vendor, LiveTable)
-    return kind(schema_editor, model, allow_rewrite=allow_rewrite)
+    return _KINDS.get(schema_editor.connection.vendor, LiveTable)(schema_editor, model)

@@ -1,16 +1,14 @@
 """The migrations that adopt a model: what its table lacks by the project's migrations, and the files that add it."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from django.apps import apps
 from django.db import migrations, models
-from django.db.migrations.autodetector import MigrationAutodetector
 from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.operations.base import Operation
-from django.db.migrations.state import ModelState, ProjectState
+from django.db.migrations.state import ModelState
 from django.db.migrations.writer import MigrationWriter
 
 from django_taskclaim.adoption.operations import AddClaimColumns, AddClaimIndex, RemoveClaimIndex
@@ -41,16 +39,6 @@ class Lack:
         return self.model._meta.app_label
 
 
-@dataclass(frozen=True)
-class Adoption:
-    """The migrations that add what was lacking, and whether ``makemigrations`` has more to do for the app."""
-
-    lack: Lack
-    migrations: Sequence[migrations.Migration]
-    #: What other changes of the app's models no migration holds, in words.
-    left: Sequence[str]
-
-
 def lack_of(model: type[models.Model], loader: MigrationLoader) -> Lack:
     """Return what the table with *model*'s claim columns lacks; CannotAdopt in a sentence where that is no question."""
     owner = claim_columns(model).owner
@@ -72,29 +60,23 @@ def lack_of(model: type[models.Model], loader: MigrationLoader) -> Lack:
     return Lack(owner, columns, index, stale)
 
 
-def adoption_of(
-    lack: Lack,
-    loader: MigrationLoader,
-    existing: str,
-    *,
-    name: str = "",
-    allow_rewrite: bool = False,
-) -> Adoption:
+def migrations_for(
+    lack: Lack, loader: MigrationLoader, existing: str, *, name: str = ""
+) -> list[migrations.Migration]:
     """Return the migrations, numbered behind those that are there: one for the columns, one for the index."""
     model_name = lack.model._meta.model_name or ""
     title = name or f"adopt_{model_name}"
     written: list[migrations.Migration] = []
     if lack.columns:
         fields = [(field.name, field.clone()) for field in lack.columns]
-        # By name, and only what is not the default, as the file is to have it.
-        rewrite = {"allow_rewrite": True} if allow_rewrite else {}
-        step = AddClaimColumns(model_name=model_name, fields=fields, existing=existing, **rewrite)
+        # By name, as the file is to have it.
+        step = AddClaimColumns(model_name=model_name, fields=fields, existing=existing)
         written.append(_behind(loader, lack.app, written, title, [step]))
     if lack.index is not None:
         steps: list[Operation] = [AddClaimIndex(model_name, lack.index)]
         steps += [RemoveClaimIndex(model_name, stale) for stale in lack.replaced]
         written.append(_behind(loader, lack.app, written, f"{title}_index", steps))
-    return Adoption(lack, written, list(_left(loader, lack.app, written)))
+    return written
 
 
 def text_of(migration: migrations.Migration) -> str:
@@ -167,16 +149,3 @@ def _behind(
     body = {"dependencies": [leaf], "operations": list(operations), "atomic": False}
     kind: type[migrations.Migration] = type("Migration", (migrations.Migration,), body)
     return kind(f"{number:04d}_{title}", app)
-
-
-def _left(
-    loader: MigrationLoader, app: str, written: Sequence[migrations.Migration]
-) -> Iterator[str]:
-    """Yield what ``makemigrations`` finds in the app once these migrations are there."""
-    state = loader.project_state()
-    for migration in written:
-        state = migration.mutate_state(state, preserve=False)
-    detector = MigrationAutodetector(state, ProjectState.from_apps(apps))
-    changes = detector.changes(graph=loader.graph, trim_to_apps={app})
-    for migration in changes.get(app, ()):
-        yield from (operation.describe() for operation in migration.operations)

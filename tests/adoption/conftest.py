@@ -51,9 +51,6 @@ class Project:
     def files(self) -> list[str]:
         return sorted(path.stem for path in self.folder.glob("0*.py"))
 
-    def source(self, name: str) -> str:
-        return (self.folder / f"{name}.py").read_text(encoding="utf-8")
-
     def write(self, name: str, source: str) -> None:
         """Have a developer write a migration, or edit one."""
         (self.folder / f"{name}.py").write_text(source, encoding="utf-8")

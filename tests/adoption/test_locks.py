@@ -70,23 +70,14 @@ def test_what_broke_off_between_two_statements_is_taken_up_again(
 
 
 @instant_only
-def test_a_table_that_would_be_copied_is_refused_unless_that_is_allowed(
-    project: Project, parcel: Any
-) -> None:
+def test_a_table_that_would_be_copied_is_refused(project: Project, parcel: Any) -> None:
     # The servers copy a table of compressed rows.
     execute("ALTER TABLE adoption_parcel ROW_FORMAT=COMPRESSED")
     before = shape("adoption_parcel")
-    project.adopt("adoption.Parcel", "--allow-rewrite")
-    allowing = project.source("0002_adopt_parcel")
-    project.write(
-        "0002_adopt_parcel", allowing.replace("allow_rewrite=True", "allow_rewrite=False")
-    )
-    with pytest.raises(WouldRewrite, match="allow_rewrite=True"):
+    project.adopt("adoption.Parcel")
+    with pytest.raises(WouldRewrite, match="makemigrations writes"):
         project.migrate()
     assert shape("adoption_parcel") == before
-    project.write("0002_adopt_parcel", allowing)
-    project.migrate()
-    assert parcel.objects.filter(status="paused").count() == 5
 
 
 @concurrent_only
@@ -106,21 +97,10 @@ def test_an_index_that_was_not_built_to_the_end_is_built_again(
 
 
 @concurrent_only
-def test_a_partitioned_table_is_refused_unless_writers_may_wait(
-    project: Project, parcel: Any
-) -> None:
+def test_a_partitioned_table_is_refused(project: Project, parcel: Any) -> None:
     execute("DROP TABLE adoption_parcel")
     execute(
         "CREATE TABLE adoption_parcel (id bigint PRIMARY KEY, address text) PARTITION BY RANGE (id)"
     )
-    execute("CREATE TABLE adoption_parcel_all PARTITION OF adoption_parcel DEFAULT")
-    execute("INSERT INTO adoption_parcel VALUES (1, 'old')")
     with pytest.raises(CommandError, match="it is partitioned"):
         project.adopt("adoption.Parcel")
-    project.adopt("adoption.Parcel", "--allow-rewrite")
-    project.migrate()
-    assert list(parcel.objects.values_list("status", flat=True)) == ["paused"]
-    (index,) = parcel._meta.indexes
-    assert index.name in shape("adoption_parcel")[1]
-    project.migrate("0001")
-    assert index.name not in shape("adoption_parcel")[1]

@@ -1,6 +1,7 @@
 """``manage.py claimadopt``: write the migrations that give claim columns to a table in use."""
 
 from argparse import ArgumentParser
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,19 +9,19 @@ from django.core.management.base import CommandError
 from django.core.management.utils import run_formatters
 from django.db import DEFAULT_DB_ALIAS, Error, connections, router
 from django.db.migrations.loader import MigrationLoader
+from django.db.migrations.migration import Migration
 
 from django_taskclaim.adoption.operations import EXISTING
 from django_taskclaim.adoption.tables import WouldRewrite, live_table, new_columns
 from django_taskclaim.adoption.writing import (
-    Adoption,
     CannotAdopt,
-    adoption_of,
+    Lack,
     lack_of,
+    migrations_for,
     path_of,
     text_of,
 )
-from django_taskclaim.formatting import first_line, listed
-from django_taskclaim.handlers import handler_for
+from django_taskclaim.formatting import first_line
 from django_taskclaim.management.arguments import add_database, claimable_model
 from django_taskclaim.management.base import USAGE, ClaimCommand
 
@@ -63,11 +64,6 @@ exit codes:
         parser.add_argument(
             "--dry-run", action="store_true", help="show the files instead of writing them"
         )
-        parser.add_argument(
-            "--allow-rewrite",
-            action="store_true",
-            help="let the database copy the table where it cannot do without",
-        )
         add_database(parser, "where the router writes the model")
 
     def handle(
@@ -77,7 +73,6 @@ exit codes:
         existing: str,
         name: str,
         dry_run: bool,
-        allow_rewrite: bool,
         database: str | None,
         **options: Any,
     ) -> None:
@@ -86,78 +81,58 @@ exit codes:
         loader = MigrationLoader(None)
         try:
             lack = lack_of(model, loader)
-            adoption = adoption_of(lack, loader, existing, name=name, allow_rewrite=allow_rewrite)
+            written = migrations_for(lack, loader, existing, name=name)
             alias = database or router.db_for_write(lack.model)
-            told = self._told(adoption, existing, alias, allow_rewrite)
+            locks = self._locks(lack, written, existing, alias)
         except (CannotAdopt, WouldRewrite) as error:
             raise CommandError(str(error), returncode=USAGE) from error
-        for line in told:
+        for line in locks:
             self.stdout.write(line)
-        self._show(adoption) if dry_run else self._write(adoption)
-        self._say_what_is_next(adoption, existing, alias, dry_run=dry_run)
+        paths = [path_of(migration) for migration in written]
+        for migration, path in zip(written, paths, strict=True):
+            if dry_run:
+                self.stdout.write(f"\n# {_shown(path)}\n{text_of(migration)}")
+            else:
+                path.write_text(text_of(migration), encoding="utf-8")
+                self.stdout.write(self.style.SUCCESS(f"Wrote {_shown(path)}"))
+        if not dry_run:
+            run_formatters([str(path) for path in paths], stderr=self.stderr)
+        self._say_what_is_next(lack, existing, alias, dry_run=dry_run)
 
-    # What the steps lock
-
-    def _told(
-        self, adoption: Adoption, existing: str, alias: str, allow_rewrite: bool
+    def _locks(
+        self, lack: Lack, written: Sequence[Migration], existing: str, alias: str
     ) -> list[str]:
         """Return what each step locks on the database *alias*; WouldRewrite where it would copy the table."""
-        lack = adoption.lack
         columns = new_columns(lack.columns, existing)
         try:
             with connections[alias].schema_editor(collect_sql=True, atomic=False) as editor:
-                table = live_table(editor, lack.model, allow_rewrite=allow_rewrite)
+                table = live_table(editor, lack.model)
                 table.refuse_rewrite(columns)
         except Error as error:
             return [f"The database {alias!r} does not answer: {first_line(error)}"]
         locks = [table.columns_lock] if columns else []
         locks += [table.index_lock] if lack.index is not None else []
         lines = [f"{lack.model._meta.label}, table {table.plain_name} on {alias!r}:"]
-        for migration, lock in zip(adoption.migrations, locks, strict=True):
+        for migration, lock in zip(written, locks, strict=True):
             what = "; ".join(operation.describe() for operation in migration.operations)
             lines += [f"  {migration.name}: {what}", f"    {lock}"]
         return lines
 
-    # The files
-
-    def _show(self, adoption: Adoption) -> None:
-        for migration in adoption.migrations:
-            self.stdout.write(f"\n# {_shown(path_of(migration))}\n{text_of(migration)}")
-
-    def _write(self, adoption: Adoption) -> None:
-        paths = [path_of(migration) for migration in adoption.migrations]
-        for migration, path in zip(adoption.migrations, paths, strict=True):
-            path.write_text(text_of(migration), encoding="utf-8")
-        run_formatters([str(path) for path in paths], stderr=self.stderr)
-        for path in paths:
-            self.stdout.write(self.style.SUCCESS(f"Wrote {_shown(path)}"))
-
-    def _say_what_is_next(
-        self, adoption: Adoption, existing: str, alias: str, *, dry_run: bool
-    ) -> None:
-        lack = adoption.lack
+    def _say_what_is_next(self, lack: Lack, existing: str, alias: str, *, dry_run: bool) -> None:
         label = lack.model._meta.label
-        if adoption.left:
-            self.stdout.write(
-                self.style.WARNING(
-                    f"Other changes of {lack.app} are left to manage.py makemigrations: {listed(adoption.left)}."
-                )
-            )
         where = "" if alias == DEFAULT_DB_ALIAS else f" --database {alias}"
-        # All apps: claims read the switch in a table of our own.
-        steps = [(f"manage.py migrate{where}", "before any code runs that has the mixin")]
-        if lack.columns and existing == EXISTING[0]:
-            steps.append((f"manage.py claimresume {label} --rows", "opens the rows that are there"))
-        unless = "" if handler_for(lack.model) else "once a claims.py has its handler"
-        steps.append((f"manage.py claimworker {label}", unless))
-        width = max(len(command) for command, _ in steps)
         self.stdout.write(
             "Nothing was written. Without --dry-run these steps come next:"
             if dry_run
             else "Next, in this order:"
         )
-        for command, remark in steps:
-            self.stdout.write(f"  {command:{width}}  {remark}".rstrip())
+        # All apps: claims read the switch in a table of our own.
+        self.stdout.write(f"  manage.py migrate{where}    before any code runs that has the mixin")
+        if lack.columns and existing == EXISTING[0]:
+            self.stdout.write(
+                f"  manage.py claimresume {label} --rows    opens the rows that are there"
+            )
+        self.stdout.write(f"  manage.py claimworker {label}")
 
 
 def _shown(path: Path) -> str:
