@@ -21,9 +21,9 @@ from django_taskclaim.fields import (
 )
 from django_taskclaim.links import as_claimed
 from django_taskclaim.models import preparing  # noqa: F401 - prepares every model made from here on
-from django_taskclaim.models.fence import FencedModel
 from django_taskclaim.models.handle import ClaimHandle
 from django_taskclaim.querysets import ClaimManager
+from django_taskclaim.querysets.fence import FencedModel
 from django_taskclaim.states import Status
 
 _status = partial(

@@ -14,9 +14,9 @@ from django.db.models.signals import class_prepared
 from django_taskclaim.columns import claim_columns, has_claim_columns, is_claimable
 from django_taskclaim.guard import remember
 from django_taskclaim.indexes import ClaimIndex
-from django_taskclaim.models.fence import fence_delete
 from django_taskclaim.models.handle import ClaimHandle
 from django_taskclaim.querysets import ClaimManager
+from django_taskclaim.querysets.fence import fence_delete
 
 SHORT_FORMS = ("complete", "fail", "release", "renew")
 

@@ -94,7 +94,7 @@ def _is_laid_out(model: Any) -> bool:
 
 def _is_foreign(base: type) -> bool:
     """Say whether a class of somebody else's takes part."""
-    ours = ("builtins", "django.db.models.base", "django_taskclaim.models.fence")
+    ours = ("builtins", "django.db.models.base", "django_taskclaim.querysets.fence")
     takes_part = {"__new__", "__init__", "__setattr__", "from_db"}.intersection(vars(base))
     return bool(takes_part) and base.__module__ not in ours
 

@@ -5,27 +5,19 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
-from django.db import models, transaction
+from django.db import models
 
 from django_taskclaim import conf
 from django_taskclaim.awaitables import async_twin, shown_as_coroutine
-from django_taskclaim.claim import Claim, attach, standing_claim
+from django_taskclaim.claim import Claim, attach
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.exceptions import ClaimLost
-from django_taskclaim.guard import (
-    NEVER_INSERTED,
-    claim_on,
-    prepare_new_row,
-    refuse_names,
-    remember,
-)
 from django_taskclaim.policy import policy_for
 from django_taskclaim.querysets import (
     claiming,
     completing,
     expiry,
     failing,
-    losses,
     operating,
     removing,
     renewing,
@@ -34,9 +26,9 @@ from django_taskclaim.querysets import (
 from django_taskclaim.querysets.cancelled import unless_cancelled
 from django_taskclaim.querysets.claiming import Request
 from django_taskclaim.querysets.conditions import in_state, is_due, is_expired
+from django_taskclaim.querysets.fence import FencedQuerySet
 from django_taskclaim.querysets.ordering import in_policy_order
 from django_taskclaim.querysets.progress import Progress, progress_of
-from django_taskclaim.querysets.waking import call_workers
 from django_taskclaim.querysets.why_empty import WhyEmpty
 from django_taskclaim.querysets.why_empty import why_empty as explain_empty
 from django_taskclaim.states import Status, Token
@@ -46,7 +38,7 @@ M = TypeVar("M", bound=models.Model)
 Lease = float | timedelta | None
 
 
-class ClaimQuerySet(models.QuerySet[M]):
+class ClaimQuerySet(FencedQuerySet[M]):
     """A queryset whose rows can be claimed; to inherit from, or to make a manager of with ``ClaimManager``."""
 
     # Filters
@@ -327,78 +319,6 @@ class ClaimQuerySet(models.QuerySet[M]):
         """
         self._for_write = True
         return explain_empty(self, who)
-
-    # Django's own writes, with our columns kept out
-
-    def update(self, **kwargs: Any) -> int:
-        """Django's ``update``; ClaimColumnError if a claim column is named."""
-        refuse_names(self.model, kwargs, "update()")
-        return super().update(**kwargs)
-
-    update.alters_data = True  # type: ignore[attr-defined]
-
-    def bulk_update(
-        self, objs: Iterable[M], fields: Iterable[str], batch_size: int | None = None
-    ) -> int:
-        """Django's ``bulk_update``, fenced: where an instance's claim was lost, ClaimLost and nothing written.
-
-        Instances that carry a claim are written as by a verb: this queryset's conditions do not count.
-        """
-        rows, names = list(objs), list(fields)
-        refuse_names(self.model, names, "bulk_update()")
-        self._for_write = True
-        held = [
-            row
-            for row in rows
-            if (claim := standing_claim(row)) is not None and claim.alias == self.db
-        ]
-        lost: list[M] = []
-        written = 0
-        with transaction.atomic(using=self.db, savepoint=False):
-            lost = writes.lock_claims(held)
-            if not lost:
-                everywhere = type(self)(self.model, using=self.db)
-                written = super(ClaimQuerySet, everywhere).bulk_update(held, names, batch_size)
-                done = set(map(id, held))
-                others = [row for row in rows if id(row) not in done]
-                written += super().bulk_update(others, names, batch_size)
-        if lost:
-            losses.raise_lost(lost, [])
-        return written
-
-    bulk_update.alters_data = True  # type: ignore[attr-defined]
-
-    def bulk_create(
-        self,
-        objs: Iterable[M],
-        batch_size: int | None = None,
-        ignore_conflicts: bool = False,
-        update_conflicts: bool = False,
-        update_fields: Collection[str] | None = None,
-        unique_fields: Collection[str] | None = None,
-    ) -> list[M]:
-        """Django's ``bulk_create``; rows are born as with ``save()``, and an upsert writes no claim column.
-
-        Raises ClaimLost for an instance that was ever claimed under the key that it would insert.
-        """
-        rows = list(objs)
-        refuse_names(self.model, update_fields, "bulk_create(update_fields=…)")
-        self._for_write = True
-        claimed = [row for row in rows if claim_on(row, self.db) is not None]
-        if claimed:
-            raise ClaimLost(claimed, reason=NEVER_INSERTED)
-        for row in rows:
-            prepare_new_row(row)
-        created = super().bulk_create(
-            rows, batch_size, ignore_conflicts, update_conflicts, update_fields, unique_fields
-        )
-        guarded = [field.attname for field in claim_columns(self.model).guarded]
-        for row in created:
-            remember(row, guarded)
-        call_workers(claim_columns(self.model).owner, self.db)
-        return created
-
-    bulk_create.alters_data = True  # type: ignore[attr-defined]
 
     # Async twins
 

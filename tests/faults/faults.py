@@ -32,7 +32,7 @@ EXPIRY, SCOPE = "querysets/expiry.py", "querysets/scope.py"
 COMPLETING = "querysets/completing.py"
 TRANSACTIONS, FENCE, STATEMENTS = (
     "querysets/transactions.py",
-    "models/fence.py",
+    "querysets/fence.py",
     "db/sql.py",
 )
 BASE = "db/base.py"

@@ -1,15 +1,15 @@
-"""What ``save()`` and ``delete()`` of a claimable row may do: never write a claim column, never pass a lost claim."""
+"""What Django's own writes may do to claimable rows: never write a claim column, never pass a lost claim."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial, wraps
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import django
 from django.db import connections, models, router, transaction
 from django.db.models.lookups import Exact
 
 from django_taskclaim import conf
-from django_taskclaim.claim import Claim, claim_of
+from django_taskclaim.claim import Claim, claim_of, standing_claim
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.guard import (
@@ -27,15 +27,19 @@ from django_taskclaim.guard import (
 )
 from django_taskclaim.querysets.losses import raise_lost
 from django_taskclaim.querysets.waking import call_workers
-from django_taskclaim.querysets.writes import lock_claim
+from django_taskclaim.querysets.writes import lock_claim, lock_claims
 from django_taskclaim.states import Status
+
+M = TypeVar("M", bound=models.Model)
 
 #: With so many arguments by position, which Django 5.2 still takes, ``update_fields`` is the last; later it never is.
 _BY_POSITION = 4 if django.VERSION < (6, 0) else -1
 
 
 class FencedModel(models.Model):
-    """Base of the mixins. It hooks into the methods that Django documents for no one but that all saving goes through.
+    """Base of the mixins: the writes of one row.
+
+    It hooks into methods that Django documents for no one, but that all saving goes through.
 
     Fixtures call ``save_base`` unbound, past its override here, so that what must hold of them, too, is further inside.
     """
@@ -203,6 +207,75 @@ class FencedModel(models.Model):
         if gone:
             claim.end()
         return deleted
+
+
+class FencedQuerySet(models.QuerySet[M]):
+    """Base of ``ClaimQuerySet``: the writes of many rows."""
+
+    def update(self, **kwargs: Any) -> int:
+        """Django's ``update``; ClaimColumnError if a claim column is named."""
+        refuse_names(self.model, kwargs, "update()")
+        return super().update(**kwargs)
+
+    update.alters_data = True  # type: ignore[attr-defined]
+
+    def bulk_update(
+        self, objs: Iterable[M], fields: Iterable[str], batch_size: int | None = None
+    ) -> int:
+        """Django's ``bulk_update``, fenced: where an instance's claim was lost, ClaimLost and nothing written.
+
+        Instances that carry a claim are written as by a verb: this queryset's conditions do not count.
+        """
+        rows, names = list(objs), list(fields)
+        refuse_names(self.model, names, "bulk_update()")
+        self._for_write = True
+        held = [row for row in rows if standing_claim(row) is not None and claim_on(row, self.db)]
+        written = 0
+        with transaction.atomic(using=self.db, savepoint=False):
+            lost = lock_claims(held)
+            if not lost:
+                everywhere = type(self)(self.model, using=self.db)
+                written = super(FencedQuerySet, everywhere).bulk_update(held, names, batch_size)
+                done = set(map(id, held))
+                others = [row for row in rows if id(row) not in done]
+                written += super().bulk_update(others, names, batch_size)
+        if lost:
+            raise_lost(lost, [])
+        return written
+
+    bulk_update.alters_data = True  # type: ignore[attr-defined]
+
+    def bulk_create(
+        self,
+        objs: Iterable[M],
+        batch_size: int | None = None,
+        ignore_conflicts: bool = False,
+        update_conflicts: bool = False,
+        update_fields: Collection[str] | None = None,
+        unique_fields: Collection[str] | None = None,
+    ) -> list[M]:
+        """Django's ``bulk_create``; rows are created as by ``save()``, and an upsert writes no claim column.
+
+        Raises ClaimLost for an instance that was ever claimed under the key that it would insert.
+        """
+        rows = list(objs)
+        refuse_names(self.model, update_fields, "bulk_create(update_fields=…)")
+        self._for_write = True
+        claimed = [row for row in rows if claim_on(row, self.db) is not None]
+        if claimed:
+            raise ClaimLost(claimed, reason=NEVER_INSERTED)
+        for row in rows:
+            prepare_new_row(row)
+        created = super().bulk_create(
+            rows, batch_size, ignore_conflicts, update_conflicts, update_fields, unique_fields
+        )
+        guarded = [field.attname for field in claim_columns(self.model).guarded]
+        for row in created:
+            remember(row, guarded)
+        call_workers(claim_columns(self.model).owner, self.db)
+        return created
+
+    bulk_create.alters_data = True  # type: ignore[attr-defined]
 
 
 def fence_delete(model: Any) -> None:
