@@ -26,22 +26,22 @@ def admin_action(action: Action) -> Callable[..., HttpResponseBase]:
     label: Any = action.label
 
     @admin.action(permissions=[action.permission], description=label)
-    def act(model_admin: Any, request: HttpRequest, queryset: Any) -> HttpResponseBase:
+    def run(model_admin: Any, request: HttpRequest, queryset: Any) -> HttpResponseBase:
         rows = claims_of(queryset)
         asks = action.confirm or request.POST.get("select_across") == "1"
         if CONFIRMED not in request.POST and not asks:
-            return act_on_list(model_admin, request, action, rows, {})
+            return run_on_list(model_admin, request, action, rows, {})
         hidden = {name: list(request.POST.getlist(name)) for name in SENT}
         return confirm_list(model_admin, request, action, rows, hidden=hidden)
 
-    act.__name__ = f"claim_{action.slug.replace('-', '_')}"
-    return act
+    run.__name__ = f"claim_{action.slug.replace('-', '_')}"
+    return run
 
 
 def confirm_list(
     model_admin: Any, request: HttpRequest, action: Action, rows: Rows, **options: Any
 ) -> HttpResponseBase:
-    """Show what is chosen, and act once the page is answered."""
+    """Show what is chosen, and go on once the page is answered."""
     title = str(action.label).rstrip("…")
     return confirm(
         request,
@@ -51,7 +51,7 @@ def confirm_list(
         warning=str(action.warning),
         facts=lambda: [facts_of_list(rows)],
         fields=partial(ActionForm, action=action),
-        act=lambda answer: act_on_list(model_admin, request, action, rows, answer),
+        run=lambda answer: run_on_list(model_admin, request, action, rows, answer),
         button=title,
         danger=action.confirm,
         back=model_admin.list_address(request),
@@ -61,7 +61,7 @@ def confirm_list(
     )
 
 
-def act_on_list(
+def run_on_list(
     model_admin: Any, request: HttpRequest, action: Action, rows: Rows, answer: Mapping[str, Any]
 ) -> HttpResponseBase:
     """Act on as many rows as a request has time for; where there are more, the page to press again follows."""

@@ -154,7 +154,7 @@ def row_view(admin: Any, action: Action, request: HttpRequest, object_id: str) -
     back = page if request.GET.get("from") == "page" else admin.list_address(request)
     holder = str(phrases.holder_of(facts.holder)) if facts.is_held else ""
 
-    def act(answer: Mapping[str, Any]) -> HttpResponseBase:
+    def run(answer: Mapping[str, Any]) -> HttpResponseBase:
         run_action(
             request,
             action,
@@ -179,7 +179,7 @@ def row_view(admin: Any, action: Action, request: HttpRequest, object_id: str) -
         fields=partial(ActionForm, action=action, holder=holder),
         initial={"reason": request.POST.get("reason", "")},
         hidden={SHOWN: [_shown(request, facts)]},
-        act=act,
+        run=run,
         button=str(action.row_label),
         danger=bool(holder) or action.stores_reason,
         back=back,

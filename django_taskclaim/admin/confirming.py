@@ -7,7 +7,7 @@
             title=_("Pause photos"),
             sentence=_("No worker claims a photo until somebody resumes. What runs finishes."),
             fields=ReasonForm,
-            act=lambda answer: redirect_after(pause(Photo, reason=answer["reason"])),
+            run=lambda answer: redirect_after(pause(Photo, reason=answer["reason"])),
             back=reverse("admin:photos_photo_changelist"),
         )
 
@@ -39,8 +39,8 @@ TEMPLATE = "admin/taskclaim/confirmation.html"
 #: In a form that was posted before it was shown (an action of the list), says that this POST is the answer.
 CONFIRMED = "taskclaim_confirmed"
 
-#: Given the cleaned answers of the form, acts, and returns where to go on.
-Act = Callable[[Mapping[str, Any]], HttpResponseBase]
+#: Given the cleaned answers of the form, does it, and returns where to go on.
+Run = Callable[[Mapping[str, Any]], HttpResponseBase]
 
 
 class Crumb(NamedTuple):
@@ -56,7 +56,7 @@ def confirm(
     allowed: bool,
     title: str,
     sentence: str,
-    act: Act,
+    run: Run,
     warning: str = "",
     facts: Callable[[], Sequence[str]] = list,
     fields: Callable[..., forms.Form] = forms.Form,
@@ -68,11 +68,11 @@ def confirm(
     crumbs: Sequence[Crumb] = (),
     site: AdminSite | None = None,
 ) -> HttpResponseBase:
-    """Show what is about to happen, or make it happen: *act* is called for a POST whose form is valid, and only then.
+    """Show what is about to happen, or make it happen: *run* is called for a POST whose form is valid, and only then.
 
     *allowed* is the caller's answer to "may this user do this to that?"; False is PermissionDenied for GET and POST
     alike. *fields* makes the form that asks for more (a reason, "take running rows too"); its cleaned answers go to
-    *act*. *warning* stands out, *facts* are asked for and listed where the page is shown. *hidden* is what the page
+    *run*. *warning* stands out, *facts* are asked for and listed where the page is shown. *hidden* is what the page
     stands on (what was chosen, what a row was like): names and values are sent along, and nothing is done until they
     come back with the answer, the same as they are by then; where they are not, the page is shown again, as it is now,
     and says so. *back* is the address of "No, take me back".
@@ -86,7 +86,7 @@ def confirm(
         answered = given and _same(hidden or {}, request)
         form = fields(request.POST if answered else None, initial=initial)
         if answered and form.is_valid():
-            return act(form.cleaned_data)
+            return run(form.cleaned_data)
         context = {
             **site.each_context(request),
             "title": title,

@@ -1,6 +1,5 @@
 """``ClaimAdminMixin``: the user's ModelAdmin learns to show claims and to act on them."""
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
@@ -199,26 +198,26 @@ class ClaimAdminMixin(OperatePermission, ActionsModelAdmin, _Tuples):
     def actions_holder(self, instance: Any) -> str:
         """Return the buttons of one row of the list; none where nobody knows who looks."""
         request = look_of(instance).request
-        buttons = list(row_buttons(self, request, instance, page=False)) if request else []
-        own = self._buttons_of_the_users_own(instance) if request else []
-        if not buttons and not own:
-            return SafeString("&nbsp;")
-        context = {"instance": instance, "actions_row": [*buttons, *own]}
+        if request is None:
+            return ""
+        buttons = [
+            *row_buttons(self, request, instance, page=False),
+            *columns_shown.package_buttons(self, instance),
+        ]
+        context = {"instance": instance, "actions_row": buttons}
         return render_to_string("admin/change_list_item_object_tools.html", context)
-
-    def _buttons_of_the_users_own(self, instance: Any) -> list[Any]:
-        return list(columns_shown.package_buttons(self, instance))
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> Any:
         response = super().changelist_view(request, extra_context)
-        context = _context_of(response)
+        context = response.context_data if isinstance(response, TemplateResponse) else None
         if context is not None and "cl" in context:
             pauses = pauses_over(self.model, using=alias_of(context["cl"].queryset))
             context["actions_list"] = [
                 *context.get("actions_list", ()),
                 *model_buttons(self, request, pauses),
             ]
-            context["subtitle"] = context.get("subtitle") or _subtitle(pauses)
+            text = capfirst("; ".join(map(describe_pause, pauses)))
+            context["subtitle"] = context.get("subtitle") or text or None
         return response
 
     # The change page
@@ -250,20 +249,23 @@ class ClaimAdminMixin(OperatePermission, ActionsModelAdmin, _Tuples):
             look_at([row], Look(alias_of(self.get_queryset(request)), request))
         return row
 
-    def change_view(
-        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None
+    def render_change_form(
+        self,
+        request: HttpRequest,
+        context: Any,
+        add: bool = False,
+        change: bool = False,
+        form_url: str = "",
+        obj: Any = None,
     ) -> Any:
-        response = super().change_view(request, object_id, form_url, extra_context)
-        context = _context_of(response)
-        row = None if context is None else context.get("original")
-        if context is not None and row is not None:
-            pauses = pauses_over(self.model, using=look_of(row).alias)
+        if obj is not None:
+            pauses = pauses_over(self.model, using=look_of(obj).alias)
             context["actions_list"] = [
                 *context.get("actions_list", ()),
-                *row_buttons(self, request, row, page=True),
-                *model_buttons(self, request, pauses, row=quote(row.pk)),
+                *row_buttons(self, request, obj, page=True),
+                *model_buttons(self, request, pauses, row=quote(obj.pk)),
             ]
-        return response
+        return super().render_change_form(request, context, add, change, form_url, obj)
 
     # Addresses
 
@@ -303,13 +305,3 @@ class ClaimAdminMixin(OperatePermission, ActionsModelAdmin, _Tuples):
 CLAIM_ACTIONS = {method.__name__: method for method in map(admin_action, ROW_ACTIONS)}
 for _name, _method in CLAIM_ACTIONS.items():
     setattr(ClaimAdminMixin, _name, _method)
-
-
-def _context_of(response: Any) -> dict[str, Any] | None:
-    if not isinstance(response, TemplateResponse):
-        return None
-    return response.context_data
-
-
-def _subtitle(pauses: Iterable[Any]) -> str | None:
-    return capfirst("; ".join(map(describe_pause, pauses))) or None

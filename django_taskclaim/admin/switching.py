@@ -67,7 +67,7 @@ def ask_to_turn(
     if others:
         warning = _("This one stays: %(pause)s.") % {"pause": "; ".join(others)}
 
-    def act(answer: Mapping[str, Any]) -> HttpResponseBase:
+    def run(answer: Mapping[str, Any]) -> HttpResponseBase:
         turn_and_tell(request, model, off=off, **answer)
         return HttpResponseRedirect(back)
 
@@ -79,7 +79,7 @@ def ask_to_turn(
         warning=warning,
         facts=lambda: [describe_pause(one) for one in pauses if one.scope == own],
         fields=PauseForm if off else ReasonForm,
-        act=act,
+        run=run,
         button=title % names,
         danger=model is None and off,
         back=back,

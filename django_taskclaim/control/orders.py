@@ -26,7 +26,6 @@ from django_taskclaim.models import WorkerProcess
 from django_taskclaim.monitoring.overview import Worker, workers
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.isolating import refusals
-from django_taskclaim.querysets.operating import written_before
 from django_taskclaim.states import WORKER_MARK
 from django_taskclaim.switch import as_stored, overrides_of, set_overrides
 from django_taskclaim.tables import LIMITS, scope_of
@@ -177,15 +176,16 @@ def _take_back(
         return 0, None
     holder = claim_columns(model).claimed_by.name
     rows: ClaimQuerySet[Any] = ClaimQuerySet(model, using=using)
-    began = clock()
+    began, counts = clock(), [0]
     try:
-        taken = rows.filter(**{f"{holder}__startswith": holders_of(worker.name)}).take_back()
+        held = rows.filter(**{f"{holder}__startswith": holders_of(worker.name)})
+        held.take_back(progress=counts.append)
         refused = refusals(model, using, since=began)
-        return taken, DatabaseError(str(refused[0])) if refused else None
+        return counts[-1], DatabaseError(str(refused[0])) if refused else None
     except (Error, TaskClaimError) as error:
         if not connections[using].in_atomic_block:
             connections[using].close_if_unusable_or_obsolete()
-        return written_before(error), error
+        return counts[-1], error
 
 
 def holders_of(process: str) -> str:

@@ -38,9 +38,6 @@ Lease = float | timedelta | None
 #: The error class of a row that an operator failed by word alone.
 OPERATOR = "FailedByOperator"
 
-#: Where an error that ends a verb between two chunks keeps what the chunks before it came to.
-_WRITTEN = "_taskclaim_written"
-
 #: Called after each chunk's commit with the number of rows written so far.
 Progressed = Callable[[int], None]
 
@@ -83,21 +80,15 @@ def in_chunks(
 
     *limit* bounds them, in the order of their keys but on SQLite; *progress* hears of each chunk. Rows that another
     transaction has locked are left alone, and a few that the database refuses to have written, each with an ERROR in
-    the log. Inside a caller's transaction all chunks are part of it. Of an error that ends it half-way
-    ``written_before`` says how many rows were written.
+    the log. Inside a caller's transaction all chunks are part of it.
     """
     refuse_no_number(limit, "limit")
     refuse_unclaimable(queryset)
     total = 0
-    try:
-        for written in _chunks(queryset, verb, limit):
-            total += written
-            if progress is not None:
-                progress(total)
-    except BaseException as error:
-        # Ctrl-C among them: what was committed before it stays.
-        setattr(error, _WRITTEN, total)
-        raise
+    for written in _chunks(queryset, verb, limit):
+        total += written
+        if progress is not None:
+            progress(total)
     return total
 
 
@@ -149,11 +140,6 @@ def _write_around(
         written += written_part
     refused.end(error, written)
     return written
-
-
-def written_before(error: BaseException) -> int:
-    """Return how many rows a verb over a queryset had written, chunk by chunk, when *error* ended it."""
-    return int(getattr(error, _WRITTEN, 0))
 
 
 def _write_chunk(

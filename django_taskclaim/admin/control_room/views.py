@@ -95,13 +95,13 @@ def urls_of(room: Room, base: str) -> list[URLPattern]:
     return [
         at("", Page(room).show),
         at("live/", Page(room).live, "live"),
-        at("switch/", Acts(room).switch, "switch", only_post),
-        at("orders/", Acts(room).order, "orders", require_question),
-        at("settings/", Acts(room).settings, "settings", only_post),
-        at("failures.csv", Acts(room).export, "export"),
-        at("failures/<slug:group>.csv", Acts(room).export, "export"),
-        at("failures/<slug:group>/first/", Acts(room).first, "first", only_post),
-        at("failures/<slug:group>/retry/", Acts(room).retry, "retry", require_question),
+        at("switch/", Actions(room).switch, "switch", only_post),
+        at("orders/", Actions(room).order, "orders", require_question),
+        at("settings/", Actions(room).settings, "settings", only_post),
+        at("failures.csv", Actions(room).export, "export"),
+        at("failures/<slug:group>.csv", Actions(room).export, "export"),
+        at("failures/<slug:group>/first/", Actions(room).first, "first", only_post),
+        at("failures/<slug:group>/retry/", Actions(room).retry, "retry", require_question),
     ]
 
 
@@ -155,7 +155,7 @@ def _obeyed(worker: str, put_back: int | None) -> str:
     ) % {"worker": worker, "n": words.number(put_back)}
 
 
-class Acts:
+class Actions:
     """What a person can do there."""
 
     def __init__(self, room: Room) -> None:
@@ -195,7 +195,7 @@ class Acts:
     ) -> HttpResponseBase:
         title, sentence, danger = _ORDERS[what]
 
-        def act(answer: Mapping[str, Any]) -> HttpResponse:
+        def run(answer: Mapping[str, Any]) -> HttpResponse:
             self._tell(request, name, what, answer["reason"])
             return self._back()
 
@@ -208,7 +208,7 @@ class Acts:
             sentence=str(sentence),
             fields=ReasonForm,
             danger=danger,
-            act=act,
+            run=run,
             back=self.room.url(),
             crumbs=crumbs_of(self.room, Crumb(name)),
             site=self.room.site,
@@ -278,7 +278,7 @@ class Acts:
             % {"name": self.room.name},
             facts=lambda: self._facts(request, group),
             fields=ReasonForm,
-            act=lambda answer: self._retry(
+            run=lambda answer: self._retry(
                 request, group, lambda rows, found: keys_like(rows, found, size), answer["reason"]
             ),
             back=self.room.url(),

@@ -27,10 +27,11 @@ from django_taskclaim.management.keeping import forget
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.expiry import Reaper
 from django_taskclaim.querysets.isolating import refusals
-from django_taskclaim.querysets.operating import written_before
 
 #: Seconds between two rounds of forgetting what is old, with --loop.
 FORGET_EVERY = 3600.0
+
+Progress = Callable[[int], None]
 
 STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT}
 
@@ -99,8 +100,9 @@ exit codes:
             self._loop(where, limit, interval)
             return
 
-        def release(model: Any, alias: str) -> int:
-            return ClaimQuerySet[Any](model, using=alias).release_expired(limit)
+        def release(model: Any, alias: str, progress: Progress) -> int:
+            rows = ClaimQuerySet[Any](model, using=alias)
+            return rows.release_expired(limit, progress=progress)
 
         total, refused = self._release(where, release, _act(by, reason))
         refused += _forgotten(where)
@@ -112,7 +114,7 @@ exit codes:
     def _release(
         self,
         where: list[tuple[Any, str]],
-        release: Callable[[Any, str], int],
+        release: Callable[[Any, str, Progress], int],
         act: dict[str, Any] | None = None,
     ) -> tuple[int, list[str]]:
         """Have *release* put back what has expired of each model; recorded where it is somebody's *act*.
@@ -121,13 +123,13 @@ exit codes:
         """
         total, refused = 0, []
         for model, alias in where:
-            began = clock()
+            began, counts = clock(), [0]
             try:
-                rows = release(model, alias)
+                counts.append(release(model, alias, counts.append))
             except (Error, TaskClaimError) as error:
-                rows = written_before(error)
                 refused.append(f"{model._meta.label} on {alias!r}: {first_line(error)}")
             refused += [str(one) for one in refusals(model, alias, since=began)]
+            rows = counts[-1]
             self._tell(model, rows)
             if rows and act is not None:
                 record_action(model, "release expired", rows=rows, using=alias, **act)
@@ -144,7 +146,7 @@ exit codes:
     ) -> None:
         reapers = {(model, alias): Reaper(model, alias, interval) for model, alias in where}
 
-        def turn(model: Any, alias: str) -> int:
+        def turn(model: Any, alias: str, progress: Progress) -> int:
             return reapers[model, alias].turn(limit) or 0
 
         if hasattr(signal, "pthread_sigmask"):
