@@ -10,7 +10,6 @@ from django.db import models, transaction
 from django.db.models.manager import BaseManager
 
 from django_taskclaim import conf
-from django_taskclaim.contention import contention_code
 from django_taskclaim.exceptions import CommitUndecided, TaskClaimError
 from django_taskclaim.querysets.ordering import in_claim_order
 from django_taskclaim.querysets.scope import Rows, Target, on_claim_table, refuse_unclaimable
@@ -18,6 +17,7 @@ from django_taskclaim.querysets.transactions import (
     AWAY,
     belongs_to_the_caller,
     close_broken,
+    is_ambiguous,
     no_transaction,
     unbroken_transaction,
 )
@@ -125,8 +125,7 @@ def _taken(
             _finish(queryset, target, keys, update)
             committing = outermost
     except AWAY as error:
-        is_answer = not committing or committed or contention_code(error) is not None
-        if is_answer or not target.dialect.may_be_done(error):
+        if not committing or committed or not is_ambiguous(error, target):
             raise
         close_broken(connection)
         raise CommitUndecided(rows, (), rows) from error

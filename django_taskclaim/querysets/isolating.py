@@ -39,8 +39,7 @@ Q = TypeVar("Q", bound="models.QuerySet[Any]")
 class Search(Generic[T]):
     """Sends a statement for fewer and fewer rows, and knows in the end for which of them it fails."""
 
-    #: How many statements one call of ``send`` sends, and how many rows a search finds; None for as many as it takes.
-    most_statements: int | None = None
+    #: How many rows a search finds; None for as many as there are.
     most_found: int | None = None
 
     def __init__(self) -> None:
@@ -55,10 +54,8 @@ class Search(Generic[T]):
         An error that is not of single rows passes on.
         """
         self.left = deque([rows] if rows else [])
-        sent = 0
-        while self.left and sent != self.most_statements and len(self.found) != self.most_found:
+        while self.left and len(self.found) != self.most_found:
             part = self.left.popleft()
-            sent += 1
             try:
                 result = attempt(part)
             except Exception as error:
@@ -96,7 +93,7 @@ MOST_ROWS = 10
 class RefusedRows(Search[T]):
     """Finds the rows that the database refuses to have written, logs them and remembers them for a minute."""
 
-    most_statements, most_found = 64, MOST_ROWS
+    most_found = MOST_ROWS
 
     def __init__(self, target: ClaimTarget, key_of: Callable[[T], Key] = lambda row: row) -> None:
         super().__init__()

@@ -113,8 +113,7 @@ def _send(
                 committing = outermost
             return result
         except AWAY as error:
-            is_answer = contention_code(error) is not None or not target.dialect.may_be_done(error)
-            if is_answer or not committing:
+            if not committing or not is_ambiguous(error, target):
                 raise
             close_broken(connection)
             ambiguous = AmbiguousCommit(*error.args)
@@ -122,6 +121,11 @@ def _send(
             raise ambiguous from error
 
     return _retry(target.alias, WAITS_ONCE not in vars(connection)).call(once)
+
+
+def is_ambiguous(error: Exception, target: Target) -> bool:
+    """Say whether the COMMIT that *error* came from may have been carried out all the same."""
+    return contention_code(error) is None and target.dialect.may_be_done(error)
 
 
 @cache
