@@ -54,10 +54,12 @@ def complete(
     update_fields: Collection[str],
     *,
     may_be_gone: bool = False,
+    joins: bool = False,
 ) -> int:
     """Finish rows well, each as the policy of its model says, and return how many; see ``ClaimQuerySet.complete``.
 
-    A source of a companion that is to be written *may be gone*, or SourceGone is raised.
+    A source of a companion that is to be written *may be gone*, or SourceGone is raised. A completion that *joins* the
+    transaction that is open takes no savepoint, and its error ends the transaction.
 
     CallRaised where the policy is a function that raised. A database error inside it passes as it is if it says
     something of the database: contention, or a session that broke.
@@ -73,7 +75,9 @@ def complete(
     for same in groups.values():
         of_group = {one.target.model: results[one.target.model] for one in same}
         policy = policies[same[0].target.model]
-        given.write(same, _VERBS[type(policy)](policy, of_group, may_be_gone))
+        verb = _VERBS[type(policy)](policy, of_group, may_be_gone)
+        verb.joins = joins
+        given.write(same, verb)
     return given.end()
 
 

@@ -8,7 +8,6 @@ rows.
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from contextvars import ContextVar
 from functools import cache, partial
 from typing import Any, ParamSpec, TypeVar
 
@@ -56,14 +55,16 @@ class AmbiguousCommit(OperationalError):
 def in_transaction(
     target: ClaimTarget, statements: Callable[P, R], *args: P.args, **kwargs: P.kwargs
 ) -> R:
-    """Run *statements* in one transaction, or in a savepoint of the caller's.
-
-    Inside ``joining_transaction`` it is the caller's transaction itself, and a failure ends that.
-    """
-    if joins_transaction(target):
-        with transaction.atomic(using=target.alias, savepoint=False):
-            return statements(*args, **kwargs)
+    """Run *statements* in one transaction, or in a savepoint of the caller's."""
     return _send(target, partial(statements, *args, **kwargs), target.dialect.own_transaction)
+
+
+def join_transaction(
+    target: ClaimTarget, statements: Callable[P, R], *args: P.args, **kwargs: P.kwargs
+) -> R:
+    """Run *statements* in the transaction that is open, without a savepoint: an error ends that transaction."""
+    with transaction.atomic(using=target.alias, savepoint=False):
+        return statements(*args, **kwargs)
 
 
 def run_durable(target: ClaimTarget, statements: Callable[[], R]) -> R:
@@ -210,22 +211,3 @@ def unbroken_transaction(using: str, complaint: str, *, asking: bool = False) ->
         if not returned:
             raise
         raise TaskClaimError(f"{complaint}: {error}") from error
-
-
-#: Whether the verbs of this thread join the transaction that is open as it is.
-_joined = ContextVar("taskclaim_joined", default=False)
-
-
-@contextmanager
-def joining_transaction() -> Iterator[None]:
-    """Let the verbs of the block do without savepoints of their own: a failure there ends the transaction."""
-    token = _joined.set(True)
-    try:
-        yield
-    finally:
-        _joined.reset(token)
-
-
-def joins_transaction(target: ClaimTarget) -> bool:
-    """Say whether a verb would join the transaction that is open, so that nothing of it could be undone alone."""
-    return _joined.get() and target.dialect.connection.in_atomic_block

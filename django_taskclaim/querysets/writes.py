@@ -35,7 +35,7 @@ from django_taskclaim.querysets.transactions import (
     autocommit,
     can_autocommit,
     in_transaction,
-    joins_transaction,
+    join_transaction,
     no_transaction,
 )
 from django_taskclaim.signals import send_after_commit
@@ -173,6 +173,8 @@ class Write:
     has_more = False
     #: Whether rows are locked and nothing is written to them but by ``then``.
     only_locks = False
+    #: Whether it is part of the transaction that is open, so that nothing of it can be undone alone.
+    joins = False
 
     # What the instances show afterwards.
 
@@ -229,10 +231,11 @@ def _write(held: list[HeldRows], verb: Write, may_autocommit: bool) -> list[Held
         sent = autocommit(target, _send, parts[0], verb)
         if sent is not None:
             return sent
-    if not verb.only_locks and (knows_keys or not joins_transaction(target)):
+    run = join_transaction if verb.joins else in_transaction
+    if not verb.only_locks and (knows_keys or not verb.joins):
         with suppress(_SomeAreLost):
-            return in_transaction(target, _send_all, parts, verb)
-    return in_transaction(target, _lock_and_send, parts, verb)
+            return run(target, _send_all, parts, verb)
+    return run(target, _lock_and_send, parts, verb)
 
 
 class _SomeAreLost(Exception):

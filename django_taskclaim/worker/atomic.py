@@ -7,7 +7,7 @@ from django.db import connections
 
 from django_taskclaim.db import dialect_for
 from django_taskclaim.handlers import Handler
-from django_taskclaim.querysets.transactions import joining_transaction, unbroken_transaction
+from django_taskclaim.querysets.transactions import unbroken_transaction
 from django_taskclaim.worker.calling import call, complete
 from django_taskclaim.worker.connections import ensure_usable, limit_idle_session
 from django_taskclaim.worker.inflight import Task, Unit
@@ -46,8 +46,7 @@ def call_atomically(
             with unbroken_transaction(using, SWALLOWED):
                 value = call(handler, [task.row for task in tasks])
             _refuse_what_is_not_done(handler, tasks, value)
-            with joining_transaction():
-                _complete(handler, tasks)
+            _complete(handler, tasks)
             at_commit = True
     except _NotAllDone as undone:
         return Answer(said=undone.said)
@@ -75,4 +74,4 @@ def _complete(handler: Handler, tasks: list[Task]) -> None:
                 raise error
             task.ending = True
             rows.append(task.row)
-    complete(handler, rows)
+    complete(handler, rows, joins=True)

@@ -69,7 +69,11 @@ def _answer(handler: Handler, rows: Sequence[Any]) -> Any:
     return list(answer) if inspect.isgenerator(answer) and handler.batch else answer
 
 
-def complete(handler: Handler, rows: Sequence[Any]) -> int:
-    """Complete *rows* with what the function set on them, or on their sources; ClaimLost as from the verb."""
+def complete(handler: Handler, rows: Sequence[Any], *, joins: bool = False) -> int:
+    """Complete *rows* with what the function set on them, or on their sources; ClaimLost as from the verb.
+
+    With *joins* that is part of the transaction that is open, which an error ends.
+    """
     may_be_gone = handler.missing_source == "complete"
-    return complete_rows(handler.model, rows, handler.update_fields, may_be_gone=may_be_gone)
+    fields = handler.update_fields
+    return complete_rows(handler.model, rows, fields, may_be_gone=may_be_gone, joins=joins)

@@ -139,7 +139,7 @@ FAULTS = {
             "An atomic handler's row is completed after its transaction has committed.",
             (
                 ATOMIC,
-                "            with joining_transaction():\n                _complete(handler, tasks)\n    ",
+                "            _complete(handler, tasks)\n    ",
                 "        _complete(handler, tasks)\n",
             ),
         ),
