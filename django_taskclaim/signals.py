@@ -5,11 +5,13 @@ Each is sent with ``sender`` (the model class), ``rows`` (the instances) and ``u
 stops nothing.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from django.db import connections, models, transaction
+from django.db import DEFAULT_DB_ALIAS, connections, models, transaction
 from django.dispatch import Signal
+
+from django_taskclaim.claim import claim_of
 
 #: A claim took these rows.
 rows_claimed = Signal()
@@ -45,6 +47,19 @@ def send_after_commit(signal: Signal, model: type[models.Model], using: str, **f
     connection = connections[using]
     if connection.in_atomic_block or connection.get_autocommit():
         after_commit(using, lambda: signal.send_robust(sender=model, using=using, **facts))
+
+
+def send_of_rows(signal: Signal, rows: Iterable[Any], **facts: Any) -> None:
+    """Send *signal* about rows, by model and by the database of their claims; as ``send_after_commit``."""
+    if not signal.receivers:
+        return
+    groups: dict[Any, list[Any]] = {}
+    for row in rows:
+        claim = claim_of(row)
+        alias = row._state.db or DEFAULT_DB_ALIAS if claim is None else claim.alias
+        groups.setdefault((type(row), alias), []).append(row)
+    for (model, alias), same in groups.items():
+        send_after_commit(signal, model, alias, rows=same, **facts)
 
 
 def after_commit(using: str, tell: Callable[[], object]) -> None:

@@ -4,8 +4,6 @@ import logging
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
-from django.db import DEFAULT_DB_ALIAS, models
-
 from django_taskclaim.claim import COMPLETED, carried_claim, claim_of, standing_claim
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.db.sql import NOWAIT
@@ -13,7 +11,7 @@ from django_taskclaim.error_text import redact
 from django_taskclaim.exceptions import ClaimLost, CommitUndecided
 from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.querysets.transactions import PATIENCE, wait_for_answer
-from django_taskclaim.signals import claim_lost, send_after_commit
+from django_taskclaim.signals import claim_lost, send_of_rows
 from django_taskclaim.states import Status, Token
 
 logger = logging.getLogger("django_taskclaim")
@@ -29,21 +27,17 @@ def raise_unless_all(rows: Sequence[Any], written: Sequence[Any]) -> None:
 
 def raise_lost(lost: Sequence[Any], written: Sequence[Any]) -> NoReturn:
     """Log, send as a signal and raise which claims stand no more; CommitUndecided where a COMMIT is ambiguous."""
-    by_sender: dict[tuple[type[models.Model], str], list[Any]] = {}
     ambiguous: list[Any] = []
     for row in lost:
-        alias = row._state.db or DEFAULT_DB_ALIAS
         if (claim := claim_of(row)) is not None:
-            claim.lost, alias = True, claim.alias
+            claim.lost = True
             ambiguous += [row] if claim.ambiguous else []
-        by_sender.setdefault((type(row), alias), []).append(row)
     reason = _why_none_is_carried(lost)
     error = ClaimLost(lost, written, reason=reason)
     if ambiguous:
         error = CommitUndecided(lost, written, ambiguous, reason=reason)
     _log(error)
-    for (model, alias), rows in by_sender.items():
-        send_after_commit(claim_lost, model, alias, rows=rows)
+    send_of_rows(claim_lost, lost)
     raise error
 
 

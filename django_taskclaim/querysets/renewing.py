@@ -24,9 +24,8 @@ from django_taskclaim.querysets.writes import (
     Rows,
     held_rows,
     in_parts,
-    send_of_rows,
 )
-from django_taskclaim.signals import rows_renewed
+from django_taskclaim.signals import rows_renewed, send_of_rows
 from django_taskclaim.states import Token
 
 

@@ -38,7 +38,7 @@ from django_taskclaim.querysets.transactions import (
     join_transaction,
     no_transaction,
 )
-from django_taskclaim.signals import send_after_commit
+from django_taskclaim.signals import send_of_rows
 from django_taskclaim.states import Status, Token
 
 Rows = Sequence[Any]
@@ -336,17 +336,6 @@ def _values_in(
     if status == Status.OPEN:
         values |= {columns.claimed_by: None, columns.claimed_at: None}
     return values | {getattr(columns, role): models.DEFERRED for role in unknown}
-
-
-def send_of_rows(signal: Signal, rows: Rows, **facts: Any) -> None:
-    """Send a signal about rows that carry claims, by model and database, once the current transaction has committed."""
-    if not signal.receivers:
-        return
-    groups: dict[Any, list[Any]] = {}
-    for row in rows:
-        groups.setdefault((type(row), carried_claim(row).alias), []).append(row)
-    for (model, alias), same in groups.items():
-        send_after_commit(signal, model, alias, rows=same, **facts)
 
 
 # Locking
