@@ -54,8 +54,6 @@ class Claim:
 
     #: Claimed alone, because the row may have killed the worker that had it on its last try.
     quarantined = False
-    #: The holder had the row before the call that returned it, which has only extended the lease.
-    held_before = False
     #: When the lease ends by the clock of this process, None where it was never known.
     local_deadline: float | None = None
     #: Set once this process has learned that the claim is gone.

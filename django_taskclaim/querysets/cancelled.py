@@ -12,7 +12,7 @@ from django.db import models
 from django_taskclaim.claim import carried_claim
 from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.querysets.failing import release
-from django_taskclaim.querysets.scope import ClaimTarget
+from django_taskclaim.states import WORKER_MARK
 
 M = TypeVar("M", bound=models.Model)
 
@@ -20,7 +20,7 @@ logger = logging.getLogger("django_taskclaim")
 
 
 async def unless_cancelled(claim: Callable[[], list[M]]) -> list[M]:
-    """Return what *claim* claims in Django's thread; it goes back, uncounted, where the task is cancelled meanwhile."""
+    """Return what *claim* claims in Django's thread; it goes back where the task is cancelled meanwhile."""
     rows: list[M] = []
     lock, cancelled = threading.Lock(), threading.Event()
 
@@ -45,17 +45,12 @@ async def unless_cancelled(claim: Callable[[], list[M]]) -> list[M]:
 
 
 def _give_back(rows: list[Any]) -> None:
-    """Give newly claimed rows back; what its holder had before, or has asked for again, stays the holder's."""
-    rows = [row for row in rows if not carried_claim(row).held_before]
-    if not rows:
+    """Give rows back uncounted; those of a name of the caller's stay: the next request of that name returns them."""
+    if not rows or WORKER_MARK not in carried_claim(rows[0]).token.holder:
         return
-    claim, label = carried_claim(rows[0]), rows[0]._meta.label
-    target = ClaimTarget.of(type(rows[0]), claim.alias)
-    facts = {"model": label, "rows": len(rows)}
+    facts = {"model": rows[0]._meta.label, "rows": len(rows)}
     try:
-        with target.dialect.own_transaction():
-            target.lock_holder(claim.token.holder)
-            release(_not_extended(rows, target), None)
+        release(rows, None)
     except ClaimLost:
         # An operator, or the reaper, was faster; that is logged already.
         return
@@ -65,15 +60,3 @@ def _give_back(rows: list[Any]) -> None:
     else:
         text = "%(rows)d rows of %(model)s were given back: the coroutine that claimed them was cancelled"
         logger.info(text, facts, extra={"event": "released", **facts})
-
-
-def _not_extended(rows: list[Any], target: ClaimTarget) -> list[Any]:
-    """Return the rows that no later call has returned to their holder, as a reload of its page does."""
-    expiry = target.columns.expires_at
-    keys = [carried_claim(row).pk for row in rows]
-    stored = dict(target.rows.filter(pk__in=keys).values_list("pk", expiry.name))
-    return [
-        row
-        for row, key in zip(rows, keys, strict=True)
-        if stored.get(key) == row.__dict__.get(expiry.attname)
-    ]

@@ -16,7 +16,6 @@ from django_taskclaim import conf
 from django_taskclaim.claim import (
     Claim,
     attach_all,
-    carried_claim,
     claims_of,
     clock,
     commits_by_itself,
@@ -252,8 +251,6 @@ class ClaimCall:
             self.target.lock_holder(request.holder)
             held = extend_held(self)
         rows = self.instances(held)
-        for row in rows:
-            carried_claim(row).held_before = True
         wanted = request.limit - len(rows)
         if wanted > 0:
             claimed = claim_within_limits(self, wanted) if self.is_limited else self.take(wanted)

@@ -324,9 +324,9 @@ class ClaimQuerySet(FencedQuerySet[M]):
 
     @shown_as_coroutine
     async def aclaim_batch(self, limit: int, **options: Any) -> list[M]:
-        """``claim_batch`` for async code; a task that is cancelled claims nothing.
+        """``claim_batch`` for async code; a task that is cancelled claims nothing, unless *claimed_by* names a holder.
 
-        Its thread cannot be stopped: what that claims is given back, but for rows that *claimed_by* held before.
+        Its thread cannot be stopped: what that claims is given back. Rows of a named holder stay with the name.
         """
         return await unless_cancelled(partial(self.claim_batch, limit, **options))
 
