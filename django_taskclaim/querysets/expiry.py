@@ -168,17 +168,17 @@ class Reaper:
         """Wait for a whole renewal interval again, as after any error of the database."""
         self._readings.clear()
 
-    def turn(self, limit: int | None = None, *, until_done: bool = False) -> int | None:
+    def turn(self, limit: int | None = None) -> int | None:
         """Do what is due and return how many rows were put back, at most *limit*; None if there was nothing to do.
 
-        With *until_done*, a call that reached its limit is repeated by the next turn, at once.
+        After a turn that reached its limit the next one is due at once.
         """
         if self.due_in():
             return None
         try:
             if self._readings:
                 self._read()
-                return self._put_back(limit, until_done=until_done)
+                return self._put_back(limit)
             self._look()
         except BaseException:
             self._rest()
@@ -198,18 +198,16 @@ class Reaper:
         self.start_over()
         self._due = self._next_look
 
-    def _put_back(self, limit: int | None, *, until_done: bool) -> int:
+    def _put_back(self, limit: int | None) -> int:
         cutoff, prompt = self._readings[0]
         if self._prompt - prompt < self._renewal_interval():
             return 0
         released = release_expired(self._rows(), limit, cutoff)
-        if released != limit:
-            # More may have expired since that reading, and waits for one of its own.
-            self._look()
-        elif until_done:
+        if released == limit:
             self._due = 0.0
         else:
-            self._rest()
+            # More may have expired since that reading, and waits for one of its own.
+            self._look()
         return released
 
     def _read(self) -> None:

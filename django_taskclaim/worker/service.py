@@ -459,7 +459,7 @@ class Service(threading.Thread):
     # The reaper
 
     def _reap(self, reaper: Reaper) -> bool:
-        return reaper.turn(int(setting("CHUNK_SIZE")), until_done=True) is not None
+        return reaper.turn(int(setting("CHUNK_SIZE"))) is not None
 
     def _shortest_renewal(self) -> float:
         return min(map(self.lease_of, self.handlers)).total_seconds() / RENEWALS_PER_LEASE

@@ -99,9 +99,9 @@ def test_a_call_that_reached_its_limit_is_repeated(time: Time, let_lease_lapse: 
     """However many rows the dead held, and however long their leases were."""
     let_lease_lapse(claimed(Photo, 5))
     reaper = Reaper(Photo, "default", lease=lambda: timedelta(hours=1))
-    while not reaper.turn(2, until_done=True):
+    while not reaper.turn(2):
         time.now += 1
-    assert [reaper.turn(2, until_done=True) for _ in range(2)] == [2, 1]
+    assert [reaper.turn(2) for _ in range(2)] == [2, 1]
 
 
 # Rows in combinations that no verb leaves behind

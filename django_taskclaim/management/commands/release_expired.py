@@ -66,7 +66,7 @@ exit codes:
             "--limit",
             metavar="N",
             type=whole_number,
-            help="put back at most N rows of each model, with --loop at each look (default: no limit)",
+            help="put back at most N rows of each model; --loop goes on at once while there are more",
         )
         parser.add_argument("--loop", action="store_true", help="go on until SIGTERM or Ctrl-C")
         parser.add_argument(
