@@ -10,7 +10,7 @@ from typing import Any, TypedDict, TypeVar, Unpack
 
 from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured
-from django.db import models
+from django.db import connections, models
 from django.db.models.expressions import Combinable
 
 from django_taskclaim import conf
@@ -18,9 +18,11 @@ from django_taskclaim.awaitables import is_coroutine_function, name_of
 from django_taskclaim.columns import claim_columns, has_ranges, is_claimable
 from django_taskclaim.completion import CompletionOption, Mark
 from django_taskclaim.conf import accepting
+from django_taskclaim.db import dialect_for, is_supported
 from django_taskclaim.limits.key_limits import refuse_uncountable
 from django_taskclaim.links import is_companion
 from django_taskclaim.policy import (
+    SHORTEST_LEASE,
     Backoff,
     Policy,
     Rule,
@@ -34,6 +36,9 @@ from django_taskclaim.querysets.ordering import refuse_unknown_order
 from django_taskclaim.querysets.waking import called_for
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+#: How often in a lease an atomic handler may block all other writers of a database that has one writer.
+WAITS_PER_LEASE = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,6 +128,19 @@ class Handler:
         usual: timedelta | None = conf.setting("TIMEOUT")
         return None if self.unlimited else self.own_timeout or usual
 
+    def blocks_writers(self, alias: str) -> bool:
+        """Say whether nobody else can write while a row runs, so that no lease can be renewed."""
+        connection = connections[alias]
+        return self.atomic and is_supported(connection) and dialect_for(connection).has_one_writer
+
+    def shortest_lease(self, alias: str) -> timedelta:
+        """Return the shortest lease that its rows may have. Its own may be shorter than useful; W009 tells of that."""
+        if not self.blocks_writers(alias):
+            return SHORTEST_LEASE
+        return (
+            self.lease if self.timeout is None else min(self.lease, WAITS_PER_LEASE * self.timeout)
+        )
+
     def rows(self, using: str | None = None) -> Any:
         """Return the queryset that claims start from: the handler's own, or the model's default manager."""
         rows: Any = self.model._default_manager if self.queryset is None else self.queryset
@@ -187,7 +205,7 @@ def handler(model: type[models.Model] | str, **options: Unpack[HandlerOptions]) 
     claims them and wherever.
     *rate* (``100/m``; s, m, h or d) is how many rows all who claim may claim in a time, *max_running* how many may be
     processing at once, *hours* (``22:00-06:00``, in ``TIME_ZONE``) when rows are claimed at all; what
-    ``django_taskclaim.limits.set_limits`` or ``manage.py claimlimit`` has stored for the model goes before these.
+    ``django_taskclaim.switch.set_overrides`` or ``manage.py claimlimit`` has stored for the model goes before these.
     *serial_by* names a column whose rows of one value are claimed one at a time and in order: one that waits for its
     retry keeps those behind it back, and so does one that failed, unless *failed_blocks* is False.
 

@@ -28,6 +28,9 @@ logger = logging.getLogger("django_taskclaim")
 #: How often a lease is renewed in its length, and the part of it after which what could not be renewed counts as lost.
 RENEWALS_PER_LEASE, SELF_FENCE = 4, 0.9
 
+#: In a shorter lease one slow renewal loses the row; after a longer one the rows of a dead worker come back too late.
+SHORTEST_LEASE, LONGEST_LEASE = timedelta(seconds=2), timedelta(days=1)
+
 #: Given how often a row has failed (1 for the first time), how long it waits.
 Backoff = Callable[[int], timedelta | float]
 

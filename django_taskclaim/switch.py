@@ -2,9 +2,10 @@
 
 A pause is read inside the claim statement itself. Once ``pause`` has returned, no claim statement that starts claims
 a row of the model; rows that run finish. It outlives every restart. An override replaces an option of the handler.
+Each write names its columns, so a change of an override cannot end a pause.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -14,14 +15,17 @@ from django.db import Error, connections, models, router
 from django_taskclaim import conf
 from django_taskclaim.allowances import Hours, Rate
 from django_taskclaim.columns import claim_columns, has_claim_columns
+from django_taskclaim.conf import Kind
 from django_taskclaim.contention import retry_on_contention
 from django_taskclaim.db import DatabaseLater, DatabaseNow
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.fields import as_utc
+from django_taskclaim.handlers import handler_for, models_with_handler
 from django_taskclaim.limits.model_limits import note_stored
+from django_taskclaim.policy import LONGEST_LEASE, SHORTEST_LEASE
 from django_taskclaim.tables import (
     EVERY_MODEL,
-    LIMITS,
+    OVERRIDES,
     Switch,
     scope_of,
     scopes_over,
@@ -36,6 +40,22 @@ _RUNNING = {"paused_at": None, "until": None, "reason": "", "by": ""}
 
 #: How "no limit" is stored, whatever the handler says.
 _NO_LIMIT: dict[str, Any] = {"rate": "", "max_running": 0, "hours": ""}
+
+
+def _read_lease(value: Any) -> timedelta:
+    lease = conf.DURATION.read(value)
+    if not SHORTEST_LEASE <= lease <= LONGEST_LEASE:
+        raise ValueError
+    return lease
+
+
+_OVERRIDES: Mapping[str, Kind[Any]] = {
+    "batch_size": conf.BATCH_SIZE,
+    "lease": Kind("from 2 seconds to 1 day", _read_lease),
+    "rate": Kind("a rate", lambda text: Rate.parse(text).text),
+    "max_running": conf.whole_number(),
+    "hours": Kind("a window", lambda text: Hours.parse(text).text),
+}
 
 
 class SwitchError(TaskClaimError):
@@ -91,36 +111,65 @@ def set_overrides(
 ) -> list[str]:
     """Set what replaces options of the handler of *model*, committed on return; what is not named stays as it is.
 
-    ``rate``, ``max_running`` and ``hours`` hold for all who claim. None gives one back to the handler, an empty text or
-    0 is no limit even if the handler names one. ``using=None`` means every database that holds the model; they are
-    returned. ValueError in one sentence for a value that makes no sense, TypeError for a name that is none,
-    ``SwitchError`` if a database could not be reached.
+    ``batch_size`` and ``lease`` are for workers, ``rate``, ``max_running`` and ``hours`` for all who claim. None gives
+    one back to the handler; for a limit an empty text or 0 is no limit, even if the handler names one. ``using=None``
+    means every database that holds the model; they are returned. ValueError in one sentence for a value that makes no
+    sense, TypeError for a name that is none, ``SwitchError`` if a database could not be reached.
     """
     claim_columns(model)
-    if unknown := sorted(set(overrides).difference(LIMITS)):
+    if unknown := sorted(set(overrides).difference(OVERRIDES)):
         raise TypeError(
-            f"There is no override {', '.join(unknown)}; there are {', '.join(LIMITS)}."
+            f"There is no override {', '.join(unknown)}; there are {', '.join(OVERRIDES)}."
         )
     values = {name: as_stored(name, value) for name, value in overrides.items()}
     aliases = places_of(using, [model])
+    if values.get("lease") is not None:
+        _refuse_short_lease(model, values["lease"], aliases)
     _turn(scope_of(model), aliases, {**values, "set_at": DatabaseNow(), "set_by": by[:200]})
     return aliases
 
 
 def as_stored(name: str, value: Any) -> Any:
     """Return how a value of the override *name* is stored; ValueError in one sentence for one that makes no sense."""
-    if value is None or (value == _NO_LIMIT[name] and not isinstance(value, bool)):
-        return value
-    if name == "max_running":
-        conf.whole_number().check(value, name)
-        return value
-    return (Rate if name == "rate" else Hours).parse(value).text
+    is_no_limit = value == _NO_LIMIT.get(name) and not isinstance(value, bool)
+    return value if value is None or is_no_limit else _OVERRIDES[name].check(value, name)
+
+
+def override_from_text(name: str, text: str) -> Any:
+    """Return the value that a person means: "none" is no limit, "default" or nothing follows the handler."""
+    if text in ("", "default"):
+        return None
+    if text == "none" and name in _NO_LIMIT:
+        return _NO_LIMIT[name]
+    is_number = name in ("batch_size", "max_running") and text.isdecimal()
+    return as_stored(name, int(text) if is_number else text)
+
+
+def override_as_text(value: Any) -> str:
+    """Return what ``override_from_text`` reads *value* from."""
+    if value is None:
+        return "default"
+    if isinstance(value, timedelta):
+        return f"{value.total_seconds():g}s"
+    return str(value or "none")
+
+
+def _refuse_short_lease(model: type[models.Model], lease: timedelta, aliases: list[str]) -> None:
+    """Raise ValueError where a lease would end while a row runs, because nobody can renew it meanwhile."""
+    same = [one for one in models_with_handler() if scope_of(one) == scope_of(model)]
+    for handler in filter(None, map(handler_for, same)):
+        for alias in aliases:
+            if lease < (least := handler.shortest_lease(alias)):
+                raise ValueError(
+                    f"lease must be {least.total_seconds():g} seconds or more: {handler.name} is atomic, and while a"
+                    f" row runs no lease on the database {alias!r} can be renewed."
+                )
 
 
 def overrides_of(model: type[models.Model], *, using: str) -> dict[str, Any]:
-    """Return what is stored for *model*, by name; None follows the handler, an empty text or 0 is no limit."""
-    switch = Switch.objects.using(using).filter(scope=scope_of(model)).first() or Switch()
-    return {name: getattr(switch, name) for name in LIMITS}
+    """Return the overrides that are stored for *model*, by name; an empty text or 0 is no limit."""
+    switch = Switch.objects.using(using).filter(scope=scope_of(model)).first()
+    return switch.overrides if switch is not None else {}
 
 
 def pauses_over(model: type[models.Model], *, using: str | None = None) -> list[Switch]:
@@ -148,8 +197,9 @@ def paused_model(pause: Switch) -> str | None:
 
 
 class Stops(NamedTuple):
-    """What stops claims of one model at the moment *now* of the database's clock."""
+    """What stops claims of one model at the moment *now* of the database's clock, and the model's own switch."""
 
+    own: Switch
     now: datetime | None = None
     #: The widest pause.
     pause: Switch | None = None
@@ -158,7 +208,7 @@ class Stops(NamedTuple):
 
 
 def stops_of(model: type[models.Model], *, using: str) -> Stops:
-    """Return what is stored that stops claims of *model* now, in one question; the process learns of limits, too."""
+    """Return what is stored for *model* now, in one question; the process learns of limits, too."""
     rows: Any = Switch.objects.using(using).filter(scope__in=stop_scopes(model))
     found: dict[str, Any] = {row.scope: row for row in rows.annotate(now=DatabaseNow())}
     note_stored(model, using, found)
@@ -169,6 +219,7 @@ def stops_of(model: type[models.Model], *, using: str) -> Stops:
     }
     throttles = [stops.pop(throttle_scope(scope), None) for scope in scopes_over(model)]
     return Stops(
+        found.get(scope_of(model)) or Switch(),
         next((as_utc(row.now) for row in found.values()), None),
         next((stops[scope] for scope in scopes_over(model) if scope in stops), None),
         max(filter(None, throttles), key=lambda row: as_utc(row.until), default=None),

@@ -21,8 +21,9 @@ SWITCH_TABLE = "taskclaim_switch"
 #: The scope of the switch that stops every model.
 EVERY_MODEL = "*"
 
-#: What a switch stores in place of the handler's options: what all who claim keep to.
+#: The overrides that hold for all who claim, and all that a switch stores in place of the handler's options.
 LIMITS = ("rate", "max_running", "hours")
+OVERRIDES = ("batch_size", "lease", *LIMITS)
 
 
 def scope_of(model: type[models.Model]) -> str:
@@ -72,9 +73,9 @@ class SwitchQuerySet(models.QuerySet["Switch"]):
 class Switch(models.Model):
     """What a person has stored for one model, or for all: a pause, and what replaces options of the handler.
 
-    Claims are paused while ``paused_at`` is set and ``until`` is not past. Of the overrides NULL follows the handler,
-    and an empty text or 0 is no limit. Read inside every claim statement; written through ``django_taskclaim.switch``.
-    A throttle of everyone has a row of its own, under ``throttle_scope``.
+    Claims are paused while ``paused_at`` is set and ``until`` is not past. An override that is NULL follows the
+    handler; an empty text or 0 is no limit. Read inside every claim statement; written through
+    ``django_taskclaim.switch``. A throttle of everyone has a row of its own, under ``throttle_scope``.
     """
 
     scope = models.CharField(max_length=200, primary_key=True)
@@ -82,6 +83,8 @@ class Switch(models.Model):
     until = MomentField(null=True, default=None)
     reason = ErrorClassField(max_length=500, default="", blank=True)
     by = HolderField(default="", blank=True)
+    batch_size = models.IntegerField(null=True, default=None)
+    lease = models.DurationField(null=True, default=None)
     rate = models.CharField(max_length=40, null=True, default=None)
     max_running = models.IntegerField(null=True, default=None)
     hours = models.CharField(max_length=40, null=True, default=None)
@@ -95,6 +98,12 @@ class Switch(models.Model):
         db_table = SWITCH_TABLE
         verbose_name = _("switch")
         verbose_name_plural = _("switches")
+
+    @property
+    def overrides(self) -> dict[str, Any]:
+        """What replaces options of the handler, by name."""
+        values = {name: getattr(self, name) for name in OVERRIDES}
+        return {name: value for name, value in values.items() if value is not None}
 
     @property
     def limits_claims(self) -> bool:

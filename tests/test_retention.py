@@ -12,7 +12,6 @@ from django.db import models
 from django_taskclaim import conf
 from django_taskclaim.control.models import (
     ClaimEvent,
-    LiveSettings,
     OperatorAct,
     ThroughputMinute,
     WorkerOrder,
@@ -27,7 +26,7 @@ from tests.testapp.models import QuickJob
 pytestmark = pytest.mark.django_db(databases="__all__")
 
 #: At most one row for each model.
-BOUNDED = {RateLevel, Switch, LiveSettings}
+BOUNDED = {RateLevel, Switch}
 
 PROCESS = {"host": "h", "pid": 1, "version": "1"}
 

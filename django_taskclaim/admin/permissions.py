@@ -88,7 +88,7 @@ def row_permission(
 
 
 def may_configure(request: HttpRequest, model: Model, *, model_admin: Admin = None) -> bool:
-    """Say whether the user may change the live settings of *model*; never where the control app is not installed."""
+    """Say whether the user may change the overrides of *model*; never where the control app is not installed."""
     if not (_with_control() and _on_staff(request) and _granted(request, "configure")):
         return False
     if model is None:

@@ -11,22 +11,17 @@ from django.db import connections, router
 
 from django_taskclaim.checks.messages import message
 from django_taskclaim.columns import claim_columns, has_claim_columns, is_claimable
-from django_taskclaim.db import dialect_for, is_supported
 from django_taskclaim.formatting import format_duration, listed
-from django_taskclaim.handlers import Handler, handler_for
+from django_taskclaim.handlers import WAITS_PER_LEASE, Handler, handler_for
 from django_taskclaim.links import is_companion, source_link
-from django_taskclaim.policy import faults
+from django_taskclaim.policy import LONGEST_LEASE, SHORTEST_LEASE, faults
 from django_taskclaim.querysets.results import PREFIX, writable
 from django_taskclaim.querysets.scope import refuse_unclaimable
 
-SHORTEST_LEASE = timedelta(seconds=2)
-LONGEST_LEASE = timedelta(days=1)
 SHORTEST_TIMEOUT = timedelta(seconds=1)
 NOTHING_CLAIMED = (
     "Mend that line. Until then no worker runs the function, and nothing claims rows of its model."
 )
-#: How often in a lease all others may be kept from writing, one row after the other.
-WAITS_PER_LEASE = 4
 
 
 def check_handlers(**kwargs: Any) -> list[CheckMessage]:
@@ -197,28 +192,11 @@ def _counts_up(field: Any) -> bool:
     return any(kind in target.get_internal_type() for kind in ("Auto", "Integer"))
 
 
-def keeps_others_out(handler: Handler, alias: str) -> bool:
-    """Say whether nobody else can write while a row runs, lest of all renew a lease."""
-    connection = connections[alias]
-    return handler.atomic and is_supported(connection) and dialect_for(connection).has_one_writer
-
-
-def shortest_lease(handler: Handler, alias: str) -> timedelta:
-    """Return the shortest lease that may be given to rows of *handler*: where nobody can renew, it must last.
-
-    Its own will do, for W009 tells where that is too short.
-    """
-    if not keeps_others_out(handler, alias):
-        return SHORTEST_LEASE
-    own = handler.lease
-    return own if handler.timeout is None else min(own, WAITS_PER_LEASE * handler.timeout)
-
-
 def _one_writer(handler: Handler) -> Iterator[CheckMessage]:
     """Look at atomic handlers where an open transaction keeps everybody else from writing."""
     alias = router.db_for_write(handler.model)
     # Of an alias that is none, E006 tells.
-    if alias not in connections or not keeps_others_out(handler, alias):
+    if alias not in connections or not handler.blocks_writers(alias):
         return
     most = handler.lease / WAITS_PER_LEASE
     if handler.timeout is None or handler.timeout > most:

@@ -181,8 +181,7 @@ PRUNE = Action(
 DONE: dict[str, Text] = {
     "pause": gettext_lazy("claiming paused"),
     "resume": gettext_lazy("claiming resumed"),
-    "settings": gettext_lazy("live settings changed"),
-    "limits": gettext_lazy("limits changed"),
+    "settings": gettext_lazy("settings changed"),
     "worker order": gettext_lazy("order to worker"),
     "take over": gettext_lazy("taken over"),
     **{action.name: action.done for action in (*ROW_ACTIONS, PRUNE)},

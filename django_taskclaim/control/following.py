@@ -1,28 +1,25 @@
-"""What every worker process does for the control page: follows settings and orders, and writes what it gets done."""
+"""What every worker process does for the control page: follows orders, and writes what it gets done."""
 
 import random
-from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Any
 
 from django.db import connections
-from django.db.models import F, Func, Min, QuerySet, Subquery, Sum
+from django.db.models import F, Func, Min, Subquery
 
 from django_taskclaim.claim import clock
 from django_taskclaim.control import keeping
 from django_taskclaim.control.installed import is_on
-from django_taskclaim.control.models import LiveSettings, WorkerOrder
+from django_taskclaim.control.models import WorkerOrder
 from django_taskclaim.control.throughput import Roll
 from django_taskclaim.db import DatabaseNow, dialect_for
 from django_taskclaim.fields import as_utc
 from django_taskclaim.models import WorkerProcess
-from django_taskclaim.tables import scope_of
 from django_taskclaim.worker import heartbeat
-from django_taskclaim.worker.overrides import Override
 from django_taskclaim.worker.records import logger
 from django_taskclaim.worker.service import Service
 
-#: Seconds between two looks for settings and orders, while rows are held and while none are; five are promised.
+#: Seconds between two looks for orders, while rows are held and while none are; five are promised.
 LOOK_BUSY, LOOK_IDLE = 2.5, 4.7
 #: Seconds between two rounds of writing what was done, if anything was.
 WRITE_EVERY = 5.0
@@ -47,10 +44,7 @@ class Follower:
         self._pause = random.uniform(0.95, 1.0)
         #: The database's time at a moment of ``clock()``.
         self._known_time: tuple[datetime, float] | None = None
-        self._version: int | None = None
         self._throttled: set[Any] = set()
-        # A claim made before the first look might have the wrong lease.
-        service.overrides.known = False
 
     def turn(self, *, busy: bool) -> bool:
         """Look, and write, each when it is due."""
@@ -58,9 +52,6 @@ class Follower:
         if self._is_time_to_look(busy=busy):
             self._look(busy=busy)
             asked = True
-        if self._known_time is not None and not self.service.overrides.known:
-            self.service.overrides.known = True
-            self.service.let_claim(self.models)
         if self._known_time is not None and clock() >= self._write_at:
             self._write_at = clock() + random.uniform(0.8, 1.0) * WRITE_EVERY
             asked |= self._write(busy=busy)
@@ -80,7 +71,7 @@ class Follower:
         then, at = self._known_time
         return then + timedelta(seconds=clock() - at)
 
-    # Settings and orders
+    # Orders
 
     def _is_time_to_look(self, *, busy: bool) -> bool:
         """Say so soon after work has begun, too, and not only when an idle process would have looked again."""
@@ -90,41 +81,22 @@ class Follower:
         return True
 
     def _look(self, *, busy: bool) -> None:
-        """Ask, in one statement, whether there is anything new, and read what is."""
+        """Ask, in one statement, for the time and whether there is an order."""
         ask = WorkerProcess.objects.using(self.using).filter(name=self.process)
         began = clock()
-        found = list(ask.values_list(DatabaseNow(), self._settings_version(), self._first_order()))
-        # It has not reported yet, or cannot, or was forgotten: claims do not wait for that.
-        ((now, version, first),) = found or [self._ask_without_report()]
+        found = list(ask.values_list(DatabaseNow(), self._first_order()))
+        # It has not reported yet, or cannot, or was forgotten: orders do not wait for that.
+        ((now, first),) = found or [self._ask_without_report()]
         self._known_time = as_utc(now), began
-        if version != self._version:
-            self._follow(self._stored())
-            self._version = version
         if first is not None:
             self._obey()
 
-    def _ask_without_report(self) -> tuple[datetime, int | None, int | None]:
+    def _ask_without_report(self) -> tuple[datetime, int | None]:
         now = dialect_for(connections[self.using]).current_time()
-        version = self._stored().aggregate(total=Sum("version"))["total"]
-        return now, version, self._open_orders().aggregate(first=Min("id"))["first"]
-
-    def _settings_version(self) -> Subquery:
-        # Each change adds one; a plain function, for an aggregate would group the rows.
-        return Subquery(self._stored().values(total=Func(F("version"), function="SUM")))
-
-    def _stored(self) -> QuerySet[LiveSettings]:
-        scopes = {scope_of(model) for model in self.models}
-        return LiveSettings.objects.using(self.using).filter(model__in=scopes)
-
-    def _follow(self, stored: Iterable[LiveSettings]) -> None:
-        by_scope = {one.model: one for one in stored}
-        for model in self.models:
-            given = by_scope.get(scope_of(model), LiveSettings())
-            lease = None if given.lease is None else timedelta(seconds=given.lease)
-            self.service.overrides.set(model, Override(given.batch_size, lease))
-        self.service.leases_changed()
+        return now, self._open_orders().aggregate(first=Min("id"))["first"]
 
     def _first_order(self) -> Subquery:
+        # A plain function, because an aggregate would group the rows.
         return Subquery(self._open_orders().values(first=Func(F("id"), function="MIN")))
 
     def _open_orders(self) -> Any:

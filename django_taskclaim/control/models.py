@@ -4,12 +4,9 @@
 Each table has an age at which workers prune it.
 """
 
-from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from django_taskclaim.checks.handlers import LONGEST_LEASE, SHORTEST_LEASE
-from django_taskclaim.conf import MAX_BATCH_SIZE
 from django_taskclaim.fields import ErrorClassField, ErrorTextField, HolderField, MomentField
 
 
@@ -28,6 +25,11 @@ class OperatorAct(models.Model):
     class Meta:
         db_table = "taskclaim_operatoract"
         default_permissions = ("view",)
+        permissions = [
+            ("view_control", "Can look at the control page"),
+            ("operate", "Can pause, resume, reset and release, and give orders to workers"),
+            ("configure", "Can change settings that override handlers"),
+        ]
         verbose_name = _("operator's act")
         verbose_name_plural = _("operators' acts")
         indexes = [models.Index(fields=["model", "id"], name="taskclaim_act_of_model")]
@@ -74,45 +76,6 @@ class ThroughputMinute(models.Model):
 
     def __str__(self) -> str:
         return f"{self.model} at {self.at}: {self.done} done"
-
-
-class LiveSettings(models.Model):
-    """What workers of one model keep to from now on, whatever their handlers say; NULL leaves it to those.
-
-    Written by ``orders.change_settings``, followed within five seconds without a restart.
-    """
-
-    model = models.CharField(max_length=200, unique=True)
-    batch_size = models.IntegerField(
-        null=True, blank=True, validators=[MinValueValidator(1), MaxValueValidator(MAX_BATCH_SIZE)]
-    )
-    #: Seconds.
-    lease = models.FloatField(
-        null=True,
-        blank=True,
-        validators=[
-            MinValueValidator(SHORTEST_LEASE.total_seconds()),
-            MaxValueValidator(LONGEST_LEASE.total_seconds()),
-        ],
-    )
-    changed_at = MomentField()
-    changed_by = HolderField(default="", blank=True)
-    #: Grows with each change, so that workers see in one look whether there was any.
-    version = models.IntegerField(default=1)
-
-    class Meta:
-        db_table = "taskclaim_livesettings"
-        default_permissions = ()
-        permissions = [
-            ("view_control", "Can look at the control page"),
-            ("operate", "Can pause, resume, reset and release, and give orders to workers"),
-            ("configure", "Can change live settings"),
-        ]
-        verbose_name = _("live settings")
-        verbose_name_plural = _("live settings")
-
-    def __str__(self) -> str:
-        return f"live settings of {self.model}"
 
 
 class WorkerOrder(models.Model):

@@ -1,53 +1,31 @@
-"""What a person tells workers: orders to one process, and live settings of one model. Each is recorded as an act."""
+"""What a person tells one worker process. Each order is recorded as an act."""
 
-import math
 from collections.abc import Mapping
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured, ValidationError
-from django.db import DatabaseError, Error, IntegrityError, connections, models
-from django.db.models import F
+from django.db import DatabaseError, Error, connections, models
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext, pgettext, pgettext_lazy
+from django.utils.translation import ngettext, pgettext_lazy
 
-from django_taskclaim.checks.handlers import shortest_lease
 from django_taskclaim.claim import clock
 from django_taskclaim.columns import claim_columns
-from django_taskclaim.contention import retry_on_contention
 from django_taskclaim.control.audit import record_action, storable
 from django_taskclaim.control.installed import NAME, is_on
-from django_taskclaim.db import DatabaseNow, dialect_for
+from django_taskclaim.db import DatabaseNow
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.formatting import first_line, format_number
-from django_taskclaim.handlers import handler_for
 from django_taskclaim.models import WorkerProcess
 from django_taskclaim.monitoring.overview import Worker, workers
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.isolating import refusals
 from django_taskclaim.states import WORKER_MARK
-from django_taskclaim.switch import as_stored, overrides_of, set_overrides
-from django_taskclaim.tables import LIMITS, scope_of
 
 if TYPE_CHECKING:
-    from django_taskclaim.control.models import LiveSettings, WorkerOrder
+    from django_taskclaim.control.models import WorkerOrder
 
-#: What ``change_settings`` takes.
-SETTINGS = ("batch_size", "lease")
-FIELDS = (*SETTINGS, *LIMITS)
-
-#: What a limit is set to where there shall be none, whatever the handler says.
-NO_LIMIT = "none"
-
-#: How the record calls them, and the orders: in the language of whoever gave them, as is the reason beside it.
-_SETTINGS = {
-    "batch_size": gettext_lazy("batch size"),
-    "lease": gettext_lazy("lease"),
-    "rate": gettext_lazy("rate"),
-    "max_running": gettext_lazy("rows at once"),
-    "hours": gettext_lazy("hours"),
-}
+#: How the record calls the orders: in the language of whoever gave them, as is the reason beside it.
 _ORDERS = {
     "drain": pgettext_lazy("order", "drain"),
     "stop": pgettext_lazy("order", "stop"),
@@ -193,163 +171,6 @@ def holders_of(process: str) -> str:
     return f"{process}{WORKER_MARK}"
 
 
-def change_settings(
-    model: type[models.Model],
-    values: Mapping[str, Any],
-    *,
-    by: str,
-    user: Any = None,
-    reason: str = "",
-    using: str,
-) -> None:
-    """Change what claims of *model* follow; workers do so within five seconds. What *values* leaves out stays.
-
-    ``batch_size`` and ``lease`` are for workers; ``rate``, ``max_running`` and ``hours`` for all who claim, and "none"
-    is no limit there. None or an empty text gives a setting back to the handler. Raises ValidationError by field name
-    for values that make no sense, and TypeError for a model that is not claimable. Values that change nothing are not
-    recorded.
-    """
-    _require(using)
-    claim_columns(model)
-    _refuse_unknown(values)
-    settings, limits, errors = _cleaned(values)
-    if not errors and settings.get("lease") is not None:
-        errors |= _refused_lease(model, timedelta(seconds=settings["lease"]), using)
-    if errors:
-        raise ValidationError(errors)
-    retry = retry_on_contention(using=using, atomic=False)
-    by = storable(by, 200)
-    try:
-        changes = retry.call(_store, model, settings, by, using)
-    except IntegrityError:
-        # Somebody else was the first to set anything, at the same moment.
-        changes = retry.call(_store, model, settings, by, using)
-    stored = overrides_of(model, using=using)
-    changed = {name: value for name, value in limits.items() if value != stored[name]}
-    if changed:
-        set_overrides(model, by=by, using=using, **changed)
-        changes += [_changed(name, value, stored[name]) for name, value in changed.items()]
-    if changes:
-        text = ", ".join(changes) + (f": {reason}" if reason else "")
-        record_action(model, "settings", by=by, reason=text, user=user, using=using)
-
-
-def settings_of(model: type[models.Model], *, using: str) -> dict[str, Any]:
-    """Return what is stored for *model*, by the names that ``change_settings`` takes; None follows the handler."""
-    from django_taskclaim.control.models import LiveSettings
-
-    row = LiveSettings.objects.using(using).filter(model=scope_of(model)).first() or LiveSettings()
-    return {name: getattr(row, name) for name in SETTINGS} | overrides_of(model, using=using)
-
-
-def _refuse_unknown(values: Mapping[str, Any]) -> None:
-    for name in values:
-        if name not in FIELDS:
-            names = {"name": repr(name), "names": ", ".join(FIELDS)}
-            raise ValidationError(
-                _("There is no live setting %(name)s; there are %(names)s.") % names
-            )
-
-
-def _cleaned(
-    values: Mapping[str, Any],
-) -> tuple[dict[str, Any], dict[str, Any], dict[str, list[str]]]:
-    """Return the settings and the limits as they are stored, and what is wrong, by name."""
-    from django_taskclaim.control.models import LiveSettings
-
-    settings: dict[str, Any] = {}
-    limits: dict[str, Any] = {}
-    errors: dict[str, list[str]] = {}
-    for name, value in values.items():
-        try:
-            if name in SETTINGS:
-                settings[name] = _clean(LiveSettings._meta.get_field(name), value)
-            else:
-                limits[name] = _clean_limit(name, value)
-        except ValidationError as error:
-            errors[name] = error.messages
-    return settings, limits, errors
-
-
-def _store(
-    model: type[models.Model], settings: Mapping[str, Any], by: str, using: str
-) -> list[str]:
-    """Store what differs, and return it in words."""
-    from django_taskclaim.control.models import LiveSettings
-
-    rows = LiveSettings.objects.using(using).filter(model=scope_of(model))
-    with dialect_for(connections[using]).own_transaction():
-        before = rows.first() or LiveSettings()
-        new = {name: value for name, value in settings.items() if value != getattr(before, name)}
-        facts: dict[str, Any] = {**new, "changed_at": DatabaseNow(), "changed_by": by}
-        if new and not rows.update(version=F("version") + 1, **facts):
-            rows.create(model=scope_of(model), **facts)
-    return [_changed(name, value, getattr(before, name)) for name, value in new.items()]
-
-
-def _refused_lease(model: type[models.Model], lease: timedelta, using: str) -> dict[str, list[str]]:
-    """Say which handlers *lease* is too short for, where nobody can renew while a row runs."""
-    same = [one for one in apps.get_models() if scope_of(one) == scope_of(model)]
-    handlers = [handler for one in same if (handler := handler_for(one)) is not None]
-    refused = [
-        _(
-            "%(handler)s is atomic, and while a row runs nobody can renew on this database: it needs a lease of"
-            " %(seconds)s s at least."
-        )
-        % {"handler": handler.name, "seconds": f"{least.total_seconds():g}"}
-        for handler in handlers
-        if lease < (least := shortest_lease(handler, using))
-    ]
-    return {"lease": refused} if refused else {}
-
-
-def _clean(field: Any, value: Any) -> Any:
-    if value is None or value == "":
-        return None
-    if isinstance(value, timedelta):
-        value = value.total_seconds()
-    if isinstance(value, bool) or (isinstance(value, float) and not math.isfinite(value)):
-        raise ValidationError(_("Enter a number."))
-    clean = field.clean(value, None)
-    if isinstance(clean, float) and not math.isfinite(clean):
-        raise ValidationError(_("Enter a number."))
-    return clean
-
-
-def _clean_limit(name: str, value: Any) -> Any:
-    if value is None or value == "":
-        return None
-    if value == NO_LIMIT:
-        return 0 if name == "max_running" else ""
-    if name == "max_running" and isinstance(value, str):
-        value = int(value) if value.isdecimal() else value
-    try:
-        return as_stored(name, value)
-    except ValueError as error:
-        raise ValidationError(str(error)) from error
-
-
-def _changed(name: str, now: Any, before: Any) -> str:
-    sides = {"setting": _SETTINGS[name], "now": _said(now), "before": _said(before)}
-    return _("%(setting)s %(now)s (was %(before)s)") % sides
-
-
-def _said(value: Any) -> str:
-    if value is None:
-        return pgettext("setting", "default")
-    if value in ("", 0):
-        return NO_LIMIT
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def in_words(settings: "LiveSettings") -> list[str]:
-    """Return what live settings say that handlers and command lines do not: ``batch size 10``, ``lease 30``."""
-    given = {name: getattr(settings, name) for name in SETTINGS}
-    return [
-        f"{_SETTINGS[name]} {_said(value)}" for name, value in given.items() if value is not None
-    ]
-
-
 def open_orders(worker_name: str, *, using: str) -> "list[WorkerOrder]":
     """Return what a worker process was told to do and has not done yet, oldest first."""
     if not is_on(using):
@@ -363,6 +184,6 @@ def open_orders(worker_name: str, *, using: str) -> "list[WorkerOrder]":
 def _require(using: str) -> None:
     if not is_on(using):
         raise ImproperlyConfigured(
-            f"Orders and live settings need the tables of {NAME} on the database {using!r}: add it to INSTALLED_APPS,"
+            f"Orders need the tables of {NAME} on the database {using!r}: add it to INSTALLED_APPS,"
             " let routers migrate it there, and run manage.py migrate."
         )

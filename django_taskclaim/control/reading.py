@@ -18,12 +18,7 @@ from django_taskclaim.tables import EVERY_MODEL, scope_of
 from django_taskclaim.worker.histogram import quantile, unpacked
 
 if TYPE_CHECKING:
-    from django_taskclaim.control.models import (
-        ClaimEvent,
-        LiveSettings,
-        OperatorAct,
-        ThroughputMinute,
-    )
+    from django_taskclaim.control.models import ClaimEvent, OperatorAct, ThroughputMinute
 
 MINUTE = timedelta(minutes=1)
 #: What is older than AGE_OF_MINUTES is kept, and shown, in slots as long as this.
@@ -209,12 +204,3 @@ def history(
 
     events = ClaimEvent.objects.using(using).filter(model=scope_of(row_model), key=str(pk)[:255])
     return list(reversed(events.order_by("-id")[:limit]))
-
-
-def live_settings(model: type[models.Model], *, using: str) -> "LiveSettings | None":
-    """Return what workers of *model* keep to; None where nobody has set anything yet."""
-    if not is_on(using):
-        return None
-    from django_taskclaim.control.models import LiveSettings
-
-    return LiveSettings.objects.using(using).filter(model=scope_of(model)).first()

@@ -61,7 +61,11 @@ def limits_of(model: type[models.Model], *, using: str) -> list[ModelLimits]:
 
     Empty where there are none; asks the database.
     """
-    switches = switches_of(model, using)
+    return limits_by(model, switches_of(model, using))
+
+
+def limits_by(model: type[models.Model], switches: dict[str, Switch]) -> list[ModelLimits]:
+    """Return what ``limits_of`` does, where *switches* are known already; with none what the handlers name."""
     found = [_in_force(model, scope, switches.get(scope)) for scope in own_scopes(model)]
     return [one for one in found if one]
 

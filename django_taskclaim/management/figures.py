@@ -19,8 +19,7 @@ from django.db.models import Min
 from django.utils import timezone
 
 from django_taskclaim.columns import claim_columns
-from django_taskclaim.control.orders import SETTINGS, open_orders
-from django_taskclaim.control.reading import live_settings
+from django_taskclaim.control.orders import open_orders
 from django_taskclaim.fields import as_utc
 from django_taskclaim.formatting import first_line, format_duration
 from django_taskclaim.handlers import handler_for
@@ -38,6 +37,7 @@ from django_taskclaim.monitoring.server import server_for
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.conditions import never_waited
 from django_taskclaim.states import Status
+from django_taskclaim.tables import OVERRIDES
 
 #: How long the questions about one model may take, and those about workers, where they are asked again and again.
 AGAIN = timedelta(seconds=2)
@@ -289,7 +289,8 @@ def as_json(look: Look, failing: Sequence[str]) -> str:
 
 
 def _model_facts(seen: Overview, known: Sequence[Worker]) -> dict[str, Any]:
-    pause, stored = seen.pause, live_settings(seen.model, using=seen.alias)
+    pause, switch = seen.pause, seen.switch
+    is_set = switch is not None and switch.set_at is not None
     return {
         "model": seen.model._meta.label,
         "database": seen.alias,
@@ -300,7 +301,7 @@ def _model_facts(seen: Overview, known: Sequence[Worker]) -> dict[str, Any]:
             _values(one, "process", "source", "reason", "until", since="since_at")
             for one in seen.throttles
         ],
-        "settings": stored and _values(stored, *SETTINGS, "changed_by", "changed_at"),
+        "settings": _values(switch, *OVERRIDES, "set_by", "set_at") if is_set else None,
         "holders": [asdict(one) for one in seen.holders],
     }
 

@@ -52,6 +52,8 @@ class Migration(migrations.Migration):
                     django_taskclaim.fields.ErrorClassField(blank=True, default="", max_length=500),
                 ),
                 ("by", django_taskclaim.fields.HolderField(blank=True, default="", max_length=200)),
+                ("batch_size", models.IntegerField(default=None, null=True)),
+                ("lease", models.DurationField(default=None, null=True)),
                 ("rate", models.CharField(default=None, max_length=40, null=True)),
                 ("max_running", models.IntegerField(default=None, null=True)),
                 ("hours", models.CharField(default=None, max_length=40, null=True)),

@@ -17,7 +17,7 @@ from django_taskclaim.columns import ClaimColumns, claim_columns, has_ranges
 from django_taskclaim.db import dialect_for
 from django_taskclaim.fields import NEVER_WAITED, OPEN_ENDED, as_utc
 from django_taskclaim.formatting import with_source
-from django_taskclaim.limits.model_limits import ModelLimits, limits_of
+from django_taskclaim.limits.model_limits import ModelLimits, limits_by, switches_of
 from django_taskclaim.links import is_companion, key_text, source_link
 from django_taskclaim.models import Switch, Throttle, WorkerProcess
 from django_taskclaim.monitoring.counts import MOST, RowCounts, count_rows
@@ -68,6 +68,8 @@ class Overview:
     estimated: frozenset[str] = frozenset()
     #: What all who claim keep to together.
     limits: list[ModelLimits] = field(default_factory=list)
+    #: The model's own switch with its overrides; None where nothing was ever stored.
+    switch: Switch | None = None
     #: Of the expired rows, those whose lease has no end: no verb leaves such a row.
     endless: int = 0
     #: Ranges of keys among which rows may still be committed.
@@ -120,6 +122,7 @@ def overview(model: type[models.Model], alias: str, *, exact: bool = True) -> Ov
     dueness = _dueness(_next(rows, columns) if bounded else rows.open(), columns, now)
     beyond = max(0, counts.progress.open - MOST) if bounded else 0
     crowded = Status.PROCESSING in counts.estimated
+    switches = switches_of(model, alias)
     running = _first_running(rows, columns, now) if crowded else _running(rows, columns)
     return Overview(
         model=model,
@@ -136,7 +139,8 @@ def overview(model: type[models.Model], alias: str, *, exact: bool = True) -> Ov
         endless=running.endless,
         holders=running.holders,
         throttles=throttles_of(model, alias),
-        limits=limits_of(model, using=alias),
+        limits=limits_by(model, switches),
+        switch=switches.get(scope_of(model)),
         estimated=counts.estimated,
     )
 

@@ -259,9 +259,11 @@ class Claimer(threading.Thread):
         if handler.model in self.service.paused or self.service.throttles.reason_for(handler.model):
             # The service sees when that is over.
             return False
-        if not self.service.overrides.known:
+        switch = self.service.switches.get(handler.model)
+        if switch is None:
+            # The switch has not been read yet: the claim might get the wrong lease.
             return None
-        most = self._sizes[handler.model].most(*self.service.overrides.of(handler.model))
+        most = self._sizes[handler.model].most(switch.batch_size, switch.lease)
         size = self._size(handler, most)
         if size == 0:
             # Health checks have not answered yet.

@@ -25,6 +25,7 @@ from django_taskclaim.querysets.renewing import renew
 from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.querysets.writes import lock_free
 from django_taskclaim.switch import stops_of
+from django_taskclaim.tables import Switch
 from django_taskclaim.throttling.throttles import Throttles
 from django_taskclaim.worker import heartbeat
 from django_taskclaim.worker.attachments import attachments_of
@@ -42,7 +43,6 @@ from django_taskclaim.worker.connections import (
 from django_taskclaim.worker.fleet import FleetWatch
 from django_taskclaim.worker.inflight import InFlight, Task, Unit
 from django_taskclaim.worker.options import WorkerOptions
-from django_taskclaim.worker.overrides import Overrides
 from django_taskclaim.worker.overruns import Overrun, abandon, overran, will_overrun
 from django_taskclaim.worker.records import (
     Limited,
@@ -106,8 +106,9 @@ class Service(threading.Thread):
         )
         #: What stops everyone, as this process was told of it.
         self.fleet = FleetWatch(self)
-        #: What the claimer keeps to beside the options of handlers and command line.
-        self.overrides = Overrides()
+        #: The switch of each model, whose ``batch_size`` and ``lease`` the next claims follow. A model is missing until
+        #: its switch has been read; until then its rows are not claimed.
+        self.switches: dict[Any, Switch] = {}
         #: Set by whoever may give orders: claim nothing more and leave once all is done, or stop as by a signal.
         self.told_to_drain, self.told_to_stop = threading.Event(), threading.Event()
         #: What transactions that stay open are measured by, in every thread.
@@ -189,13 +190,10 @@ class Service(threading.Thread):
         settled = self.settled_since(clock() + SETTLING, timeout=10)
         return not settled or self.troubled_since(moment)
 
-    def leases_changed(self) -> None:
-        """Measure open transactions by the leases that are claimed under from now on."""
-        self.longest_lease = max(map(self.lease_of, self.handlers))
-
     def lease_of(self, handler: Handler) -> timedelta:
         """Return how long the next claims for *handler* last unless renewed."""
-        return self.overrides.of(handler.model).lease or handler.lease
+        switch = self.switches.get(handler.model)
+        return handler.lease if switch is None or switch.lease is None else switch.lease
 
     def let_claim(self, models: Iterable[Any]) -> None:
         """Have the claimer look for rows of *models* now: what kept it from claiming is over."""
@@ -409,15 +407,17 @@ class Service(threading.Thread):
 
     def _read_switch_when_due(self) -> bool:
         every = RESUME_EVERY if self.paused else SWITCH_EVERY
-        if not self._is_due("switch", every) or not (self.inflight.held() or self.paused):
+        matters = self.inflight.held() or self.paused or len(self.switches) < len(self.handlers)
+        if not self._is_due("switch", every) or not matters:
             return False
         self.read_switch()
         return True
 
     def read_switch(self) -> None:
-        """Look which models are paused, and give back what has not started of those that are."""
+        """Look which models are paused, and give back what has not started of those that are; note the overrides."""
         for handler in self.handlers:
             stops = stops_of(handler.model, using=self.options.using)
+            self._follow(handler.model, stops.own)
             self.fleet.heard(handler.model, stops.throttle, stops.now)
             if (pause := stops.pause) is None:
                 if self.paused.pop(handler.model, None) is not None:
@@ -429,6 +429,14 @@ class Service(threading.Thread):
                 )
             self.paused[handler.model] = pause.reason
             self.withdraw(handler.model)
+
+    def _follow(self, model: Any, switch: Switch) -> None:
+        """Let the next claims of *model* follow the overrides, and measure open transactions by the new leases."""
+        is_first = model not in self.switches
+        self.switches[model] = switch
+        self.longest_lease = max(map(self.lease_of, self.handlers))
+        if is_first:
+            self.let_claim([model])
 
     # Calls
 

@@ -16,7 +16,7 @@ REMEMBERED = 50
 class BatchSize:
     """The size of the next claim of one model's rows in one process, learnt from how long its rows took.
 
-    A size that somebody gave, by the handler, the settings, the command line or live, is the most, whatever rows take.
+    A size given by an override, the command line, the handler or the settings is the most, whatever rows take.
     Elsewhere the first claim asks for the default, and once as many rows are done as were asked for a claim may ask for
     twice as many. What a batch handler takes says little of one row, so its size stays what it is.
     """
@@ -40,11 +40,11 @@ class BatchSize:
         else:
             self._each += (new - self._each) * rows / (rows + REMEMBERED)
 
-    def most(self, told: int | None, lease: timedelta | None = None) -> int:
-        """Return how many rows to ask for, at least one; *told* and *lease* are set by somebody while it runs."""
+    def most(self, stored: int | None, lease: timedelta | None = None) -> int:
+        """Return how many rows to ask for, at least one; *stored* and *lease* are overrides."""
         handler = self._handler
-        is_given = bool(told or handler.own_batch_size) or conf.is_given("BATCH_SIZE")
-        size = told or handler.batch_size
+        is_given = bool(stored or handler.own_batch_size) or conf.is_given("BATCH_SIZE")
+        size = stored or handler.batch_size
         if self._each and not handler.batch:
             if not is_given and not handler.has_ranges:
                 allowed = self._last if self._done < self._last else min(LARGEST, 2 * self._last)

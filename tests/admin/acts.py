@@ -7,9 +7,9 @@ from django.contrib.admin.models import LogEntry
 from django.test import Client
 
 from django_taskclaim.control.actions import NAMED, ROW_ACTIONS, Action
-from django_taskclaim.control.models import LiveSettings, OperatorAct, WorkerOrder
+from django_taskclaim.control.models import OperatorAct, WorkerOrder
 from django_taskclaim.models import Switch, WorkerProcess
-from django_taskclaim.switch import pause, pause_all, paused_by
+from django_taskclaim.switch import overrides_of, pause, pause_all, paused_by
 from tests.admin.room import (
     CONFIGURE,
     OPERATE,
@@ -172,18 +172,17 @@ def scene(boss: Client, in_states: Any) -> Rows:
 def world(rows: Rows) -> dict[str, Any]:
     """Return all that an act could change."""
     switch = paused_by(Photo)
-    stored = LiveSettings.objects.first()
     orders = WorkerOrder.objects.order_by("pk").values_list("order", "worker", "by", "reason")
     return {kind: facts(row).status for kind, row in rows.items()} | {
         "switch": switch and (switch.scope, switch.by, switch.reason),
         "orders": list(orders),
-        "batch size": stored and stored.batch_size,
+        "batch size": overrides_of(Photo, using="default").get("batch_size"),
     }
 
 
 def clear() -> None:
     """Forget all that a committed act has left."""
-    for model in (Photo, WorkerProcess, WorkerOrder, LiveSettings, OperatorAct, LogEntry):
+    for model in (Photo, WorkerProcess, WorkerOrder, OperatorAct, LogEntry):
         model._default_manager.all().delete()
     for alias in ("default", "other"):
         Switch.objects.using(alias).all().delete()

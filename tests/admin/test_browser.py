@@ -1,14 +1,13 @@
 """The control room in a real browser: it refreshes by itself, acts, and leaves alone what is being typed."""
 
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
 
-from django_taskclaim.control.models import LiveSettings
-from django_taskclaim.control.orders import change_settings
-from django_taskclaim.switch import pause, paused_by
+from django_taskclaim.switch import overrides_of, pause, paused_by, set_overrides
 from tests.admin import browser as browsers
 from tests.admin.browser import Browser
 from tests.admin.room import url
@@ -80,15 +79,15 @@ def test_a_refresh_leaves_what_is_being_typed_and_shows_what_others_did(room: Br
     room.write("reason", "half a sent")
     focus = "return document.activeElement.name"
     assert room.run(focus) == "reason"
-    change_settings(Job, {"lease": 93, "batch_size": 5}, by="Grace", using="default")
-    wait_until(lambda: room.value("lease") == "93.0", what="the lease of somebody else")
+    set_overrides(Job, lease=93, batch_size=5, by="Grace", using="default")
+    wait_until(lambda: room.value("lease") == "93s", what="the lease of somebody else")
     assert room.run(focus) == "reason"
     room.write("reason", "ence")
     assert (room.value("reason"), room.value("batch_size")) == ("half a sentence", "17")
     room.press("Set")
     room.reads("Last changed by ada")
-    stored = LiveSettings.objects.get()
-    assert (stored.batch_size, stored.lease) == (17, 93)
+    stored = {"batch_size": 17, "lease": timedelta(seconds=93)}
+    assert overrides_of(Job, using="default") == stored
 
 
 def test_the_page_follows_others_and_works_without_scripts(room: Browser) -> None:

@@ -10,9 +10,15 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from django_taskclaim.control.models import LiveSettings, OperatorAct, ThroughputMinute
+from django_taskclaim.control.models import OperatorAct, ThroughputMinute
 from django_taskclaim.models import Throttle
-from django_taskclaim.switch import claimable_models, pause, pause_all, resume
+from django_taskclaim.switch import (
+    claimable_models,
+    overrides_of,
+    pause,
+    pause_all,
+    resume,
+)
 from tests.admin.room import (
     SILENT,
     VIEW,
@@ -33,6 +39,7 @@ from tests.admin.room import (
 )
 from tests.commands import run
 from tests.factories import make
+from tests.limits.test_overrides import handled
 from tests.testapp.models import Photo
 
 pytestmark = [pytest.mark.once, pytest.mark.django_db(databases=["default", "other"])]
@@ -210,16 +217,27 @@ def test_the_export_has_no_cell_that_a_spreadsheet_runs(looks: Client) -> None:
 
 def test_settings_are_shown_with_who_changed_them(boss: Client) -> None:
     """Those that make no sense are shown again and not stored."""
-    boss.post(photos("settings"), {"batch_size": "7", "reason": "gently"})
+    boss.post(photos("settings"), {"batch_size": "7", "lease": "90s", "reason": "gently"})
     run("claimlimit", "testapp.Photo", "--rate", "100/m", "--max-running", "3", "--by", "eve")
     page = boss.get(photos())
-    assert form_of(page, photos("settings"))["batch_size"] == ["7"]
-    assert re.search("Last changed by boss.*gently", text_of(page))
+    form = form_of(page, photos("settings"))
+    assert [form[name][0] for name in ("batch_size", "lease", "rate")] == ["7", "90s", "100/m"]
+    assert re.search("Last changed by eve.*batch size 7, lease 90s: gently", text_of(page))
     assert "100/m, 3 running at once, set by eve" in text_of(page)
     page = boss.post(photos("settings"), {"batch_size": "100000", "lease": "0"})
     assert form_of(page, photos("settings"))["batch_size"] == ["100000"]
-    assert "less than or equal to" in text_of(page)
-    assert LiveSettings.objects.get().batch_size == 7
+    assert "batch_size must be a whole number from 1 to 1000" in text_of(page)
+    assert "lease must be from 2 seconds to 1 day" in text_of(page)
+    assert overrides_of(Photo, using="default")["batch_size"] == 7
+
+
+def test_an_empty_field_shows_what_holds_without_it(boss: Client) -> None:
+    with handled(batch_size=30, rate="5/s"):
+        page = boss.get(photos()).content.decode()
+    assert re.findall(r'placeholder="([^"]+)" id="tc-set', page) == [
+        *("30, from the handler", "60s, the default"),
+        *("5/s, from the handler", "no limit", "no limit"),
+    ]
 
 
 # Texts of others

@@ -1,13 +1,14 @@
 """A form that was shown before somebody else acted overwrites nothing."""
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.test import Client
 
 from django_taskclaim.admin import buttons
-from django_taskclaim.control.orders import change_settings, settings_of
+from django_taskclaim.switch import overrides_of, pause, paused_by, set_overrides
 from tests.admin.room import act_on, form_of, perform, photos, recorded, said, text_of
 from tests.factories import make
 from tests.querysets.support import facts, stored
@@ -100,23 +101,20 @@ def test_a_row_that_changes_between_the_look_and_the_act_is_left_alone(
 # Settings
 
 
-def change(by: str, **values: Any) -> None:
-    change_settings(Photo, values, by=by, using="default")
-
-
 def test_settings_from_an_old_page_undo_no_change_of_somebody_else(boss: Client) -> None:
-    """Nor when they are shown again after an error."""
-    change("Ada", lease=60, batch_size=9)
+    """Nor a pause, nor when they are shown again after an error."""
+    set_overrides(Photo, lease=60, batch_size=9, hours="01:00-02:00")
     shown = form_of(boss.get(photos()), photos("settings"))
     again = boss.post(photos("settings"), {**shown, "batch_size": "100000"})
-    change("Grace", lease=90, rate="5/s", hours="22:00-06:00")
+    pause(Photo)
+    set_overrides(Photo, lease=90, rate="5/s")
+    typed = {"max_running": "4", "batch_size": "", "hours": "none"}
     for page in (shown, form_of(again, photos("settings"))):
-        boss.post(photos("settings"), {**page, "max_running": "4", "batch_size": ""})
-        assert settings_of(Photo, using="default") == {
-            "lease": 90,
-            "batch_size": None,
-            "rate": "5/s",
-            "max_running": 4,
-            "hours": "22:00-06:00",
-        }
-        change("Ada", max_running=1)
+        boss.post(photos("settings"), {**page, **typed})
+        for alias in ("default", "other"):
+            stored = overrides_of(Photo, using=alias)
+            lease = timedelta(seconds=90)
+            assert stored == {"lease": lease, "rate": "5/s", "max_running": 4, "hours": ""}
+        set_overrides(Photo, max_running=1, batch_size=9, hours="01:00-02:00")
+    assert paused_by(Photo) is not None
+    assert recorded()[0][4] == "batch size default, max running 4, hours none"

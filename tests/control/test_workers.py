@@ -11,10 +11,11 @@ import pytest
 from django.db.models import Sum
 
 from django_taskclaim.control.models import ClaimEvent, ThroughputMinute, WorkerOrder
-from django_taskclaim.control.orders import change_settings, order
+from django_taskclaim.control.orders import order
 from django_taskclaim.control.reading import acts, history
 from django_taskclaim.db import DatabaseLater
 from django_taskclaim.models import WorkerProcess
+from django_taskclaim.switch import set_overrides
 from tests.commands import shell, table_away
 from tests.testapp.models import Job
 from tests.worker.conftest import Worker, jobs, start_worker, states, wait_until
@@ -31,7 +32,7 @@ def held() -> Any:
 
 
 def change(**values: Any) -> None:
-    change_settings(Job, values, by="ada", using="default")
+    set_overrides(Job, by="ada", using="default", **values)
 
 
 def listed(number: int = 1) -> list[str]:
@@ -74,7 +75,7 @@ def test_workers_write_what_they_did(start_worker: Start, tmp_path: Path) -> Non
     assert {line.partition(":")[0] for line in lines} == {"taskclaim-service"}
 
 
-# Live settings
+# Overrides
 
 
 @pytest.mark.once
@@ -188,7 +189,7 @@ def test_without_the_app_workers_ask_nothing_of_its_tables(
     assert states() == {"complete": 10}
     statements = log.read_text()
     assert "taskclaim_workerprocess" in statements
-    for table in ("livesettings", "workerorder", "throughput", "operatoract", "claimevent"):
+    for table in ("workerorder", "throughput", "operatoract", "claimevent"):
         assert table not in statements
 
 

@@ -1,5 +1,7 @@
 """``claimlimit``, and where its limits are shown."""
 
+import re
+
 import pytest
 
 from django_taskclaim.control.models import OperatorAct
@@ -23,7 +25,7 @@ def test_limits_are_set_shown_followed_and_given_back() -> None:
     words = ["--rate", "100/m", "--max-running", "20", "--hours", "22:00-06:00", "--by", "ada"]
     said = run("claimlimit", *here, *words, "--reason", "the API is slow")
     act = OperatorAct.objects.get()
-    assert (act.model, act.act, act.by) == ("testapp.photo", "limits", "ada")
+    assert (act.model, act.act, act.by) == ("testapp.photo", "settings", "ada")
     assert act.reason.endswith(": the API is slow")
     assert said.startswith("testapp.Photo: rate 100/m, 20 running at once, hours 22:00-06:00 ")
     assert "(set by ada)" in said
@@ -33,3 +35,8 @@ def test_limits_are_set_shown_followed_and_given_back() -> None:
     assert (held.rate, held.max_running, held.hours, held.set_by) == (None, 20, None, "bob")
     assert claimed(30) == 20
     assert run("claimlimit", *here, "--max-running", "default") == "testapp.Photo: no limits\n"
+    said = run("claimlimit", *here, "--batch-size", "10", "--lease", "5m", "--by", "ada")
+    assert said == "testapp.Photo: batch size 10, lease 300s\n"
+    said = run("claimlimit", *here, "--batch-size", "default", "--by", "ada")
+    assert said == "testapp.Photo: lease 300s\n"
+    assert re.search("set by ada since .*: lease 300s, rate none", run("claimstatus", here[0]))

@@ -18,7 +18,6 @@ from django_taskclaim.doctor.blockers import reasons
 from django_taskclaim.models import WorkerProcess
 from django_taskclaim.monitoring.overview import Overview, Worker, database_time, overview, workers
 from django_taskclaim.ranges.strip import Strip, strip
-from django_taskclaim.switch import overrides_of
 from django_taskclaim.tables import scope_of
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
@@ -54,9 +53,6 @@ class Figures:
     orders: dict[str, str] = field(default_factory=dict)
     #: Rows a second of each process over the last minutes, or since it began; None where nobody wrote that down.
     rates: dict[str, float] | None = None
-    settings: Any = None
-    #: The limits that a person has set, see ``switch.overrides_of``.
-    stored_limits: dict[str, Any] = field(default_factory=dict)
     #: When the oldest of these was learned, where some are old.
     late_since: datetime | None = None
     has_control: bool = False
@@ -136,8 +132,6 @@ def _recorded(
         return told.value
 
     told: dict[str, Any] = {
-        "settings": answer("settings", lambda: reading.live_settings(model, using=alias)),
-        "stored_limits": answer("limits", lambda: overrides_of(model, using=alias)) or {},
         "orders": answer("orders", lambda: _open_orders(alias)) or {},
         "rates": answer("rates", lambda: _rates(model, alias, serving)),
         "hour": answer("hour", lambda: reading.throughput(model, using=alias, span=HOUR)),

@@ -1,11 +1,20 @@
 """What a person can fill in on a page of the control room."""
 
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
 from django import forms
+from django.core.exceptions import ValidationError
+from django.db import models
+from django.utils.translation import gettext, pgettext_lazy
 from django.utils.translation import gettext_lazy as _
-from django.utils.translation import pgettext_lazy
+
+from django_taskclaim import conf
+from django_taskclaim.handlers import handler_for
+from django_taskclaim.policy import policy_for
+from django_taskclaim.switch import override_as_text, override_from_text
+from django_taskclaim.tables import LIMITS, OVERRIDES
 
 UNTIL = [
     ("", pgettext_lazy("paused", "until resumed")),
@@ -38,29 +47,71 @@ class PauseForm(ReasonForm):
         return timedelta(seconds=float(until)) if until else None
 
 
-class SettingsForm(forms.Form):
-    """What claims of one model follow; an empty field follows the handler and the command line.
+class OverrideField(forms.CharField):
+    """One override, as a person writes it; the command ``claimlimit`` reads the same."""
+
+    def __init__(self, name: str, label: Any) -> None:
+        super().__init__(label=label, max_length=40, required=False, show_hidden_initial=True)
+        self.name = name
+
+    def clean(self, value: Any) -> Any:
+        """Return what is stored; None follows the handler."""
+        try:
+            return override_from_text(self.name, super().clean(value))
+        except ValueError as error:
+            raise ValidationError(str(error)) from error
+
+
+class SettingsForm(ReasonForm):
+    """The overrides of one model; an empty field follows the handler and the command line.
 
     The form brings along what it showed, so that only what a person changed is sent on: two people who change
-    different settings at the same time both get their way. Sense is judged where the settings are stored, so that a
-    shell is told the same.
+    different settings at the same time both get their way.
     """
 
-    batch_size = forms.IntegerField(label=_("Batch size"), required=False)
-    lease = forms.FloatField(label=_("Lease, seconds"), required=False)
-    rate = forms.CharField(label=_("Rate, such as 100/m"), max_length=40, required=False)
-    max_running = forms.CharField(label=_("Rows at once"), max_length=20, required=False)
-    hours = forms.CharField(label=_("Hours, such as 22:00-06:00"), max_length=40, required=False)
-    reason = forms.CharField(label=_("Reason"), max_length=500, required=False)
+    batch_size = OverrideField("batch_size", _("Batch size"))
+    lease = OverrideField("lease", _("Lease, such as 90s"))
+    rate = OverrideField("rate", _("Rate, such as 100/m"))
+    max_running = OverrideField("max_running", _("Rows at once"))
+    hours = OverrideField("hours", _("Hours, such as 22:00-06:00"))
+    field_order = OVERRIDES
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        for name, field in self.fields.items():
-            field.widget.attrs["autocomplete"] = "off"
-            field.show_hidden_initial = name != "reason"
+    def __init__(
+        self, model: type[models.Model], data: Any = None, stored: Mapping[str, Any] | None = None
+    ) -> None:
+        """Show what is *stored* for *model*, and in empty fields what holds without it."""
+        initial = {name: override_as_text(value) for name, value in (stored or {}).items()}
+        super().__init__(data, initial=initial, auto_id="tc-set-%s")
+        for name, text in _without_overrides(model).items():
+            self.fields[name].widget.attrs |= {"autocomplete": "off", "placeholder": text}
 
     @property
     def values(self) -> dict[str, Any]:
-        """What was changed, without the reason."""
-        changed = [name for name in self.changed_data if name != "reason"]
-        return {name: self.cleaned_data[name] for name in changed}
+        """The overrides that were changed."""
+        return {name: self.cleaned_data[name] for name in self.changed_data if name != "reason"}
+
+
+def _without_overrides(model: type[models.Model]) -> dict[str, str]:
+    """Return what each field overrides, and where that comes from: ``50, from the handler``."""
+    handler, policy = handler_for(model), policy_for(model)
+    named = {
+        "batch_size": handler and handler.own_batch_size,
+        "lease": policy.own_lease,
+        **{name: getattr(policy, name) for name in LIMITS},
+    }
+    from_handler, default = (
+        gettext("%(value)s, from the handler"),
+        gettext("%(value)s, the default"),
+    )
+    size = handler.batch_size if handler else conf.setting("BATCH_SIZE")
+    otherwise = {
+        "batch_size": default % {"value": size},
+        "lease": default % {"value": override_as_text(policy.lease)},
+        **dict.fromkeys(LIMITS, gettext("no limit")),
+    }
+    if handler and not (conf.is_given("BATCH_SIZE") or handler.batch or handler.has_ranges):
+        otherwise["batch_size"] = gettext("as many rows as take a second")
+    return {
+        name: from_handler % {"value": override_as_text(value)} if value else otherwise[name]
+        for name, value in named.items()
+    }

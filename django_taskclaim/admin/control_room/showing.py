@@ -6,12 +6,11 @@ from typing import Any
 from django.http import HttpRequest
 from django.utils import timezone
 
-from django_taskclaim import conf
 from django_taskclaim.admin.control_room import words
 from django_taskclaim.admin.control_room.chart import charts
 from django_taskclaim.admin.control_room.crew import lines
 from django_taskclaim.admin.control_room.failures import GROUPS, Group, Sample, has_texts
-from django_taskclaim.admin.control_room.figures import DAY, HOUR, Figures, look_at
+from django_taskclaim.admin.control_room.figures import DAY, HOUR, look_at
 from django_taskclaim.admin.control_room.forms import PauseForm, SettingsForm
 from django_taskclaim.admin.control_room.pages import overview_url
 from django_taskclaim.admin.control_room.progress import bar_of
@@ -19,10 +18,7 @@ from django_taskclaim.admin.control_room.ranges import ranges_of
 from django_taskclaim.admin.control_room.rooms import Room
 from django_taskclaim.admin.control_room.state import state_of
 from django_taskclaim.control.actions import what_was_done
-from django_taskclaim.control.orders import NO_LIMIT, SETTINGS
 from django_taskclaim.fields import as_utc
-from django_taskclaim.handlers import handler_for
-from django_taskclaim.policy import policy_for
 from django_taskclaim.tables import EVERY_MODEL
 
 #: Milliseconds between two refreshes.
@@ -56,6 +52,7 @@ def shown(
 ) -> dict[str, Any]:
     """Return the context of the live part of the page."""
     figures = look_at(room.model, room.alias, room.rows(request), room.onlooker(request))
+    switch = figures.seen.switch if figures.seen else None
     past = (figures.hour or [], figures.day or []) if figures.work_goes_on else ()
     return {
         "room": room,
@@ -92,8 +89,9 @@ def shown(
         "failures_capped": figures.failed is not None and figures.failed.capped,
         "failures_looked_at": words.number(figures.failed.looked_at) if figures.failed else "",
         "settings_form": settings_form
-        or SettingsForm(initial=_initial(figures), auto_id="tc-set-%s"),
-        "settings": _settings(room, figures),
+        or SettingsForm(room.model, stored=switch.overrides if switch else {}),
+        "set_by": switch.set_by if switch else "",
+        "set_at": words.clock(as_utc(switch.set_at)) if switch and switch.set_at else "",
         "acts": [_act(act) for act in figures.acts or []],
     }
 
@@ -122,27 +120,6 @@ def _failure(room: Room, group: Group, failed: Sample) -> FailureLine:
 
 #: So many rows are tried first.
 FIRST = 10
-
-
-def _initial(figures: Figures) -> dict[str, Any]:
-    settings = {name: getattr(figures.settings, name, None) for name in SETTINGS}
-    limits = {
-        name: NO_LIMIT if value in ("", 0) else value
-        for name, value in figures.stored_limits.items()
-    }
-    return settings | limits
-
-
-def _settings(room: Room, figures: Figures) -> dict[str, Any]:
-    """Return what holds where nothing is set, and who set what there is."""
-    found = handler_for(room.model)
-    stored = figures.settings
-    return {
-        "batch_size": found.batch_size if found else conf.setting("BATCH_SIZE"),
-        "lease": words.number(policy_for(room.model).lease.total_seconds()),
-        "changed_by": stored.changed_by if stored is not None else "",
-        "changed_at": words.clock(as_utc(stored.changed_at)) if stored is not None else "",
-    }
 
 
 def _act(act: Any) -> dict[str, Any]:

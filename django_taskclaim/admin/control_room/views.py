@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from django.contrib import messages
-from django.core.exceptions import ImproperlyConfigured, PermissionDenied, ValidationError
+from django.core.exceptions import PermissionDenied, ValidationError
 from django.db import Error
 from django.http import (
     Http404,
@@ -41,7 +41,8 @@ from django_taskclaim.admin.running import Rows, claims_of, run_action
 from django_taskclaim.admin.switching import turn_and_tell
 from django_taskclaim.control.actions import RESET_FAILED
 from django_taskclaim.control.installed import is_on
-from django_taskclaim.control.orders import change_settings, models_of, order
+from django_taskclaim.control.orders import models_of, order
+from django_taskclaim.control.overrides import change_overrides
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.formatting import first_line
 from django_taskclaim.models import WorkerProcess
@@ -232,33 +233,24 @@ class Actions:
             messages.success(request, _obeyed(worker, given.put_back))
 
     def settings(self, request: HttpRequest) -> HttpResponseBase:
-        """Store what workers keep to from now on, or show the form again with what is wrong."""
+        """Set the overrides that were changed, or show the form again with what is wrong."""
         self._require(self.room.may_configure(request))
-        form = SettingsForm(request.POST, auto_id="tc-set-%s")
+        form = SettingsForm(self.room.model, request.POST)
         if form.is_valid() and self._change(request, form):
             messages.success(request, _("Workers follow within a few seconds."))
             return self._back()
         return Page(self.room).show(request, form)
 
     def _change(self, request: HttpRequest, form: SettingsForm) -> bool:
-        by, reason = str(request.user), form.cleaned_data["reason"]
+        facts = {"by": str(request.user), "reason": form.cleaned_data["reason"]}
         try:
-            change_settings(
-                self.room.model,
-                form.values,
-                by=by,
-                user=request.user,
-                reason=reason,
-                using=self.room.alias,
-            )
-        except ValidationError as error:
-            form.add_error(None, error)
-            return False
-        except (ImproperlyConfigured, Error, TaskClaimError) as error:
-            # Told above the page: where the tables are not, it has no form to tell it in.
-            messages.error(request, first_line(error))
-            return False
-        return True
+            if form.values:
+                change_overrides(self.room.model, form.values, user=request.user, **facts)
+        except ValueError as error:
+            form.add_error("lease", str(error))
+        except (Error, TaskClaimError) as error:
+            form.add_error(None, first_line(error))
+        return not form.errors
 
     def first(self, request: HttpRequest, group: str) -> HttpResponse:
         """Reset the ten rows of the group that failed last, to see whether the cause is mended."""

@@ -1,4 +1,3 @@
-import django.core.validators
 from django.db import migrations, models
 
 import django_taskclaim.fields
@@ -10,57 +9,6 @@ class Migration(migrations.Migration):
     dependencies = []
 
     operations = [
-        migrations.CreateModel(
-            name="LiveSettings",
-            fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
-                ("model", models.CharField(max_length=200, unique=True)),
-                (
-                    "batch_size",
-                    models.IntegerField(
-                        blank=True,
-                        null=True,
-                        validators=[
-                            django.core.validators.MinValueValidator(1),
-                            django.core.validators.MaxValueValidator(1000),
-                        ],
-                    ),
-                ),
-                (
-                    "lease",
-                    models.FloatField(
-                        blank=True,
-                        null=True,
-                        validators=[
-                            django.core.validators.MinValueValidator(2.0),
-                            django.core.validators.MaxValueValidator(86400.0),
-                        ],
-                    ),
-                ),
-                ("changed_at", django_taskclaim.fields.MomentField()),
-                (
-                    "changed_by",
-                    django_taskclaim.fields.HolderField(blank=True, default="", max_length=200),
-                ),
-                ("version", models.IntegerField(default=1)),
-            ],
-            options={
-                "verbose_name": "live settings",
-                "verbose_name_plural": "live settings",
-                "db_table": "taskclaim_livesettings",
-                "permissions": [
-                    ("view_control", "Can look at the control page"),
-                    ("operate", "Can pause, resume, reset and release, and give orders to workers"),
-                    ("configure", "Can change live settings"),
-                ],
-                "default_permissions": (),
-            },
-        ),
         migrations.CreateModel(
             name="ClaimEvent",
             fields=[
@@ -123,6 +71,11 @@ class Migration(migrations.Migration):
                 "verbose_name_plural": "operators' acts",
                 "db_table": "taskclaim_operatoract",
                 "default_permissions": ("view",),
+                "permissions": [
+                    ("view_control", "Can look at the control page"),
+                    ("operate", "Can pause, resume, reset and release, and give orders to workers"),
+                    ("configure", "Can change settings that override handlers"),
+                ],
                 "indexes": [models.Index(fields=["model", "id"], name="taskclaim_act_of_model")],
             },
         ),

@@ -23,8 +23,8 @@ from django.utils import timezone
 from django_taskclaim.claim import clock
 from django_taskclaim.columns import has_ranges
 from django_taskclaim.connecting import use_own_connection
-from django_taskclaim.control.orders import in_words, open_orders
-from django_taskclaim.control.reading import live_settings
+from django_taskclaim.control.orders import open_orders
+from django_taskclaim.control.overrides import in_words
 from django_taskclaim.error_text import one_line
 from django_taskclaim.fields import as_utc
 from django_taskclaim.formatting import counted, first_line, format_duration, format_moment, listed
@@ -498,12 +498,12 @@ def _number(seen: Overview, state: Status) -> str:
 
 
 def _settings(seen: Overview) -> Iterator[str]:
-    """Say what workers keep to in place of what handlers and command lines say, and who said so."""
-    stored = live_settings(seen.model, using=seen.alias)
-    if stored is None or not (told := in_words(stored)):
+    """Say what replaces options of handlers and command lines, and who has set that."""
+    switch = seen.switch
+    if switch is None or switch.set_at is None or not switch.overrides:
         return
-    who = f" by {stored.changed_by}" if stored.changed_by else ""
-    yield f"live settings{who} since {format_moment(as_utc(stored.changed_at))}: {', '.join(told)}"
+    who = f" by {switch.set_by}" if switch.set_by else ""
+    yield f"set{who} since {format_moment(as_utc(switch.set_at))}: {in_words(switch.overrides)}"
 
 
 def _done(seen: Overview) -> Iterator[str]:
