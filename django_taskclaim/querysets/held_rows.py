@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from django_taskclaim.querysets.claiming import ClaimCall
 
 
-def held_rows(call: "ClaimCall", rows: Rows) -> list[ClaimedRow]:
+def rows_of_holder(call: "ClaimCall", rows: Rows) -> list[ClaimedRow]:
     """Return the first of *rows* that the holder has, ``limit`` at most."""
     columns, table, fields = call.target.columns, call.target.table, call.fields
     held = rows.filter(is_running(columns), **{columns.claimed_by.name: call.request.holder})
@@ -32,7 +32,7 @@ def extend_held(call: "ClaimCall") -> list[ClaimedRow]:
     Rows are found without locks and waited for: a row passed over because it is locked would be handed out twice.
     """
     queryset, target = call.queryset, call.target
-    held = held_rows(call, in_claim_order(on_claim_table(queryset, target), queryset, target))
+    held = rows_of_holder(call, in_claim_order(on_claim_table(queryset, target), queryset, target))
     extended: set[Any] = set()
     for iteration in {row.iteration for row in held}:
         keys = sorted(row.key for row in held if row.iteration == iteration)

@@ -3,13 +3,11 @@
 from collections.abc import Hashable, Iterable, Sequence
 from functools import cache
 from inspect import getattr_static
-from operator import attrgetter
 from typing import Any, cast
 
 from django.db import models
 from django.db.models.base import ModelState
 from django.db.models.fields.related_descriptors import ForeignKeyDeferredAttribute
-from django.db.models.query import ModelIterable
 from django.db.models.signals import post_init, pre_init
 from django.db.models.sql.where import WhereNode
 
@@ -17,47 +15,6 @@ from django_taskclaim.claim import Claim, attach
 from django_taskclaim.db import ClaimedRow
 from django_taskclaim.guard import LOADED, UNCHANGED
 from django_taskclaim.querysets.scope import ClaimTarget, Rows
-
-#: How a row fetches what it lacks, unless its queryset asks otherwise; None before Django 6.1.
-FETCH_ONE = getattr(models, "FETCH_ONE", None)
-
-
-def sort_claimed(rows: Sequence[ClaimedRow], target: ClaimTarget) -> list[ClaimedRow]:
-    """Put rows that a claim returned into the model's claim order; RETURNING has none.
-
-    Text is compared by the database alone, which costs one statement.
-    """
-    if len(rows) < 2:
-        return list(rows)
-    # The least important column first: sorting leaves rows that are alike in the order that they have.
-    if target.table.sorts_as_python:
-        ordered = sorted(rows, key=attrgetter("key"))
-    else:
-        keys = target.dialect.select_keys(target.table, [row.key for row in rows], ordered=True)
-        place = {key: number for number, key in enumerate(keys)}
-        ordered = sorted(rows, key=lambda row: place.get(row.key, len(place)))
-    if target.columns.not_before is not None:
-        ordered.sort(key=attrgetter("not_before"))
-    if target.columns.priority is not None:
-        ordered.sort(key=attrgetter("priority"), reverse=True)
-    return ordered
-
-
-def is_plain(queryset: Rows, target: ClaimTarget) -> bool:
-    """Say whether the claim statement's own columns make the instances, so that no second read is needed."""
-    query = queryset.query
-    return (
-        target.is_owner
-        and not target.columns.owner._meta.parents
-        and queryset._iterable_class is ModelIterable
-        and not query.select_related
-        and not query.annotations
-        and not query.extra
-        and query.deferred_loading == (frozenset(), True)
-        and not query.order_by
-        # Of Django 6.1, which sets it on the rows that it reads.
-        and getattr(queryset, "_fetch_mode", FETCH_ONE) is FETCH_ONE
-    )
 
 
 def build(queryset: Rows, claimed: Sequence[ClaimedRow]) -> list[Any]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from django.db import DatabaseError, connections, models
+from django.db.models.query import ModelIterable
 
 from django_taskclaim.columns import ClaimColumns, KeyColumns, claim_columns, key_columns
 from django_taskclaim.db import ClaimStatement, Dialect, dialect_for
@@ -130,4 +131,25 @@ def _looks_at_one_table(queryset: Rows, target: Target) -> bool:
         and not query.distinct
         and not query.extra_tables
         and used in ([], [target.columns.owner._meta.db_table])
+    )
+
+
+#: How a row fetches what it lacks, unless its queryset asks otherwise; None before Django 6.1.
+FETCH_ONE = getattr(models, "FETCH_ONE", None)
+
+
+def is_plain(queryset: Rows, target: ClaimTarget) -> bool:
+    """Say whether the claim statement's own columns make the instances, so that no second read is needed."""
+    query = queryset.query
+    return (
+        target.is_owner
+        and not target.columns.owner._meta.parents
+        and queryset._iterable_class is ModelIterable
+        and not query.select_related
+        and not query.annotations
+        and not query.extra
+        and query.deferred_loading == (frozenset(), True)
+        and not query.order_by
+        # Of Django 6.1, which sets it on the rows that it reads.
+        and getattr(queryset, "_fetch_mode", FETCH_ONE) is FETCH_ONE
     )
