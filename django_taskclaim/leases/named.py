@@ -241,10 +241,8 @@ class HeldLease:
             self._log(logging.INFO, "released")
         return was_held
 
-    # In the renewer's thread
-
-    def renew(self) -> None:
-        """Renew the lease. The other leases depend on this thread, so no error may end it."""
+    def renew_in_background(self) -> None:
+        """Renew the lease, in the thread of the renewer. The other leases depend on that, so no error may end it."""
         began, failure = clock(), ""
         try:
             connect(self.using)

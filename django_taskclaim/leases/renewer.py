@@ -55,7 +55,7 @@ class Renewer:
         guard_connections(IDLE, ours_alone=True)
         try:
             while (held := self._next_due()) is not None:
-                held.renew()
+                held.renew_in_background()
         finally:
             close_all()
 

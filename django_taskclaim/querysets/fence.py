@@ -39,9 +39,8 @@ _BY_POSITION = 4 if django.VERSION < (6, 0) else -1
 class FencedModel(models.Model):
     """Base of the mixins: the writes of one row.
 
-    It hooks into methods that Django documents for no one, but that all saving goes through.
-
-    Fixtures call ``save_base`` unbound, past its override here, so that what must hold of them, too, is further inside.
+    It hooks into methods that Django documents for no one, but that all saving goes through. Fixtures call
+    ``save_base`` unbound, past its override here, so that what must hold of them, too, is further inside.
     """
 
     class Meta:
@@ -100,7 +99,7 @@ class FencedModel(models.Model):
         claim = claim_on(self, alias)
         if force_insert and claim is not None:
             raise ClaimLost([self], reason=NEVER_INSERTED)
-        if claim is None or claim.ended or not _is_on_many_tables(self):
+        if claim is None or claim.ended or not any(self._meta.parents.values()):
             save()
             return
         # Ours is not always the first of the tables, or among them: so the token is locked before any is written.
@@ -137,15 +136,15 @@ class FencedModel(models.Model):
         if base_qs.model is not columns.owner:
             return write(base_qs, values)
         raw = self._state.taskclaim_raw  # type: ignore[attr-defined]
-        rules = raw and conf.setting("FIXTURES_WRITE_CLAIMS")
-        if not rules:
+        writes_ours = raw and conf.setting("FIXTURES_WRITE_CLAIMS")
+        if not writes_ours:
             guarded = set(columns.guarded)
             values = [entry for entry in values if entry[0] not in guarded]
         if claim is None or claim.ended:
             found = write(base_qs, values)
             if not found and claim is not None:
                 raise ClaimLost([self], reason=NEVER_INSERTED)
-            if found and not rules and not is_stored(self):
+            if found and not writes_ours and not is_stored(self):
                 # The row has its own values of our columns, whatever this instance was constructed with.
                 show([self], dict.fromkeys(columns.guarded, models.DEFERRED))
             return found
@@ -292,11 +291,6 @@ def fence_delete(model: Any) -> None:
         return self._delete_fenced(partial(unfenced, self), *args, **kwargs)
 
     model.delete = delete
-
-
-def _is_on_many_tables(row: models.Model) -> bool:
-    concrete = row._meta.concrete_model
-    return concrete is not None and bool(concrete._meta.parents)
 
 
 def _all_rows(model: type[models.Model], using: str | None, **hints: Any) -> Any:
