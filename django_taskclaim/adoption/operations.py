@@ -32,8 +32,9 @@ from django_taskclaim.states import Status
 EXISTING = (Status.PAUSED.value, Status.OPEN.value, Status.COMPLETE.value)
 
 
-def _table(operation: Operation, editor: Any, model: type[models.Model]) -> LiveTable | None:
-    """Return the table of *model*; None where the router keeps it away from this database."""
+def _table(operation: Any, app_label: str, editor: Any, state: ProjectState) -> LiveTable | None:
+    """Return the table of the operation's model; None where the router keeps it away from this database."""
+    model = state.apps.get_model(app_label, operation.model_name)
     if not operation.allow_migrate_model(editor.connection.alias, model):
         return None
     table = live_table(editor, model)
@@ -75,15 +76,13 @@ class AddClaimColumns(Operation):
     def database_forwards(
         self, app_label: str, schema_editor: Any, from_state: ProjectState, to_state: ProjectState
     ) -> None:
-        model = from_state.apps.get_model(app_label, self.model_name)
-        if table := _table(self, schema_editor, model):
+        if table := _table(self, app_label, schema_editor, from_state):
             table.add_columns(self._columns(app_label, to_state))
 
     def database_backwards(
         self, app_label: str, schema_editor: Any, from_state: ProjectState, to_state: ProjectState
     ) -> None:
-        model = from_state.apps.get_model(app_label, self.model_name)
-        if table := _table(self, schema_editor, model):
+        if table := _table(self, app_label, schema_editor, from_state):
             table.drop_columns([one.field for one in self._columns(app_label, from_state)])
 
     def describe(self) -> str:
@@ -104,15 +103,13 @@ class AddClaimIndex(migrations.AddIndex):
     def database_forwards(
         self, app_label: str, schema_editor: Any, from_state: ProjectState, to_state: ProjectState
     ) -> None:
-        model = to_state.apps.get_model(app_label, self.model_name)
-        if table := _table(self, schema_editor, model):
+        if table := _table(self, app_label, schema_editor, to_state):
             table.add_index(self.index)
 
     def database_backwards(
         self, app_label: str, schema_editor: Any, from_state: ProjectState, to_state: ProjectState
     ) -> None:
-        model = from_state.apps.get_model(app_label, self.model_name)
-        if table := _table(self, schema_editor, model):
+        if table := _table(self, app_label, schema_editor, from_state):
             table.drop_index(self.index)
 
 
@@ -122,15 +119,13 @@ class RemoveClaimIndex(migrations.RemoveIndex):
     def database_forwards(
         self, app_label: str, schema_editor: Any, from_state: ProjectState, to_state: ProjectState
     ) -> None:
-        model = from_state.apps.get_model(app_label, self.model_name)
-        if table := _table(self, schema_editor, model):
+        if table := _table(self, app_label, schema_editor, from_state):
             table.drop_index(self._index(app_label, from_state))
 
     def database_backwards(
         self, app_label: str, schema_editor: Any, from_state: ProjectState, to_state: ProjectState
     ) -> None:
-        model = to_state.apps.get_model(app_label, self.model_name)
-        if table := _table(self, schema_editor, model):
+        if table := _table(self, app_label, schema_editor, to_state):
             table.add_index(self._index(app_label, to_state))
 
     def _index(self, app_label: str, state: ProjectState) -> models.Index:

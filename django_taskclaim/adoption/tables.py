@@ -9,9 +9,8 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db import DatabaseError, models, transaction
 from django.db.models import NOT_PROVIDED, Value
@@ -62,17 +61,11 @@ class TableInUse(TaskClaimError):
         )
 
 
-@dataclass(frozen=True)
-class NewColumn:
+class NewColumn(NamedTuple):
     """A field as it stays, and as it is added: with the value of existing rows as its default."""
 
     field: AnyField
     added: AnyField
-
-    @property
-    def changes(self) -> bool:
-        """Whether the default must be changed once the column is there."""
-        return self.added is not self.field
 
 
 def new_columns(fields: Sequence[AnyField], existing: str) -> list[NewColumn]:
@@ -143,7 +136,7 @@ class LiveTable:
             for column in columns:
                 # A default cannot be changed later here, so the column is added as it stays.
                 self.editor.execute(*self._alter([("ADD COLUMN", column.field)]))
-            late = [column for column in columns if column.changes]
+            late = [column for column in columns if column.added is not column.field]
             if late:
                 assigned = ", ".join(
                     f"{self.editor.quote_name(column.field.column)} ="
@@ -230,7 +223,7 @@ class PostgreSQLTable(LiveTable):
         self.refuse_rewrite(columns)
         statements = [self._alter([("ADD COLUMN", column.added) for column in columns])]
         for column in columns:
-            if column.changes:
+            if column.added is not column.field:
                 default, params = self.editor.db_default_sql(column.field)
                 name = self.editor.quote_name(column.field.column)
                 text = f"ALTER TABLE {self.name} ALTER COLUMN {name} SET DEFAULT {default}"
@@ -277,14 +270,13 @@ class PostgreSQLTable(LiveTable):
     def _without_time_limits(self) -> Iterator[None]:
         """Lift the session's limits, which are meant for queries: nobody waits behind this build."""
         names = ("lock_timeout", "statement_timeout")
-        usual = {name: self._rows(f"SHOW {name}")[0][0] for name in names}
         for name in names:
             self.editor.execute(f"SET {name} = 0", None)
         try:
             yield
         finally:
             for name in names:
-                self.editor.execute(f"SET {name} = '{usual[name]}'", None)
+                self.editor.execute(f"RESET {name}", None)
 
 
 class MySQLTable(LiveTable):
@@ -345,12 +337,11 @@ class MySQLTable(LiveTable):
 
     def _run(self, text: str, params: Any) -> None:
         """Run a statement that waits for its lock as shortly as the server can."""
-        ((usual,),) = self._rows("SELECT @@SESSION.lock_wait_timeout")
         self.editor.execute(f"SET SESSION lock_wait_timeout = {LOCK_WAIT_OF_MYSQL}", None)
         try:
             self._when_free(lambda: self.editor.execute(text, params))
         finally:
-            self.editor.execute(f"SET SESSION lock_wait_timeout = {usual}", None)
+            self.editor.execute("SET SESSION lock_wait_timeout = DEFAULT", None)
 
     def _columns_there(self) -> set[str]:
         with self.connection.cursor() as cursor:
