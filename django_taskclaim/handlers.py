@@ -1,10 +1,9 @@
 """What is done with a claimed row: the registry that ``@handler`` fills from each app's ``claims.py``."""
 
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import timedelta
-from difflib import get_close_matches
 from functools import cached_property, partial
 from typing import Any, TypedDict, TypeVar, Unpack
 
@@ -242,45 +241,6 @@ def handler(model: type[models.Model] | str, **options: Unpack[HandlerOptions]) 
     return decorate(model) if inspect.isroutine(model) else decorate
 
 
-def _model_of(given: Any) -> type[models.Model]:
-    """Return the model that ``@handler`` was given, or the one that its label names."""
-    if given is None or inspect.isroutine(given):
-        raise TypeError("The model is missing. Write @handler(Photo), or @handler('photos.Photo').")
-    if isinstance(given, str):
-        return _labelled(given)
-    if not (inspect.isclass(given) and issubclass(given, models.Model)):
-        raise TypeError(
-            f"@handler takes a model, such as Photo or 'photos.Photo', not {given!r:.200}."
-        )
-    if given._meta.abstract:
-        below = [f"@handler({kind.__name__})" for kind in given.__subclasses__()]
-        raise TypeError(
-            f"{given.__name__} is abstract and has no rows. Write a line for each model that inherits from it:"
-            f" {', '.join(below) or '@handler(Photo)'}."
-        )
-    return given
-
-
-def _labelled(label: str) -> type[models.Model]:
-    try:
-        return apps.get_model(label)
-    except (LookupError, ValueError):
-        known = {model._meta.label.lower(): model._meta.label for model in apps.get_models()}
-        close = get_close_matches(label.lower(), known, n=1)
-        meant = f"Did you mean {known[close[0]]!r}?" if close else "Write 'app_label.Model'."
-        raise ImproperlyConfigured(f"No installed model is called {label!r}. {meant}") from None
-
-
-def _note_fault(given: Any, function: Any, error: Exception) -> None:
-    try:
-        model: Any = given if inspect.isclass(given) else apps.get_model(given)
-    except (AttributeError, LookupError, ValueError):
-        model = None
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    line = f" (line {code.co_firstlineno})" if code is not None else ""
-    faults.append((model, f"{name_of(function)}{line} is not registered as a handler: {error}"))
-
-
 def _register_or_note(given: Any, function: Callable[..., Any], options: HandlerOptions) -> None:
     """Register *function*; while Django starts note what is refused, because a traceback would hide the checks."""
     try:
@@ -311,9 +271,8 @@ def _register(
         refuse_unknown_order(model, policy.order_by)
     if policy.counts_by_column:
         refuse_uncountable(model, policy)
-    _refuse_shape(new)
-    if new.has_ranges:
-        _refuse_for_ranges(new, policy)
+    for mistake in _mistakes(new, policy):
+        raise TypeError(f"{new.name} {mistake}.")
     old = _handlers.get(model)
     if old is not None and old.name != new.name:
         raise ImproperlyConfigured(
@@ -324,44 +283,64 @@ def _register(
     set_policy(model, policy)
 
 
+def _model_of(given: Any) -> type[models.Model]:
+    """Return the model that ``@handler`` was given, or the one that its label names."""
+    if given is None or inspect.isroutine(given):
+        raise TypeError("The model is missing. Write @handler(Photo), or @handler('photos.Photo').")
+    if isinstance(given, str):
+        try:
+            return apps.get_model(given)
+        except (LookupError, ValueError) as error:
+            raise ImproperlyConfigured(
+                f"{given!r} names no installed model. Write 'app_label.Model'."
+            ) from error
+    if not (inspect.isclass(given) and issubclass(given, models.Model)):
+        raise TypeError(
+            f"@handler takes a model, such as Photo or 'photos.Photo', not {given!r:.200}."
+        )
+    if given._meta.abstract:
+        raise TypeError(
+            f"{given.__name__} is abstract and has no rows. Write a line for each model that inherits from it."
+        )
+    return given
+
+
 def _fields_by_option(kind: type[Policy | Handler]) -> dict[str, str]:
     return {one.name.removeprefix("own_"): one.name for one in fields(kind)}
 
 
-def _refuse_shape(new: Handler) -> None:
+def _mistakes(new: Handler, policy: Policy) -> Iterator[str]:
+    """Yield why the function cannot be called as the options say."""
     if inspect.isasyncgenfunction(new.function):
-        raise TypeError(f"{new.name} is an async generator; let it return what it would yield.")
+        yield "is an async generator; let it return what it would yield"
     if inspect.isgeneratorfunction(new.function) and not new.batch:
-        raise TypeError(
-            f"{new.name} must be a plain function that takes one row; it is a generator."
-        )
+        yield "must be a plain function that takes one row; it is a generator"
     if new.is_async and new.atomic:
-        raise TypeError(
-            f"{new.name} cannot be atomic: Django has no transactions across await. Make it a plain function."
-        )
+        yield "cannot be atomic: Django has no transactions across await. Make it a plain function"
     if new.own_concurrency is not None and not new.is_async:
-        raise TypeError(
-            f"{new.name} is no coroutine function; what bounds it is claimworker --threads."
-        )
+        yield "is no coroutine function; what bounds it is claimworker --threads"
     if reason := _why_not_one(new.function):
-        what = "a list of rows" if new.batch else "one row"
-        raise TypeError(f"{new.name} must take {what}: {reason}.")
+        yield f"must take {'a list of rows' if new.batch else 'one row'}: {reason}"
+    if new.has_ranges and (new.batch or new.is_async or new.atomic):
+        yield (
+            "must be a plain function of one range, which it walks in chunks that are transactions of their own;"
+            " leave out batch, atomic and async"
+        )
+    if new.has_ranges and not isinstance(policy.completion, Mark):
+        yield (
+            "walks a range, and ranges that are done must stay: the plan goes on behind the last of them. Leave out"
+            " the completion"
+        )
 
 
-def _refuse_for_ranges(new: Handler, policy: Policy) -> None:
-    if new.batch or new.is_async:
-        raise TypeError(
-            f"{new.name} must be a plain function of one range, which it walks in chunks."
-        )
-    if new.atomic:
-        raise TypeError(
-            f"{new.name} walks a range, whose chunks are transactions of their own; leave out atomic=True."
-        )
-    if not isinstance(policy.completion, Mark):
-        raise TypeError(
-            f"{new.name} walks a range, and ranges that are done must stay: the plan goes on behind the last of them."
-            " Leave out the completion."
-        )
+def _note_fault(given: Any, function: Any, error: Exception) -> None:
+    try:
+        model: Any = given if inspect.isclass(given) else apps.get_model(given)
+    except (AttributeError, LookupError, ValueError):
+        model = None
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    line = f" (line {code.co_firstlineno})" if code is not None else ""
+    faults.append((model, f"{name_of(function)}{line} is not registered as a handler: {error}"))
 
 
 def _note_who_is_called() -> None:

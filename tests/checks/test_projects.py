@@ -111,7 +111,7 @@ SECOND = "@handler(Photo)\ndef other(photo): ...\n@handler(Photo)"
 WRONG_HANDLERS = {
     "bare": ("@handler", "E014", "bare.claims.measure (line 5) is not registered"),
     "label": ("@handler('label.photo')", "", ""),
-    "unknown": ("@handler('unknown.Foto')", "E014", "Did you mean 'unknown.Photo'?"),
+    "unknown": ("@handler('unknown.Foto')", "E014", "'unknown.Foto' names no installed model"),
     "instance": ("@handler(Photo())", "E014", "takes a model, such as Photo"),
     "option": ("@handler(Photo, batchsize=3)", "E014", "argument 'batchsize'"),
     "tries": ("@handler(Photo, max_attempts='3')", "E014", "max_attempts must be a whole number"),
