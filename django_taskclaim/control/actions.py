@@ -76,7 +76,7 @@ class Action:
 
 
 AS_NEW = gettext_lazy(
-    "Failed rows will be as good as new: open, with no tries counted and no error."
+    "A row that is reset is as good as new: open, with no tries counted and no error."
 )
 LOSE = gettext_lazy("Whoever holds a running row loses it; what they write afterwards is refused.")
 
@@ -108,7 +108,7 @@ PAUSE_ROWS = Action(
     label=gettext_lazy("Pause rows"),
     row_label=gettext_lazy("Pause row"),
     sentence=gettext_lazy(
-        "Open rows are set aside: no worker claims them until somebody resumes them."
+        "A row that is paused is set aside: no worker claims it until somebody resumes it."
     ),
     done=gettext_lazy("paused"),
     states=frozenset({Status.OPEN}),
@@ -119,7 +119,9 @@ RESUME_ROWS = Action(
     slug="resume-rows",
     label=gettext_lazy("Resume rows"),
     row_label=gettext_lazy("Resume row"),
-    sentence=gettext_lazy("Paused rows will be open again, to be claimed by the next free worker."),
+    sentence=gettext_lazy(
+        "A row that is resumed is open again, to be claimed by the next free worker."
+    ),
     done=gettext_lazy("resumed"),
     states=frozenset({Status.PAUSED}),
     verb=ClaimQuerySet.resume_rows,
@@ -141,7 +143,7 @@ RELEASE = Action(
     slug="release",
     label=gettext_lazy("Release running rows…"),
     row_label=gettext_lazy("Release row"),
-    sentence=gettext_lazy("Running rows will be open again, and no try will be counted."),
+    sentence=gettext_lazy("A row that is released is open again, and no try is counted."),
     warning=LOSE,
     done=gettext_lazy("released"),
     states=frozenset({Status.PROCESSING}),
@@ -153,9 +155,7 @@ FAIL = Action(
     slug="fail",
     label=gettext_lazy("Fail rows…"),
     row_label=gettext_lazy("Fail row"),
-    sentence=gettext_lazy(
-        "Open and paused rows will be failed, and stay so until somebody resets them."
-    ),
+    sentence=gettext_lazy("A row that is failed stays so until somebody resets it."),
     done=gettext_lazy("failed"),
     states=frozenset({Status.OPEN, Status.PAUSED}),
     named=("running", "complete"),

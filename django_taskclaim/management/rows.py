@@ -42,26 +42,6 @@ def add_rows_of_one_model(parser: ArgumentParser) -> None:
     add_database(parser, "where the router writes the model")
 
 
-def add_rows_instead(parser: ArgumentParser, what: str) -> None:
-    """Let a command of the switch turn to rows with ``--rows``."""
-    parser.add_argument(
-        "--rows",
-        action="store_true",
-        help=f"{what} rows of one model instead of turning its switch",
-    )
-    add_choice_of_rows(parser, "with --rows: ")
-
-
-def refuse_unless_one(models: Sequence[Any], options: dict[str, Any]) -> None:
-    """Refuse a command of the switch that names neither models nor ``--all``, or both, or that chooses rows."""
-    if any(options[name] for name in ("filters", "limit", "dry_run")):
-        raise CommandError(
-            "--filter, --limit and --dry-run choose rows; say --rows with them.", returncode=USAGE
-        )
-    if bool(models) == options["all"]:
-        raise CommandError("Name the models, or say --all (not both).", returncode=USAGE)
-
-
 class Choice:
     """The rows to act on, and how an operator would say which they are: their states, then what else narrows them."""
 
@@ -121,22 +101,6 @@ def rows_of(model: Any, database: str | None) -> Iterator[Choice]:
         protected = isinstance(error, (ProtectedError, RestrictedError))
         text = str(error.args[0]) if protected else first_line(error)
         raise CommandError(f"{choice.label} on {choice.rows.db!r}: {text}") from error
-
-
-def run_on_rows(
-    command: ClaimCommand,
-    action: Action,
-    models: Sequence[Any],
-    database: str | None,
-    **options: Any,
-) -> int:
-    """Carry out ``--rows`` of a command of the switch, for the rows of one model."""
-    if len(models) != 1 or options["all"]:
-        raise CommandError("--rows takes one model.", returncode=USAGE)
-    with rows_of(models[0], database) as choice:
-        choice.by_state(*action.states)
-        choice.by_filters(options["filters"])
-        return run_action(command, action, choice, **options)
 
 
 def run_action(
