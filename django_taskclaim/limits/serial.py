@@ -75,42 +75,42 @@ class SerialLimit(KeyLimit):
         self._looked_up.update(part[:HEADS_AT_ONCE])
 
     def _heads_of(self, target: ClaimTarget, keys: Sequence[Any]) -> list[Key]:
-        first_open, in_the_way = self._first(target, keys, [Status.OPEN], self.idle_blocks)
-        if not (in_the_way and first_open):
-            return first_open
-        field = self.field
-        either = dict.fromkeys([*first_open, *in_the_way])
-        both = target.rows.filter(KeyIn(target.columns.owner, list(either)))
-        wanted = [*target.columns.key, *([] if field in target.columns.key else [field])]
-        in_order = self._in_order(target, both)
-        rows = target.dialect.first(in_order, target.table, len(either), wanted)
-        heads: dict[Any, Key] = {}
-        for row in rows:
-            heads.setdefault(row[wanted.index(field)], target.table.key_of(row))
-        opened = set(first_open)
+        """Return, of each of *keys*, the first open row, unless one that keeps it back comes before it."""
+        opened, blocking = self._first(target, keys, [Status.OPEN], self.idle_blocks)
+        if not (opened and blocking):
+            return list(opened)
+        key, place_of = target.columns.key, opened | blocking
+        both = self._in_order(target, target.rows.filter(KeyIn(target.columns.owner, [*place_of])))
+        found = target.dialect.first(both, target.table, len(place_of), key)
+        heads: dict[int, Key] = {}
+        for row in target.table.keys_of(found):
+            heads.setdefault(place_of[row], row)
         return [row for row in heads.values() if row in opened]
 
     def _first(
         self, target: ClaimTarget, keys: Sequence[Any], *states: Sequence[Status]
-    ) -> list[list[Key]]:
-        """Return the first row of each of *keys* in each of these groups of states, by one statement: at one moment."""
+    ) -> list[dict[Key, int]]:
+        """Return the first row of each of *keys* in each of these groups of states, with the place of its key.
+
+        By one statement, so as they are at one moment.
+        """
         prepared = [self.field.get_db_prep_value(key, target.dialect.connection) for key in keys]
         parts: list[SQL] = []
-        for number, some in enumerate(states):
+        for group, some in enumerate(states):
             is_one = {self.field.attname: Bound("key")}
             rows = target.rows.filter(in_state(target.columns, *some), **is_one)
             first = target.dialect.compiled(self._in_order(target, rows), 1, target.columns.key)
             assert first is not None, "rows in some state are possible"
-            for key in prepared:
+            for place, key in enumerate(prepared):
                 name = f"taskclaim_{len(parts)}"
-                text = f"SELECT {name}.*, {number} FROM ({first.text}) {name}"
+                text = f"SELECT {name}.*, {group}, {place} FROM ({first.text}) {name}"
                 params = [key if type(one) is Bound else one for one in first.params]
                 parts.append(SQL(text, tuple(params)))
         found = target.dialect.fetch(SQL.join(" UNION ALL ", parts))
-        rows_of: list[list[Key]] = [[] for _ in states]
-        found_keys = target.table.python_keys([row[:-1] for row in found])
-        for row, key in zip(found, found_keys, strict=True):
-            rows_of[row[-1]].append(key)
+        rows_of: list[dict[Key, int]] = [{} for _ in states]
+        found_keys = target.table.python_keys([row[:-2] for row in found])
+        for (*_, group, place), row in zip(found, found_keys, strict=True):
+            rows_of[group][row] = place
         return rows_of
 
     def _in_order(self, target: ClaimTarget, rows: Rows) -> Rows:
