@@ -29,7 +29,10 @@ def kill(worker: Worker) -> None:
 def only_started_rows_are_left(started: list[int], others: list[int]) -> None:
     """Wait until the *others* are done, uncharged; the rows that had *started* keep their claim and its lease."""
     wait_until(lambda: Job.objects.filter(pk__in=others, status="complete").count() == len(others))
-    assert set(Job.objects.filter(pk__in=others).values_list("attempts", "iteration")) == {(0, 1)}
+    back = Job.objects.filter(pk__in=others)
+    # On a machine that stands still for long, a process may be replaced once more, which costs nobody a try either.
+    assert set(back.values_list("attempts", flat=True)) == {0}
+    assert not back.filter(iteration=0).exists()
     left = Job.objects.filter(pk__in=started, status="processing", attempts=0, iteration=0)
     far = timezone.now() + timedelta(minutes=30)
     assert left.filter(expires_at__gt=far).count() == len(started)
