@@ -304,7 +304,7 @@ class Claimer(threading.Thread):
                 rows: list[Any] = queryset._claim(request)
         except Exception:
             # Whatever it is, some may have been claimed by then.
-            self.service.unheard.note(handler, request)
+            self.service.unanswered.note(handler, request)
             raise
         self._note_use()
         self.service.throttles.claimed(handler.model, len(rows))

@@ -51,7 +51,7 @@ from django_taskclaim.worker.records import (
     lost,
     summary,
 )
-from django_taskclaim.worker.unheard import UnheardClaims
+from django_taskclaim.worker.unanswered import UnansweredClaims
 
 #: Seconds between two looks at the switch: while rows are held, and while claims are stopped, for then nobody asks for
 #: rows, and somebody waits to see them flow again.
@@ -120,7 +120,7 @@ class Service(threading.Thread):
         self._last_good = clock()
         self._last_trouble = float("-inf")
         #: Claims of which nobody knows whether they were made; the claimer notes them.
-        self.unheard = UnheardClaims(options.using)
+        self.unanswered = UnansweredClaims(options.using)
         self._returned: deque[Return] = deque()
         self._overruns: list[Overrun] = []
         self._reapers = [
@@ -218,9 +218,7 @@ class Service(threading.Thread):
             while not self._leave.is_set():
                 self._round()
                 self._guarded("hearing calls", partial(self.calls.wait, TICK))
-            self._guarded(
-                "looking for claims never heard of", partial(self._find_unheard, now=True)
-            )
+            self._guarded("looking for unanswered claims", partial(self._find_unanswered, now=True))
             self._guarded("looking for rows never begun", self._find_unbegun)
             self._guarded("giving rows back", self._release_the_last)
             for one in self._attachments:
@@ -233,7 +231,7 @@ class Service(threading.Thread):
 
     def _round(self) -> None:
         guard_connections(self.longest_lease, ours_alone=True)
-        self._guarded("looking for claims never heard of", self._find_unheard)
+        self._guarded("looking for unanswered claims", self._find_unanswered)
         self._guarded("looking for rows never begun", self._find_unbegun)
         self._guarded("giving rows back", self._release_returned)
         self._guarded("renewing leases", self._renew_when_due)
@@ -300,9 +298,9 @@ class Service(threading.Thread):
             done = True
         return done
 
-    def _find_unheard(self, *, now: bool = False) -> bool:
+    def _find_unanswered(self, *, now: bool = False) -> bool:
         """Have the rows of such claims given back before an expiry charges them a try that nobody made."""
-        found = self.unheard.find(now=now)
+        found = self.unanswered.find(now=now)
         self._take_back(Return(found, "the claim's COMMIT was not answered"))
         return bool(found)
 
