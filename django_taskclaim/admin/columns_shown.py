@@ -25,7 +25,7 @@ IN_LIST: Mapping[str, str] = {
 }
 
 #: What a list tells of a claim: all in one column, or in several where the user has named one of these.
-IN_ONE = "claim_told"
+IN_ONE = "claim_summary"
 APART = ("claim_state", "claim_holder", "claim_tries", "claim_error")
 PAGE_FIELDS = (
     "claim_state",
@@ -116,7 +116,7 @@ def with_claim(model: type[models.Model], sets: list[Any], *, has_error: bool) -
     return [*sets, *_without(left_out, parts)]
 
 
-def telling_of_loss(sets: Iterable[Any]) -> list[Any]:
+def naming_lost_source(sets: Iterable[Any]) -> list[Any]:
     """Return the parts of a companion's page with the key of its source in place of the source, which is gone."""
     return [
         (title, {**options, "fields": tuple(_instead(one) for one in options["fields"])})

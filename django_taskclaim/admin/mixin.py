@@ -114,9 +114,9 @@ class ClaimAdminMixin(OperatePermission, ActionsModelAdmin, _Tuples):
         return showing.tried(facts_of(obj)) or self.get_empty_value_display()
 
     @admin.display(description=_("claim"))
-    def claim_told(self, obj: Any) -> SafeString:
+    def claim_summary(self, obj: Any) -> SafeString:
         """State, holder, tries and error in one column."""
-        return showing.told(facts_of(obj))
+        return showing.summary(facts_of(obj))
 
     @admin.display(description=_("error"))
     def claim_error(self, obj: Any) -> str:
@@ -238,7 +238,7 @@ class ClaimAdminMixin(OperatePermission, ActionsModelAdmin, _Tuples):
         if obj is None:
             return sets
         if tables_beside.without_source(obj):
-            sets = columns_shown.telling_of_loss(sets)
+            sets = columns_shown.naming_lost_source(sets)
         facts = facts_of(obj)
         has_error = bool(facts.error_class or facts.last_error)
         return columns_shown.with_claim(self.model, sets, has_error=has_error)

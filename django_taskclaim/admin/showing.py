@@ -91,7 +91,7 @@ def error_glimpse(facts: RowFacts) -> str:
     )
 
 
-def told(facts: RowFacts) -> SafeString:
+def summary(facts: RowFacts) -> SafeString:
     """Return all that a list tells of a claim: its state, and below it a line for each thing."""
     lines = [line for line in (held(facts), tried(facts), error_glimpse(facts)) if line]
     lines.insert(0, pill(facts.kind))

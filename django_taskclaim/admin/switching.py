@@ -68,7 +68,7 @@ def ask_to_turn(
         warning = _("This one stays: %(pause)s.") % {"pause": "; ".join(others)}
 
     def run(answer: Mapping[str, Any]) -> HttpResponseBase:
-        turn_and_tell(request, model, off=off, **answer)
+        turn_with_message(request, model, off=off, **answer)
         return HttpResponseRedirect(back)
 
     return confirm(
@@ -88,7 +88,7 @@ def ask_to_turn(
     )
 
 
-def turn_and_tell(
+def turn_with_message(
     request: HttpRequest, model: Model, *, off: bool, reason: str, until: Any = None
 ) -> None:
     """Turn the switch, and say what that means now."""

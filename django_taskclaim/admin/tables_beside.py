@@ -59,17 +59,17 @@ def beginning(row: Any) -> str:
     """Return beyond which key the range begins."""
     if row.lower_key is None:
         return _("with the first row")
-    return _("behind %(key)s") % {"key": _told(row.lower_key)}
+    return _("behind %(key)s") % {"key": _key_text(row.lower_key)}
 
 
 def end(row: Any) -> str:
     """Return the last key of the range."""
-    return _told(row.upper_key)
+    return _key_text(row.upper_key)
 
 
 def done_to(row: Any) -> str:
     """Return the last key that is done; nothing before the first checkpoint."""
-    return "" if row.checkpoint_key is None else _told(row.checkpoint_key)
+    return "" if row.checkpoint_key is None else _key_text(row.checkpoint_key)
 
 
 def rows_done(row: Any) -> str:
@@ -80,6 +80,6 @@ def rows_done(row: Any) -> str:
     }
 
 
-def _told(key: Any) -> str:
+def _key_text(key: Any) -> str:
     # A key is no count: 4711, not 4,711.
     return ", ".join(str(part) for part in key) if isinstance(key, tuple) else str(key)

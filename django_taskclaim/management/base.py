@@ -31,15 +31,15 @@ BROKEN_PIPE = 141
 
 def lacking_tables(model: type[models.Model], alias: str, *, whole: bool = False) -> list[str]:
     """Return what tables and columns the database lacks for *model*, in sentences that name the command to run."""
-    return [_told(found) for found in missing_tables(model, alias, whole=whole)]
+    return [_sentence(found) for found in missing_tables(model, alias, whole=whole)]
 
 
 def lacking_source(model: type[models.Model], alias: str) -> list[str]:
     """Return, in a sentence, that what a companion or ranges are of is not there."""
-    return [_told(found) for found in missing_source(model, alias)]
+    return [_sentence(found) for found in missing_source(model, alias)]
 
 
-def _told(found: Finding) -> str:
+def _sentence(found: Finding) -> str:
     command = found.advice.startswith("manage.py")
     return f"{found.message} {'Run: ' if command else ''}{found.advice}"
 

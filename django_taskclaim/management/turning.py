@@ -51,7 +51,7 @@ class SwitchCommand(ClaimCommand):
             choice.by_filters(filters)
             changed = run_action(self, self.on_rows, choice, **options)
         if changed:
-            self.tell_what_stays(models, database)
+            self.warn_of_pauses(models, database)
 
     def _turn(
         self,
@@ -75,12 +75,12 @@ class SwitchCommand(ClaimCommand):
                 turn(model, off=self.off, until=until, using=database, **facts)
         except TaskClaimError as error:
             raise CommandError(str(error)) from error
-        self.tell(", ".join(model._meta.label for model in models) or "all models", until)
-        self.tell_what_stays(models, database)
+        self.report(", ".join(model._meta.label for model in models) or "all models", until)
+        self.warn_of_pauses(models, database)
 
-    def tell(self, names: str, until: timedelta | None) -> None:
+    def report(self, names: str, until: timedelta | None) -> None:
         """Say what was done."""
         raise NotImplementedError
 
-    def tell_what_stays(self, models: list[Any], database: str | None) -> None:
+    def warn_of_pauses(self, models: list[Any], database: str | None) -> None:
         """Say what else keeps rows of *models* from being claimed."""

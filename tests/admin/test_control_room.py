@@ -179,13 +179,13 @@ def test_an_order_is_asked_about_and_then_shown_beside_the_worker(boss: Client) 
 
 
 def test_some_failures_of_a_group_are_retried_first_and_then_all(boss: Client) -> None:
-    failed(12, "job 7 has no width")
+    _, new = failed(4, "job 7 has no width"), failed(10, "job 8 has no width")
     group = group_of(boss)
     failed(2, "the disk is full")
     boss.post(photos("first", group=group))
-    assert Photo.objects.open().count() == 10
+    assert list(Photo.objects.open().order_by("pk")) == new, "the latest"
     perform(boss, photos("retry", group=group), {"reason": "mended"})
-    assert Photo.objects.open().count() == 12
+    assert Photo.objects.open().count() == 14
     assert {row.last_error for row in Photo.objects.failed()} == {"the disk is full"}
     assert recorded()[-1][4] == f"group {group} – mended"
 

@@ -11,7 +11,7 @@ from django.urls import path
 
 from django_taskclaim.admin import ClaimAdminMixin
 from django_taskclaim.admin.control_room.mounting import register
-from django_taskclaim.control.actions import ROW_ACTIONS
+from django_taskclaim.control.actions import ROW_ACTIONS, Action
 from django_taskclaim.control.models import WorkerOrder
 from tests.admin.room import (
     OPERATE,
@@ -33,7 +33,7 @@ from tests.admin.room import (
     worker,
 )
 from tests.factories import make
-from tests.querysets.support import facts
+from tests.querysets.support import facts, stored
 from tests.testapp.models import HiddenRows, Photo, UuidKey
 from tests.urls import urlpatterns as project
 
@@ -91,6 +91,21 @@ def test_a_row_that_the_user_may_not_change_or_see_stays_as_it_is(boss: Client) 
     answer = boss.post(address(HiddenRows), chosen("claim_pause_rows", fixed, free, hidden))
     assert [facts(row).status for row in (fixed, free, hidden)] == ["open", "paused", "open"]
     assert said(answer) == "1 row was paused. Left alone: 1 that you may not change."
+
+
+@pytest.mark.parametrize("action", ROW_ACTIONS, ids=lambda action: action.slug)
+def test_no_action_changes_a_row_that_the_user_may_not_change(
+    boss: Client, in_states: Any, action: Action
+) -> None:
+    rows = in_states(HiddenRows)
+    HiddenRows.objects.update(note="fixed")
+    before = [stored(row) for row in rows.values()]
+    named = {"reason": "r", "running": "on", "complete": "on"}
+    sent = chosen("claim_" + action.slug.replace("-", "_"), *rows.values(), **named)
+    answer = run_action(boss, address(HiddenRows), sent)
+    assert [stored(row) for row in rows.values()] == before
+    assert "that you may not change" in said(answer)
+    assert sum(one[2] for one in recorded()) == 0
 
 
 @pytest.mark.parametrize(

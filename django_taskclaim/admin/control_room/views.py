@@ -38,7 +38,7 @@ from django_taskclaim.admin.control_room.pages import (
 from django_taskclaim.admin.control_room.rooms import Room
 from django_taskclaim.admin.control_room.showing import FIRST, shown
 from django_taskclaim.admin.running import Rows, claims_of, run_action
-from django_taskclaim.admin.switching import turn_and_tell
+from django_taskclaim.admin.switching import turn_with_message
 from django_taskclaim.control.actions import RESET_FAILED
 from django_taskclaim.control.installed import is_on
 from django_taskclaim.control.orders import models_of, order
@@ -145,7 +145,7 @@ def crumbs_of(room: Room, *more: Crumb) -> list[Crumb]:
     return [*way, Crumb(own, room.url() if more else ""), *more]
 
 
-def _obeyed(worker: str, put_back: int | None) -> str:
+def order_message(worker: str, put_back: int | None) -> str:
     """Say what came of an order. No sentence begins with the name: the admin would capitalise it."""
     if put_back is None:
         return _("The worker process %(worker)s has been told.") % {"worker": worker}
@@ -176,7 +176,7 @@ class Actions:
         if request.POST.get("turn") not in {"on", "off"} or not form.is_valid():
             messages.error(request, _("Nothing was changed: the form was not complete."))
             return self._back()
-        turn_and_tell(request, self.room.model, off=off, **form.cleaned_data)
+        turn_with_message(request, self.room.model, off=off, **form.cleaned_data)
         return self._back()
 
     def order(self, request: HttpRequest) -> HttpResponseBase:
@@ -197,7 +197,7 @@ class Actions:
         title, sentence, danger = _ORDERS[what]
 
         def run(answer: Mapping[str, Any]) -> HttpResponse:
-            self._tell(request, name, what, answer["reason"])
+            self._give_order(request, name, what, answer["reason"])
             return self._back()
 
         return confirm(
@@ -221,7 +221,7 @@ class Actions:
             self.room.beside(model).may_operate(request) for model in models_of(worker)
         )
 
-    def _tell(self, request: HttpRequest, worker: str, what: str, reason: str) -> None:
+    def _give_order(self, request: HttpRequest, worker: str, what: str, reason: str) -> None:
         by, using = str(request.user), self.room.alias
         try:
             given = order(worker, what, by=by, user=request.user, reason=reason, using=using)
@@ -230,7 +230,7 @@ class Actions:
         except (Error, TaskClaimError) as error:
             messages.error(request, first_line(error))
         else:
-            messages.success(request, _obeyed(worker, given.put_back))
+            messages.success(request, order_message(worker, given.put_back))
 
     def settings(self, request: HttpRequest) -> HttpResponseBase:
         """Set the overrides that were changed, or show the form again with what is wrong."""

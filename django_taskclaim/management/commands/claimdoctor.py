@@ -75,11 +75,11 @@ exit codes:
         if found:
             self.stdout.write(self.style.MIGRATE_HEADING(title))
             for finding in found:
-                self._tell(finding)
+                self._print(finding)
             self.stdout.write("")
         return sum(finding.kind is Kind.PROBLEM for finding in found)
 
-    def _tell(self, finding: Finding) -> None:
+    def _print(self, finding: Finding) -> None:
         style = {
             Kind.PROBLEM: self.style.ERROR,
             Kind.NOTE: self.style.WARNING,

@@ -52,6 +52,6 @@ exit codes:
             )
         super().handle(**options)
 
-    def tell(self, names: str, until: timedelta | None) -> None:
+    def report(self, names: str, until: timedelta | None) -> None:
         end = f" for {format_duration(until)}" if until is not None else ""
         self.stdout.write(self.style.WARNING(f"Paused {names}{end}. Running rows finish."))

@@ -35,10 +35,10 @@ exit codes:
 
     off, on_rows = False, RESUME_ROWS
 
-    def tell(self, names: str, until: timedelta | None) -> None:
+    def report(self, names: str, until: timedelta | None) -> None:
         self.stdout.write(self.style.SUCCESS(f"Resumed {names}."))
 
-    def tell_what_stays(self, models: list[Any], database: str | None) -> None:
+    def warn_of_pauses(self, models: list[Any], database: str | None) -> None:
         """Name each pause that stays, of everything or of a parent, and models without a living worker."""
         where = places(models, database)
         for model, alias in where:

@@ -130,13 +130,13 @@ exit codes:
                 refused.append(f"{model._meta.label} on {alias!r}: {first_line(error)}")
             refused += [str(one) for one in refusals(model, alias, since=began)]
             rows = counts[-1]
-            self._tell(model, rows)
+            self._report(model, rows)
             if rows and act is not None:
                 record_action(model, "release expired", rows=rows, using=alias, **act)
             total += rows
         return total, refused
 
-    def _tell(self, model: Any, count: int) -> None:
+    def _report(self, model: Any, count: int) -> None:
         if count:
             self.stdout.write(f"{model._meta.label}: put back {counted(count, 'expired row')}.")
             self.stdout.flush()
@@ -162,7 +162,7 @@ exit codes:
                 self.stderr.write(f"{sentence}; trying again.")
             for alias in {alias for _, alias in where}:
                 connections[alias].close_if_unusable_or_obsolete()
-            if _told_to_stop_within(min(reaper.due_in() for reaper in reapers.values())):
+            if _is_stopped_within(min(reaper.due_in() for reaper in reapers.values())):
                 return
 
 
@@ -185,7 +185,7 @@ def _act(by: str | None, reason: str | None) -> dict[str, Any] | None:
     return {"by": who, "reason": reason or "", "user": account_of(who)}
 
 
-def _told_to_stop_within(seconds: float) -> bool:
+def _is_stopped_within(seconds: float) -> bool:
     """Wait so long for SIGTERM or Ctrl-C and say whether one came."""
     if hasattr(signal, "sigtimedwait"):
         return signal.sigtimedwait(STOP_SIGNALS, seconds) is not None
