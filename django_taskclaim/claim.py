@@ -181,6 +181,8 @@ class _Ending:
     def __call__(self) -> None:
         """Learn of the commit."""
         self.committed = True
+        # An instance may outlive the thread that wrote it, and need not keep its connection.
+        del self._connection, self._session
 
     def counts(self) -> bool:
         """Say whether the transaction has committed or is still undecided: a rollback throws its hooks away unrun."""

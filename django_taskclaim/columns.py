@@ -50,9 +50,17 @@ class KeyColumns:
         self.key: list[AnyField] = list(key or owner._meta.pk_fields)
 
     @property
+    def ranking(self) -> list[tuple[AnyField, bool]]:
+        """The order of rows where the caller asks for none: each column, and whether it descends."""
+        return [(field, False) for field in self.key]
+
+    @property
     def order(self) -> list[str]:
-        """The order of rows where the caller asks for none, in the words of ``order_by()``: by key."""
-        return [field.attname for field in self.key]
+        """The same in the words of ``order_by()``.
+
+        By attname: the name of a key that links to a parent would order by that one's ``Meta.ordering``.
+        """
+        return ["-" * descending + field.attname for field, descending in self.ranking]
 
     def owned_by(self, model: type[models.Model]) -> bool:
         """Say whether the model's own table is the owner's."""
@@ -110,18 +118,10 @@ class ClaimColumns(KeyColumns):
 
     @property
     def ranking(self) -> list[tuple[AnyField, bool]]:
-        """The order of claims where the caller asks for none: each column, and whether it descends."""
+        """The order of claims: higher priorities first, then who has waited longest, then by key."""
         first = [(self.priority, True)] if self.priority is not None else []
         then = [(self.not_before, False)] if self.not_before is not None else []
-        return [*first, *then, *((field, False) for field in self.key)]
-
-    @property
-    def order(self) -> list[str]:
-        """The same in the words of ``order_by()``.
-
-        By attname: the name of a key that links to a parent would order by that one's ``Meta.ordering``.
-        """
-        return ["-" * descending + field.attname for field, descending in self.ranking]
+        return [*first, *then, *super().ranking]
 
 
 def has_claim_columns(model: Any) -> bool:

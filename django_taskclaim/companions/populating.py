@@ -73,28 +73,29 @@ class Population:
 
     def _add(self, sources: Rows, near: Q) -> int:
         """Add the companions that *sources* lack, again where others have added one of them meanwhile."""
-        write = self._insert if self._is_one_statement else self._copy
-        owner = self.target.columns.owner
-
-        def once(again: bool) -> int:
-            # Calls of ``populate`` wait for each other: one that began later finds what those before have made.
-            self.target.dialect.advisory_lock(f"{owner._meta.label_lower}:#populate")
-            added = write(sources, near, again)
-            if added:
-                call_workers(owner, self.target.alias)
-            return added
-
         try:
-            return in_transaction(self.target, once, False)
+            return in_transaction(self.target, self._add_once, sources, near)
         except IntegrityError:
-            return in_transaction(self.target, once, True)
+            return in_transaction(self.target, self._add_once, sources, Q(), again=True)
+
+    def _add_once(self, sources: Rows, near: Q, *, again: bool = False) -> int:
+        owner = self.target.columns.owner
+        # Calls of ``populate`` wait for each other: one that began later finds what those before have made.
+        self.target.dialect.advisory_lock(f"{owner._meta.label_lower}:#populate")
+        if self._is_one_statement:
+            added = self._insert(sources, near, again)
+        else:
+            added = self._copy(sources)
+        if added:
+            call_workers(owner, self.target.alias)
+        return added
 
     # One statement
 
     def _insert(self, sources: Rows, near: Q, again: bool) -> int:
-        """Insert what is missing; only companions *near* the sources are looked at, but for a second try."""
+        """Insert what is missing as far as *near* shows it; a second try passes over what is there all the same."""
         constants = self._constants()
-        there = self.target.rows if again else self.target.rows.filter(near)
+        there = self.target.rows.filter(near)
         # On an empty table a look for what is there already would only cost time.
         if there.exists():
             pairs = zip(self.link.own, self.link.theirs, strict=True)
@@ -125,7 +126,7 @@ class Population:
 
     # Copying
 
-    def _copy(self, sources: Rows, near: Q, again: bool) -> int:
+    def _copy(self, sources: Rows) -> int:
         names, own = [f.attname for f in self.link.theirs], [f.attname for f in self.link.own]
         dialect, table = self.target.dialect, self.table
         # As keys of the table are: a tuple only where it has several columns.
