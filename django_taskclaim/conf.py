@@ -139,6 +139,25 @@ FLAG = accepting("True or False", lambda value: isinstance(value, bool))
 #: ``auto`` takes the best claim of each database; the others are for comparison and old servers.
 CLAIM_STRATEGIES = ("auto", "update_limit")
 
+_RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?)/[smhd]")
+_HOURS = re.compile(r"((?:[01][0-9]|2[0-3]):[0-5][0-9])-((?:[01][0-9]|2[0-3]):[0-5][0-9]|24:00)")
+
+
+def _is_rate(value: Any) -> bool:
+    found = _RATE.fullmatch(_text(value))
+    return found is not None and float(found[1]) > 0
+
+
+def _is_window(value: Any) -> bool:
+    found = _HOURS.fullmatch(_text(value))
+    return found is not None and found[1] != found[2]
+
+
+RATE = accepting(
+    "a number of rows in a second, a minute, an hour or a day, such as 100/m", _is_rate
+)
+HOURS = accepting("a window such as 22:00-06:00, which does not end where it begins", _is_window)
+
 _SHARE = accepting("above 0 and up to 1", lambda value: _is_number(value) and 0 < value <= 1)
 _PATH = accepting("the dotted path of a function", lambda value: "." in _text(value))
 _STRATEGY = accepting(f"one of {', '.join(CLAIM_STRATEGIES)}", CLAIM_STRATEGIES.__contains__)

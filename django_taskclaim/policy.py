@@ -17,7 +17,6 @@ from django.db import models
 from django.db.models.expressions import Combinable
 
 from django_taskclaim import conf
-from django_taskclaim.allowances import Hours, Rate
 from django_taskclaim.completion import Clear, Completion, as_completion
 from django_taskclaim.conf import Kind, accepting
 from django_taskclaim.error_text import describe, is_interrupt
@@ -77,13 +76,6 @@ def _read_limits(limits: Any) -> dict[str, int]:
     return {name: most.check(limit, f"limit_per of {name!r}") for name, limit in limits.items()}
 
 
-def _parsed(kind: type[Rate] | type[Hours]) -> Kind[Any]:
-    """Return the kind of the limits that ``kind.parse`` reads from texts; None is none."""
-    return conf.or_none(
-        Kind("a limit", lambda given: given if isinstance(given, kind) else kind.parse(given))
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """What one failure makes of its row."""
@@ -121,9 +113,9 @@ class Policy:
     )
     #: How many rows all who claim may claim in a time, how many may be processing at once, and at which hours of the
     #: day rows are claimed; what is stored for the model goes before these.
-    rate: Rate | None = conf.option(_parsed(Rate))
+    rate: str | None = conf.option(conf.or_none(conf.RATE))
     max_running: int | None = conf.option(_NUMBER)
-    hours: Hours | None = conf.option(_parsed(Hours))
+    hours: str | None = conf.option(conf.or_none(conf.HOURS))
     #: The column whose rows of one value are claimed one at a time and in order.
     serial_by: str | None = conf.option(
         conf.or_none(

@@ -13,7 +13,6 @@ from django.apps import apps
 from django.db import Error, connections, models, router
 
 from django_taskclaim import conf
-from django_taskclaim.allowances import Hours, Rate
 from django_taskclaim.columns import claim_columns, has_claim_columns
 from django_taskclaim.conf import Kind
 from django_taskclaim.contention import retry_on_contention
@@ -52,9 +51,9 @@ def _read_lease(value: Any) -> timedelta:
 _OVERRIDES: Mapping[str, Kind[Any]] = {
     "batch_size": conf.BATCH_SIZE,
     "lease": Kind("from 2 seconds to 1 day", _read_lease),
-    "rate": Kind("a rate", lambda text: Rate.parse(text).text),
+    "rate": conf.RATE,
     "max_running": conf.whole_number(),
-    "hours": Kind("a window", lambda text: Hours.parse(text).text),
+    "hours": conf.HOURS,
 }
 
 

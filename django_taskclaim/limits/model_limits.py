@@ -9,7 +9,7 @@ from typing import Any
 
 from django.db import models
 
-from django_taskclaim.allowances import Hours, Rate
+from django_taskclaim.limits.rate_and_hours import Hours, Rate
 from django_taskclaim.policy import Policy, policies_by_class
 from django_taskclaim.tables import LIMITS, Switch, own_scopes, scope_of
 
@@ -76,9 +76,9 @@ def _in_force(model: type[models.Model], scope: str, switch: Switch | None) -> M
     set_by = switch.set_by if switch is not None and switch.limits_claims else None
     return ModelLimits(
         scope,
-        Rate.parse(rate) if rate and isinstance(rate, str) else rate or None,
+        Rate.parse(rate) if rate else None,
         most or None,
-        Hours.parse(hours) if hours and isinstance(hours, str) else hours or None,
+        Hours.parse(hours) if hours else None,
         set_by or "",
     )
 

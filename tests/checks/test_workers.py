@@ -61,7 +61,7 @@ FUNCTION = "\ndef measure(photo): print('measured')\n"
 PROJECTS = {
     "no_handler": (PHOTO, "", 2, "no_handler.Photo has no handler"),
     "no_brackets": (PHOTO, "@handler" + FUNCTION, 2, "no_brackets.claims.measure (line 5) is not"),
-    "no_option": (PHOTO, "@handler(Photo, rate=3)" + FUNCTION, 2, "rate is a number of rows"),
+    "no_option": (PHOTO, "@handler(Photo, rate=3)" + FUNCTION, 2, "rate must be a number of rows"),
     "no_verbs": (
         "class Photo(TaskMixin):\n    objects = models.Manager()",
         MEASURE,

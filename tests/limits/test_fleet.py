@@ -9,9 +9,9 @@ from django.db import connection, transaction
 from django.test import override_settings
 from django.utils import timezone
 
-from django_taskclaim.allowances import Hours
 from django_taskclaim.handlers import handler
 from django_taskclaim.limits.model_limits import ModelLimits, limits_of
+from django_taskclaim.limits.rate_and_hours import Hours
 from django_taskclaim.switch import set_overrides
 from tests.commands import shell
 from tests.factories import make
@@ -232,7 +232,7 @@ def test_a_limit_that_another_process_sets_is_never_broken(process_env: dict[str
         ({"rate": "fast"}, "number of rows in a second"),
         ({"max_running": -1}, "whole number from 1"),
         ({"hours": "22:00-25:00"}, "window such as"),
-        ({"hours": "06:00-06:00"}, "ends where it begins"),
+        ({"hours": "06:00-06:00"}, "end where it begins"),
     ],
 )
 def test_a_wrong_limit_is_refused(given: dict[str, Any], message: str) -> None:
