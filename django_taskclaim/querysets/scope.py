@@ -85,24 +85,18 @@ class ClaimTarget(Target):
 def refuse_unclaimable(queryset: Rows) -> None:
     """Raise TypeError for a queryset that no row can be claimed or changed through."""
     query = queryset.query
-    reason = ""
-    if query.combinator:
-        reason = f"a {query.combinator}()"
-    elif query.is_sliced:
-        reason = "a slice; give the number of rows to the verb instead"
-    elif query.group_by is not None:
-        reason = "an aggregate"
-    elif query.distinct_fields:
-        reason = "distinct() on fields"
-    elif queryset._fields is not None or query.values_select or query.select:  # type: ignore[attr-defined]
-        reason = "values()"
-    elif query.where.contains_over_clause:
-        reason = "a condition on a window function"
-    elif query.is_empty():
-        return
-    if reason:
+    selects = queryset._fields is not None or query.values_select or query.select  # type: ignore[attr-defined]
+    reasons = {
+        f"a {query.combinator}()": query.combinator,
+        "a slice; give the number of rows to the verb instead": query.is_sliced,
+        "an aggregate": query.group_by is not None,
+        "distinct() on fields": query.distinct_fields,
+        "values()": selects,
+        "a condition on a window function": query.where.contains_over_clause,
+    }
+    if found := [reason for reason, holds in reasons.items() if holds]:
         raise TypeError(
-            f"The rows of {queryset.model.__name__} cannot be reached through {reason}."
+            f"The rows of {queryset.model.__name__} cannot be reached through {found[0]}."
         )
 
 

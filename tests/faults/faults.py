@@ -78,7 +78,7 @@ FAULTS = {
         ),
         fault(
             "A slice can be claimed from, and what it leaves out is claimed as well.",
-            (SCOPE, "elif query.is_sliced:", "elif False:"),
+            (SCOPE, 'instead": query.is_sliced,', 'instead": False,'),
         ),
     ],
     3: [
