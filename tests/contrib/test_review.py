@@ -12,6 +12,8 @@ from django.test import Client
 from django.utils import timezone
 
 from django_taskclaim.control.models import OperatorAct
+from django_taskclaim.querysets.everyone import stop_everyone
+from django_taskclaim.switch import pause
 from tests.contrib.conftest import Editor, address, words
 from tests.querysets.support import clock, facts, lose, set_raw, stored
 
@@ -51,6 +53,16 @@ def test_two_editors_never_get_one_article_and_a_lapsed_one_moves_on(
         lapse(pk)
     assert set(mine[:2]) <= set(ben.fetch())
     assert not set(mine[:2]) & set(ada.mine())
+
+
+def test_the_list_says_why_nothing_new_is_given_out(ada: Editor) -> None:
+    """And not that nothing is left to do."""
+    stop_everyone(Article, "default", timedelta(hours=1), "the wire service is down")
+    page = words(ada.look("/articles/?asked"))
+    assert "throttled until" in page
+    assert "the wire service is down" in page
+    pause(Article, using="default")
+    assert "at the moment: paused." in words(ada.look("/articles/?asked"))
 
 
 def test_the_list_needs_a_login_a_csrf_token_and_a_known_act(ada: Editor) -> None:
