@@ -148,17 +148,13 @@ def prepare_new_row(row: models.Model) -> None:
 
 
 def _names_a_claim(row: models.Model, ours: Iterable[AnyField]) -> bool:
-    columns = claim_columns(type(row))
-    state = _value(row, columns.status)
+    columns, own = claim_columns(type(row)), row.__dict__
+    state = own.get(columns.status.attname, Status.OPEN)
     if state not in Status.values:
         raise ClaimColumnError(
             f"A new {row._meta.label} cannot be {state!r}, only open, paused, complete or failed."
         )
-    free = (columns.status, columns.not_before)
+    only_a_claim_writes = [one for one in ours if one not in (columns.status, columns.not_before)]
     return state == Status.PROCESSING or any(
-        field not in free and _value(row, field) != field.get_default() for field in ours
+        one.attname in own and own[one.attname] != one.get_default() for one in only_a_claim_writes
     )
-
-
-def _value(row: models.Model, field: AnyField) -> Any:
-    return row.__dict__.get(field.attname, field.get_default())
