@@ -177,7 +177,9 @@ class Policy:
         own = rule if isinstance(rule, Retry) else Retry()
         if failures >= (own.max_attempts or self.max_attempts):
             return Verdict(final=True, counted=True)
-        wait = partial(_waiting_time, own.backoff or self.own_backoff or usual_wait, failures)
+        # The settings are read here, once for all rows that are judged alike.
+        backoff = own.backoff or self.own_backoff or usual_backoff()
+        wait = partial(_waiting_time, backoff, failures)
         return Verdict(final=False, counted=True, wait=wait)
 
     def _rule(self, error: object) -> Rule | None:
@@ -193,15 +195,20 @@ class Policy:
         return None
 
 
-def usual_wait(failures: int) -> timedelta:
+def usual_backoff() -> Callable[[int], timedelta]:
     """Return the wait that doubles with each failure from BACKOFF_FIRST to at most BACKOFF_MAX, with full jitter.
 
     Full jitter (any moment from now to the bound) is the scheme of the AWS architecture blog's
     "Exponential backoff and jitter": it spreads the retries of rows that failed together.
     """
-    first, longest = conf.duration("BACKOFF_FIRST"), conf.duration("BACKOFF_MAX")
-    bound = min(longest.total_seconds(), first.total_seconds() * 2.0 ** min(failures - 1, 60))
-    return timedelta(seconds=random.uniform(0, bound))
+    first = conf.duration("BACKOFF_FIRST").total_seconds()
+    longest = conf.duration("BACKOFF_MAX").total_seconds()
+
+    def wait(failures: int) -> timedelta:
+        bound = min(longest, first * 2.0 ** min(failures - 1, 60))
+        return timedelta(seconds=random.uniform(0, bound))
+
+    return wait
 
 
 def _waiting_time(backoff: Backoff, failures: int) -> timedelta:
@@ -225,7 +232,7 @@ def _waiting_time(backoff: Backoff, failures: int) -> timedelta:
             describe(error),
             extra={"event": "trouble"},
         )
-        return usual_wait(failures)
+        return usual_backoff()(failures)
 
 
 def refuse_no_number(given: int | None, name: str = "max_running") -> None:
@@ -242,12 +249,6 @@ faults: list[tuple[type[models.Model] | None, str]] = []
 def fault_of(model: type[models.Model]) -> str:
     """Say why the handler of *model*, or of a class it inherits from, is not registered; empty where none is wrong."""
     return next((why for named, why in faults if named and issubclass(model, named)), "")
-
-
-def refuse_faulty(model: type[models.Model]) -> None:
-    """Raise ImproperlyConfigured where the rules for claims of *model* are not known, because its handler is wrong."""
-    if why := fault_of(model):
-        raise ImproperlyConfigured(why)
 
 
 _DEFAULT = Policy()
@@ -271,7 +272,8 @@ def policy_for(model: type[Any]) -> Policy:
 
 def known_policy(model: type[models.Model]) -> Policy:
     """Return the policy of *model*; ImproperlyConfigured where nobody knows it, because its handler is wrong."""
-    refuse_faulty(model)
+    if why := fault_of(model):
+        raise ImproperlyConfigured(why)
     return policy_for(model)
 
 

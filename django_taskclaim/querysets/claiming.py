@@ -31,7 +31,7 @@ from django_taskclaim.fields import (
 from django_taskclaim.limits.grant import Answer, claim_within_limits
 from django_taskclaim.limits.key_limits import claim_by_keys, limits_over
 from django_taskclaim.limits.model_limits import known, switches_of
-from django_taskclaim.policy import policies_over, policy_for, refuse_faulty
+from django_taskclaim.policy import known_policy, policies_over
 from django_taskclaim.querysets.conditions import is_open
 from django_taskclaim.querysets.cursor import (
     EVERYTHING,
@@ -118,8 +118,8 @@ def checked_request(
             "include_held=True returns what claimed_by holds, so claimed_by must be given."
         )
     holder = new_holder() if claimed_by is None else checked_name(claimed_by)
-    refuse_faulty(model)
-    duration = policy_for(model).lease if lease is None else conf.positive_duration(lease, "lease")
+    usual = known_policy(model).lease
+    duration = usual if lease is None else conf.positive_duration(lease, "lease")
     conf.BATCH_SIZE.check(limit, "limit")
     return Request(limit, holder, duration, include_held=include_held, durable=durable)
 

@@ -1,6 +1,6 @@
 """Finishing rows well, each in the way that the policy of its model names; the worker comes here like any caller."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from django.db import connections, models, router, transaction
@@ -9,7 +9,7 @@ from django_taskclaim.awaitables import refuse_not_run
 from django_taskclaim.claim import COMPLETED, carried_claim, carried_claims, end_claims
 from django_taskclaim.completion import Archive, Call, Clear, Delete, Mark, Save
 from django_taskclaim.contention import contention_code, server_code
-from django_taskclaim.db.sql import Change, OwnValues
+from django_taskclaim.db.sql import SQL, Change
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.guard import show
 from django_taskclaim.policy import known_policy
@@ -66,7 +66,7 @@ def complete(
     """
     given = Given(rows)
     policies = {one: known_policy(one).completion for one in {h.target.model for h in given.held}}
-    results = {one: checked_results(one, update_fields) for one in (model, *policies)}
+    results = {one: checked_results(one, update_fields) for one in {model, *policies}}
     # Rows that are only marked are written together, whatever their models.
     groups: dict[Any, list[HeldRows]] = {}
     for held in given.held:
@@ -89,22 +89,27 @@ class Completing(Write):
     status = Status.COMPLETE
     unknown: tuple[str, ...] = ("completed_at",)
     signal = rows_completed
+    #: Whether the statement writes results of the row itself. Where not, those of its source alone are written.
+    writes_row = True
 
     def __init__(
-        self, policy: Any, results: Mapping[type[models.Model], Results], may_be_gone: bool
+        self, policy: Any, named: Mapping[type[models.Model], Results], may_be_gone: bool
     ) -> None:
-        """*results* are those of each model whose rows are written together."""
-        self.policy, self.results, self.may_be_gone = policy, results, may_be_gone
-        self.per_row = max(len(one.own) for one in results.values())
-        elsewhere = any(one.inherited or one.of_source for one in results.values())
-        self.has_more = self.has_more or elsewhere
+        """*named* are the results of each model whose rows are written together."""
+        self.policy, self.named, self.may_be_gone = policy, named, may_be_gone
+        of_sources = {one: Results(of_source=named[one].of_source) for one in named}
+        self.results = named if self.writes_row else of_sources
+        self.per_row = max([len(one.own) for one in self.results.values()])
+        if any(one.inherited or one.of_source for one in self.results.values()):
+            self.has_more = True
 
     def change(self, target: ClaimTarget, rows: Rows) -> Change | None:
-        return Change(completed(target), self.values(target, rows))
+        results = self.results[target.model].own
+        return Change(self.shared(target), own_values(target.table, results, rows))
 
-    def values(self, target: ClaimTarget, rows: Rows) -> list[OwnValues]:
-        """Return the results that the statement itself writes."""
-        return own_values(target.table, self.results[target.model].own, rows)
+    def shared(self, target: ClaimTarget) -> Sequence[SQL]:
+        """Return what the statement sets in all rows alike."""
+        return completed(target)
 
     def then(self, target: ClaimTarget, rows: Rows) -> None:
         results = self.results[target.model]
@@ -116,12 +121,13 @@ class Deleting(Completing):
 
     finished: Collection[Status] = ()
     unknown = ()
+    writes_row = False
 
     def __init__(
-        self, policy: Delete, results: Mapping[type[models.Model], Results], may_be_gone: bool
+        self, policy: Delete, named: Mapping[type[models.Model], Results], may_be_gone: bool
     ) -> None:
-        super().__init__(policy, results, may_be_gone)
-        self.only_locks = any(policy.cascade or is_on_many_tables(model) for model in results)
+        super().__init__(policy, named, may_be_gone)
+        self.only_locks = policy.cascade or any(map(is_on_many_tables, named))
         self.has_more = self.has_more or self.only_locks
 
     def change(self, target: ClaimTarget, rows: Rows) -> Change | None:
@@ -160,11 +166,10 @@ class Clearing(Completing):
         "error_class",
     )
 
-    def change(self, target: ClaimTarget, rows: Rows) -> Change | None:
+    def shared(self, target: ClaimTarget) -> Sequence[SQL]:
         # Also without a pause: the rows done last stand behind all others that are due.
         due = due_later(target, self.policy.pause)
-        shared = [*as_new(target), *due, *done_now(target), *open_again(target)]
-        return Change(shared, self.values(target, rows))
+        return [*as_new(target), *due, *done_now(target), *open_again(target)]
 
 
 class Calling(Completing):
@@ -209,12 +214,7 @@ class Calling(Completing):
 class Saving(Calling):
     """Calls ``save()`` of rows whose claims are checked and locked by the statement before."""
 
-    def __init__(
-        self, policy: Save, results: Mapping[type[models.Model], Results], may_be_gone: bool
-    ) -> None:
-        self.saved = results
-        others = {one: Results(of_source=results[one].of_source) for one in results}
-        super().__init__(policy, others, may_be_gone)
+    writes_row = False
 
     def call(self, rows: list[Any]) -> None:
         """Save the rows; where one raises, all instances are what they were before."""
@@ -230,7 +230,7 @@ class Saving(Calling):
             raise
 
     def _save(self, row: Any) -> None:
-        results = self.saved[type(row)]
+        results = self.named[type(row)]
         names = [field.name for field in (*results.own, *results.inherited)]
         options: dict[str, Any] = {"update_fields": names} if names else {}
         alias = carried_claim(row).alias

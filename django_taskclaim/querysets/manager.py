@@ -1,6 +1,6 @@
 """``ClaimQuerySet`` and ``ClaimManager``: the public face of every verb."""
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
@@ -27,6 +27,7 @@ from django_taskclaim.querysets.cancelled import unless_cancelled
 from django_taskclaim.querysets.claiming import Request
 from django_taskclaim.querysets.conditions import in_state, is_due, is_expired
 from django_taskclaim.querysets.fence import FencedQuerySet
+from django_taskclaim.querysets.operating import Progressed
 from django_taskclaim.querysets.ordering import in_policy_order
 from django_taskclaim.querysets.progress import Progress, progress_of
 from django_taskclaim.querysets.why_empty import WhyEmpty
@@ -188,7 +189,7 @@ class ClaimQuerySet(FencedQuerySet[M]):
     # Acting on many rows
 
     def release_expired(
-        self, limit: int | None = None, *, progress: Callable[[int], None] | None = None
+        self, limit: int | None = None, *, progress: Progressed | None = None
     ) -> int:
         """Put back rows whose lease has ended by the database's clock, and return how many.
 
@@ -205,7 +206,7 @@ class ClaimQuerySet(FencedQuerySet[M]):
         complete: bool = False,
         running: bool = False,
         limit: int | None = None,
-        progress: Callable[[int], None] | None = None,
+        progress: Progressed | None = None,
     ) -> int:
         """Make failed rows as good as new and return how many; complete and running ones only when named.
 
@@ -215,9 +216,7 @@ class ClaimQuerySet(FencedQuerySet[M]):
         verb = operating.reset(complete=complete, running=running)
         return operating.in_chunks(self, verb, limit, progress)
 
-    def take_back(
-        self, *, limit: int | None = None, progress: Callable[[int], None] | None = None
-    ) -> int:
+    def take_back(self, *, limit: int | None = None, progress: Progressed | None = None) -> int:
         """Put running rows of all holders back, uncounted, and return how many; their holders lose them.
 
         An operator's act: for rows of a worker that is known to be dead, without waiting for its leases to end.
@@ -225,15 +224,11 @@ class ClaimQuerySet(FencedQuerySet[M]):
         """
         return operating.in_chunks(self, operating.TAKE_BACK, limit, progress)
 
-    def pause_rows(
-        self, *, limit: int | None = None, progress: Callable[[int], None] | None = None
-    ) -> int:
+    def pause_rows(self, *, limit: int | None = None, progress: Progressed | None = None) -> int:
         """Take open rows out of the queue and return how many; running ones finish. Options as of ``reset``."""
         return operating.in_chunks(self, operating.PAUSE, limit, progress)
 
-    def resume_rows(
-        self, *, limit: int | None = None, progress: Callable[[int], None] | None = None
-    ) -> int:
+    def resume_rows(self, *, limit: int | None = None, progress: Progressed | None = None) -> int:
         """Open paused rows again and return how many. Options as of ``reset``."""
         return operating.in_chunks(self, operating.RESUME, limit, progress)
 
@@ -244,23 +239,22 @@ class ClaimQuerySet(FencedQuerySet[M]):
         running: bool = False,
         complete: bool = False,
         limit: int | None = None,
-        progress: Callable[[int], None] | None = None,
+        progress: Progressed | None = None,
     ) -> int:
         """End open and paused rows badly and return how many; running and complete ones only when named.
 
         *error* is recorded where the model has the columns for it. No try is charged, and none is left: the rows wait
         for a ``reset``. The holders of running rows lose them. *limit* and *progress* as of ``reset``.
         """
-        always = Status.OPEN, Status.PAUSED
-        states = operating.named_states(*always, complete=complete, running=running)
-        return operating.fail_rows(self, states, error, limit, progress)
+        states = {"complete": complete, "running": running}
+        return operating.fail_rows(self, error, **states, limit=limit, progress=progress)
 
     def prune(
         self,
         *,
         older_than: float | timedelta,
         limit: int | None = None,
-        progress: Callable[[int], None] | None = None,
+        progress: Progressed | None = None,
     ) -> tuple[int, dict[str, int]]:
         """Delete rows that were completed longer ago than *older_than*, by the database's clock, chunk by chunk.
 

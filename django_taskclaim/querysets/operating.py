@@ -218,15 +218,15 @@ TAKE_BACK = StateChange(
 )
 
 
-def named_states(*always: Status, complete: bool, running: bool) -> list[Status]:
+def _states(*always: Status, complete: bool, running: bool) -> list[Status]:
     """Return the states *always* meant, and those that a caller has to name."""
     named = {Status.COMPLETE: complete, Status.PROCESSING: running}
     return [*always, *[status for status, is_named in named.items() if is_named]]
 
 
 def reset(*, complete: bool, running: bool) -> StateChange:
-    """Make rows as good as new, but for their iteration."""
-    states = named_states(Status.FAILED, complete=complete, running=running)
+    """Return what makes rows as good as new, but for their iteration."""
+    states = _states(Status.FAILED, complete=complete, running=running)
     return StateChange(
         act="reset", states=states, assignments=_as_before_its_first_claim, opens=True
     )
@@ -278,12 +278,15 @@ def _due_again(target: ClaimTarget) -> list[SQL]:
 
 def fail_rows(
     queryset: Rows,
-    states: Sequence[Status],
     error: BaseException | str,
-    limit: int | None = None,
-    progress: Progressed | None = None,
+    *,
+    complete: bool,
+    running: bool,
+    limit: int | None,
+    progress: Progressed | None,
 ) -> int:
-    """Fail what is in one of *states* by an operator's word: no try is charged."""
+    """Fail rows by an operator's word, without charging a try; see ``ClaimQuerySet.fail_rows``."""
+    states = _states(Status.OPEN, Status.PAUSED, complete=complete, running=running)
     error_class, text = text_to_store(error)
 
     def write_as(*stored: str) -> int:

@@ -67,6 +67,12 @@ class HeldRows:
     def rows(self) -> list[Any]:
         return list(self.by_key.values())
 
+    def standing(self, keys: Sequence[Key], lock: str = "") -> "HeldRows":
+        """Read, or lock, those with one of *keys* whose claim stands, and return them."""
+        table = self.target.table
+        stand = self.target.dialect.select_keys(table, keys, table.standing(self.token), lock)
+        return self.only(stand)
+
     def only(self, keys: Collection[Key]) -> "HeldRows":
         """Return those with one of *keys*."""
         found = set(keys)
@@ -279,7 +285,8 @@ def _send_all(parts: list[list[HeldRows]], verb: Write) -> list[HeldRows]:
 
 def _lock_and_send(parts: list[list[HeldRows]], verb: Write) -> list[HeldRows]:
     """Lock the rows that are still held, then write those."""
-    locked = [one for part in parts for one in map(locked_rows, part) if one.by_key]
+    locked = [one.standing(one.keys, WAIT) for part in parts for one in part]
+    locked = [one for one in locked if one.by_key]
     if not verb.only_locks:
         for one in locked:
             # The count says nothing more: a server may count none that it has not changed.
@@ -341,17 +348,6 @@ def _values_in(
 # Locking
 
 
-def locked_rows(held: HeldRows, *, wait: bool = True) -> HeldRows:
-    """Lock rows in the current transaction and return those still held.
-
-    Without *wait*, those that others have locked are left out.
-    """
-    target, lock = held.target, WAIT if wait else SKIP
-    return held.only(
-        target.dialect.select_keys(target.table, held.keys, target.table.standing(held.token), lock)
-    )
-
-
 def lock_free(rows: Rows) -> tuple[list[Any], list[Any]]:
     """Lock, in the current transaction, those claims that stand and that nobody else has locked.
 
@@ -360,27 +356,22 @@ def lock_free(rows: Rows) -> tuple[list[Any], list[Any]]:
     free: list[Any] = []
     busy: list[Any] = []
     for held in (part for one in held_rows(rows) for part in in_parts(one)):
-        locked = locked_rows(held, wait=False)
+        locked = held.standing(held.keys, SKIP)
         free += locked.rows
-        rest = [key for key in held.keys if key not in set(locked.keys)]
-        dialect, table = held.target.dialect, held.target.table
-        busy += held.only(dialect.select_keys(table, rest, table.standing(held.token))).rows
+        busy += held.standing([key for key in held.by_key if key not in locked.by_key]).rows
     return free, busy
 
 
 def lock_claim(row: Any, using: str) -> bool:
     """Lock the row's claim in the current transaction and say whether it stands."""
     claim, target = carried_claim(row), ClaimTarget.of(type(row), using)
-    return bool(
-        target.dialect.select_keys(
-            target.table, [claim.pk], target.table.standing(claim.token), WAIT
-        )
-    )
+    fence = target.table.standing(claim.token)
+    return bool(target.dialect.select_keys(target.table, [claim.pk], fence, WAIT))
 
 
 def lock_claims(rows: Iterable[Any]) -> list[Any]:
     """Lock the claims of *rows* in the current transaction, and return the rows without one."""
     given = list(rows)
     parts = [part for one in held_rows(given) for part in in_parts(one)]
-    held = set(map(id, rows_of(map(locked_rows, parts))))
+    held = set(map(id, rows_of([part.standing(part.keys, WAIT) for part in parts])))
     return [row for row in given if id(row) not in held]
