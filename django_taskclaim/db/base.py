@@ -31,10 +31,10 @@ from django_taskclaim.db.sql import (
     Keys,
     KeyTable,
     OwnValues,
+    Row,
     Rows,
     Table,
     both,
-    converted,
     sql,
     unqualified,
     value,
@@ -99,9 +99,7 @@ class Dialect(Sessions):
         if chosen is None or condition is None or ours is None:
             return None
         assignments = self.claim_assignments(table, lease, mark)
-        statement = ClaimStatement(
-            table, fields, table.converters(fields), chosen, condition, ours, assignments, simple
-        )
+        statement = ClaimStatement(table, fields, chosen, condition, ours, assignments, simple)
         return replace(statement, whole=self.whole_claim(statement))
 
     def whole_claim(self, statement: ClaimStatement) -> SQL:
@@ -110,10 +108,9 @@ class Dialect(Sessions):
 
     def claim(self, spec: ClaimSpec) -> list[ClaimedRow]:
         """Claim up to ``limit`` rows and return them in no particular order."""
-        statement = spec.statement
-        raw = self.fetch(spec.bind(statement.whole))
-        rows = converted(raw, statement.converters)
-        return rows_by_role(statement.fields, statement.table, rows)
+        table, fields = spec.statement.table, spec.statement.fields
+        rows = table.python_rows(fields, self.fetch(spec.bind(spec.statement.whole)))
+        return rows_by_role(fields, table, rows)
 
     def claim_assignments(self, table: Table, lease: timedelta, mark: datetime | None) -> SQL:
         """Return the SET list of a claim: status first, holder last, for databases that set from left to right."""
@@ -141,14 +138,14 @@ class Dialect(Sessions):
             return None
         return SQL(text, tuple(params))
 
-    def first(self, queryset: Rows, table: KeyTable, limit: int, fields: Fields) -> list[list[Any]]:
+    def first(self, queryset: Rows, table: KeyTable, limit: int, fields: Fields) -> list[Row]:
         """Return *fields* of the first *limit* rows of *queryset*, without a lock."""
         statement = self.compiled(queryset, limit, fields)
         return [] if statement is None else table.python_rows(fields, self.fetch(statement))
 
     def lock_first(
         self, queryset: Rows, table: KeyTable, limit: int, fields: Fields, *, deleting: bool = False
-    ) -> list[list[Any]]:
+    ) -> list[Row]:
         """Lock the first *limit* rows of *queryset* that nobody else has locked, and return *fields* of each.
 
         Only its ordering may join other tables. *deleting* says that the rows are to go. Where there is one writer the
@@ -171,7 +168,7 @@ class Dialect(Sessions):
         *,
         ordered: bool = False,
         limit: int | None = None,
-    ) -> list[list[Any]]:
+    ) -> list[Row]:
         """Return *fields* of the rows that match, by key if *ordered*.
 
         *lock* locks them first, in key order: ``WAIT``, ``SKIP`` or ``NOWAIT`` (an OperationalError) says what happens

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from django.db import models
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from django_taskclaim.db.sql import NO_SQL, SQL, Convert, Fields, Key, Table
+from django_taskclaim.db.sql import NO_SQL, SQL, Fields, Key, Row, Table
 
 
 class Bound(models.Expression):
@@ -32,7 +32,7 @@ class ClaimedRow(NamedTuple):
     not_before: datetime | None
     priority: int | None
     #: The columns asked for, in their order.
-    values: Sequence[Any]
+    values: Row
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +41,6 @@ class ClaimStatement:
 
     table: Table
     fields: Fields
-    #: How the columns at these places become what Python shows.
-    converters: Mapping[int, Convert]
     #: The SELECT of the keys of all candidates, in claim order, without a limit.
     candidates: SQL
     #: The whole condition of the candidates, and our part of it, which the UPDATE repeats.
@@ -78,7 +76,7 @@ class ClaimSpec:
         return SQL(part.text, tuple(params))
 
 
-def rows_by_role(fields: Fields, table: Table, raw: Sequence[Sequence[Any]]) -> list[ClaimedRow]:
+def rows_by_role(fields: Fields, table: Table, rows: Sequence[Row]) -> list[ClaimedRow]:
     """Return rows of the columns *fields*, those with a role among them, as rows by role."""
     columns, at = table.columns, {field: place for place, field in enumerate(fields)}
     keys, iteration = [at[field] for field in columns.key], at[columns.iteration]
@@ -95,5 +93,5 @@ def rows_by_role(fields: Fields, table: Table, raw: Sequence[Sequence[Any]]) -> 
             None if priority is None else row[priority],
             row,
         )
-        for row in raw
+        for row in rows
     ]

@@ -28,6 +28,8 @@ from django_taskclaim.db.sql import (
     Keys,
     KeyTable,
     OwnValues,
+    Raw,
+    Row,
     Rows,
     Table,
     both,
@@ -122,11 +124,11 @@ class MySQL(Dialect):
             with self.own_transaction(durable=True):
                 yield
 
-    def session_mark(self) -> Any:
+    def session_mark(self) -> Raw | None:
         raw: Any = self.connection.connection
         return int(raw.thread_id()), clock()
 
-    def end_session(self, mark: Any) -> bool:
+    def end_session(self, mark: Raw) -> bool:
         number, since = mark
         ((_, uptime),) = self.fetch(SQL("SHOW GLOBAL STATUS LIKE 'Uptime'"))
         if int(uptime) + 1 < clock() - since:
@@ -201,7 +203,7 @@ class MySQL(Dialect):
 
     def lock_first(
         self, queryset: Rows, table: KeyTable, limit: int, fields: Fields, *, deleting: bool = False
-    ) -> list[list[Any]]:
+    ) -> list[Row]:
         candidates = self.compiled(queryset, None, table.columns.key)
         condition = table.where_of(queryset)
         if candidates is None or condition is None:
@@ -234,7 +236,7 @@ class MySQL(Dialect):
         *,
         look: int,
         stops: bool = False,
-    ) -> list[list[Any]]:
+    ) -> list[Row]:
         """Lock up to *limit* rows, the first that nobody else has, and return *fields* of each.
 
         *candidates* is the SELECT of their keys in order, and *condition* must still be true of one that is locked.
@@ -242,7 +244,7 @@ class MySQL(Dialect):
         it has all rows wanted may be given more keys; one with a subquery may sort, and so lock them all. Where
         ``IN_ORDER`` statements were not enough, those with the lowest of the keys read ahead go first.
         """
-        locked: list[list[Any]] = []
+        locked: list[Row] = []
         tried: set[Key] = set()
         statements = 0
         while True:
@@ -252,10 +254,10 @@ class MySQL(Dialect):
             while fresh and len(locked) < limit:
                 wanted = limit - len(locked)
                 many = wanted
-                if stops and statements >= self.IN_ORDER:
-                    many = max(wanted, look // self.LOOK_AHEAD)
-                elif stops and statements:
-                    many = max(wanted, _ascending(fresh[: self.MOST_KEYS], table))
+                if stops and statements:
+                    in_order = _ascending(fresh[: self.MOST_KEYS], table)
+                    some = in_order if statements < self.IN_ORDER else look // self.LOOK_AHEAD
+                    many = max(wanted, some)
                 many = min(many, self.MOST_KEYS)
                 part, fresh = fresh[:many], fresh[many:]
                 tried.update(part)

@@ -16,6 +16,7 @@ from django_taskclaim.db.sql import (
     Keys,
     KeyTable,
     OwnValues,
+    Raw,
     Table,
     both,
     sql,
@@ -27,8 +28,9 @@ from django_taskclaim.states import Token
 
 CANDIDATES = "taskclaim_candidates"
 
-#: What libpq calls a transaction that is open and well.
-IN_TRANSACTION = 2
+#: What libpq calls no transaction, and one that is open and well. One that an error has aborted is neither: a savepoint
+#: may save it.
+NO_TRANSACTION, IN_TRANSACTION = 0, 2
 
 #: How long our own sessions wait for a lock at most, in milliseconds.
 LOCK_WAIT = 1000
@@ -83,15 +85,23 @@ class PostgreSQL(Dialect):
     @contextmanager
     def kept_whole(self) -> Iterator[None]:
         # Its driver knows how the transaction stands: no need to ask the server twice, by a savepoint.
-        watch = TransactionWatch(self._transaction_stands)
+        has_begun, is_over = self._transaction_status() != NO_TRANSACTION, False
+
+        def watch(execute: Callable[..., Any], *statement: Any) -> Any:
+            nonlocal has_begun, is_over
+            # It begins with its first statement. Code that ends it and goes on has another one.
+            is_over = is_over or (has_begun and self._transaction_status() == NO_TRANSACTION)
+            has_begun = True
+            return execute(*statement)
+
         with self.connection.execute_wrapper(watch):
             yield
-        if watch.is_over:
+        if is_over or (has_begun and self._transaction_status() != IN_TRANSACTION):
             raise InternalError("the transaction is over, or was aborted by an error")
 
-    def _transaction_stands(self) -> bool:
+    def _transaction_status(self) -> int:
         session: Any = self.connection.connection
-        return session is not None and session.info.transaction_status == IN_TRANSACTION
+        return NO_TRANSACTION if session is None else session.info.transaction_status
 
     @contextmanager
     def limit_lock_wait(self, seconds: float) -> Iterator[None]:
@@ -132,14 +142,14 @@ class PostgreSQL(Dialect):
         """Whether a transaction pooler seems to be in front, so that a session is not ours alone."""
         return bool(self.connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS"))
 
-    def session_mark(self) -> Any:
+    def session_mark(self) -> Raw | None:
         if self._is_pooled:
             return None
         # The number that the driver knows may be a pooler's.
         asked = "SELECT pid, backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid()"
         return tuple(self.fetch(SQL(asked))[0])
 
-    def end_session(self, mark: Any) -> bool:
+    def end_session(self, mark: Raw) -> bool:
         # Process numbers come round.
         ended = self.fetch(
             SQL(
@@ -247,28 +257,3 @@ def asked_isolation(connection: BaseDatabaseWrapper) -> str:
     """Return the isolation level that OPTIONS ask for, in words; empty for none."""
     asked = connection.settings_dict["OPTIONS"].get("isolation_level")
     return "" if asked is None else str(getattr(asked, "name", asked)).replace("_", " ").lower()
-
-
-class TransactionWatch:
-    """Knows whether the transaction that the statements of a block are sent in has stood all the time.
-
-    *stands* asks the driver. A transaction begins with its first statement.
-    """
-
-    def __init__(self, stands: Callable[[], bool]) -> None:
-        self._stands = stands
-        self._has_begun = stands()
-        self._is_broken = False
-
-    def __call__(
-        self, execute: Callable[..., Any], text: Any, params: Any, many: Any, context: Any
-    ) -> Any:
-        # Code that ends it and goes on has another one.
-        self._is_broken = self.is_over
-        self._has_begun = True
-        return execute(text, params, many, context)
-
-    @property
-    def is_over(self) -> bool:
-        """Whether it has ended, or was aborted."""
-        return self._is_broken or (self._has_begun and not self._stands())

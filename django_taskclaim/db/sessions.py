@@ -9,7 +9,7 @@ from django.db import InterfaceError, InternalError, OperationalError, transacti
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_taskclaim.contention import refusal_code
-from django_taskclaim.db.sql import SQL, Table, sql, value
+from django_taskclaim.db.sql import SQL, Raw, Table, sql, value
 from django_taskclaim.fields import as_utc, moment_reader
 
 #: Whose rows are the advisory locks of databases that have none of a transaction's.
@@ -35,7 +35,7 @@ class Sessions:
 
     # Sending statements
 
-    def fetch(self, statement: SQL) -> list[Any]:
+    def fetch(self, statement: SQL) -> list[Raw]:
         """Run a statement and return all its rows, so that nothing stays half executed."""
         with self.connection.cursor() as cursor:
             cursor.execute(statement.text, statement.params)
@@ -133,11 +133,11 @@ class Sessions:
     def limit_idle_session(self, idle: timedelta | None) -> None:
         """Let the server end this session once it has been idle for so long, where it knows no idle transactions."""
 
-    def session_mark(self) -> Any:
+    def session_mark(self) -> Raw | None:
         """Return what ``end_session`` finds this connection's new session by; None where nothing can end it."""
         return None
 
-    def end_session(self, mark: Any) -> bool:
+    def end_session(self, mark: Raw) -> bool:
         """End another of our sessions: its transaction is rolled back, its locks are freed. False if it is gone.
 
         Another session that has got its number meanwhile is left alone.

@@ -28,6 +28,10 @@ Rows: TypeAlias = "models.QuerySet[Any]"
 
 T = TypeVar("T")
 
+#: The values of one row, in the order of the columns asked for: as the driver gives them, and as Python shows them.
+Raw: TypeAlias = tuple[Any, ...]
+Row: TypeAlias = list[Any]
+
 Convert = Callable[[Any], Any]
 
 #: Tokens, each with the keys that it is said to hold.
@@ -57,16 +61,12 @@ WAIT, SKIP, NOWAIT = " ", " SKIP LOCKED", " NOWAIT"
 #: How many fragments are cached for each table.
 MOST_CACHED = 500
 
-#: Where a connection keeps what the values of columns are passed through, by table and columns: that refers to it, so a
-#: map here would keep both for ever.
-CONVERTERS = "_taskclaim_converters"
-
 
 class SQL(NamedTuple):
     """A piece of a statement and the values bound in it."""
 
     text: str
-    params: tuple[Any, ...] = ()
+    params: Raw = ()
 
     @classmethod
     def join(cls, separator: str, pieces: Iterable["SQL"]) -> "SQL":
@@ -134,6 +134,7 @@ class KeyTable:
         self.columns = columns
         self.connection = connection
         self._names: dict[str | None, str] = {}
+        self._cached: dict[Hashable, Any] = {}
         self.name = self._quote(columns.owner._meta.db_table)
         self.key = [self.column(field) for field in columns.key]
         self.key_list = self.list_of(columns.key)
@@ -200,7 +201,7 @@ class KeyTable:
         pairs = zip(self.key, names, strict=True)
         return " AND ".join([f"{self.name}.{own} = {other}.{name}" for own, name in pairs])
 
-    def prepared_keys(self, keys: Keys) -> list[tuple[Any, ...]]:
+    def prepared_keys(self, keys: Keys) -> list[Raw]:
         """Return the values of each key as the driver wants them."""
         if self.has_plain_key and set(map(type, keys)) == {int}:
             return [(key,) for key in keys]
@@ -247,36 +248,43 @@ class KeyTable:
             return SQL("1 = 1")
         return SQL(text or "1 = 1", tuple(params))
 
-    def python_rows(self, fields: Fields, raw: Iterable[Any]) -> list[list[Any]]:
+    def cached(self, kind: Hashable, make: Callable[[], T]) -> T:
+        """Return what *make* returns, which is the same for all of this *kind*: made once, and kept."""
+        found: T | None = self._cached.get(kind)
+        if found is None:
+            if len(self._cached) >= MOST_CACHED:
+                # A field of the user's may need other text for each of its values.
+                self._cached.clear()
+            found = self._cached[kind] = make()
+        return found
+
+    def python_rows(self, fields: Fields, raw: Iterable[Raw]) -> list[Row]:
         """Turn what the driver returned for *fields* into what Django would show."""
         return converted(raw, self.converters(fields))
 
     def converters(self, fields: Fields) -> dict[int, Convert]:
         """Return what Django passes the values of *fields* through, by place; most need nothing."""
-        known: dict[Any, tuple[Any, dict[int, Convert]]]
-        known = vars(self.connection).setdefault(CONVERTERS, {})
-        # What converts moments follows the setting. To hash a field takes longer than to find its address, and
-        # those that are known live on.
-        kind = (self.name, *map(id, fields), settings.USE_TZ)
-        if kind not in known:
-            compiler = models.sql.Query(self.columns.owner).get_compiler(connection=self.connection)
-            found = compiler.get_converters([Col(self.name, field) for field in fields])
-            passed: dict[int, Convert] = {
-                place: partial(_through, functions, column, self.connection)
-                for place, (functions, column) in found.items()
-            }
-            moments = [n for n, field in enumerate(fields) if type(field) is MomentField]
-            passed |= dict.fromkeys(moments, moment_reader(self.connection))
-            known[kind] = (tuple(fields), passed)
-        return known[kind][1]
+        # What converts moments follows the settings. To hash a field takes longer than to find its address.
+        kind = (*map(id, fields), settings.USE_TZ, settings.TIME_ZONE)
+        return self.cached(kind, lambda: self._converters(fields))
 
-    def python_keys(self, raw: Iterable[Any]) -> list[Key]:
+    def _converters(self, fields: Fields) -> dict[int, Convert]:
+        compiler = models.sql.Query(self.columns.owner).get_compiler(connection=self.connection)
+        found = compiler.get_converters([Col(self.name, field) for field in fields])
+        passed: dict[int, Convert] = {
+            place: partial(_through, functions, column, self.connection)
+            for place, (functions, column) in found.items()
+        }
+        moments = [place for place, field in enumerate(fields) if type(field) is MomentField]
+        return passed | dict.fromkeys(moments, moment_reader(self.connection))
+
+    def python_keys(self, raw: Iterable[Raw]) -> list[Key]:
         """Turn returned key columns into keys: plain values, tuples for composite keys."""
         if self.has_plain_key:
             return [row[0] for row in raw]
         return self.keys_of(self.python_rows(self.columns.key, raw))
 
-    def keys_of(self, rows: Sequence[Sequence[Any]]) -> list[Key]:
+    def keys_of(self, rows: Sequence[Row]) -> list[Key]:
         """Return the keys of rows whose first columns are the key's."""
         return (
             [row[0] for row in rows] if len(self.key) == 1 else [self.key_of(row) for row in rows]
@@ -296,7 +304,6 @@ class Table(KeyTable):
     def __init__(self, columns: ClaimColumns, connection: BaseDatabaseWrapper) -> None:
         super().__init__(columns, connection)
         self.model_table = columns.owner._meta.db_table
-        self._cached: dict[Hashable, Any] = {}
         #: On SQLite never the way to find a row whose key is known: without statistics it would rather read every open
         #: row than find a hundred by their keys. The plus takes the column out of the choice of an index.
         self.status = "+" * (connection.vendor == "sqlite") + self.qualified(columns.status)
@@ -309,16 +316,6 @@ class Table(KeyTable):
         """Match rows in one of *states*; literals, so that a partial index is found to fit."""
         names = ", ".join(f"'{state.value}'" for state in states)
         return SQL(f"{self.status} IN ({names})" if len(states) > 1 else f"{self.status} = {names}")
-
-    def cached(self, kind: Hashable, make: Callable[[], T]) -> T:
-        """Return what *make* returns, which is the same for all of this *kind*: made once, and kept."""
-        found: T | None = self._cached.get(kind)
-        if found is None:
-            if len(self._cached) >= MOST_CACHED:
-                # A field of the user's may need other text for each of its values.
-                self._cached.clear()
-            found = self._cached[kind] = make()
-        return found
 
     def standing(self, token: Token, status: Status = Status.PROCESSING) -> SQL:
         """Match rows whose claim is still the one that *token* names: the fence.
@@ -352,7 +349,7 @@ def _through(
     return given
 
 
-def converted(raw: Iterable[Sequence[Any]], converters: Mapping[int, Convert]) -> list[list[Any]]:
+def converted(raw: Iterable[Raw], converters: Mapping[int, Convert]) -> list[Row]:
     """Return the rows with the columns at these places converted.
 
     A moment that is the same in row after row, as those of one claim are, is converted once.

@@ -19,6 +19,7 @@ from django_taskclaim.db.sql import (
     Fields,
     Keys,
     KeyTable,
+    Row,
     Rows,
     Table,
     sql,
@@ -98,7 +99,7 @@ class SQLite(Dialect):
         *,
         ordered: bool = False,
         limit: int | None = None,
-    ) -> list[list[Any]]:
+    ) -> list[Row]:
         # Else the immediate transaction that this runs in is the lock, of all rows there are.
         if lock in (WAIT, SKIP) and isinstance(table, Table):
             return self._touch(table, condition, fields)
@@ -106,7 +107,7 @@ class SQLite(Dialect):
 
     def lock_first(
         self, queryset: Rows, table: KeyTable, limit: int, fields: Fields, *, deleting: bool = False
-    ) -> list[list[Any]]:
+    ) -> list[Row]:
         if not isinstance(table, Table):
             return self.first(queryset, table, limit, fields)
         # Unordered: the one writer meets nobody, and an order by key would have the whole table walked.
@@ -115,7 +116,7 @@ class SQLite(Dialect):
             return []
         return self._touch(table, sql("{} IN ({})", table.key_tuple, rows), fields)
 
-    def _touch(self, table: Table, condition: SQL, fields: Fields) -> list[list[Any]]:
+    def _touch(self, table: Table, condition: SQL, fields: Fields) -> list[Row]:
         """Lock claim rows by an UPDATE that changes nothing; the caller's own transaction may be a deferred one."""
         statement = sql(
             "UPDATE {} SET {} WHERE {} RETURNING {}",

@@ -142,6 +142,12 @@ def swallow(job: Job, detail: str) -> None:
         pass
 
 
+def undo(job: Job, detail: str) -> None:
+    """Catch an error whose savepoint has been rolled back, as ``get_or_create()`` does."""
+    with suppress(Error), transaction.atomic():
+        Job.objects.bulk_create([Job(pk=job.pk)])
+
+
 def lose(job: Job, detail: str) -> None:
     """Do to the transaction what a deadlock does on MySQL and MariaDB: undo it behind Django's back."""
     connection.connection.rollback()

@@ -124,14 +124,15 @@ def effects() -> list[int]:
 def test_an_atomic_handler_and_its_completion_are_one_transaction(start_worker: Start) -> None:
     """Nothing stays of a run that raises, or whose transaction is broken, doomed, lost or left open."""
     good = jobs(10)
-    # A verb of the handler ends the claim; a hook that raises comes after the commit. The effects stay.
-    good += jobs(1, "complete") + jobs(1, "hook")
+    # A verb of the handler ends the claim; a hook that raises comes after the commit; a savepoint ends an error. The
+    # effects stay.
+    good += jobs(1, "complete") + jobs(1, "hook") + jobs(1, "undo")
     deleted = jobs(1, "delete")
     broken = [jobs(1, act)[0] for act in ("lose", "doom")]
     acts = ["fail", "leave_open"] + ["swallow"] * (connection.vendor == "postgresql")
     others = [jobs(1, act)[0] for act in acts]
     worker = drain(start_worker, "AtomicJob", "--batch-size", "8", **ONE_TRY)
-    assert states() == {"complete": 12, "failed": len(broken) + len(others)}
+    assert states() == {"complete": 13, "failed": len(broken) + len(others)}
     assert effects() == sorted(good + deleted)
     assert set(Job.objects.filter(pk__in=good[:10]).values_list("counter", flat=True)) == {1}
     for row in Job.objects.filter(pk__in=broken):
