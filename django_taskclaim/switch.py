@@ -16,11 +16,12 @@ from django_taskclaim import conf
 from django_taskclaim.columns import claim_columns, has_claim_columns
 from django_taskclaim.conf import Kind
 from django_taskclaim.contention import retry_on_contention
-from django_taskclaim.db import DatabaseLater, DatabaseNow
+from django_taskclaim.db import DatabaseLater, DatabaseNow, dialect_for
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.fields import as_utc
 from django_taskclaim.handlers import handler_for, models_with_handler
-from django_taskclaim.limits.model_limits import note_stored
+from django_taskclaim.limits.grant import Refusal, closed_hours
+from django_taskclaim.limits.model_limits import limits_by, note_stored
 from django_taskclaim.policy import LONGEST_LEASE, SHORTEST_LEASE
 from django_taskclaim.tables import (
     EVERY_MODEL,
@@ -204,10 +205,15 @@ class Stops(NamedTuple):
     pause: Switch | None = None
     #: The stop that ends by itself and holds for everyone.
     throttle: Switch | None = None
+    #: The hours that are over.
+    closed: Refusal | None = None
 
 
 def stops_of(model: type[models.Model], *, using: str) -> Stops:
-    """Return what is stored for *model* now, in one question; the process learns of limits, too."""
+    """Return what is stored for *model* now, and whether its hours are over; the process learns of limits, too.
+
+    It is one question, and one for the time where nothing is stored and the handler names hours.
+    """
     rows: Any = Switch.objects.using(using).filter(scope__in=stop_scopes(model))
     found: dict[str, Any] = {row.scope: row for row in rows.annotate(now=DatabaseNow())}
     note_stored(model, using, found)
@@ -217,11 +223,16 @@ def stops_of(model: type[models.Model], *, using: str) -> Stops:
         if row.paused_at is not None and (row.until is None or row.until > row.now)
     }
     throttles = [stops.pop(throttle_scope(scope), None) for scope in scopes_over(model)]
+    limits = limits_by(model, found)
+    now = next((as_utc(row.now) for row in found.values()), None)
+    if now is None and any(one.hours for one in limits):
+        now = dialect_for(connections[using]).current_time()
     return Stops(
         found.get(scope_of(model)) or Switch(),
-        next((as_utc(row.now) for row in found.values()), None),
+        now,
         next((stops[scope] for scope in scopes_over(model) if scope in stops), None),
         max(filter(None, throttles), key=lambda row: as_utc(row.until), default=None),
+        None if now is None else closed_hours(limits, now),
     )
 
 

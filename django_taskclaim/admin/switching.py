@@ -14,7 +14,7 @@ from django_taskclaim.admin import phrases
 from django_taskclaim.admin.confirming import Crumb, confirm
 from django_taskclaim.admin.control_room.crew import somebody_works
 from django_taskclaim.admin.control_room.forms import PauseForm, ReasonForm
-from django_taskclaim.control.audit import turn
+from django_taskclaim.control.switch_changes import turn
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.fields import as_utc
 from django_taskclaim.models import Switch

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Iterable
-from datetime import timedelta
 from typing import Any
 
 from django.apps import apps
@@ -14,17 +13,8 @@ from django.utils.translation import ngettext
 from django_taskclaim.control.actions import what_was_done
 from django_taskclaim.control.installed import is_on
 from django_taskclaim.db import DatabaseNow
-from django_taskclaim.formatting import counted, format_duration, format_number
+from django_taskclaim.formatting import counted, format_number
 from django_taskclaim.models import Switch
-from django_taskclaim.switch import (
-    SwitchError,
-    claimable_models,
-    pause,
-    pause_all,
-    places_of,
-    resume,
-    resume_all,
-)
 from django_taskclaim.tables import EVERY_MODEL, scope_of
 
 logger = logging.getLogger("django_taskclaim.control")
@@ -158,39 +148,3 @@ def storable(text: str, length: int) -> str:
     """Return what a column takes of a text that anybody may have written."""
     clean = text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
     return clean[:length]
-
-
-# The switch
-
-
-def turn(
-    model: type[models.Model] | None,
-    *,
-    off: bool,
-    by: str,
-    user: Any = None,
-    reason: str = "",
-    until: timedelta | None = None,
-    using: str | None = None,
-) -> None:
-    """Pause or resume claims of *model*, or of all models with None, and record it wherever it was done.
-
-    Raises ``SwitchError`` where a database could not be reached.
-    """
-    done = places_of(using, claimable_models() if model is None else [model])
-    how: dict[str, Any] = {"reason": reason, "by": by, "until": until} if off else {}
-    failed: SwitchError | None = None
-    try:
-        if model is None:
-            (pause_all if off else resume_all)(**how, using=using)
-        else:
-            (pause if off else resume)(model, **how, using=using)
-    except SwitchError as error:
-        done, failed = error.done, error
-    if done:
-        if off and until:
-            reason = f"{reason} {_('for %(time)s') % {'time': format_duration(until)}}".strip()
-        name = "pause" if off else "resume"
-        record_action(model, name, by=by, reason=reason, user=user, using=done)
-    if failed is not None:
-        raise failed

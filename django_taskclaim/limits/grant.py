@@ -4,6 +4,7 @@ What is counted is counted under the lock for which claims that count wait, so n
 commits.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
@@ -42,6 +43,16 @@ class Refusal(NamedTuple):
     wait: float | None = None
 
 
+def closed_hours(limits: Iterable[ModelLimits], now: datetime) -> Refusal | None:
+    """Return which hours keep rows from being claimed *now*: those that open last; None where all are open."""
+    found = [
+        Refusal("hours", one, opens, (opens - now).total_seconds())
+        for one in limits
+        if one.hours is not None and (opens := one.hours.opens_at(now)) is not None
+    ]
+    return max(found, key=lambda one: one.wait or 0.0, default=None)
+
+
 @dataclass(slots=True)
 class Answer:
     """What a claim leaves for a caller that asks again: why it took no more than it did."""
@@ -69,15 +80,8 @@ class Grant:
     def closed(self) -> Refusal | None:
         """Return which hours keep rows from being claimed now: those that open last."""
         self._answer.refusal = None
-        limited = [(one, one.hours) for one in self._limits if one.hours is not None]
-        if limited:
-            now = self._target.dialect.current_time()
-            found = [
-                Refusal("hours", one, opens, (opens - now).total_seconds())
-                for one, hours in limited
-                if (opens := hours.opens_at(now)) is not None
-            ]
-            self._answer.refusal = max(found, key=lambda one: one.wait or 0.0, default=None)
+        if any(one.hours for one in self._limits):
+            self._answer.refusal = closed_hours(self._limits, self._target.dialect.current_time())
         return self._answer.refusal
 
     def room(self, wanted: int) -> int:

@@ -7,7 +7,8 @@ from typing import Any, ClassVar
 from django.core.management.base import CommandError
 
 from django_taskclaim.control.actions import Action
-from django_taskclaim.control.audit import account_of, turn
+from django_taskclaim.control.audit import account_of
+from django_taskclaim.control.switch_changes import turn
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.management.arguments import add_choice_of_rows, add_database, add_models
 from django_taskclaim.management.base import USAGE, ClaimCommand, whoami

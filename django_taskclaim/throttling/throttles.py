@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
+from datetime import datetime
 from typing import Any
 
 from django.db.models import Model
@@ -48,7 +49,7 @@ class Throttles:
             {} if rule is None else {model: CircuitBreaker(rule) for model in checks_of}
         )
         #: What others have found to hold.
-        self._imposed: dict[ThrottleKey, ThrottleState] = {}
+        self._imposed: dict[ThrottleKey, tuple[datetime, ThrottleState]] = {}
         self._records = ThrottleRecords(process, using)
         self._logged: dict[ThrottleKey, str] = {}
         if self._breakers:
@@ -73,12 +74,25 @@ class Throttles:
 
     # What others find
 
-    def impose(self, model: type[Model], source: str, state: ThrottleState | None) -> None:
-        """Stop claims of *model* until *state* ends, or is taken back with None."""
-        if state is None:
-            self._imposed.pop(ThrottleKey(model, source), None)
-        else:
-            self._imposed[ThrottleKey(model, source)] = state
+    @property
+    def has_imposed(self) -> bool:
+        """Whether anything is stopped by what others have found."""
+        return bool(self._imposed)
+
+    def impose(
+        self, model: type[Model], source: str, reason: str, until: datetime, now: datetime
+    ) -> None:
+        """Stop claims of *model* until then; *now* is by the same clock."""
+        key = ThrottleKey(model, source)
+        known = self._imposed.get(key)
+        # What holds already stays the same state, so that it is not written down again.
+        if known is None or (known[0], known[1].reason) != (until, reason):
+            end = clock() + (until - now).total_seconds()
+            self._imposed[key] = until, ThrottleState(reason, end, gives_back=True)
+
+    def lift(self, model: type[Model], source: str) -> None:
+        """Let claims of *model* go on, as far as this source was in the way."""
+        self._imposed.pop(ThrottleKey(model, source), None)
 
     # What the circuit breaker hears
 
@@ -126,7 +140,9 @@ class Throttles:
         for model, breaker in self._breakers.items():
             if (state := breaker.state()) is not None:
                 yield ThrottleKey(model, BREAKER), state
-        yield from [item for item in list(self._imposed.items()) if clock() < item[1].until]
+        for key, (_, state) in list(self._imposed.items()):
+            if clock() < state.until:
+                yield key, state
 
     def _log_changes(self, states: Mapping[ThrottleKey, ThrottleState]) -> None:
         """Log each throttle that has begun or ended."""

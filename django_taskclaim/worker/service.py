@@ -9,13 +9,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
 from django_taskclaim.claim import clock
 from django_taskclaim.columns import unit_of
 from django_taskclaim.conf import setting
+from django_taskclaim.fields import as_utc
 from django_taskclaim.handlers import Handler
 from django_taskclaim.policy import RENEWALS_PER_LEASE, SELF_FENCE
 from django_taskclaim.querysets import ClaimQuerySet
@@ -24,8 +25,9 @@ from django_taskclaim.querysets.isolating import RefusedRows, is_refused
 from django_taskclaim.querysets.renewing import renew
 from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.querysets.writes import lock_free
-from django_taskclaim.switch import stops_of
+from django_taskclaim.switch import Stops, stops_of
 from django_taskclaim.tables import Switch
+from django_taskclaim.throttling.records import EVERYONE, HOURS
 from django_taskclaim.throttling.throttles import Throttles
 from django_taskclaim.worker import heartbeat
 from django_taskclaim.worker.attachments import attachments_of
@@ -40,7 +42,6 @@ from django_taskclaim.worker.connections import (
     is_refusal,
     use_own_connection,
 )
-from django_taskclaim.worker.fleet import FleetWatch
 from django_taskclaim.worker.inflight import InFlight, Task, Unit
 from django_taskclaim.worker.options import WorkerOptions
 from django_taskclaim.worker.overruns import Overrun, abandon, overran, will_overrun
@@ -104,8 +105,6 @@ class Service(threading.Thread):
             options.using,
             {handler.model: handler.health_checks for handler in handlers},
         )
-        #: What stops everyone, as this process was told of it.
-        self.fleet = FleetWatch(self)
         #: The switch of each model, whose ``batch_size`` and ``lease`` the next claims follow. A model is missing until
         #: its switch has been read; until then its rows are not claimed.
         self.switches: dict[Any, Switch] = {}
@@ -237,7 +236,6 @@ class Service(threading.Thread):
         self._guarded("renewing leases", self._renew_when_due)
         self.fence()
         self._guarded("reading the switch", self._read_switch_when_due)
-        self._guarded("looking at the hours", self.fleet.turn)
         self._guarded("listening for calls", self._listen_when_due)
         self._guarded("asking health checks", self._throttle_when_due)
         self._guarded("ending overrun rows", self._end_overrun)
@@ -405,7 +403,8 @@ class Service(threading.Thread):
 
     def _read_switch_when_due(self) -> bool:
         every = RESUME_EVERY if self.paused else SWITCH_EVERY
-        matters = self.inflight.held() or self.paused or len(self.switches) < len(self.handlers)
+        is_stopped = self.paused or self.throttles.has_imposed
+        matters = self.inflight.held() or is_stopped or len(self.switches) < len(self.handlers)
         if not self._is_due("switch", every) or not matters:
             return False
         self.read_switch()
@@ -416,7 +415,7 @@ class Service(threading.Thread):
         for handler in self.handlers:
             stops = stops_of(handler.model, using=self.options.using)
             self._follow(handler.model, stops.own)
-            self.fleet.heard(handler.model, stops.throttle, stops.now)
+            self._impose(handler.model, stops)
             if (pause := stops.pause) is None:
                 if self.paused.pop(handler.model, None) is not None:
                     self.let_claim([handler.model])
@@ -427,6 +426,22 @@ class Service(threading.Thread):
                 )
             self.paused[handler.model] = pause.reason
             self.withdraw(handler.model)
+
+    def _impose(self, model: Any, stops: Stops) -> None:
+        """Stop claims for as long as everyone is throttled, or until the hours begin.
+
+        Each claim finds that out for itself; this is for not asking in vain, and for people to read.
+        """
+        found: dict[str, tuple[str, datetime]] = {}
+        if stops.throttle is not None and stops.throttle.until is not None:
+            found[EVERYONE] = stops.throttle.reason, as_utc(stops.throttle.until)
+        if stops.closed is not None and stops.closed.until is not None:
+            found[HOURS] = f"outside the hours {stops.closed.limits.hours}", stops.closed.until
+        for source in (EVERYONE, HOURS):
+            if source in found and stops.now is not None:
+                self.throttles.impose(model, source, *found[source], stops.now)
+            else:
+                self.throttles.lift(model, source)
 
     def _follow(self, model: Any, switch: Switch) -> None:
         """Let the next claims of *model* follow the overrides, and measure open transactions by the new leases."""

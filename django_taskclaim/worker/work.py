@@ -92,7 +92,6 @@ class Work:
             self.set_aside = [said for one in self.handlers if (said := self._paused_rows(one))]
             return True
         self.service.read_switch()
-        self.service.fleet.look()
         stops = [stop for handler in unfinished if (stop := self._stop_of(handler))]
         if len(stops) < len(unfinished):
             self._tell_what_it_waits_for(unfinished)

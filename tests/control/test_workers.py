@@ -14,9 +14,10 @@ from django_taskclaim.control.models import ClaimEvent, ThroughputMinute, Worker
 from django_taskclaim.control.orders import order
 from django_taskclaim.control.reading import acts, history
 from django_taskclaim.db import DatabaseLater
-from django_taskclaim.models import WorkerProcess
+from django_taskclaim.models import Throttle, WorkerProcess
 from django_taskclaim.switch import set_overrides
 from tests.commands import shell, table_away
+from tests.limits.test_workers import closed_now
 from tests.testapp.models import Job
 from tests.worker.conftest import Worker, jobs, start_worker, states, wait_until
 
@@ -79,7 +80,7 @@ def test_workers_write_what_they_did(start_worker: Start, tmp_path: Path) -> Non
 
 
 @pytest.mark.once
-def test_a_running_worker_follows_batch_size_and_lease(start_worker: Start) -> None:
+def test_a_running_worker_follows_batch_size_lease_and_hours(start_worker: Start) -> None:
     """And goes back to its own where they are taken away."""
     jobs(3000, "sleep:0.2")
     worker = start_worker("--threads", "4", "--batch-size", "20")
@@ -88,7 +89,10 @@ def test_a_running_worker_follows_batch_size_and_lease(start_worker: Start) -> N
     follows(worker, 3)
     longer = Job.objects.filter(expires_at__gt=DatabaseLater(timedelta(seconds=200)))
     wait_until(longer.exists, what="the longer lease")
-    change(batch_size=None, lease=None)
+    change(batch_size=None, lease=None, hours=closed_now())
+    stopped = Throttle.objects.filter(source="hours")
+    wait_until(stopped.exists, what="the end of the hours")
+    change(hours=None)
     follows(worker, 20)
 
 

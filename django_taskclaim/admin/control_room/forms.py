@@ -110,7 +110,7 @@ def _without_overrides(model: type[models.Model]) -> dict[str, str]:
         **dict.fromkeys(LIMITS, gettext("no limit")),
     }
     if handler and not (conf.is_given("BATCH_SIZE") or handler.batch or handler.has_ranges):
-        otherwise["batch_size"] = gettext("as many rows as take a second")
+        otherwise["batch_size"] = gettext("rows for a second")
     return {
         name: from_handler % {"value": override_as_text(value)} if value else otherwise[name]
         for name, value in named.items()

@@ -42,7 +42,7 @@ from django_taskclaim.admin.switching import turn_with_message
 from django_taskclaim.control.actions import RESET_FAILED
 from django_taskclaim.control.installed import is_on
 from django_taskclaim.control.orders import models_of, order
-from django_taskclaim.control.overrides import change_overrides
+from django_taskclaim.control.switch_changes import change_overrides
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.formatting import first_line
 from django_taskclaim.models import WorkerProcess

@@ -8,7 +8,7 @@ from django.core.management.base import CommandError
 from django.db import Error
 
 from django_taskclaim.control.audit import account_of
-from django_taskclaim.control.overrides import change_overrides, in_words
+from django_taskclaim.control.switch_changes import change_overrides, in_words
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.limits.model_limits import limits_of
 from django_taskclaim.management.arguments import add_database, add_models

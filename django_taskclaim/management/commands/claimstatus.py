@@ -24,7 +24,7 @@ from django_taskclaim.claim import clock
 from django_taskclaim.columns import has_ranges
 from django_taskclaim.connecting import use_own_connection
 from django_taskclaim.control.orders import open_orders
-from django_taskclaim.control.overrides import in_words
+from django_taskclaim.control.switch_changes import in_words
 from django_taskclaim.error_text import one_line
 from django_taskclaim.fields import as_utc
 from django_taskclaim.formatting import counted, first_line, format_duration, format_moment, listed
