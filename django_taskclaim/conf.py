@@ -38,8 +38,8 @@ class Kind(Generic[V]):
             return self.read(value)
         except ValueError as error:
             # A reader may have a sentence of its own.
-            said = str(error) or f"{name} must be {self.expected}, not {value!r:.200}."
-            raise ValueError(said) from None
+            sentence = str(error) or f"{name} must be {self.expected}, not {value!r:.200}."
+            raise ValueError(sentence) from None
 
 
 def accepting(expected: str, accepts: Callable[[Any], bool]) -> Kind[Any]:

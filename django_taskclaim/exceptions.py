@@ -127,7 +127,7 @@ class RetryLater(TaskClaimError):
 
     A moment that has passed is no delay, and none is longer than a hundred years; ValueError for what is no duration.
     With *everyone* nobody claims rows of the model for so long, on any host: for a service that asks all of you to
-    wait. *message* is the reason that people are told.
+    wait. *message* is the reason that people read.
     """
 
     #: A subclass may never have set it.

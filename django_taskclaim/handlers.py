@@ -76,7 +76,7 @@ class Handler:
     missing_source: str = conf.option(
         accepting("fail or complete", ("fail", "complete").__contains__), default="fail"
     )
-    #: Whoever adds rows calls the workers that are idle, where the database can do that.
+    #: A statement that adds rows wakes idle workers, where the database can do that.
     wake_up: bool = False
 
     def __post_init__(self) -> None:
@@ -112,7 +112,7 @@ class Handler:
 
     @property
     def batch_size(self) -> int:
-        """How many rows are claimed at a time, as long as nobody knows how long they take."""
+        """How many rows one claim asks for, as long as nobody knows how long they take."""
         usual = 1 if self.has_ranges else int(conf.setting("BATCH_SIZE"))
         return self.own_batch_size or usual
 
@@ -186,44 +186,48 @@ def register_waiting() -> None:
 
 
 def handler(model: type[models.Model] | str, **options: Unpack[HandlerOptions]) -> Callable[[F], F]:
-    """Register the decorated function as what workers do with each row of *model*.
+    """Register the decorated function as what workers do with each row of *model*, a class or ``"photos.Photo"``.
 
-    The function, plain or ``async def``, gets one row. When it returns, the row is completed, and the columns named
-    in *update_fields* are written from the instance in the same fenced statement: no ``save()`` is needed. Other
-    columns that it sets are not written, and the worker says so (see the setting ``FAIL_UNSAVED``). The statement sends
-    no ``post_save``; with ``completion="save"`` each row is saved by its own ``save()``. When the function raises, the
-    row is put back (see *max_attempts*, *backoff*) or failed: ``Permanent`` fails it at once,
-    ``RetryLater`` puts it back uncounted. *batch_size* rows at most are claimed at a time, without it as many as take
-    about a second, for *lease* (seconds or timedelta), renewed while they run. *timeout* bounds one call; only a
-    written None lifts it. *backoff* gets the number of failures and returns seconds or a timedelta. *errors* says for
-    classes of exceptions what they mean: ``Permanent``, a ``RetryLater``, or a ``Retry`` with tries and back-off of its
-    own. *completion* says what becomes of a row that is done, see ``django_taskclaim.completion``. *queryset* narrows
-    what is claimed. *order_by* is the order of all claims of the model, in the words of ``QuerySet.order_by()``; that
-    of a queryset goes before it.
-    *limit_per* maps columns of the model to how many rows with one value of each may be processing at once, whoever
-    claims them and wherever.
-    *rate* (``100/m``; s, m, h or d) is how many rows all who claim may claim in a time, *max_running* how many may be
-    processing at once, *hours* (``22:00-06:00``, in ``TIME_ZONE``) when rows are claimed at all; what
-    ``django_taskclaim.switch.set_overrides`` or ``manage.py claimlimit`` has stored for the model goes before these.
-    *serial_by* names a column whose rows of one value are claimed one at a time and in order: one that waits for its
-    retry keeps those behind it back, and so does one that failed, unless *failed_blocks* is False.
+    The function, plain or ``async def``, gets one row. When it returns, the row is completed. When it raises, the row
+    is tried again later or fails: ``Permanent`` fails it at once, ``RetryLater`` puts it back uncounted. A handler
+    goes before a ``process()`` of the model.
 
-    With *batch* the function gets the list of rows of one claim. It returns None when all are done, or says what became
-    of each: a mapping from rows (or keys) to None for done or to an exception, or an iterable of done rows and of
-    (row, exception) pairs. A row that it does not mention has failed. When it raises, it is called again with halves
-    of the batch, until the row that raises is alone; only that one is charged.
+    What is written:
 
-    With *atomic* the function and the completion are one transaction on the row's database, so what it writes there
-    happens exactly once; an atomic batch is all or nothing. A coroutine function cannot be atomic. *concurrency* is
-    how many calls of a coroutine function may be under way at a time in one process. *health_checks* stop the claims
-    of this model while one of them says so, beside those of the settings. With *wake_up* new rows are taken within
-    milliseconds instead of at the next poll, on PostgreSQL without a pooler; elsewhere it changes nothing.
+    - *update_fields*: columns that are written from the instance in the statement that completes the row, so no
+      ``save()`` is needed. Other columns that the function sets are not written, and the worker says so (see the
+      setting ``FAIL_UNSAVED``). The statement sends no ``post_save``; with ``completion="save"`` each row is saved.
+    - *completion*: what becomes of a row that is done, see ``django_taskclaim.completion``.
+    - *atomic*: the function and the completion are one transaction on the row's database, so what it writes there
+      happens exactly once. A coroutine function cannot be atomic.
 
-    The function of a companion (``SourceMixin``) gets the source instead of the row, and *update_fields* may name
-    columns of either. A row whose source is gone fails, or is completed with ``missing_source="complete"``, and the
-    function is not called.
+    What is claimed, and when:
 
-    *model* may be a label (``"photos.Photo"``). A handler goes before a ``process()`` of the model.
+    - *queryset* narrows what is claimed. *order_by* orders all claims of the model, as ``QuerySet.order_by()`` does;
+      the order of a queryset goes before it.
+    - *batch_size*: the most rows of one claim; without it as many as take about a second.
+    - *lease*: how long a claim lasts unless it is renewed, in seconds or a timedelta.
+    - *rate* (``100/m``; s, m, h or d): how many rows all workers and callers together may claim. *max_running*: how
+      many rows may be processing at once. *hours* (``22:00-06:00``, in ``TIME_ZONE``): when rows are claimed. What
+      ``django_taskclaim.switch.set_overrides`` or ``manage.py claimlimit`` has stored goes before these.
+    - *limit_per*: for columns of the model, how many rows with one value may be processing at once.
+    - *serial_by*: a column; rows with one value are claimed one by one and in order. A row that waits for its retry
+      keeps those behind it back. So does a row that failed, unless *failed_blocks* is False.
+    - *health_checks*: stop the claims of this model while one of them says so, beside those of the settings.
+    - *wake_up*: new rows are taken within milliseconds, not at the next poll, on PostgreSQL without a pooler.
+
+    How it is called:
+
+    - *batch*: the function gets the list of rows of one claim. It returns None when all are done, or what became of
+      each: a mapping from rows (or keys) to None for done or to an exception, or an iterable of done rows and of
+      (row, exception) pairs. A row that it does not mention has failed. When it raises, it is called again with halves
+      of the batch, until the row that raises is alone; only that one is charged. An atomic batch is all or nothing.
+    - *timeout* bounds one call; only a written None lifts it.
+    - *concurrency*: how many calls of a coroutine function may run at once in one process.
+    - *max_attempts*, *backoff*: the tries of a row, and a function from the number of failures to the wait before the
+      next one. *errors*: what classes of exceptions mean: ``Permanent``, a ``RetryLater``, or a ``Retry``.
+    - *missing_source*: the function of a companion (``SourceMixin``) gets the source instead of the row, and
+      *update_fields* may name columns of either. A row whose source is gone fails, or with ``"complete"`` is completed.
 
     Raises TypeError or ValueError in one sentence for options that make no sense, and ImproperlyConfigured for a
     second handler of the same model. While Django starts nothing is raised: ``manage.py check`` reports it (E014), and
@@ -344,7 +348,7 @@ def _note_fault(given: Any, function: Any, error: Exception) -> None:
 
 
 def _note_who_is_called() -> None:
-    """Tell whoever adds rows for which tables workers want to be called."""
+    """Note the tables whose workers are woken when rows are added."""
     called_for.clear()
     called_for.update(claim_columns(one.model).owner for one in _handlers.values() if one.wake_up)
 

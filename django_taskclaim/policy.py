@@ -116,7 +116,7 @@ class Policy:
     rate: str | None = conf.option(conf.or_none(conf.RATE))
     max_running: int | None = conf.option(_NUMBER)
     hours: str | None = conf.option(conf.or_none(conf.HOURS))
-    #: The column whose rows of one value are claimed one at a time and in order.
+    #: The column whose rows of one value are claimed one by one and in order.
     serial_by: str | None = conf.option(
         conf.or_none(
             accepting("the name of one column", lambda name: name and isinstance(name, str))
@@ -183,7 +183,7 @@ class Policy:
         return Verdict(final=False, counted=True, wait=wait)
 
     def _rule(self, error: object) -> Rule | None:
-        """Return what is said of the nearest class of *error*; Permanent and RetryLater speak for themselves."""
+        """Return the rule for the nearest class of *error*; Permanent and RetryLater speak for themselves."""
         kind = error if isinstance(error, type) else type(error)
         for cls in kind.__mro__:
             if cls in self.errors:

@@ -168,7 +168,7 @@ def _finish(
     key_path = f"{target.columns.key_path(queryset.model)}__in"
     for part in target.dialect.chunks(keys, target.table):
         if update:
-            # Whatever the caller's conditions, for the block may have changed what they ask for.
+            # Without the caller's conditions: the block may have changed what they ask for.
             rows = type(queryset)(queryset.model, using=target.alias)
             rows.filter(**{key_path: part}).update(**update)
         elif update is None:

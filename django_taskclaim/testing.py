@@ -46,7 +46,7 @@ class Ran:
     released: int = 0
     #: Belonged to somebody else by the time their result was written, so nothing was.
     lost: int = 0
-    #: What handlers raised, or said of a row, in the order in which that came.
+    #: What handlers raised, or returned for a row that failed, in order.
     errors: list[BaseException | str] = field(default_factory=list)
 
     @property

@@ -34,7 +34,7 @@ NOT_INSTANT = frozenset({1845, 1846, 4092})
 
 
 class WouldRewrite(TaskClaimError):
-    """The database cannot add the columns to ``table`` without writing each of its rows, for the ``reason`` told."""
+    """The database cannot add the columns to ``table`` without writing each of its rows, for ``reason``."""
 
     def __init__(self, table: str, reason: str) -> None:
         self.table, self.reason = table, reason

@@ -96,7 +96,7 @@ def is_there(model: Any, alias: str) -> bool:
 
 
 def _all(model: Any, alias: str) -> "models.QuerySet[Any]":
-    """Return every row, whatever managers hide and however the model is ordered."""
+    """Return every row, also those that a manager hides, in no order."""
     return models.QuerySet(model, using=alias).order_by()
 
 

@@ -63,7 +63,7 @@ class Hours(NamedTuple):
         """Return when the window opens, in the zone of *now*; None while it is open. *now* is aware."""
         if self._is_open(now):
             return None
-        # A minute at a time, for on the days when clocks change no sum of hours is right.
+        # Minute by minute, because no sum of hours is right on the days when clocks change.
         moment, end = now.replace(second=0, microsecond=0), now + timedelta(days=DAYS_LOOKED_AHEAD)
         while moment < end:
             moment += timedelta(minutes=1)

@@ -97,7 +97,7 @@ exit codes:
                 self.stdout.write(self.style.SUCCESS(f"Wrote {_shown(path)}"))
         if not dry_run:
             run_formatters([str(path) for path in paths], stderr=self.stderr)
-        self._say_what_is_next(lack, existing, alias, dry_run=dry_run)
+        self._write_next_steps(lack, existing, alias, dry_run=dry_run)
 
     def _locks(
         self, lack: Lack, written: Sequence[Migration], existing: str, alias: str
@@ -118,7 +118,7 @@ exit codes:
             lines += [f"  {migration.name}: {what}", f"    {lock}"]
         return lines
 
-    def _say_what_is_next(self, lack: Lack, existing: str, alias: str, *, dry_run: bool) -> None:
+    def _write_next_steps(self, lack: Lack, existing: str, alias: str, *, dry_run: bool) -> None:
         label = lack.model._meta.label
         where = "" if alias == DEFAULT_DB_ALIAS else f" --database {alias}"
         self.stdout.write(
