@@ -97,12 +97,13 @@ def model_buttons(
     admin: Any, request: HttpRequest, pauses: list[Switch], row: str = ""
 ) -> Iterator[Any]:
     """Yield title and path of the buttons of the model; *row* is the quoted key of the page that they stand on."""
+    # What follows "#" is lost: the filters that django-admin-actions adds by itself, neither encoded nor complete.
+    query = f"?row={row}" if row else f"{admin.filters_kept(request)}#"
     if admin.has_operate_permission(request):
         for action in () if row else LIST_BUTTONS:
-            yield {"title": action.label, "path": address(admin, action.slug)}
+            yield {"title": action.label, "path": address(admin, action.slug) + query}
         own = any(pause.scope == scope_of(admin.model) for pause in pauses)
         label = _("Resume claiming") if own else _("Pause claiming")
-        query = f"?row={row}" if row else ""
         yield {"title": label, "path": address(admin, "resume" if own else "pause") + query}
     if may_view(request, admin.model, model_admin=admin):
         try:

@@ -1,5 +1,7 @@
 """Every act of an operator: who may do it and how, what it changes, and what is recorded."""
 
+import html
+import re
 from typing import Any
 
 import pytest
@@ -198,6 +200,17 @@ def test_an_action_on_all_rows_means_those_that_the_filters_match(
     assert [facts(row).status for row in rows] == ["paused"] * 5 + ["open"] * 2
     assert said(answer) == "4 rows were paused. Left alone: 1 paused."
     assert sum(one[2] for one in recorded()) == 4
+
+
+def test_a_button_of_the_list_leads_back_to_the_list_as_it_was_filtered(boss: Client) -> None:
+    """What an address has to escape is kept."""
+    failed(1, url="yes &=#")
+    where = f"{address(Photo)}?q=yes+%26%3D%23&claim_state=failed"
+    links = re.findall(r'href="([^"#]*/claim/[^"#]*)', boss.get(where).content.decode())
+    assert len(links) >= 4
+    for link in links:
+        answer = boss.post(html.unescape(link), {"reason": ""})
+        assert answer.status_code == 200 or answer["Location"] == where, link
 
 
 def test_resuming_one_model_leaves_the_pause_of_all_and_says_so(boss: Client, rows: Any) -> None:

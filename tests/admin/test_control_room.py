@@ -32,6 +32,7 @@ from tests.admin.room import (
     perform,
     photos,
     recorded,
+    said,
     somebody,
     text_of,
     url,
@@ -169,6 +170,9 @@ def test_an_order_is_asked_about_and_then_shown_beside_the_worker(boss: Client) 
     assert "It finishes the rows that it holds" in text_of(boss.get(order_url("drain")))
     boss.post(order_url("drain"), {"reason": "old version"})
     assert re.search("told to.*old version", text_of(boss.get(photos())))
+    answer = boss.post(order_url("drain", "left@h:1"), {"reason": ""})
+    assert answer.status_code == 302
+    assert "no worker is listed as left@h:1" in said(answer)
     make(Photo, 3)
     name = held(3, silent=True)
     answer = boss.post(order_url("release", name), {"reason": ""}, follow=True)

@@ -189,29 +189,30 @@ class Actions:
         if known.value is None or known.late:
             messages.error(request, _("Nothing was changed: the database did not answer in time."))
             return self._back()
-        return self._order(request, name, what, known.value)
+        worker = next((one for one in known.value if one.name == name), None)
+        if worker is None:
+            gone = _("Nothing was changed: no worker is listed as %(name)s any more.")
+            messages.warning(request, gone % {"name": name})
+            return self._back()
+        return self._order(request, worker, what)
 
-    def _order(
-        self, request: HttpRequest, name: str, what: str, known: list[Worker]
-    ) -> HttpResponseBase:
+    def _order(self, request: HttpRequest, worker: Worker, what: str) -> HttpResponseBase:
         title, sentence, danger = _ORDERS[what]
 
         def run(answer: Mapping[str, Any]) -> HttpResponse:
-            self._give_order(request, name, what, answer["reason"])
+            self._give_order(request, worker.name, what, answer["reason"])
             return self._back()
 
         return confirm(
             request,
-            allowed=any(
-                worker.name == name and self._may_order(request, worker) for worker in known
-            ),
-            title=str(title) % {"worker": name},
+            allowed=self._may_order(request, worker),
+            title=str(title) % {"worker": worker.name},
             sentence=str(sentence),
             fields=ReasonForm,
             danger=danger,
             run=run,
             back=self.room.url(),
-            crumbs=crumbs_of(self.room, Crumb(name)),
+            crumbs=crumbs_of(self.room, Crumb(worker.name)),
             site=self.room.site,
         )
 
