@@ -81,7 +81,7 @@ class Request:
     lease: timedelta
     include_held: bool = False
     durable: bool = True
-    #: Whether the holder notes in the database when it starts a quarantined row; see ``ClaimQuerySet._begin``.
+    #: Whether the holder notes in the database when it starts a quarantined row; see ``failing.note_start``.
     notes_start: bool = False
     #: How far the holder's claims before this one have come.
     cursor: Cursor | None = None
@@ -304,7 +304,7 @@ class ClaimCall:
         rows = rows_of_holder(self, self.target.rows.order_by(*self.target.columns.order))
         return [row for row in rows if row.key not in committed]
 
-    # Looking
+    # Scanning
 
     def take(self, limit: int) -> list[ClaimedRow]:
         """Claim up to *limit* rows, of which a quarantined one is alone."""
