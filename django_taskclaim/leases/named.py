@@ -150,10 +150,11 @@ class HeldLease:
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         loss = self._end()
-        if loss is not None and error is None:
+        if loss is None:
+            return
+        if error is None:
             raise loss
-        if loss is not None and error is not None:
-            error.add_note(str(loss))
+        error.add_note(str(loss))
 
     async def __aenter__(self) -> Self:
         self._begin_once()

@@ -18,7 +18,7 @@ def pytest_configure(config):
 
 def pytest_ignore_collect(collection_path):
     """Do not even import files without a promise's test: that takes longer than most tests."""
-    if PROMISE and collection_path.name.startswith("test_"):
+    if PROMISE and collection_path.match("test_*.py"):
         return True if "promise(" not in collection_path.read_text() else None
     return None
 
