@@ -4,38 +4,36 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 from django_taskclaim.db.sql import SQL, value
-from django_taskclaim.fields import QUARANTINED, AnyField
+from django_taskclaim.fields import QUARANTINED
 from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.states import Status
 
-
-def in_state(target: ClaimTarget, status: Status) -> SQL:
-    """Return what gives a row this state."""
-    return target.table.assign(target.columns.status, SQL(f"'{status.value}'"))
+NULL = SQL("NULL")
 
 
-def to_null(target: ClaimTarget, field: AnyField) -> SQL:
-    """Return what empties a column."""
-    return target.table.assign(field, SQL("NULL"))
+def setting(target: ClaimTarget, **columns: SQL) -> list[SQL]:
+    """Return what sets *columns*, named by their roles, in this order; those that the model lacks are left out."""
+    fields = [(getattr(target.columns, role), to) for role, to in columns.items()]
+    return [target.table.assign(field, to) for field, to in fields if field is not None]
 
 
-def one_more(target: ClaimTarget, field: AnyField) -> SQL:
-    """Return what adds one to a column that counts."""
-    return target.table.assign(field, SQL(f"{target.table.qualified(field)} + 1"))
+def literal(status: Status) -> SQL:
+    """Return a state as it is written in a statement."""
+    return SQL(f"'{status.value}'")
 
 
-def done_now(target: ClaimTarget) -> list[SQL]:
-    """Return what notes when a row was completed, where the model has a column for it."""
-    field = target.columns.completed_at
-    return [] if field is None else [target.table.assign(field, SQL(target.dialect.now))]
+def next_iteration(target: ClaimTarget) -> SQL:
+    """Return an iteration of which no token was ever issued."""
+    return SQL(f"{target.table.iteration} + 1")
 
 
 def completed(target: ClaimTarget) -> Sequence[SQL]:
     """Return what completing sets: put together once, for that is what nearly all writes are."""
 
     def make() -> Sequence[SQL]:
-        state, end = in_state(target, Status.COMPLETE), to_null(target, target.columns.expires_at)
-        return (state, *done_now(target), end)
+        now = SQL(target.dialect.now)
+        status = literal(Status.COMPLETE)
+        return setting(target, status=status, completed_at=now, expires_at=NULL)
 
     # By the model's columns: a child may have one that the owner of the table has not.
     return target.table.cached(target.columns, make)
@@ -43,70 +41,57 @@ def completed(target: ClaimTarget) -> Sequence[SQL]:
 
 def due_later(target: ClaimTarget, wait: timedelta | None) -> list[SQL]:
     """Return what lets a row wait; None, or a model without ``not_before``, leaves it its place in the order."""
-    field = target.columns.not_before
-    if wait is None or field is None:
-        return []
-    return [target.table.assign(field, target.dialect.later(wait))]
+    return [] if wait is None else setting(target, not_before=target.dialect.later(wait))
 
 
 def as_new(target: ClaimTarget) -> list[SQL]:
     """Return what forgets the failures of a row."""
-    columns = target.columns
-    fields = (columns.attempts, columns.last_error, columns.error_class)
-    return [
-        target.table.assign(field, target.table.bound(field, field.get_default()))
-        for field in fields
-        if field is not None
-    ]
+    return setting(target, attempts=SQL("0"), last_error=value(""), error_class=value(""))
 
 
 def why_failed(target: ClaimTarget, error_class: str, error_text: str) -> list[SQL]:
     """Return what notes why a row failed, where the model has columns for it."""
-    columns = target.columns
-    texts = ((columns.error_class, error_class), (columns.last_error, error_text))
-    return [target.table.assign(field, value(text)) for field, text in texts if field is not None]
+    return setting(target, error_class=value(error_class), last_error=value(error_text))
 
 
 def one_more_attempt(target: ClaimTarget) -> list[SQL]:
     """Return what charges a row a try, where the model counts them."""
     field = target.columns.attempts
-    return [] if field is None else [one_more(target, field)]
+    return (
+        []
+        if field is None
+        else setting(target, attempts=SQL(f"{target.table.qualified(field)} + 1"))
+    )
 
 
 def failed(target: ClaimTarget, error_class: str, error_text: str) -> list[SQL]:
     """Return what ends a row badly."""
-    state, end = in_state(target, Status.FAILED), to_null(target, target.columns.expires_at)
-    return [state, *why_failed(target, error_class, error_text), end]
+    why = why_failed(target, error_class, error_text)
+    return [*setting(target, status=literal(Status.FAILED), expires_at=NULL), *why]
 
 
 def open_again(target: ClaimTarget) -> list[SQL]:
     """Return what puts a row back: open, held by nobody, one iteration on."""
-    columns = target.columns
-    return [
-        in_state(target, Status.OPEN),
-        to_null(target, columns.claimed_at),
-        to_null(target, columns.expires_at),
-        one_more(target, columns.iteration),
-        to_null(target, columns.claimed_by),
-    ]
+    return setting(
+        target,
+        status=literal(Status.OPEN),
+        claimed_at=NULL,
+        expires_at=NULL,
+        iteration=next_iteration(target),
+        claimed_by=NULL,
+    )
 
 
 def pass_on(target: ClaimTarget, holder: str, lease: timedelta) -> list[SQL]:
     """Return what gives a running row to another holder, for *lease* at least, as a claim of its own."""
-    table, columns = target.table, target.columns
-    return [
-        table.assign(columns.claimed_at, SQL(target.dialect.now)),
-        target.dialect.extension(table, lease),
-        one_more(target, columns.iteration),
-        table.assign(columns.claimed_by, value(holder)),
-    ]
+    now, again = SQL(target.dialect.now), next_iteration(target)
+    claim = setting(target, claimed_at=now, iteration=again, claimed_by=value(holder))
+    return [target.dialect.extension(target.table, lease), *claim]
 
 
 def quarantine_mark(target: ClaimTarget) -> list[SQL]:
     """Return what marks a row to be claimed alone; nothing for a model without ``not_before``."""
     field = target.columns.not_before
     return (
-        []
-        if field is None
-        else [target.table.assign(field, target.table.bound(field, QUARANTINED))]
+        [] if field is None else setting(target, not_before=target.table.bound(field, QUARANTINED))
     )

@@ -16,9 +16,9 @@ from django_taskclaim.policy import known_policy
 from django_taskclaim.querysets.assignments import (
     as_new,
     completed,
-    done_now,
     due_later,
     open_again,
+    setting,
 )
 from django_taskclaim.querysets.removing import is_on_many_tables, move_to, remove
 from django_taskclaim.querysets.results import (
@@ -169,7 +169,8 @@ class Clearing(Completing):
     def shared(self, target: ClaimTarget) -> Sequence[SQL]:
         # Also without a pause: the rows done last stand behind all others that are due.
         due = due_later(target, self.policy.pause)
-        return [*as_new(target), *due, *done_now(target), *open_again(target)]
+        done = setting(target, completed_at=SQL(target.dialect.now))
+        return [*as_new(target), *due, *done, *open_again(target)]
 
 
 class Calling(Completing):

@@ -15,13 +15,14 @@ from django_taskclaim.db.sql import SQL, Change, Key, sql
 from django_taskclaim.error_text import text_to_store
 from django_taskclaim.policy import policy_for, refuse_no_number
 from django_taskclaim.querysets.assignments import (
+    NULL,
     as_new,
     failed,
-    in_state,
-    one_more,
+    literal,
+    next_iteration,
     open_again,
     pass_on,
-    to_null,
+    setting,
 )
 from django_taskclaim.querysets.claiming import checked_name
 from django_taskclaim.querysets.failing import store_text
@@ -207,7 +208,7 @@ class StateChange(BulkVerb):
 
 
 def _paused(target: ClaimTarget) -> list[SQL]:
-    return [in_state(target, Status.PAUSED)]
+    return setting(target, status=literal(Status.PAUSED))
 
 
 PAUSE = StateChange(act="paused", states=[Status.OPEN], assignments=_paused)
@@ -237,14 +238,9 @@ def _as_before_its_first_claim(target: ClaimTarget) -> list[SQL]:
         *_from_the_start(target),
         *_due_again(target),
         *as_new(target),
-        *_not_completed(target),
+        *setting(target, completed_at=NULL),
         *open_again(target),
     ]
-
-
-def _not_completed(target: ClaimTarget) -> list[SQL]:
-    field = target.columns.completed_at
-    return [] if field is None else [to_null(target, field)]
 
 
 def _from_the_start(target: ClaimTarget) -> list[SQL]:
@@ -291,8 +287,8 @@ def fail_rows(
 
     def write_as(*stored: str) -> int:
         def assignments(target: ClaimTarget) -> list[SQL]:
-            again = one_more(target, target.columns.iteration)
-            return [*failed(target, *stored), *_not_completed(target), again]
+            again = setting(target, completed_at=NULL, iteration=next_iteration(target))
+            return [*failed(target, *stored), *again]
 
         verb = StateChange(act="failed", states=states, assignments=assignments)
         return in_chunks(queryset, verb, limit, progress)

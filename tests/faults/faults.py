@@ -123,8 +123,8 @@ FAULTS = {
             "A row that is released keeps its iteration.",
             (
                 "querysets/assignments.py",
-                "one_more(target, columns.iteration),\n        to_null",
-                "to_null",
+                "        iteration=next_iteration(target),\n        claimed_by=NULL",
+                "        claimed_by=NULL",
             ),
         ),
     ],
