@@ -22,8 +22,6 @@ class ModelLimits:
     rate: Rate | None = None
     max_running: int | None = None
     hours: Hours | None = None
-    #: Who has stored limits for the model; empty where all are the handler's.
-    set_by: str = ""
 
     def __bool__(self) -> bool:
         return bool(self.rate or self.max_running or self.hours)
@@ -34,7 +32,7 @@ class ModelLimits:
             *([f"{self.max_running} running at once"] if self.max_running else []),
             *([f"hours {self.hours}"] if self.hours else []),
         ]
-        return ", ".join(parts) + (f" (set by {self.set_by})" if self.set_by else "")
+        return ", ".join(parts)
 
 
 #: The models, each with its database, whose Switch rows are known to store limits.
@@ -73,13 +71,11 @@ def limits_by(model: type[models.Model], switches: dict[str, Switch]) -> list[Mo
 def _in_force(model: type[models.Model], scope: str, switch: Switch | None) -> ModelLimits:
     policies = [policy for cls, policy in policies_by_class(model) if scope_of(cls) == scope]
     rate, most, hours = (_value(name, switch, policies) for name in LIMITS)
-    set_by = switch.set_by if switch is not None and switch.limits_claims else None
     return ModelLimits(
         scope,
         Rate.parse(rate) if rate else None,
         most or None,
         Hours.parse(hours) if hours else None,
-        set_by or "",
     )
 
 

@@ -227,7 +227,7 @@ def test_settings_are_shown_with_who_changed_them(boss: Client) -> None:
     form = form_of(page, photos("settings"))
     assert [form[name][0] for name in ("batch_size", "lease", "rate")] == ["7", "90s", "100/m"]
     assert re.search("Last changed by eve.*batch size 7, lease 90s: gently", text_of(page))
-    assert "100/m, 3 running at once, set by eve" in text_of(page)
+    assert "a rate of 100/m, 3 running at once" in text_of(page)
     page = boss.post(photos("settings"), {"batch_size": "100000", "lease": "0"})
     assert form_of(page, photos("settings"))["batch_size"] == ["100000"]
     assert "batch_size must be a whole number from 1 to 1000" in text_of(page)

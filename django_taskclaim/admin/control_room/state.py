@@ -75,10 +75,7 @@ def _limited(limits: ModelLimits) -> str:
         parts.append(_("%(rows)s running at once") % {"rows": rows})
     if limits.hours is not None:
         parts.append(_("the hours %(hours)s") % {"hours": limits.hours})
-    told = _("All together keep to: %(limits)s") % {"limits": ", ".join(parts)}
-    if not limits.set_by:
-        return told
-    return _("%(told)s, set by %(who)s") % {"told": told, "who": limits.set_by}
+    return _("All together keep to: %(limits)s") % {"limits": ", ".join(parts)}
 
 
 def _held_until(throttles: Sequence[Throttle], living: Sequence[Worker]) -> dict[str, datetime]:

@@ -10,7 +10,6 @@ from django.db import Error
 from django_taskclaim.control.audit import account_of
 from django_taskclaim.control.switch_changes import change_overrides, in_words
 from django_taskclaim.exceptions import TaskClaimError
-from django_taskclaim.limits.model_limits import limits_of
 from django_taskclaim.management.arguments import add_database, add_models
 from django_taskclaim.management.base import USAGE, ClaimCommand, whoami
 from django_taskclaim.switch import override_from_text, overrides_of, places_of
@@ -48,11 +47,11 @@ workers; rate, rows at once and hours are limits that all who claim share. What 
 
 exit codes:
   0  set, or shown
-  1  a database could not be reached; the message says which, and where the limits were set
+  1  a database could not be reached; the message says which, and where the overrides were set
   2  wrong usage"""
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        add_models(parser, "the models to limit")
+        add_models(parser, "the models whose handlers are overridden")
         for name, (metavar, text) in _OPTIONS.items():
             parser.add_argument(
                 f"--{name.replace('_', '-')}",
@@ -95,12 +94,9 @@ exit codes:
     def _show(self, model: Any, database: str | None) -> None:
         aliases = places_of(database, [model])
         for alias in aliases:
-            stored = overrides_of(model, using=alias)
-            for_workers = {name: stored[name] for name in stored if name not in LIMITS}
-            parts = [in_words(for_workers), *map(str, limits_of(model, using=alias))]
+            text = in_words(overrides_of(model, using=alias)) or "no overrides"
             where = f" on {alias}" if len(aliases) > 1 else ""
-            told = "; ".join(filter(None, parts)) or "no limits"
-            self.stdout.write(f"{model._meta.label}{where}: {told}")
+            self.stdout.write(f"{model._meta.label}{where}: {text}")
 
 
 def _value(name: str) -> Callable[[str], Any]:
