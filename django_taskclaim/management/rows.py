@@ -8,7 +8,6 @@ from typing import Any
 
 from django.core.management.base import CommandError
 from django.db import Error, router
-from django.db.models import Count
 from django.db.models.deletion import ProtectedError, RestrictedError
 from django.utils.text import capfirst
 
@@ -114,21 +113,17 @@ def run_action(
     by: str | None,
     reason: str,
     warnings: Sequence[str] = (),
-    if_none: Callable[[], str] = str,
     do: Callable[..., int] | None = None,
     **options: Any,
 ) -> int:
     """Count the rows, ask, act on them chunk by chunk, record it, and return how many were changed.
 
-    *do* is what is called instead of the verb of *action*, with the rows, ``limit`` and ``progress``. *if_none* says
-    more where no row matches.
+    *do* is what is called instead of the verb of *action*, with the rows, ``limit`` and ``progress``.
     """
     states = _states_of(choice.rows)
     matching = sum(states.values())
     if not matching:
-        command.stdout.write(
-            f"{choice.label}: no row matches ({', '.join(choice.words)}).{if_none()}"
-        )
+        command.stdout.write(f"{choice.label}: no row matches ({', '.join(choice.words)}).")
         return 0
     found = ", ".join(f"{count:,} {state}" for state, count in states.items())
     command.stdout.write(f"{choice}: {found}.")
@@ -195,16 +190,6 @@ def _states_of(rows: Rows) -> dict[str, int]:
     progress = rows.progress()
     counts = {state.value: int(getattr(progress, state.value)) for state in Status}
     return {state: count for state, count in counts.items() if count}
-
-
-def errors_of(rows: Rows) -> list[str]:
-    """Return the errors that failed rows ended with, each with how often, the most frequent first."""
-    column = claim_columns(rows.model).error_class
-    if column is None:
-        return []
-    found = rows.failed().order_by().values_list(column.name).annotate(rows=Count("*"))
-    most = found.order_by("-rows", column.name)
-    return [f"{name or 'none'} ({count:,})" for name, count in most]
 
 
 def at_a_terminal() -> bool:

@@ -77,7 +77,9 @@ def test_rows_are_chosen_by_error_filter_and_limit() -> None:
     assert "Reset 1 row of" in run(*words)
     assert {row.country for row in lost if facts(row).status == "open"} == {"NZ"}
     assert open_among(wrong) == 0
-    assert "ValueError (1)" in run("claimreset", "testapp.Photo", "--error", "OSError")
+    assert "no row matches (failed, OSError)" in run(
+        "claimreset", "testapp.Photo", "--error", "OSError"
+    )
     assert len(recorded()) == 2
 
 

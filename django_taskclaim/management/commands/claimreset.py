@@ -5,20 +5,13 @@ from functools import partial
 from typing import Any
 
 from django_taskclaim.control.actions import LOSE, NAMED, RESET
-from django_taskclaim.formatting import listed
 from django_taskclaim.management.base import ClaimCommand
 from django_taskclaim.management.rows import (
-    Choice,
     add_rows_of_one_model,
-    errors_of,
     rows_of,
     run_action,
 )
-from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.states import Status
-
-#: So many of the errors that failed rows ended with are named.
-ERRORS_NAMED = 10
 
 
 class Command(ClaimCommand):
@@ -82,12 +75,5 @@ exit codes:
                 # Of rows chosen through a join the verb alone looks at the state again, once it has them locked.
                 do=partial(RESET.run, named=named),
                 warnings=[str(LOSE)] if "running" in named else [],
-                if_none=lambda: _known_errors(choice),
                 **options,
             )
-
-
-def _known_errors(choice: Choice) -> str:
-    every: ClaimQuerySet[Any] = ClaimQuerySet(choice.rows.model, using=choice.rows.db)
-    known = errors_of(every)
-    return f" Failed rows ended with {listed(known, most=ERRORS_NAMED)}." if known else ""
