@@ -232,7 +232,7 @@ def _write(held: list[HeldRows], verb: Write, may_autocommit: bool) -> list[Held
     """Send what writes rows in the cheapest way there is, and return those written."""
     target, parts = held[0].target, _statements(held, verb)
     knows_keys = target.dialect.returns_updated
-    is_plain = len(parts) == 1 and not verb.has_more and (knows_keys or len(held[0].by_key) == 1)
+    is_plain = len(parts) == 1 and not verb.has_more and (knows_keys or len(rows_of(held)) == 1)
     if may_autocommit and is_plain and can_autocommit(target):
         sent = autocommit(target, _send, parts[0], verb)
         if sent is not None:

@@ -173,6 +173,16 @@ def test_a_verb_writes_the_rows_still_held_and_names_the_others(model: Any, verb
     assert unchanged == [False, True, False, True, False]
 
 
+@pytest.mark.django_db(transaction=True)
+def test_of_two_claims_in_one_statement_only_the_lost_one_is_named() -> None:
+    make(Photo, 2)
+    rows = [row for _ in range(2) for row in Photo.objects.claim_batch(1)]
+    lose_among(rows[0])
+    with pytest.raises(ClaimLost) as lost:
+        Photo.objects.release(rows)
+    assert (lost.value.lost, lost.value.written) == ([rows[0]], [rows[1]])
+
+
 def lose_among(row: Any) -> Any:
     """Take one row of several away: put back by an operator, and claimed by somebody."""
     row_alone = type(row)._default_manager.filter(pk=row.pk)
