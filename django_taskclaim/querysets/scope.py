@@ -57,12 +57,7 @@ class ClaimTarget(Target):
         connection = connections[alias]
         known: dict[Any, ClaimTarget] = vars(connection).setdefault(TARGETS, {})
         target = known.get(model)
-        # In tests models are given other tables.
-        if (
-            target is None
-            or target.alias != alias
-            or target.table.model_table != target.columns.owner._meta.db_table
-        ):
+        if target is None or target.alias != alias:
             columns, dialect = claim_columns(model), dialect_for(connection)
             table, is_owner = Table(columns, connection), columns.owned_by(model)
             target = known[model] = cls(model, alias, columns, dialect, table, is_owner)
