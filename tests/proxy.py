@@ -90,6 +90,8 @@ class CommitProxy:
         self.sprung = threading.Event()
         #: Connections are cut as soon as they are made while this is set.
         self.refusing = threading.Event()
+        #: How many were.
+        self.refused = 0
 
     def __enter__(self) -> Self:
         threading.Thread(target=self._accept, daemon=True).start()
@@ -108,6 +110,7 @@ class CommitProxy:
             while True:
                 client, _ = self._listener.accept()
                 if self.refusing.is_set():
+                    self.refused += 1
                     cut(client)
                     continue
                 server = socket.create_connection(self._server)

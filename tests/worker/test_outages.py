@@ -6,6 +6,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -104,6 +105,26 @@ def test_a_claim_whose_commit_was_not_answered_charges_nobody(start_worker: Star
     job = Job.objects.get()
     assert (job.attempts, job.iteration, job.counter) == (0, 1, 1)
     assert len(worker.events("released")) == 1
+
+
+@needs_server
+@pytest.mark.promise(12)
+def test_a_worker_does_not_spin_while_its_database_is_away(start_worker: Start) -> None:
+    """It tries again a few times a second at most; without a pause it would be hundreds of times."""
+    settings = connection.settings_dict
+    with CommitProxy(settings["HOST"] or "127.0.0.1", int(settings["PORT"])) as proxy:
+        jobs(1)
+        worker = start_worker("--in-process", DATABASE_URL=url_through(proxy.port))
+        wait_until(lambda: states() == {"complete": 1})
+        proxy.refusing.set()
+        end_sessions()
+        wait_until(lambda: "claiming and writing" in str(worker.events()))
+        before = proxy.refused
+        time.sleep(3)
+        assert proxy.refused - before < 150
+        proxy.refusing.clear()
+        jobs(1)
+        wait_until(lambda: states() == {"complete": 2})
 
 
 @pytest.mark.promise(7)
