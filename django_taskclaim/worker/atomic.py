@@ -31,7 +31,7 @@ def call_atomically(
 ) -> Answer:
     """Call an atomic handler with *tasks*, all or some of the unit's, and complete them, or leave all as it was.
 
-    The transaction may be *idle* for so long between two queries; then the server ends it, lest a frozen process block
+    Once the transaction was *idle* for so long between two queries, the server ends it: a frozen process would block
     others. A connection that was *used lately* is taken to be there still.
     """
     handler = unit.handler
