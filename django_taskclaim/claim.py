@@ -210,11 +210,6 @@ def carried_claims(rows: Iterable[Any]) -> list[Claim]:
     return [row.__dict__[ATTRIBUTE] for row in rows]
 
 
-def standing(rows: Iterable[Any]) -> list[Any]:
-    """Return those of *rows* that carry a claim which none of our own verbs has ended."""
-    return [row for row in rows if standing_claim(row) is not None]
-
-
 def standing_claim(row: models.Model) -> Claim | None:
     """Return the claim that *row* carries unless one of our own verbs has ended it."""
     claim: Claim | None = row.__dict__.get(ATTRIBUTE)

@@ -22,7 +22,7 @@ from django_taskclaim.claim import (
     carried_claim,
     carried_claims,
     end_claims,
-    standing,
+    standing_claim,
 )
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.db.sql import SKIP, WAIT, Change, Key
@@ -141,8 +141,9 @@ def _sorted_by_token(given: Rows) -> tuple[list[HeldRows], set[int]]:
     owners = {kind: claim_columns(kind).owner for kind in set(map(type, given))}
     groups: dict[tuple[str, type[models.Model], Token], dict[Key, Any]] = {}
     doubles: set[int] = set()
-    claimed = standing(given)
-    for row, claim in zip(claimed, carried_claims(claimed), strict=True):
+    for row in given:
+        if (claim := standing_claim(row)) is None:
+            continue
         by_key = groups.setdefault((claim.alias, owners[type(row)], claim.token), {})
         first = by_key.setdefault(claim.pk, row)
         if first is not row:
@@ -152,10 +153,10 @@ def _sorted_by_token(given: Rows) -> tuple[list[HeldRows], set[int]]:
             doubles.add(id(row))
     found: list[HeldRows] = []
     for (alias, _, token), by_key in groups.items():
-        of_model: dict[type[models.Model], dict[Key, Any]] = {}
-        for key in sorted(by_key):
-            of_model.setdefault(type(by_key[key]), {})[key] = by_key[key]
-        found += [HeldRows(ClaimTarget.of(one, alias), token, of_model[one]) for one in of_model]
+        ordered = {key: by_key[key] for key in sorted(by_key)}
+        for model in dict.fromkeys(map(type, by_key.values())):
+            same = {key: row for key, row in ordered.items() if type(row) is model}
+            found.append(HeldRows(ClaimTarget.of(model, alias), token, same))
     found.sort(key=attrgetter("target.alias", "target.columns.owner._meta.label", "token"))
     return found, doubles
 
