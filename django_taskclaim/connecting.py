@@ -86,8 +86,22 @@ def end_session_of(thread: int | None, using: str) -> bool:
     return dialect_for(connections[using]).end_session(mark)
 
 
-#: What the connections of this thread are for; those of the main thread are not looked at.
-_duty = threading.local()
+#: The connections that each guarded thread has opened, by alias: what it never opened needs no looking after.
+_Opened: TypeAlias = dict[str, "weakref.ref[Any]"]
+_opened: dict[int, _Opened] = {}
+
+
+class _Duty(threading.local):
+    """What the connections of this thread are for; those of the main thread are not looked at."""
+
+    idle: timedelta | None = None
+    ours_alone = False
+    session_idle: timedelta | None = None
+    #: None in a thread that is not guarded.
+    opened: _Opened | None = None
+
+
+_duty = _Duty()
 
 
 def guard_connections(idle: timedelta, *, ours_alone: bool) -> None:
@@ -100,7 +114,7 @@ def guard_connections(idle: timedelta, *, ours_alone: bool) -> None:
     for alias in connections if _schema else ():
         # Before it connects: a handler may ask for the tenant first.
         _enter_schema(connections[alias])
-    if getattr(_duty, "idle", None) == idle:
+    if _duty.idle == idle:
         return
     _opened_by_this_thread()
     _duty.idle, _duty.ours_alone = idle, ours_alone
@@ -109,28 +123,19 @@ def guard_connections(idle: timedelta, *, ours_alone: bool) -> None:
             drop_broken(connection.alias)
 
 
-#: The connections that each guarded thread has opened, by alias: what it never opened needs no looking after.
-_Opened: TypeAlias = "dict[str, weakref.ref[Any]]"
-_opened: dict[int, _Opened] = {}
-
-
 def _opened_by_this_thread() -> _Opened:
-    if not hasattr(_duty, "opened"):
+    if _duty.opened is None:
         _duty.opened = {}
     # A thread of the past may have had the same number.
-    opened: _Opened = _duty.opened
-    _opened[threading.get_ident()] = opened
-    return opened
+    _opened[threading.get_ident()] = _duty.opened
+    return _duty.opened
 
 
 def opened_here() -> list[Any]:
     """Return the connections of the calling thread that it has opened and still uses, open or closed by now."""
-    mine: _Opened | None = getattr(_duty, "opened", None)
-    if mine is None:
+    if _duty.opened is None:
         return list(connections.all(initialized_only=True))
-    if not mine:
-        return []
-    known = [(alias, opened()) for alias, opened in mine.items()]
+    known = [(alias, opened()) for alias, opened in _duty.opened.items()]
     return [
         one
         for alias, one in known
@@ -144,16 +149,14 @@ def has_opened(thread: int) -> bool:
 
 
 def _guard(connection: Any, **kwargs: Any) -> None:
-    idle = getattr(_duty, "idle", None)
-    if idle is None:
+    if _duty.idle is None:
         return
     _opened_by_this_thread()[connection.alias] = weakref.ref(connection)
     dialect = dialect_for(connection)
     vars(connection)[SESSION] = connection.connection, dialect.session_mark()
-    dialect.end_idle_transactions(idle, ours_alone=_duty.ours_alone)
-    session_idle = getattr(_duty, "session_idle", None)
-    if session_idle is not None:
-        dialect.limit_idle_session(session_idle)
+    dialect.end_idle_transactions(_duty.idle, ours_alone=_duty.ours_alone)
+    if _duty.session_idle is not None:
+        dialect.limit_idle_session(_duty.session_idle)
 
 
 def limit_idle_session(using: str, idle: timedelta | None) -> None:
@@ -162,7 +165,7 @@ def limit_idle_session(using: str, idle: timedelta | None) -> None:
     Where the server knows idle transactions this changes nothing: MySQL knows idle sessions only, and there a plain
     handler that thinks between two queries must not be cut off while an atomic one must.
     """
-    if getattr(_duty, "session_idle", None) == idle:
+    if _duty.session_idle == idle:
         return
     _duty.session_idle = idle
     connection = connections[using]

@@ -197,8 +197,7 @@ class Dialect(Sessions):
         """Return those of *keys* whose rows are there and match *condition*; see ``select``."""
         if not keys:
             return []
-        keyed = table.keyed(keys)
-        matching = keyed if condition is None else both(keyed, condition)
+        matching = both(table.keyed(keys), condition)
         rows = self.select(table, table.columns.key, matching, lock, ordered=ordered)
         return table.keys_of(rows)
 
@@ -272,14 +271,12 @@ class Dialect(Sessions):
             "UPDATE {} SET {} WHERE {}",
             self.update_target(table),
             SQL.join(", ", assignments),
-            table.keyed(keys) if condition is None else both(table.keyed(keys), condition),
+            both(table.keyed(keys), condition),
         )
 
     def deletion(self, table: KeyTable, keys: Keys, condition: SQL | None) -> SQL:
         """Return the DELETE of the rows with these keys that also match *condition*."""
-        keyed = table.keyed(keys)
-        matching = keyed if condition is None else both(keyed, condition)
-        return sql("DELETE FROM {} WHERE {}", table.name, matching)
+        return sql("DELETE FROM {} WHERE {}", table.name, both(table.keyed(keys), condition))
 
     def joined_update(
         self,
@@ -300,7 +297,7 @@ class Dialect(Sessions):
             table.name,
             SQL.join(", ", assignments),
             VALUES,
-            same if condition is None else both(same, condition),
+            both(same, condition),
         )
 
     def value_rows(self, table: KeyTable, keys: Keys, own: Sequence[OwnValues]) -> list[SQL]:

@@ -215,16 +215,7 @@ class MySQL(Dialect):
     def deletion(self, table: KeyTable, keys: Keys, condition: SQL | None) -> SQL:
         # On a small table every plainer form walks all rows, index hint or not, and waits for those of others. A SELECT
         # of the keys may walk another index and lock all its entries: two deletions that meet would deadlock.
-        listed, names = self._listed(table, keys, [])
-        return sql(
-            "DELETE {} FROM ({}) {} STRAIGHT_JOIN {} ON {}{}",
-            table.name,
-            listed,
-            VALUES,
-            self.update_target(table),
-            table.same_key(VALUES, names),
-            "" if condition is None else sql(" WHERE {}", condition),
-        )
+        return sql("DELETE {} FROM {}", table.name, self._listed(table, keys, [], condition))
 
     def _lock_chosen(
         self,
@@ -321,24 +312,15 @@ class MySQL(Dialect):
         assignments: Sequence[SQL],
         condition: SQL | None,
     ) -> SQL:
-        listed, names = self._listed(table, keys, own)
-        # Rows are found by their keys, as by every statement that locks.
-        return sql(
-            "UPDATE ({}) {} STRAIGHT_JOIN {} ON {} SET {}{}",
-            listed,
-            VALUES,
-            self.update_target(table),
-            table.same_key(VALUES, names),
-            SQL.join(", ", assignments),
-            "" if condition is None else sql(" WHERE {}", condition),
-        )
+        listed = self._listed(table, keys, own, condition)
+        return sql("UPDATE {} SET {}", listed, SQL.join(", ", assignments))
 
     def _listed(
-        self, table: KeyTable, keys: Keys, own: Sequence[OwnValues]
-    ) -> tuple[SQL, list[str]]:
-        """Return the SELECT of a list of keys and values, which reads no row, and the names that the keys have in it.
+        self, table: KeyTable, keys: Keys, own: Sequence[OwnValues], condition: SQL | None
+    ) -> SQL:
+        """Return the join of a list of keys and values with the table, whose rows are found by their keys.
 
-        It begins with a row of nothing but types: those of the columns, collations included.
+        The list reads no row. It begins with a row of nothing but types: those of the columns, collations included.
         """
         names = [f"k{n}" for n in range(len(table.key))]
         columns = [f"{column} AS {name}" for column, name in zip(table.key, names, strict=True)]
@@ -346,7 +328,13 @@ class MySQL(Dialect):
             typed = table.column(one.field) if one.stored == "{}" else "NULL"
             columns.append(f"{typed} AS v{n}")
         types = SQL(f"SELECT {', '.join(columns)} FROM {table.name} WHERE 1 = 0")
-        return SQL.join(" UNION ALL SELECT ", [types, *self.value_rows(table, keys, own)]), names
+        return sql(
+            "({}) {} STRAIGHT_JOIN {} ON {}",
+            SQL.join(" UNION ALL SELECT ", [types, *self.value_rows(table, keys, own)]),
+            VALUES,
+            self.update_target(table),
+            both(SQL(table.same_key(VALUES, names)), condition),
+        )
 
     def advisory_lock(self, name: str) -> None:
         """Wait for a row of that name: GET_LOCK belongs to the session, not to the transaction."""

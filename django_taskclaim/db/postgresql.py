@@ -62,12 +62,12 @@ class PostgreSQL(Dialect):
         """
         if self.connection.connection is None:
             self.connection.ensure_connection()
-        known = vars(self.connection).get(LEVEL)
-        if known is None or known[0] is not self.connection.connection:
-            ((level,),) = self.fetch(SQL("SHOW default_transaction_isolation"))
-            known = self.connection.connection, asked_isolation(self.connection) or level
-            vars(self.connection)[LEVEL] = known
-        return "committed" not in known[1]
+        session, level = vars(self.connection).get(LEVEL, (None, ""))
+        if session is not self.connection.connection:
+            ((usual,),) = self.fetch(SQL("SHOW default_transaction_isolation"))
+            level = asked_isolation(self.connection) or usual
+            vars(self.connection)[LEVEL] = self.connection.connection, level
+        return "committed" not in level
 
     @property
     def commits_alone(self) -> bool:
@@ -124,18 +124,15 @@ class PostgreSQL(Dialect):
         asked = max(1, int(idle / timedelta(milliseconds=1)))
         inside = self.connection.in_atomic_block
         with self.own_transaction(durable=True):
-            ((usual,),) = self.fetch(
-                SQL(
-                    "SELECT setting::bigint FROM pg_settings WHERE name = 'idle_in_transaction_session_timeout'"
-                )
-            )
+            name = "idle_in_transaction_session_timeout"
+            known = SQL(f"SELECT setting::bigint FROM pg_settings WHERE name = '{name}'")
+            ((usual,),) = self.fetch(known)
             # Of the transaction, not of the session: it works behind a transaction pooler, and ends by itself.
-            told = "SET LOCAL idle_in_transaction_session_timeout = {}"
             if not 0 < usual <= asked:
-                self.run(SQL(told.format(asked)))
+                self.run(SQL(f"SET LOCAL {name} = {asked}"))
             yield
             if inside:
-                self.run(SQL(told.format(usual)))
+                self.run(SQL(f"SET LOCAL {name} = {usual}"))
 
     @property
     def _is_pooled(self) -> bool:
@@ -151,13 +148,8 @@ class PostgreSQL(Dialect):
 
     def end_session(self, mark: Raw) -> bool:
         # Process numbers come round.
-        ended = self.fetch(
-            SQL(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid = %s AND backend_start = %s",
-                mark,
-            )
-        )
-        return ended == [(True,)]
+        asked = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid = %s AND backend_start = %s"
+        return self.fetch(SQL(asked, mark)) == [(True,)]
 
     def service_options(self) -> dict[str, Any]:
         return {

@@ -86,8 +86,10 @@ def sql(template: str, *pieces: "SQL | str") -> SQL:
     return SQL(template.format(*[part.text for part in parts]), params)
 
 
-def both(one: SQL, other: SQL) -> SQL:
-    """Return the condition that holds where both do."""
+def both(one: SQL, other: SQL | None) -> SQL:
+    """Return the condition that holds where both do; the *other* one may be missing."""
+    if other is None:
+        return one
     return SQL(f"{one.text} AND {other.text}", (*one.params, *other.params))
 
 

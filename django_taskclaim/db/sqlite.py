@@ -30,12 +30,6 @@ from django_taskclaim.states import Token
 IO_ERROR = 10
 
 
-def _is_of_decoding(error: Exception) -> bool:
-    """Say whether a text is not UTF-8: an OperationalError of the driver's own, which has no code of SQLite's."""
-    cause = error.__cause__
-    return isinstance(cause, sqlite3.OperationalError) and not hasattr(cause, "sqlite_errorcode")
-
-
 class SQLite(Dialect):
     """SQLite ignores ``select_for_update`` silently; a lock here is an UPDATE that changes nothing."""
 
@@ -53,7 +47,11 @@ class SQLite(Dialect):
         return code is None or code & 0xFF == IO_ERROR
 
     def may_be_of_reading(self, error: Exception) -> bool:
-        return _is_of_decoding(error) or super().may_be_of_reading(error)
+        # A text that is not UTF-8 is an OperationalError of the driver's own, which has no code of SQLite's.
+        cause = error.__cause__
+        is_of_driver = isinstance(cause, sqlite3.OperationalError)
+        is_of_decoding = is_of_driver and not hasattr(cause, "sqlite_errorcode")
+        return is_of_decoding or super().may_be_of_reading(error)
 
     @contextmanager
     def kept_whole(self) -> Iterator[None]:
