@@ -37,7 +37,7 @@ from django_taskclaim.throttling.health import health_checks, refusals
 from django_taskclaim.worker.child import run_in_process
 from django_taskclaim.worker.health import HealthFile
 from django_taskclaim.worker.options import ExitCode, WorkerOptions
-from django_taskclaim.worker.platforms import show_title, why_not_supervised
+from django_taskclaim.worker.platforms import lacking, show_title
 from django_taskclaim.worker.records import log_to_console
 from django_taskclaim.worker.selection import SelectionError
 from django_taskclaim.worker.stop_signals import answer_unless_stopped, hold_stop_signals, leave
@@ -160,8 +160,7 @@ exit codes:
     def handle(self, *, models: list[Any], in_process: bool, **options: Any) -> None:
         _refuse([f"{found.message} {found.hint}" for found in conf.problems()])
         _refuse_contradictions(in_process, options)
-        if not in_process:
-            _refuse(why_not_supervised())
+        _refuse(lacking(in_process=in_process, threads=options["threads"]))
         models = models or _all_models(options["database"])
         using = _database(models, options["database"])
         worker = WorkerOptions(
