@@ -48,7 +48,9 @@ def loaded_values(row: models.Model) -> dict[str, Any] | None:
 
 def remember(row: models.Model, attnames: Iterable[str]) -> None:
     """Take the row's present values of these columns for the stored ones."""
-    _note(row, {name: row.__dict__.get(name, models.DEFERRED) for name in attnames})
+    stored = {name: row.__dict__.get(name, models.DEFERRED) for name in attnames}
+    names, values, since = row.__dict__.get(LOADED, ((), (), UNCHANGED))
+    row.__dict__[LOADED] = (names, values, {**since, **stored})
 
 
 def show(rows: Iterable[models.Model], values: Mapping[AnyField | None, Any]) -> None:
@@ -60,13 +62,9 @@ def show(rows: Iterable[models.Model], values: Mapping[AnyField | None, Any]) ->
         own.update(written)
         for name in unknown:
             del own[name]
-        _note(row, written)
-
-
-def _note(row: models.Model, stored: Mapping[str, Any]) -> None:
-    names, values, since = row.__dict__.get(LOADED, ((), (), UNCHANGED))
-    # Rows that a verb has written alike share *stored*.
-    row.__dict__[LOADED] = (names, values, {**since, **stored} if since else stored)
+        names, values, since = own.get(LOADED, ((), (), UNCHANGED))
+        # Rows that a verb has written alike share what it wrote.
+        own[LOADED] = (names, values, {**since, **written} if since else written)
 
 
 def refuse_names(model: type[models.Model], names: Iterable[str] | None, where: str) -> None:
