@@ -146,7 +146,7 @@ def _has_ranges(model: Any) -> bool:
     return concrete is not None and bool(range_columns(concrete))
 
 
-def unit_of(models_at_work: Iterable[type[models.Model]]) -> str:
+def row_noun(models_at_work: Iterable[type[models.Model]]) -> str:
     """Return what the rows of these models are called: ``range`` where all are ranges of keys, else ``row``."""
     return "range" if all(has_ranges(model) for model in models_at_work) else "row"
 

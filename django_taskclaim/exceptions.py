@@ -34,7 +34,7 @@ class ClaimLost(TaskClaimError):
         return partial(ClaimLost, reason=self.reason), (self.lost, self.written)
 
 
-class CommitUndecided(ClaimLost):
+class CommitUnknown(ClaimLost):
     """The answer to a COMMIT was lost, and the rows have moved on since: nobody can tell what was written.
 
     ``lost`` holds them with any others whose claims stand no more. Of those in ``undecided`` it is unknown whether
@@ -61,7 +61,7 @@ class CommitUndecided(ClaimLost):
         )
 
     def __reduce__(self) -> Any:
-        rebuild = partial(CommitUndecided, reason=self.reason)
+        rebuild = partial(CommitUnknown, reason=self.reason)
         return rebuild, (self.lost, self.written, self.undecided)
 
 

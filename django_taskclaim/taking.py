@@ -10,7 +10,7 @@ from django.db import models, transaction
 from django.db.models.manager import BaseManager
 
 from django_taskclaim import conf
-from django_taskclaim.exceptions import CommitUndecided, TaskClaimError
+from django_taskclaim.exceptions import CommitUnknown, TaskClaimError
 from django_taskclaim.querysets.ordering import in_claim_order
 from django_taskclaim.querysets.scope import Rows, Target, on_claim_table, refuse_unclaimable
 from django_taskclaim.querysets.transactions import (
@@ -50,7 +50,7 @@ def take(
     that a frozen process blocks others no longer; SQLite has no server, and nobody else can write during the block.
 
     RuntimeError inside the caller's transaction, TypeError or ValueError for what cannot be taken, NotSupportedError
-    where the database cannot pass over locked rows. CommitUndecided where the answer to the COMMIT was lost; any other
+    where the database cannot pass over locked rows. CommitUnknown where the answer to the COMMIT was lost; any other
     error means that nothing was committed, unless an ``on_commit`` hook raised it.
     """
     rows = _checked_rows(queryset)
@@ -128,7 +128,7 @@ def _taken(
         if not committing or committed or not is_ambiguous(error, target):
             raise
         close_broken(connection)
-        raise CommitUndecided(rows, (), rows) from error
+        raise CommitUnknown(rows, (), rows) from error
 
 
 def _lock(queryset: Rows, limit: int, target: Target, *, deleting: bool) -> list[Any]:

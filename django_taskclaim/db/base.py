@@ -100,9 +100,9 @@ class Dialect(Sessions):
             return None
         assignments = self.claim_assignments(table, lease, mark)
         statement = ClaimStatement(table, fields, chosen, condition, ours, assignments, simple)
-        return replace(statement, whole=self.whole_claim(statement))
+        return replace(statement, whole=self.single_statement_claim(statement))
 
-    def whole_claim(self, statement: ClaimStatement) -> SQL:
+    def single_statement_claim(self, statement: ClaimStatement) -> SQL:
         """Return the one statement that locks, claims and returns; nothing where several do."""
         return NO_SQL
 

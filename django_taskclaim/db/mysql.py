@@ -76,13 +76,13 @@ class MySQL(Dialect):
     MOST_KEYS = 500
 
     @property
-    def commits_alone(self) -> bool:
+    def autocommits_read_committed(self) -> bool:
         return getattr(self.connection, "isolation_level", None) == "read committed"
 
     @contextmanager
     def beginning(self) -> Iterator[None]:
         # REPEATABLE READ would bring gap locks and stale reads; this counts for the next transaction only.
-        if not self.commits_alone:
+        if not self.autocommits_read_committed:
             self.run(SQL("SET TRANSACTION ISOLATION LEVEL READ COMMITTED"))
         yield
 
@@ -93,7 +93,7 @@ class MySQL(Dialect):
     def limit_lock_wait(self, seconds: float) -> Iterator[None]:
         # It counts whole seconds.
         whole = max(1, math.ceil(seconds))
-        with keeping_setting(self, "innodb_lock_wait_timeout"):
+        with restoring_setting(self, "innodb_lock_wait_timeout"):
             self._set("innodb_lock_wait_timeout", whole)
             yield
 
@@ -119,7 +119,7 @@ class MySQL(Dialect):
         # Of the session, so it is taken back, but not before the COMMIT: a process may freeze between the two.
         name = "idle_transaction_timeout" if is_mariadb(self.connection) else "wait_timeout"
         asked = max(1, math.ceil(idle.total_seconds()))
-        with keeping_setting(self, name) as usual:
+        with restoring_setting(self, name) as usual:
             self._set(name, min(asked, usual or asked))
             with self.own_transaction(durable=True):
                 yield
@@ -350,7 +350,7 @@ class MySQL(Dialect):
         )
 
     def sees_new_commits(self) -> bool:
-        return self.commits_alone
+        return self.autocommits_read_committed
 
 
 def is_mariadb(connection: BaseDatabaseWrapper) -> bool:
@@ -359,7 +359,7 @@ def is_mariadb(connection: BaseDatabaseWrapper) -> bool:
 
 
 @contextmanager
-def keeping_setting(dialect: Dialect, name: str) -> Iterator[Any]:
+def restoring_setting(dialect: Dialect, name: str) -> Iterator[Any]:
     """Give the session back, after the block, the setting that it has now: none counts for a transaction alone."""
     ((before,),) = dialect.fetch(SQL(f"SELECT @@SESSION.{name}"))
     session = dialect.connection.connection

@@ -64,7 +64,7 @@ class Listener:
         """Listen on *connection* from now on, and have *heard* called with each call's table and silence."""
         listener = cls(connection, heard)
         # Calls also come along with the answers to statements.
-        listener._driver.add_notify_handler(lambda notify: listener._hear(notify.payload))
+        listener._driver.add_notify_handler(lambda notify: listener._receive(notify.payload))
         with connection.cursor() as cursor:
             cursor.execute(f"LISTEN {CHANNEL}")
         return listener
@@ -85,8 +85,8 @@ class Listener:
         with self._errors:
             raw.consume_input()
             while notify := raw.notifies():
-                self._hear(notify.extra.decode(encoding))
+                self._receive(notify.extra.decode(encoding))
 
-    def _hear(self, payload: str) -> None:
+    def _receive(self, payload: str) -> None:
         silence, _, table = payload.partition(" ")
         self._heard(table, float(silence))

@@ -65,12 +65,12 @@ class PostgreSQL(Dialect):
         session, level = vars(self.connection).get(LEVEL, (None, ""))
         if session is not self.connection.connection:
             ((usual,),) = self.fetch(SQL("SHOW default_transaction_isolation"))
-            level = asked_isolation(self.connection) or usual
+            level = configured_isolation(self.connection) or usual
             vars(self.connection)[LEVEL] = self.connection.connection, level
         return "committed" not in level
 
     @property
-    def commits_alone(self) -> bool:
+    def autocommits_read_committed(self) -> bool:
         return not self._isolates_too_much and vars(self.connection).get(WAIT) is None
 
     @contextmanager
@@ -83,7 +83,7 @@ class PostgreSQL(Dialect):
             self.run(SQL("SET TRANSACTION ISOLATION LEVEL READ COMMITTED"))
 
     @contextmanager
-    def kept_whole(self) -> Iterator[None]:
+    def detecting_rollback(self) -> Iterator[None]:
         # Its driver knows how the transaction stands: no need to ask the server twice, by a savepoint.
         has_begun, is_over = self._transaction_status() != NO_TRANSACTION, False
 
@@ -160,7 +160,7 @@ class PostgreSQL(Dialect):
             "keepalives_count": 3,
         }
 
-    def whole_claim(self, statement: ClaimStatement) -> SQL:
+    def single_statement_claim(self, statement: ClaimStatement) -> SQL:
         table = statement.table
         update = self._update_free(
             table, statement.limited_candidates, statement.assignments, statement.claimable
@@ -245,7 +245,7 @@ class PostgreSQL(Dialect):
         return frozenset(name for (name,) in names)
 
 
-def asked_isolation(connection: BaseDatabaseWrapper) -> str:
+def configured_isolation(connection: BaseDatabaseWrapper) -> str:
     """Return the isolation level that OPTIONS ask for, in words; empty for none."""
     asked = connection.settings_dict["OPTIONS"].get("isolation_level")
     return "" if asked is None else str(getattr(asked, "name", asked)).replace("_", " ").lower()

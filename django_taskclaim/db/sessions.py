@@ -77,7 +77,7 @@ class Sessions:
     # Transactions and sessions
 
     @property
-    def commits_alone(self) -> bool:
+    def autocommits_read_committed(self) -> bool:
         """Whether a statement outside of a transaction is one that sees each other commit at once, as ours must."""
         # SQLite's one writer waits for the one before it before it reads anything.
         return True
@@ -101,9 +101,9 @@ class Sessions:
         yield
 
     @contextmanager
-    def kept_whole(self) -> Iterator[None]:
+    def detecting_rollback(self) -> Iterator[None]:
         """Raise a DatabaseError at the end of the block if what it wrote in the open transaction is gone."""
-        with savepoint_around(self.connection):
+        with guarding_savepoint(self.connection):
             yield
 
     @contextmanager
@@ -166,7 +166,7 @@ class Sessions:
 
 
 @contextmanager
-def savepoint_around(connection: BaseDatabaseWrapper) -> Iterator[None]:
+def guarding_savepoint(connection: BaseDatabaseWrapper) -> Iterator[None]:
     """Take a savepoint and release it after the block: an error of the database where it is gone."""
     savepoint = str(connection.savepoint())
     yield

@@ -54,7 +54,7 @@ class SQLite(Dialect):
         return is_of_decoding or super().may_be_of_reading(error)
 
     @contextmanager
-    def kept_whole(self) -> Iterator[None]:
+    def detecting_rollback(self) -> Iterator[None]:
         yield
         session: Any = self.connection.connection
         if session is None or not session.in_transaction:
@@ -74,7 +74,7 @@ class SQLite(Dialect):
     def service_options(self) -> dict[str, Any]:
         return {"timeout": 5}
 
-    def whole_claim(self, statement: ClaimStatement) -> SQL:
+    def single_statement_claim(self, statement: ClaimStatement) -> SQL:
         table = statement.table
         text, params = statement.claimable
         return sql(

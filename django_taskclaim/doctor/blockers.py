@@ -13,7 +13,7 @@ from django_taskclaim.companions import CompanionQuerySet
 from django_taskclaim.doctor.findings import Finding
 from django_taskclaim.formatting import counted, format_duration, format_moment, listed
 from django_taskclaim.handlers import handler_for
-from django_taskclaim.limits.key_limits import limits_over, without_room
+from django_taskclaim.limits.key_limits import at_their_limit, limits_over
 from django_taskclaim.limits.serial import SerialLimit
 from django_taskclaim.links import is_companion, source_link
 from django_taskclaim.monitoring.overview import Overview, overview, throttles_by_source, workers
@@ -231,7 +231,7 @@ def _limited(seen: Overview) -> Iterator[Finding]:
     if not seen.due or {Status.OPEN, Status.PROCESSING} & seen.estimated:
         return
     try:
-        full = without_room(ClaimTarget.of(seen.model, seen.alias))
+        full = at_their_limit(ClaimTarget.of(seen.model, seen.alias))
     except ValueError as error:
         yield Finding.problem(str(error), "Until the handler names a column, nothing is claimed.")
         return

@@ -12,7 +12,7 @@ from django_taskclaim.error_text import describe
 from django_taskclaim.formatting import counted
 from django_taskclaim.policy import policy_for
 from django_taskclaim.querysets import ClaimQuerySet
-from django_taskclaim.querysets.assignments import open_again, pass_on
+from django_taskclaim.querysets.assignments import held_by_another, open_again
 from django_taskclaim.querysets.isolating import MOST_ROWS, RefusedRows, refusals
 from django_taskclaim.querysets.scope import ClaimTarget, Rows, on_claim_table
 from django_taskclaim.querysets.transactions import in_transaction
@@ -31,7 +31,7 @@ def refusing_rows(model: type[models.Model], alias: str) -> Iterator[Finding]:
     rows: ClaimQuerySet[Any] = ClaimQuerySet(model, using=alias)
     claimed = [
         target.table.assign(target.columns.status, SQL(f"'{Status.PROCESSING.value}'")),
-        *pass_on(target, "claimdoctor", policy_for(model).lease),
+        *held_by_another(target, "claimdoctor", policy_for(model).lease),
     ]
     began = clock()
     try:

@@ -84,11 +84,11 @@ class Grant:
             self._answer.refusal = closed_hours(self._limits, self._target.dialect.current_time())
         return self._answer.refusal
 
-    def room(self, wanted: int) -> int:
+    def allowed(self, wanted: int) -> int:
         """Return how many of the *wanted* rows may be claimed, by what no other claim changes any more."""
-        return self._room_to_run(self._room_by_rates(wanted))
+        return self._allowed_to_run(self._allowed_by_rates(wanted))
 
-    def _room_by_rates(self, wanted: int) -> int:
+    def _allowed_by_rates(self, wanted: int) -> int:
         if not self._rates:
             return wanted
         now = self._asked_at = self._target.dialect.current_time()
@@ -105,7 +105,7 @@ class Grant:
                 self._answer.refusal = Refusal("rate", limits, until, wait)
         return wanted
 
-    def _room_to_run(self, wanted: int) -> int:
+    def _allowed_to_run(self, wanted: int) -> int:
         """Return how many of the *wanted* rows may be processing beside those that are."""
         limited = [one for one in self._limits if one.max_running]
         if not limited or not wanted:
@@ -118,9 +118,9 @@ class Grant:
             self._answer.refusal = Refusal("max_running", limits)
         return max(0, min(wanted, most - held))
 
-    def charge(self, taken: int, room: int) -> None:
+    def charge(self, taken: int, allowed: int) -> None:
         """Take so many rows off what each rate allows."""
-        if taken < room:
+        if taken < allowed:
             # It was not for a limit that the claim took no more.
             self._answer.refusal = None
         if not taken or self._asked_at is None:
@@ -154,7 +154,7 @@ def refused_now(target: ClaimTarget) -> Refusal | None:
     """Return what limit keeps anybody from claiming a single row now; None where none does."""
     answer = Answer()
     grant = Grant(target, answer)
-    return None if grant.closed() is None and grant.room(1) else answer.refusal
+    return None if grant.closed() is None and grant.allowed(1) else answer.refusal
 
 
 def claim_within_limits(call: "ClaimCall", wanted: int) -> list[ClaimedRow]:
@@ -169,7 +169,7 @@ def claim_within_limits(call: "ClaimCall", wanted: int) -> list[ClaimedRow]:
         refuse_old_snapshots(target, f"claim_batch() counts what others have claimed for {names}")
         # Claims of the table that count wait for each other until they commit.
         target.dialect.advisory_lock(f"limits:{target.columns.owner._meta.label_lower}")
-    room = grant.room(wanted)
-    rows = call.take(room) if room else []
-    grant.charge(len(rows), room)
+    allowed = grant.allowed(wanted)
+    rows = call.take(allowed) if allowed else []
+    grant.charge(len(rows), allowed)
     return rows

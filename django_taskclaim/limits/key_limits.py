@@ -63,7 +63,7 @@ def _counted(model: type[models.Model], name: str, option: str) -> AnyField:
     return field
 
 
-def without_room(target: ClaimTarget) -> Q:
+def at_their_limit(target: ClaimTarget) -> Q:
     """Match rows of the claim table whose key has as many rows processing as it may; empty without limits."""
     found = Q()
     for limit in limits_over(target.model):
@@ -72,5 +72,5 @@ def without_room(target: ClaimTarget) -> Q:
 
 
 def claim_by_keys(call: "ClaimCall", scan: "Scan", limit: int) -> list[ClaimedRow]:
-    """Claim up to *limit* rows that *scan* finds and whose keys have room, under the lock of the limits."""
+    """Claim up to *limit* rows that *scan* finds and whose keys are below their limit, under the lock of the limits."""
     return KeyClaim(call, limits_over(call.target.model), scan, limit).run()

@@ -1,7 +1,8 @@
 """Limits per key, ``limit_per``: at most so many rows of one value of a column are processing at once, over all hosts.
 
 Claims of a limited table wait for one lock, held until they commit, so what one counts no other changes. Rows are read
-in claim order without locks; those whose keys have room are claimed by their own keys, every condition repeated.
+in claim order without locks. Those whose keys are below their limit are claimed by their own keys, and every condition
+is repeated.
 """
 
 from collections import Counter
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from django_taskclaim.querysets.claiming import ClaimCall
     from django_taskclaim.querysets.cursor import Scan
 
-#: So many rows in claim order are read before those of keys without room are left out.
+#: So many rows in claim order are read before those of keys at their limit are left out.
 READ_AHEAD = 200
 
 #: How often one claim reads more when it is still short.
@@ -89,7 +90,7 @@ def _running(target: ClaimTarget) -> Rows:
 
 
 class KeyClaim:
-    """One claim under the lock: takes rows whose keys have room, until it has enough of them."""
+    """One claim under the lock: takes rows whose keys are below their limit, until it has enough of them."""
 
     def __init__(
         self, call: "ClaimCall", limits: Sequence[KeyLimit], scan: "Scan", limit: int
@@ -120,11 +121,11 @@ class KeyClaim:
                 self._claim_from(self._read(self._only(self.candidates, first), len(first)))
             if not self._wanted or len(found) < most:
                 break
-            rows = self._with_room()
+            rows = self._below_limit()
         return self.taken
 
     def _claim_from(self, rows: Sequence[Sequence[Any]]) -> None:
-        """Claim the first of *rows* whose keys have room. Others may have locked some, so the next ones are tried."""
+        """Claim the first of *rows* whose keys are below their limit; where some are locked, the next ones."""
         while self._wanted and (chosen := self._choose(rows)):
             for part in self.target.dialect.chunks(list(chosen), self.target.table):
                 candidates = self._only(self.candidates.order_by(), part)
@@ -136,7 +137,7 @@ class KeyClaim:
                     self._add(chosen[missed], -1)
 
     def _choose(self, rows: Sequence[Sequence[Any]]) -> dict[Key, list[Any]]:
-        """Return the first of *rows* whose keys have room, each with its values of the limited columns."""
+        """Return the first of *rows* whose keys are below their limit, each with its values of the limited columns."""
         for one, place in zip(self.limits, self._seen_at, strict=True):
             one.learn(self.target, [row[place] for row in rows])
         chosen: dict[Key, list[Any]] = {}
@@ -167,8 +168,8 @@ class KeyClaim:
         rows.query.where.add(KeyIn(self.target.columns.owner, keys), AND)
         return rows
 
-    def _with_room(self) -> Rows:
-        """Return the candidates without those of keys that have no room."""
+    def _below_limit(self) -> Rows:
+        """Return the candidates without those of keys at their limit."""
         rows = self.candidates
         for one in self.limits:
             if closed := one.closed:

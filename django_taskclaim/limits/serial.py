@@ -49,7 +49,7 @@ class SerialLimit(KeyLimit):
         if key is None or not super().admits(target, key, row):
             return key is None
         if key not in self._looked_up:
-            self._look_up(target, key)
+            self._fetch_heads(target, key)
         return row in self._heads
 
     @property
@@ -67,7 +67,7 @@ class SerialLimit(KeyLimit):
         rows = target.rows.order_by().filter(blocks, **{f"{self.name}__isnull": False})
         return Q(**{f"{self.name}__in": rows.values(self.name)})
 
-    def _look_up(self, target: ClaimTarget, key: Any) -> None:
+    def _fetch_heads(self, target: ClaimTarget, key: Any) -> None:
         """Find the heads of this key and of those that are expected next."""
         closed = set(self.closed)
         part = list(dict.fromkeys([key, *(one for one in self._expected if one not in closed)]))

@@ -33,7 +33,7 @@ def prepare(sender: type[models.Model], **kwargs: Any) -> None:
     # Where a field of the user's has replaced one of ours, the system checks will say so.
     if not sender._meta.proxy and is_claimable(sender) and claim_columns(sender).owner is sender:
         _give_index(sender)
-        _watch_columns(sender)
+        _prepare_columns(sender)
 
 
 def _short_form(name: str) -> Any:
@@ -81,7 +81,7 @@ class WatchedAttribute(DeferredAttribute):
             remember(instance, [self.field.attname])
 
 
-def _watch_columns(model: type[models.Model]) -> None:
+def _prepare_columns(model: type[models.Model]) -> None:
     for field in claim_columns(model).guarded:
         setattr(model, field.attname, WatchedAttribute(field))
 

@@ -82,7 +82,7 @@ def open_again(target: ClaimTarget) -> list[SQL]:
     )
 
 
-def pass_on(target: ClaimTarget, holder: str, lease: timedelta) -> list[SQL]:
+def held_by_another(target: ClaimTarget, holder: str, lease: timedelta) -> list[SQL]:
     """Return what gives a running row to another holder, for *lease* at least, as a claim of its own."""
     now, again = SQL(target.dialect.now), next_iteration(target)
     claim = setting(target, claimed_at=now, iteration=again, claimed_by=value(holder))

@@ -43,7 +43,7 @@ from django_taskclaim.querysets.cursor import (
 )
 from django_taskclaim.querysets.held_rows import extend_held, rows_of_holder
 from django_taskclaim.querysets.instances import build, read_again
-from django_taskclaim.querysets.isolated_claims import claim_again, claim_apart, read_apart
+from django_taskclaim.querysets.isolated_claims import claim_again, claim_isolated, read_isolated
 from django_taskclaim.querysets.isolating import RefusedRows, remembered, without_refused
 from django_taskclaim.querysets.losses import judge_ambiguous_commit
 from django_taskclaim.querysets.ordering import in_claim_order, in_policy_order
@@ -204,7 +204,7 @@ class ClaimCall:
             and dialect.returns_updated
             and not connection.in_atomic_block
             and commits_by_itself(connection)
-            and dialect.commits_alone
+            and dialect.autocommits_read_committed
         )
 
     @property
@@ -364,7 +364,7 @@ class ClaimCall:
     def claim_from(self, scan: Scan, limit: int) -> list[ClaimedRow]:
         """Claim up to *limit* rows that *scan* finds."""
         if self.refused is not None:
-            return claim_apart(self, scan, limit)
+            return claim_isolated(self, scan, limit)
         if self.is_limited and self.counts_by_key:
             return claim_by_keys(self, scan, limit)
         return self.send(self._statement(scan), limit, scan)
@@ -441,7 +441,7 @@ class ClaimCall:
 
     def read(self, claims: dict[Any, Claim]) -> list[Any]:
         """Read the rows that were claimed as the queryset asks."""
-        return self.read_keys([*claims]) if self.refused is None else read_apart(self, claims)
+        return self.read_keys([*claims]) if self.refused is None else read_isolated(self, claims)
 
     def read_keys(self, keys: Sequence[Any]) -> list[Any]:
         """Read the rows with these keys as the queryset asks."""

@@ -13,7 +13,7 @@ from django.db.models import Q
 
 from django_taskclaim import conf
 from django_taskclaim.claim import clock
-from django_taskclaim.columns import claim_columns, unit_of
+from django_taskclaim.columns import claim_columns, row_noun
 from django_taskclaim.db.sql import SQL, Change
 from django_taskclaim.fields import is_quarantine_mark, is_unstarted_mark
 from django_taskclaim.formatting import counted
@@ -110,7 +110,7 @@ def _write(target: ClaimTarget, outcome: str, rows: list[LockedRow]) -> int:
         logger.log,
         logging.ERROR if outcome == "failed" else logging.WARNING,
         "%s of %s expired: %s",
-        counted(written, unit_of([target.model])),
+        counted(written, row_noun([target.model])),
         label,
         EXPIRED[outcome],
         extra={
@@ -179,13 +179,13 @@ class Reaper:
             if self._readings:
                 self._read()
                 return self._put_back(limit)
-            self._look()
+            self._search()
         except BaseException:
             self._rest()
             raise
         return 0
 
-    def _look(self) -> None:
+    def _search(self) -> None:
         """Look whether rows have expired: only then the clock is read, or read further."""
         self._next_look = clock() + self._interval() * random.uniform(0.75, 1.0)
         if not self._rows().filter(is_expired(claim_columns(self.model))).exists():
@@ -207,7 +207,7 @@ class Reaper:
             self._due = 0.0
         else:
             # More may have expired since that reading, and waits for one of its own.
-            self._look()
+            self._search()
         return released
 
     def _read(self) -> None:

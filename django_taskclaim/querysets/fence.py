@@ -172,7 +172,7 @@ class FencedModel(models.Model):
 
         Takes and returns what the next base does. Raises ClaimLost where the claim stands no more; nothing was deleted
         and the caller's transaction stays usable. Where the answer to its COMMIT was lost, the instance keeps its key
-        and its claim, and the call may be repeated: CommitUndecided then means that the row is gone, or another's.
+        and its claim, and the call may be repeated: CommitUnknown then means that the row is gone, or another's.
         """
         deleted: tuple[int, dict[str, int]] = self._delete_fenced(super().delete, *args, **kwargs)
         return deleted

@@ -8,7 +8,7 @@ from django_taskclaim.db import ClaimedRow
 from django_taskclaim.db.claim_statement import rows_by_role
 from django_taskclaim.db.sql import WAIT, Change
 from django_taskclaim.querysets.conditions import is_running
-from django_taskclaim.querysets.isolated_claims import send_apart
+from django_taskclaim.querysets.isolated_claims import send_isolated
 from django_taskclaim.querysets.ordering import in_claim_order
 from django_taskclaim.querysets.scope import Rows, on_claim_table
 from django_taskclaim.states import Token
@@ -37,7 +37,7 @@ def extend_held(call: "ClaimCall") -> list[ClaimedRow]:
     for iteration in {row.iteration for row in held}:
         keys = sorted(row.key for row in held if row.iteration == iteration)
         extend = partial(_extend, call, Token(call.request.holder, iteration))
-        for part in send_apart(call, keys, extend):
+        for part in send_isolated(call, keys, extend):
             extended.update(part)
     return [row for row in held if row.key in extended]
 

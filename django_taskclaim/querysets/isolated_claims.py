@@ -59,7 +59,7 @@ def _give_back(call: "ClaimCall") -> None:
             release([bare(call.queryset.model, claim) for claim in claims], None)
 
 
-def claim_apart(call: "ClaimCall", scan: "Scan", limit: int) -> list[ClaimedRow]:
+def claim_isolated(call: "ClaimCall", scan: "Scan", limit: int) -> list[ClaimedRow]:
     """Claim the first rows that *scan* finds by their keys, without those that are refused."""
     dialect, table = call.target.dialect, call.target.table
     found = dialect.first(call.rows(scan), table, LOOK_AHEAD * limit, call.target.columns.key)
@@ -71,7 +71,7 @@ def claim_apart(call: "ClaimCall", scan: "Scan", limit: int) -> list[ClaimedRow]
         one.queryset = call.queryset.filter(pk__in=part)
         return one.claim_from(scan, limit - len(claimed))
 
-    for rows in send_apart(call, list(dict.fromkeys(table.keys_of(found))), claim_part):
+    for rows in send_isolated(call, list(dict.fromkeys(table.keys_of(found))), claim_part):
         claimed += rows
         call.known.update(row.key for row in rows)
         if len(claimed) >= limit:
@@ -79,7 +79,7 @@ def claim_apart(call: "ClaimCall", scan: "Scan", limit: int) -> list[ClaimedRow]
     return claimed
 
 
-def send_apart(
+def send_isolated(
     call: "ClaimCall", keys: Sequence[Any], send: Callable[[Sequence[Any]], list[R]]
 ) -> Iterable[list[R]]:
     """Yield what *send* returns of *keys*, chunk by chunk; of smaller parts while some rows are refused."""
@@ -94,7 +94,7 @@ def send_apart(
             yield from call.refused.send(part, attempt)
 
 
-def read_apart(call: "ClaimCall", claims: dict[Any, Claim]) -> list[Any]:
+def read_isolated(call: "ClaimCall", claims: dict[Any, Claim]) -> list[Any]:
     """Read the rows with these keys; those that cannot be read are noted instead."""
     all_rows = like(call.queryset, call.target)
     found = isolate_unreadable([*claims], call.read_keys, all_rows)

@@ -8,7 +8,7 @@ from django_taskclaim.claim import COMPLETED, carried_claim, claim_of, standing_
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.db.sql import NOWAIT
 from django_taskclaim.error_text import redact
-from django_taskclaim.exceptions import ClaimLost, CommitUndecided
+from django_taskclaim.exceptions import ClaimLost, CommitUnknown
 from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.querysets.transactions import PATIENCE, wait_for_answer
 from django_taskclaim.signals import claim_lost, send_of_rows
@@ -26,7 +26,7 @@ def raise_unless_all(rows: Sequence[Any], written: Sequence[Any]) -> None:
 
 
 def raise_lost(lost: Sequence[Any], written: Sequence[Any]) -> NoReturn:
-    """Log, send as a signal and raise which claims stand no more; CommitUndecided where a COMMIT is ambiguous."""
+    """Log, send as a signal and raise which claims stand no more; CommitUnknown where a COMMIT is ambiguous."""
     ambiguous: list[Any] = []
     for row in lost:
         if (claim := claim_of(row)) is not None:
@@ -35,7 +35,7 @@ def raise_lost(lost: Sequence[Any], written: Sequence[Any]) -> NoReturn:
     reason = _why_none_is_carried(lost)
     error = ClaimLost(lost, written, reason=reason)
     if ambiguous:
-        error = CommitUndecided(lost, written, ambiguous, reason=reason)
+        error = CommitUnknown(lost, written, ambiguous, reason=reason)
     _log(error)
     send_of_rows(claim_lost, lost)
     raise error

@@ -18,10 +18,10 @@ from django_taskclaim.querysets.assignments import (
     NULL,
     as_new,
     failed,
+    held_by_another,
     literal,
     next_iteration,
     open_again,
-    pass_on,
     setting,
 )
 from django_taskclaim.querysets.claiming import checked_name
@@ -108,7 +108,7 @@ def _chunks(queryset: Rows, verb: BulkVerb, limit: int | None) -> Iterator[int]:
             locked, written = in_transaction(target, _write_chunk, target, rows, size, verb)
             verb.committed()
         except DatabaseError as error:
-            written = _write_around(rows, size, verb, refused, error)
+            written = _write_without_refused(rows, size, verb, refused, error)
             rows = rows.exclude(pk__in=[key for key, _ in refused.found])
         yield written
         if left is not None:
@@ -122,7 +122,7 @@ def _chunks(queryset: Rows, verb: BulkVerb, limit: int | None) -> Iterator[int]:
             rows = rows.filter(pk__gt=locked[-1].key)
 
 
-def _write_around(
+def _write_without_refused(
     rows: Rows, size: int, verb: BulkVerb, refused: RefusedRows[Key], error: Exception
 ) -> int:
     """Write a chunk without the rows that *error* is of, and return how many rows were written."""
@@ -307,7 +307,7 @@ def take_over(queryset: Rows, by: str, reason: str, lease: Lease) -> int:
     verb = StateChange(
         act="taken over",
         states=[Status.PROCESSING],
-        assignments=partial(pass_on, holder=holder, lease=_lease(queryset.model, lease)),
+        assignments=partial(held_by_another, holder=holder, lease=_lease(queryset.model, lease)),
         except_held_by=holder,
         facts={"by": holder, "reason": reason.strip()},
     )
@@ -331,4 +331,4 @@ class HandOver(Write):
         self.facts = {"to": self.holder}
 
     def change(self, target: ClaimTarget, rows: Sequence[Any]) -> Change:
-        return Change(pass_on(target, self.holder, _lease(target.model, self.lease)))
+        return Change(held_by_another(target, self.holder, _lease(target.model, self.lease)))

@@ -103,7 +103,7 @@ def on_claim_table(queryset: Rows, target: Target) -> Rows:
     query = queryset.query
     if not query.where and target.columns.owned_by(queryset.model):
         return target.rows.order_by()
-    if _looks_at_one_table(queryset, target):
+    if _uses_one_table(queryset, target):
         rows = target.rows.order_by()
         rows.query.get_initial_alias()
         rows.query.where = query.where.clone()
@@ -112,7 +112,7 @@ def on_claim_table(queryset: Rows, target: Target) -> Rows:
     return target.rows.order_by().filter(pk__in=keys)
 
 
-def _looks_at_one_table(queryset: Rows, target: Target) -> bool:
+def _uses_one_table(queryset: Rows, target: Target) -> bool:
     query = queryset.query
     used = [alias for alias, count in query.alias_refcount.items() if count]
     return (

@@ -25,7 +25,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django_taskclaim.claim import clock, commits_by_itself
 from django_taskclaim.connecting import WAITS_ONCE
 from django_taskclaim.contention import ContentionRetry, contention_code, retry_on_contention
-from django_taskclaim.db import dialect_for, savepoint_around
+from django_taskclaim.db import dialect_for, guarding_savepoint
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.querysets.scope import ClaimTarget, Target
 
@@ -90,7 +90,7 @@ def autocommit(
 
 def can_autocommit(target: ClaimTarget) -> bool:
     """Say whether a single statement needs no transaction of ours around it: a third of the round trips."""
-    return no_transaction(target.dialect.connection) and target.dialect.commits_alone
+    return no_transaction(target.dialect.connection) and target.dialect.autocommits_read_committed
 
 
 def _send(
@@ -198,7 +198,9 @@ def unbroken_transaction(using: str, complaint: str, *, asking: bool = False) ->
     should know, so that a session that it has ended meanwhile leads to the same complaint.
     """
     connection = connections[using]
-    guard = savepoint_around(connection) if asking else dialect_for(connection).kept_whole()
+    guard = (
+        guarding_savepoint(connection) if asking else dialect_for(connection).detecting_rollback()
+    )
     returned = False
     try:
         with guard:

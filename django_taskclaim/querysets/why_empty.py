@@ -10,7 +10,7 @@ from django_taskclaim.db.sql import sql
 from django_taskclaim.fields import OPEN_ENDED
 from django_taskclaim.formatting import format_clock_time, format_number
 from django_taskclaim.limits.grant import Refusal, refused_now
-from django_taskclaim.limits.key_limits import without_room
+from django_taskclaim.limits.key_limits import at_their_limit
 from django_taskclaim.querysets.conditions import in_state, is_due, is_open, is_running, is_waiting
 from django_taskclaim.querysets.everyone import everyones_stop
 from django_taskclaim.querysets.scope import ClaimTarget, Rows, on_claim_table, refuse_unclaimable
@@ -85,7 +85,7 @@ def _counts(target: ClaimTarget, who: str) -> dict[str, Any]:
     columns = target.columns
     status, expiry, waiting = columns.status.name, columns.expires_at.name, columns.not_before
     held = is_running(columns) & ~Q(**{columns.claimed_by.name: who})
-    due, limited = is_open(columns) & is_due(columns), without_room(target)
+    due, limited = is_open(columns) & is_due(columns), at_their_limit(target)
     counts: dict[str, Any] = {
         "held": Count(status, filter=held),
         "next_free": Min(expiry, filter=held),

@@ -10,7 +10,7 @@ from typing import Any
 from django.conf import settings
 
 from django_taskclaim.claim import carried_claims, claim_of, clock
-from django_taskclaim.columns import unit_of
+from django_taskclaim.columns import row_noun
 from django_taskclaim.error_text import class_and_text, describe, log, one_line
 from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.fields import is_quarantine_mark
@@ -55,7 +55,7 @@ def changed(
         return
     first = rows[0]
     claim = claim_of(first)
-    many = f"{counted(len(rows), unit_of([type(first)]))} of {first._meta.label}"
+    many = f"{counted(len(rows), row_noun([type(first)]))} of {first._meta.label}"
     what = named(first) if len(rows) == 1 else many
     log(
         logger,

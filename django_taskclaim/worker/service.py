@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from django_taskclaim.claim import clock
-from django_taskclaim.columns import unit_of
+from django_taskclaim.columns import row_noun
 from django_taskclaim.conf import setting
 from django_taskclaim.fields import as_utc
 from django_taskclaim.handlers import Handler
@@ -90,7 +90,7 @@ class Service(threading.Thread):
         self.options = options
         self.handlers = handlers
         #: What the rows of these models are called in the log.
-        self.unit = unit_of(handler.model for handler in handlers)
+        self.unit = row_noun(handler.model for handler in handlers)
         self.inflight = inflight
         #: Models whose claims a person has stopped, by what the last look said.
         self.paused: dict[Any, str] = {}

@@ -9,7 +9,7 @@ import pytest
 from django.db import connection, transaction
 
 from django_taskclaim.completion import Archive, Clear, Delete
-from django_taskclaim.exceptions import ClaimLost, CommitUndecided, TaskClaimError
+from django_taskclaim.exceptions import ClaimLost, CommitUnknown, TaskClaimError
 from django_taskclaim.signals import rows_completed
 from tests.factories import make
 from tests.proxy import swallowed, withheld
@@ -139,7 +139,7 @@ def test_a_completion_without_a_trace_is_undecided_or_sent_again(
     rule(Parcel, completion=POLICIES[how])
     first, second = claimed(Parcel, 2)
     commits.arm(swallowed)
-    with pytest.raises(CommitUndecided) as caught:
+    with pytest.raises(CommitUnknown) as caught:
         first.claim.complete()
     assert caught.value.undecided == [first]
     assert first.claim.lost

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from django.db import Error, transaction
 
-from django_taskclaim.exceptions import ClaimLost, CommitUndecided
+from django_taskclaim.exceptions import ClaimLost, CommitUnknown
 from tests.factories import make
 from tests.proxy import HAS_A_SERVER, Belated, Fate, swallowed, withheld
 from tests.querysets.late_writes import claimed
@@ -112,7 +112,7 @@ def test_a_row_that_was_put_back_is_undecided(
     make(Photo, 2)
     row, other = Photo.objects.claim_batch(2)
     commits.arm(swallowed)
-    with pytest.raises(CommitUndecided) as caught:
+    with pytest.raises(CommitUnknown) as caught:
         getattr(row.claim, verb)(*arguments)
     assert caught.value.lost == caught.value.undecided == [row]
     again = pickle.loads(pickle.dumps(caught.value))
@@ -137,7 +137,7 @@ def test_a_deletion_may_be_repeated(commits: Any, model: Any, fate: Fate) -> Non
     if fate is withheld:
         row.delete()
     else:
-        with pytest.raises(CommitUndecided):
+        with pytest.raises(CommitUnknown):
             row.delete()
         with pytest.raises(ClaimLost):
             row.save()

@@ -13,7 +13,7 @@ import pytest
 from django.db import connection
 
 from django_taskclaim import take
-from django_taskclaim.exceptions import CommitUndecided
+from django_taskclaim.exceptions import CommitUnknown
 from tests.factories import make
 from tests.proxy import swallowed, withheld
 from tests.querysets.support import DEADLINE, at_once, elsewhere, wait_for
@@ -185,7 +185,7 @@ def test_a_lost_answer_to_a_commit_is_undecided(
     commits: Any, letters: list[Letter], options: Any, fate: Any
 ) -> None:
     with (
-        pytest.raises(CommitUndecided) as undecided,
+        pytest.raises(CommitUnknown) as undecided,
         take(Letter.objects.filter(sent=False), 2, **options) as rows,
     ):
         commits.arm(fate)

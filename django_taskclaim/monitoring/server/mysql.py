@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from django.db import DatabaseError, OperationalError
 
-from django_taskclaim.db.mysql import is_mariadb, keeping_setting
+from django_taskclaim.db.mysql import is_mariadb, restoring_setting
 from django_taskclaim.db.sql import SQL, Table, real_name, sql
 from django_taskclaim.monitoring.server.base import (
     LARGE,
@@ -253,7 +253,7 @@ ORDER BY trx_started LIMIT 1
 
     @contextmanager
     def keeping_limits(self) -> Iterator[None]:
-        with keeping_setting(self.dialect, self._limit):
+        with restoring_setting(self.dialect, self._limit):
             yield
 
     def limit_statements(self, limit: timedelta) -> None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from django.db import transaction
 
-from django_taskclaim.db.postgresql import asked_isolation
+from django_taskclaim.db.postgresql import configured_isolation
 from django_taskclaim.db.sql import SQL, Table, real_name, sql, unqualified
 from django_taskclaim.monitoring.server.base import (
     LARGE,
@@ -145,7 +145,7 @@ class PostgreSQLServer(Server):
     # Settings and versions
 
     def configured_faults(self) -> Iterator[Fault]:
-        asked = asked_isolation(self.connection)
+        asked = configured_isolation(self.connection)
         if asked and "committed" not in asked:
             yield Fault(
                 "W002",
@@ -164,7 +164,7 @@ class PostgreSQLServer(Server):
             "SELECT current_setting('default_transaction_isolation'),"
             " current_setting('default_transaction_read_only'), pg_is_in_recovery(), pg_backend_pid()"
         )
-        if "committed" not in isolation and not asked_isolation(self.connection):
+        if "committed" not in isolation and not configured_isolation(self.connection):
             yield Fault(
                 "E105",
                 f"default_transaction_isolation of the database {self.alias!r} is {isolation!r}: two claims that meet"
