@@ -3,6 +3,8 @@
 import copy
 import threading
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeAlias
 
@@ -28,22 +30,34 @@ def is_refusal(error: BaseException) -> bool:
     return not isinstance(error, TROUBLE) or refusal_code(error) is not None
 
 
-#: Set on connections over which nobody waits for the same lock again.
+#: Set on a connection while nobody waits over it for the same lock again.
 WAITS_ONCE = "_taskclaim_waits_once"
 
 
 def use_own_connection(using: str) -> None:
     """Give the calling thread a connection outside Django's pool, with short timeouts.
 
-    A pool whose connections are all busy in handlers would starve the renewal of their leases. A lock timeout is not
-    retried there: the thread can go around the lock, and while it waits, it holds locks that keep others waiting.
+    A pool whose connections are all busy in handlers would starve the renewal of their leases.
     """
     settings: dict[str, Any] = copy.deepcopy(connections.settings[using])
     settings["OPTIONS"].pop("pool", None)
     settings["OPTIONS"] = settings["OPTIONS"] | dialect_for(connections[using]).service_options()
     settings["CONN_MAX_AGE"] = None
     connections[using] = load_backend(settings["ENGINE"]).DatabaseWrapper(settings, using)
-    vars(connections[using])[WAITS_ONCE] = True
+
+
+@contextmanager
+def waiting_once(using: str) -> Iterator[None]:
+    """Let the verbs of the block pass a lock timeout on at once, to a caller who can go around the lock.
+
+    While they wait they hold locks of their own, so that nobody renews those rows.
+    """
+    own = vars(connections[using])
+    own[WAITS_ONCE] = True
+    try:
+        yield
+    finally:
+        del own[WAITS_ONCE]
 
 
 def small_pool(using: str, threads: int) -> list[str]:

@@ -64,7 +64,7 @@ def confirm_list(
 def run_on_list(
     model_admin: Any, request: HttpRequest, action: Action, rows: Rows, answer: Mapping[str, Any]
 ) -> HttpResponseBase:
-    """Act on as many rows as a request has time for; where there are more, the page to press again follows."""
+    """Act on as many rows as a request has time for; where there are more, the same page follows."""
     named = [name for name in NAMED.values() if answer.get(name)]
     facts: dict[str, Any] = {"model_admin": model_admin, "reason": answer.get("reason", "")}
     result = run_action(request, action, rows, named=named, **facts)

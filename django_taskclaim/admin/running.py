@@ -120,7 +120,10 @@ def run_action(
             key=key,
             using=rows.db,
         )
-    result.refused.update(one.error for one in refusals(rows.model, rows.db, since=began))
+    if refused := {one.key: one.error for one in refusals(rows.model, rows.db, since=began)}:
+        # Another request may have met others at the same time.
+        ours = _with_keys(rows, list(refused)).values_list("pk", flat=True)
+        result.refused.update(refused[key] for key in ours)
     level = messages.SUCCESS if result.changed else messages.WARNING
     level = messages.ERROR if result.trouble else level
     messages.add_message(request, level, result.message(action))
@@ -143,9 +146,10 @@ def _parts(
     for part in _keys_of(chosen) if keys is None else keys:
         allowed = part
         if may is not None:
-            allowed = [row.pk for row in chosen.filter(pk__in=part) if may(row)]
+            found = list(chosen.filter(pk__in=part))
+            allowed = [row.pk for row in found if may(row)]
+            result.forbidden += len(found) - len(allowed)
         result.expected += len(part)
-        result.forbidden += len(part) - len(allowed)
         yield _with_keys(chosen, allowed)
 
 

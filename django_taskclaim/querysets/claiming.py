@@ -58,6 +58,7 @@ from django_taskclaim.querysets.transactions import (
     PATIENCE,
     AmbiguousCommit,
     autocommit,
+    belongs_to_the_caller,
     in_transaction,
     run_durable,
     wait_for_answer,
@@ -156,6 +157,8 @@ def claim(queryset: Rows, request: Request) -> list[Any]:
             rows = call.run()
         return rows
     except Exception as error:
+        if request.durable and belongs_to_the_caller(call.target.dialect.connection):
+            raise
         return claim_again(call, error)
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable
 from functools import partial, wraps
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 import django
 from django.db import connections, models, router, transaction
@@ -96,10 +96,10 @@ class FencedModel(models.Model):
     ) -> None:
         alias = using or router.db_for_write(type(self), instance=self)
         save = partial(super().save_base, raw, force_insert, force_update, alias, update_fields)
-        claim = claim_on(self, alias)
+        claim, concrete = claim_on(self, alias), cast("Any", self._meta.concrete_model)
         if force_insert and claim is not None:
             raise ClaimLost([self], reason=NEVER_INSERTED)
-        if claim is None or claim.ended or not any(self._meta.parents.values()):
+        if claim is None or claim.ended or not concrete._meta.parents:
             save()
             return
         # Ours is not always the first of the tables, or among them: so the token is locked before any is written.

@@ -34,7 +34,7 @@ def extend_held(call: "ClaimCall") -> list[ClaimedRow]:
     queryset, target = call.queryset, call.target
     held = rows_of_holder(call, in_claim_order(on_claim_table(queryset, target), queryset, target))
     extended: set[Any] = set()
-    for iteration in {row.iteration for row in held}:
+    for iteration in sorted({row.iteration for row in held}):
         keys = sorted(row.key for row in held if row.iteration == iteration)
         extend = partial(_extend, call, Token(call.request.holder, iteration))
         for part in send_isolated(call, keys, extend):

@@ -20,6 +20,7 @@ from django_taskclaim.connecting import (
     limit_idle_session,
     opened_here,
     use_own_connection,
+    waiting_once,
 )
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "limit_idle_session",
     "tidy_up",
     "use_own_connection",
+    "waiting_once",
 ]
 
 

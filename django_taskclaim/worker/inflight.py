@@ -6,7 +6,7 @@ A row is held, and its lease renewed, until its result has been written.
 
 import asyncio
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -180,8 +180,6 @@ class InFlight:
     _unwritten: dict[int, Result] = field(default_factory=dict)
     #: Results whose rows somebody has locked.
     _postponed: list[Result] = field(default_factory=list)
-    #: How many rows there are of each model, wherever they are: asked at every change, so never counted anew.
-    _held: Counter[Any] = field(default_factory=Counter)
     closed: bool = False
     #: A take that leaves fewer units of a model than this tells those who wait, for more may be claimed.
     low: int = 1
@@ -207,9 +205,7 @@ class InFlight:
         with self._lock:
             if self.closed:
                 return False
-            model = units[0].handler.model
-            self._waiting.setdefault(model, deque()).extend(units)
-            self._held[model] += sum([len(unit.tasks) for unit in units])
+            self._waiting.setdefault(units[0].handler.model, deque()).extend(units)
             self._arrived.notify_all()
             return True
 
@@ -274,7 +270,6 @@ class InFlight:
                 model: deque(u for u in units if u.tasks) for model, units in self._waiting.items()
             }
             self._waiting = {model: units for model, units in kept.items() if units}
-            self._held.subtract(task.handler.model for task in taken)
             self._changed.notify_all()
             self._arrived.notify_all()
             return taken
@@ -296,12 +291,8 @@ class InFlight:
             for result in results:
                 self._unwritten[id(result)] = result
             now = len(self._unwritten)
-            held = now - before
             if unit in self._running:
                 self._running.remove(unit)
-                held -= len(unit.tasks)
-            if held:
-                self._held[model] += held
             if self._waiting:
                 # A coroutine that has ended makes room for another.
                 self._arrived.notify_all()
@@ -325,15 +316,9 @@ class InFlight:
         """Let go of these rows."""
         with self._lock:
             for result in results:
-                if self._unwritten.pop(id(result), None) or self._forget_postponed(result):
-                    self._held[result.task.handler.model] -= 1
+                if self._unwritten.pop(id(result), None) is None and result in self._postponed:
+                    self._postponed.remove(result)
             self._changed.notify_all()
-
-    def _forget_postponed(self, result: Result) -> bool:
-        if result not in self._postponed:
-            return False
-        self._postponed.remove(result)
-        return True
 
     def postpone(self, results: Iterable[Result], seconds: float) -> None:
         """Postpone these results by so many seconds; others are written before them."""
@@ -372,10 +357,6 @@ class InFlight:
             running = [task for unit in self._running for task in unit.tasks]
             waiting = [task for units in self._waiting.values() for u in units for task in u.tasks]
             return [*running, *waiting, *self.undelivered()]
-
-    def held_of(self, model: Any) -> int:
-        """Return how many rows of *model* there are, as ``held`` has them."""
-        return self._held[model]
 
     def running(self) -> list[Unit]:
         """Return the units that executors have taken."""

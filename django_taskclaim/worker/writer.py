@@ -31,6 +31,7 @@ from django_taskclaim.worker.connections import (
     ensure_usable,
     is_contention,
     is_refusal,
+    waiting_once,
 )
 from django_taskclaim.worker.heartbeat import Vitals
 from django_taskclaim.worker.inflight import InFlight, Result
@@ -113,10 +114,11 @@ class Writer:
         verb = self._verbs[type(results[0].outcome)]
         self.last_turn = began = clock()
         try:
-            if around_locks:
-                results = self._write_unlocked(results, verb)
-            else:
-                verb(self, results)
+            with waiting_once(self.using):
+                if around_locks:
+                    results = self._write_unlocked(results, verb)
+                else:
+                    verb(self, results)
         except ClaimLost as error:
             self._tell_lost(_those_of(results, error.lost))
         except Exception as error:

@@ -4,13 +4,21 @@ from typing import Any
 
 import pytest
 from django.db import DatabaseError, connection, transaction
+from django.test.utils import CaptureQueriesContext
 
 from django_taskclaim.exceptions import ClaimLost
 from tests.factories import make
 from tests.querysets.late_writes import LOSSES, USERS_WRITES, WRITES, assert_refused, claimed, twin
 from tests.querysets.models import GrandChild, HiddenFromAll
 from tests.querysets.support import facts, fresh, lose, stored
-from tests.testapp.models import Child, ChildOwnsClaim, CompositeKey, Photo, UuidKey
+from tests.testapp.models import (
+    Child,
+    ChildOwnsClaim,
+    ChildProxy,
+    CompositeKey,
+    Photo,
+    UuidKey,
+)
 
 pytestmark = [pytest.mark.django_db, pytest.mark.promise(3)]
 
@@ -243,3 +251,16 @@ def test_a_loss_leaves_the_callers_transaction_usable_unless_save_found_it(model
     with pytest.raises(ClaimLost):
         request()
     assert not model.objects.filter(note="not to stay").exists()
+
+
+@pytest.mark.promise(3)
+@pytest.mark.parametrize("model", [ChildOwnsClaim, ChildProxy])
+def test_a_late_save_over_two_tables_writes_neither(model: Any) -> None:
+    """The token is locked first: a parent that is written before could deadlock with the holder that follows."""
+    make(ChildOwnsClaim)
+    (row,) = model.objects.claim_batch(1)
+    model.objects.take_back()
+    row.note = "late"
+    with CaptureQueriesContext(connection) as sent, pytest.raises(ClaimLost):
+        row.save()
+    assert "late" not in str(sent.captured_queries)

@@ -74,6 +74,11 @@ class ChildOwnsClaim(PlainParent, TaskMixin):
     extra = models.TextField(blank=True, default="")
 
 
+class ChildProxy(ChildOwnsClaim):
+    class Meta:
+        proxy = True
+
+
 class LoudQuerySet(ClaimQuerySet):
     """A user's own queryset with a method of its own."""
 
