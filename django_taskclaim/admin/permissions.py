@@ -56,7 +56,7 @@ def may_operate(
 
 
 class OperatePermission:
-    """What a ModelAdmin is asked before each button, page and action of ours; to be overridden."""
+    """The permission that a ModelAdmin checks before each button, page and action of this app; override it."""
 
     model: type[models.Model]
 

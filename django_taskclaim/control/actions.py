@@ -14,7 +14,7 @@ from django_taskclaim.states import Status
 
 Text = str | Promise
 
-#: Running rows whose lease has ended, where they are told from the others.
+#: Running rows whose lease has ended, where they are counted apart from the other running ones.
 EXPIRED = "expired"
 
 #: The rows of a state that an action changes only when it is named, and what its verb calls them.
@@ -78,7 +78,9 @@ class Action:
 AS_NEW = gettext_lazy(
     "A row that is reset is as good as new: open, with no tries counted and no error."
 )
-LOSE = gettext_lazy("Whoever holds a running row loses it; what they write afterwards is refused.")
+LOSE = gettext_lazy(
+    "The holder of a running row loses it, and late writes of that holder are refused."
+)
 
 RESET_FAILED = Action(
     name="reset",

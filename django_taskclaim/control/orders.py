@@ -25,7 +25,7 @@ from django_taskclaim.states import WORKER_MARK
 if TYPE_CHECKING:
     from django_taskclaim.control.models import WorkerOrder
 
-#: How the record calls the orders: in the language of whoever gave them, as is the reason beside it.
+#: The names of the orders in the record: in the language of the person who gave the order, as the reason is.
 _ORDERS = {
     "drain": pgettext_lazy("order", "drain"),
     "stop": pgettext_lazy("order", "stop"),

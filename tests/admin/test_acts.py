@@ -181,7 +181,7 @@ def test_a_running_row_is_taken_only_when_the_operator_says_so(
     assert "will lose it" in text_of(boss.get(where))
     perform(boss, where, {"reason": "r"})
     page = boss.post(address(Photo), chosen(f"claim_{act.replace('-', '_')}", row))
-    assert "Whoever holds a running row loses it" in text_of(page)
+    assert "The holder of a running row loses it" in text_of(page)
     assert stored(row) == before
     perform(boss, where, {"reason": "r", "running": "on"})
     with pytest.raises(ClaimLost):
