@@ -5,10 +5,11 @@ from typing import Any
 
 from django.apps import apps
 from django.core.checks import CheckMessage
-from django.db import models, router
+from django.db import connections, models, router
 
 from django_taskclaim.checks.messages import message
 from django_taskclaim.columns import claim_columns, has_ranges, is_claimable
+from django_taskclaim.db import is_supported
 from django_taskclaim.models import RangeMixin
 from django_taskclaim.ranges.keys import RangeTarget, source_of
 from django_taskclaim.ranges.planning import refuse_unknown_commits
@@ -44,7 +45,8 @@ def problems_of(model: type[models.Model]) -> Iterator[CheckMessage]:
             f"Let the router's db_for_write() send {model.__name__} to {others!r}.",
             model,
         )
-    if is_claimable(model):
+    # A database of another kind has E016.
+    if is_claimable(model) and is_supported(connections[own]):
         yield from problems_of_planning(model, own)
 
 

@@ -190,6 +190,9 @@ def test_a_connection_pooler_needs_server_side_cursors_switched_off() -> None:
         assert servers() == []
 
 
-def test_a_database_of_another_kind_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "vendor", "oracle")
-    assert "E016" in project()
+@pytest.mark.django_db
+def test_a_database_of_another_kind_is_refused() -> None:
+    # A connection of its own, for one that has claimed knows its database already.
+    with configured() as other:
+        other.vendor = "oracle"
+        assert "E016" in project()
