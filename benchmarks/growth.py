@@ -3,7 +3,7 @@
     DATABASE_URL=postgres://postgres@127.0.0.1:5432/test python -m benchmarks.growth --rows 10000,1000000
 
 For every size, and every share of rows that are complete, a table of its own is filled; then claims of a worker go
-round all the tables, one each and in a new order each time, so that whatever the machine does meanwhile hits all of
+round all the tables, one each and in a new order each time, so that what the machine does meanwhile hits all of
 them. What is claimed is completed, as many new rows come in and as many of the oldest go, so no table changes its size.
 ``--json`` writes the seconds of every claim.
 """

@@ -1,4 +1,4 @@
-"""Rows of every shape, made with what the shape needs and nothing of ours."""
+"""Rows of every shape, made with what the shape needs and no claim columns."""
 
 import itertools
 from collections.abc import Callable
@@ -41,7 +41,7 @@ _numbers = itertools.count(1)
 
 
 def start_over() -> None:
-    """Number from 1 again, so that a test makes the same rows whatever ran before it."""
+    """Number from 1 again, so that a test makes the same rows after any other test."""
     global _numbers
     _numbers = itertools.count(1)
 

@@ -118,7 +118,7 @@ class CommitProxy:
                 threading.Thread(target=self._carry, args=(client, server), daemon=True).start()
 
     def _carry(self, client: socket.socket, server: socket.socket) -> None:
-        """Carry both ways by one thread, so that whoever deals with a COMMIT is alone with both ends."""
+        """Carry both ways by one thread, so that the code that deals with a COMMIT has both ends for itself."""
         # A socket that __exit__ has closed is no file any more.
         heard = within = False
         with contextlib.suppress(OSError, ValueError):

@@ -155,7 +155,7 @@ def environment(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def peers_database(url: str) -> Iterator[str]:
-    """Yield the URL of a second database on the server, for tables that are none of ours."""
+    """Yield the URL of a second database on the server, for the tables of the peers."""
     from django.db import connection
 
     name = urlsplit(url).path.lstrip("/")

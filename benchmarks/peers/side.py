@@ -2,8 +2,8 @@
 
     python -m benchmarks.peers.side pgqueuer fill 10000
 
-``prepare`` makes the tables, ``fill N`` puts N jobs in, ``work BATCH`` is one worker until it is told to stop. Peers
-that bring a command for their workers are started by that command instead, see ``benchmarks.peers.__main__``.
+``prepare`` makes the tables, ``fill N`` puts N jobs in, ``work BATCH`` is one worker until it gets a signal to stop.
+Peers that bring a command for their workers are started by that command instead, see ``benchmarks.peers.__main__``.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Settings of the example: SQLite in a file, or whatever database DATABASE_URL names."""
+"""Settings of the example: SQLite in a file, or the database that DATABASE_URL names."""
 
 import os
 import sys

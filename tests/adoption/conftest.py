@@ -99,7 +99,7 @@ def execute(statement: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]
 
 
 def shape(table: str) -> tuple[Any, Any]:
-    """Return the columns and the indexes of a table, whatever their order."""
+    """Return the columns and the indexes of a table, in no order."""
     look = connection.introspection
     with connection.cursor() as cursor:
         described = look.get_table_description(cursor, table)

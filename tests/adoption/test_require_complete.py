@@ -92,7 +92,7 @@ def test_migrate_stops_with_one_sentence_and_goes_on_when_all_is_done(
 
 @pytest.mark.parametrize("model", [Child, PrefixedOwnStatus], ids=lambda one: one.__name__)
 def test_every_state_but_complete_stops_it(model: Any) -> None:
-    """Wherever the columns are and however they are called; the user's own ``status`` is none of ours."""
+    """With the columns on any table and under any name; the user's own ``status`` does not count."""
     label = model._meta.label
     apply(RequireComplete(label))
     made = make(model, 12)

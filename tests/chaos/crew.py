@@ -18,7 +18,7 @@ A_DAY = 86400
 
 @dataclass(eq=False, slots=True)
 class Seat:
-    """A place in the crew; whoever sits in it dies and is followed by the next."""
+    """A place in the crew; a worker in it dies and the next one follows."""
 
     in_process: bool = False
     proxied: bool = False

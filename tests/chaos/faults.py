@@ -145,7 +145,7 @@ def freeze(run: "Run") -> None:
 
 @fault(weight=4, needs="sessions")
 def cut_sessions(run: "Run") -> None:
-    """End some sessions of workers, whatever they are doing."""
+    """End some sessions of workers, in the middle of anything."""
     harm()
     sessions = other_sessions()
     for number in run.rng.sample(sessions, min(len(sessions), run.rng.randint(1, 3))):
@@ -326,7 +326,7 @@ def pause_rows(run: "Run") -> None:
 
 @fault(weight=3)
 def reset_rows(run: "Run") -> None:
-    """An operator puts rows back whatever they are doing, complete ones and running ones too."""
+    """An operator puts rows back in any state, complete ones and running ones too."""
     with act("reset"):
         keys = [*some("complete", 30), *some("processing", 10), *some("failed", 5)]
         rows = Work.objects.filter(pk__in=keys, wanted=True).exclude(act="die")

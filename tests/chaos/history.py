@@ -142,7 +142,7 @@ class Run:
         Effect.objects.bulk_create([effect(*token, self.name, "effect") for token in self.tokens])
 
     def tell(self, phase: str) -> None:
-        """Append to the file at once, whatever the database does."""
+        """Append to the file at once, also while the database is away."""
         lines = [json.dumps([*token, self.name, phase]) for token in self.tokens]
         file = os.open(ledger(), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         try:

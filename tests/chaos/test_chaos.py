@@ -28,7 +28,7 @@ def chaos(url: str, *options: str) -> str:
 @pytest.mark.promise(1, 2, 3, 4, 5, 6, 7, 9, 10, 12)
 @pytest.mark.parametrize("mode", ["plain", "atomic"])
 def test_no_promise_is_broken_in_half_a_minute(mode: str) -> None:
-    """Nothing lost, nothing doubled, nothing unexplained, whatever was done to the workers."""
+    """Nothing lost, nothing doubled, nothing unexplained, after all that was done to the workers."""
     told = chaos(os.environ["DATABASE_URL"], "--mode", mode)
     assert re.search(r"\d{3} completions", told)
     assert not re.search(r"^0 faults", told, re.MULTILINE)

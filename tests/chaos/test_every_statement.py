@@ -25,7 +25,7 @@ CYCLES = [
 def test_killed_at_every_boundary(
     process_env: dict[str, str], cycle: str, mode: str, least: int
 ) -> None:
-    """Whatever the kill left behind, each row ends complete, and the oracle has nothing to object to."""
+    """Each row ends complete after the kill, and the oracle has nothing to object to."""
     assert kill_at_every_boundary({**process_env, "TASKCLAIM_CHAOS_MODE": mode}, cycle) > least
     finish_what_is_left()
     assert set(Work.objects.values_list("status", flat=True)) == {"complete"}

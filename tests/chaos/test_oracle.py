@@ -1,6 +1,6 @@
 """The oracle itself: it is silent about an honest run, and each check speaks when somebody cheats.
 
-The cheats are raw SQL: no verb of ours would do this, and a bug that did would look like it.
+The cheats are raw SQL: no verb does this, and a bug that did would look like it.
 """
 
 from collections.abc import Callable

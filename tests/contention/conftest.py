@@ -21,7 +21,7 @@ def add(amount: int, account: int = 1) -> None:
 
 
 def add_at_once(amount: int, account: int = 1) -> None:
-    """Add without waiting for whoever holds the account."""
+    """Add without waiting for the holder of the account."""
     if ROW_LOCKS:
         with connection.cursor() as cursor:
             cursor.execute("SELECT id FROM account WHERE id = %s FOR UPDATE NOWAIT", [account])

@@ -29,7 +29,7 @@ def test_a_plain_claim_is_one_statement_that_commits_by_itself(
 
 @pytest.mark.django_db(transaction=True)
 def test_one_claim_in_ten_asks_for_a_quarantined_row_and_takes_it_alone() -> None:
-    """Whatever its priority, and the others leave it out."""
+    """At any priority, and the others leave it out."""
     make(Photo, 30)
     make(Photo, 2, priority=lambda i: 5 - 10 * i, not_before=QUARANTINED)
     sizes = [len(Photo.objects.claim_batch(2)) for _ in range(12)]

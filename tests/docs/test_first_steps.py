@@ -55,7 +55,7 @@ def test_the_readmes_first_steps_work_from_nothing(tmp_path: Path) -> None:
     for words in steps[:worker]:
         manage(tmp_path, sys.executable, *words[1:])
     with contextlib.closing(sqlite3.connect(tmp_path / "db.sqlite3")) as database:
-        # A row that exists is the work to do, whatever has made it.
+        # A row that exists is the work to do, however it was made.
         database.executemany("INSERT INTO photos_photo (url) VALUES (?)", [(DOT,)] * 3)
         database.commit()
         outputs = [manage(tmp_path, sys.executable, *words[1:]) for words in steps[worker:]]

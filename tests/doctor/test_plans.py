@@ -120,7 +120,7 @@ def test_every_form_of_claim_that_a_worker_sends_is_explained(tmp_path: Path) ->
     assert Photo.objects.progress().complete == 62
     lines = (tmp_path / "statements").read_text().splitlines()
     of_claims = {line.partition(": ")[2] for line in lines if "taskclaim_switch" in line}
-    # A quarantined row is then asked for by its key alone, for which no index of ours is needed.
+    # A quarantined row is then asked for by its key alone, for which no claim index is needed.
     named = re.compile(r"\Wid\W = %s AND")
     ours = {one for one in of_claims if Photo._meta.db_table in one and not named.search(one)}
     sent = {without_numbers(one) for one in ours}

@@ -36,7 +36,7 @@ def countries(rows: Any) -> dict[str, int]:
 def test_no_more_rows_of_a_key_run_at_once(
     model: Any, column: str, rule: Rule, let_lease_lapse: Any
 ) -> None:
-    """Whoever holds them; what a dead worker held counts until it is put back."""
+    """For any holder; what a dead worker held counts until it is put back."""
     rule(model, limit_per={column: 2})
     make(model, 7, **{column: lambda i: str(i // 3)})
     first = model.objects.claim_batch(7)

@@ -72,7 +72,7 @@ def test_of_many_running_rows_only_the_first_are_read() -> None:
     assert [(holder.name, holder.rows) for holder in seen.holders] == [("user:17", 50)]
 
 
-#: Takes minutes, and touches no table of ours. MariaDB and MySQL bound recursions by themselves.
+#: Takes minutes, and touches no table of the app. MariaDB and MySQL bound recursions by themselves.
 ENDLESS = (
     "SELECT SUM(a.ordinal_position * b.ordinal_position * c.ordinal_position)"
     " FROM information_schema.columns a, information_schema.columns b, information_schema.columns c"

@@ -47,7 +47,7 @@ def test_a_stop_of_a_parent_holds_for_its_children_and_not_the_other_way_round()
 
 
 def test_only_an_error_that_says_everyone_stops_everyone(rule: Callable[..., None]) -> None:
-    """Of two stops the longer one counts, a person keeps what it holds, and is told why it gets no more."""
+    """Of two stops the longer one counts, a person keeps what it holds, and learns why it gets no more."""
     rule(Photo, errors={ConnectionError: RetryLater(3600, everyone=True)})
     make(Photo, 4)
     mine: dict[str, Any] = {"claimed_by": "user:17", "include_held": True}

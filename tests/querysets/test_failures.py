@@ -1,4 +1,4 @@
-"""What a row keeps of an error, whatever the error is like."""
+"""What a row keeps of an error of any kind."""
 
 import tracemalloc
 from collections.abc import Callable

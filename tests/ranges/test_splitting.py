@@ -69,7 +69,7 @@ def test_a_split_waits_for_the_chunk_under_way_and_splits_what_is_left() -> None
     holder = elsewhere(hold)
     assert in_chunk.wait(DEADLINE)
     split = elsewhere(lambda: IntRange.objects.split(at_least=3))
-    # MySQL answers anew only where nobody has asked for a tenth of a second.
+    # MySQL counts again only where nobody has asked for a tenth of a second.
     wait_for(lambda: split.done() or waits_for_a_lock(), every=0.3)
     assert not split.done()
     go_on.set()

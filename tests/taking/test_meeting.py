@@ -107,7 +107,7 @@ def test_a_row_that_was_finished_just_before_its_lock_is_not_handed_over(
 
 @contextmanager
 def taker(env: dict[str, str], limit: int, idle: float) -> "Iterator[subprocess.Popen[str]]":
-    """Run a process that takes letters and keeps them until it is told to end its block."""
+    """Run a process that takes letters and keeps them until the test lets it end its block."""
     words = [sys.executable, "-m", "tests.taking.probe", str(limit), str(idle)]
     process = subprocess.Popen(
         words, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -75,7 +75,7 @@ def stay_and_fail(job: Job, detail: str) -> None:
 
 
 def until(job: Job, detail: str) -> None:
-    """Run until the file that the test has named is there, whatever the database does."""
+    """Run until the file that the test has named is there, also while the database is away."""
     while not os.path.exists(os.environ["TASKCLAIM_TEST_END"]):
         time.sleep(0.05)
 

@@ -20,7 +20,7 @@ class TestAppConfig(AppConfig):
 
 
 def fresh_percent_table(using: str, **kwargs: Any) -> None:
-    """Create the table of ``PercentNames``, which its model only describes, anew on *using*."""
+    """Create the table of ``PercentNames``, which its model only describes, again on *using*."""
     from tests.testapp.models import PercentNames
 
     connection = connections[using]

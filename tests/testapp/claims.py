@@ -138,7 +138,7 @@ def do_nothing(job: QuickJob) -> None:
 
 
 def do_any(row: Any) -> None:
-    """Leave an effect beside the row and a result on it, whatever its shape."""
+    """Leave an effect beside the row and a result on it, in any shape."""
     Effect.objects.create(key=f"{row._meta.concrete_model._meta.label} {row.pk}")
     time.sleep(0.02)
     row.counter += 1

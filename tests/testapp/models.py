@@ -11,7 +11,7 @@ from django_taskclaim.querysets import ClaimManager, ClaimQuerySet
 
 
 class Payload(models.Model):
-    """What the user keeps in the row: something to write results to, whatever the shape."""
+    """What the user keeps in the row: something to write results to, in any shape."""
 
     note = models.TextField(blank=True, default="")
     counter = models.IntegerField(default=0)
@@ -127,7 +127,7 @@ class PercentNames(TaskMixin, Payload):
 
 
 class AModelWhoseNameIsLongerThanAnyDatabaseAcceptsForATableOrAnIndexName(TaskMixin, Payload):
-    """Django shortens its table name, and index names have 30 characters whatever the class is called."""
+    """Django shortens its table name, and index names have 30 characters for any name of the class."""
 
 
 class Author(models.Model):

@@ -1,4 +1,4 @@
-"""Completion policies in real workers: whatever kind of handler did a row, and whoever was killed meanwhile."""
+"""Completion policies in real workers: for each kind of handler, and while workers are killed."""
 
 import os
 import signal

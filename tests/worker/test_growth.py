@@ -19,7 +19,7 @@ pytestmark = pytest.mark.long
 ROWS = int(os.environ.get("TASKCLAIM_TEST_ROWS", "30000"))
 WARM_UP = ROWS // 3
 MEBIBYTE = 2**20
-#: What allocators may take by and by, whatever the number of rows, and SQLite for the pages of three connections.
+#: What allocators may take in time, for any number of rows, and SQLite for the pages of three connections.
 NOISE = (2 if connection.vendor != "sqlite" else 8) * MEBIBYTE
 SLOPE = MEBIBYTE / 100_000
 

@@ -15,7 +15,7 @@ TRACKED = (
 
 
 class Work(TaskMixin):
-    """A row to be done. Whatever a handler writes to it, it signs with its token."""
+    """A row to be done. What a handler writes to it, it signs with its token."""
 
     #: What the handler does, see ``tests.chaos.app.claims``.
     act = models.CharField(max_length=50, default="work")

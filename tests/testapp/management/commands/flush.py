@@ -1,6 +1,6 @@
 """Django's ``flush`` for tests, which end with one: it empties the few tables that have rows and leaves the others.
 
-Django's own empties every table and makes all content types and permissions anew: half of the time of a test that
+Django's own empties every table and makes all content types and permissions again: half of the time of a test that
 writes a row or two.
 """
 
