@@ -263,22 +263,19 @@ class MySQL(Dialect):
 
     def _update_limit(self, spec: ClaimSpec) -> list[Key]:
         """Claim as servers without SKIP LOCKED can: mark the first rows in order, then find them by the mark."""
-        is_named = WORKER_MARK not in spec.holder
-        # A named holder that claims twice would get its old rows back with the new ones.
+        # Of this statement alone: by its own name a holder would find the rows of its earlier claims, too.
         mark = f"{spec.holder[:150]}{WORKER_MARK}{secrets.token_hex(8)}"
-        batch = mark if is_named else spec.holder
-        if not self._mark_first(spec, batch):
-            return []
+        self._mark_first(spec, mark)
         table = spec.statement.table
         holder = table.columns.claimed_by
-        is_marked = sql("{} = {}", table.qualified(holder), value(batch))
+        is_marked = sql("{} = {}", table.qualified(holder), value(mark))
         marked = both(table.in_state(Status.PROCESSING), is_marked)
         keys = table.keys_of(self.select(table, table.columns.key, marked))
-        if is_named:
+        if keys:
             self.write(table, keys, Change([table.assign(holder, value(spec.holder))]), marked)
         return keys
 
-    def _mark_first(self, spec: ClaimSpec, batch: str) -> int:
+    def _mark_first(self, spec: ClaimSpec, mark: str) -> None:
         statement, table = spec.statement, spec.statement.table
         condition = spec.bind(statement.condition)
         if statement.simple:
@@ -290,14 +287,14 @@ class MySQL(Dialect):
             # An UPDATE can neither join nor look at its own table, so the candidates are read first.
             keys = table.python_keys(self.fetch(spec.bind(statement.limited_candidates)))
             if not keys:
-                return 0
+                return
             condition = sql("{} AND {}", table.keyed(keys), spec.bind(statement.claimable))
             ranking = table.list_of(table.columns.key)
-        return self.run(
+        self.run(
             sql(
                 "UPDATE {} SET {} WHERE {} ORDER BY {} LIMIT {}",
                 table.name,
-                spec.bind(statement.assignments, holder=batch),
+                spec.bind(statement.assignments, holder=mark),
                 condition,
                 ranking,
                 value(spec.limit),
