@@ -1,6 +1,6 @@
 """What is wrong with one model's claims on one database, and what to do about it; ``claimdoctor`` prints it.
 
-``examine`` changes nothing. Statements are explained, not run; only an UPDATE of the next rows is, and rolled back.
+``examine`` changes nothing: statements are explained, not run.
 """
 
 from collections.abc import Iterator
@@ -10,16 +10,15 @@ from django.db import Error, models
 from django_taskclaim.doctor.blockers import why_nothing_moves
 from django_taskclaim.doctor.contradictions import contradictions
 from django_taskclaim.doctor.findings import Finding, Kind
-from django_taskclaim.doctor.plans import judged_plans, missing_indexes, missing_key_indexes
-from django_taskclaim.doctor.refusing import refusing_rows
-from django_taskclaim.doctor.surroundings import missing_source, missing_tables, refused
+from django_taskclaim.doctor.plans import judged_plans, missing_index
+from django_taskclaim.doctor.setup import missing_source, missing_tables, refused
 from django_taskclaim.doctor.vacuum import dead_rows
 
 __all__ = ["Finding", "Kind", "examine"]
 
 
 def examine(model: type[models.Model], alias: str) -> Iterator[Finding]:
-    """Yield what there is to say of *model* on the database *alias*, the gravest first.
+    """Yield what is wrong with *model* on the database *alias*, the gravest first.
 
     A database that does not answer is a finding, not an exception.
     """
@@ -34,10 +33,8 @@ def _examine(model: type[models.Model], alias: str) -> Iterator[Finding]:
     if absent:
         yield from absent
         return
-    yield from missing_indexes(model, alias)
+    yield from missing_index(model, alias)
     yield from judged_plans(model, alias)
-    yield from missing_key_indexes(model, alias)
     yield from dead_rows(model, alias)
     yield from contradictions(model, alias)
-    yield from refusing_rows(model, alias)
     yield from why_nothing_moves(model, alias)

@@ -5,7 +5,6 @@ from typing import Any
 
 from django.db import models
 from django.db.models import Count
-from django.utils.text import capfirst
 
 from django_taskclaim import conf
 from django_taskclaim.columns import claim_columns
@@ -14,10 +13,9 @@ from django_taskclaim.doctor.findings import Finding
 from django_taskclaim.formatting import counted, format_duration, format_moment, listed
 from django_taskclaim.handlers import handler_for
 from django_taskclaim.limits.key_limits import at_their_limit, limits_over
-from django_taskclaim.limits.serial import SerialLimit
 from django_taskclaim.links import is_companion, source_link
 from django_taskclaim.monitoring.overview import Overview, overview, throttles_by_source, workers
-from django_taskclaim.policy import policy_for
+from django_taskclaim.policy import RENEWALS_PER_LEASE, policy_for
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.isolating import REFUSED
 from django_taskclaim.querysets.scope import ClaimTarget
@@ -27,58 +25,31 @@ from django_taskclaim.switch import paused_model
 
 def why_nothing_moves(model: type[models.Model], alias: str) -> Iterator[Finding]:
     """Yield every reason for which rows of *model* stay where they are, or that work goes on."""
-    seen = overview(model, alias)
-    # The doctor has named these rows as a contradiction.
-    named = list(_endless(seen))
-    yield from (finding for finding in reasons(seen) if finding not in named)
-    yield from _orphaned(model, alias)
-
-
-def _orphaned(model: type[models.Model], alias: str) -> Iterator[Finding]:
-    """Count companions whose source is gone, where both are on one database."""
-    if not is_companion(model) or source_link(model).alias_beside(alias) != alias:
-        return
-    orphans = CompanionQuerySet(model, using=alias).orphans().count()
-    if orphans:
-        yield Finding.note(
-            f"{counted(orphans, 'row')} without a source.",
-            f"manage.py claimpopulate {model._meta.label} --remove-orphans",
-        )
+    yield from reasons(overview(model, alias))
+    # Orphans can be counted only where both tables are on one database.
+    if is_companion(model) and source_link(model).alias_beside(alias) == alias:
+        orphans = CompanionQuerySet(model, using=alias).orphans().count()
+        if orphans:
+            yield Finding.note(
+                f"{counted(orphans, 'row')} without a source.",
+                f"manage.py claimpopulate {model._meta.label} --remove-orphans",
+            )
 
 
 def reasons(seen: Overview) -> Iterator[Finding]:
     """Yield the reasons that an overview shows; an estimate is called "about"."""
-    found = [
-        *_paused(seen),
-        *_throttled(seen),
-        *_expired(seen),
-        *_endless(seen),
-        *_waiting(seen),
-        *_held(seen),
-        *_nobody_works(seen),
-        *_refused(seen),
-        *_hidden(seen),
-        *_limited(seen),
-        *_full(seen),
-        *_set_aside(seen),
-        *_failed(seen),
-        *_nothing_to_do(seen),
-    ]
+    found = [finding for reason in REASONS for finding in reason(seen)]
     if not found:
         due = _rows(seen, seen.due, Status.OPEN)
-        found = [Finding.fine(capfirst(f"{due} due, and workers are alive."))]
+        found = [Finding.fine(f"{due} due, and workers are alive.")]
     yield from found
 
 
 def _rows(seen: Overview, count: int, state: Status, noun: str = "row") -> str:
-    """Return ``1,204 rows``, or ``about 1,200,000 rows`` where that is an estimate."""
+    """Return ``1,204 rows``, or ``About 1,200,000 rows`` where that is an estimate."""
     if state not in seen.estimated:
         return counted(count, noun)
-    return f"about {counted(round(count, -max(0, len(str(count)) - 2)), noun)}"
-
-
-def _verb(count: int, singular: str, plural: str) -> str:
-    return singular if count == 1 else plural
+    return f"About {counted(round(count, -max(0, len(str(count)) - 2)), noun)}"
 
 
 def _paused(seen: Overview) -> Iterator[Finding]:
@@ -109,48 +80,30 @@ def _throttled(seen: Overview) -> Iterator[Finding]:
 
 
 def _expired(seen: Overview) -> Iterator[Finding]:
-    if seen.expired_since is None:
+    if not seen.expired:
         return
-    late = seen.now - seen.expired_since
-    text = (
-        f"The leases of {_at_least(seen, seen.expired - seen.endless)} have ended, the first {format_duration(late)} "
-        "ago, and nobody has put them back"
-    )
-    if late > 3 * conf.duration("REAPER_INTERVAL") + policy_for(seen.model).renewal_interval:
+    stored = seen.switch.lease if seen.switch is not None else None
+    renewal = (stored or policy_for(seen.model).lease) / RENEWALS_PER_LEASE
+    late = None if seen.expired_since is None else seen.now - seen.expired_since
+    few = "at least " if Status.PROCESSING in seen.estimated else ""
+    first = "" if late is None else f", the first {format_duration(late)} ago"
+    text = f"The leases of {few}{counted(seen.expired, 'row')} have ended{first}, and nobody has put them back"
+    if late is not None and late <= 3 * conf.duration("REAPER_INTERVAL") + renewal:
+        yield Finding.note(f"{text} yet.")
+    else:
         yield Finding.problem(
             f"{text}: no reaper runs, or the database refuses to have them written.",
             f"manage.py release_expired {seen.model._meta.label}, or start a worker.",
         )
-    else:
-        yield Finding.note(f"{text} yet.")
-
-
-def _endless(seen: Overview) -> Iterator[Finding]:
-    """Name rows that leave their state by a reaper only."""
-    if seen.endless:
-        yield Finding.problem(
-            f"{capfirst(_at_least(seen, seen.endless))} {_verb(seen.endless, 'is', 'are')} processing without an end of"
-            " the lease: something other than a verb wrote there.",
-            f"manage.py release_expired {seen.model._meta.label}",
-        )
-
-
-def _at_least(seen: Overview, count: int) -> str:
-    """Return ``3 rows``, or ``at least 3 rows`` where only the first running ones were looked at."""
-    few = "at least " if Status.PROCESSING in seen.estimated else ""
-    return f"{few}{counted(count, 'row')}"
 
 
 def _waiting(seen: Overview) -> Iterator[Finding]:
     if seen.due:
         return
     if seen.progress.open and seen.next_due is not None:
+        rows = _rows(seen, seen.progress.open, Status.OPEN, "open row")
         until, wait = format_moment(seen.next_due), format_duration(seen.next_due - seen.now)
-        if seen.progress.open == 1:
-            yield Finding.note(f"The one open row waits until {until}, {wait} from now.")
-        else:
-            rows = _rows(seen, seen.progress.open, Status.OPEN, "open row")
-            yield Finding.note(f"All {rows} wait; the first is due in {wait} (at {until}).")
+        yield Finding.note(f"No row is due: {rows}, the first is due in {wait} (at {until}).")
     if seen.open_ended:
         yield Finding.note(
             f"{counted(seen.open_ended, 'range')} not due yet: transactions that were open when the keys were read may"
@@ -183,9 +136,8 @@ def _nobody_works(seen: Overview) -> Iterator[Finding]:
     serving = [worker for worker in workers(seen.alias) if worker.serves(seen.model)]
     if any(worker.alive for worker in serving):
         return
-    rows = capfirst(_rows(seen, seen.due, Status.OPEN))
-    idle = f"{rows} {_verb(seen.due, 'is', 'are')} due, and no worker for {label} is alive"
     last = max((worker.seen_at for worker in serving), default=None)
+    idle = f"{_rows(seen, seen.due, Status.OPEN)} due, and no worker for {label} is alive"
     since = (
         "" if last is None else f"; the last one reported {format_duration(seen.now - last)} ago"
     )
@@ -193,7 +145,7 @@ def _nobody_works(seen: Overview) -> Iterator[Finding]:
 
 
 def _refused(seen: Overview) -> Iterator[Finding]:
-    """Repeat what workers report of rows that nobody can write; not everybody may see which rows."""
+    """Repeat that workers report rows that nobody can write; not everybody may see which rows."""
     label = seen.model._meta.label
     if not seen.due and not seen.expired:
         return
@@ -201,7 +153,7 @@ def _refused(seen: Overview) -> Iterator[Finding]:
     if any(f" {label} " in report and REFUSED in report for report in reports):
         yield Finding.note(
             f"The database refuses to have rows of {label} written; workers go on without them.",
-            f"manage.py claimdoctor {label}",
+            "Their errors are in the log and in claimstatus. Mend the rows, or the check or trigger.",
         )
 
 
@@ -220,8 +172,7 @@ def _hidden(seen: Overview) -> Iterator[Finding]:
     if hidden > 0:
         by = "handler's queryset" if found is not None and found.queryset else "default manager"
         yield Finding.note(
-            f"The {by} hides {counted(hidden, 'due row')} of {seen.due:,}, so no worker claims"
-            f" {_verb(hidden, 'it', 'them')}.",
+            f"The {by} hides {counted(hidden, 'due row')} of {seen.due:,}, which no worker claims.",
             "Intended? Else give the handler queryset=… with a manager that shows them.",
         )
 
@@ -239,21 +190,12 @@ def _limited(seen: Overview) -> Iterator[Finding]:
     blocked = rows.due().filter(full).count() if full else 0
     if not blocked:
         return
-    limits = limits_over(seen.model)
-    count, names = counted(blocked, "due row"), listed([limit.field.name for limit in limits])
-    its = _verb(blocked, "its", "their")
-    if any(isinstance(limit, SerialLimit) for limit in limits):
-        yield Finding.note(
-            f"{count} may have to wait for {its} turn ({names}): one of {its} key is running, waits, is paused or has"
-            " failed.",
-            "They follow once that one is done; one that has failed needs a reset.",
-        )
-    else:
-        yield Finding.note(
-            f"{count} {_verb(blocked, 'is', 'are')} kept back by a limit per key ({names}): others of {its} key are"
-            " running.",
-            "They follow as those end; the rows of a worker that was killed end with their lease.",
-        )
+    names = listed([limit.field.name for limit in limits_over(seen.model)])
+    yield Finding.note(
+        f"{counted(blocked, 'due row')} kept back by a limit per key ({names}): other rows of the same key are running"
+        " or, with serial_by, stand before them.",
+        "They follow as those end; a row of a serial key that has failed needs a reset.",
+    )
 
 
 def _full(seen: Overview) -> Iterator[Finding]:
@@ -267,23 +209,18 @@ def _full(seen: Overview) -> Iterator[Finding]:
 
 
 def _set_aside(seen: Overview) -> Iterator[Finding]:
-    paused = seen.progress.paused
-    if paused:
-        rows = capfirst(_rows(seen, paused, Status.PAUSED))
+    if seen.progress.paused:
         yield Finding.note(
-            f"{rows} {_verb(paused, 'is', 'are')} set aside (status paused).",
+            f"{_rows(seen, seen.progress.paused, Status.PAUSED)} set aside (status paused).",
             f"manage.py claimresume {seen.model._meta.label} --rows",
         )
 
 
 def _failed(seen: Overview) -> Iterator[Finding]:
-    count = seen.progress.failed
-    if count:
-        rows = capfirst(_rows(seen, count, Status.FAILED))
-        errors = _most_frequent_errors(seen)
+    if seen.progress.failed:
+        rows, errors = _rows(seen, seen.progress.failed, Status.FAILED), _most_frequent_errors(seen)
         yield Finding.note(
-            f"{rows} {_verb(count, 'has', 'have')} failed and {_verb(count, 'waits', 'wait')} for a reset"
-            f"{': ' if errors else ''}{errors}.",
+            f"{rows} failed, until somebody resets them{': ' if errors else ''}{errors}.",
             f"manage.py claimreset {seen.model._meta.label}",
         )
 
@@ -307,3 +244,20 @@ def _nothing_to_do(seen: Overview) -> Iterator[Finding]:
     of = "" if seen.estimated else f" of {progress.total:,}"
     rows = _rows(seen, progress.finished, Status.COMPLETE)
     yield Finding.fine(f"There is nothing to do: {rows}{of} finished.")
+
+
+REASONS = (
+    _paused,
+    _throttled,
+    _expired,
+    _waiting,
+    _held,
+    _nobody_works,
+    _refused,
+    _hidden,
+    _limited,
+    _full,
+    _set_aside,
+    _failed,
+    _nothing_to_do,
+)

@@ -1,4 +1,4 @@
-"""The statements that claims, completions, renewals and the reaper send, captured without being sent.
+"""The statements that claims and the reaper send, captured without being sent.
 
 The verbs themselves run, so what is captured is what they send, with the strategy that is set and the handler's own
 filter. Django's ``execute_wrapper`` takes each statement and puts a harmless question in its place.
@@ -6,79 +6,51 @@ filter. Django's ``execute_wrapper`` takes each statement and puts a harmless qu
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
-from datetime import timedelta
+from dataclasses import replace
 from typing import Any
 
 from django.db import connections, models, transaction
 
-from django_taskclaim.completion import Delete
 from django_taskclaim.conf import setting
-from django_taskclaim.db.sql import SQL, WAIT, Change
+from django_taskclaim.db.sql import SQL
 from django_taskclaim.handlers import handler_for
-from django_taskclaim.policy import policy_for
 from django_taskclaim.querysets import ClaimQuerySet
-from django_taskclaim.querysets.assignments import completed
 from django_taskclaim.querysets.claiming import checked_request
 from django_taskclaim.querysets.cursor import Cursor
 from django_taskclaim.querysets.scope import ClaimTarget
-from django_taskclaim.states import WORKER_MARK, Token
 
 #: Statements by key differ in their number of keys only, so a few stand for all.
 SAMPLE = 50
 
-#: No claim ever had this token, so nothing would be written even if a statement were sent.
-NOBODY = Token(f"claimdoctor{WORKER_MARK}", -1)
 
+@contextmanager
+def capturing(target: ClaimTarget, *, locks_find: bool) -> Iterator[list[SQL]]:
+    """Capture every statement on the target's table inside the block; none of them is sent.
 
-@dataclass
-class StatementCapture:
-    """Captures the statements on one table; each question is answered with rows of the table or with none."""
+    A SELECT finds rows of the table, one that locks only with *locks_find*: then what would follow is captured too.
+    """
+    statements: list[SQL] = []
+    table, lock_clause = target.table.name, target.dialect.lock_clause
 
-    target: ClaimTarget
-    #: Whether a SELECT that locks finds rows too, so that what would follow is captured as well.
-    locks_find: bool
-    captured: list[SQL] = field(default_factory=list)
-
-    def __call__(
-        self, execute: Callable[..., Any], text: str, params: Any, many: bool, context: Any
-    ) -> Any:
-        if not self._is_ours(text):
-            return execute(text, params, many, context)
-        statement = SQL(text, tuple(params or ()))
-        if all(statement.text != known.text for known in self.captured):
-            self.captured.append(statement)
-        return execute(self._stand_in(text), (), many, context)
-
-    def _is_ours(self, text: str) -> bool:
-        return (
-            text.startswith(("SELECT", "UPDATE", "DELETE", "WITH"))
-            and self.target.table.name in text
-        )
-
-    def _stand_in(self, text: str) -> str:
-        """Return a question with the same columns: a few rows for a SELECT, nothing for all else."""
-        table = self.target.table
+    def stand_in(text: str) -> str:
         if text.startswith("WITH RECURSIVE"):
             # Of quarantined rows, by priority: as if there was one.
             return "SELECT 0"
-        locks = self.target.dialect.lock_clause in text
-        if text.startswith("SELECT") and (self.locks_find or not locks):
+        if text.startswith("SELECT") and (locks_find or lock_clause not in text):
             wanted = text.removeprefix("SELECT ").removeprefix("DISTINCT ").partition(" FROM ")[0]
-            return f"SELECT {wanted} FROM {table.name} LIMIT {SAMPLE}"
-        return f"SELECT 1 FROM {table.name} WHERE 1 = 0"
+            return f"SELECT {wanted} FROM {table} LIMIT {SAMPLE}"
+        return f"SELECT 1 FROM {table} WHERE 1 = 0"
 
+    def capture(execute: Callable[..., Any], text: str, params: Any, *rest: Any) -> Any:
+        if table not in text or not text.startswith(("SELECT", "UPDATE", "DELETE", "WITH")):
+            return execute(text, params, *rest)
+        if all(text != known.text for known in statements):
+            statements.append(SQL(text, tuple(params or ())))
+        return execute(stand_in(text), (), *rest)
 
-@contextmanager
-def capturing(target: ClaimTarget, *, locks_find: bool = False) -> Iterator[list[SQL]]:
-    """Capture every statement on the target's table inside the block; none of them is sent."""
-    capture = StatementCapture(target, locks_find)
     # The caller's transaction makes the verbs open savepoints only; nothing has been written when it ends.
-    with (
-        transaction.atomic(using=target.alias),
-        connections[target.alias].execute_wrapper(capture),
-    ):
-        yield capture.captured
+    with transaction.atomic(using=target.alias), connections[target.alias].execute_wrapper(capture):
+        yield statements
 
 
 def claim_statements(model: type[models.Model], alias: str) -> list[SQL]:
@@ -103,21 +75,6 @@ def claim_statements(model: type[models.Model], alias: str) -> list[SQL]:
 
 def reaper_statements(model: type[models.Model], alias: str) -> list[SQL]:
     """Return what ``release_expired`` sends to find rows whose lease has ended."""
-    with capturing(ClaimTarget.of(model, alias)) as captured:
+    with capturing(ClaimTarget.of(model, alias), locks_find=False) as captured:
         ClaimQuerySet(model, using=alias).release_expired()
-    return captured
-
-
-def fenced_statements(model: type[models.Model], alias: str) -> list[SQL]:
-    """Return what completions and renewals send; nothing for an empty table."""
-    target = ClaimTarget.of(model, alias)
-    keys = list(target.rows.order_by().values_list("pk", flat=True)[:SAMPLE])
-    if not keys:
-        return []
-    with capturing(target, locks_find=True) as captured:
-        deletes = isinstance(policy_for(model).completion, Delete)
-        change = None if deletes else Change(completed(target))
-        target.dialect.write_held(target.table, [(NOBODY, keys)], change)
-        target.dialect.select_keys(target.table, keys, target.table.standing(NOBODY), WAIT)
-        target.dialect.renew_held(target.table, NOBODY, keys, timedelta(seconds=60))
     return captured

@@ -20,7 +20,7 @@ from django.utils import translation
 
 from django_taskclaim.checks.databases import autocommit_faults
 from django_taskclaim.doctor import Finding
-from django_taskclaim.doctor.surroundings import missing_source, missing_tables
+from django_taskclaim.doctor.setup import missing_source, missing_tables
 from django_taskclaim.management.arguments import places
 
 #: Exit code of a command line that makes no sense.

@@ -70,8 +70,6 @@ class Overview:
     limits: list[ModelLimits] = field(default_factory=list)
     #: The model's own switch with its overrides; None where nothing was ever stored.
     switch: Switch | None = None
-    #: Of the expired rows, those whose lease has no end: no verb leaves such a row.
-    endless: int = 0
     #: Ranges of keys among which rows may still be committed.
     open_ended: int = 0
 
@@ -136,7 +134,6 @@ def overview(model: type[models.Model], alias: str, *, exact: bool = True) -> Ov
         open_ended=dueness.open_ended,
         expired=running.expired,
         expired_since=running.since,
-        endless=running.endless,
         holders=running.holders,
         throttles=throttles_of(model, alias),
         limits=limits_by(model, switches),
@@ -264,7 +261,6 @@ def _dueness(opened: Any, columns: ClaimColumns, now: datetime) -> _Dueness:
 
 class _Running(NamedTuple):
     expired: int
-    endless: int
     since: datetime | None
     holders: list[Holder]
 
@@ -273,11 +269,10 @@ def _running(rows: Any, columns: ClaimColumns) -> _Running:
     """Return what is known of all running rows."""
     who, expiry = columns.claimed_by.name, columns.expires_at.name
     expired = rows.filter(is_expired(columns))
-    late = expired.aggregate(rows=Count("*"), ended=Count(expiry), since=Min(expiry))
+    late = expired.aggregate(rows=Count("*"), since=Min(expiry))
     running = rows.filter(is_running(columns))
     batches = running.order_by().values_list(who).annotate(rows=Count("*"), first=Min(expiry))
-    endless = late["rows"] - late["ended"]
-    return _Running(late["rows"], endless, _utc(late["since"]), _together(batches))
+    return _Running(late["rows"], _utc(late["since"]), _together(batches))
 
 
 def _first_running(rows: Any, columns: ClaimColumns, now: datetime) -> _Running:
@@ -288,7 +283,7 @@ def _first_running(rows: Any, columns: ClaimColumns, now: datetime) -> _Running:
     expired = [end for _, end in held if end is None or end <= now]
     ended = [end for end in expired if end is not None]
     together = _together((holder, 1, end) for holder, end in held)
-    return _Running(len(expired), len(expired) - len(ended), min(ended, default=None), together)
+    return _Running(len(expired), min(ended, default=None), together)
 
 
 def _together(batches: Iterable[tuple[str | None, int, datetime | None]]) -> list[Holder]:

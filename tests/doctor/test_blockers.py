@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from django_taskclaim.querysets import ClaimQuerySet
-from django_taskclaim.switch import pause, pause_all
+from django_taskclaim.switch import pause, pause_all, set_overrides
 from tests.commands import live_worker
 from tests.doctor.support import doctor, handling, problems, told
 from tests.factories import make
@@ -77,7 +77,7 @@ def failed_and_set_aside() -> None:
             ],
         ),
         (all_paused, ["All models are paused by bob", "manage.py claimresume --all"]),
-        (waiting, ["All 2 open rows wait; the first is due in "]),
+        (waiting, ["No row is due: 2 open rows, the first is due in "]),
         (held, ["All rows left are held, by user:17 (2) and user:18 (1)"]),
         (
             failed_and_set_aside,
@@ -106,8 +106,8 @@ def test_a_pause_of_the_parent_is_named_for_its_child() -> None:
 @pytest.mark.parametrize(
     ("options", "part"),
     [
-        ({"limit_per": {"note": 1}}, "2 due rows are kept back by a limit per key (note)"),
-        ({"serial_by": "note"}, "may have to wait for their turn (note)"),
+        ({"limit_per": {"note": 1}}, "2 due rows kept back by a limit per key (note)"),
+        ({"serial_by": "note"}, "2 due rows kept back by a limit per key (note)"),
         ({"max_running": 2}, "2 rows are running, and no more than 2 may at once."),
     ],
 )
@@ -127,6 +127,9 @@ def test_expired_rows_are_a_problem_once_every_reaper_should_have_come(settings:
     settings.TASKCLAIM = {"REAPER_INTERVAL": timedelta(hours=1)}
     assert "nobody has put them back yet" in told(Job)
     settings.TASKCLAIM = {"REAPER_INTERVAL": 0.0001, "LEASE": 0.0001}
+    set_overrides(Job, lease=7200)
+    assert "nobody has put them back yet" in told(Job)
+    set_overrides(Job, lease=None)
     (problem,) = problems(Job)
     assert "The leases of 2 rows have ended" in problem.message
     assert problem.advice.startswith("manage.py release_expired testapp.Job")

@@ -17,7 +17,6 @@ from tests.doctor.support import (
     changes_tables,
     count,
     doctor,
-    drop_index,
     handling,
     indexes_advised,
     many,
@@ -73,12 +72,7 @@ def test_with_many_rows_each_claim_uses_an_index_that_fits_its_order() -> None:
     with handling(Photo, order_by=["url"]):
         (found,) = problems(Photo)
         assert "sorts rows" in found.message
-        statement = found.details[-1]
-        send(statement)
-        try:
-            assert problems(Photo) == []
-        finally:
-            drop_index(Photo, re.findall(r"\w+", statement)[2])
+        assert "an order of its own" in found.advice
 
 
 # What is explained

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 from django.db import DatabaseError, transaction
 
-from tests.commands import refused as refused_by
 from tests.factories import make
 from tests.querysets.refusing import FROZEN, SAID, WAYS, refused
-from tests.querysets.support import execute, facts, keys, quoted, stored, table_of
+from tests.querysets.support import execute, facts, keys, quoted, table_of
 from tests.testapp.models import Photo
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.promise(10)]
@@ -120,16 +119,3 @@ def test_the_reaper_and_operators_change_all_others(
         assert Photo.objects.resume_rows() == 15
         assert Photo.objects.fail_rows("no more of them") == 15
         assert Photo.objects.reset() == 15
-
-
-def test_the_doctor_names_due_and_expired_rows(let_lease_lapse: Any, capsys: Any) -> None:
-    lapsed = photos(4, 1)
-    let_lease_lapse(Photo.objects.claim_batch(4))
-    due = photos(4, 2)
-    before = [stored(row) for row in Photo.objects.all()]
-    with refused(Photo):
-        refused_by("claimdoctor", "testapp.Photo", "--database", "default")
-    said = capsys.readouterr().out
-    assert [stored(row) for row in Photo.objects.all()] == before
-    for word in (f"{due[2]}: ", f"{lapsed[1]}: ", SAID):
-        assert word in said

@@ -8,7 +8,7 @@ from django.core.management.base import CommandError
 from django.db import connections
 
 from django_taskclaim.doctor import Finding, Kind, examine
-from django_taskclaim.doctor.surroundings import configuration_findings, project_findings
+from django_taskclaim.doctor.setup import configuration_findings, project_findings
 from django_taskclaim.formatting import counted
 from django_taskclaim.management.arguments import add_database, add_models, places
 from django_taskclaim.management.base import ClaimCommand
@@ -22,10 +22,9 @@ class Command(ClaimCommand):
     writes = False
     help = """Examine the claims of models: tables, indexes, plans, server settings, and why nothing is moving.
 
-Every statement that claims, completes, renews and reaps is explained (EXPLAIN) on the live table exactly as it would
-be sent, and none is run. A sort or a sequential scan is a problem; so is a missing index, which is reported with the
-statement that creates it. The next rows to be claimed or put back are written by way of trial, and that is rolled
-back; those that others have locked are passed over. Nothing is changed."""
+Every statement that claims and reaps is explained (EXPLAIN) on the live table exactly as it would be sent, and none
+is run. A sort or a sequential scan is a problem; so is a missing index, which is reported with the statement that
+creates it. Nothing is changed."""
     in_english = True
     epilog = """examples:
   manage.py claimdoctor                     every claimable model
@@ -63,8 +62,8 @@ exit codes:
         if problems:
             raise CommandError(f"{counted(problems, 'problem')} found.")
         if self._headlines:
-            told = "; ".join(self._headlines)
-            self.stdout.write(self.style.WARNING(f"No problem found, but nobody works: {told}."))
+            idle = "; ".join(self._headlines)
+            self.stdout.write(self.style.WARNING(f"No problem found, but nobody works: {idle}."))
         else:
             self.stdout.write(self.style.SUCCESS("No problem found."))
 

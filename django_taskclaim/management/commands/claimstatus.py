@@ -163,8 +163,6 @@ exit codes:
     def _end(self, look: Look, failing: list[str]) -> None:
         """Raise what has to be known."""
         refusals = look.refusals
-        if refusals:
-            refusals.append("manage.py claimdoctor says more.")
         if failing or refusals:
             raise CommandError("\n".join(["; ".join(failing)] * bool(failing) + refusals))
 
