@@ -209,6 +209,8 @@ class Claimer(threading.Thread):
 
     def _has_room(self, handler: Handler) -> bool:
         """Say whether the executors are about to run dry of this model's rows, and may have more."""
+        if self.inflight.holds_quarantined():
+            return False
         enough = self._least(handler)
         if handler.has_ranges:
             # Long work: what waits here could be done elsewhere.
@@ -275,16 +277,13 @@ class Claimer(threading.Thread):
         if not rows:
             return not self.options.once and self.work.open_more(handler)
         units = units_of(handler, rows)
-        if units[0].quarantined:
-            self._run_alone(handler, units)
-            return True
         if not self.inflight.add(units):
             # The signal to stop came while the statement was under way.
             self._give_back(units)
-        return len(rows) == most
+        return len(rows) == most or units[0].quarantined
 
-    def _rows(self, handler: Handler, size: int, only: Any = None) -> list[Any]:
-        """Claim so many rows, or the one with the key *only*."""
+    def _rows(self, handler: Handler, size: int) -> list[Any]:
+        """Claim so many rows."""
         began = clock()
         request = Request(
             size,
@@ -293,15 +292,12 @@ class Claimer(threading.Thread):
             include_held=False,
             durable=True,
             notes_start=True,
-            cursor=self._cursors[handler.model] if only is None else None,
+            cursor=self._cursors[handler.model],
             answer=self._answers[handler.model],
         )
-        queryset = self.work.rows(handler)
-        if only is not None:
-            queryset = queryset.filter(pk=only)
         try:
             with self.service.throttles.working_on(handler.model):
-                rows: list[Any] = queryset._claim(request)
+                rows: list[Any] = self.work.rows(handler)._claim(request)
         except Exception:
             # Whatever it is, some may have been claimed by then.
             self.service.unanswered.note(handler, request)
@@ -335,41 +331,6 @@ class Claimer(threading.Thread):
 
     def _give_back(self, units: list[Unit]) -> None:
         self.service.give_back(task for unit in units for task in unit.tasks)
-
-    def _run_alone(self, handler: Handler, units: list[Unit]) -> None:
-        """Run a row that may kill the process while nothing else is held, so that nobody is charged for another.
-
-        While others still run it is not held, for their crash would be taken for its own.
-        """
-        if not self.inflight.is_empty():
-            (task,) = units[0].tasks
-            self._give_back(units)
-            self.claimed -= 1
-            if not self._write_until_empty():
-                return
-            units = units_of(handler, self._rows(handler, 1, only=task.claim.pk))
-        if not self.inflight.add(units):
-            self._give_back(units)
-            return
-        self._write_until_empty()
-
-    def _write_until_empty(self) -> bool:
-        """Write what comes until this process holds no row; False when told to leave before."""
-        while not self.inflight.is_empty():
-            if self.leaving.is_set():
-                return False
-            self._last_turn = clock()
-            self.inflight.wait_for(
-                lambda: self.writer.wait() == 0.0 or self.inflight.is_empty(), 0.5
-            )
-            try:
-                if self.writer.wait() == 0.0:
-                    self._write()
-            except TROUBLE as error:
-                self._limited.warn(f"{self.options.name}: writing", error)
-                drop_broken(self.options.using)
-                self._rest(3)
-        return True
 
     # Ending by itself
 

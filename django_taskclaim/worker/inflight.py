@@ -180,6 +180,8 @@ class InFlight:
     _unwritten: dict[int, Result] = field(default_factory=dict)
     #: Results whose rows somebody has locked.
     _postponed: list[Result] = field(default_factory=list)
+    #: A quarantined unit that runs, while which nothing else begins.
+    _alone: Unit | None = None
     closed: bool = False
     #: A take that leaves fewer units of a model than this tells those who wait, for more may be claimed.
     low: int = 1
@@ -242,15 +244,30 @@ class InFlight:
                 for task in unit.tasks:
                     batch.begun[task.number] = 1
             self._running.append(unit)
+            if unit.quarantined:
+                self._alone = unit
             if len(units) < self.low:
                 self._changed.notify_all()
             return unit
 
     def _next(self, wants: Callable[[Handler, "InFlight"], bool]) -> Any:
+        if self._alone is not None:
+            return None
         for model, units in self._waiting.items():
-            if wants(units[0].handler, self):
+            first = units[0]
+            if wants(first.handler, self) and not (first.quarantined and self._has_others()):
                 return model
         return None
+
+    def _has_others(self) -> bool:
+        """Say whether rows run, or wait to be written, whose claims a crash of the process would end."""
+        return bool(self._running or self.unwritten_count())
+
+    def holds_quarantined(self) -> bool:
+        """Say whether the process holds a row that runs alone: nothing else may be claimed before it has ended."""
+        with self._lock:
+            waiting = any(units[0].quarantined for units in self._waiting.values())
+            return waiting or self._alone is not None
 
     def calls_of(self, handler: Handler) -> int:
         """Return how many units of *handler* executors have taken."""
@@ -293,6 +310,8 @@ class InFlight:
             now = len(self._unwritten)
             if unit in self._running:
                 self._running.remove(unit)
+            if unit is self._alone:
+                self._alone = None
             if self._waiting:
                 # A coroutine that has ended makes room for another.
                 self._arrived.notify_all()
@@ -319,6 +338,9 @@ class InFlight:
                 if self._unwritten.pop(id(result), None) is None and result in self._postponed:
                     self._postponed.remove(result)
             self._changed.notify_all()
+            if self._waiting:
+                # A quarantined row waits for that.
+                self._arrived.notify_all()
 
     def postpone(self, results: Iterable[Result], seconds: float) -> None:
         """Postpone these results by so many seconds; others are written before them."""

@@ -126,7 +126,7 @@ def test_a_quarantined_row_that_kills_is_blamed(start_worker: Start) -> None:
 
 @pytest.mark.once
 @pytest.mark.promise(10)
-def test_a_quarantined_row_is_not_held_while_another_runs(start_worker: Start) -> None:
+def test_a_quarantined_row_waits_while_another_runs(start_worker: Start) -> None:
     """Its process dies of the other row, so the quarantined one is neither charged nor failed."""
     (slow,) = jobs(1, "stay")
     worker = start_worker("--threads", "2", "--lease", "8", TASKCLAIM_TEST_ATTEMPTS="1")
