@@ -66,8 +66,6 @@ class Claim:
     unanswered = False
     #: Set where the row had moved on by then, so that nobody can tell whether that COMMIT arrived.
     ambiguous = False
-    #: Columns that the handler has set and nothing writes.
-    unsaved: tuple[str, ...] = ()
     #: Why its worker would have the row back as soon as its handler comes to a resting place; empty if not at all.
     asked_back = ""
     #: … and whether what is left of the row is too much for one claim.

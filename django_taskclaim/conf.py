@@ -197,7 +197,6 @@ _SETTINGS: Mapping[str, tuple[Any, Kind[Any]]] = {
     "RETRIES": (2, whole_number(least=0)),
     "ERROR_LENGTH": (4000, whole_number()),
     "STORE_TRACEBACK": (False, FLAG),
-    "FAIL_UNSAVED": (None, or_none(FLAG)),
     "REDACT": (None, or_none(_PATH)),
     "CLAIM_STRATEGY": ("auto", _STRATEGY),
     "FIXTURES_WRITE_CLAIMS": (False, FLAG),

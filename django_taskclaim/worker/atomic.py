@@ -70,7 +70,7 @@ def _complete(handler: Handler, tasks: list[Task]) -> None:
     rows = []
     for task in tasks:
         if not task.claim.ended:
-            if (error := task.told_nothing()) is not None:
+            if (error := task.without_results()) is not None:
                 raise error
             task.ending = True
             rows.append(task.row)

@@ -20,7 +20,6 @@ def prepare(handler: Handler, rows: Sequence[Any]) -> list[Any]:
 
     That is the sources of companions, all in one query; a row whose source cannot be read fails with the error.
     """
-    unsaved_columns(handler).read_settings()
     unreadable = load_readable_sources(rows) if handler.needs_source else []
     if unreadable:
         fail_unreadable(unreadable)
@@ -39,7 +38,7 @@ def call(handler: Handler, rows: Sequence[Any]) -> Any:
     if answer is not None:
         refuse_not_run(answer, handler.function)
     if seen:
-        unsaved.compare(seen)
+        unsaved.warn(seen)
     return answer
 
 
@@ -50,7 +49,7 @@ async def acall(handler: Handler, rows: Sequence[Any]) -> Any:
     answer = await _answer(handler, rows)
     refuse_not_run(answer, handler.function, may_yield=handler.batch)
     if seen:
-        await sync_to_async(unsaved.compare)(seen)
+        await sync_to_async(unsaved.warn)(seen)
     return answer
 
 

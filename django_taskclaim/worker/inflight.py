@@ -19,7 +19,6 @@ from django_taskclaim.policy import SELF_FENCE
 from django_taskclaim.querysets.instances import bare
 from django_taskclaim.worker.begun import Batch, Notes
 from django_taskclaim.worker.outcomes import Outcome
-from django_taskclaim.worker.unsaved import unsaved_columns
 
 
 @dataclass(eq=False, slots=True)
@@ -54,21 +53,14 @@ class Task:
             self.row, self.remade = bare(type(self.row), self.claim), True
         return self.row
 
-    def told_nothing(self) -> Permanent | None:
-        """Return an error where what the handler wanted written of this row cannot be told, or would be lost."""
+    def without_results(self) -> Permanent | None:
+        """Return an error where nobody knows what the handler wanted written of this row."""
         self.carrier()
-        unsaved = unsaved_columns(self.handler)
-        if self.claim.unsaved and unsaved.fails:
-            text = unsaved.describe(self.row, self.claim.unsaved, "so the row fails")
-            label = self.handler.model._meta.label
-            return Permanent(
-                f"{text} Then run manage.py claimreset {label}, which opens failed rows."
-            )
         names = self.handler.update_fields
         if not self.remade or not names:
             return None
         return Permanent(
-            f"The handler saved its instance as another row, so what {listed(names)} shall be here cannot be told:"
+            f"The handler saved its instance as another row, so what {listed(names)} shall be here is not known:"
             " let it save a copy.copy() of it."
         )
 

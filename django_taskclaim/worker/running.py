@@ -55,7 +55,6 @@ from django_taskclaim.worker.outcomes import (
 )
 from django_taskclaim.worker.records import broken, logger, lost, named
 from django_taskclaim.worker.service import Service
-from django_taskclaim.worker.unsaved import unsaved_columns
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -230,16 +229,14 @@ class Running:
     def _outcomes(self, tasks: list[Task], answer: Answer, since: float) -> list[Outcome] | None:
         """Return the outcome of each row; None where the batch must be run in halves to find the row that raises."""
         if answer.committed:
-            return [_ended(task) or Ended(completed=task.ending) for task in tasks]
+            return [task.claim.how_ended() or Ended(completed=task.ending) for task in tasks]
         if answer.error is not None and answer.at_commit:
             return self._after_commit(tasks, answer.error, since)
         if answer is NOTHING_SAID:
             return [
                 DONE
-                if not task.remade
-                and standing_claim(task.row) is not None
-                and not task.claim.unsaved
-                else _ended(task) or _done(task)
+                if not task.remade and standing_claim(task.row) is not None
+                else task.claim.how_ended() or _done(task)
                 for task in tasks
             ]
         said, error = _read(tasks, answer)
@@ -277,7 +274,7 @@ class Running:
         return self._was_an_outage(tasks[0].handler, error, since)
 
     def _outcome(self, task: Task, error: BaseException | str | None, since: float) -> Outcome:
-        if (ended := _ended(task)) is not None:
+        if (ended := task.claim.how_ended()) is not None:
             # The handler called a verb itself, or deleted the row.
             if error is not None:
                 broken(f"{named(task.row)}: its handler ended the claim and then raised", error)
@@ -378,19 +375,8 @@ class Running:
 
 def _done(task: Task) -> Outcome:
     """Return what is to become of a row that its handler is done with."""
-    error = task.told_nothing()
-    if error is not None:
-        return judged(task.carrier(), error)
-    unsaved_columns(task.handler).warn(task.row, task.claim)
-    return DONE
-
-
-def _ended(task: Task) -> Ended | None:
-    """Return how the claim was ended, by a verb of the handler's own or with its transaction."""
-    ended = task.claim.how_ended()
-    if ended is not None and ended.completed:
-        unsaved_columns(task.handler).warn(task.row, task.claim)
-    return ended
+    error = task.without_results()
+    return DONE if error is None else judged(task.carrier(), error)
 
 
 def _without_source(task: Task) -> Outcome:

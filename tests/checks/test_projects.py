@@ -170,8 +170,6 @@ NEVER = ["object()", "-1", "float('nan')", "float('inf')", "[3]", "{'no': 1}", "
 TAKEN = {"REDACT = None", "BREAKER = None", "TIMEOUT = None", "STORE_TRACEBACK = True"}
 TAKEN |= {
     "RETRIES = 0",
-    "FAIL_UNSAVED = None",
-    "FAIL_UNSAVED = True",
     "FIXTURES_WRITE_CLAIMS = True",
 }
 

@@ -83,27 +83,6 @@ def test_a_column_that_nothing_writes_is_named_once(
     assert said() == [("WARNING", ["width"])]
 
 
-@pytest.mark.once
-@pytest.mark.parametrize(
-    ("form", "asked"), [*((form, "setting") for form in FORMS), ("plain", "DEBUG")]
-)
-def test_where_it_is_asked_for_the_row_fails(
-    form: str, asked: str, register: Any, settings: Any
-) -> None:
-    function, options = FORMS[form]
-    settings.DEBUG = asked == "DEBUG"
-    settings.TASKCLAIM = {"FAIL_UNSAVED": True} if asked == "setting" else {}
-    register(Photo, function, update_fields=["note"], **options)
-    make(Photo, 3)
-    assert run_due(Photo).failed == 3
-    row = Photo.objects.first()
-    assert (row.status, row.attempts, row.note) == ("failed", 1, "")
-    assert row.error_class.endswith("Permanent")
-    assert row.last_error.startswith(f"testapp.Photo {row.pk}: ")
-    assert 'update_fields=["note", "width"]' in row.last_error
-    assert "save()" in row.last_error
-
-
 def write_by_queryset(row: Any) -> None:
     row.note = "seen"
     type(row)._base_manager.filter(pk=row.pk).update(note="seen")
@@ -135,9 +114,8 @@ WRITES = [
     ("write", "atomic"), [*((write, False) for write in WRITES), (save_all, True)]
 )
 def test_what_the_handler_writes_itself_is_not_lost(
-    write: Any, atomic: bool, register: Any, said: Said, settings: Any
+    write: Any, atomic: bool, register: Any, said: Said
 ) -> None:
-    settings.TASKCLAIM = {"FAIL_UNSAVED": True}
     register(Photo, write, atomic=atomic, timeout=5)
     make(Photo, 3)
     assert run_due(Photo).completed == 3
