@@ -10,29 +10,19 @@ counts as such a caller, for a deadlock takes away what it had set up.
 after the idea of database gateways wrapped so that none of their callers has to think of deadlocks.
 """
 
-from django_taskclaim.contention.codes import (
-    Code,
-    contention_code,
-    is_of_the_schema,
-    refusal_code,
-    server_code,
-)
-from django_taskclaim.contention.retriable import Retriable
+from django_taskclaim.contention.codes import contention_code, refusal_code, server_code
 from django_taskclaim.contention.retry import (
     ContentionRetry,
-    RetryOptions,
+    Retriable,
     contention_retried,
     retry_on_contention,
 )
 
 __all__ = [
-    "Code",
     "ContentionRetry",
     "Retriable",
-    "RetryOptions",
     "contention_code",
     "contention_retried",
-    "is_of_the_schema",
     "refusal_code",
     "retry_on_contention",
     "server_code",

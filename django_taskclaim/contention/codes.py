@@ -3,7 +3,6 @@
 No driver is imported for that, so none has to be installed.
 """
 
-from collections.abc import Iterator
 from enum import Enum, auto
 from typing import TypeAlias
 
@@ -58,10 +57,6 @@ SQLITE_MEANINGS = {
     **dict.fromkeys((7, 8, 10, 11, 13, 14, 15, 26), Meaning.SERVER),
 }
 
-# No such table, no such column; SQLite says so with a code that has many meanings.
-SCHEMA_CODES = frozenset({"42P01", "42703", 1146, 1054})
-SCHEMA_WORDS = ("no such table", "no such column", "has no column")
-
 
 def contention_code(error: BaseException | None) -> Code | None:
     """Return the database's own code if ``error`` is a lock timeout, deadlock or serialization failure.
@@ -70,12 +65,12 @@ def contention_code(error: BaseException | None) -> Code | None:
     Django keeps the driver's error. The cause of any other error is not: code that raised a ``ValueError``
     from a deadlock has dealt with the deadlock.
     """
-    return _first_code(error, Meaning.CONTENTION)
+    return _code(error, Meaning.CONTENTION)
 
 
 def server_code(error: BaseException | None) -> Code | None:
     """Return the database's own code if ``error`` says that the server can write nothing now, else None."""
-    return _first_code(error, Meaning.SERVER)
+    return _code(error, Meaning.SERVER)
 
 
 def refusal_code(error: BaseException | None) -> Code | None:
@@ -84,56 +79,39 @@ def refusal_code(error: BaseException | None) -> Code | None:
     Such an answer speaks of the rows, in whichever class of errors the driver puts it, and nothing was done. It did
     not end the session.
     """
-    return _first_code(error, Meaning.REFUSAL)
+    return _code(error, Meaning.REFUSAL)
 
 
-def is_of_the_schema(error: BaseException) -> bool:
-    """Return whether a table or a column is missing that the statement names."""
-    codes = (code for one in _chain(error) for code, kind in _codes(one) if kind != "sqlite")
-    return not SCHEMA_CODES.isdisjoint(codes) or str(error).startswith(SCHEMA_WORDS)
+def _code(error: BaseException | None, wanted: Meaning) -> Code | None:
+    """Return the code of the error, or of what a database error was raised from, if that is what it means."""
+    # No chain of causes is as long, but one may lead back to its beginning.
+    for _ in range(10):
+        if error is None:
+            break
+        # PEP 249's class name, which Django, every driver and SQLAlchemy share.
+        is_of_database = any(kind.__name__ == "DatabaseError" for kind in type(error).__mro__)
+        # psycopg 3, asyncpg and others say sqlstate, psycopg2 says pgcode.
+        sqlstate = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+        sqlite_code = getattr(error, "sqlite_errorcode", None)
+        # A bare number counts only in a database error: KeyError(1213) is about a key.
+        number = error.args[0] if error.args and is_of_database else None
+        if isinstance(sqlstate, str):
+            return sqlstate if _of_sqlstate(sqlstate) is wanted else None
+        if isinstance(sqlite_code, int):
+            meaning = SQLITE_MEANINGS.get(sqlite_code & 0xFF, Meaning.REFUSAL)
+            return sqlite_code if meaning is wanted else None
+        if isinstance(number, int):
+            return number if _of_number(number) is wanted else None
+        error = error.__cause__ if is_of_database else None
+    return None
 
 
-def _meaning(code: Code, kind: str) -> Meaning:
-    if kind == "sqlite" and isinstance(code, int):
-        return SQLITE_MEANINGS.get(code & 0xFF, Meaning.REFUSAL)
-    if code in MEANINGS:
-        return MEANINGS[code]
-    if isinstance(code, str):
-        classes = (SQLSTATE_CLASSES[one] for one in SQLSTATE_CLASSES if code.startswith(one))
-        return next(classes, Meaning.REFUSAL)
+def _of_sqlstate(code: str) -> Meaning:
+    classes = [kind for start, kind in SQLSTATE_CLASSES.items() if code.startswith(start)]
+    return MEANINGS.get(code, classes[0] if classes else Meaning.REFUSAL)
+
+
+def _of_number(code: int) -> Meaning:
     # From 2000 to 2999 the client speaks: the server is gone.
-    return Meaning.SESSION if code // 1000 in (0, 2) else Meaning.REFUSAL
-
-
-def _first_code(error: BaseException | None, meaning: Meaning) -> Code | None:
-    """Return the first code that means this, of the error or of what a database error was raised from."""
-    codes = (found for one in _chain(error) for found in _codes(one))
-    return next((code for code, kind in codes if _meaning(code, kind) is meaning), None)
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield the error, and the causes of database errors."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        yield error
-        seen.add(id(error))
-        error = error.__cause__ if _is_database_error(error) else None
-
-
-def _codes(error: BaseException) -> Iterator[tuple[Code, str]]:
-    # psycopg 3, asyncpg and others say sqlstate, psycopg2 says pgcode.
-    sqlstate = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
-    if isinstance(sqlstate, str):
-        yield sqlstate, "sqlstate"
-    sqlite_code = getattr(error, "sqlite_errorcode", None)
-    if isinstance(sqlite_code, int):
-        yield sqlite_code, "sqlite"
-    # A bare number counts only in a database error: KeyError(1213) is about a key.
-    number = error.args[0] if error.args and _is_database_error(error) else None
-    if isinstance(number, int):
-        yield number, "number"
-
-
-def _is_database_error(error: BaseException) -> bool:
-    """Go by PEP 249's class name, which Django, every driver and SQLAlchemy share."""
-    return any(kind.__name__ == "DatabaseError" for kind in type(error).__mro__)
+    usual = Meaning.SESSION if code // 1000 in (0, 2) else Meaning.REFUSAL
+    return MEANINGS.get(code, usual)

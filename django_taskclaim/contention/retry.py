@@ -1,4 +1,4 @@
-"""``retry_on_contention``: repeat a transaction that lost against others, and nothing else."""
+"""``retry_on_contention`` and ``Retriable``: repeat a transaction that lost against others, and nothing else."""
 
 import asyncio
 import functools
@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, ParamSpec, TypedDict, TypeVar, Unpack, cast, overload
 
 from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.db import DEFAULT_DB_ALIAS, Error, connections, transaction
@@ -18,11 +18,12 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.dispatch import Signal
 
 from django_taskclaim import conf
-from django_taskclaim.contention.codes import LOCK_TIMEOUTS, Code, contention_code
+from django_taskclaim.contention.codes import LOCK_TIMEOUTS, contention_code
 from django_taskclaim.exceptions import RetriesExhausted
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 
 logger = logging.getLogger("django_taskclaim.contention")
 
@@ -41,7 +42,7 @@ class RetryOptions(TypedDict, total=False):
     using: str | None
     atomic: bool
     lock_timeouts: bool
-    sleep: Callable[[float], Any]
+    sleep: Callable[[float], object]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +66,7 @@ class ContentionRetry:
     #: False passes a lock timeout on at once, to a caller who can go around the lock.
     lock_timeouts: bool = True
     #: What waits, unless a coroutine is retried.
-    sleep: Callable[[float], Any] = time.sleep
+    sleep: Callable[[float], object] = time.sleep
 
     def __post_init__(self) -> None:
         if self.retries is not None and self.retries < 0:
@@ -77,23 +78,18 @@ class ContentionRetry:
 
     def __call__(self, function: Callable[P, R], /) -> Callable[P, R]:
         """Return ``function`` wrapped so that each call of it is retried."""
-        if is_generator_function(function):
+        if _is_generator_function(function):
             raise TypeError(
                 f"{function!r} is a generator function: what it has yielded cannot be taken back."
             )
+        if iscoroutinefunction(function):
+            return cast("Callable[P, R]", self._wrap_coroutine(function))
 
         @functools.wraps(function)
         def retried(*args: P.args, **kwargs: P.kwargs) -> R:
             return self.call(function, *args, **kwargs)
 
-        @functools.wraps(function)
-        async def aretried(*args: Any, **kwargs: Any) -> Any:
-            return await self.acall(cast("Any", function), *args, **kwargs)
-
-        if not iscoroutinefunction(function):
-            return retried
-        self._refuse_atomic(function)
-        return cast("Callable[P, R]", aretried)
+        return retried
 
     def call(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Return what ``function`` returns, retrying contention, that of its COMMIT included."""
@@ -110,29 +106,27 @@ class ContentionRetry:
             self.sleep(pause)
             attempt += 1
 
-    async def acall(
-        self, function: Callable[P, Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs
-    ) -> R:
-        """Return what the coroutine function returns, retrying contention; only with ``atomic=False``."""
-        self._refuse_atomic(function)
-        attempt, began = 1, time.monotonic()
-        while True:
-            try:
-                return await function(*args, **kwargs)
-            except Exception as error:
-                # Django's async methods run their SQL in this thread, and connections belong to threads.
-                pause = await sync_to_async(self._pause_after)(error, attempt, began)
-                if pause is None:
-                    raise
-            await asyncio.sleep(pause)
-            attempt += 1
-
-    def _refuse_atomic(self, function: Callable[..., Any]) -> None:
+    def _wrap_coroutine(self, function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
         if self.atomic:
             raise TypeError(
-                f"{function!r} is a coroutine function and cannot hold a transaction: "
-                "pass atomic=False."
+                f"{function!r} is a coroutine function and cannot hold a transaction: pass atomic=False."
             )
+
+        @functools.wraps(function)
+        async def retried(*args: P.args, **kwargs: P.kwargs) -> R:
+            attempt, began = 1, time.monotonic()
+            while True:
+                try:
+                    return await function(*args, **kwargs)
+                except Exception as error:
+                    # Django's async methods run their SQL in this thread, and connections belong to threads.
+                    pause = await sync_to_async(self._pause_after)(error, attempt, began)
+                    if pause is None:
+                        raise
+                await asyncio.sleep(pause)
+                attempt += 1
+
+        return retried
 
     @contextmanager
     def _transaction(self, committed: list[bool]) -> Iterator[None]:
@@ -147,7 +141,7 @@ class ContentionRetry:
             yield
 
     def _pause_after(self, error: Exception, attempt: int, began: float) -> float | None:
-        """Return the seconds until the next try; None if *error* must pass.
+        """Report the next try and return the seconds until it; None if *error* must pass.
 
         RetriesExhausted after the last try. Contention inside a caller's transaction passes: each open one that may
         have lost effects must roll back.
@@ -160,7 +154,7 @@ class ContentionRetry:
             if connection.in_atomic_block:
                 connection.set_rollback(True)
                 # Django names it as the cause when it refuses the next query of the block.
-                connection.rollback_exc = error  # type: ignore[attr-defined]
+                vars(connection)["rollback_exc"] = error
         if hit:
             return None
         elapsed = time.monotonic() - began
@@ -168,9 +162,17 @@ class ContentionRetry:
         if attempt > retries:
             raise RetriesExhausted(attempt, elapsed, code) from error
         # Bounded, for the power grows without an end.
-        longest = _seconds(self.wait) * 2 ** min(attempt - 1, 60)
-        pause = random.uniform(0, min(longest, _seconds(self.max_wait)))
-        self._report(error, code, attempt, elapsed, pause)
+        longest = min(_seconds(self.wait) * 2 ** min(attempt - 1, 60), _seconds(self.max_wait))
+        pause = random.uniform(0, longest)
+        facts: dict[str, object]
+        facts = {"code": code, "attempt": attempt, "elapsed": elapsed, "wait": pause}
+        facts["using"] = self.using
+        logger.warning(
+            "Try %d met contention (database code %s) after %.3f s, trying again in %.3f s: %s",
+            *(attempt, code, elapsed, pause, error),
+            extra=facts,
+        )
+        contention_retried.send_robust(sender=ContentionRetry, **facts)
         return pause
 
     def _suspects(self, error: Exception) -> list[BaseDatabaseWrapper]:
@@ -181,33 +183,14 @@ class ContentionRetry:
             return []  # Another library's error comes from another library's transaction.
         return list(connections.all(initialized_only=True))
 
-    def _report(
-        self, error: Exception, code: Code, attempt: int, elapsed: float, pause: float
-    ) -> None:
-        """Log the retry that is about to be waited for, and send the signal."""
-        facts = {
-            "code": code,
-            "attempt": attempt,
-            "elapsed": elapsed,
-            "wait": pause,
-            "using": self.using,
-        }
-        logger.warning(
-            "Try %(attempt)d met contention (database code %(code)s) after %(elapsed).3f s, "
-            "trying again in %(wait).3f s: %(error)s",
-            {**facts, "error": error},
-            extra=facts,
-        )
-        contention_retried.send_robust(sender=ContentionRetry, **facts)
-
 
 @overload
 def retry_on_contention(function: Callable[P, R], /) -> Callable[P, R]: ...
 @overload
 def retry_on_contention(**options: Unpack[RetryOptions]) -> ContentionRetry: ...
 def retry_on_contention(
-    function: Callable[..., Any] | None = None, /, **options: Unpack[RetryOptions]
-) -> Any:
+    function: Callable[P, R] | None = None, /, **options: Unpack[RetryOptions]
+) -> Callable[P, R] | ContentionRetry:
     """Repeat a whole transaction that lost against others.
 
     A decorator, with or without options::
@@ -235,7 +218,40 @@ def retry_on_contention(
     return policy if function is None else policy(function)
 
 
-def is_generator_function(function: Callable[..., Any]) -> bool:
+if TYPE_CHECKING:
+
+    def Retriable(target: T, **options: Unpack[RetryOptions]) -> T:
+        """To a type checker the proxy is its target: every method keeps its signature."""
+else:
+
+    class Retriable:
+        """Stand in for ``target``, retrying contention in each of its public methods, sync and async.
+
+        Every other attribute is read from the target as it is. Generators pass through unretried, for what they have
+        yielded cannot be taken back.
+
+        The options are those of ``retry_on_contention``, but a method manages its own transactions unless
+        ``atomic=True`` is asked for, since the target may be anything. Without ``using``, a transaction open
+        on any alias keeps errors of Django's from being retried; errors of other libraries always are.
+        """
+
+        def __init__(self, target: object, **options: Unpack[RetryOptions]) -> None:
+            self._target = target
+            self._retry = ContentionRetry(**{"atomic": False, **options})
+
+        def __getattr__(self, name: str) -> object:
+            if name in {"_target", "_retry"}:
+                # Asked while it is copied or unpickled, before it has either.
+                raise AttributeError(name)
+            value = getattr(self._target, name)
+            is_method = inspect.isroutine(value) and not _is_generator_function(value)
+            return self._retry(value) if is_method and not name.startswith("_") else value
+
+        def __repr__(self) -> str:
+            return f"Retriable({self._target!r})"
+
+
+def _is_generator_function(function: Callable[..., object]) -> bool:
     """Return whether calling ``function`` only prepares the work, so that no retry could cover it."""
     return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
 
