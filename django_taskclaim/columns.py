@@ -179,15 +179,28 @@ def _columns_of(model: Any) -> ClaimColumns:
             f"{model.__name__} has no claim columns; add django_taskclaim.models.TaskMixin to it."
         )
     spelled: Any = model.claim_fields
-    if not isinstance(spelled, Mapping) or not all(isinstance(n, str) for n in spelled.values()):
-        raise TypeError(f"{model._meta.label}.claim_fields must map roles to names of fields.")
+    if (
+        not isinstance(spelled, Mapping)
+        or not PLAIN_NAMES.keys() >= spelled.keys()
+        or not all(isinstance(name, str) for name in spelled.values())
+    ):
+        raise TypeError(
+            f"{model._meta.label}.claim_fields must map roles to names of fields; the roles are"
+            f" {', '.join(PLAIN_NAMES)}."
+        )
     names: Mapping[str, str] = {**PLAIN_NAMES, **spelled}
     present = {
         f.name: f
         for f in model._meta.concrete_fields
         if isinstance(f, (ClaimColumn, PriorityField))
     }
-    lacking = [names[role] for role in NEEDED_ROLES if names[role] not in present]
+    lacking = [
+        name
+        for role, name in names.items()
+        # The usual names of columns that a smaller mixin leaves out are no mistake.
+        if name not in present
+        and (role in NEEDED_ROLES or name not in (PLAIN_NAMES[role], PREFIXED_NAMES[role]))
+    ]
     if lacking:
         raise TypeError(
             f"{model._meta.label} has no claim column named {', '.join(lacking)}. If something of its own has that"

@@ -32,6 +32,8 @@ from django_taskclaim.policy import (
     set_policy,
 )
 from django_taskclaim.querysets.ordering import refuse_unknown_order
+from django_taskclaim.querysets.results import checked_results
+from django_taskclaim.querysets.scope import refuse_unclaimable
 from django_taskclaim.querysets.waking import called_for
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -271,6 +273,9 @@ def _register(
         gets_sources=is_companion(model),
         **{of_handler.get(name, name): value for name, value in given.items()},
     )
+    checked_results(model, new.update_fields)
+    if new.queryset is not None:
+        refuse_unclaimable(new.queryset)
     if policy.order_by:
         refuse_unknown_order(model, policy.order_by)
     if policy.counts_by_column:
@@ -323,6 +328,11 @@ def _mistakes(new: Handler, policy: Policy) -> Iterator[str]:
         yield "cannot be atomic: Django has no transactions across await. Make it a plain function"
     if new.own_concurrency is not None and not new.is_async:
         yield "is no coroutine function; what bounds it is claimworker --threads"
+    rows: Any = new.queryset
+    if rows is not None and rows.model._meta.concrete_model is not new.model._meta.concrete_model:
+        yield f"has a queryset of {rows.model._meta.label}, not of {new.model._meta.label}"
+    elif rows is not None and not hasattr(rows, "claim_batch"):
+        yield f"has a {type(rows).__name__} without claim_batch() as its queryset"
     if reason := _why_not_one(new.function):
         yield f"must take {'a list of rows' if new.batch else 'one row'}: {reason}"
     if new.has_ranges and (new.batch or new.is_async or new.atomic):

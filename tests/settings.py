@@ -141,6 +141,3 @@ TASKCLAIM = {
     for key in ("REAPER_INTERVAL", "LEASE")
     if (number := os.environ.get(f"TASKCLAIM_TEST_{key}"))
 }
-
-# Proxies stand here for other ways to do the same rows; the worker of a test names one.
-SILENCED_SYSTEM_CHECKS = ["taskclaim.W011"]

@@ -7,16 +7,14 @@ E001      an entry of ``TASKCLAIM`` is unknown or has a value that makes no sens
 E002      the default manager of a claimable model returns rows without the verbs
 E003      a field or attribute of the user's replaces a claim column
 E004      a field or attribute of the user's replaces ``row.claim``
-E005      ``claim_fields`` names a role or a field that does not exist
+E005      a model lacks claim columns, or ``claim_fields`` names a role or a column that does not exist
 E006      a router keeps the tables of this app away from a database that holds a claimable model
 E007      ``client_flag`` in OPTIONS takes away FOUND_ROWS (MySQL, MariaDB)
 E008      the database has no claim of the kind that ``TASKCLAIM["CLAIM_STRATEGY"]`` asks for
-E009      ``update_fields`` of a handler names no column of the model, or a claim column
-E010      the queryset of a handler cannot be claimed from
-E011      claim columns of one model lie on two tables, or its parent is a queue of its own
+E011      claim columns of one model lie on several tables
 E012      a database that holds a claimable model has ``AUTOCOMMIT`` False
 E013      the hook ``TASKCLAIM["REDACT"]`` cannot be imported or called, or returns no text
-E014      a handler could not be registered while Django started
+E014      a handler could not be registered while Django started: an option, its queryset or ``update_fields`` is wrong
 E015      the manager of a mixin hides another base's manager
 E016      a database that holds a claimable model is of a kind that nothing is claimed on
 E021      the buttons of ``ClaimAdminMixin`` need ``admin_actions`` in INSTALLED_APPS
@@ -26,7 +24,7 @@ E032      a health check asks what the database cannot answer
 E041      ``TASKCLAIM["HISTORY"]`` names what is no claimable model
 E042      ``TASKCLAIM["HISTORY"]`` names models, and the app that would keep their histories is not installed
 E043      a router keeps the tables of the control app away from a database that holds a claimable model
-E051      the archive of a handler cannot be found, or cannot be one
+E051      the archive of a handler is no installed model on a table of its own
 E052      rows are to be open again after an interval, and the model has no ``not_before`` to wait with
 E053      an archive lacks columns of the model, or needs some that the model does not have
 E061      a companion (``SourceMixin``) has no link ``source``, or its manager no ``populate()``
@@ -41,10 +39,8 @@ E075      ``plan_ahead`` of a model of ranges is no number of rows
 W001      SQLite transactions do not begin IMMEDIATE
 W002      OPTIONS ask for an isolation level under which handlers' transactions fail each other
 W003      a lease is so short that renewals cannot keep up, or so long that a dead worker's rows stay stuck
-W004      a handler's timeout is shorter than a second
 W009      an atomic handler may hold up all other writers for longer than a quarter of its lease
 W010      rows of one ``serial_by`` have no order that means anything: the key is not counted up
-W011      two handlers take the same rows: of a table and of its proxy or child
 W021      ``admin_actions`` comes after ``django.contrib.admin``, whose templates it must replace
 W051      rows are deleted past Django, which would follow relations or call receivers
 W052      rows are to be open again on a model without ``RetryMixin``
@@ -60,11 +56,10 @@ The ids are written ``taskclaim.E001``. Those from E101 on touch the database, s
 ``manage.py check --database default`` and ``migrate`` only; ``claimdoctor`` runs them always.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from django.core.checks import CheckMessage, Tags, register
-from django.core.exceptions import ImproperlyConfigured
 
 from django_taskclaim.checks.messages import TAG
 
@@ -75,47 +70,19 @@ __all__ = ["TAG", "check_project", "check_servers"]
 def check_project(**kwargs: Any) -> list[CheckMessage]:
     """What the project's code and settings show; no database is asked."""
     # Late, for what checks know is of no use to a process that runs none.
-    from django_taskclaim.checks import (
-        companions,
-        completion,
-        databases,
-        handlers,
-        history,
-        models,
-        ranges,
-        settings,
-        throttling,
-    )
+    from django_taskclaim.checks import companions, databases, handlers, models, ranges, settings
 
-    wrong = settings.check_settings()
-    every = (
-        companions.check_companions,
-        completion.check_completion,
-        databases.check_routers,
-        databases.check_configuration,
-        handlers.check_handlers,
-        history.check_history,
-        models.check_models,
-        ranges.check_ranges,
-        settings.check_redaction,
-        throttling.check_health_checks,
-    )
-    return [*wrong, *(found for check in every for found in _unless(wrong, check, **kwargs))]
-
-
-def _unless(
-    wrong: list[CheckMessage],
-    check: Callable[..., Iterable[CheckMessage]],
-    *args: Any,
-    **kwargs: Any,
-) -> list[CheckMessage]:
-    """Return what *check* finds; nothing where it needs a setting that is *wrong*, which its own message says."""
-    try:
-        return list(check(*args, **kwargs))
-    except ImproperlyConfigured:
-        if not wrong:
-            raise
-        return []
+    unusable = [*settings.check_settings(), *databases.check_aliases()]
+    found = [*unusable, *models.check_models()]
+    # The others need the settings and the databases.
+    if not unusable:
+        found += handlers.check_handlers()
+        found += companions.check_companions()
+        found += ranges.check_ranges()
+        found += settings.check_hooks()
+        found += databases.check_databases()
+        found += databases.check_health()
+    return found
 
 
 # Not under our own tag as well: Django 6.1 asks every server when a tag is named.
@@ -124,8 +91,8 @@ def check_servers(databases: Sequence[str] | None = None, **kwargs: Any) -> list
     """What the servers themselves answer: the ids from E101 on."""
     # Late, as above.
     from django_taskclaim.checks import databases as servers
-    from django_taskclaim.checks import settings, throttling
+    from django_taskclaim.checks import settings
 
-    wrong = settings.check_settings()
-    every = (servers.check_servers, throttling.check_health_answers)
-    return [found for check in every for found in _unless(wrong, check, databases, **kwargs)]
+    if not databases or settings.check_settings() or servers.check_aliases():
+        return []
+    return [*servers.check_servers(databases), *servers.check_health(databases)]

@@ -7,10 +7,8 @@ from django.apps import apps
 from django.core.checks.messages import ERROR
 from django.db import Error, connections, models, router
 
-from django_taskclaim.checks.databases import check_routers, faults_of
-from django_taskclaim.checks.handlers import check_handlers
-from django_taskclaim.checks.models import check_models
-from django_taskclaim.checks.settings import check_settings
+from django_taskclaim.checks import check_project
+from django_taskclaim.checks.databases import server_faults
 from django_taskclaim.columns import has_ranges
 from django_taskclaim.db.sql import real_name
 from django_taskclaim.doctor.findings import Finding
@@ -129,7 +127,7 @@ def configuration_findings(alias: str, of: Iterable[type[models.Model]]) -> Iter
     A database that does not answer is a finding, not an exception.
     """
     try:
-        found = list(faults_of(alias, of))
+        found = list(server_faults(alias, of))
         oldest = list(oldest_transaction(alias))
     except Error as error:
         yield refused(alias, error)
@@ -152,8 +150,7 @@ def refused(alias: str, error: Error) -> Finding:
 
 def project_findings() -> Iterator[Finding]:
     """Yield what the system checks of this package say of the project, whatever the model."""
-    checks = (check_settings, check_models, check_handlers, check_routers)
-    for message in (found for check in checks for found in check()):
+    for message in check_project():
         if message.is_silenced():
             continue
         make = Finding.problem if message.level >= ERROR else Finding.note

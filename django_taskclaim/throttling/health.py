@@ -1,10 +1,10 @@
 """Health checks: those that come with the package, and those that settings and handlers name.
 
 A check is called with the alias of the database that its models are claimed on. It returns the reason of a stop as a
-text for people, or None. Classes of checks may also have ``name``, and ``refusals`` as ``ServerCheck`` has.
+text for people, or None. Classes of checks may also have ``name``.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -42,16 +42,15 @@ class ServerCheck:
         """Compare what the database says with the limit."""
         raise NotImplementedError
 
-    def refusals(self, using: str, *, ask: bool) -> Iterator["Refusal"]:
-        """Yield why the check would be worthless there; with *ask* the server is asked as well."""
+    def refusal(self, using: str, *, ask: bool) -> "Refusal | None":
+        """Say why databases of this kind cannot answer; with *ask* why this server does not, though its kind can."""
         if self.question is None:
-            return
+            return None
         server = self._server(using)
-        found = server.refusal(self.question)
-        if found is None and ask:
-            found = server.denied(self.question)
-        if found is not None:
-            yield found
+        kind = server.refusal(self.question)
+        if not ask:
+            return kind
+        return server.denied(self.question) if kind is None else None
 
     def _server(self, using: str) -> "Server":
         from django_taskclaim.monitoring.server import server_for
@@ -139,11 +138,9 @@ def name_of(check: Check) -> str:
     return str(named or type(check).__qualname__)
 
 
-def refusals(check: Check, using: str, *, ask: bool = True) -> Iterator["Refusal"]:
-    """Yield why the database cannot answer *check*; with *ask* its server is asked, too.
+def refusal(check: Check, using: str, *, ask: bool) -> "Refusal | None":
+    """Say why the database cannot answer *check*; with *ask* its server is asked, and nothing else.
 
     Errors of the database pass: one that is away refuses nothing.
     """
-    find = getattr(check, "refusals", None)
-    if callable(find):
-        yield from find(using, ask=ask)
+    return check.refusal(using, ask=ask) if isinstance(check, ServerCheck) else None

@@ -9,11 +9,6 @@ from django.core.checks import CheckMessage
 from django.db import connections
 
 
-def heard(messages: Iterable[CheckMessage]) -> list[CheckMessage]:
-    """Return what the settings do not silence."""
-    return [message for message in messages if not message.is_silenced()]
-
-
 def ids(messages: Iterable[CheckMessage]) -> list[str]:
     """Return the ids of this package's messages, each of which has a hint."""
     found = [message for message in messages if str(message.id).startswith("taskclaim.")]

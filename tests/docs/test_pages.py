@@ -22,7 +22,6 @@ from django.test import override_settings
 from django.test.utils import isolate_apps
 
 from django_taskclaim import conf, handlers
-from django_taskclaim.checks.completion import problems_of as problems_of_completion
 from django_taskclaim.checks.handlers import problems_of as problems_of_handler
 from django_taskclaim.checks.models import problems_of as problems_of_model
 from django_taskclaim.columns import has_claim_columns
@@ -66,7 +65,6 @@ def test_a_block_runs_and_gives_what_it_says(source: str) -> None:
                     assert_claimable(value)
         if registered := handlers._handlers.get(Photo):
             assert list(problems_of_handler(registered)) == []
-            assert list(problems_of_completion(registered)) == []
     finally:
         handlers.unregister(Photo)
     if "TASKCLAIM" in names:

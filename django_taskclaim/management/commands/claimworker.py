@@ -12,7 +12,7 @@ from django.core.management.base import CommandError
 from django.db import Error, connections, router
 
 from django_taskclaim import conf
-from django_taskclaim.checks import companions, completion, ranges
+from django_taskclaim.checks import companions, ranges
 from django_taskclaim.checks import handlers as handlers_check
 from django_taskclaim.checks import models as models_check
 from django_taskclaim.claim import clock
@@ -33,7 +33,7 @@ from django_taskclaim.management.display import ProgressPrinter
 from django_taskclaim.monitoring.counts import count_rows
 from django_taskclaim.policy import faults, policy_for
 from django_taskclaim.switch import holds
-from django_taskclaim.throttling.health import health_checks, refusals
+from django_taskclaim.throttling.health import health_checks, refusal
 from django_taskclaim.worker.child import run_in_process
 from django_taskclaim.worker.health import HealthFile
 from django_taskclaim.worker.options import ExitCode, WorkerOptions
@@ -269,7 +269,6 @@ def why_not_to_start(handler: Handler) -> list[str]:
     wrong = [
         *models_check.problems_of(model),
         *handlers_check.problems_of(handler),
-        *completion.problems_of(handler),
         *(companions.problems_of(model) if is_companion(model) else ()),
         *(ranges.problems_of(model) if has_ranges(model) else ()),
     ]
@@ -340,11 +339,11 @@ def pending_in(worker: WorkerOptions) -> list[str]:
 def _refused_checks(handler: Handler, using: str) -> list[str]:
     try:
         checks = health_checks(handler.health_checks)
-        found = [refusal for check in checks for refusal in refusals(check, using)]
+        found = [refusal(check, using, ask=ask) for check in checks for ask in (False, True)]
     except (ImportError, TypeError) as error:
         return [f"A health check of {handler.name} cannot be loaded: {error}"]
     # A check that would be worthless keeps the worker from starting.
-    return [f"{refusal.message} {refusal.hint}" for refusal in found]
+    return [f"{one.message} {one.hint}" for one in found if one is not None]
 
 
 def _prepare_health_file(worker: WorkerOptions) -> None:
