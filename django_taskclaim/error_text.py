@@ -32,7 +32,7 @@ def class_and_text(error: object) -> tuple[str, str]:
 
     Notes and members of an exception group are part of its text.
     """
-    return _class_of(error), _cut(redact(_raw_text(error)), _length())
+    return _class_of(error), _cut(redact(_raw_text(error)), conf.setting("ERROR_LENGTH"))
 
 
 def text_to_store(error: object) -> tuple[str, str]:
@@ -43,7 +43,7 @@ def text_to_store(error: object) -> tuple[str, str]:
     name, text = class_and_text(error)
     if not conf.setting("STORE_TRACEBACK") or not isinstance(error, BaseException):
         return name, text
-    most, trace = _length(), _trace(error)
+    most, trace = conf.setting("ERROR_LENGTH"), _trace(error)
     # Each has half of the room, and what the other leaves of it.
     head = _cut(text, max(most // 2, most - len(trace) - 2))
     room = most - len(head) - 2
@@ -53,7 +53,7 @@ def text_to_store(error: object) -> tuple[str, str]:
 def escape_to_ascii(stored: tuple[str, str]) -> tuple[str, str]:
     """Return class and text as every encoding has them."""
     name, text = (part.encode("ascii", "backslashreplace").decode() for part in stored)
-    return name[:CLASS_LENGTH], text[: _length()]
+    return name[:CLASS_LENGTH], text[: conf.setting("ERROR_LENGTH")]
 
 
 def describe(error: object) -> str:
@@ -216,13 +216,9 @@ def _raw_trace(error: BaseException) -> str:
 # Sizes
 
 
-def _length() -> int:
-    return int(conf.setting("ERROR_LENGTH"))
-
-
 def _seen() -> int:
     """Return how many characters of a text the hook gets to see."""
-    return max(SEEN, 2 * _length())
+    return max(SEEN, 2 * int(conf.setting("ERROR_LENGTH")))
 
 
 def _cut(text: str, most: int, *, keep_end: bool = False) -> str:

@@ -48,6 +48,8 @@ class Retry:
         conf.check_options(self)
 
 
+_AS_USUAL = Retry()
+
 #: What an error means for its row: no further try, one that is put off uncounted, or tries of its own.
 Rule: TypeAlias = type[Permanent] | RetryLater | Retry
 
@@ -174,7 +176,7 @@ class Policy:
             # A subclass may never have set its delay.
             wait = partial(_waiting_time, lambda _: rule.delay, failures)
             return Verdict(final=False, counted=False, everyone=rule.everyone, wait=wait)
-        own = rule if isinstance(rule, Retry) else Retry()
+        own = rule if isinstance(rule, Retry) else _AS_USUAL
         if failures >= (own.max_attempts or self.max_attempts):
             return Verdict(final=True, counted=True)
         # The settings are read here, once for all rows that are judged alike.
@@ -272,7 +274,7 @@ def policy_for(model: type[Any]) -> Policy:
 
 def known_policy(model: type[models.Model]) -> Policy:
     """Return the policy of *model*; ImproperlyConfigured where nobody knows it, because its handler is wrong."""
-    if why := fault_of(model):
+    if faults and (why := fault_of(model)):
         raise ImproperlyConfigured(why)
     return policy_for(model)
 

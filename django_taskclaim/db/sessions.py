@@ -83,13 +83,14 @@ class Sessions:
         return True
 
     @contextmanager
-    def own_transaction(self, *, durable: bool = False) -> Iterator[None]:
+    def own_transaction(self, *, durable: bool = False, savepoint: bool = True) -> Iterator[None]:
         """Open a transaction that sees each other commit at once (READ COMMITTED).
 
-        Inside a caller's transaction it is a savepoint, or, with *durable*, Django's RuntimeError.
+        Inside a caller's transaction it is a savepoint, or part of it without *savepoint*, or, with *durable*, Django's
+        RuntimeError.
         """
         outermost = not self.connection.in_atomic_block and self.connection.get_autocommit()
-        block = transaction.atomic(using=self.connection.alias, durable=durable)
+        block = transaction.atomic(self.connection.alias, savepoint, durable)
         with ExitStack() as stack:
             with self.beginning() if outermost else nullcontext():
                 stack.enter_context(block)

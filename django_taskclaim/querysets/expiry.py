@@ -14,16 +14,11 @@ from django.db.models import Q
 from django_taskclaim import conf
 from django_taskclaim.claim import clock
 from django_taskclaim.columns import claim_columns, row_noun
-from django_taskclaim.db.sql import SQL, Change
-from django_taskclaim.fields import is_quarantine_mark, is_unstarted_mark
+from django_taskclaim.db.sql import Change
+from django_taskclaim.fields import QUARANTINED, is_quarantine_mark, is_unstarted_mark
 from django_taskclaim.formatting import counted
 from django_taskclaim.policy import RENEWALS_PER_LEASE, fault_of, policy_for
-from django_taskclaim.querysets.assignments import (
-    failed,
-    one_more_attempt,
-    open_again,
-    quarantine_mark,
-)
+from django_taskclaim.querysets.assignments import FAILED, ONE_MORE, OPEN_AGAIN, Columns
 from django_taskclaim.querysets.conditions import is_expired
 from django_taskclaim.querysets.isolating import without_refused
 from django_taskclaim.querysets.operating import (
@@ -45,6 +40,21 @@ EXPIRED = {
     "uncharged": "put back, no try counted",
     "quarantined": "put back for the last try, to be claimed alone",
     "failed": "failed, no try is left",
+}
+
+_WORKER_DIED = (
+    "The lease ran out on the last try: the worker died, hung or was cut off while this row ran."
+)
+_SETS: dict[str, Columns] = {
+    "uncharged": OPEN_AGAIN,
+    "charged": {**OPEN_AGAIN, "attempts": ONE_MORE},
+    "quarantined": {**OPEN_AGAIN, "not_before": QUARANTINED},
+    "failed": {
+        **FAILED,
+        "attempts": ONE_MORE,
+        "error_class": "LeaseExpired",
+        "last_error": _WORKER_DIED,
+    },
 }
 
 
@@ -86,21 +96,10 @@ def _outcome(target: ClaimTarget, row: LockedRow) -> str:
     return "quarantined"
 
 
-def _assignments(target: ClaimTarget, outcome: str) -> list[SQL]:
-    if outcome == "uncharged":
-        return open_again(target)
-    if outcome == "charged":
-        return [*one_more_attempt(target), *open_again(target)]
-    if outcome == "quarantined":
-        return [*quarantine_mark(target), *open_again(target)]
-    text = "The lease ran out on the last try: the worker died, hung or was cut off while this row ran."
-    return [*one_more_attempt(target), *failed(target, "LeaseExpired", text)]
-
-
 def _write(target: ClaimTarget, outcome: str, rows: list[LockedRow]) -> int:
     keys = [row.key for row in rows]
     condition = is_expired(target.columns)
-    written = write_locked(target, keys, condition, Change(_assignments(target, outcome)))
+    written = write_locked(target, keys, condition, Change(target.setting(_SETS[outcome])))
     if not written:
         return 0
     facts = {"keys": keys, "outcome": outcome, "holders": [row.claimed_by for row in rows]}

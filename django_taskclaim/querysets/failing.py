@@ -1,25 +1,20 @@
 """How rows end badly, and how they are given back unfinished."""
 
-from collections.abc import Callable
-from datetime import timedelta
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from functools import cache, partial
+from typing import Any, NamedTuple, TypeVar
 
 from django.db import DatabaseError, models
 
-from django_taskclaim.claim import Ended, carried_claim, carried_claims, clock
+from django_taskclaim.claim import Ended, carried_claim, clock
 from django_taskclaim.connecting import is_refusal
-from django_taskclaim.db.sql import Change, Key, OwnValues, value
+from django_taskclaim.db.sql import SQL, Key, OwnValues
 from django_taskclaim.error_text import describe, escape_to_ascii, text_to_store
 from django_taskclaim.exceptions import Permanent
+from django_taskclaim.fields import QUARANTINED
 from django_taskclaim.policy import known_policy
-from django_taskclaim.querysets.assignments import (
-    due_later,
-    failed,
-    one_more_attempt,
-    open_again,
-    quarantine_mark,
-    why_failed,
-)
+from django_taskclaim.querysets.assignments import FAILED, NOW, ONE_MORE, OPEN_AGAIN
 from django_taskclaim.querysets.everyone import stop_everyone
 from django_taskclaim.querysets.losses import raise_unless_all
 from django_taskclaim.querysets.scope import ClaimTarget
@@ -32,59 +27,57 @@ from django_taskclaim.querysets.writes import (
     write,
     write_all,
 )
-from django_taskclaim.signals import rows_failed, rows_released
-from django_taskclaim.states import Status
+from django_taskclaim.signals import rows_claimed, rows_failed, rows_released
 
 R = TypeVar("R")
 
 
 def fail(rows: Any, error: BaseException | str, *, retry: bool) -> int:
     """End rows badly as their policy judges *error*; see ``ClaimQuerySet.fail``."""
-    given = Given(rows)
-    # By whether no try is left, and by the wait of rows that are charged none.
-    endings: dict[tuple[bool, timedelta | None], list[HeldRows]] = {}
+    given, text = Given(rows), text_to_store(error)
+    endings: dict[_Ending, list[HeldRows]] = {}
     waits: dict[int, timedelta] = {}
     for held in given.held:
-        policy = known_policy(held.target.model)
-        keys: dict[tuple[bool, timedelta | None], list[Key]] = {}
-        for attempts, same in _by_attempts(held).items():
-            verdict = policy.judge(error, attempts + 1, retry=retry)
-            put_off = None if verdict.counted else verdict.wait()
-            keys.setdefault((verdict.final, put_off), []).extend(same)
-            if verdict.counted and not verdict.final:
-                waits.update({id(held.by_key[key]): verdict.wait() for key in same})
-            if verdict.everyone and put_off is not None:
-                stop_everyone(held.target.model, held.target.alias, put_off, describe(error))
+        judge = cache(partial(known_policy(held.target.model).judge, error, retry=retry))
+        keys: dict[_Ending, list[Key]] = {}
+        for key, row in held.by_key.items():
+            verdict = judge(carried_claim(row).attempts + 1)
+            wait = timedelta() if verdict.final else verdict.wait()
+            ending = _Ending(verdict.final, verdict.everyone, None if verdict.counted else wait)
+            keys.setdefault(ending, []).append(key)
+            waits[id(row)] = wait
         for ending, those in keys.items():
             endings.setdefault(ending, []).append(held.only(those))
-    for (final, put_off), ended in endings.items():
+    for (final, everyone, put_off), ended in endings.items():
         if put_off is None:
-            _write_failure(given, ended, error, None if final else waits)
-        else:
-            given.write(ended, GivingBack(put_off))
+            write_as = partial(_write_failure, given, ended, error, text, None if final else waits)
+            store_text(write_as, text)
+            continue
+        for model, alias in {(one.target.model, one.target.alias) for one in ended if everyone}:
+            stop_everyone(model, alias, put_off, describe(error))
+        given.write(ended, _giving_back(put_off))
     return given.end()
 
 
-def _by_attempts(held: HeldRows) -> dict[int, list[Key]]:
-    """Group rows by how often they had failed when they were claimed: those are judged alike."""
-    groups: dict[int, list[Key]] = {}
-    for key, claim in zip(held.by_key, carried_claims(held.by_key.values()), strict=True):
-        groups.setdefault(claim.attempts, []).append(key)
-    return groups
+class _Ending(NamedTuple):
+    """What a failure makes of rows that are written together."""
+
+    final: bool
+    #: Whether nobody is to claim rows of the model meanwhile.
+    everyone: bool
+    #: How long rows wait that are charged no try.
+    put_off: timedelta | None
 
 
 def _write_failure(
     given: Given,
     held: list[HeldRows],
     error: BaseException | str,
+    text: tuple[str, str],
     waits: dict[int, timedelta] | None,
+    *stored: str,
 ) -> None:
-    text = text_to_store(error)
-
-    def write_as(*stored: str) -> None:
-        given.write(held, Failing(error, text, stored, waits))
-
-    store_text(write_as, text)
+    given.write(held, Failing(error, text, stored, waits))
 
 
 def store_text(write_as: Callable[[str, str], R], text: tuple[str, str], last: str = "") -> R:
@@ -93,9 +86,9 @@ def store_text(write_as: Callable[[str, str], R], text: tuple[str, str], last: s
     What the database refuses, for its encoding lacks a character of the text or for any other reason, is written again
     in escapes, and then with the class *last* and no text.
     """
-    for stored in (text, escape_to_ascii(text)):
+    for as_stored in (tuple, escape_to_ascii):
         try:
-            return write_as(*stored)
+            return write_as(*as_stored(text))
         except (DatabaseError, UnicodeError) as error:
             if not is_refusal(error):
                 raise
@@ -105,8 +98,6 @@ def store_text(write_as: Callable[[str, str], R], text: tuple[str, str], last: s
 class Failing(Write):
     """Writes a failure that counts: the last one of its row where no *waits* are given, by ``id()`` of the instance."""
 
-    signal = rows_failed
-
     def __init__(
         self,
         error: BaseException | str,
@@ -115,42 +106,21 @@ class Failing(Write):
         waits: dict[int, timedelta] | None,
     ) -> None:
         """*stored* is what the row gets of *text*, which is class and text of *error*."""
-        self.stored, self.waits = stored, waits
-        self.how = Ended(failure=text, permanent=isinstance(error, Permanent))
-        self.facts = {"error": error}
-        self.unknown = ("attempts", "last_error", "error_class")
-        if waits is None:
-            self.status = Status.FAILED
-            self.finished = (Status.FAILED,)
-        else:
-            self.status = Status.OPEN
-            self.unknown += ("not_before", "iteration")
-            self.per_row = 1
+        state = FAILED if waits is None else OPEN_AGAIN
+        why = dict(zip(("error_class", "last_error"), stored, strict=True))
+        sets = {**why, "attempts": ONE_MORE, **state}
+        how = Ended(failure=text, permanent=isinstance(error, Permanent))
+        super().__init__(sets, rows_failed, how=how, error=error)
+        self.waits = waits
+        if waits is not None:
+            self.per_row, self.shown = 1, {**sets, "not_before": NOW}
 
-    def change(self, target: ClaimTarget, rows: Rows) -> Change:
-        charge, waiting = one_more_attempt(target), target.columns.not_before
-        if self.waits is None:
-            return Change([*failed(target, *self.stored), *charge])
-        shared = [*why_failed(target, *self.stored), *charge, *open_again(target)]
-        if waiting is None:
-            return Change(shared)
-        seconds = [value(self.waits[id(row)].total_seconds()) for row in rows]
-        return Change(shared, [OwnValues(waiting, seconds, target.dialect.moment_after)])
-
-
-class GivingBack(Write):
-    """Puts rows back uncounted, to wait so long, or, *quarantined*, to be claimed alone."""
-
-    status = Status.OPEN
-    signal = rows_released
-
-    def __init__(self, wait: timedelta | None, *, quarantined: bool = False) -> None:
-        self.wait, self.quarantined = wait, quarantined
-        self.unknown = ("iteration", "not_before")
-
-    def change(self, target: ClaimTarget, rows: Rows) -> Change:
-        later = quarantine_mark(target) if self.quarantined else due_later(target, self.wait)
-        return Change([*later, *open_again(target)])
+    def own_values(self, target: ClaimTarget, rows: Rows) -> Sequence[OwnValues]:
+        waiting = target.columns.not_before
+        if self.waits is None or waiting is None:
+            return ()
+        seconds = [SQL("%s", (self.waits[id(row)].total_seconds(),)) for row in rows]
+        return [OwnValues(waiting, seconds, target.dialect.moment_after)]
 
 
 def release(rows: Any, wait: timedelta | None = None, *, quarantined: bool = False) -> int:
@@ -158,19 +128,13 @@ def release(rows: Any, wait: timedelta | None = None, *, quarantined: bool = Fal
 
     *quarantined* rows are claimed alone from now on: one of them held up, or broke, all the others.
     """
-    return write_all(rows, GivingBack(wait, quarantined=quarantined))
+    return write_all(rows, _giving_back(QUARANTINED if quarantined else wait))
 
 
-class Beginning(Write):
-    """Marks a row again that may kill its worker, and gives it a new lease."""
-
-    def __init__(self, lease: timedelta) -> None:
-        self.lease = lease
-
-    def change(self, target: ClaimTarget, rows: Rows) -> Change:
-        return Change(
-            [*quarantine_mark(target), target.dialect.extension(target.table, self.lease)]
-        )
+def _giving_back(later: timedelta | datetime | None) -> Write:
+    """Return what puts rows back uncounted, to be due at a moment or so much later; None leaves their places."""
+    waiting = {} if later is None else {"not_before": later}
+    return Write({**waiting, **OPEN_AGAIN}, rows_released)
 
 
 def note_start(row: models.Model) -> None:
@@ -180,5 +144,6 @@ def note_start(row: models.Model) -> None:
     stands no more.
     """
     started, claim = clock(), carried_claim(row)
-    raise_unless_all([row], write(held_rows([row]), Beginning(claim.lease)))
+    beginning = Write({"not_before": QUARANTINED, "expires_at": claim.lease}, rows_claimed)
+    raise_unless_all([row], write(held_rows([row]), beginning))
     claim.extend(started)

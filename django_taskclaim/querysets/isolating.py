@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
 from django.db import DatabaseError, connections, models, transaction
@@ -121,20 +122,22 @@ class RefusedRows(Search[T]):
             dialect.fetch(sql("SELECT {} FROM {} WHERE 1 = 0", names, table.name))
 
     def note(self, row: T, error: Exception) -> None:
-        model = self.target.model
-        refusal = Refusal(model, self.target.alias, self.key_of(row), describe(error), clock())
-        remembered.append(refusal)
+        model, alias, key = self.target.model, self.target.alias, self.key_of(row)
+        refusal = Refusal(model, alias, key, describe(error), clock())
+        if len(remembered) >= MOST_REMEMBERED:
+            del remembered[next(iter(remembered))]
+        remembered[claim_columns(model).owner, alias, key] = refusal
         logger.error(
             "%s %s %s: %s. Other rows go on; this one stays as it is and is tried again in a minute. Mend"
             " the row, or the check or trigger that refuses it.",
             model._meta.label,
-            refusal.key,
+            key,
             REFUSED,
             refusal.error.rstrip("."),
             extra={
                 "event": "refused",
                 "model": model._meta.label,
-                "keys": [str(refusal.key)],
+                "keys": [str(key)],
                 "error": refusal.error,
             },
         )
@@ -170,37 +173,38 @@ class Refusal:
         return f"{name}: {self.model._meta.label} {self.key} {REFUSED}: {text}"
 
 
-#: The rows that were refused last in this process.
-remembered: deque[Refusal] = deque(maxlen=1000)
+#: The rows that were refused last in this process, so many at most, by table, database and key.
+remembered: dict[tuple[type[models.Model], str, Key], Refusal] = {}
+MOST_REMEMBERED = 1000
 
 
 def refusals(model: type[models.Model], alias: str, since: float | None = None) -> list[Refusal]:
     """Return the rows of *model* that were refused in this process lately, or *since* a moment of ``clock()``."""
-    owner = claim_columns(model).owner
-    found = [one for one in _since(since) if one.alias == alias]
-    return list({one.key: one for one in found if claim_columns(one.model).owner is owner}.values())
+    owner, after = claim_columns(model).owner, clock() - REMEMBERED if since is None else since
+    return [
+        one
+        for (table, using, _), one in list(remembered.items())
+        if table is owner and using == alias and one.at >= after
+    ]
 
 
 def is_refused(model: type[models.Model], alias: str, key: Key) -> bool:
     """Say whether this row was refused lately."""
-    return bool(remembered) and any(one.key == key for one in refusals(model, alias))
+    one = remembered.get((claim_columns(model).owner, alias, key)) if remembered else None
+    return one is not None and one.at >= clock() - REMEMBERED
 
 
 def last_refusal(alias: str) -> str:
     """Return a sentence about the row that was refused last in this process; empty where none was lately."""
-    found = [one for one in _since(None) if one.alias == alias]
-    return str(found[-1]) if found else ""
+    found = [one for one in list(remembered.values()) if one.alias == alias]
+    last = max(found, key=attrgetter("at"), default=None)
+    return str(last) if last is not None and last.at >= clock() - REMEMBERED else ""
 
 
 def without_refused(queryset: Q) -> Q:
     """Return *queryset* without the rows that were refused lately."""
     found = refusals(queryset.model, queryset.db) if remembered else []
     return queryset.exclude(pk__in=[one.key for one in found]) if found else queryset
-
-
-def _since(moment: float | None) -> list[Refusal]:
-    after = clock() - REMEMBERED if moment is None else moment
-    return [one for one in list(remembered) if one.at >= after]
 
 
 # Rows that nobody can read

@@ -1,7 +1,7 @@
 """Claims that stand no more, and claims whose COMMIT was not answered: found out, logged, and raised to the caller."""
 
 import logging
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from django_taskclaim.claim import COMPLETED, carried_claim, claim_of, standing_claim
@@ -85,13 +85,13 @@ def judge_ambiguous_commit(
     rows: Iterable[Any],
     *,
     patience: float = PATIENCE,
-    finished: Collection[Status] = (Status.COMPLETE,),
+    finished: Status | None = Status.COMPLETE,
 ) -> Judgement:
     """Say what became of *rows* after the COMMIT of a transaction that was to finish them was not answered.
 
     Every row must have been claimed. The token that its instance carries decides, by what the database to which the
-    claim was written says now: a claim that is found in one of the states *finished* is ended on the instance, and an
-    ambiguous one is marked as lost there.
+    claim was written says now: a claim that is found in the state *finished* is ended on the instance, and an ambiguous
+    one is marked as lost there.
 
     Waits up to *patience* seconds for a database that is away, or in which the unanswered transaction still has the
     rows locked; then the database's error passes on, nothing is decided, and the call may be repeated. To be called
@@ -116,7 +116,7 @@ def judge_ambiguous_commit(
         claim.unanswered = False
         if token == claim.token and status == Status.PROCESSING:
             judgement.still_held.append(row)
-        elif token == claim.token and status in finished:
+        elif token == claim.token and status == finished:
             judgement.committed.append(row)
             claim.end(COMPLETED)
         else:

@@ -295,7 +295,7 @@ class ClaimQuerySet(FencedQuerySet[M]):
         *to* is a name as for ``claim_batch(claimed_by=…)``. The rows have *lease* ahead of them at least (by default
         the policy's), or what was left of the old one. Raises ClaimLost as ``complete`` does.
         """
-        return writes.write_all(rows, operating.HandOver(to, lease))
+        return writes.write_all(rows, operating.hand_over(self.model, to, lease))
 
     def take_over(self, *, by: str, reason: str, lease: Lease = None) -> int:
         """Let *by* hold the rows of this queryset that others hold, and return how many; those lose them.

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from functools import partial
 from typing import Any, NamedTuple
 
 from django.db import DatabaseError, models
@@ -15,14 +14,12 @@ from django_taskclaim.db.sql import SQL, Change, Key, sql
 from django_taskclaim.error_text import text_to_store
 from django_taskclaim.policy import policy_for, refuse_no_number
 from django_taskclaim.querysets.assignments import (
-    NULL,
-    as_new,
-    failed,
-    held_by_another,
-    literal,
-    next_iteration,
-    open_again,
-    setting,
+    AS_NEW,
+    FAILED,
+    HELD_BY_ANOTHER,
+    ONE_MORE,
+    OPEN_AGAIN,
+    Columns,
 )
 from django_taskclaim.querysets.claiming import checked_name
 from django_taskclaim.querysets.failing import store_text
@@ -180,8 +177,9 @@ class StateChange(BulkVerb):
     #: How signals and the audit name it.
     act: str
     states: Sequence[Status]
-    #: Returns what becomes of a row.
-    assignments: Callable[[ClaimTarget], Sequence[SQL]]
+    #: What becomes of a row, beside what ``more`` returns.
+    sets: Columns
+    more: Callable[[ClaimTarget], Sequence[SQL]] = lambda _: ()
     #: Whether workers find rows to claim afterwards.
     opens: bool = False
     #: Rows of this holder stay as they are.
@@ -197,7 +195,7 @@ class StateChange(BulkVerb):
 
     def write(self, target: ClaimTarget, rows: list[LockedRow]) -> int:
         keys = [row.key for row in rows]
-        change = Change(self.assignments(target))
+        change = Change([*self.more(target), *target.setting(self.sets)])
         written = write_locked(target, keys, self.condition(target), change)
         if written:
             facts = {"keys": keys, "act": self.act, **self.facts}
@@ -207,16 +205,10 @@ class StateChange(BulkVerb):
         return written
 
 
-def _paused(target: ClaimTarget) -> list[SQL]:
-    return setting(target, status=literal(Status.PAUSED))
-
-
-PAUSE = StateChange(act="paused", states=[Status.OPEN], assignments=_paused)
+PAUSE = StateChange(act="paused", states=[Status.OPEN], sets={"status": Status.PAUSED})
 # A token from before the pause must not stand again.
-RESUME = StateChange(act="resumed", states=[Status.PAUSED], assignments=open_again, opens=True)
-TAKE_BACK = StateChange(
-    act="taken back", states=[Status.PROCESSING], assignments=open_again, opens=True
-)
+RESUME = StateChange(act="resumed", states=[Status.PAUSED], sets=OPEN_AGAIN, opens=True)
+TAKE_BACK = StateChange(act="taken back", states=[Status.PROCESSING], sets=OPEN_AGAIN, opens=True)
 
 
 def _states(*always: Status, complete: bool, running: bool) -> list[Status]:
@@ -228,26 +220,18 @@ def _states(*always: Status, complete: bool, running: bool) -> list[Status]:
 def reset(*, complete: bool, running: bool) -> StateChange:
     """Return what makes rows as good as new, but for their iteration."""
     states = _states(Status.FAILED, complete=complete, running=running)
-    return StateChange(
-        act="reset", states=states, assignments=_as_before_its_first_claim, opens=True
-    )
-
-
-def _as_before_its_first_claim(target: ClaimTarget) -> list[SQL]:
-    return [
-        *_from_the_start(target),
-        *_due_again(target),
-        *as_new(target),
-        *setting(target, completed_at=NULL),
-        *open_again(target),
-    ]
+    sets = {**AS_NEW, "completed_at": None, **OPEN_AGAIN}
+    return StateChange(act="reset", states=states, sets=sets, more=_from_the_start, opens=True)
 
 
 def _from_the_start(target: ClaimTarget) -> list[SQL]:
-    """Return what lets a complete range begin again; any other goes on behind what was done and committed."""
+    """Return what makes a row due, and lets a complete range begin again.
+
+    Any other range goes on behind what was done and committed.
+    """
     table, fresh = target.table, {"checkpoint": "NULL", "rows_done": "0"}
     complete = table.in_state(Status.COMPLETE)
-    return [
+    again = [
         table.assign(
             field,
             sql(
@@ -257,6 +241,7 @@ def _from_the_start(target: ClaimTarget) -> list[SQL]:
         for field in range_columns(target.columns.owner)
         if field.name in fresh
     ]
+    return [*again, *_due_again(target)]
 
 
 def _due_again(target: ClaimTarget) -> list[SQL]:
@@ -285,12 +270,10 @@ def fail_rows(
     states = _states(Status.OPEN, Status.PAUSED, complete=complete, running=running)
     error_class, text = text_to_store(error)
 
-    def write_as(*stored: str) -> int:
-        def assignments(target: ClaimTarget) -> list[SQL]:
-            again = setting(target, completed_at=NULL, iteration=next_iteration(target))
-            return [*failed(target, *stored), *again]
-
-        verb = StateChange(act="failed", states=states, assignments=assignments)
+    def write_as(error_class: str, text: str) -> int:
+        why = {"error_class": error_class, "last_error": text}
+        sets = {**FAILED, **why, "completed_at": None, "iteration": ONE_MORE}
+        verb = StateChange(act="failed", states=states, sets=sets)
         return in_chunks(queryset, verb, limit, progress)
 
     return store_text(write_as, (error_class or OPERATOR, text), OPERATOR)
@@ -304,10 +287,11 @@ def take_over(queryset: Rows, by: str, reason: str, lease: Lease) -> int:
     holder = checked_name(by, "by")
     if not isinstance(reason, str) or not reason.strip():
         raise ValueError("take_over() needs a reason, for those who lose the rows.")
+    lease = _lease(queryset.model, lease)
     verb = StateChange(
         act="taken over",
         states=[Status.PROCESSING],
-        assignments=partial(held_by_another, holder=holder, lease=_lease(queryset.model, lease)),
+        sets={**HELD_BY_ANOTHER, "claimed_by": holder, "expires_at": lease},
         except_held_by=holder,
         facts={"by": holder, "reason": reason.strip()},
     )
@@ -318,17 +302,8 @@ def _lease(model: type[models.Model], lease: Lease) -> timedelta:
     return policy_for(model).lease if lease is None else conf.positive_duration(lease, "lease")
 
 
-class HandOver(Write):
-    """Gives rows to another holder, as claims of their own."""
-
-    status = Status.PROCESSING
-    unknown = ("claimed_by", "claimed_at", "expires_at", "iteration")
-    signal = rows_handed_over
-
-    def __init__(self, to: str, lease: Lease) -> None:
-        self.holder = checked_name(to, "to")
-        self.lease = None if lease is None else conf.positive_duration(lease, "lease")
-        self.facts = {"to": self.holder}
-
-    def change(self, target: ClaimTarget, rows: Sequence[Any]) -> Change:
-        return Change(held_by_another(target, self.holder, _lease(target.model, self.lease)))
+def hand_over(model: type[models.Model], to: str, lease: Lease) -> Write:
+    """Return what gives rows to another holder, as claims of their own."""
+    holder = checked_name(to, "to")
+    sets = {**HELD_BY_ANOTHER, "claimed_by": holder, "expires_at": _lease(model, lease)}
+    return Write(sets=sets, signal=rows_handed_over, facts={"to": holder})

@@ -2,16 +2,14 @@
 
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any, NamedTuple
-
-from django.db import models
 
 from django_taskclaim.claim import carried_claim, carried_claims, clock
 from django_taskclaim.db.sql import Key
-from django_taskclaim.guard import show
+from django_taskclaim.querysets.assignments import NOW
 from django_taskclaim.querysets.isolating import RefusedRows
 from django_taskclaim.querysets.losses import raise_lost
-from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.querysets.transactions import (
     AmbiguousCommit,
     autocommit,
@@ -22,11 +20,9 @@ from django_taskclaim.querysets.writes import (
     Given,
     HeldRows,
     Rows,
-    held_rows,
-    in_parts,
+    show_state,
 )
 from django_taskclaim.signals import rows_renewed, send_of_rows
-from django_taskclaim.states import Token
 
 
 class Renewed(NamedTuple):
@@ -40,14 +36,15 @@ class Renewed(NamedTuple):
     refused: list[Any]
 
 
+#: Keys of the claims of one statement: those renewed, those skipped and those that are lost.
+_Outcome = tuple[Sequence[Key], Sequence[Key], Sequence[Key]]
+
+
 def renew_all(rows: Any, lease: timedelta | None) -> int:
     """Renew rows of any database, and raise ClaimLost for those that are lost; see ``ClaimQuerySet.renew``."""
     given = Given(rows)
     outcome = _renew(given.held, lease)
-    for held in given.held:
-        kept = set(map(id, outcome.renewed))
-        same = [row for row in held.rows if id(row) in kept]
-        show(same, {held.target.columns.expires_at: models.DEFERRED})
+    show_state(outcome.renewed, {"expires_at": NOW})
     # Rows that were passed over are not lost.
     known = set(map(id, [*outcome.renewed, *outcome.skipped, *outcome.refused]))
     if len(known) < len(given.rows):
@@ -57,17 +54,21 @@ def renew_all(rows: Any, lease: timedelta | None) -> int:
 
 def renew(rows: Rows, lease: timedelta | None) -> Renewed:
     """Extend the leases that stand, of rows of any database; by default for as long as they were asked for."""
-    return _renew(held_rows(rows), lease)
+    return _renew(Given(rows).held, lease)
 
 
 def _renew(held: list[HeldRows], lease: timedelta | None) -> Renewed:
     started = clock()
     result = Renewed([], [], [], [])
     try:
-        for part in [part for one in held for part in in_parts(one)]:
+        for part in [part for one in held for part in one.parts()]:
             # The rows of one claim were asked for together, so their leases are nearly always alike.
             longest = lease or max([claim.lease for claim in carried_claims(part.rows)])
-            _renew_part(part, longest, result)
+            search, left = RefusedRows[Key](part.target), dict(part.by_key)
+            for outcome in search.send(part.keys, partial(_send, part, longest)):
+                for rows, keys in zip(result, outcome, strict=False):
+                    rows += [left.pop(key) for key in keys]
+            result.refused.extend(left.values())
     finally:
         # Each part is a transaction: an error in one takes nothing back of those before it.
         for claim in carried_claims(result.renewed):
@@ -78,32 +79,19 @@ def _renew(held: list[HeldRows], lease: timedelta | None) -> Renewed:
     return result
 
 
-def _renew_part(part: HeldRows, lease: timedelta, result: Renewed) -> None:
-    rest = set(part.keys)
-    search: RefusedRows[Key] = RefusedRows(part.target)
-    for outcome in search.send(part.keys, lambda keys: _send(part.only(keys), lease)):
-        for rows, keys in zip(result, outcome, strict=False):
-            rows.extend(part.only(keys).rows)
-            rest.difference_update(keys)
-    result.refused.extend(part.only(rest).rows)
-
-
-#: Keys of the claims of one statement: those renewed, those skipped and those that are lost.
-_Outcome = tuple[Sequence[Key], Sequence[Key], Sequence[Key]]
-
-
-def _send(part: HeldRows, lease: timedelta) -> _Outcome:
-    target = part.target
-    is_plain = target.dialect.returns_updated and can_autocommit(target)
-    run = autocommit if is_plain else in_transaction
+def _send(part: HeldRows, lease: timedelta, keys: Sequence[Key]) -> _Outcome:
+    target, extend = part.target, partial(_extend, part, lease, keys)
     try:
-        return run(target, _extend, target, part.token, lease, part.keys)
+        if target.dialect.returns_updated and can_autocommit(target):
+            return autocommit(target, extend)
+        return in_transaction(target, extend)
     except AmbiguousCommit:
         # It shortens no lease, and the fence stands.
-        return in_transaction(target, _extend, target, part.token, lease, part.keys)
+        return in_transaction(target, extend)
 
 
-def _extend(target: ClaimTarget, token: Token, lease: timedelta, keys: Sequence[Key]) -> _Outcome:
+def _extend(part: HeldRows, lease: timedelta, keys: Sequence[Key]) -> _Outcome:
+    target, token = part.target, part.token
     renewed = target.dialect.renew_held(target.table, token, keys, lease)
     if len(renewed) == len(keys):
         return renewed, (), ()

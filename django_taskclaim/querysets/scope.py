@@ -2,6 +2,7 @@
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.db import DatabaseError, connections, models
@@ -9,7 +10,9 @@ from django.db.models.query import ModelIterable
 
 from django_taskclaim.columns import ClaimColumns, KeyColumns, claim_columns, key_columns
 from django_taskclaim.db import ClaimStatement, Dialect, dialect_for
-from django_taskclaim.db.sql import KeyTable, Table
+from django_taskclaim.db.sql import SQL, KeyTable, Table
+from django_taskclaim.querysets.assignments import Columns, Computed
+from django_taskclaim.states import Status
 
 Rows = models.QuerySet[Any]
 
@@ -62,6 +65,39 @@ class ClaimTarget(Target):
             table, is_owner = Table(columns, connection), columns.owned_by(model)
             target = known[model] = cls(model, alias, columns, dialect, table, is_owner)
         return target
+
+    def setting(self, columns: Columns) -> list[SQL]:
+        """Return the SET of claim columns, which are named by their roles; those that the model lacks are left out.
+
+        A timedelta is the moment so long from now by the database's clock; for ``expires_at`` it shortens no lease.
+        """
+        table, dialect, found = self.table, self.dialect, []
+        params: tuple[Any, ...]
+        for role, to in columns.items():
+            column = getattr(self.columns, role)
+            if column is None:
+                continue
+            name, params = table.column(column), ()
+            match to:
+                case None:
+                    stored = "NULL"
+                case Status():
+                    stored = f"'{to.value}'"
+                case Computed.NOW:
+                    stored = dialect.now
+                case Computed.ONE_MORE:
+                    stored = f"{table.name}.{name} + 1"
+                case timedelta() if role == "expires_at":
+                    found.append(dialect.extension(table, to))
+                    continue
+                case timedelta():
+                    stored, params = dialect.later(to)
+                case datetime():
+                    stored, params = table.bound(column, to)
+                case _:
+                    stored, params = "%s", (to,)
+            found.append(SQL(f"{name} = {stored}", params))
+        return found
 
     def is_writable(self) -> bool:
         """Say whether the database takes writes of the table now; asks it to write no row."""

@@ -18,7 +18,6 @@ from django.db import (
     InternalError,
     OperationalError,
     connections,
-    transaction,
 )
 from django.db.backends.base.base import BaseDatabaseWrapper
 
@@ -56,15 +55,7 @@ def in_transaction(
     target: ClaimTarget, statements: Callable[P, R], *args: P.args, **kwargs: P.kwargs
 ) -> R:
     """Run *statements* in one transaction, or in a savepoint of the caller's."""
-    return _send(target, partial(statements, *args, **kwargs), target.dialect.own_transaction)
-
-
-def join_transaction(
-    target: ClaimTarget, statements: Callable[P, R], *args: P.args, **kwargs: P.kwargs
-) -> R:
-    """Run *statements* in the transaction that is open, without a savepoint: an error ends that transaction."""
-    with transaction.atomic(using=target.alias, savepoint=False):
-        return statements(*args, **kwargs)
+    return send(target, partial(statements, *args, **kwargs), target.dialect.own_transaction)
 
 
 def run_durable(target: ClaimTarget, statements: Callable[[], R]) -> R:
@@ -78,14 +69,14 @@ def run_durable(target: ClaimTarget, statements: Callable[[], R]) -> R:
             " or autocommit switched off). Call it outside, for example in a view with"
             " @transaction.non_atomic_requests, or pass durable=False: the claim is then provisional until you commit."
         )
-    return _send(target, statements, partial(target.dialect.own_transaction, durable=True))
+    return send(target, statements, partial(target.dialect.own_transaction, durable=True))
 
 
 def autocommit(
     target: ClaimTarget, statement: Callable[P, R], *args: P.args, **kwargs: P.kwargs
 ) -> R:
     """Run the one *statement* outside of any transaction, so that it commits by itself; see ``can_autocommit``."""
-    return _send(target, partial(statement, *args, **kwargs), nullcontext, is_commit=True)
+    return send(target, partial(statement, *args, **kwargs), nullcontext, is_commit=True)
 
 
 def can_autocommit(target: ClaimTarget) -> bool:
@@ -93,7 +84,7 @@ def can_autocommit(target: ClaimTarget) -> bool:
     return no_transaction(target.dialect.connection) and target.dialect.autocommits_read_committed
 
 
-def _send(
+def send(
     target: ClaimTarget,
     statements: Callable[[], R],
     block: Callable[[], AbstractContextManager[None]],
@@ -102,12 +93,13 @@ def _send(
 ) -> R:
     """Run *statements* inside *block*, again after contention; AmbiguousCommit where a COMMIT was not answered.
 
-    A statement that *is a commit*, too, is in no transaction.
+    One that *is a commit*, too, is in no transaction.
     """
     connection = target.dialect.connection
 
     def once() -> R:
-        result, committing, outermost = None, is_commit, no_transaction(connection)
+        result, committing = None, is_commit
+        outermost = is_commit or no_transaction(connection)
         try:
             with block():
                 result = statements()

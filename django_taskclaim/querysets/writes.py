@@ -4,10 +4,10 @@ Every verb that ends or changes claims goes through ``write``. Then ``finish`` u
 signal.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import partial
 from itertools import groupby
 from operator import attrgetter
 from typing import Any
@@ -25,18 +25,17 @@ from django_taskclaim.claim import (
     standing_claim,
 )
 from django_taskclaim.columns import claim_columns
-from django_taskclaim.db.sql import SKIP, WAIT, Change, Key
-from django_taskclaim.fields import AnyField
+from django_taskclaim.db.sql import SKIP, WAIT, Change, Key, OwnValues
 from django_taskclaim.guard import show
+from django_taskclaim.querysets.assignments import Columns
 from django_taskclaim.querysets.losses import judge_ambiguous_commit, raise_unless_all
 from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.querysets.transactions import (
     AmbiguousCommit,
     autocommit,
     can_autocommit,
-    in_transaction,
-    join_transaction,
     no_transaction,
+    send,
 )
 from django_taskclaim.signals import send_of_rows
 from django_taskclaim.states import Status, Token
@@ -66,6 +65,11 @@ class HeldRows:
     @property
     def rows(self) -> list[Any]:
         return list(self.by_key.values())
+
+    def parts(self, per_row: int = 0) -> list["HeldRows"]:
+        """Cut them into what one statement takes, with so many values *per_row*."""
+        parts = self.target.dialect.chunks(self.keys, self.target.table, per_row)
+        return [self if len(part) == len(self.by_key) else self.only(part) for part in parts]
 
     def standing(self, keys: Sequence[Key], lock: str = "") -> "HeldRows":
         """Read, or lock, those with one of *keys* whose claim stands, and return them."""
@@ -125,12 +129,6 @@ def rows_of(held: Iterable[HeldRows]) -> list[Any]:
     return [row for one in held for row in one.by_key.values()]
 
 
-def in_parts(held: HeldRows, per_row: int = 0) -> list[HeldRows]:
-    """Cut the rows of one claim into what one statement takes, with so many values *per_row*."""
-    parts = held.target.dialect.chunks(held.keys, held.target.table, per_row)
-    return [held if len(part) == len(held.by_key) else held.only(part) for part in parts]
-
-
 def held_rows(rows: Iterable[Any]) -> list[HeldRows]:
     """Return those of *rows* that carry a claim which no verb has ended, by database, table and token."""
     return Given(rows).held
@@ -170,33 +168,33 @@ def keys_of(rows: Rows) -> list[Key]:
 
 
 class Write:
-    """What one verb does to claimed rows; a verb with more to do than an UPDATE overrides ``then``."""
+    """What one verb does to claimed rows; one that does more than set columns overrides ``own_values`` and ``then``."""
 
     #: How many values of its own each row adds to the statement.
     per_row = 0
-    #: The states in which this verb leaves a row under its token.
-    finished: Collection[Status] = ()
     #: Whether more than the statement belongs to the transaction: what ``then`` does.
     has_more = False
+    #: Whether rows are deleted.
+    deletes = False
     #: Whether rows are locked and nothing is written to them but by ``then``.
     only_locks = False
-    #: Whether it is part of the transaction that is open, so that nothing of it can be undone alone.
-    joins = False
+    #: Whether an error leaves the caller's transaction usable.
+    savepoint = True
 
-    # What the instances show afterwards.
+    def __init__(
+        self, sets: Columns, signal: Signal, *, how: Ended = GIVEN_UP, **facts: object
+    ) -> None:
+        #: What the statement sets in all rows alike.
+        self.sets = sets
+        #: The columns that the instances show as changed.
+        self.shown = sets
+        #: How the verb ends their claims.
+        self.how = how
+        self.signal, self.facts = signal, facts
 
-    #: How the verb has ended their claims.
-    how: Ended = GIVEN_UP
-    status: Status
-    #: The roles of columns whose new value only the database knows: they are read when asked for.
-    unknown: tuple[str, ...] = ()
-    signal: Signal
-    #: What the signal carries beside the rows.
-    facts: Mapping[str, Any] = {}
-
-    def change(self, target: ClaimTarget, rows: Rows) -> Change | None:
-        """Return what the statement sets in *rows*; None where it deletes them."""
-        raise NotImplementedError
+    def own_values(self, target: ClaimTarget, rows: Rows) -> Sequence[OwnValues]:
+        """Return what the statement sets in each row."""
+        return ()
 
     def then(self, target: ClaimTarget, rows: Rows) -> None:
         """Do what belongs to the same transaction, with the rows of one table that were just written."""
@@ -207,16 +205,16 @@ def write(held: list[HeldRows], verb: Write) -> list[Any]:
 
     One statement that needs no transaction commits by itself. Otherwise all are written in one transaction.
 
-    If a COMMIT of ours was not answered, the rows tell its outcome: those in one of the states ``verb.finished`` under
-    their token count as written, those still held are written again, and those that have moved on are marked as
-    ambiguous. A database that stays away is its own error; the next try begins by asking the rows.
+    If a COMMIT of ours was not answered, the rows tell its outcome: those in the verb's state under their token count
+    as written, those still held are written again, and those that have moved on are marked as ambiguous. A database
+    that stays away is its own error; the next try begins by asking the rows.
     """
     written: list[Any] = []
     may_autocommit = True
     while held:
-        unanswered = [claim for claim in carried_claims(rows_of(held)) if claim.unanswered]
+        unsure = [claim for claim in carried_claims(rows_of(held)) if claim.unanswered]
         # Inside a transaction of the caller's the fence alone must do: nothing can be waited for there.
-        if unanswered and no_transaction(held[0].target.dialect.connection):
+        if unsure and no_transaction(held[0].target.dialect.connection):
             held = _ask_unanswered(held, verb, written)
         try:
             return written + rows_of(_write(held, verb, may_autocommit) if held else [])
@@ -238,11 +236,12 @@ def _write(held: list[HeldRows], verb: Write, may_autocommit: bool) -> list[Held
         sent = autocommit(target, _send, parts[0], verb)
         if sent is not None:
             return sent
-    run = join_transaction if verb.joins else in_transaction
-    if not verb.only_locks and (knows_keys or not verb.joins):
+    block = partial(target.dialect.own_transaction, savepoint=verb.savepoint)
+    # What is written without knowing which rows is rolled back, which takes a savepoint.
+    if not verb.only_locks and (knows_keys or verb.savepoint):
         with suppress(_SomeAreLost):
-            return run(target, _send_all, parts, verb)
-    return run(target, _lock_and_send, parts, verb)
+            return send(target, partial(_send_all, parts, verb), block)
+    return send(target, partial(_send_all, parts, verb, lock=True), block)
 
 
 class _SomeAreLost(Exception):
@@ -251,10 +250,10 @@ class _SomeAreLost(Exception):
 
 def _statements(held: list[HeldRows], verb: Write) -> list[list[HeldRows]]:
     """Return the rows that each statement writes: those of several claims in one, where it takes all of them."""
-    parts = [part for one in held for part in in_parts(one, verb.per_row)]
+    parts = [part for one in held for part in one.parts(verb.per_row)]
     if verb.has_more or not 1 < len(parts) <= MOST_CLAIMS:
         return [[part] for part in parts]
-    target, keys = held[0].target, [key for one in held for key in one.keys]
+    target, keys = held[0].target, [key for one in held for key in one.by_key]
     fits = len(keys) <= target.dialect.chunk_size(target.table, verb.per_row)
     is_one_model = all(one.target.model is target.model for one in held)
     # Of a row that is there twice one claim is over: each statement tells of its own.
@@ -263,10 +262,35 @@ def _statements(held: list[HeldRows], verb: Write) -> list[list[HeldRows]]:
     return [[part] for part in parts]
 
 
+def _send_all(parts: list[list[HeldRows]], verb: Write, *, lock: bool = False) -> list[HeldRows]:
+    """Write the rows of each statement; with *lock* those that are still held once they are locked."""
+    written: list[HeldRows] = []
+    for part in parts:
+        sent: list[HeldRows] | None
+        if lock:
+            locked = [one.standing(one.keys, WAIT) for one in part]
+            sent = [one for one in locked if one.by_key]
+            if sent and not verb.only_locks:
+                # The count says nothing more: a server may count none that it has not changed.
+                _send(sent, verb)
+        else:
+            sent = _send(part, verb)
+        if sent is None:
+            raise _SomeAreLost
+        written += sent
+    # Nothing is rolled back any more.
+    for one in written if verb.has_more else ():
+        if one.by_key:
+            verb.then(one.target, one.rows)
+    return written
+
+
 def _send(part: list[HeldRows], verb: Write) -> list[HeldRows] | None:
     """Send one statement and return the rows written; None where the count was short and does not say which."""
     target = part[0].target
-    change = verb.change(target, rows_of(part))
+    change = None
+    if not verb.deletes:
+        change = Change(target.setting(verb.sets), verb.own_values(target, rows_of(part)))
     claims = [(one.token, one.keys) for one in part]
     keys = target.dialect.write_held(target.table, claims, change)
     if keys is None or len(keys) == sum([len(one.by_key) for one in part]):
@@ -274,45 +298,15 @@ def _send(part: list[HeldRows], verb: Write) -> list[HeldRows] | None:
     return [one.only(keys) for one in part]
 
 
-def _send_all(parts: list[list[HeldRows]], verb: Write) -> list[HeldRows]:
-    written: list[HeldRows] = []
-    for part in parts:
-        sent = _send(part, verb)
-        if sent is None:
-            raise _SomeAreLost
-        written += sent
-    return _with_more(written, verb)
-
-
-def _lock_and_send(parts: list[list[HeldRows]], verb: Write) -> list[HeldRows]:
-    """Lock the rows that are still held, then write those."""
-    locked = [one.standing(one.keys, WAIT) for part in parts for one in part]
-    locked = [one for one in locked if one.by_key]
-    if not verb.only_locks:
-        for one in locked:
-            # The count says nothing more: a server may count none that it has not changed.
-            _send([one], verb)
-    return _with_more(locked, verb)
-
-
-def _with_more(written: list[HeldRows], verb: Write) -> list[HeldRows]:
-    """Do what belongs to the same transaction, once nothing is rolled back any more."""
-    if verb.has_more:
-        for one in written:
-            if one.by_key:
-                verb.then(one.target, one.rows)
-    return written
-
-
 def _ask_unanswered(held: list[HeldRows], verb: Write, written: list[Any]) -> list[HeldRows]:
     """Return the rows that are still to be written; what an earlier try has written goes to *written*."""
     unsure = [row for row in rows_of(held) if carried_claim(row).unanswered]
-    judged = judge_ambiguous_commit(unsure, finished=verb.finished)
+    judged = judge_ambiguous_commit(unsure, finished=verb.sets.get("status"))
     written += judged.committed
     # By instance: of a row that is there twice one claim is over, and the other may stand.
     settled = {id(row) for row in (*judged.committed, *judged.ambiguous)}
     left = [
-        one.only([k for k, row in one.by_key.items() if id(row) not in settled]) for one in held
+        one.only([key for key, row in one.by_key.items() if id(row) not in settled]) for one in held
     ]
     return [one for one in left if one.by_key]
 
@@ -322,28 +316,24 @@ def _ask_unanswered(held: list[HeldRows], verb: Write, written: list[Any]) -> li
 
 def _finish(rows: Rows, verb: Write) -> None:
     end_claims(carried_claims(rows), verb.how)
-    show_state(rows, verb.status, verb.unknown)
+    show_state(rows, verb.shown)
     if verb.signal.receivers:
         send_of_rows(verb.signal, rows, **verb.facts)
 
 
-def show_state(rows: Rows, status: Status, unknown: tuple[str, ...]) -> None:
+#: What instances show of a value that is known without the database.
+_SHOWN: dict[Any, str | None] = {None: None, **{status: status.value for status in Status}}
+
+
+def show_state(rows: Rows, columns: Columns) -> None:
     """Let instances show their new state; columns whose new value only the database knows are read when asked."""
     models_of: set[Any] = set(map(type, rows))
     for model in models_of:
-        same: list[Any] = [row for row in rows if type(row) is model]
-        show(same, _values_in(model, status, unknown))
-
-
-@cache
-def _values_in(
-    model: type[models.Model], status: Status, unknown: tuple[str, ...]
-) -> dict[AnyField | None, Any]:
-    columns = claim_columns(model)
-    values: dict[Any, Any] = {columns.status: status.value, columns.expires_at: None}
-    if status == Status.OPEN:
-        values |= {columns.claimed_by: None, columns.claimed_at: None}
-    return values | {getattr(columns, role): models.DEFERRED for role in unknown}
+        ours = claim_columns(model)
+        values = {
+            getattr(ours, role): _SHOWN.get(to, models.DEFERRED) for role, to in columns.items()
+        }
+        show([row for row in rows if type(row) is model], values)
 
 
 # Locking
@@ -356,7 +346,7 @@ def lock_free(rows: Rows) -> tuple[list[Any], list[Any]]:
     """
     free: list[Any] = []
     busy: list[Any] = []
-    for held in (part for one in held_rows(rows) for part in in_parts(one)):
+    for held in (part for one in held_rows(rows) for part in one.parts()):
         locked = held.standing(held.keys, SKIP)
         free += locked.rows
         busy += held.standing([key for key in held.by_key if key not in locked.by_key]).rows
@@ -373,6 +363,6 @@ def lock_claim(row: Any, using: str) -> bool:
 def lock_claims(rows: Iterable[Any]) -> list[Any]:
     """Lock the claims of *rows* in the current transaction, and return the rows without one."""
     given = list(rows)
-    parts = [part for one in held_rows(given) for part in in_parts(one)]
+    parts = [part for one in held_rows(given) for part in one.parts()]
     held = set(map(id, rows_of([part.standing(part.keys, WAIT) for part in parts])))
     return [row for row in given if id(row) not in held]

@@ -74,4 +74,4 @@ def _complete(handler: Handler, tasks: list[Task]) -> None:
                 raise error
             task.ending = True
             rows.append(task.row)
-    complete(handler, rows, joins=True)
+    complete(handler, rows, savepoint=False)

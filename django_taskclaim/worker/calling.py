@@ -68,11 +68,10 @@ def _answer(handler: Handler, rows: Sequence[Any]) -> Any:
     return list(answer) if inspect.isgenerator(answer) and handler.batch else answer
 
 
-def complete(handler: Handler, rows: Sequence[Any], *, joins: bool = False) -> int:
+def complete(handler: Handler, rows: Sequence[Any], *, savepoint: bool = True) -> int:
     """Complete *rows* with what the function set on them, or on their sources; ClaimLost as from the verb.
 
-    With *joins* that is part of the transaction that is open, which an error ends.
+    Without a *savepoint* an error ends the transaction that is open.
     """
-    may_be_gone = handler.missing_source == "complete"
-    fields = handler.update_fields
-    return complete_rows(handler.model, rows, fields, may_be_gone=may_be_gone, joins=joins)
+    may_be_gone, fields = handler.missing_source == "complete", handler.update_fields
+    return complete_rows(handler.model, rows, fields, may_be_gone=may_be_gone, savepoint=savepoint)

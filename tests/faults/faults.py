@@ -123,8 +123,8 @@ FAULTS = {
             "A row that is released keeps its iteration.",
             (
                 "querysets/assignments.py",
-                "        iteration=next_iteration(target),\n        claimed_by=NULL",
-                "        claimed_by=NULL",
+                '    "iteration": ONE_MORE,\n    "claimed_by": None',
+                '    "claimed_by": None',
             ),
         ),
     ],
