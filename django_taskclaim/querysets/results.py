@@ -6,9 +6,8 @@ from typing import Any, NamedTuple
 
 from django.db import models
 
-from django_taskclaim.claim import carried_claim
 from django_taskclaim.columns import KeyColumns, claim_columns, is_claimable
-from django_taskclaim.db.sql import SKIP, Change, KeyTable, OwnValues
+from django_taskclaim.db.sql import Change, KeyTable, OwnValues
 from django_taskclaim.exceptions import SourceGone
 from django_taskclaim.fields import AnyField
 from django_taskclaim.guard import refuse_names
@@ -112,67 +111,29 @@ def write_elsewhere(
             f"update_fields names columns of {link.source._meta.label} on the database {beside!r}, which no transaction"
             f" of {target.model._meta.label} on {target.alias!r} can write; store results on the companion."
         )
-    found = [(row, _source_of(row, may_be_gone)) for row in rows]
-    sources = [source for _, source in found if source]
-    gone = _write(target, results.of_source, sources)
+    # Where the completion is written: a replica may not have heard of the sources yet.
+    gone = link.load([row for row in rows if not link.field.is_cached(row)], beside)
+    there = [row for row in rows if row not in gone]
+    lost = _write(target, results.of_source, [getattr(row, LINK) for row in there])
+    gone += [row for row in there if getattr(row, LINK) in lost]
     if gone and not may_be_gone:
-        raise SourceGone([row for row, source in found if source in gone])
+        raise SourceGone(gone)
 
 
 def _write(target: ClaimTarget, fields: Sequence[AnyField], instances: Sequence[Any]) -> list[Any]:
     """Write *fields* from the instances, many in a statement, and return those whose rows are not there."""
+    tables: dict[Any, list[AnyField]] = {}
+    for field in fields:
+        # Some may be inherited.
+        tables.setdefault(field.model, []).append(field)
     gone: list[Any] = []
-    for table, of_table in _by_table(target, fields):
-        by_key = {_key(table, one): one for one in instances}
+    for model, of_table in tables.items():
+        table = KeyTable(KeyColumns(model), target.dialect.connection)
+        names = [field.attname for field in table.columns.key]
+        by_key = {table.key_of([getattr(one, name) for name in names]): one for one in instances}
         for keys in target.dialect.chunks(sorted(by_key), table, len(of_table)):
             values = own_values(table, of_table, [by_key[key] for key in keys])
             if target.dialect.write(table, keys, Change([], values)) < len(keys):
                 there = set(target.dialect.select_keys(table, keys))
                 gone += [by_key[key] for key in keys if key not in there]
     return gone
-
-
-def with_locked_source(rows: Sequence[Any], names: Collection[str]) -> list[Any]:
-    """Lock, in the current transaction, what a completion of companions would write of their sources.
-
-    Returns the rows whose sources somebody else has locked; one that is gone is not among them.
-    """
-    of_source = checked_results(type(rows[0]), names).of_source if rows else ()
-    if not of_source:
-        return []
-    target = ClaimTarget.of(type(rows[0]), rows[0]._state.db)
-    sources = {id(row): _source_of(row, may_be_gone=True) for row in rows}
-    busy: list[Any] = []
-    for table, _ in _by_table(target, of_source):
-        keys = {id(row): _key(table, s) for row in rows if (s := sources[id(row)])}
-        for part in target.dialect.chunks(sorted(keys.values()), table):
-            missed = set(part).difference(target.dialect.select_keys(table, part, lock=SKIP))
-            held = set(target.dialect.select_keys(table, list(missed)))
-            busy += [row for row in rows if keys.get(id(row)) in held]
-    return busy
-
-
-def _source_of(row: Any, may_be_gone: bool) -> Any:
-    link = source_link(type(row))
-    # Where the completion is written: a replica may not have heard of the source yet.
-    alias = link.alias_beside(carried_claim(row).alias)
-    if link.field.is_cached(row) or not link.load([row], alias):
-        return getattr(row, LINK)
-    if may_be_gone:
-        return None
-    raise SourceGone([row])
-
-
-def _by_table(
-    target: ClaimTarget, fields: Iterable[AnyField]
-) -> list[tuple[KeyTable, list[AnyField]]]:
-    """Group *fields* by the table that has them: some may be inherited."""
-    tables: dict[Any, list[AnyField]] = {}
-    for field in fields:
-        tables.setdefault(field.model, []).append(field)
-    connection = target.dialect.connection
-    return [(KeyTable(KeyColumns(model), connection), same) for model, same in tables.items()]
-
-
-def _key(table: KeyTable, instance: Any) -> Any:
-    return table.key_of([getattr(instance, field.attname) for field in table.columns.key])

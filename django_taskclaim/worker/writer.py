@@ -20,7 +20,6 @@ from django_taskclaim.querysets.completing import CallRaised
 from django_taskclaim.querysets.everyone import stop_everyone
 from django_taskclaim.querysets.failing import release
 from django_taskclaim.querysets.losses import judge_ambiguous_commit
-from django_taskclaim.querysets.results import with_locked_source
 from django_taskclaim.querysets.writes import lock_free
 from django_taskclaim.states import WORKER_MARK, Status
 from django_taskclaim.throttling.throttles import working_on
@@ -185,9 +184,6 @@ class Writer:
         dialect = dialect_for(connections[self.using])
         with dialect.own_transaction():
             free, busy = lock_free([result.task.row for result in results])
-            if isinstance(results[0].outcome, Done):
-                held_up = with_locked_source(free, results[0].task.handler.update_fields)
-                free, busy = [row for row in free if row not in held_up], [*busy, *held_up]
             unlocked, locked = _those_of(results, free), _those_of(results, busy)
             if unlocked:
                 with dialect.limit_lock_wait(WAIT_AGAIN):
