@@ -179,7 +179,8 @@ def claim(table: Table, size: int) -> float:
 def claim_once(table: Table, size: int) -> list[Any]:
     from datetime import timedelta
 
-    from django_taskclaim.querysets.claiming import Request, new_holder
+    from django_taskclaim.holders import new_holder
+    from django_taskclaim.querysets.claiming import Request, claim
 
     lease = timedelta(seconds=60)
     request = Request(
@@ -189,7 +190,7 @@ def claim_once(table: Table, size: int) -> list[Any]:
         notes_start=True,
         cursor=table.cursor,
     )
-    rows: list[Any] = table.model._default_manager.all()._claim(request)
+    rows: list[Any] = claim(table.model._default_manager.all(), request)
     return rows
 
 

@@ -16,8 +16,9 @@ from django_taskclaim.columns import claim_columns
 from django_taskclaim.completion import Clear
 from django_taskclaim.exceptions import ClaimLost, TaskClaimError
 from django_taskclaim.handlers import Handler
+from django_taskclaim.holders import new_holder
 from django_taskclaim.querysets import ClaimQuerySet
-from django_taskclaim.querysets.claiming import Request, new_holder
+from django_taskclaim.querysets.claiming import Request, claim
 from django_taskclaim.states import Status
 from django_taskclaim.worker.calling import prepare
 from django_taskclaim.worker.connections import left_open
@@ -115,7 +116,7 @@ class _Runner:
             notes_start=True,
         )
         rows: Any = self.handler.rows(self.using)
-        claimed: list[Any] = rows.exclude(pk__in=self._had)._claim(request)
+        claimed: list[Any] = claim(rows.exclude(pk__in=self._had), request)
         return prepare(self.handler, claimed)
 
     def _results(self) -> list[Result]:

@@ -15,7 +15,7 @@ from django_taskclaim.conf import setting
 from django_taskclaim.db.sql import SQL
 from django_taskclaim.handlers import handler_for
 from django_taskclaim.querysets import ClaimQuerySet
-from django_taskclaim.querysets.claiming import checked_request
+from django_taskclaim.querysets.claiming import checked_request, claim
 from django_taskclaim.querysets.cursor import Cursor
 from django_taskclaim.querysets.scope import ClaimTarget
 
@@ -69,7 +69,7 @@ def claim_statements(model: type[models.Model], alias: str) -> list[SQL]:
         rows.claim_batch(limit, durable=False)
         if last is not None:
             request = checked_request(model, limit, None, None, False, False)
-            rows._claim(replace(request, cursor=Cursor.behind(last, target)))
+            claim(rows, replace(request, cursor=Cursor.behind(last, target)))
     return captured
 
 

@@ -20,10 +20,10 @@ from django_taskclaim.claim import clock
 from django_taskclaim.connecting import drop_broken, ensure_usable
 from django_taskclaim.contention import retry_on_contention
 from django_taskclaim.exceptions import ClaimLost, LeaseUnavailable, TaskClaimError
+from django_taskclaim.holders import new_holder
 from django_taskclaim.leases.renewer import connect, renewer
 from django_taskclaim.leases.rows import LeaseRows
 from django_taskclaim.policy import RENEWALS_PER_LEASE, SELF_FENCE
-from django_taskclaim.querysets.claiming import new_holder
 from django_taskclaim.querysets.transactions import belongs_to_the_caller
 from django_taskclaim.states import Token
 from django_taskclaim.tables import NamedLease

@@ -7,20 +7,15 @@ commits.
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from django_taskclaim.db import ClaimedRow
 from django_taskclaim.fields import as_utc
-from django_taskclaim.limits.key_limits import limits_over
 from django_taskclaim.limits.model_limits import ModelLimits, limits_of
 from django_taskclaim.limits.rate_and_hours import Rate
 from django_taskclaim.querysets.conditions import is_running
 from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.querysets.transactions import refuse_old_snapshots
 from django_taskclaim.tables import RateLevel
-
-if TYPE_CHECKING:
-    from django_taskclaim.querysets.claiming import ClaimCall
 
 #: What the first claim under a rate may take.
 FIRST_ROWS = 1.0
@@ -67,46 +62,48 @@ class Grant:
         self._target, self._answer = target, answer or Answer()
         self._limits = limits_of(target.model, using=target.alias)
         self._rates = {one.scope: one.rate for one in self._limits if one.rate is not None}
-        #: How many rows each rate lets be claimed, by scope, and when that was asked.
-        self._levels: dict[str, float] = {}
-        self._asked_at: datetime | None = None
+        self._levels = RateLevel.objects.using(target.alias)
 
-    @property
-    def counted(self) -> list[str]:
-        """The names of what is counted, for which claims have to wait for each other."""
-        options = ("rate", "max_running")
-        return [name for name in options if any(getattr(one, name) for one in self._limits)]
+    def begin(self, wanted: int, *, by_key: bool) -> int:
+        """Return how many of the *wanted* rows may be claimed in the transaction that is open.
 
-    def closed(self) -> Refusal | None:
-        """Return which hours keep rows from being claimed now: those that open last."""
+        Where rows are counted, by key or over the whole table, claims of the table wait for each other from here on
+        until they commit.
+        """
+        if self._closed():
+            return 0
+        if by_key or self._rates or any(one.max_running for one in self._limits):
+            label = self._target.columns.owner._meta.label_lower
+            refuse_old_snapshots(
+                self._target,
+                f"claim_batch() counts what others have claimed for a limit of {label}",
+            )
+            self._target.dialect.advisory_lock(f"limits:{label}")
+        return self._allowed(wanted)
+
+    def refused_now(self) -> Refusal | None:
+        """Return which limit keeps anybody from claiming a single row now; None where none does."""
+        return None if not self._closed() and self._allowed(1) else self._answer.refusal
+
+    def _closed(self) -> bool:
+        """Say whether hours keep rows from being claimed now."""
         self._answer.refusal = None
         if any(one.hours for one in self._limits):
             self._answer.refusal = closed_hours(self._limits, self._target.dialect.current_time())
-        return self._answer.refusal
+        return self._answer.refusal is not None
 
-    def allowed(self, wanted: int) -> int:
-        """Return how many of the *wanted* rows may be claimed, by what no other claim changes any more."""
-        return self._allowed_to_run(self._allowed_by_rates(wanted))
-
-    def _allowed_by_rates(self, wanted: int) -> int:
-        if not self._rates:
-            return wanted
-        now = self._asked_at = self._target.dialect.current_time()
-        rows = RateLevel.objects.using(self._target.alias).filter(scope__in=self._rates)
-        stored = {row.scope: row for row in rows}
+    def _allowed(self, wanted: int) -> int:
+        stored = self._stored_levels()
+        now = self._target.dialect.current_time() if self._rates else None
         for limits in self._limits:
-            if (rate := limits.rate) is None:
+            if limits.rate is None or now is None:
                 continue
-            level = self._levels[limits.scope] = _level(rate, stored.get(limits.scope), now)
+            level = _level(limits.rate, stored.get(limits.scope), now)
             if int(level) < wanted:
                 wanted = max(0, int(level))
-                wait = _wait_for(rate, level, wanted)
+                wait = _wait_for(limits.rate, level, wanted)
                 until = now + timedelta(seconds=wait)
                 self._answer.refusal = Refusal("rate", limits, until, wait)
-        return wanted
-
-    def _allowed_to_run(self, wanted: int) -> int:
-        """Return how many of the *wanted* rows may be processing beside those that are."""
         limited = [one for one in self._limits if one.max_running]
         if not limited or not wanted:
             return wanted
@@ -123,17 +120,20 @@ class Grant:
         if taken < allowed:
             # It was not for a limit that the claim took no more.
             self._answer.refusal = None
-        if not taken or self._asked_at is None:
+        if not taken or not self._rates:
             return
-        # The rows were claimed later than the level was asked for, much later where the machine stood still. What came
-        # meanwhile is capped before they are taken off: else the minute from the claim on would exceed the rate.
-        now = self._target.dialect.current_time()
-        seconds = (now - self._asked_at).total_seconds()
-        rows = RateLevel.objects.using(self._target.alias)
+        # By the clock of now: the rows may have been claimed much later than was asked, where the machine stood still.
+        # What came meanwhile is capped first, else the minute from the claim on would exceed the rate.
+        now, stored = self._target.dialect.current_time(), self._stored_levels()
         for scope, rate in self._rates.items():
-            level = rate.later(self._levels[scope], seconds) - taken
-            if not rows.filter(scope=scope).update(level=level, at=now):
-                rows.create(scope=scope, level=level, at=now)
+            level = _level(rate, stored.get(scope), now) - taken
+            if not self._levels.filter(scope=scope).update(level=level, at=now):
+                self._levels.create(scope=scope, level=level, at=now)
+
+    def _stored_levels(self) -> dict[str, RateLevel]:
+        """Return how many rows each rate let be claimed after the last claim, by scope."""
+        rows = self._levels.filter(scope__in=self._rates) if self._rates else ()
+        return {row.scope: row for row in rows}
 
 
 def _wait_for(rate: Rate, level: float, taken: int) -> float:
@@ -148,28 +148,3 @@ def _level(rate: Rate, stored: RateLevel | None, now: datetime) -> float:
     if stored is None or as_utc(stored.at) > now + AHEAD:
         return FIRST_ROWS
     return rate.later(stored.level, (now - as_utc(stored.at)).total_seconds())
-
-
-def refused_now(target: ClaimTarget) -> Refusal | None:
-    """Return what limit keeps anybody from claiming a single row now; None where none does."""
-    answer = Answer()
-    grant = Grant(target, answer)
-    return None if grant.closed() is None and grant.allowed(1) else answer.refusal
-
-
-def claim_within_limits(call: "ClaimCall", wanted: int) -> list[ClaimedRow]:
-    """Claim up to *wanted* rows in the transaction that is open, and no more than the limits of the model allow."""
-    target = call.target
-    grant = Grant(target, call.request.answer)
-    if grant.closed() is not None:
-        return []
-    counted = [*grant.counted, *dict.fromkeys(one.option for one in limits_over(target.model))]
-    if counted:
-        names = " and ".join(counted)
-        refuse_old_snapshots(target, f"claim_batch() counts what others have claimed for {names}")
-        # Claims of the table that count wait for each other until they commit.
-        target.dialect.advisory_lock(f"limits:{target.columns.owner._meta.label_lower}")
-    allowed = grant.allowed(wanted)
-    rows = call.take(allowed) if allowed else []
-    grant.charge(len(rows), allowed)
-    return rows

@@ -1,22 +1,16 @@
 """The limits of a model that count by a column: ``limit_per`` and ``serial_by``."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from django.db import models
 from django.db.models import Q
 
 from django_taskclaim.columns import claim_columns
-from django_taskclaim.db import ClaimedRow
 from django_taskclaim.fields import AnyField
-from django_taskclaim.limits.per_key import KeyClaim, KeyLimit
+from django_taskclaim.limits.per_key import KeyLimit
 from django_taskclaim.limits.serial import SerialLimit, serial_order
 from django_taskclaim.policy import Policy, policies_over
 from django_taskclaim.querysets.scope import ClaimTarget
-
-if TYPE_CHECKING:
-    from django_taskclaim.querysets.claiming import ClaimCall
-    from django_taskclaim.querysets.cursor import Scan
 
 #: Types whose values do not compare as keys do.
 NO_KEYS = ("JSONField", "BinaryField")
@@ -69,8 +63,3 @@ def at_their_limit(target: ClaimTarget) -> Q:
     for limit in limits_over(target.model):
         found |= limit.keeps_back(target)
     return found
-
-
-def claim_by_keys(call: "ClaimCall", scan: "Scan", limit: int) -> list[ClaimedRow]:
-    """Claim up to *limit* rows that *scan* finds and whose keys are below their limit, under the lock of the limits."""
-    return KeyClaim(call, limits_over(call.target.model), scan, limit).run()

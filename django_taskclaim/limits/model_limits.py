@@ -54,6 +54,12 @@ def switches_of(model: type[models.Model], alias: str) -> dict[str, Switch]:
     return found
 
 
+def limits_are_stored(model: type[models.Model], alias: str) -> bool:
+    """Ask whether limits are stored for *model*."""
+    switches_of(model, alias)
+    return (alias, model) in known
+
+
 def limits_of(model: type[models.Model], *, using: str) -> list[ModelLimits]:
     """Return what claims of *model* keep to now: its own limits, and those of the models it inherits its claims from.
 

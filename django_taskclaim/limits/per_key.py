@@ -7,7 +7,7 @@ is repeated.
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.db.models import Count, Q
 from django.db.models.sql.where import AND
@@ -15,12 +15,10 @@ from django.db.models.sql.where import AND
 from django_taskclaim.db import ClaimedRow, KeyIn
 from django_taskclaim.db.sql import Key
 from django_taskclaim.fields import AnyField
+from django_taskclaim.querysets.candidates import ClaimCall, candidates, prepare, send
 from django_taskclaim.querysets.conditions import is_running
+from django_taskclaim.querysets.cursor import Scan
 from django_taskclaim.querysets.scope import ClaimTarget, Rows
-
-if TYPE_CHECKING:
-    from django_taskclaim.querysets.claiming import ClaimCall
-    from django_taskclaim.querysets.cursor import Scan
 
 #: So many rows in claim order are read before those of keys at their limit are left out.
 READ_AHEAD = 200
@@ -92,11 +90,9 @@ def _running(target: ClaimTarget) -> Rows:
 class KeyClaim:
     """One claim under the lock: takes rows whose keys are below their limit, until it has enough of them."""
 
-    def __init__(
-        self, call: "ClaimCall", limits: Sequence[KeyLimit], scan: "Scan", limit: int
-    ) -> None:
+    def __init__(self, call: ClaimCall, limits: Sequence[KeyLimit], scan: Scan, limit: int) -> None:
         self.call, self.target, self.scan, self.limit = call, call.target, scan, limit
-        self.candidates = call.rows(scan)
+        self.candidates = candidates(call, scan)
         self.limits = limits
         self.taken: list[ClaimedRow] = []
         #: What was chosen, whether it was got or not: nothing is tried twice.
@@ -128,9 +124,9 @@ class KeyClaim:
         """Claim the first of *rows* whose keys are below their limit; where some are locked, the next ones."""
         while self._wanted and (chosen := self._choose(rows)):
             for part in self.target.dialect.chunks(list(chosen), self.target.table):
-                candidates = self._only(self.candidates.order_by(), part)
-                statement = self.call.prepare(self.scan, candidates, simple=False)
-                claimed = self.call.send(statement, len(part), self.scan)
+                chosen_rows = self._only(self.candidates.order_by(), part)
+                statement = prepare(self.call, self.scan, chosen_rows, simple=False)
+                claimed = send(self.call, statement, len(part), self.scan)
                 self.taken += claimed
                 # A key that was changed meanwhile counts as it was seen.
                 for missed in set(part).difference(row.key for row in claimed):

@@ -1,76 +1,71 @@
-"""Taking rows: what ``claim_batch`` promises, from the caller's words to the instances in hand."""
+"""Taking rows: what ``claim_batch`` promises, from the caller's words to the instances in hand.
 
-import os
-import secrets
-import socket
+A plain claim of a worker's id is one statement that commits by itself. Any other runs in a transaction: it joins
+tables, is asked for what its holder has already, has limits, or a database claims by several statements.
+"""
+
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from operator import attrgetter
 from typing import Any, TypeVar
 
-from django.conf import settings
-from django.db import DatabaseError, InterfaceError, OperationalError, models
+from django.db import OperationalError, models
 
 from django_taskclaim import conf
-from django_taskclaim.claim import (
-    Claim,
-    attach_all,
-    claims_of,
-    clock,
-    commits_by_itself,
-)
-from django_taskclaim.db import ClaimedRow, ClaimSpec, ClaimStatement, SwitchIsOn
-from django_taskclaim.fields import (
-    QUARANTINED,
-    QUARANTINED_UNSTARTED,
-    AnyField,
-    is_quarantine_mark,
-)
-from django_taskclaim.limits.grant import Answer, claim_within_limits
-from django_taskclaim.limits.key_limits import claim_by_keys, limits_over
-from django_taskclaim.limits.model_limits import known, switches_of
+from django_taskclaim.claim import attach_all, claims_of, clock
+from django_taskclaim.db import ClaimedRow
+from django_taskclaim.fields import is_quarantine_mark
+from django_taskclaim.holders import checked_name, new_holder
+from django_taskclaim.limits.grant import Answer, Grant
+from django_taskclaim.limits.key_limits import limits_over
+from django_taskclaim.limits.model_limits import known, limits_are_stored
+from django_taskclaim.limits.per_key import KeyClaim
 from django_taskclaim.policy import known_policy, policies_over
-from django_taskclaim.querysets.conditions import is_open
-from django_taskclaim.querysets.cursor import (
-    EVERYTHING,
-    QUARANTINED_SCAN,
-    TURN,
-    Cursor,
-    Scan,
-    quarantined_scans,
+from django_taskclaim.querysets.candidates import (
+    ClaimCall,
+    candidates,
+    claim_statement,
+    send,
+    send_parts,
 )
-from django_taskclaim.querysets.held_rows import extend_held, rows_of_holder
-from django_taskclaim.querysets.instances import build, read_again
-from django_taskclaim.querysets.isolated_claims import claim_again, claim_isolated, read_isolated
-from django_taskclaim.querysets.isolating import RefusedRows, remembered, without_refused
+from django_taskclaim.querysets.cursor import EVERYTHING, TURN, Cursor, Scan, quarantined_scans
+from django_taskclaim.querysets.holdings import extend_held, rows_of_holder
+from django_taskclaim.querysets.instances import bare, build, like, read_again
+from django_taskclaim.querysets.isolating import (
+    RefusedRows,
+    UnreadableRows,
+    fail_unreadable,
+    isolate_unreadable,
+    remembered,
+    without_refused,
+)
 from django_taskclaim.querysets.losses import judge_ambiguous_commit
-from django_taskclaim.querysets.ordering import in_claim_order, in_policy_order
-from django_taskclaim.querysets.scope import (
-    ClaimTarget,
-    Rows,
-    is_plain,
-    on_claim_table,
-    refuse_unclaimable,
-)
+from django_taskclaim.querysets.ordering import in_policy_order
+from django_taskclaim.querysets.scope import ClaimTarget, Rows, is_plain, refuse_unclaimable
 from django_taskclaim.querysets.transactions import (
     PATIENCE,
     AmbiguousCommit,
-    autocommit,
-    belongs_to_the_caller,
+    can_autocommit,
     in_transaction,
     run_durable,
     wait_for_answer,
 )
 from django_taskclaim.signals import rows_claimed, send_after_commit
 from django_taskclaim.states import WORKER_MARK
-from django_taskclaim.tables import stop_scopes
 
 R = TypeVar("R")
 
-#: How many statements of plain claims are kept, for each model and connection.
-MOST_STATEMENTS = 200
+#: Rows that cannot be read, each with the error.
+Unreadable = list[tuple[models.Model, Exception]]
+
+#: How many rows are looked at for each one wanted, while some refuse to be claimed; others may have locked them.
+LOOK_AHEAD = 4
+
+#: How many claims this process has made, by database and model.
+claims_made: Counter[tuple[str, type[models.Model]]] = Counter()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,21 +83,6 @@ class Request:
     cursor: Cursor | None = None
     #: Where limits say why the claim took no more than it did.
     answer: Answer | None = None
-
-
-def new_holder(worker: str | None = None) -> str:
-    """Return an id for one batch: ``<process>#<random>``, never used before or again.
-
-    A worker's begins with the name that its process reports under.
-    """
-    process = process_name(worker) if worker else f"{os.getpid()}@{socket.gethostname()}"[:170]
-    return process + WORKER_MARK + secrets.token_hex(8)
-
-
-def process_name(worker: str) -> str:
-    """Return the name of this process of *worker*, unique on its host while it lives: ``<worker>@<host>:<pid>``."""
-    pid = f":{os.getpid()}"
-    return f"{worker}@{socket.gethostname()}"[: 170 - len(pid)] + pid
 
 
 def checked_request(
@@ -125,334 +105,261 @@ def checked_request(
     return Request(limit, holder, duration, include_held=include_held, durable=durable)
 
 
-def checked_name(name: str, argument: str = "claimed_by") -> str:
-    """Return a holder named by the caller; the mark of workers tells the reaper who is none of them."""
-    if not isinstance(name, str) or not name or len(name) > 200 or "\x00" in name:
-        raise ValueError(f"{argument} must be a text of 1 to 200 characters, not {name!r}.")
-    if WORKER_MARK in name:
-        raise ValueError(
-            f"{argument} {name!r} contains {WORKER_MARK!r}, which marks the ids of workers."
-        )
-    return name
-
-
 def claim(queryset: Rows, request: Request) -> list[Any]:
     """Claim rows of *queryset* and return them, committed, in claim order.
 
     A row that nobody can read, or write, keeps nobody from the others. Raises TypeError for a queryset that no row can
     be claimed through.
     """
-    call = ClaimCall(queryset, request)
+    queryset._for_write = True  # type: ignore[attr-defined]
+    call = _call_of(queryset, request)
     if queryset.query.is_empty():
         return []
     try:
-        rows = call.run()
-        if rows or call.is_limited or request.answer is not None:
-            # A worker learns of stored limits when it reads the switch.
-            return rows
-        # A limit that was stored meanwhile keeps such a claim from taking rows.
-        switches_of(call.target.model, call.target.alias)
-        if (call.target.alias, call.target.model) in known:
-            call.is_limited, call.autocommits = True, False
-            rows = call.run()
-        return rows
+        rows = _claim(call, request)
+        # A worker learns of stored limits when it reads the switch.
+        may_be_refused = not rows and not call.is_limited and request.answer is None
+        if may_be_refused and limits_are_stored(call.target.model, call.target.alias):
+            call = replace(call, is_limited=True, autocommits=False)
+            rows = _claim(call, request)
+    except AmbiguousCommit as error:
+        rows = _committed(call, request, error)
     except Exception as error:
-        if request.durable and belongs_to_the_caller(call.target.dialect.connection):
-            raise
-        return claim_again(call, error)
-
-
-#: How many claims this process has made, by database and table.
-claims_made: Counter[tuple[str, type[models.Model]]] = Counter()
-
-
-class ClaimCall:
-    """One call of ``claim_batch``.
-
-    A plain claim of a worker's id is one statement that commits by itself. Any other runs in a transaction: it joins
-    tables, is asked for what its holder has already, has limits, or a database claims by several statements.
-    """
-
-    def __init__(self, queryset: Rows, request: Request) -> None:
-        policies = policies_over(queryset.model)
-        refuse_unclaimable(queryset)
-        if policies:
-            queryset = in_policy_order(queryset)
-        if remembered:
-            queryset = without_refused(queryset)
-        self.queryset, self.request = queryset, request
-        self.target = target = ClaimTarget.of(queryset.model, queryset.db)
-        #: Whether limits of the model are known, of its handler's or stored ones.
-        self.is_limited = (target.alias, target.model) in known or (
-            bool(policies) and any(policy.names_limits for policy in policies)
-        )
-        #: Whether the claim statement's own columns make the instances.
-        self.plain = is_plain(queryset, target)
-        #: Rows that statements of this call have claimed and committed.
-        self.committed: list[ClaimedRow] = []
-        #: The keys of what statements have claimed in the transaction that is open.
-        self.known: set[Any] = set()
-        #: Set once an error may be of single rows, which are then claimed and read apart from the others.
-        self.refused: RefusedRows[Any] | None = None
-        #: The claimed rows that cannot be read, each with the error.
-        self.unreadable: list[tuple[models.Model, Exception]] = []
-        dialect, connection = target.dialect, target.dialect.connection
-        self.started = clock()
-        #: Whether each statement commits by itself. Only for a holder of its own: where the answer is lost, or a row
-        #: cannot be read, the rows are found by it.
-        self.autocommits = (
-            self.plain
-            and not self.is_limited
-            and WORKER_MARK in request.holder
-            and dialect.returns_updated
-            and not connection.in_atomic_block
-            and commits_by_itself(connection)
-            and dialect.autocommits_read_committed
-        )
-
-    @property
-    def fields(self) -> Sequence[AnyField]:
-        """The columns that the claim returns: all that make the instances, or those with a role."""
-        columns = self.target.columns
-        if self.plain:
-            return columns.owner._meta.concrete_fields
-        extra = (columns.iteration, columns.attempts, columns.not_before, columns.priority)
-        return [*columns.key, *(one for one in extra if one is not None)]
-
-    @property
-    def counts_by_key(self) -> bool:
-        """Whether a limit of the model lets rows of one key wait for each other."""
-        return self.is_limited and bool(limits_over(self.target.model))
-
-    # Sending
-
-    def run(self) -> list[Any]:
-        """Claim, commit and return the instances, each with its claim."""
-        if self.autocommits:
-            rows = self.instances(self.take(self.request.limit))
-        else:
-            rows = self._run_in_transaction()
-        if rows and rows_claimed.receivers:
-            send_after_commit(rows_claimed, self.target.model, self.target.alias, rows=rows)
-        return rows
-
-    def _run_in_transaction(self) -> list[Any]:
-        try:
-            run = run_durable if self.request.durable else in_transaction
-            return run(self.target, self.claim_in_transaction)
-        except AmbiguousCommit as error:
-            if WORKER_MARK not in self.request.holder:
-                # Another call may have claimed the same rows under the same name.
-                raise
-            held = judge_ambiguous_commit(error.result, patience=self._patience).still_held
-            return _committed(held) if error.result else []
-
-    def claim_in_transaction(self) -> list[Any]:
-        """Claim in the transaction that is open, beside what the holder has already, if it asked for that."""
-        request, held = self.request, list(self.committed)
-        self.known = {row.key for row in held}
-        self.unreadable.clear()
-        if request.include_held:
-            self.target.lock_holder(request.holder)
-            held = extend_held(self)
-        rows = self.instances(held)
-        wanted = request.limit - len(rows)
-        if wanted > 0:
-            claimed = claim_within_limits(self, wanted) if self.is_limited else self.take(wanted)
-            rows += self.instances(claimed)
-        return rows
-
-    def send(self, statement: ClaimStatement | None, limit: int, scan: Scan) -> list[ClaimedRow]:
-        """Send one claim; outside of a transaction it commits by itself."""
-        if statement is None:
-            return []
-        values = scan.prepared(self.target.table) if scan.values else scan.values
-        spec = ClaimSpec(statement, limit, self.request.holder, values)
-        if self.autocommits:
-            try:
-                rows = self.target.dialect.claim(spec)
-            except (DatabaseError, InterfaceError) as error:
-                rows = self._send_again(spec, error)
-            self.committed += rows
-            return rows
-        # A strategy that finds its rows by their holder returns those of the statements before, too.
-        rows = [row for row in self.target.dialect.claim(spec) if row.key not in self.known]
-        self.known.update(row.key for row in rows)
-        return rows
-
-    # After an error
-
-    @property
-    def _patience(self) -> float:
-        # A caller that knows soon that nobody knows can still give the rows back in time.
-        return min(PATIENCE, self.request.lease.total_seconds() / 4)
-
-    def _send_again(self, spec: ClaimSpec, error: Exception) -> list[ClaimedRow]:
-        """Claim again after contention; find out what came of a claim that was not answered."""
-        errors = [error]
-
-        def once() -> list[ClaimedRow]:
-            if errors:
-                raise errors.pop()
-            return self.target.dialect.claim(spec)
-
-        try:
-            return autocommit(self.target, once)
-        except AmbiguousCommit:
-            return _committed(wait_for_answer(self.target, self.claimed, self._patience))
-
-    def claimed(self) -> list[ClaimedRow]:
-        """Return what this call's own holder has on the table beside what is known to be committed."""
-        committed = {row.key for row in self.committed}
-        rows = rows_of_holder(self, self.target.rows.order_by(*self.target.columns.order))
-        return [row for row in rows if row.key not in committed]
-
-    # Scanning
-
-    def take(self, limit: int) -> list[ClaimedRow]:
-        """Claim up to *limit* rows, of which a quarantined one is alone."""
-        cursor = self.request.cursor
-        if self.queryset.query.order_by or (self.is_limited and self.counts_by_key):
-            cursor = None
-        place = self.target.alias, self.target.columns.owner
-        claims_made[place] += 1
-        is_turn = claims_made[place] % TURN == 0 or (cursor is not None and cursor.thorough)
-        rows = self._take_quarantined() if is_turn else []
-        rows = rows or self._scan(limit, cursor)
-        return rows or ([] if is_turn else self._take_quarantined())
-
-    def _take_quarantined(self) -> list[ClaimedRow]:
-        """Claim one row that may have killed its worker, so that its next crash is charged to nobody else."""
-        rows: list[ClaimedRow] = []
-        for scan in quarantined_scans(self.target):
-            rows = rows or self.claim_from(scan, 1)
-        return rows
-
-    def _scan(self, limit: int, cursor: Cursor | None) -> list[ClaimedRow]:
-        """Claim up to *limit* rows, from one place after the other where a cursor says so, and return them in order."""
-        rows: list[ClaimedRow] = []
-        scan = EVERYTHING
-        for scan in [EVERYTHING] if cursor is None else cursor.scans(self.target):
-            rows += self.claim_from(scan, limit - len(rows))
-            if len(rows) == limit:
-                break
-        if not self.queryset.query.order_by:
-            # In an order of the caller's they are read again.
-            rows = self._in_order(rows)
-        if cursor is not None:
-            cursor.advance(rows, scan, full=len(rows) == limit)
-        return rows
-
-    def _in_order(self, rows: list[ClaimedRow]) -> list[ClaimedRow]:
-        """Put rows into the model's claim order; RETURNING has none.
-
-        Text is compared by the database alone, which costs one statement.
-        """
-        target = self.target
-        if len(rows) < 2:
-            return rows
-        # The least important column first: sorting leaves rows that are alike in the order that they have.
-        if target.table.sorts_as_python:
-            rows.sort(key=attrgetter("key"))
-        else:
-            keys = target.dialect.select_keys(target.table, [row.key for row in rows], ordered=True)
-            place = {key: number for number, key in enumerate(keys)}
-            rows.sort(key=lambda row: place.get(row.key, len(place)))
-        if target.columns.not_before is not None:
-            rows.sort(key=attrgetter("not_before"))
-        if target.columns.priority is not None:
-            rows.sort(key=attrgetter("priority"), reverse=True)
-        return rows
-
-    def claim_from(self, scan: Scan, limit: int) -> list[ClaimedRow]:
-        """Claim up to *limit* rows that *scan* finds."""
-        if self.refused is not None:
-            return claim_isolated(self, scan, limit)
-        if self.is_limited and self.counts_by_key:
-            return claim_by_keys(self, scan, limit)
-        return self.send(self._statement(scan), limit, scan)
-
-    # The statement
-
-    @property
-    def switch(self) -> SwitchIsOn:
-        """What stops this claim; where it looks at no limits, a stored limit does, too."""
-        return SwitchIsOn(stop_scopes(self.queryset.model), unlimited=not self.is_limited)
-
-    def rows(self, scan: Scan) -> Rows:
-        """Return the rows that may be claimed and that *scan* finds, in claim order."""
-        columns = self.target.columns
-        rows = on_claim_table(self.queryset, self.target)
-        rows = rows.filter(is_open(columns) & scan.condition(columns), self.switch)
-        if scan.name == "quarantined":
-            # In no order of the caller's: such a row is claimed alone, and an index finds it in this one.
-            return rows.order_by(*columns.order)
-        return in_claim_order(rows, self.queryset, self.target)
-
-    def _statement(self, scan: Scan) -> ClaimStatement | None:
-        query, target = self.queryset.query, self.target
-        simple = not query.where and not query.order_by and target.is_owner
-        if not simple or ("key" in scan.values and len(target.columns.key) > 1):
-            return self.prepare(scan, self.rows(scan), simple=simple)
-        lease, notes = self.request.lease, self.request.notes_start
-        shape = self.plain, self.is_limited, settings.USE_TZ
-        kind = (scan.name, *scan.values, *shape, lease, notes)
-        if kind not in target.statements:
-            if len(target.statements) >= MOST_STATEMENTS:
-                target.statements.clear()
-            candidates = self.rows(scan.with_places())
-            target.statements[kind] = self.prepare(scan, candidates, simple=True)
-        return target.statements[kind]
-
-    def prepare(self, scan: Scan, candidates: Rows, *, simple: bool) -> ClaimStatement | None:
-        target, mark = self.target, None
-        ours = EVERYTHING
-        if scan.name == "quarantined":
-            # The mark says, should the claim expire, whether the row had been started.
-            mark = QUARANTINED_UNSTARTED if self.request.notes_start else QUARANTINED
-            ours = QUARANTINED_SCAN
-        claimable = target.rows.order_by().filter(
-            is_open(target.columns) & ours.condition(target.columns), self.switch
-        )
-        return target.dialect.prepare_claim(
-            target.table,
-            candidates,
-            claimable,
-            self.fields,
-            self.request.lease,
-            simple=simple,
-            mark=mark,
-        )
-
-    # The rows in hand
-
-    def instances(self, claimed: Sequence[ClaimedRow]) -> list[Any]:
-        """Return the rows claimed as the queryset asks for them, each with its claim."""
-        if not claimed:
-            return []
-        target, request = self.target, self.request
-        rows = build(self.queryset, claimed) if self.plain else []
-        claims = claims_of(claimed, request.holder, target.alias, request.lease, self.started)
-        if len(claimed) == 1:
-            claims[0].quarantined = is_quarantine_mark(claimed[0].not_before)
-        if not self.plain:
-            by_key = {one.pk: one for one in claims}
-            rows = self.read(by_key)
-            claims = [by_key[target.columns.key_of(row)] for row in rows]
-        attach_all(rows, claims)
-        return rows
-
-    def read(self, claims: dict[Any, Claim]) -> list[Any]:
-        """Read the rows that were claimed as the queryset asks."""
-        return self.read_keys([*claims]) if self.refused is None else read_isolated(self, claims)
-
-    def read_keys(self, keys: Sequence[Any]) -> list[Any]:
-        """Read the rows with these keys as the queryset asks."""
-        return read_again(self.queryset, self.target, [*keys])
-
-
-def _committed(rows: list[R]) -> list[R]:
-    """Return what was found of a claim that was not answered; OperationalError where that is nothing."""
-    if not rows:
-        raise OperationalError("The claim was not committed.")
+        rows = _claim_without_bad_rows(call, request, error)
+    if rows and rows_claimed.receivers:
+        send_after_commit(rows_claimed, call.target.model, call.target.alias, rows=rows)
     return rows
+
+
+def _call_of(queryset: Rows, request: Request) -> ClaimCall:
+    refuse_unclaimable(queryset)
+    policies = policies_over(queryset.model)
+    if policies:
+        queryset = in_policy_order(queryset)
+    if remembered:
+        queryset = without_refused(queryset)
+    target = ClaimTarget.of(queryset.model, queryset.db)
+    plain = is_plain(queryset, target)
+    limited = (target.alias, target.model) in known
+    limited = limited or (bool(policies) and any(one.names_limits for one in policies))
+    return ClaimCall(
+        queryset,
+        target,
+        request.holder,
+        request.lease,
+        request.notes_start,
+        started=clock(),
+        is_plain=plain,
+        is_limited=limited,
+        counts_by_key=limited and any(one.counts_by_column for one in policies),
+        # Only for a holder of its own: where the answer is lost, or a row cannot be read, the rows are found by it.
+        autocommits=plain
+        and not limited
+        and WORKER_MARK in request.holder
+        and target.dialect.returns_updated
+        and can_autocommit(target),
+    )
+
+
+def _claim(call: ClaimCall, request: Request) -> list[Any]:
+    """Claim, commit and return the instances, each with its claim."""
+    if call.autocommits:
+        return _instances(call, _take(call, request.cursor, request.limit))
+    return _run(call, request, lambda: _instances(call, _claim_in_transaction(call, request)))
+
+
+def _run(call: ClaimCall, request: Request, statements: Callable[[], R]) -> R:
+    run = run_durable if request.durable else in_transaction
+    return run(call.target, statements)
+
+
+def _claim_in_transaction(call: ClaimCall, request: Request) -> list[ClaimedRow]:
+    """Claim in the transaction that is open, beside what the holder has already, if it asked for that."""
+    held = extend_held(call, request.limit) if request.include_held else []
+    return held + _take_allowed(call, request, request.limit - len(held))
+
+
+def _take_allowed(call: ClaimCall, request: Request, wanted: int) -> list[ClaimedRow]:
+    """Claim up to *wanted* rows in the transaction that is open, and no more than limits allow."""
+    if wanted <= 0:
+        return []
+    if not call.is_limited:
+        return _take(call, request.cursor, wanted)
+    grant = Grant(call.target, request.answer)
+    allowed = grant.begin(wanted, by_key=call.counts_by_key)
+    rows = _take(call, request.cursor, allowed) if allowed else []
+    grant.charge(len(rows), allowed)
+    return rows
+
+
+# Scanning
+
+
+def _take(call: ClaimCall, cursor: Cursor | None, limit: int) -> list[ClaimedRow]:
+    """Claim up to *limit* rows, of which a quarantined one is alone."""
+    if call.queryset.query.order_by or call.counts_by_key:
+        cursor = None
+    place = call.target.alias, call.target.model
+    claims_made[place] += 1
+    turn = claims_made[place] % TURN
+    is_turn = turn == 0 or (cursor is not None and cursor.thorough)
+    rows = _take_quarantined(call) if is_turn else []
+    if not rows:
+        rows = _scan(call, cursor, limit, retried_first=turn == TURN // 2)
+    return rows or ([] if is_turn else _take_quarantined(call))
+
+
+def _take_quarantined(call: ClaimCall) -> list[ClaimedRow]:
+    """Claim one row that may have killed its worker, so that its next crash is charged to nobody else."""
+    rows: list[ClaimedRow] = []
+    for scan in quarantined_scans(call.target):
+        rows = rows or _claim_from(call, scan, 1)
+    return rows
+
+
+def _scan(
+    call: ClaimCall, cursor: Cursor | None, limit: int, *, retried_first: bool
+) -> list[ClaimedRow]:
+    """Claim up to *limit* rows, from one place after the other where a cursor says so, and return them in order."""
+    rows: list[ClaimedRow] = []
+    scan = EVERYTHING
+    scans = cursor.scans(call.target, retried_first=retried_first) if cursor else [EVERYTHING]
+    for scan in scans:
+        rows += _claim_from(call, scan, limit - len(rows))
+        if len(rows) == limit:
+            break
+    if not call.queryset.query.order_by:
+        # In an order of the caller's they are read again.
+        rows = _in_order(call.target, rows)
+    if cursor is not None:
+        cursor.advance(rows, scan, full=len(rows) == limit)
+    return rows
+
+
+def _in_order(target: ClaimTarget, rows: list[ClaimedRow]) -> list[ClaimedRow]:
+    """Put rows into the model's claim order; RETURNING has none.
+
+    Text is compared by the database alone, which costs one statement.
+    """
+    if len(rows) < 2:
+        return rows
+    # The least important column first: sorting leaves rows that are alike in the order that they have.
+    if target.table.sorts_as_python:
+        rows.sort(key=attrgetter("key"))
+    else:
+        keys = target.dialect.select_keys(target.table, [row.key for row in rows], ordered=True)
+        place = {key: number for number, key in enumerate(keys)}
+        rows.sort(key=lambda row: place.get(row.key, len(place)))
+    if target.columns.not_before is not None:
+        rows.sort(key=attrgetter("not_before"))
+    if target.columns.priority is not None:
+        rows.sort(key=attrgetter("priority"), reverse=True)
+    return rows
+
+
+def _claim_from(call: ClaimCall, scan: Scan, limit: int) -> list[ClaimedRow]:
+    """Claim up to *limit* rows that *scan* finds."""
+    if call.refused is not None:
+        return _claim_unrefused(call, scan, limit)
+    if call.counts_by_key:
+        return KeyClaim(call, limits_over(call.target.model), scan, limit).run()
+    return send(call, claim_statement(call, scan), limit, scan)
+
+
+# The rows in hand
+
+
+def _instances(call: ClaimCall, claimed: Sequence[ClaimedRow]) -> list[Any]:
+    """Return the rows claimed as the queryset asks for them, each with its claim."""
+    if not claimed:
+        return []
+    claims = claims_of(claimed, call.holder, call.target.alias, call.lease, call.started)
+    if len(claimed) == 1:
+        claims[0].quarantined = is_quarantine_mark(claimed[0].not_before)
+    if call.is_plain:
+        rows = build(call.queryset, claimed)
+    else:
+        by_key = {one.pk: one for one in claims}
+        rows = read_again(call.queryset, call.target, [*by_key])
+        claims = [by_key[call.target.columns.key_of(row)] for row in rows]
+    attach_all(rows, claims)
+    return rows
+
+
+# After an error
+
+
+def _committed(call: ClaimCall, request: Request, error: AmbiguousCommit) -> list[Any]:
+    """Return the rows of a claim whose COMMIT was not answered; OperationalError where it has claimed none.
+
+    Only of a worker's id: another call may have claimed the same rows under the same name.
+    """
+    if error.result == []:
+        return []
+    if WORKER_MARK not in call.holder:
+        raise error
+    # A caller that knows soon that nobody knows can still give the rows back in time.
+    patience = min(PATIENCE, call.lease.total_seconds() / 4)
+    if error.result:
+        rows = judge_ambiguous_commit(error.result, patience=patience).still_held
+    else:
+        held = wait_for_answer(call.target, rows_of_holder, patience, call, request.limit)
+        rows = _instances(call, held)
+    if not rows:
+        raise OperationalError("The claim was not committed.") from error
+    return rows
+
+
+def _claim_without_bad_rows(call: ClaimCall, request: Request, error: Exception) -> list[Any]:
+    """Claim again after *error*, without the rows that it is of; raise it where it is not of single rows."""
+    refused: RefusedRows[Any] = RefusedRows(call.target)
+    is_of_writing = refused.is_of_a_row(error)
+    if not is_of_writing and not UnreadableRows(call.queryset).is_of_a_row(error):
+        raise error
+    # What has committed by itself before it could not be read is what the holder has already.
+    request = replace(request, include_held=request.include_held or call.autocommits)
+    call = replace(call, is_plain=False, autocommits=False, refused=refused)
+    rows, unreadable = _run(call, request, partial(_claim_readable, call, request))
+    if is_of_writing:
+        refused.end(error, rows or unreadable)
+    fail_unreadable(unreadable)
+    return rows
+
+
+def _claim_unrefused(call: ClaimCall, scan: Scan, limit: int) -> list[ClaimedRow]:
+    """Claim the first rows that *scan* finds by their keys, without those that are refused."""
+    target = call.target
+    found = target.dialect.first(
+        candidates(call, scan), target.table, LOOK_AHEAD * limit, target.columns.key
+    )
+    claimed: list[ClaimedRow] = []
+
+    def claim_part(part: Sequence[Any]) -> list[ClaimedRow]:
+        one = replace(call, queryset=call.queryset.filter(pk__in=part), refused=None)
+        return _claim_from(one, scan, limit - len(claimed))
+
+    for rows in send_parts(call, list(dict.fromkeys(target.table.keys_of(found))), claim_part):
+        claimed += rows
+        if len(claimed) >= limit:
+            break
+    return claimed
+
+
+def _claim_readable(call: ClaimCall, request: Request) -> tuple[list[Any], Unreadable]:
+    """Claim in the transaction that is open; return the instances, and those of rows that cannot be read."""
+    held = extend_held(call, request.limit) if request.include_held else []
+    rows, unreadable = _read_isolated(call, held)
+    new = _take_allowed(call, request, request.limit - len(rows))
+    new_rows, new_unreadable = _read_isolated(call, new)
+    return rows + new_rows, unreadable + new_unreadable
+
+
+def _read_isolated(call: ClaimCall, claimed: Sequence[ClaimedRow]) -> tuple[list[Any], Unreadable]:
+    """Return the instances of *claimed*, and those of rows that cannot be read, each with the error."""
+    read = partial(read_again, call.queryset, call.target)
+    keys = [row.key for row in claimed]
+    errors = dict(isolate_unreadable(keys, read, like(call.queryset, call.target)))
+    rows = _instances(call, [row for row in claimed if row.key not in errors])
+    bad = [row for row in claimed if row.key in errors]
+    claims = claims_of(bad, call.holder, call.target.alias, call.lease, call.started)
+    return rows, [(bare(call.queryset.model, one), errors[one.pk]) for one in claims]

@@ -5,7 +5,7 @@ of them again. So each claim goes on where the one before ended. Rows that are p
 are found by a full scan, which follows now and then, and whenever a claim comes back short.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,12 +20,11 @@ from django_taskclaim.querysets.conditions import has_waited, is_quarantined, ne
 from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.states import Status
 
-#: Under backlog everything is looked at so often, in seconds, and so are rows of a higher priority alone …
+#: Under backlog everything is looked at so often, in seconds, …
 FULL_SCAN_EVERY = 1.0
-#: … or more rarely, where that would take more than this part of the time. While somebody holds a transaction open,
+#: … or more rarely, where that would take more than this part of the time: while somebody holds a transaction open,
 #: nothing of what is done is cleared away, and a full scan takes as long as dozens of other claims.
-FULL_SCAN_SHARE = 0.005
-URGENT_SCAN_SHARE = 0.1
+FULL_SCAN_SHARE = 0.1
 #: … but at least so often, however long one scan took.
 LONGEST_PAUSE = 10.0
 #: One claim in so many begins with rows that have waited, which stand behind all those that never did, and one in so
@@ -61,8 +60,7 @@ class Scan(NamedTuple):
         elif self.name == "retried" and columns.not_before is not None:
             found &= Q(**{f"{columns.not_before.name}__gt": NEVER_WAITED})
         if columns.priority is not None and "priority" in self.values:
-            higher = "__gt" if self.name == "urgent" else ""
-            found &= Q(**{f"{columns.priority.name}{higher}": self.values["priority"]})
+            found &= Q(**{columns.priority.name: self.values["priority"]})
         if "key" in self.values:
             name = "pk" if len(columns.key) > 1 else columns.key[0].attname
             found &= Q(**{f"{name}__gt": self.values["key"]})
@@ -104,45 +102,36 @@ class Cursor:
 
     #: Every claim looks everywhere, so that each statement is sent; for ``claimdoctor``.
     thorough: bool = False
-    _claims: int = 0
-    #: Whether there is a row to go on behind, …
-    _has_position: bool = False
-    #: … its key, and its priority where the model has one.
-    _key: Any = None
-    _priority: int | None = None
-    _full_scan_at: float = 0.0
-    _urgent_scan_at: float = 0.0
-    #: By ``clock()``, when the scan that is under way began.
+    #: Key and priority of the row to go on behind; None for the first claim, and once everything was looked at in vain.
+    _position: tuple[Any, int | None] | None = None
+    #: By ``clock()``, when the claim that is under way began, and when everything is looked at again.
     _began: float = 0.0
+    _full_scan_at: float = 0.0
 
     @classmethod
     def behind(cls, row: Any, target: ClaimTarget) -> "Cursor":
         """Return a cursor at an instance, whose next claim looks everywhere in turn."""
-        priority, key = target.columns.priority, target.columns.key_of(row)
+        priority = target.columns.priority
         number = None if priority is None else getattr(row, priority.attname)
         later = clock() + FULL_SCAN_EVERY
-        return cls(True, _has_position=True, _key=key, _priority=number, _full_scan_at=later)
+        return cls(True, (target.columns.key_of(row), number), _full_scan_at=later)
 
-    def scans(self, target: ClaimTarget) -> Iterator[Scan]:
-        """Yield where a claim looks until it has all the rows it wants; everywhere at last."""
+    def scans(self, target: ClaimTarget, *, retried_first: bool) -> list[Scan]:
+        """Return where a claim looks until it has all the rows it wants; everywhere at last."""
+        self._began = clock()
+        scans = [EVERYTHING]
+        if self._position is None:
+            return scans
+        key, priority = self._position
         columns = target.columns
-        self._claims += 1
-        at: dict[str, Any] = {} if columns.priority is None else {"priority": self._priority}
+        at = {} if columns.priority is None else {"priority": priority}
         # Only where the index finds what lies behind a key.
         seeks = len(columns.key) == 1 or target.dialect.seeks_row_values
-        goes_on = self._has_position and seeks and clock() < self._full_scan_at
-        if goes_on and at and clock() >= self._urgent_scan_at:
-            self._began = clock()
-            yield Scan("urgent", at)
-            # It found too little, or the claim would have ended.
-            self._urgent_scan_at = clock() + _pause(clock() - self._began, URGENT_SCAN_SHARE)
-        turn = self.thorough or self._claims % TURN == 0
-        if self._has_position and columns.not_before is not None and turn:
-            yield Scan("retried", at)
-        if goes_on:
-            yield Scan("never waited", {**at, "key": self._key})
-        self._began = clock()
-        yield EVERYTHING
+        if seeks and self._began < self._full_scan_at:
+            scans.insert(0, Scan("never waited", {**at, "key": key}))
+        if columns.not_before is not None and (retried_first or self.thorough):
+            scans.insert(0, Scan("retried", at))
+        return scans
 
     def advance(self, rows: Sequence[ClaimedRow], last: Scan, *, full: bool) -> None:
         """Go on behind the last of *rows* that never waited; nowhere, where a scan of everything found too little.
@@ -150,19 +139,16 @@ class Cursor:
         *rows* are what the claim took, in order, and *last* is its last scan; *full* says that it took all it wanted.
         """
         if last is EVERYTHING:
-            now = clock()
-            self._full_scan_at = now + _pause(now - self._began, FULL_SCAN_SHARE)
-            self._urgent_scan_at = now + FULL_SCAN_EVERY
-        for row in reversed(rows):
-            if row.not_before is None or as_utc(row.not_before) == NEVER_WAITED:
-                self._key, self._priority, self._has_position = row.key, row.priority, True
-                break
-        else:
-            self._has_position = self._has_position and last is not EVERYTHING
-        if last is EVERYTHING and not full:
-            self._has_position = False
-
-
-def _pause(took: float, share: float) -> float:
-    """Return how long to wait, in seconds, after a scan that *took* so long, so that such scans take that *share*."""
-    return min(LONGEST_PAUSE, max(FULL_SCAN_EVERY, took / share))
+            took = clock() - self._began
+            pause = min(LONGEST_PAUSE, max(FULL_SCAN_EVERY, took / FULL_SCAN_SHARE))
+            self._full_scan_at = clock() + pause
+        never_waited = (
+            row
+            for row in reversed(rows)
+            if row.not_before is None or as_utc(row.not_before) == NEVER_WAITED
+        )
+        found = next(never_waited, None)
+        if last is EVERYTHING and (found is None or not full):
+            self._position = None
+        elif found is not None:
+            self._position = found.key, found.priority

@@ -9,26 +9,23 @@ from django.db import models
 
 from django_taskclaim import conf
 from django_taskclaim.awaitables import async_twin, shown_as_coroutine
-from django_taskclaim.claim import Claim, attach
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.exceptions import ClaimLost
-from django_taskclaim.policy import policy_for
 from django_taskclaim.querysets import (
     claiming,
     completing,
     expiry,
     failing,
+    holdings,
     operating,
     removing,
     renewing,
     writes,
 )
 from django_taskclaim.querysets.cancelled import unless_cancelled
-from django_taskclaim.querysets.claiming import Request
 from django_taskclaim.querysets.conditions import in_state, is_due, is_expired
 from django_taskclaim.querysets.fence import FencedQuerySet
 from django_taskclaim.querysets.operating import Progressed
-from django_taskclaim.querysets.ordering import in_policy_order
 from django_taskclaim.querysets.progress import Progress, progress_of
 from django_taskclaim.querysets.why_empty import WhyEmpty
 from django_taskclaim.querysets.why_empty import why_empty as explain_empty
@@ -98,10 +95,6 @@ class ClaimQuerySet(FencedQuerySet[M]):
         request = claiming.checked_request(
             self.model, limit, claimed_by, lease, include_held, durable
         )
-        return self._claim(request)
-
-    def _claim(self, request: Request) -> list[M]:
-        self._for_write = True
         return claiming.claim(self, request)
 
     def with_token(self, pk: Any, token: "Token | tuple[str, int] | str") -> M:
@@ -112,28 +105,8 @@ class ClaimQuerySet(FencedQuerySet[M]):
         manager finds also the rows that its own ``get_queryset`` hides, for a row may be hidden while it is worked on.
         """
         self._for_write = True
-        return _carrying(self.get(pk=pk), Token.parse(token), self.db)
-
-    def _claimed_by(self, holders: Collection[str], *, whole: bool = False) -> list[M]:
-        """Return the rows that these holders have now, each carrying its claim.
-
-        With *whole* they are as this queryset selects, defers and joins. Else nothing is read but the claim: a column
-        of the user's that cannot be read may be why nobody has got the rows.
-        """
-        columns = claim_columns(self.model)
-        self._for_write = True
-        rows = self._in_state(Status.PROCESSING).filter(
-            **{f"{columns.claimed_by.name}__in": holders}
-        )
-        fields = columns.claimed_by.attname, columns.iteration.attname
-        ours = {*fields, (columns.attempts or columns.iteration).attname}
-        if whole:
-            names, are_deferred = rows.query.deferred_loading
-            named = names.difference(ours) if are_deferred else names.union(ours)
-            rows.query.deferred_loading = named, are_deferred
-        else:
-            rows = rows.only(*(field.attname for field in columns.key), *ours)
-        return [_carrying(row, Token(*(getattr(row, f) for f in fields)), self.db) for row in rows]
+        row: M = holdings.carrying(self.get(pk=pk), Token.parse(token), self.db)
+        return row
 
     # Ending and extending claims
 
@@ -275,12 +248,7 @@ class ClaimQuerySet(FencedQuerySet[M]):
         What this queryset selects, defers, joins and annotates is kept; TypeError for ``values()``. With *lease* they
         are renewed as ``renew`` does, and rows lost in that moment are left out.
         """
-        if self._fields is not None:  # type: ignore[attr-defined]
-            raise TypeError("holdings() returns rows that carry claims; values() has none.")
-        ordered: Any = in_policy_order(self)
-        if not ordered.query.order_by:
-            ordered = ordered.order_by(*claim_columns(self.model).order)
-        rows: list[M] = ordered._claimed_by([who], whole=True)
+        rows: list[M] = holdings.holdings(self, who)
         if lease is None or not rows:
             return rows
         try:
@@ -341,15 +309,6 @@ class ClaimQuerySet(FencedQuerySet[M]):
     aprune = async_twin(prune)
     aprogress = async_twin(progress)
     awhy_empty = async_twin(why_empty)
-
-
-def _carrying(row: M, token: Token, using: str) -> M:
-    """Return *row*, carrying the claim that *token* names, whether that stands or not."""
-    columns = claim_columns(type(row))
-    attempts = getattr(row, (columns.attempts or columns.iteration).attname)
-    lease = policy_for(type(row)).lease
-    attach(row, Claim(token, using, columns.key_of(row), lease=lease, attempts=attempts))
-    return row
 
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ from django_taskclaim import conf
 from django_taskclaim.columns import has_ranges, range_columns
 from django_taskclaim.db.sql import SQL, Change, Key, sql
 from django_taskclaim.error_text import text_to_store
+from django_taskclaim.holders import checked_name
 from django_taskclaim.policy import policy_for, refuse_no_number
 from django_taskclaim.querysets.assignments import (
     AS_NEW,
@@ -21,7 +22,6 @@ from django_taskclaim.querysets.assignments import (
     OPEN_AGAIN,
     Columns,
 )
-from django_taskclaim.querysets.claiming import checked_name
 from django_taskclaim.querysets.failing import store_text
 from django_taskclaim.querysets.isolating import RefusedRows
 from django_taskclaim.querysets.scope import ClaimTarget, Rows, on_claim_table, refuse_unclaimable

@@ -9,7 +9,7 @@ from django_taskclaim.db import SwitchIsOn
 from django_taskclaim.db.sql import sql
 from django_taskclaim.fields import OPEN_ENDED
 from django_taskclaim.formatting import format_clock_time, format_number
-from django_taskclaim.limits.grant import Refusal, refused_now
+from django_taskclaim.limits.grant import Grant, Refusal
 from django_taskclaim.limits.key_limits import at_their_limit
 from django_taskclaim.querysets.conditions import in_state, is_due, is_open, is_running, is_waiting
 from django_taskclaim.querysets.everyone import everyones_stop
@@ -65,7 +65,7 @@ def why_empty(queryset: Rows, who: str) -> WhyEmpty:
         return WhyEmpty("paused")
     if (stop := everyones_stop(queryset.model, target.alias)) is not None and stop.until:
         return WhyEmpty(f"throttled until {format_clock_time(stop.until)}: {stop.reason}")
-    refusal = refused_now(target)
+    refusal = Grant(target).refused_now()
     if refusal is not None and refusal.option == "hours":
         return WhyEmpty(f"outside the hours {refusal.limits.hours}{_at(refusal.until, 'next')}")
     rows = on_claim_table(queryset, target)

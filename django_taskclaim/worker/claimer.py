@@ -8,9 +8,10 @@ from typing import Any
 from django_taskclaim.claim import clock
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.handlers import Handler
+from django_taskclaim.holders import new_holder
 from django_taskclaim.limits.grant import Answer
 from django_taskclaim.limits.key_limits import limits_over
-from django_taskclaim.querysets.claiming import Request, new_holder
+from django_taskclaim.querysets.claiming import Request, claim
 from django_taskclaim.querysets.cursor import Cursor
 from django_taskclaim.worker.calling import prepare
 from django_taskclaim.worker.connections import (
@@ -297,7 +298,7 @@ class Claimer(threading.Thread):
         )
         try:
             with self.service.throttles.working_on(handler.model):
-                rows: list[Any] = self.work.rows(handler)._claim(request)
+                rows: list[Any] = claim(self.work.rows(handler), request)
         except Exception:
             # Whatever it is, some may have been claimed by then.
             self.service.unanswered.note(handler, request)

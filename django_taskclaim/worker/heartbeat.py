@@ -7,11 +7,10 @@ from threading import Lock
 from typing import Any
 
 import django_taskclaim
-from django_taskclaim import conf
+from django_taskclaim import conf, holders
 from django_taskclaim.db import DatabaseLater, DatabaseNow
 from django_taskclaim.leases import LeaseRows
 from django_taskclaim.models import WorkerProcess
-from django_taskclaim.querysets import claiming
 from django_taskclaim.querysets.isolating import last_refusal
 from django_taskclaim.throttling import records
 from django_taskclaim.worker.options import WorkerOptions
@@ -49,7 +48,7 @@ class Vitals:
 
 def process_name(options: WorkerOptions) -> str:
     """Return the name under which this process reports and that its holders' names begin with."""
-    return claiming.process_name(options.name)
+    return holders.process_name(options.name)
 
 
 def report(options: WorkerOptions, vitals: Vitals, *, held: int, paused: bool) -> None:

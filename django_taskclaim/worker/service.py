@@ -21,6 +21,7 @@ from django_taskclaim.handlers import Handler
 from django_taskclaim.policy import RENEWALS_PER_LEASE, SELF_FENCE
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.expiry import Reaper
+from django_taskclaim.querysets.holdings import claimed_by
 from django_taskclaim.querysets.isolating import RefusedRows, is_refused
 from django_taskclaim.querysets.renewing import renew
 from django_taskclaim.querysets.scope import ClaimTarget
@@ -309,7 +310,7 @@ class Service(threading.Thread):
             for handler in self.handlers:
                 if handler.model._meta.label == one.label:
                     rows: Any = ClaimQuerySet(handler.model, using=self.options.using)
-                    held = rows.filter(pk__in=one.keys)._claimed_by([one.holder])
+                    held = claimed_by(rows.filter(pk__in=one.keys), [one.holder])
                     tasks = [Task(row, handler, one.batch) for row in held]
                     self._take_back(Return(tasks, "the process before it had not begun it"))
             unbegun.remove(one)

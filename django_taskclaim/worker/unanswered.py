@@ -7,6 +7,7 @@ from django_taskclaim.claim import clock
 from django_taskclaim.handlers import Handler
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.claiming import Request
+from django_taskclaim.querysets.holdings import claimed_by
 from django_taskclaim.worker.inflight import Task
 
 #: Seconds between two looks for such rows; fewer for short leases.
@@ -42,7 +43,7 @@ class UnansweredClaims:
         found: list[Task] = []
         for handler, same in groupby(noted, lambda one: one[0]):
             rows: Any = ClaimQuerySet(handler.model, using=self.using)
-            held = rows._claimed_by([request.holder for _, request, _ in same])
+            held = claimed_by(rows, [request.holder for _, request, _ in same])
             found += [Task(row, handler) for row in held]
         for one in noted:
             if clock() >= one[2]:
