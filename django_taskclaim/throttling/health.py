@@ -46,11 +46,7 @@ class ServerCheck:
         """Say why databases of this kind cannot answer; with *ask* why this server does not, though its kind can."""
         if self.question is None:
             return None
-        server = self._server(using)
-        kind = server.refusal(self.question)
-        if not ask:
-            return kind
-        return server.denied(self.question) if kind is None else None
+        return self._server(using).refusal(self.question, ask=ask)
 
     def _server(self, using: str) -> "Server":
         from django_taskclaim.monitoring.server import server_for

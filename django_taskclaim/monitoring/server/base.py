@@ -15,9 +15,6 @@ from django_taskclaim.db.sql import SQL, Table, real_name
 #: From how many rows on a plan is taken at its word. Below, every optimiser rightly prefers to read and sort all.
 LARGE = 10_000
 
-#: A new limit is sent to the server once so many seconds of the last one are used up: quick statements cost no second.
-SLACK = 0.1
-
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -97,8 +94,6 @@ class Server:
 
     #: What to add to the advice to create an index.
     on_a_busy_table: ClassVar[str] = ""
-    #: Questions that this kind of database can never answer, by the name of the method, with what could be asked.
-    unknown: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, dialect: Dialect) -> None:
         self.dialect = dialect
@@ -193,37 +188,32 @@ class Server:
             )
         return None if rows[0][0] is None else float(rows[0][0])
 
-    def refusal(self, question: str) -> Refusal | None:
-        """Say why databases of this kind cannot answer; asks no server."""
-        if question not in self.unknown:
-            return None
-        what = f"{self.connection.display_name} (database {self.alias!r})"
-        return Refusal(f"{what} cannot answer {question}().", self.unknown[question])
-
-    def denied(self, question: str) -> Refusal | None:
-        """Say why this server does not answer, or not in full, the user that we log in as."""
+    def refusal(self, question: str, *, ask: bool) -> Refusal | None:
+        """Say why databases of this kind cannot answer the method *question*; with *ask*, why this server does not."""
         return None
 
     # How long questions may take
 
     @contextmanager
     def time_limit(self, limit: timedelta) -> Iterator[None]:
-        """Let the statements of the block take so long together, give or take a tenth of a second.
+        """Begin no statement of the block after *limit*, and let none run for longer than that.
 
         For questions only. One that is cut off, or would begin later, is an OperationalError.
         """
-        with self.keeping_limits():
-            self.limit_statements(limit)
-            with self.connection.execute_wrapper(TimeBudget(limit, self.limit_statements)):
-                yield
+        ends = monotonic() + limit.total_seconds()
+
+        def in_time(execute: Callable[..., object], *statement: object) -> object:
+            if monotonic() >= ends:
+                raise OperationalError("The time for these questions is over.")
+            return execute(*statement)
+
+        with self.limiting_statements(limit), self.connection.execute_wrapper(in_time):
+            yield
 
     @contextmanager
-    def keeping_limits(self) -> Iterator[None]:
-        """Put back, after the block, what ``limit_statements`` sets in it."""
+    def limiting_statements(self, limit: timedelta) -> Iterator[None]:
+        """Let the server end each statement of the block that runs for so long."""
         yield
-
-    def limit_statements(self, limit: timedelta) -> None:
-        """Let each statement from now on run for so long at most."""
 
     @contextmanager
     def bounded(self, limit: timedelta) -> Iterator[None]:
@@ -232,37 +222,6 @@ class Server:
             with self.time_limit(limit):
                 yield
             transaction.set_rollback(True, using=self.alias)
-
-
-class TimeBudget:
-    """Wraps the statements of a connection: each may take what those before it have left."""
-
-    def __init__(self, limit: timedelta, send_limit: Callable[[timedelta], None]) -> None:
-        """Begin now; *send_limit* sends the server how long a statement may take from then on."""
-        self._send_limit = send_limit
-        self._sent = limit.total_seconds()
-        self._ends = monotonic() + self._sent
-        self._sending = False
-
-    def __call__(
-        self, execute: Callable[..., Any], sql: str, params: Any, many: bool, context: Any
-    ) -> Any:
-        if not self._sending:
-            self._take_account()
-        return execute(sql, params, many, context)
-
-    def _take_account(self) -> None:
-        left = self._ends - monotonic()
-        if left <= 0:
-            raise OperationalError("The time for these questions is over.")
-        if self._sent - left <= SLACK:
-            return
-        self._sending = True
-        try:
-            self._send_limit(timedelta(seconds=left))
-        finally:
-            self._sending = False
-        self._sent = left
 
 
 def no_replica(alias: str) -> Refusal:

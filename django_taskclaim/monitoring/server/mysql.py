@@ -1,12 +1,11 @@
 """MySQL and MariaDB: plans, statistics, indexes, and settings that break a promise."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from time import sleep
-from typing import Any, ClassVar
+from typing import Any
 
-from django.db import DatabaseError, OperationalError
+from django.db import DatabaseError
 
 from django_taskclaim.db.mysql import is_mariadb, restoring_setting
 from django_taskclaim.db.sql import SQL, Table, real_name, sql
@@ -14,7 +13,6 @@ from django_taskclaim.monitoring.server.base import (
     LARGE,
     Estimate,
     Fault,
-    OldestTransaction,
     Plan,
     Refusal,
     Server,
@@ -32,23 +30,12 @@ EXACT = ("_nopad_bin", "_0900_bin", "binary")
 #: How the column is called that says how many seconds a replica is behind.
 BEHIND = ("seconds_behind_source", "seconds_behind_master")
 
-#: MySQL refuses its list of transactions while a statement of some session holds bytes that are not text.
-CANNOT_CONVERT = 3854
-
-#: InnoDB copies that list for readers at most this often, in seconds.
-COPY_AGE = 0.5
-
 #: ER_ACCESS_DENIED_ERROR and ER_SPECIFIC_ACCESS_DENIED_ERROR
 DENIED = {1045, 1227}
 
 
 class MySQLServer(Server):
     """What MySQL and MariaDB tell of themselves."""
-
-    unknown: ClassVar[Mapping[str, str]] = {
-        "replicas": "A primary does not know how far its replicas lag. Name a replica that DATABASES lists:"
-        ' ReplicaLag(using="replica").',
-    }
 
     @property
     def _is_mariadb(self) -> bool:
@@ -205,16 +192,6 @@ FROM information_schema.innodb_trx WHERE trx_mysql_thread_id NOT IN (0, CONNECTI
 ORDER BY trx_started LIMIT 1
 """
 
-    def oldest_transaction(self) -> OldestTransaction | None:
-        for _ in range(4):
-            try:
-                return super().oldest_transaction()
-            except OperationalError as error:
-                if error.args[0] != CANNOT_CONVERT:
-                    raise
-                sleep(COPY_AGE)
-        return None
-
     # Health
 
     def own_lag(self) -> timedelta | None:
@@ -228,8 +205,13 @@ ORDER BY trx_started LIMIT 1
         rows = self._named_rows("SHOW ALL SLAVES STATUS" if self._is_mariadb else question)
         return [next(row[name] for name in BEHIND if name in row) for row in rows]
 
-    def denied(self, question: str) -> Refusal | None:
-        if question != "own_lag":
+    def refusal(self, question: str, *, ask: bool) -> Refusal | None:
+        if question == "replicas" and not ask:
+            return Refusal(
+                f"The database {self.alias!r} does not know how far its replicas lag.",
+                'Name a replica that DATABASES lists: ReplicaLag(using="replica").',
+            )
+        if question == "replicas" or not ask:
             return None
         try:
             return None if self._lags() else no_replica(self.alias)
@@ -246,20 +228,15 @@ ORDER BY trx_started LIMIT 1
 
     # How long questions may take
 
-    @property
-    def _limit(self) -> str:
-        """MySQL counts milliseconds and minds SELECTs alone, MariaDB counts seconds; both keep it for the session."""
-        return "max_statement_time" if self._is_mariadb else "max_execution_time"
-
     @contextmanager
-    def keeping_limits(self) -> Iterator[None]:
-        with restoring_setting(self.dialect, self._limit):
-            yield
-
-    def limit_statements(self, limit: timedelta) -> None:
+    def limiting_statements(self, limit: timedelta) -> Iterator[None]:
+        # MySQL counts milliseconds and minds SELECTs alone, MariaDB counts seconds; both keep it for the session.
+        name = "max_statement_time" if self._is_mariadb else "max_execution_time"
         unit = timedelta(seconds=1) if self._is_mariadb else timedelta(milliseconds=1)
         most = limit / unit if self._is_mariadb else max(1, int(limit / unit))
-        self.dialect.run(SQL(f"SET SESSION {self._limit} = {most}"))
+        with restoring_setting(self.dialect, name):
+            self.dialect.run(SQL(f"SET SESSION {name} = {most}"))
+            yield
 
 
 def _line(step: dict[str, Any]) -> str:

@@ -240,7 +240,9 @@ SELECT * FROM (
         )
         return timedelta(seconds=max(0.0, float(seconds))) if follows else None
 
-    def denied(self, question: str) -> Refusal | None:
+    def refusal(self, question: str, *, ask: bool) -> Refusal | None:
+        if not ask:
+            return None
         ((standby, sees_all, user),) = self.ask(
             "SELECT pg_is_in_recovery(), pg_has_role(CURRENT_USER, 'pg_read_all_stats', 'USAGE'), CURRENT_USER"
         )
@@ -257,17 +259,15 @@ SELECT * FROM (
     # How long questions may take
 
     @contextmanager
-    def keeping_limits(self) -> Iterator[None]:
+    def limiting_statements(self, limit: timedelta) -> Iterator[None]:
         # A caller's transaction goes on with what it had. An error, or the end of our own, rolls the setting back.
         inside = self.connection.in_atomic_block
         with transaction.atomic(using=self.alias):
             before = self.ask("SHOW statement_timeout") if inside else []
+            self._set_timeout(f"{max(1, int(limit / timedelta(milliseconds=1)))}ms")
             yield
             for (setting,) in before:
                 self._set_timeout(setting)
-
-    def limit_statements(self, limit: timedelta) -> None:
-        self._set_timeout(f"{max(1, int(limit / timedelta(milliseconds=1)))}ms")
 
     def _set_timeout(self, setting: str) -> None:
         self.ask("SELECT set_config('statement_timeout', %s, true)", setting)
