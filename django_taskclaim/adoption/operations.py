@@ -4,32 +4,31 @@ Users' migrations name these classes, so this import path and the stored form ne
 database; ``tables`` has the way of each.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from django.apps import apps as installed
-from django.core.exceptions import ImproperlyConfigured
-from django.db import migrations, models, router
+from django.core.management.base import CommandError
+from django.db import connections, migrations, models, router
 from django.db.migrations.operations.base import Operation, OperationCategory
 from django.db.migrations.state import ProjectState
+from django.db.models import Exists, OuterRef, Q
 
-from django_taskclaim.adoption.tables import LiveTable, NewColumn, live_table, new_columns
-from django_taskclaim.adoption.unfinished import (
-    Filter,
-    NotComplete,
-    is_range,
-    is_there,
-    sources_without_companion,
-    unfinished_rows,
-    unplanned_keys,
-)
-from django_taskclaim.fields import AnyField
+from django_taskclaim.adoption.tables import LiveTable, live_table
+from django_taskclaim.db.sql import real_name
+from django_taskclaim.exceptions import TaskClaimError
+from django_taskclaim.fields import AnyField, RangePositionField, StatusField
 from django_taskclaim.formatting import listed
-from django_taskclaim.ranges.keys import source_of
+from django_taskclaim.links import LINK
+from django_taskclaim.ranges.keys import Keys
 from django_taskclaim.states import Status
 
 #: What existing rows may become: never running, and not failed without an error.
 EXISTING = (Status.PAUSED.value, Status.OPEN.value, Status.COMPLETE.value)
+
+#: Rows of one state that are counted; where there are more, nobody waits for the exact number.
+MOST_COUNTED = 10_000
+
+Filter = Q | Mapping[str, Any]
 
 
 def _table(operation: Any, app_label: str, editor: Any, state: ProjectState) -> LiveTable | None:
@@ -37,13 +36,7 @@ def _table(operation: Any, app_label: str, editor: Any, state: ProjectState) -> 
     model = state.apps.get_model(app_label, operation.model_name)
     if not operation.allow_migrate_model(editor.connection.alias, model):
         return None
-    table = live_table(editor, model)
-    if table.needs_own_transactions and editor.connection.in_atomic_block:
-        raise ImproperlyConfigured(
-            f"{type(operation).__name__} takes its locks for moments, so it cannot run inside a transaction; set"
-            " atomic = False on its migration."
-        )
-    return table
+    return live_table(editor, model)
 
 
 class AddClaimColumns(Operation):
@@ -77,13 +70,13 @@ class AddClaimColumns(Operation):
         self, app_label: str, schema_editor: Any, from_state: ProjectState, to_state: ProjectState
     ) -> None:
         if table := _table(self, app_label, schema_editor, from_state):
-            table.add_columns(self._columns(app_label, to_state))
+            table.add_columns(self._bound_fields(app_label, to_state), self.existing)
 
     def database_backwards(
         self, app_label: str, schema_editor: Any, from_state: ProjectState, to_state: ProjectState
     ) -> None:
         if table := _table(self, app_label, schema_editor, from_state):
-            table.drop_columns([one.field for one in self._columns(app_label, from_state)])
+            table.drop_columns(self._bound_fields(app_label, from_state))
 
     def describe(self) -> str:
         return f"Add {len(self.fields)} claim columns to {self.model_name}; existing rows are {self.existing}"
@@ -92,9 +85,9 @@ class AddClaimColumns(Operation):
     def migration_name_fragment(self) -> str:
         return f"adopt_{self.model_name.lower()}"
 
-    def _columns(self, app_label: str, state: ProjectState) -> list[NewColumn]:
+    def _bound_fields(self, app_label: str, state: ProjectState) -> list[AnyField]:
         model = state.apps.get_model(app_label, self.model_name)
-        return new_columns([model._meta.get_field(name) for name, _ in self.fields], self.existing)
+        return [model._meta.get_field(name) for name, _ in self.fields]
 
 
 class AddClaimIndex(migrations.AddIndex):
@@ -112,26 +105,13 @@ class AddClaimIndex(migrations.AddIndex):
         if table := _table(self, app_label, schema_editor, from_state):
             table.drop_index(self.index)
 
+    @property
+    def migration_name_fragment(self) -> str:
+        return f"adopt_{self.model_name_lower}_index"
 
-class RemoveClaimIndex(migrations.RemoveIndex):
-    """Drop the claim index *name*, which another has replaced. Reversed, it is built again."""
 
-    def database_forwards(
-        self, app_label: str, schema_editor: Any, from_state: ProjectState, to_state: ProjectState
-    ) -> None:
-        if table := _table(self, app_label, schema_editor, from_state):
-            table.drop_index(self._index(app_label, from_state))
-
-    def database_backwards(
-        self, app_label: str, schema_editor: Any, from_state: ProjectState, to_state: ProjectState
-    ) -> None:
-        if table := _table(self, app_label, schema_editor, to_state):
-            table.add_index(self._index(app_label, to_state))
-
-    def _index(self, app_label: str, state: ProjectState) -> models.Index:
-        of_model = state.models[app_label, self.model_name.lower()]
-        index: models.Index = of_model.get_index_by_name(self.name)
-        return index
+class NotComplete(TaskClaimError, CommandError):
+    """A migration was stopped before it could drop anything; ``migrate`` prints the sentence and exits with 1."""
 
 
 class RequireComplete(Operation):
@@ -141,8 +121,7 @@ class RequireComplete(Operation):
     *filter* (``{"country": "NZ"}``, or a ``Q``) must be complete, and with *allow_failed* complete or failed.
 
     With *every_source* each row of a companion's source, or each that matches the filter given there, must also have a
-    companion. Ranges must reach to the last key of the source, which is read off the model; once that has gone from
-    the code, *source* names it, ``"photos.Photo"``.
+    companion. Ranges must reach to the last key of their *source*, ``"photos.Photo"``.
 
     A table that is empty, or missing, is complete: so is a fresh database. Nothing is changed; reversing does nothing.
     Raises NotComplete.
@@ -159,14 +138,12 @@ class RequireComplete(Operation):
         allow_failed: bool = False,
         every_source: Filter | bool = False,
         source: str | None = None,
-        elidable: bool = False,
     ) -> None:
         self.model = model
         self.filter = filter
         self.allow_failed = allow_failed
         self.every_source = every_source
         self.source = source
-        self.elidable = elidable  # type: ignore[misc]  # as Django's RunPython does
 
     def state_forwards(self, app_label: str, state: ProjectState) -> None:
         """Leave the models as they are."""
@@ -175,17 +152,15 @@ class RequireComplete(Operation):
         self, app_label: str, schema_editor: Any, from_state: ProjectState, to_state: ProjectState
     ) -> None:
         alias = schema_editor.connection.alias
-        model = self._model(from_state, self.model)
-        # Tables that others look after are looked at, too, so this is not `allow_migrate_model` of our base.
-        if not router.allow_migrate_model(alias, model) or not is_there(model, alias):
+        model = from_state.apps.get_model(self.model)
+        # Also a table with ``managed = False``, so this is not `allow_migrate_model` of our base.
+        if not router.allow_migrate_model(alias, model) or not _is_there(model, alias):
             return
-        states = {*Status} - {Status.COMPLETE} - ({Status.FAILED} if self.allow_failed else set())
-        found = [*unfinished_rows(model, alias, self.filter, states)]
+        found = [*self._unfinished(model, alias)]
         if self.every_source is not False:
-            only = None if self.every_source is True else self.every_source
-            found += sources_without_companion(model, alias, only)
-        if is_range(model):
-            found += unplanned_keys(model, alias, self._source_of_ranges(from_state))
+            found += self._without_companion(model, alias)
+        if any(isinstance(one, RangePositionField) for one in model._meta.concrete_fields):
+            found += self._unplanned(model, alias, from_state)
         if found:
             raise NotComplete(
                 f"{self.model} is not complete on {alias!r}, so nothing was dropped: {listed(found)}"
@@ -204,21 +179,70 @@ class RequireComplete(Operation):
     def migration_name_fragment(self) -> str:
         return f"require_complete_{self.model.rpartition('.')[2].lower()}"
 
-    def _model(self, state: ProjectState, label: str) -> Any:
-        try:
-            return state.apps.get_model(label)
-        except (LookupError, ValueError) as error:
+    def _unfinished(self, model: Any, alias: str) -> Iterator[str]:
+        """Yield how many rows are in each state that is not finished."""
+        fields = model._meta.concrete_fields
+        status = next((field for field in fields if isinstance(field, StatusField)), None)
+        if status is None:
             raise NotComplete(
-                f"RequireComplete({self.model!r}): this migration knows no model {label!r}; write it app.Model, and"
-                " add the newest migration of its app to the dependencies."
-            ) from error
+                f"RequireComplete: {self.model} has no claim columns at this point of the migrations; place it behind"
+                " the migration that adds them and before the one that removes them."
+            )
+        rows = _all(model, alias).filter(_as_q(self.filter))
+        for state in Status:
+            if state == Status.COMPLETE or (self.allow_failed and state == Status.FAILED):
+                continue
+            if found := rows.filter(**{status.name: state.value})[: MOST_COUNTED + 1].count():
+                yield f"{_number(found)} {'is' if found == 1 else 'are'} {state.value}"
 
-    def _source_of_ranges(self, state: ProjectState) -> Any:
-        """Return the source as this migration knows it; None where nothing names it."""
-        label = self.source
-        if label is None:
-            try:
-                label = source_of(installed.get_model(self.model))._meta.label
-            except (LookupError, TypeError):
-                return None
-        return self._model(state, label)
+    def _without_companion(self, model: Any, alias: str) -> Iterator[str]:
+        """Yield how many rows of the source of the companion *model* have no companion."""
+        link = next((one for one in model._meta.get_fields() if one.name == LINK), None)
+        if not isinstance(link, models.ForeignObject) or not _is_there(link.related_model, alias):
+            raise NotComplete(
+                f"RequireComplete: every_source is for companions beside their source, and {self.model} has none on"
+                f" {alias!r}."
+            )
+        source: Any = link.related_model
+        only = Q() if self.every_source is True else _as_q(self.every_source)
+        same = {own.attname: OuterRef(theirs.attname) for own, theirs in link.related_fields}
+        lacking = _all(source, alias).filter(only, ~Exists(_all(model, alias).filter(**same)))
+        if found := lacking[: MOST_COUNTED + 1].count():
+            rows, have = ("row", "has") if found == 1 else ("rows", "have")
+            yield f"{_number(found)} {rows} of {source._meta.label} {have} no row there"
+
+    def _unplanned(self, model: Any, alias: str, state: ProjectState) -> Iterator[str]:
+        """Yield that the source has rows which no range of *model* holds."""
+        if self.source is None:
+            raise NotComplete(
+                f'RequireComplete: {self.model} has ranges; say of which model, source="app.Model".'
+            )
+        source = state.apps.get_model(self.source)
+        last = _all(model, alias).order_by("-position").values_list("upper", flat=True).first()
+        keys = Keys(source, alias)
+        if _is_there(source, alias) and keys.rows(keys.decode(last)).exists():
+            behind = "behind the last range" if last is not None else "and no range is planned"
+            yield f"{self.source} has rows {behind}"
+
+
+def _is_there(model: Any, alias: str) -> bool:
+    """Say whether the table exists; one whose name carries a schema is taken to, for no list of tables shows it."""
+    name = real_name(model._meta.db_table)
+    if '"."' in name or "`.`" in name:
+        return True
+    connection = connections[alias]
+    with connection.cursor() as cursor:
+        return name in connection.introspection.table_names(cursor, include_views=True)
+
+
+def _all(model: Any, alias: str) -> "models.QuerySet[Any]":
+    """Return every row, also those that a manager hides, in no order."""
+    return models.QuerySet(model, using=alias).order_by()
+
+
+def _as_q(given: Any) -> Q:
+    return given if isinstance(given, Q) else Q(**(given or {}))
+
+
+def _number(found: int) -> str:
+    return f"more than {MOST_COUNTED:,}" if found > MOST_COUNTED else f"{found:,}"

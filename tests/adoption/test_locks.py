@@ -5,11 +5,10 @@ import time
 from typing import Any
 
 import pytest
-from django.core.management.base import CommandError
-from django.db import connection
+from django.db import DatabaseError, connection
 
 from django_taskclaim.adoption import tables
-from django_taskclaim.adoption.tables import TableInUse, WouldRewrite
+from django_taskclaim.exceptions import RetriesExhausted
 from tests.adoption.conftest import Project, execute, shape
 from tests.querysets.support import DEADLINE, elsewhere, held_open
 
@@ -32,18 +31,17 @@ def test_readers_do_not_queue_behind_a_wait_for_a_long_transaction(
     project: Project, parcel: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A migration that waits too long gives up, and changes nothing; the next one goes on when it may."""
-    monkeypatch.setattr(tables, "RETRY_EVERY", 0.1)
     project.adopt("adoption.Parcel")
     with caplog.at_level(logging.WARNING):
         with held_open(lambda: execute("SELECT COUNT(*) FROM adoption_parcel")):
             with monkeypatch.context() as patch:
-                patch.setattr(tables, "GIVE_UP", 0.2)
-                with pytest.raises(TableInUse, match="adoption_parcel was in use"):
+                patch.setattr(tables, "RETRIES", 1)
+                with pytest.raises(RetriesExhausted):
                     project.migrate()
             migration = elsewhere(project.migrate)
             end = time.monotonic() + DEADLINE
             # Behind a migration that waits for its lock, these reads would wait as long as that.
-            while not any("is in use" in text for text in caplog.messages):
+            while not any("Try 4 met contention" in text for text in caplog.messages):
                 assert time.monotonic() < end, "the wait was not logged"
                 execute("SELECT address FROM adoption_parcel WHERE id = 1")
             assert "status" not in shape("adoption_parcel")[0]
@@ -75,7 +73,7 @@ def test_a_table_that_would_be_copied_is_refused(project: Project, parcel: Any) 
     execute("ALTER TABLE adoption_parcel ROW_FORMAT=COMPRESSED")
     before = shape("adoption_parcel")
     project.adopt("adoption.Parcel")
-    with pytest.raises(WouldRewrite, match="makemigrations writes"):
+    with pytest.raises(DatabaseError, match="INSTANT"):
         project.migrate()
     assert shape("adoption_parcel") == before
 
@@ -94,13 +92,3 @@ def test_an_index_that_was_not_built_to_the_end_is_built_again(
     assert execute(
         f"SELECT indisvalid FROM pg_index WHERE indexrelid = '\"{name}\"'::regclass"
     ) == [(True,)]
-
-
-@concurrent_only
-def test_a_partitioned_table_is_refused(project: Project, parcel: Any) -> None:
-    execute("DROP TABLE adoption_parcel")
-    execute(
-        "CREATE TABLE adoption_parcel (id bigint PRIMARY KEY, address text) PARTITION BY RANGE (id)"
-    )
-    with pytest.raises(CommandError, match="it is partitioned"):
-        project.adopt("adoption.Parcel")

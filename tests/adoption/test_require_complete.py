@@ -12,8 +12,7 @@ from django.db.migrations import Migration
 from django.db.migrations.state import ProjectState
 from django.db.models import Q
 
-from django_taskclaim.adoption.operations import RequireComplete
-from django_taskclaim.adoption.unfinished import NotComplete
+from django_taskclaim.adoption.operations import NotComplete, RequireComplete
 from tests import documents
 from tests.adoption.conftest import Project, execute, shape
 from tests.companions.app.models import Page, PageTask
@@ -112,12 +111,11 @@ def test_every_state_but_complete_stops_it(model: Any) -> None:
     apply(RequireComplete(label, allow_failed=True))
 
 
-def test_wrong_words_are_told_in_one_sentence() -> None:
-    """Even on a fresh database, so that the first run of the tests finds them."""
-    for label in ("testapp.Phoot", "Photo", "no.such"):
-        assert f"knows no model {label!r}" in why_not(label)
+def test_what_cannot_be_asked_is_refused_in_one_sentence() -> None:
+    """Even on a fresh database, so that the first run of the tests finds it."""
     assert "has no claim columns" in why_not("testapp.Author")
     assert "is for companions" in why_not("testapp.Photo", every_source=True)
+    assert 'source="app.Model"' in why_not("testapp.IntRange")
 
 
 # Companions
@@ -154,19 +152,19 @@ def test_companions_and_sources_that_have_none() -> None:
 
 def test_ranges_must_be_planned_to_the_end_and_done() -> None:
     """A plan that a growing source has outrun is not complete, nor is one that was never made."""
-    label = IntRange._meta.label
-    apply(RequireComplete(label))
+    words, source = (IntRange._meta.label,), {"source": "testapp.IntSource"}
+    apply(RequireComplete(*words, **source))
     fill(IntRange, 10)
-    assert "testapp.IntSource has rows and no range is planned" in why_not(label)
+    assert "testapp.IntSource has rows and no range is planned" in why_not(*words, **source)
     IntRange.objects.plan(chunk_size=4)
-    assert "3 are open" in why_not(label)
+    assert "3 are open" in why_not(*words, **source)
     work_through(IntRange, 4)
-    apply(RequireComplete(label))
+    apply(RequireComplete(*words, **source))
     fill(IntRange, 1)
-    assert "testapp.IntSource has rows behind the last range" in why_not(label)
+    assert "testapp.IntSource has rows behind the last range" in why_not(*words, **source)
     IntRange.objects.plan()
     work_through(IntRange, 4)
-    apply(RequireComplete(label))
+    apply(RequireComplete(*words, **source))
 
 
 # The document
