@@ -5,43 +5,19 @@ from functools import reduce
 from operator import or_
 from typing import Any, TypeVar
 
-from django.apps import apps
 from django.db import models
 from django.db.models import Exists, OuterRef, Q
 
-from django_taskclaim.columns import has_ranges
-from django_taskclaim.links import COMPANION, LINK, is_companion, source_link
+from django_taskclaim.links import COMPANION, LINK, source_link
 from django_taskclaim.querysets.conditions import is_running
 from django_taskclaim.querysets.isolating import isolate_unreadable
 from django_taskclaim.querysets.operating import BulkVerb, LockedRow, in_chunks
 from django_taskclaim.querysets.scope import ClaimTarget
-from django_taskclaim.ranges.keys import source_of
 
 Found = TypeVar("Found", bound="models.QuerySet[Any]")
 
 #: How many keys are compared together where no subquery can.
 COMPARED = 400
-
-
-def or_what_works_on_it(source: Any) -> str:
-    """Return the end of a sentence that says what *source* lacks, where a table beside it may be meant."""
-    named = [
-        f"its {'companion' if is_companion(model) else 'ranges'} {model._meta.label}"
-        for model in apps.get_models()
-        if not model._meta.proxy and _works_on(model, source)
-    ]
-    return f", or work on {' or '.join(sorted(named))}" if named else ""
-
-
-def _works_on(model: type[models.Model], source: Any) -> bool:
-    if is_companion(model):
-        fields = model._meta.fields
-        return any(field.name == LINK and field.related_model is source for field in fields)
-    try:
-        return has_ranges(model) and source_of(model) is source
-    except TypeError:
-        # That it names no source is for ``manage.py check`` to say.
-        return False
 
 
 def load_sources(rows: Sequence[Any]) -> list[Any]:

@@ -4,11 +4,10 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from django.apps import apps
-from django.core.checks.messages import ERROR
+from django.core.checks import ERROR, CheckMessage
 from django.db import Error, connections, models, router
 
-from django_taskclaim.checks import check_project
-from django_taskclaim.checks.databases import server_faults
+from django_taskclaim.checks import check_servers
 from django_taskclaim.columns import has_ranges
 from django_taskclaim.db.sql import real_name
 from django_taskclaim.doctor.findings import Finding
@@ -121,23 +120,27 @@ def _how_to_make(model: type[models.Model], alias: str, columns: Iterable[AnyFie
     return migrate
 
 
-def configuration_findings(alias: str, of: Iterable[type[models.Model]]) -> Iterator[Finding]:
-    """Yield what the server of one database, or one of these models' tables there, breaks; or that it is in order.
+def server_findings(alias: str) -> Iterator[Finding]:
+    """Yield what the system checks find on the server of one database, and how old its oldest transaction is.
 
     A database that does not answer is a finding, not an exception.
     """
     try:
-        found = list(server_faults(alias, of))
-        oldest = list(oldest_transaction(alias))
+        found = [
+            *check_findings(check_servers(databases=[alias])),
+            *oldest_transaction(alias),
+        ]
     except Error as error:
-        yield refused(alias, error)
-        return
-    for fault in found:
-        make = Finding.problem if fault.serious else Finding.note
-        yield make(f"{fault.message} ({fault.id})", fault.hint)
-    if not found:
-        yield Finding.fine("The server's version and settings are in order.")
-    yield from oldest
+        found = [refused(alias, error)]
+    yield from found or [Finding.fine("The server's version and settings are in order.")]
+
+
+def check_findings(messages: Iterable[CheckMessage]) -> Iterator[Finding]:
+    """Yield what system checks have found, unless it is silenced."""
+    for message in messages:
+        if not message.is_silenced():
+            make = Finding.problem if message.level >= ERROR else Finding.note
+            yield make(f"{message.msg} ({message.id})", message.hint or "")
 
 
 def refused(alias: str, error: Error) -> Finding:
@@ -146,12 +149,3 @@ def refused(alias: str, error: Error) -> Finding:
         f"The database {alias!r} refused a question: {first_line(error)}",
         "Look at the server and at DATABASES, then ask again.",
     )
-
-
-def project_findings() -> Iterator[Finding]:
-    """Yield what the system checks of this package say of the project, whatever the model."""
-    for message in check_project():
-        if message.is_silenced():
-            continue
-        make = Finding.problem if message.level >= ERROR else Finding.note
-        yield make(f"{message.msg} ({message.id})", message.hint or "")

@@ -19,26 +19,25 @@ LONG = timedelta(minutes=1)
 
 
 def dead_rows(model: type[models.Model], alias: str) -> Iterator[Finding]:
-    """Yield how many dead rows the table of *model* has."""
+    """Yield how many dead rows the table of *model* has, where the server counts them."""
     target = ClaimTarget.of(model, alias)
     found = server_for(connections[alias]).dead_rows(target.table)
     if found is None:
         return
-    table = real_name(target.columns.owner._meta.db_table)
-    ago = (
-        ""
-        if found.vacuumed_ago is None
-        else f"; vacuumed {format_duration(found.vacuumed_ago)} ago"
+    ago = found.vacuumed_ago
+    vacuumed = "" if ago is None else f"; vacuumed {format_duration(ago)} ago"
+    text = (
+        f"The table {real_name(target.columns.owner._meta.db_table)} has {found.dead:,} dead rows beside"
+        f" {found.living:,} living{vacuumed}"
     )
-    text = f"The table {table} has {found.dead:,} dead rows beside {found.living:,} living{ago}"
     if found.dead < TOO_MANY_DEAD or found.dead <= found.living * 0.2:
         yield Finding.fine(f"{text}.")
-        return
-    yield Finding.note(
-        f"{text}: each claim may read past many of them.",
-        "Look for a transaction that still needs them (above), then VACUUM the table. docs/performance.md has"
-        " settings that make a vacuum come sooner.",
-    )
+    else:
+        yield Finding.note(
+            f"{text}: each claim may read past many of them.",
+            "Look for a transaction that still needs them (above), then VACUUM the table. docs/performance.md has"
+            " settings that make a vacuum come sooner.",
+        )
 
 
 def oldest_transaction(alias: str) -> Iterator[Finding]:
@@ -50,11 +49,11 @@ def oldest_transaction(alias: str) -> Iterator[Finding]:
         return
     if oldest is None:
         return
+    text = f"The oldest transaction has been open for {format_duration(oldest.age)}"
     if oldest.age <= LONG:
-        yield Finding.fine(f"The oldest transaction is {format_duration(oldest.age)} old.")
-        return
-    yield Finding.note(
-        f"The oldest transaction on {alias!r} has been open for {format_duration(oldest.age)} ({oldest.holder}):"
-        " the server keeps old versions of rows for it, and claims read past them.",
-        f"End it, or let it commit more often: {oldest.remedy}",
-    )
+        yield Finding.fine(f"{text}.")
+    else:
+        yield Finding.note(
+            f"{text} ({oldest.holder}): the server keeps old versions of rows for it, and claims read past them.",
+            f"End it, or let it commit more often: {oldest.remedy}",
+        )

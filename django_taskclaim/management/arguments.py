@@ -12,7 +12,6 @@ from django.db import connections, router
 
 from django_taskclaim import conf
 from django_taskclaim.columns import claim_columns, is_claimable
-from django_taskclaim.companions.sources import or_what_works_on_it
 from django_taskclaim.switch import claimable_models
 
 V = TypeVar("V")
@@ -29,7 +28,6 @@ def claimable_model(text: str) -> Any:
     except TypeError as error:
         raise ArgumentTypeError(
             f"the model {model._meta.label} cannot be claimed: {error}".rstrip(".")
-            + or_what_works_on_it(model)
         ) from error
     return model
 

@@ -6,7 +6,6 @@ from typing import Any, Self, TypeVar, cast
 
 import django
 from django.db import connections, models, router, transaction
-from django.db.models.lookups import Exact
 
 from django_taskclaim import conf
 from django_taskclaim.claim import Claim, claim_of, standing_claim
@@ -310,14 +309,11 @@ def _attnames(row: models.Model, names: Iterable[str] | None) -> list[str]:
 
 def _fenced(rows: Any, claim: Claim) -> Any:
     """Narrow a save to the row while *claim* is still the current one."""
-    columns = claim_columns(rows.model)
-    rows = rows.all()
-    table = rows.query.get_initial_alias()
-    for field, value in (
-        (columns.status, Status.PROCESSING.value),
-        (columns.claimed_by, claim.token.holder),
-        (columns.iteration, claim.token.iteration),
-    ):
-        # What filter() would add, without its cost on every save.
-        rows.query.where.add(Exact(field.get_col(table), value), "AND")
-    return rows
+    columns, token = claim_columns(rows.model), claim.token
+    return rows.filter(
+        **{
+            columns.status.name: Status.PROCESSING,
+            columns.claimed_by.name: token.holder,
+            columns.iteration.name: token.iteration,
+        }
+    )

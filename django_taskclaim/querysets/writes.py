@@ -364,5 +364,7 @@ def lock_claims(rows: Iterable[Any]) -> list[Any]:
     """Lock the claims of *rows* in the current transaction, and return the rows without one."""
     given = list(rows)
     parts = [part for one in held_rows(given) for part in one.parts()]
-    held = set(map(id, rows_of([part.standing(part.keys, WAIT) for part in parts])))
-    return [row for row in given if id(row) not in held]
+    held = rows_of([part.standing(part.keys, WAIT) for part in parts])
+    # By claim: instances of one row share it, and only the first of them is asked about.
+    standing = set(map(id, carried_claims(held)))
+    return [row for row in given if id(carried_claim(row)) not in standing]

@@ -8,7 +8,6 @@ from typing import Any, Self
 from django.apps import apps
 
 from django_taskclaim import conf
-from django_taskclaim.companions.sources import or_what_works_on_it
 from django_taskclaim.handlers import Handler, handler_for
 from django_taskclaim.policy import fault_of, faults
 from django_taskclaim.worker.selection import narrowed
@@ -92,7 +91,7 @@ class WorkerOptions:
                 raise LookupError(f"{model._meta.label} has no handler, and {why}")
             raise LookupError(
                 f"{model._meta.label} has no handler: write one with @handler({model.__name__}) in the claims.py of an"
-                f" installed app, or give the model a process() method{or_what_works_on_it(model)}."
+                f" installed app, or give the model a process() method."
             )
         given: dict[str, Any] = {"own_lease": self.lease, "own_batch_size": self.batch_size}
         return replace(found, **{name: one for name, one in given.items() if one is not None})

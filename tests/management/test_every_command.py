@@ -93,9 +93,8 @@ WRONG: list[tuple[str, str]] = [
     ("claimworker testapp.Job --in-process --processes 2", "--processes"),
     ("claimworker testapp.Job --health-file /missing/file", "--health-file"),
     ("claimworker testapp.UuidKey --filter id=12", "handler"),
-    # A worker that is asked for a source names what works on it.
-    ("claimworker sources.Page", "sources.PageTask"),
-    ("claimworker testapp.IntSource", "testapp.IntRange"),
+    ("claimworker sources.Page", "no claim columns"),
+    ("claimworker testapp.IntSource", "no claim columns"),
     ("claimpopulate testapp.Photo", "testapp.Photo has no source"),
     ("claimpopulate sources.PageTask --filter vists=1", "visits"),
 ]

@@ -132,6 +132,14 @@ def test_a_save_of_columns_on_either_table_is_fenced(model: Any, columns: Any) -
     assert stored(row) == before
 
 
+def test_bulk_update_takes_two_instances_of_one_claimed_row() -> None:
+    row = claimed(Photo)
+    other = twin(row)
+    row.note = other.note = "once"
+    Photo.objects.bulk_update([row, other], ["note"])
+    assert fresh(row).note == "once"
+
+
 def test_rows_that_even_the_base_manager_hides_while_they_run_are_written_and_fenced() -> None:
     make(HiddenFromAll, 6)
     rows = HiddenFromAll.objects.claim_batch(6)

@@ -7,8 +7,9 @@ from typing import Any
 from django.core.management.base import CommandError
 from django.db import connections
 
+from django_taskclaim.checks import check_project
 from django_taskclaim.doctor import Finding, Kind, examine
-from django_taskclaim.doctor.setup import configuration_findings, project_findings
+from django_taskclaim.doctor.setup import check_findings, server_findings
 from django_taskclaim.formatting import counted
 from django_taskclaim.management.arguments import add_database, add_models, places
 from django_taskclaim.management.base import ClaimCommand
@@ -52,11 +53,10 @@ exit codes:
                 "No installed model can be claimed; add django_taskclaim.models.TaskMixin to one."
             )
         self._headlines: list[str] = []
-        problems = self._report("The project", project_findings())
+        problems = self._report("The project", check_findings(check_project()))
         for alias in dict.fromkeys(alias for _, alias in where):
             title = f"The database {alias}, {connections[alias].display_name}"
-            there = [model for model, place in where if place == alias]
-            problems += self._report(title, configuration_findings(alias, there))
+            problems += self._report(title, server_findings(alias))
         for model, alias in where:
             problems += self._report(f"{model._meta.label} on {alias}", examine(model, alias))
         if problems:
