@@ -37,7 +37,7 @@ def shown_as_coroutine(function: Callable[P, R]) -> Callable[P, R]:
     return markcoroutinefunction(function)
 
 
-def is_coroutine_function(function: Callable[..., Any]) -> bool:
+def is_coroutine_function(function: Callable[..., object]) -> bool:
     """Say whether to call *function* makes a coroutine: also a partial, a method, an object with ``async __call__``.
 
     A plain function that wraps an ``async def`` is none: it may run that itself, so only its answer tells.
@@ -50,7 +50,7 @@ def is_coroutine_function(function: Callable[..., Any]) -> bool:
     )
 
 
-def name_of(function: Callable[..., Any]) -> str:
+def name_of(function: Callable[..., object]) -> str:
     """Return the dotted name of *function*; of a partial that of its function, of an object that of its class."""
     while isinstance(function, functools.partial):
         function = function.func
@@ -58,7 +58,9 @@ def name_of(function: Callable[..., Any]) -> str:
     return f"{named.__module__}.{named.__qualname__}"
 
 
-def refuse_not_run(answer: Any, function: Callable[..., Any], *, may_yield: bool = False) -> None:
+def refuse_not_run(
+    answer: object, function: Callable[..., object], *, may_yield: bool = False
+) -> None:
     """Raise TypeError where *answer*, what *function* returned, is work that nobody has run."""
     kind = ""
     if inspect.isgenerator(answer) and not may_yield:

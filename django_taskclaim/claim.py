@@ -197,13 +197,13 @@ def claim_of(row: models.Model) -> Claim | None:
     return claim
 
 
-def carried_claim(row: Any) -> Claim:
+def carried_claim(row: models.Model) -> Claim:
     """Return the claim of an instance that must carry one, ended or not; KeyError for any other."""
     claim: Claim = row.__dict__[ATTRIBUTE]
     return claim
 
 
-def carried_claims(rows: Iterable[Any]) -> list[Claim]:
+def carried_claims(rows: Iterable[models.Model]) -> list[Claim]:
     """Return the claims of instances that must carry one, in their order; KeyError for any other."""
     return [row.__dict__[ATTRIBUTE] for row in rows]
 
@@ -221,7 +221,7 @@ def attach(row: models.Model, claim: Claim) -> None:
     row.__dict__[ATTRIBUTE] = claim
 
 
-def attach_all(rows: Iterable[Any], claims: Iterable[Claim]) -> None:
+def attach_all(rows: Iterable[models.Model], claims: Iterable[Claim]) -> None:
     """Let each of *rows* carry the claim at its place."""
     for row, claim in zip(rows, claims, strict=True):
         row.__dict__[ATTRIBUTE] = claim

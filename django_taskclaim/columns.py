@@ -98,7 +98,7 @@ class ClaimColumns(KeyColumns):
     error_class: AnyField | None
     priority: AnyField | None
 
-    def __init__(self, owner: type[models.Model], columns: Mapping[str, Any]) -> None:
+    def __init__(self, owner: type[models.Model], columns: Mapping[str, object]) -> None:
         """*columns* by their roles, all of them."""
         super().__init__(owner)
         for role in PLAIN_NAMES:
@@ -124,7 +124,7 @@ class ClaimColumns(KeyColumns):
         return [*first, *then, *super().ranking]
 
 
-def has_claim_columns(model: Any) -> bool:
+def has_claim_columns(model: object) -> bool:
     """Say whether *model* is a concrete model that carries the claim columns."""
     meta = getattr(model, "_meta", None)
     return hasattr(model, "claim_fields") and meta is not None and not meta.abstract

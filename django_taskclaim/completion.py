@@ -126,7 +126,7 @@ _BY_NAME: dict[str, Completion] = {
 }
 
 
-def as_completion(given: Any) -> Completion:
+def as_completion(given: object) -> Completion:
     """Return the policy that *given* names; TypeError in one sentence for what names none."""
     if isinstance(given, Completion):
         return given
@@ -144,5 +144,5 @@ def as_completion(given: Any) -> Completion:
     return Call(given)
 
 
-def _is_model(given: Any) -> bool:
+def _is_model(given: object) -> bool:
     return isinstance(given, type) and issubclass(given, models.Model)

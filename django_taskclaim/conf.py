@@ -45,7 +45,7 @@ class Kind(Generic[V]):
 def accepting(expected: str, accepts: Callable[[Any], bool]) -> Kind[Any]:
     """Return the kind of the values that *accepts* is true for, which are used as they are."""
 
-    def read(value: Any) -> Any:
+    def read(value: object) -> Any:
         if not accepts(value):
             raise ValueError
         return value
@@ -107,23 +107,23 @@ def _read_duration(value: Any) -> timedelta:
     raise ValueError
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     """Say whether *value* is a number that can be compared: neither a truth value nor NaN."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and value == value
 
 
-def _read_breaker(value: Any) -> dict[str, Any]:
+def _read_breaker(value: object) -> dict[str, Any]:
     if not isinstance(value, Mapping) or not _BREAKER_KEYS.keys() >= value.keys():
         raise ValueError
     kinds = _BREAKER_KEYS.items()
     return {name: kind.read(value.get(name, default)) for name, (default, kind) in kinds}
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
-def is_list_of_names(value: Any) -> bool:
+def is_list_of_names(value: object) -> bool:
     """Say whether *value* is a collection of texts, and no text itself."""
     if isinstance(value, str) or not isinstance(value, Collection):
         return False
@@ -143,12 +143,12 @@ _RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?)/[smhd]")
 _HOURS = re.compile(r"((?:[01][0-9]|2[0-3]):[0-5][0-9])-((?:[01][0-9]|2[0-3]):[0-5][0-9]|24:00)")
 
 
-def _is_rate(value: Any) -> bool:
+def _is_rate(value: object) -> bool:
     found = _RATE.fullmatch(_text(value))
     return found is not None and float(found[1]) > 0
 
 
-def _is_window(value: Any) -> bool:
+def _is_window(value: object) -> bool:
     found = _HOURS.fullmatch(_text(value))
     return found is not None and found[1] != found[2]
 
@@ -292,11 +292,11 @@ def problems() -> Iterator[Problem]:
             yield _wrong_value(key, value)
 
 
-def _no_dictionary(given: Any) -> Problem:
+def _no_dictionary(given: object) -> Problem:
     return Problem(f"{SETTING} is {given!r:.200}, not a dictionary.", f"{SETTING} = {{}}")
 
 
-def _wrong_value(key: str, value: Any) -> Problem:
+def _wrong_value(key: str, value: object) -> Problem:
     return Problem(
         f"{SETTING}[{key!r}] is {value!r:.200}; expected {_SETTINGS[key][1].expected}.",
         f'{SETTING} = {{"{key}": {DEFAULTS[key]!r}}}  # the default',

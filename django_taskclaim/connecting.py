@@ -202,7 +202,7 @@ def work_in_schema(name: str | None) -> None:
     _schema = name
 
 
-def _enter_schema(connection: Any, **kwargs: Any) -> None:
+def _enter_schema(connection: Any, **kwargs: object) -> None:
     # Once: a handler may leave the schema, and its connection may break there.
     if _schema and hasattr(connection, "set_schema") and _ENTERED not in vars(connection):
         vars(connection)[_ENTERED] = _schema

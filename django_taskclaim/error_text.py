@@ -9,7 +9,6 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
-from typing import Any
 
 from django.utils.module_loading import import_string
 
@@ -99,7 +98,7 @@ def log(
     message: str,
     *args: object,
     raised: BaseException | None = None,
-    extra: Mapping[str, Any] | None = None,
+    extra: Mapping[str, object] | None = None,
 ) -> None:
     """Log *message* with the traceback of *raised*.
 

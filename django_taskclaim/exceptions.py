@@ -65,7 +65,7 @@ class CommitUnknown(ClaimLost):
         return rebuild, (self.lost, self.written, self.undecided)
 
 
-def _named(rows: Sequence[Any]) -> str:
+def _named(rows: Sequence[object]) -> str:
     more = f" and {len(rows) - 5} more" if len(rows) > 5 else ""
     return ", ".join(_describe(row) for row in rows[:5]) + more
 
@@ -114,7 +114,7 @@ class Permanent(TaskClaimError):
 class SourceGone(Permanent):
     """The sources of the companions in ``rows`` do not exist any more, so nothing was written for them."""
 
-    def __init__(self, rows: Sequence[Any]) -> None:
+    def __init__(self, rows: Sequence[object]) -> None:
         self.rows = list(rows)
         super().__init__(self.rows)
 

@@ -162,7 +162,7 @@ class MomentField(ClaimColumn, _DateTimeField):
         )
 
     def get_db_prep_value(
-        self, value: Any, connection: BaseDatabaseWrapper, prepared: bool = False
+        self, value: object, connection: BaseDatabaseWrapper, prepared: bool = False
     ) -> Any:
         if not prepared:
             value = self.get_prep_value(value)

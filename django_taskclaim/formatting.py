@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from datetime import date, datetime, timedelta
-from typing import Any
 
 from django.utils import timezone
 
@@ -60,7 +59,7 @@ def with_source(key: str, source: str) -> str:
     return f"{key} (source {source})" if source and source != key else key
 
 
-def listed(items: Sequence[Any], most: int = 5) -> str:
+def listed(items: Sequence[object], most: int = 5) -> str:
     """Return ``a, b and c``, or the first *most* and how many more there are."""
     words = [str(item) for item in items[:most]]
     if len(items) > most:

@@ -92,7 +92,7 @@ def refuse_assigned(row: models.Model) -> None:
             )
 
 
-def _differs(known: Any, value: Any) -> bool:
+def _differs(known: object, value: object) -> bool:
     """Compare as an export, a form or a spreadsheet keeps values: whole seconds, and no NULL beside an empty text."""
     if known == value or (not known and value in ("", None)):
         return False

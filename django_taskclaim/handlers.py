@@ -247,7 +247,9 @@ def handler(model: type[models.Model] | str, **options: Unpack[HandlerOptions]) 
     return decorate(model) if inspect.isroutine(model) else decorate
 
 
-def _register_or_note(given: Any, function: Callable[..., Any], options: HandlerOptions) -> None:
+def _register_or_note(
+    given: object, function: Callable[..., object], options: HandlerOptions
+) -> None:
     """Register *function*; while Django starts note what is refused, because a traceback would hide the checks."""
     try:
         _register(_model_of(given), function, options)
@@ -258,7 +260,7 @@ def _register_or_note(given: Any, function: Callable[..., Any], options: Handler
 
 
 def _register(
-    model: type[models.Model], function: Callable[..., Any], options: HandlerOptions
+    model: type[models.Model], function: Callable[..., object], options: HandlerOptions
 ) -> None:
     claim_columns(model)
     given: dict[str, Any] = {**options}
@@ -292,7 +294,7 @@ def _register(
     set_policy(model, policy)
 
 
-def _model_of(given: Any) -> type[models.Model]:
+def _model_of(given: object) -> type[models.Model]:
     """Return the model that ``@handler`` was given, or the one that its label names."""
     if given is None or inspect.isroutine(given):
         raise TypeError("The model is missing. Write @handler(Photo), or @handler('photos.Photo').")
@@ -371,7 +373,7 @@ def handler_for(model: type[models.Model]) -> Handler | None:
     return found
 
 
-def _why_not_one(function: Callable[..., Any]) -> str:
+def _why_not_one(function: Callable[..., object]) -> str:
     """Say why the function cannot be called with one argument; empty where it can."""
     try:
         inspect.signature(function).bind(object())

@@ -66,7 +66,7 @@ class SourceLink(NamedTuple):
         return list(by_key.values())
 
 
-def is_companion(model: Any) -> bool:
+def is_companion(model: object) -> bool:
     """Say whether *model* is a ``SourceMixin`` model."""
     return bool(getattr(model, "taskclaim_companion", False))
 
@@ -98,7 +98,7 @@ def source_key_text(row: models.Model) -> str:
     return key_text(row.__dict__.get(field.attname) for field in source_link(type(row)).own)
 
 
-def key_text(values: Iterable[Any]) -> str:
+def key_text(values: Iterable[object]) -> str:
     """Return the columns of a key as people read it, ``4711`` or ``acme, 3``; empty where one is missing."""
     parts = list(values)
     return "" if None in parts else ", ".join(str(part) for part in parts)

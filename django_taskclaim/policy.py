@@ -54,7 +54,7 @@ _AS_USUAL = Retry()
 Rule: TypeAlias = type[Permanent] | RetryLater | Retry
 
 
-def _read_errors(errors: Any) -> dict[type[BaseException], Rule]:
+def _read_errors(errors: object) -> dict[type[BaseException], Rule]:
     if errors is None:
         return {}
     if not isinstance(errors, Mapping):
@@ -69,7 +69,7 @@ def _read_errors(errors: Any) -> dict[type[BaseException], Rule]:
     return dict(errors)
 
 
-def _read_limits(limits: Any) -> dict[str, int]:
+def _read_limits(limits: object) -> dict[str, int]:
     if limits is None:
         return {}
     if not isinstance(limits, Mapping) or not all(isinstance(name, str) for name in limits):

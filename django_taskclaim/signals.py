@@ -37,7 +37,9 @@ rows_expired = Signal()
 rows_acted_on = Signal()
 
 
-def send_after_commit(signal: Signal, model: type[models.Model], using: str, **facts: Any) -> None:
+def send_after_commit(
+    signal: Signal, model: type[models.Model], using: str, **facts: object
+) -> None:
     """Send *signal* once the current transaction has committed; at once where there is none.
 
     With autocommit switched off nobody tells Django of the commit, so nothing is sent.

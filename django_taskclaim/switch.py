@@ -42,7 +42,7 @@ _RUNNING = {"paused_at": None, "until": None, "reason": "", "by": ""}
 _NO_LIMIT: dict[str, Any] = {"rate": "", "max_running": 0, "hours": ""}
 
 
-def _read_lease(value: Any) -> timedelta:
+def _read_lease(value: object) -> timedelta:
     lease = conf.DURATION.read(value)
     if not SHORTEST_LEASE <= lease <= LONGEST_LEASE:
         raise ValueError
@@ -107,7 +107,7 @@ def resume_all(*, using: str | None = None) -> None:
 
 
 def set_overrides(
-    model: type[models.Model], *, by: str = "", using: str | None = None, **overrides: Any
+    model: type[models.Model], *, by: str = "", using: str | None = None, **overrides: object
 ) -> list[str]:
     """Set what replaces options of the handler of *model*, committed on return; what is not named stays as it is.
 
@@ -129,7 +129,7 @@ def set_overrides(
     return aliases
 
 
-def as_stored(name: str, value: Any) -> Any:
+def as_stored(name: str, value: object) -> Any:
     """Return how a value of the override *name* is stored; ValueError in one sentence for one that makes no sense."""
     is_no_limit = value == _NO_LIMIT.get(name) and not isinstance(value, bool)
     return value if value is None or is_no_limit else _OVERRIDES[name].check(value, name)
@@ -145,7 +145,7 @@ def override_from_text(name: str, text: str) -> Any:
     return as_stored(name, int(text) if is_number else text)
 
 
-def override_as_text(value: Any) -> str:
+def override_as_text(value: object) -> str:
     """Return what ``override_from_text`` reads *value* from."""
     if value is None:
         return "default"

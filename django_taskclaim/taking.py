@@ -32,7 +32,7 @@ def take(
     queryset: models.QuerySet[M] | models.Manager[M],
     limit: int,
     *,
-    update: Mapping[str, Any] | None = None,
+    update: Mapping[str, object] | None = None,
     idle: float | timedelta | None = None,
 ) -> AbstractContextManager[list[M]]:
     """Lock the first *limit* rows that nobody else has, hand them to a block, and delete them when it ends well.
@@ -65,7 +65,7 @@ def take(
     return _taken(rows, limit, update, conf.positive_duration(span, "idle"))
 
 
-def _checked_rows(queryset: Any) -> Rows:
+def _checked_rows(queryset: object) -> Rows:
     if isinstance(queryset, BaseManager):
         queryset = queryset.all()
     if not isinstance(queryset, models.QuerySet):
@@ -78,7 +78,7 @@ def _checked_rows(queryset: Any) -> Rows:
     return rows.using(rows.db)
 
 
-def _check_update(rows: Rows, update: Any) -> None:
+def _check_update(rows: Rows, update: object) -> None:
     """Refuse before the block what could not be written after it."""
     if not isinstance(update, Mapping):
         raise TypeError(f'update must be a mapping such as {{"sent": True}}, not {update!r}.')
@@ -97,7 +97,7 @@ def _check_update(rows: Rows, update: Any) -> None:
 
 @contextmanager
 def _taken(
-    queryset: Rows, limit: int, update: Mapping[str, Any] | None, idle: timedelta
+    queryset: Rows, limit: int, update: Mapping[str, object] | None, idle: timedelta
 ) -> Iterator[list[Any]]:
     target = Target.of_rows(queryset.model, queryset.db)
     connection = target.dialect.connection
@@ -162,7 +162,7 @@ def _lock(queryset: Rows, limit: int, target: Target, *, deleting: bool) -> list
 
 
 def _finish(
-    queryset: Rows, target: Target, keys: list[Any], update: Mapping[str, Any] | None
+    queryset: Rows, target: Target, keys: list[Any], update: Mapping[str, object] | None
 ) -> None:
     """Delete or update the rows; those that the block has deleted itself are done."""
     key_path = f"{target.columns.key_path(queryset.model)}__in"

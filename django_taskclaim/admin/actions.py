@@ -26,7 +26,7 @@ def admin_action(action: Action) -> Callable[..., HttpResponseBase]:
     label: Any = action.label
 
     @admin.action(permissions=[action.permission], description=label)
-    def run(model_admin: Any, request: HttpRequest, queryset: Any) -> HttpResponseBase:
+    def run(model_admin: object, request: HttpRequest, queryset: Any) -> HttpResponseBase:
         rows = claims_of(queryset)
         asks = action.confirm or request.POST.get("select_across") == "1"
         if CONFIRMED not in request.POST and not asks:
@@ -62,7 +62,7 @@ def confirm_list(
 
 
 def run_on_list(
-    model_admin: Any, request: HttpRequest, action: Action, rows: Rows, answer: Mapping[str, Any]
+    model_admin: Any, request: HttpRequest, action: Action, rows: Rows, answer: Mapping[str, object]
 ) -> HttpResponseBase:
     """Act on as many rows as a request has time for; where there are more, the same page follows."""
     named = [name for name in NAMED.values() if answer.get(name)]

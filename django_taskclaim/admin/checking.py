@@ -12,12 +12,12 @@ from django_taskclaim.columns import has_claim_columns
 from django_taskclaim.formatting import listed
 
 
-def problems(admin: Any) -> list[CheckMessage]:
+def problems(admin: object) -> list[CheckMessage]:
     """Return what keeps a ModelAdmin with ``ClaimAdminMixin`` from working."""
     return [*_unseen_buttons(admin), *_edited_claims(admin)]
 
 
-def _unseen_buttons(admin: Any) -> Iterator[CheckMessage]:
+def _unseen_buttons(admin: object) -> Iterator[CheckMessage]:
     """E021 and W021: the buttons are drawn by templates of ``admin_actions``, found before those of Django's admin."""
     names = [config.name for config in apps.get_app_configs()]
     hint = "Add 'admin_actions' to INSTALLED_APPS, before 'django.contrib.admin'."

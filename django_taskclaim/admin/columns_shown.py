@@ -61,7 +61,7 @@ def applicable(model: type[models.Model], names: Iterable[str]) -> list[str]:
     return [name for name in names if told or not name.startswith("claim_error")]
 
 
-def in_list(model: type[models.Model], shown: Iterable[Any]) -> tuple[Any, ...]:
+def in_list(model: type[models.Model], shown: Iterable[object]) -> tuple[Any, ...]:
     """Return the columns of a list with the raw claim columns in words.
 
     Where the user names none of ours, one column that tells all stands beside the first, to be seen on a phone too; a
@@ -81,12 +81,12 @@ def in_list(model: type[models.Model], shown: Iterable[Any]) -> tuple[Any, ...]:
     return tuple(dict.fromkeys([*told, *apart]))
 
 
-def _in_words(raw: Mapping[str, str], name: Any) -> Any:
+def _in_words(raw: Mapping[str, str], name: object) -> Any:
     role = raw.get(name) if isinstance(name, str) else None
     return IN_LIST.get(role, name) if role is not None else name
 
 
-def read_only(model: type[models.Model], admin: Any, *, on_page: bool) -> list[str]:
+def read_only(model: type[models.Model], admin: object, *, on_page: bool) -> list[str]:
     """Return what no form may write: every claim column that verbs alone write, and what tells of them."""
     if not on_page:
         return list(raw_names(model))
@@ -96,7 +96,7 @@ def read_only(model: type[models.Model], admin: Any, *, on_page: bool) -> list[s
     return [*raw_names(model), *link, *lost, *ranges, *applicable(model, PAGE_FIELDS)]
 
 
-def without_ours(model: type[models.Model], fields: Iterable[Any]) -> list[Any]:
+def without_ours(model: type[models.Model], fields: Iterable[object]) -> list[Any]:
     """Leave out of the fields that Django found by itself what the claim's own part of the page tells."""
     ours = {*raw_names(model), LOST_SOURCE, *RANGE_FIELDS, *PAGE_FIELDS}
     return [name for name in fields if isinstance(name, (list, tuple)) or name not in ours]
@@ -124,7 +124,7 @@ def naming_lost_source(sets: Iterable[Any]) -> list[Any]:
     ]
 
 
-def _instead(line: Any) -> Any:
+def _instead(line: object) -> Any:
     if isinstance(line, (list, tuple)):
         return tuple(_instead(name) for name in line)
     return LOST_SOURCE if line == LINK else line

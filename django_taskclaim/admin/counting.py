@@ -16,7 +16,7 @@ from django_taskclaim.states import Status
 MOST_MATCHES = 50_000
 
 
-def counted_up_to(rows: models.QuerySet[Any], most: int) -> int | None:
+def counted_up_to(rows: models.QuerySet[models.Model], most: int) -> int | None:
     """Return how many *rows* there are, or None where there are more than *most*."""
     count = rows.order_by()[: most + 1].count()
     return count if count <= most else None
@@ -53,7 +53,7 @@ class BoundedPaginator(Paginator):  # type: ignore[type-arg]
             return super().page(number)
         return Page(rows.filter(pk__in=self._keys(rows, bottom)), number, self)
 
-    def _keys(self, rows: models.QuerySet[Any], bottom: int) -> list[Any]:
+    def _keys(self, rows: models.QuerySet[models.Model], bottom: int) -> list[Any]:
         keys = rows.values_list("pk", flat=True)
         top = min(bottom + self.per_page, self.count)
         behind = self.count - top
@@ -63,7 +63,7 @@ class BoundedPaginator(Paginator):  # type: ignore[type-arg]
         return list(keys[bottom:top])
 
 
-def _estimated(rows: models.QuerySet[Any], state: str) -> int | None:
+def _estimated(rows: models.QuerySet[models.Model], state: str) -> int | None:
     """Return about how many rows there are, by the server's statistics; None where they do not tell."""
     is_known = state in Status.values or not rows.query.where
     if not is_known or not claim_columns(rows.model).owned_by(rows.model):

@@ -53,7 +53,7 @@ class StateFilter(ClaimFilter):
     title = gettext_lazy("state")
     parameter_name = "claim_state"
 
-    def lookups(self, request: HttpRequest, model_admin: Any) -> Choices:
+    def lookups(self, request: HttpRequest, model_admin: object) -> Choices:
         kinds = [kind for kind in phrases.STATES if kind != WAITING or self.columns.not_before]
         return [(kind, str(phrases.STATES[kind])) for kind in kinds]
 
@@ -74,7 +74,7 @@ class HolderFilter(ClaimFilter):
     title = gettext_lazy("holder")
     parameter_name = "claim_holder"
 
-    def lookups(self, request: HttpRequest, model_admin: Any) -> Choices:
+    def lookups(self, request: HttpRequest, model_admin: object) -> Choices:
         held = self.found(model_admin, request, Status.PROCESSING, self.columns.claimed_by)
         names = sorted({_process_of(holder) for holder in held if holder})
         return [(name, str(phrases.holder_of(_as_holder(name)))) for name in names[:MOST_CHOICES]]
@@ -111,7 +111,7 @@ class AgeFilter(ClaimFilter):
         "1d": timedelta(days=1),
     }
 
-    def lookups(self, request: HttpRequest, model_admin: Any) -> Choices:
+    def lookups(self, request: HttpRequest, model_admin: object) -> Choices:
         more = _("over %(time)s")
         return [(key, more % {"time": phrases.lasting(age)}) for key, age in self.ages.items()]
 
@@ -130,7 +130,7 @@ class ErrorFilter(ClaimFilter):
     title = gettext_lazy("failed with")
     parameter_name = "claim_error"
 
-    def lookups(self, request: HttpRequest, model_admin: Any) -> Choices:
+    def lookups(self, request: HttpRequest, model_admin: object) -> Choices:
         if self.columns.error_class is None:
             return []
         found = self.found(model_admin, request, Status.FAILED, self.columns.error_class)
@@ -154,7 +154,7 @@ def filters_for(model: type[models.Model]) -> Iterable[type[ClaimFilter]]:
     return [one for one in FILTERS if one is not ErrorFilter or columns.error_class is not None]
 
 
-def order_of(model: type[models.Model], asked: Mapping[str, Any], alias: str) -> list[str]:
+def order_of(model: type[models.Model], asked: Mapping[str, object], alias: str) -> list[str]:
     """Return the order in which the rows that the filters *asked* for are found without reading all; [] for any.
 
     Where the claim index leaves out complete rows they are found by key: those at the front were claimed first.

@@ -90,7 +90,7 @@ class ClaimAdminMixin(OperatePermission, ActionsModelAdmin, _Tuples):
         typed = tables_beside.link_to_type(self)
         self.raw_id_fields = (*self.raw_id_fields, *typed)  # type: ignore[misc]
 
-    def check(self, **kwargs: Any) -> Any:
+    def check(self, **kwargs: object) -> Any:
         return [*super().check(**kwargs), *problems(self)]
 
     # Who may
@@ -140,19 +140,19 @@ class ClaimAdminMixin(OperatePermission, ActionsModelAdmin, _Tuples):
         return tables_beside.lost_source(obj)
 
     @admin.display(description=_("begins"))
-    def range_begins(self, obj: Any) -> str:
+    def range_begins(self, obj: object) -> str:
         return tables_beside.beginning(obj)
 
     @admin.display(description=_("ends with"))
-    def range_ends(self, obj: Any) -> str:
+    def range_ends(self, obj: object) -> str:
         return tables_beside.end(obj)
 
     @admin.display(description=_("done up to"))
-    def range_done_to(self, obj: Any) -> str:
+    def range_done_to(self, obj: object) -> str:
         return tables_beside.done_to(obj) or self.get_empty_value_display()
 
     @admin.display(description=_("rows done"))
-    def range_rows(self, obj: Any) -> str:
+    def range_rows(self, obj: object) -> str:
         return tables_beside.rows_done(obj)
 
     # The list
@@ -222,12 +222,12 @@ class ClaimAdminMixin(OperatePermission, ActionsModelAdmin, _Tuples):
 
     # The change page
 
-    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> list[Any]:
+    def get_readonly_fields(self, request: HttpRequest, obj: object = None) -> list[Any]:
         own = list(super().get_readonly_fields(request, obj))
         ours = columns_shown.read_only(self.model, self, on_page=obj is not None)
         return [*own, *(name for name in ours if name not in own)]
 
-    def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
+    def get_fields(self, request: HttpRequest, obj: object = None) -> Any:
         fields = super().get_fields(request, obj)
         if self.fields:
             return fields

@@ -27,7 +27,7 @@ else:
 
 
 def may_view(
-    request: HttpRequest, model: Model, *, model_admin: Admin = None, obj: Any = None
+    request: HttpRequest, model: Model, *, model_admin: Admin = None, obj: object = None
 ) -> bool:
     """Say whether the user may see how the claims of *model* are getting on; with None, that of models in general."""
     if not _on_staff(request) or (_with_control() and not _granted(request, "view_control")):
@@ -40,7 +40,7 @@ def may_view(
 
 
 def may_operate(
-    request: HttpRequest, model: Model, *, model_admin: Admin = None, obj: Any = None
+    request: HttpRequest, model: Model, *, model_admin: Admin = None, obj: object = None
 ) -> bool:
     """Say whether the user may act on rows of *model*, or turn its switch; with None, on all models at once.
 
@@ -60,12 +60,12 @@ class OperatePermission:
 
     model: type[models.Model]
 
-    def has_operate_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+    def has_operate_permission(self, request: HttpRequest, obj: object = None) -> bool:
         """Say whether the user may act on claims of the model, or of *obj*."""
         return may_operate(request, self.model, model_admin=self, obj=obj)  # type: ignore[arg-type]
 
 
-def may_act(request: HttpRequest, model: Model, model_admin: Admin, obj: Any = None) -> bool:
+def may_act(request: HttpRequest, model: Model, model_admin: Admin, obj: object = None) -> bool:
     """Say whether the user may operate; a ModelAdmin with ``ClaimAdminMixin`` has the last word."""
     own = getattr(model_admin, "has_operate_permission", None)
     if own is not None:

@@ -168,17 +168,17 @@ def _with_keys(rows: Rows, keys: list[Any]) -> Rows:
     return ClaimQuerySet[Any](rows.model, using=rows.db).filter(pk__in=keys)
 
 
-def claims_of(rows: models.QuerySet[Any]) -> Rows:
+def claims_of(rows: models.QuerySet[models.Model]) -> Rows:
     """Return the user's own queryset as one that has the verbs, on the database where its rows are written."""
     return ClaimQuerySet(rows.model, query=rows.query.chain(), using=alias_of(rows))
 
 
-def alias_of(rows: models.QuerySet[Any]) -> str:
+def alias_of(rows: models.QuerySet[models.Model]) -> str:
     """Return the database on which *rows* are written: the one they were asked of by name, else the router's."""
     return rows._db or router.db_for_write(rows.model)  # type: ignore[attr-defined]
 
 
-def states_of(rows: models.QuerySet[Any]) -> Counter[str]:
+def states_of(rows: models.QuerySet[models.Model]) -> Counter[str]:
     """Count the states of the rows, of MOST + 1 at most."""
     status = claim_columns(rows.model).status.name
     return Counter(rows.order_by().values_list(status, flat=True)[: MOST + 1])

@@ -80,6 +80,6 @@ def rows_done(row: Any) -> str:
     }
 
 
-def _key_text(key: Any) -> str:
+def _key_text(key: object) -> str:
     # A key is no count: 4711, not 4,711.
     return ", ".join(str(part) for part in key) if isinstance(key, tuple) else str(key)

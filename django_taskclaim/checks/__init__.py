@@ -57,7 +57,6 @@ The ids are written ``taskclaim.E001``. Those from E101 on touch the database, s
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 from django.core.checks import CheckMessage, Tags, register
 
@@ -67,7 +66,7 @@ __all__ = ["TAG", "check_project", "check_servers"]
 
 
 @register(TAG)
-def check_project(**kwargs: Any) -> list[CheckMessage]:
+def check_project(**kwargs: object) -> list[CheckMessage]:
     """What the project's code and settings show; no database is asked."""
     # Late, for what checks know is of no use to a process that runs none.
     from django_taskclaim.checks import companions, databases, handlers, models, ranges, settings
@@ -87,7 +86,7 @@ def check_project(**kwargs: Any) -> list[CheckMessage]:
 
 # Not under our own tag as well: Django 6.1 asks every server when a tag is named.
 @register(Tags.database)
-def check_servers(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
+def check_servers(databases: Sequence[str] | None = None, **kwargs: object) -> list[CheckMessage]:
     """What the servers themselves answer: the ids from E101 on."""
     # Late, as above.
     from django_taskclaim.checks import databases as servers

@@ -1,6 +1,6 @@
 """How the messages of our checks are made."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from django.core.checks import CheckMessage, Error, Warning
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 TAG = "taskclaim"
 
 
-def message(number: str, text: str, hint: str, obj: Any = None) -> CheckMessage:
+def message(number: str, text: str, hint: str, obj: object = None) -> CheckMessage:
     """Return an error for ``E…``, a warning for ``W…``."""
     kind = Error if number.startswith("E") else Warning
     return kind(text, hint=hint, obj=obj, id=f"{TAG}.{number}")

@@ -59,7 +59,7 @@ def problems_of(model: type[models.Model]) -> Iterator[CheckMessage]:
         )
 
 
-def _ours(field: Any) -> bool:
+def _ours(field: object) -> bool:
     return isinstance(field, (ClaimColumn, PriorityField))
 
 

@@ -29,7 +29,7 @@ class Population:
     """One call of ``populate``: a queryset of sources, and the state of their new companions."""
 
     def __init__(
-        self, model: type[models.Model], alias: str, sources: Any, *, paused: bool
+        self, model: type[models.Model], alias: str, sources: object, *, paused: bool
     ) -> None:
         self.link = source_link(model)
         self.target = ClaimTarget.of(model, alias)
@@ -144,7 +144,7 @@ class Population:
         return len(self.target.rows.bulk_create(new))
 
 
-def _checked(sources: Any, link: SourceLink, alias: str) -> Rows:
+def _checked(sources: object, link: SourceLink, alias: str) -> Rows:
     """Return a queryset of whole source rows, each once; TypeError or ValueError in a sentence for what is none."""
     label = link.companion._meta.label
     if isinstance(sources, models.Manager):

@@ -63,7 +63,7 @@ class Action:
         *,
         named: Iterable[str] = (),
         reason: str = "",
-        **limits: Any,
+        **limits: object,
     ) -> int:
         """Do it chunk by chunk, and return how many rows were changed. *limits* are ``limit`` and ``progress``."""
         error = {"error": reason} if self.stores_reason else {}

@@ -1,7 +1,5 @@
 """Checks of what this app needs; their ids are listed with the others in ``django_taskclaim.checks``."""
 
-from typing import Any
-
 from django.core.checks import CheckMessage, register
 
 from django_taskclaim.checks.databases import first_models
@@ -10,7 +8,7 @@ from django_taskclaim.control.installed import is_on
 
 
 @register(TAG)
-def check_routers(**kwargs: Any) -> list[CheckMessage]:
+def check_routers(**kwargs: object) -> list[CheckMessage]:
     """E043 where the tables of this app may not go."""
     return [
         message(

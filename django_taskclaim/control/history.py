@@ -42,7 +42,7 @@ def is_kept(model: Any, using: str) -> bool:
 
 
 def _note(
-    model: Any, using: str, event: str, rows: Iterable[Any], details: Sequence[str] = ()
+    model: object, using: str, event: str, rows: Iterable[object], details: Sequence[str] = ()
 ) -> None:
     """Write that *event* happened to *rows*, each with a detail of its own where there are some."""
     given = list(rows)
@@ -64,31 +64,33 @@ def _event(model: Any, event: str, row: Any, detail: str) -> ClaimEvent:
     )
 
 
-def _key(key: Any) -> str:
+def _key(key: object) -> str:
     return storable(str(key), 255)
 
 
-def _claimed(sender: Any, rows: Sequence[Any], using: str, **kwargs: Any) -> None:
+def _claimed(sender: object, rows: Sequence[object], using: str, **kwargs: object) -> None:
     if is_kept(sender, using):
         _note(sender, using, "claimed", rows)
 
 
-def _completed(sender: Any, rows: Sequence[Any], using: str, **kwargs: Any) -> None:
+def _completed(sender: object, rows: Sequence[object], using: str, **kwargs: object) -> None:
     if is_kept(sender, using):
         _note(sender, using, "completed", rows)
 
 
-def _released(sender: Any, rows: Sequence[Any], using: str, **kwargs: Any) -> None:
+def _released(sender: object, rows: Sequence[object], using: str, **kwargs: object) -> None:
     if is_kept(sender, using):
         _note(sender, using, "released", rows)
 
 
-def _lost(sender: Any, rows: Sequence[Any], using: str, **kwargs: Any) -> None:
+def _lost(sender: Any, rows: Sequence[Any], using: str, **kwargs: object) -> None:
     if is_kept(sender, using):
         _note(sender, using, "lost", [row for row in rows if claim_of(row) is not None])
 
 
-def _failed(sender: Any, rows: Sequence[Any], using: str, error: object, **kwargs: Any) -> None:
+def _failed(
+    sender: Any, rows: Sequence[object], using: str, error: object, **kwargs: object
+) -> None:
     if not is_kept(sender, using):
         return
     told = one_line(*class_and_text(error))
@@ -120,30 +122,32 @@ def _renewed(sender: Any, rows: Sequence[Any], using: str, **kwargs: Any) -> Non
 
 
 def _expired(
-    sender: Any,
-    keys: Sequence[Any],
+    sender: object,
+    keys: Sequence[object],
     outcome: str,
     using: str,
     holders: Sequence[str | None] = (),
-    **kwargs: Any,
+    **kwargs: object,
 ) -> None:
     if is_kept(sender, using):
         _note_keys(sender, using, "expired", keys, OUTCOMES[outcome], holders)
 
 
-def _handed_over(sender: Any, rows: Sequence[Any], to: str, using: str, **kwargs: Any) -> None:
+def _handed_over(
+    sender: object, rows: Sequence[object], to: str, using: str, **kwargs: object
+) -> None:
     if is_kept(sender, using):
         _note(sender, using, "handed over", rows, [f"{HANDED_TO}{to}"] * len(rows))
 
 
 def _acted_on(
-    sender: Any,
-    keys: Sequence[Any],
+    sender: object,
+    keys: Sequence[object],
     act: str,
     using: str,
     by: str | None = None,
     reason: str = "",
-    **kwargs: Any,
+    **kwargs: object,
 ) -> None:
     if is_kept(sender, using):
         _note_keys(sender, using, act, keys, reason, [by] * len(keys))
@@ -153,7 +157,7 @@ def _note_keys(
     model: Any,
     using: str,
     event: str,
-    keys: Sequence[Any],
+    keys: Sequence[object],
     detail: str = "",
     holders: Sequence[str | None] = (),
 ) -> None:
@@ -186,7 +190,7 @@ _RECEIVERS: dict[Signal, Callable[..., None]] = {
 }
 
 
-def listen(**changed: Any) -> None:
+def listen(**changed: object) -> None:
     """Hear of every change from now on, if the history of any model is switched on: else nobody pays for it."""
     if changed and changed["setting"] != conf.SETTING:
         return

@@ -54,7 +54,7 @@ class OrderError(TaskClaimError):
 
 
 def order(
-    worker_name: str, what: str, *, by: str, user: Any = None, reason: str = "", using: str
+    worker_name: str, what: str, *, by: str, user: object = None, reason: str = "", using: str
 ) -> "WorkerOrder":
     """Tell one worker process to ``drain``, ``stop`` or ``release``; it obeys within five seconds.
 

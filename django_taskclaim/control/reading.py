@@ -195,7 +195,7 @@ def _acts(model: type[models.Model], using: str) -> Any:
 
 
 def history(
-    row_model: type[models.Model], pk: Any, *, using: str, limit: int = 100
+    row_model: type[models.Model], pk: object, *, using: str, limit: int = 100
 ) -> "list[ClaimEvent]":
     """Return the latest events of one row, oldest first; empty where the model's history is not switched on."""
     if not is_on(using):

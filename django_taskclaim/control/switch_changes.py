@@ -28,7 +28,7 @@ def turn(
     *,
     off: bool,
     by: str,
-    user: Any = None,
+    user: object = None,
     reason: str = "",
     until: timedelta | None = None,
     using: str | None = None,
@@ -50,10 +50,10 @@ def turn(
 
 def change_overrides(
     model: type[models.Model],
-    values: Mapping[str, Any],
+    values: Mapping[str, object],
     *,
     by: str,
-    user: Any = None,
+    user: object = None,
     reason: str = "",
     using: str | None = None,
 ) -> None:
@@ -64,7 +64,7 @@ def change_overrides(
         set_overrides(model, by=by, using=using, **values)
 
 
-def in_words(overrides: Mapping[str, Any]) -> str:
+def in_words(overrides: Mapping[str, object]) -> str:
     """Return overrides as people write them: ``batch size 10, lease 30s, rate none``."""
     return ", ".join(
         f"{name.replace('_', ' ')} {override_as_text(value)}" for name, value in overrides.items()

@@ -10,12 +10,12 @@ from django_taskclaim.signals import rows_acted_on
 
 def _taken_over(
     sender: Any,
-    keys: Sequence[Any],
+    keys: Sequence[object],
     act: str,
     using: str,
     by: str = "",
     reason: str = "",
-    **kwargs: Any,
+    **kwargs: object,
 ) -> None:
     if act != "taken over":
         return

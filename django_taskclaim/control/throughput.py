@@ -38,7 +38,7 @@ class Roll:
         for model, one in counts.items():
             self._slot(model, now).counts.add(one)
 
-    def note_stop(self, model: Any, reason: str, now: datetime) -> None:
+    def note_stop(self, model: object, reason: str, now: datetime) -> None:
         """Remember that a throttle began to stop claims."""
         self._slot(model, now).stopped = reason
 

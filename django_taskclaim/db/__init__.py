@@ -56,7 +56,7 @@ def is_supported(connection: BaseDatabaseWrapper) -> bool:
 class _Expression(models.Expression):
     """An expression that each database writes in its own way."""
 
-    def as_sql(self, compiler: Any, connection: BaseDatabaseWrapper) -> tuple[str, list[Any]]:  # type: ignore[override]
+    def as_sql(self, compiler: object, connection: BaseDatabaseWrapper) -> tuple[str, list[Any]]:  # type: ignore[override]
         text, params = self.fragment(dialect_for(connection))
         return text, list(params)
 
@@ -100,7 +100,7 @@ class KeyIn(_Expression):
 
     conditional = True
 
-    def __init__(self, owner: type[models.Model], keys: Sequence[Any]) -> None:
+    def __init__(self, owner: type[models.Model], keys: Sequence[object]) -> None:
         super().__init__(output_field=models.BooleanField())
         self.owner = owner
         self.keys = tuple(keys)

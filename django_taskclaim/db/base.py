@@ -69,7 +69,7 @@ class Dialect(Sessions):
         return max(1, min(size, (most - 40) // (len(table.key) + per_key))) if most else size
 
     def chunks(
-        self, keys: Sequence[Any], table: KeyTable, per_key: int = 0
+        self, keys: Sequence[object], table: KeyTable, per_key: int = 0
     ) -> Iterator[Sequence[Any]]:
         """Cut *keys* into what one statement may have."""
         size = self.chunk_size(table, per_key)

@@ -18,7 +18,7 @@ class Bound(models.Expression):
         super().__init__(output_field=models.Field())
         self.name = name
 
-    def as_sql(self, compiler: Any, connection: BaseDatabaseWrapper) -> tuple[str, list[Any]]:  # type: ignore[override]
+    def as_sql(self, compiler: object, connection: BaseDatabaseWrapper) -> tuple[str, list[Any]]:  # type: ignore[override]
         return "%s", [self]
 
 
@@ -69,7 +69,7 @@ class ClaimSpec:
     #: Values of the places that the candidates name.
     values: Mapping[str, Any]
 
-    def bind(self, part: SQL, **values: Any) -> SQL:
+    def bind(self, part: SQL, **values: object) -> SQL:
         """Return a part of the statement with the values of this claim; *values* go before its own."""
         given = {"holder": self.holder, "limit": self.limit, **self.values, **values}
         params = [given[one.name] if type(one) is Bound else one for one in part.params]

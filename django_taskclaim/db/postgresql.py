@@ -87,7 +87,7 @@ class PostgreSQL(Dialect):
         # Its driver knows how the transaction stands: no need to ask the server twice, by a savepoint.
         has_begun, is_over = self._transaction_status() != NO_TRANSACTION, False
 
-        def watch(execute: Callable[..., Any], *statement: Any) -> Any:
+        def watch(execute: Callable[..., object], *statement: object) -> Any:
             nonlocal has_begun, is_over
             # It begins with its first statement. Code that ends it and goes on has another one.
             is_over = is_over or (has_begun and self._transaction_status() == NO_TRANSACTION)

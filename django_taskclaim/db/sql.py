@@ -93,7 +93,7 @@ def both(one: SQL, other: SQL | None) -> SQL:
     return SQL(f"{one.text} AND {other.text}", (*one.params, *other.params))
 
 
-def value(bound: Any) -> SQL:
+def value(bound: object) -> SQL:
     """Return a bound value as a piece of a statement."""
     return SQL("%s", (bound,))
 
@@ -219,11 +219,11 @@ class KeyTable:
         """Return ``column = expression`` for a SET clause."""
         return SQL(f"{self.column(field)} = {to.text}", to.params)
 
-    def bound(self, field: AnyField, given: Any) -> SQL:
+    def bound(self, field: AnyField, given: object) -> SQL:
         """Bind a Python value as ``save()`` would store it in *field*."""
         return self.bound_all(field, [given])[0]
 
-    def bound_all(self, field: AnyField, given: Sequence[Any]) -> list[SQL]:
+    def bound_all(self, field: AnyField, given: Sequence[object]) -> list[SQL]:
         """Bind Python values as ``save()`` would store them in *field*."""
         for one in given:
             if hasattr(one, "resolve_expression"):
@@ -292,7 +292,7 @@ class KeyTable:
             [row[0] for row in rows] if len(self.key) == 1 else [self.key_of(row) for row in rows]
         )
 
-    def key_of(self, row: Sequence[Any]) -> Key:
+    def key_of(self, row: Sequence[object]) -> Key:
         """Return the key of a row whose first columns are the key's."""
         width = len(self.key)
         return tuple(row[:width]) if width > 1 else row[0]
@@ -371,7 +371,7 @@ def converted(raw: Iterable[Raw], converters: Mapping[int, Convert]) -> list[Row
 
 
 def _placeholder(
-    field: AnyField, prepared: Any, compiler: Any, connection: BaseDatabaseWrapper
+    field: AnyField, prepared: object, compiler: object, connection: BaseDatabaseWrapper
 ) -> SQL:
     if hasattr(field, "get_placeholder_sql"):  # Django 6.1
         text, params = field.get_placeholder_sql(prepared, compiler, connection)

@@ -42,7 +42,7 @@ class KeyLimit:
         self.name = field.attname
         self._running: Counter[Any] = Counter()
 
-    def learn(self, target: ClaimTarget, keys: Iterable[Any]) -> None:
+    def learn(self, target: ClaimTarget, keys: Iterable[object]) -> None:
         """Count what is processing of *keys*, whoever holds it, expired or not.
 
         Counted by value here: what two values are equal is another question on each database.
@@ -53,11 +53,11 @@ class KeyLimit:
             found = Counter(rows.values_list(self.name, flat=True))
             self._running.update({key: found[key] for key in part})
 
-    def admits(self, target: ClaimTarget, key: Any, row: Key) -> bool:
+    def admits(self, target: ClaimTarget, key: object, row: Key) -> bool:
         """Say whether *row*, which has this key, may be claimed now."""
         return key is None or self._running[key] < self.most
 
-    def add(self, key: Any, number: int) -> None:
+    def add(self, key: object, number: int) -> None:
         """Note that so many more rows of the key are processing."""
         if key is not None:
             self._running[key] += number
@@ -151,7 +151,7 @@ class KeyClaim:
                 break
         return chosen
 
-    def _add(self, values: Sequence[Any], number: int) -> None:
+    def _add(self, values: Sequence[object], number: int) -> None:
         for one, value in zip(self.limits, values, strict=True):
             one.add(value, number)
 

@@ -41,11 +41,11 @@ class SerialLimit(KeyLimit):
         #: The keys that may be asked for, in that order.
         self._expected: list[Any] = []
 
-    def learn(self, target: ClaimTarget, keys: Iterable[Any]) -> None:
+    def learn(self, target: ClaimTarget, keys: Iterable[object]) -> None:
         self._expected = [key for key in dict.fromkeys(keys) if key is not None]
         super().learn(target, self._expected)
 
-    def admits(self, target: ClaimTarget, key: Any, row: Key) -> bool:
+    def admits(self, target: ClaimTarget, key: object, row: Key) -> bool:
         if key is None or not super().admits(target, key, row):
             return key is None
         if key not in self._looked_up:
@@ -67,14 +67,14 @@ class SerialLimit(KeyLimit):
         rows = target.rows.order_by().filter(blocks, **{f"{self.name}__isnull": False})
         return Q(**{f"{self.name}__in": rows.values(self.name)})
 
-    def _fetch_heads(self, target: ClaimTarget, key: Any) -> None:
+    def _fetch_heads(self, target: ClaimTarget, key: object) -> None:
         """Find the heads of this key and of those that are expected next."""
         closed = set(self.closed)
         part = list(dict.fromkeys([key, *(one for one in self._expected if one not in closed)]))
         self._heads += self._heads_of(target, part[:HEADS_AT_ONCE])
         self._looked_up.update(part[:HEADS_AT_ONCE])
 
-    def _heads_of(self, target: ClaimTarget, keys: Sequence[Any]) -> list[Key]:
+    def _heads_of(self, target: ClaimTarget, keys: Sequence[object]) -> list[Key]:
         """Return, of each of *keys*, the first open row, unless one that keeps it back comes before it."""
         opened, blocking = self._first(target, keys, [Status.OPEN], self.idle_blocks)
         if not (opened and blocking):
@@ -88,7 +88,7 @@ class SerialLimit(KeyLimit):
         return [row for row in heads.values() if row in opened]
 
     def _first(
-        self, target: ClaimTarget, keys: Sequence[Any], *states: Sequence[Status]
+        self, target: ClaimTarget, keys: Sequence[object], *states: Sequence[Status]
     ) -> list[dict[Key, int]]:
         """Return the first row of each of *keys* in each of these groups of states, with the place of its key.
 

@@ -91,13 +91,13 @@ class ClaimCommand(BaseCommand):
                 os.dup2(nowhere, stream.fileno())
             sys.exit(BROKEN_PIPE)
 
-    def execute(self, *args: Any, **options: Any) -> str | None:
+    def execute(self, *args: object, **options: object) -> str | None:
         if self.writes:
             _refuse_without_autocommit(options)
         with translation.override("en") if self.in_english else contextlib.nullcontext():
             return super().execute(*args, **options)
 
-    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
+    def create_parser(self, prog_name: str, subcommand: str, **kwargs: object) -> CommandParser:
         kwargs.setdefault("formatter_class", HelpFormatter)
         kwargs.setdefault("epilog", self.epilog)
         parser = super().create_parser(prog_name, subcommand, **kwargs)

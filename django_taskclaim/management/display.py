@@ -105,7 +105,7 @@ Command().print_progress(**json.loads(sys.argv[1]))
 class ProgressPrinter:
     """Another process, which prints how the work on some models goes on. It ends with this one and cannot delay it."""
 
-    def __init__(self, **facts: Any) -> None:
+    def __init__(self, **facts: object) -> None:
         """Start it; *facts* are arguments of the ``print_progress`` of ``claimstatus``."""
         self._began = clock()
         self._process: subprocess.Popen[bytes] | None = None

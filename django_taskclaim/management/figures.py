@@ -322,7 +322,7 @@ def _values(of: object, *names: str, **renamed: str) -> dict[str, Any]:
     return {key: getattr(of, name) for key, name in pairs.items()}
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     if isinstance(value, timedelta):
         return value.total_seconds()
     return as_utc(value).isoformat() if isinstance(value, datetime) else str(value)

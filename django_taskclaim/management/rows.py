@@ -114,7 +114,7 @@ def run_action(
     reason: str,
     warnings: Sequence[str] = (),
     do: Callable[..., int] | None = None,
-    **options: Any,
+    **options: object,
 ) -> int:
     """Count the rows, ask, act on them chunk by chunk, record it, and return how many were changed.
 

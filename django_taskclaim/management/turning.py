@@ -62,7 +62,7 @@ class SwitchCommand(ClaimCommand):
         by: str | None,
         reason: str,
         until: timedelta | None = None,
-        **options: Any,
+        **options: object,
     ) -> None:
         if any(options[name] for name in ("filters", "limit", "dry_run")):
             text = "--filter, --limit and --dry-run choose rows; say --rows with them."

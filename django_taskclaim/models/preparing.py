@@ -21,7 +21,7 @@ from django_taskclaim.querysets.fence import fence_delete
 SHORT_FORMS = ("complete", "fail", "release", "renew")
 
 
-def prepare(sender: type[models.Model], **kwargs: Any) -> None:
+def prepare(sender: type[models.Model], **kwargs: object) -> None:
     """Prepare *sender* if it is claimable; a historical model of a migration is not."""
     if not has_claim_columns(sender) or sender._meta.swapped:
         return

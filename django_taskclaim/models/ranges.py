@@ -86,7 +86,7 @@ class RangeMixin(ClaimBase):
         refuse_no_number(size, "size")
         return walking.walk(self, size, positive_duration(target, "target"), largest)
 
-    def advance(self, key: Any, *, rows: int = 0) -> None:
+    def advance(self, key: object, *, rows: int = 0) -> None:
         """Write that the claimed range is done up to and with *key* of the source; for loops that ``rows()`` is not.
 
         To be called in the transaction of what was done, so that both are committed or neither. *rows* adds to

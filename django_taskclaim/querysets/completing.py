@@ -46,7 +46,7 @@ class CallRaised(Exception):
 
 def complete(
     model: type[models.Model],
-    rows: Any,
+    rows: object,
     update_fields: Collection[str],
     *,
     may_be_gone: bool = False,

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from functools import cache, partial
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from django.db import DatabaseError, models
 
@@ -32,7 +32,7 @@ from django_taskclaim.signals import rows_claimed, rows_failed, rows_released
 R = TypeVar("R")
 
 
-def fail(rows: Any, error: BaseException | str, *, retry: bool) -> int:
+def fail(rows: object, error: BaseException | str, *, retry: bool) -> int:
     """End rows badly as their policy judges *error*; see ``ClaimQuerySet.fail``."""
     given, text = Given(rows), text_to_store(error)
     endings: dict[_Ending, list[HeldRows]] = {}
@@ -123,7 +123,7 @@ class Failing(Write):
         return [OwnValues(waiting, seconds, target.dialect.moment_after)]
 
 
-def release(rows: Any, wait: timedelta | None = None, *, quarantined: bool = False) -> int:
+def release(rows: object, wait: timedelta | None = None, *, quarantined: bool = False) -> int:
     """Give rows back uncounted; see ``ClaimQuerySet.release``.
 
     *quarantined* rows are claimed alone from now on: one of them held up, or broke, all the others.

@@ -47,7 +47,7 @@ class FencedModel(models.Model):
 
     @classmethod
     def from_db(
-        cls, db: str | None, field_names: Iterable[str], values: Any, **kwargs: Any
+        cls, db: str | None, field_names: Iterable[str], values: object, **kwargs: object
     ) -> Self:
         row = super().from_db(db, field_names, values, **kwargs)  # type: ignore[arg-type]
         row.__dict__[LOADED] = (field_names, values, UNCHANGED)
@@ -109,7 +109,9 @@ class FencedModel(models.Model):
         if not stands:
             raise_lost([self], [])
 
-    def _save_table(self, raw: bool = False, cls: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def _save_table(
+        self, raw: bool = False, cls: object = None, *args: object, **kwargs: object
+    ) -> Any:
         self._state.taskclaim_raw = raw  # type: ignore[attr-defined]
         return super()._save_table(raw, cls, *args, **kwargs)  # type: ignore[misc]
 
@@ -127,7 +129,7 @@ class FencedModel(models.Model):
         columns, claim = claim_columns(type(self)), claim_on(self, using)
         update: Any = super()._do_update
 
-        def write(rows: Any, values: Any) -> Any:
+        def write(rows: object, values: object) -> Any:
             return update(rows, using, pk_val, values, update_fields, forced_update, *returning)
 
         if claim is not None:
@@ -166,7 +168,7 @@ class FencedModel(models.Model):
         call_workers(manager.model, using)
         return inserted
 
-    def delete(self, *args: Any, **kwargs: Any) -> tuple[int, dict[str, int]]:
+    def delete(self, *args: object, **kwargs: object) -> tuple[int, dict[str, int]]:
         """Django's ``delete``, fenced while the row carries a claim; deleting the row ends it.
 
         Takes and returns what the next base does. Raises ClaimLost where the claim stands no more; nothing was deleted
@@ -176,7 +178,7 @@ class FencedModel(models.Model):
         deleted: tuple[int, dict[str, int]] = self._delete_fenced(super().delete, *args, **kwargs)
         return deleted
 
-    def _delete_fenced(self, delete: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _delete_fenced(self, delete: Callable[..., object], *args: object, **kwargs: object) -> Any:
         given = kwargs.get("using", args[0] if args else None)
         # A base's own arguments may come first.
         alias = (
@@ -210,7 +212,7 @@ class FencedModel(models.Model):
 class FencedQuerySet(models.QuerySet[M]):
     """Base of ``ClaimQuerySet``: the writes of many rows."""
 
-    def update(self, **kwargs: Any) -> int:
+    def update(self, **kwargs: object) -> int:
         """Django's ``update``; ClaimColumnError if a claim column is named."""
         refuse_names(self.model, kwargs, "update()")
         return super().update(**kwargs)
@@ -286,7 +288,7 @@ def fence_delete(model: Any) -> None:
     unfenced = model.delete
 
     @wraps(unfenced)
-    def delete(self: FencedModel, *args: Any, **kwargs: Any) -> Any:
+    def delete(self: FencedModel, *args: object, **kwargs: object) -> Any:
         return self._delete_fenced(partial(unfenced, self), *args, **kwargs)
 
     model.delete = delete

@@ -56,7 +56,7 @@ def _is_foreign(base: type) -> bool:
     return bool(takes_part) and base.__module__ not in ours
 
 
-def _listens(attribute: Any) -> bool:
+def _listens(attribute: object) -> bool:
     """Say whether to set a value does more than to keep it; a link forgets the row that it has led to, if any."""
     return type(attribute) is not ForeignKeyDeferredAttribute and hasattr(attribute, "__set__")
 

@@ -213,7 +213,7 @@ def without_refused(queryset: Q) -> Q:
 class UnreadableRows(Search[T]):
     """Finds what cannot be read of *rows*."""
 
-    def __init__(self, rows: "models.QuerySet[Any]") -> None:
+    def __init__(self, rows: "models.QuerySet[models.Model]") -> None:
         super().__init__()
         self.rows = rows
 
@@ -227,7 +227,7 @@ class UnreadableRows(Search[T]):
 
 
 def isolate_unreadable(
-    given: Sequence[T], read: Callable[[Sequence[T]], object], rows: "models.QuerySet[Any]"
+    given: Sequence[T], read: Callable[[Sequence[T]], object], rows: "models.QuerySet[models.Model]"
 ) -> list[tuple[T, Exception]]:
     """Have *read* read all that it can of what is *given*, of *rows*; return what it cannot, each with the error."""
     search: UnreadableRows[T] = UnreadableRows(rows)

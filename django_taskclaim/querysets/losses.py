@@ -17,7 +17,7 @@ from django_taskclaim.states import Status, Token
 logger = logging.getLogger("django_taskclaim")
 
 
-def raise_unless_all(rows: Sequence[Any], written: Sequence[Any]) -> None:
+def raise_unless_all(rows: Sequence[object], written: Sequence[object]) -> None:
     """Raise ClaimLost naming those of *rows* that were not written."""
     done = {id(row) for row in written}
     lost = [row for row in rows if id(row) not in done]
@@ -125,7 +125,7 @@ def judge_ambiguous_commit(
     return judgement
 
 
-def _states(target: ClaimTarget, keys: Sequence[Any]) -> dict[Any, tuple[str, Token]]:
+def _states(target: ClaimTarget, keys: Sequence[object]) -> dict[Any, tuple[str, Token]]:
     """Return status and token of the rows that are there, by key.
 
     Under a lock: a COMMIT that is on its way only now would otherwise land after it was found missing.

@@ -70,7 +70,9 @@ def links_of(model: Model) -> Iterator[tuple[Model, Any]]:
 # At once
 
 
-def remove(target: ClaimTarget, rows: Sequence[Any], status: Status, *, cascade: bool) -> None:
+def remove(
+    target: ClaimTarget, rows: Sequence[models.Model], status: Status, *, cascade: bool
+) -> None:
     """Delete rows of one claim that this transaction has locked in *status*.
 
     The instances keep their keys. One without a key would be stored as a new row by its next ``save()``, and be done
@@ -89,14 +91,16 @@ def remove(target: ClaimTarget, rows: Sequence[Any], status: Status, *, cascade:
 # Into an archive
 
 
-def move_to(archive: Model, target: ClaimTarget, rows: Sequence[Any], *, cascade: bool) -> None:
+def move_to(
+    archive: Model, target: ClaimTarget, rows: Sequence[models.Model], *, cascade: bool
+) -> None:
     """Copy rows that this transaction has completed to *archive*, and delete them."""
     for part in target.dialect.chunks(rows, target.table):
         _copy(target, archive, keys_of(part))
         remove(target, part, Status.COMPLETE, cascade=cascade)
 
 
-def _copy(target: ClaimTarget, archive: Model, keys: Sequence[Any]) -> None:
+def _copy(target: ClaimTarget, archive: Model, keys: Sequence[object]) -> None:
     """Copy the rows with these keys, as they are now, by one INSERT … SELECT."""
     shared = shared_columns(target.model, archive)
     own = [
@@ -126,7 +130,7 @@ def shared_columns(model: Model, archive: Model) -> list[str]:
     ]
 
 
-def _can_take(target: Any, field: Any) -> bool:
+def _can_take(target: object, field: object) -> bool:
     """Say whether a column of the archive may be given a value, one of the kind that *field* has."""
     if getattr(target, "generated", False):
         return False

@@ -40,7 +40,7 @@ class Renewed(NamedTuple):
 _Outcome = tuple[Sequence[Key], Sequence[Key], Sequence[Key]]
 
 
-def renew_all(rows: Any, lease: timedelta | None) -> int:
+def renew_all(rows: object, lease: timedelta | None) -> int:
     """Renew rows of any database, and raise ClaimLost for those that are lost; see ``ClaimQuerySet.renew``."""
     given = Given(rows)
     outcome = _renew(given.held, lease)

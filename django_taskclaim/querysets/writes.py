@@ -117,7 +117,7 @@ class Given:
         return len(self._written)
 
 
-def write_all(rows: Any, verb: "Write") -> int:
+def write_all(rows: object, verb: "Write") -> int:
     """Write one row or many, of any database, and return how many; ClaimLost naming those whose claim was lost."""
     given = Given(rows)
     given.write(given.held, verb)
@@ -129,7 +129,7 @@ def rows_of(held: Iterable[HeldRows]) -> list[Any]:
     return [row for one in held for row in one.by_key.values()]
 
 
-def held_rows(rows: Iterable[Any]) -> list[HeldRows]:
+def held_rows(rows: Iterable[object]) -> list[HeldRows]:
     """Return those of *rows* that carry a claim which no verb has ended, by database, table and token."""
     return Given(rows).held
 
@@ -137,7 +137,7 @@ def held_rows(rows: Iterable[Any]) -> list[HeldRows]:
 def _sorted_by_token(given: Rows) -> tuple[list[HeldRows], set[int]]:
     """Group rows that carry claims; further instances of a row share the claim of the first, and are left out."""
     owners = {kind: claim_columns(kind).owner for kind in set(map(type, given))}
-    groups: dict[tuple[str, type[models.Model], Token], dict[Key, Any]] = {}
+    groups: dict[tuple[str, type[models.Model], Token], dict[Key, models.Model]] = {}
     doubles: set[int] = set()
     for row in given:
         if (claim := standing_claim(row)) is None:
@@ -360,7 +360,7 @@ def lock_claim(row: Any, using: str) -> bool:
     return bool(target.dialect.select_keys(target.table, [claim.pk], fence, WAIT))
 
 
-def lock_claims(rows: Iterable[Any]) -> list[Any]:
+def lock_claims(rows: Iterable[models.Model]) -> list[Any]:
     """Lock the claims of *rows* in the current transaction, and return the rows without one."""
     given = list(rows)
     parts = [part for one in held_rows(given) for part in one.parts()]

@@ -70,7 +70,7 @@ class Keys:
         return steps
 
     def parts(
-        self, rows: "models.QuerySet[Any]", size: int, after: Key | None = None
+        self, rows: "models.QuerySet[models.Model]", size: int, after: Key | None = None
     ) -> Iterator[Part]:
         """Cut what follows *after* of ordered *rows* into parts of *size*, the last of which may be smaller.
 
@@ -106,7 +106,7 @@ class Keys:
         return key if len(key) > 1 else key[0]
 
 
-def key_at(rows: "models.QuerySet[Any]", place: int) -> Key | None:
+def key_at(rows: "models.QuerySet[models.Model]", place: int) -> Key | None:
     """Return the key of the row at *place* (from 0) of ordered *rows*; None where there are not so many."""
     return next(iter(rows.values_list("pk", flat=True)[place : place + 1]), None)
 
@@ -157,12 +157,12 @@ class RangeTarget:
         """Return the rows of the source between two keys, in the order of keys."""
         return self.keys.rows().filter(self.between(after, until))
 
-    def key_at(self, rows: "models.QuerySet[Any]", place: int) -> str | None:
+    def key_at(self, rows: "models.QuerySet[models.Model]", place: int) -> str | None:
         """Return the key of the row at *place* (from 0) of ordered *rows*; None where there are not so many."""
         key = key_at(rows, place)
         return None if key is None else self.keys.encode(key)
 
-    def locked(self, pk: Any) -> Any:
+    def locked(self, pk: object) -> Any:
         """Lock a range for the current transaction and return it as it is now; None where it is gone.
 
         Waits for a chunk of its holder to end. While a range is locked its end stays where it is.

@@ -46,7 +46,7 @@ def split_largest(target: RangeTarget, at_least: int = WORTH_SPLITTING) -> bool:
     return any(split(target, pk, at_least) for pk in keys)
 
 
-def split(target: RangeTarget, pk: Any, at_least: int = 1) -> bool:
+def split(target: RangeTarget, pk: object, at_least: int = 1) -> bool:
     """Split the open or running range *pk* in the middle of what is left; the tail is a new open range.
 
     False, and nothing changed, where fewer than *at_least* rows would be left to either part, or where the range stays
@@ -77,7 +77,7 @@ def _middle(target: RangeTarget, range_: Any, at_least: int) -> Middle | None:
     return None if middle is None else Middle(middle, front, left - front)
 
 
-def _split(target: RangeTarget, pk: Any, at_least: int) -> bool:
+def _split(target: RangeTarget, pk: object, at_least: int) -> bool:
     with target.claims.dialect.limit_lock_wait(PATIENCE):
         range_ = target.locked(pk)
     # Once more: chunks may have been done since, perhaps beyond the middle.

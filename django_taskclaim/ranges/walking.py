@@ -55,7 +55,7 @@ class Chunk(NamedTuple):
 
 
 def walk(
-    row: Any, size: int | None, target_time: timedelta, largest: int
+    row: object, size: int | None, target_time: timedelta, largest: int
 ) -> Generator[Any, None, None]:
     """Return the rows of the range in chunks; what is done with each is committed with the checkpoint behind it."""
     chunks = _walk(row, size, target_time.total_seconds(), largest)
@@ -113,7 +113,7 @@ def _claim_on(row: Any) -> tuple[Claim, RangeTarget]:
     return claim, target
 
 
-def _refuse_interrupted(row: Any, claim: Claim, target: RangeTarget) -> None:
+def _refuse_interrupted(row: object, claim: Claim, target: RangeTarget) -> None:
     """Raise RangeInterrupted where the worker asks for the range; one that takes too long is split first."""
     if claim.lost:
         raise_lost([row], [])
@@ -155,7 +155,7 @@ def _next_chunk(row: Any, target: RangeTarget, size: int) -> Chunk:
 # The checkpoint
 
 
-def advance(row: Any, key: Any, rows: int) -> None:
+def advance(row: object, key: object, rows: int) -> None:
     """Write the checkpoint of a claimed range; see ``RangeMixin.advance``."""
     claim, target = _claim_on(row)
     write = partial(_advance, row, claim, target, target.keys.encode(key), rows)

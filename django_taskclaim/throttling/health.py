@@ -111,7 +111,7 @@ class Sql(ServerCheck):
         return f"{self.name} is {number:g}, more than {self.at_most:g}"
 
 
-def health_checks(also: Iterable[Any] = ()) -> list[Check]:
+def health_checks(also: Iterable[object] = ()) -> list[Check]:
     """Return the checks of ``TASKCLAIM["HEALTH_CHECKS"]`` and of *also*; raises what ``loaded`` raises."""
     return [loaded(entry) for entry in (*conf.setting("HEALTH_CHECKS"), *also)]
 

@@ -114,7 +114,7 @@ class Throttles:
         """Do what the function does, at no cost where there is no breaker."""
         return working_on(model) if self._breakers else nullcontext()
 
-    def _count_contention(self, **facts: Any) -> None:
+    def _count_contention(self, **facts: object) -> None:
         # Upkeep, such as a renewal, works on no model, so its contention is no failure of one.
         if (model := _working_on.get()) is not None:
             self.heard(model, bad=1)

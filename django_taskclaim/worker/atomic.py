@@ -57,7 +57,7 @@ def call_atomically(
     return Answer(committed=True)
 
 
-def _refuse_what_is_not_done(handler: Handler, tasks: list[Task], value: Any) -> None:
+def _refuse_what_is_not_done(handler: Handler, tasks: list[Task], value: object) -> None:
     if not handler.batch:
         return
     said = of_answer([task.row for task in tasks], value)

@@ -37,7 +37,7 @@ def attach(factory: Factory) -> None:
         _factories.append(factory)
 
 
-def attachments_of(service: Any) -> list[Attachment]:
+def attachments_of(service: object) -> list[Attachment]:
     """Return what is attached to a process that starts."""
     made = (_made(factory, service) for factory in _factories)
     return [one for one in made if one is not None]

@@ -15,7 +15,7 @@ from django_taskclaim.ranges.walking import end_walks, refuse_unfinished
 from django_taskclaim.worker.unsaved import unsaved_columns
 
 
-def prepare(handler: Handler, rows: Sequence[Any]) -> list[Any]:
+def prepare(handler: Handler, rows: Sequence[object]) -> list[Any]:
     """Load what the function needs beside the claimed *rows*, and return those that it can be called with.
 
     That is the sources of companions, all in one query; a row whose source cannot be read fails with the error.
@@ -27,7 +27,7 @@ def prepare(handler: Handler, rows: Sequence[Any]) -> list[Any]:
     return [row for row in rows if id(row) not in failed]
 
 
-def call(handler: Handler, rows: Sequence[Any]) -> Any:
+def call(handler: Handler, rows: Sequence[object]) -> Any:
     """Call the function with its row, or as a batch handler with all of *rows*, and return what it answers.
 
     TypeError where that is work which nobody has run, such as the coroutine of a function that is not async.
@@ -42,7 +42,7 @@ def call(handler: Handler, rows: Sequence[Any]) -> Any:
     return answer
 
 
-async def acall(handler: Handler, rows: Sequence[Any]) -> Any:
+async def acall(handler: Handler, rows: Sequence[object]) -> Any:
     """Do what ``call`` does with a coroutine function."""
     unsaved = unsaved_columns(handler)
     seen = unsaved.before(rows)
@@ -53,7 +53,7 @@ async def acall(handler: Handler, rows: Sequence[Any]) -> Any:
     return answer
 
 
-def _answer(handler: Handler, rows: Sequence[Any]) -> Any:
+def _answer(handler: Handler, rows: Sequence[object]) -> Any:
     if handler.has_ranges:
         try:
             answer = handler.function(rows[0])
@@ -68,7 +68,7 @@ def _answer(handler: Handler, rows: Sequence[Any]) -> Any:
     return list(answer) if inspect.isgenerator(answer) and handler.batch else answer
 
 
-def complete(handler: Handler, rows: Sequence[Any], *, savepoint: bool = True) -> int:
+def complete(handler: Handler, rows: Sequence[object], *, savepoint: bool = True) -> int:
     """Complete *rows* with what the function set on them, or on their sources; ClaimLost as from the verb.
 
     Without a *savepoint* an error ends the transaction that is open.

@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable
-from typing import Any
 
 from django_taskclaim.claim import clock
 from django_taskclaim.error_text import redact
@@ -29,7 +28,7 @@ LAST_WORDS = 0.5
 class Crew:
     """Claimer, service and handler threads around the rows they hold."""
 
-    def __init__(self, options: WorkerOptions, memory: Any = None) -> None:
+    def __init__(self, options: WorkerOptions, memory: object = None) -> None:
         self.options = options
         handlers = options.handlers()
         self.inflight = InFlight(Notes(memory))

@@ -4,7 +4,6 @@ import os
 import socket
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import Any
 
 import django_taskclaim
 from django_taskclaim import conf, holders
@@ -33,12 +32,12 @@ class Vitals:
     tally: Tally = field(default_factory=Tally)
     _lock: Lock = field(default_factory=Lock)
 
-    def count_done(self, model: Any, rows: int) -> None:
+    def count_done(self, model: object, rows: int) -> None:
         with self._lock:
             self.done += rows
         self.tally.count_done(model, rows)
 
-    def count_error(self, model: Any, error: str, *, final: bool) -> None:
+    def count_error(self, model: object, error: str, *, final: bool) -> None:
         """Note what a try ended with; only the last try of a row makes it a failed one."""
         with self._lock:
             self.failed += final

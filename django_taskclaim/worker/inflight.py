@@ -152,7 +152,7 @@ class Result:
     met_trouble: bool = False
 
 
-def units_of(handler: Handler, rows: Iterable[Any]) -> list[Unit]:
+def units_of(handler: Handler, rows: Iterable[object]) -> list[Unit]:
     """Return the rows of one claim as the units that *handler* is called with."""
     held = list(rows)
     batch = Batch(len(held), bytearray(len(held)))
@@ -377,11 +377,11 @@ class InFlight:
         with self._lock:
             return list(self._running)
 
-    def running_of(self, model: Any) -> int:
+    def running_of(self, model: object) -> int:
         """Return how many units of *model* executors have taken."""
         return sum(unit.handler.model is model for unit in self.running())
 
-    def waiting(self, model: Any) -> int:
+    def waiting(self, model: object) -> int:
         """Return how many units of *model* no executor has taken yet."""
         return len(self._waiting.get(model, ()))
 

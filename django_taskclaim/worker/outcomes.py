@@ -74,7 +74,7 @@ class Undecided:
 Outcome: TypeAlias = Done | Failed | PutBack | Undecided | Ended
 
 
-def judged(row: Any, error: BaseException | str) -> Failed | PutBack:
+def judged(row: models.Model, error: BaseException | str) -> Failed | PutBack:
     """Say what the policy makes of a claimed row that came to *error*."""
     verdict = policy_for(type(row)).judge(error, carried_claim(row).attempts + 1)
     if verdict.counted:
@@ -87,7 +87,7 @@ def outlived(handler: Handler) -> str:
     return f"The handler ran longer than its timeout of {format_duration(handler.timeout or timedelta())}."
 
 
-def of_answer(rows: Sequence[Any], answer: Any) -> list[BaseException | str | None]:
+def of_answer(rows: Sequence[Any], answer: object) -> list[BaseException | str | None]:
     """Return what a batch handler's *answer* says of each row: None for done, else what went wrong.
 
     The answer is None (all are done), a mapping from rows or their keys to outcomes, or an iterable of rows and keys
@@ -113,7 +113,7 @@ def _names(row: models.Model) -> list[Any]:
     return [_key_of(row), key if len(key) > 1 else key[0]]
 
 
-def _pairs(answer: Any) -> Iterable[tuple[Any, Any]]:
+def _pairs(answer: object) -> Iterable[tuple[Any, Any]]:
     if isinstance(answer, Mapping):
         return [(_key(key), outcome) for key, outcome in answer.items()]
     if isinstance(answer, (str, bytes)) or not isinstance(answer, Iterable):
@@ -123,13 +123,13 @@ def _pairs(answer: Any) -> Iterable[tuple[Any, Any]]:
     return [_pair(item) for item in answer]
 
 
-def _pair(item: Any) -> tuple[Any, Any]:
+def _pair(item: object) -> tuple[Any, Any]:
     if isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], models.Model):
         return _key_of(item[0]), item[1]
     return _key(item), None
 
 
-def _key(given: Any) -> Any:
+def _key(given: object) -> Any:
     return _key_of(given) if isinstance(given, models.Model) else given
 
 
@@ -149,7 +149,7 @@ def _key_of(row: models.Model) -> Any:
     return _CompanionKey(key) if is_companion(type(row)) else key
 
 
-def _outcome(said: Any) -> BaseException | str | None:
+def _outcome(said: object) -> BaseException | str | None:
     if isinstance(said, type) and issubclass(said, BaseException):
         return said()
     if said is None or said is UNMENTIONED or isinstance(said, BaseException):

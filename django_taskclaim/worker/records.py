@@ -8,6 +8,7 @@ from traceback import walk_tb
 from typing import Any
 
 from django.conf import settings
+from django.db import models
 
 from django_taskclaim.claim import carried_claims, claim_of, clock
 from django_taskclaim.columns import row_noun
@@ -90,7 +91,7 @@ def _timing(seconds: float, ran: float | None) -> str:
 
 
 def failed(
-    row: Any,
+    row: object,
     seconds: float,
     error: str,
     text: str,
@@ -117,7 +118,7 @@ def failed(
     )
 
 
-def watch(rows: Iterable[Any]) -> None:
+def watch(rows: Iterable[models.Model]) -> None:
     """Leave it to this worker to log the loss of these claims: the verb that notices one knows less of it."""
     for claim in carried_claims(rows):
         claim.watched = True
@@ -143,14 +144,14 @@ def lost(row: Any, why: str, *, error: BaseException | None = None) -> None:
     changed(event, [row], 0.0, level=logging.WARNING, why=why, raised=error, **facts)
 
 
-def broken(what: str, error: BaseException | str, **facts: Any) -> None:
+def broken(what: str, error: BaseException | str, **facts: object) -> None:
     """Log that something went wrong that no row records, with its traceback."""
     raised = error if isinstance(error, BaseException) else None
     said = what if raised else f"{what}: {describe(error)}"
     log(logger, logging.ERROR, "%s", said, raised=raised, extra=facts)
 
 
-def unrecorded(row: Any, error: BaseException) -> None:
+def unrecorded(row: object, error: BaseException) -> None:
     """Log that the database refuses even what says that a row has failed, or goes back; nothing more is written."""
     what = "what became of it could not be recorded, and it stays as it is until its lease ends"
     broken(f"{named(row)}: {what}", error, event="unrecorded", keys=[_key(row)])

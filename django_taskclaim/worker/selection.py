@@ -110,7 +110,7 @@ def _narrowed(handler: Handler, selections: Sequence[Selection]) -> Handler:
     return replace(handler, queryset=rows.filter(*conditions))
 
 
-def _value(field: Any, rest: Sequence[str], text: str) -> Any:
+def _value(field: object, rest: Sequence[str], text: str) -> Any:
     """Return what ``filter()`` takes for *text*, where it would not take the text itself."""
     compares = not rest or rest[0] in _COMPARISONS
 

@@ -142,7 +142,7 @@ class Service(threading.Thread):
         """Release rows that nobody works on, uncounted; at once, in this thread."""
         self._take_back(Return(list(tasks), reason))
 
-    def withdraw(self, model: Any) -> None:
+    def withdraw(self, model: object) -> None:
         """Give back the rows of *model* that have not started, and ask for those that run."""
         for unit in self.inflight.running():
             if unit.handler.model is model:
@@ -195,7 +195,7 @@ class Service(threading.Thread):
         switch = self.switches.get(handler.model)
         return handler.lease if switch is None or switch.lease is None else switch.lease
 
-    def let_claim(self, models: Iterable[Any]) -> None:
+    def let_claim(self, models: Iterable[object]) -> None:
         """Have the claimer look for rows of *models* now: what kept it from claiming is over."""
         self.to_look_for.update(models)
         self.inflight.wake()
@@ -444,7 +444,7 @@ class Service(threading.Thread):
             else:
                 self.throttles.lift(model, source)
 
-    def _follow(self, model: Any, switch: Switch) -> None:
+    def _follow(self, model: object, switch: Switch) -> None:
         """Let the next claims of *model* follow the overrides, and measure open transactions by the new leases."""
         is_first = model not in self.switches
         self.switches[model] = switch

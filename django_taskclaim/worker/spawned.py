@@ -2,12 +2,11 @@
 
 import pickle
 from multiprocessing.connection import Connection
-from typing import Any
 
 from django_taskclaim.worker.stop_signals import SignalPipe
 
 
-def run_spawned(options: bytes, link: Connection, memory: Any) -> None:
+def run_spawned(options: bytes, link: Connection, memory: object) -> None:
     """Set Django up, and be the child that the pickled *options* ask for.
 
     The process comes with the stop signals blocked, so it cannot die of one while it imports.

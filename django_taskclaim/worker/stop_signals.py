@@ -122,5 +122,5 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_signals)
 
 
-def _noted(number: int, frame: Any) -> None:
+def _noted(number: int, frame: object) -> None:
     """Do nothing: the wake-up pipe has the signal's number."""

@@ -68,7 +68,7 @@ class Child:
         """Whether it works and was heard of lately, or has ended as it should."""
         return self.over or (self.ready and clock() - self.sign_at < SIGN_WITHIN)
 
-    def begin(self, process: Any, link: Connection) -> None:
+    def begin(self, process: object, link: Connection) -> None:
         self.process, self.link = process, link
         self.ready, self.parted, self.claimed = False, False, 0
 
@@ -183,7 +183,7 @@ class Supervisor:
         for child in self.children:
             child.hear()
 
-    def _note_early(self, number: int, frame: Any) -> None:
+    def _note_early(self, number: int, frame: object) -> None:
         self._early += 1
 
     def _is_quiet(self) -> bool:

@@ -39,19 +39,19 @@ class Tally:
     _counts: dict[Any, Counts] = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)
 
-    def count_done(self, model: Any, rows: int) -> None:
+    def count_done(self, model: object, rows: int) -> None:
         """Note that so many rows were completed."""
         with self._lock:
             self._of(model).done += rows
 
-    def count_error(self, model: Any, *, final: bool) -> None:
+    def count_error(self, model: object, *, final: bool) -> None:
         """Note a failed try, which the last one of a row is when it is *final*."""
         with self._lock:
             counts = self._of(model)
             counts.errors += 1
             counts.failed += final
 
-    def count_batch(self, model: Any, seconds: float) -> None:
+    def count_batch(self, model: object, seconds: float) -> None:
         """Note that the last row of a claim has been written, so many seconds after the claim."""
         with self._lock:
             counts = self._of(model)
@@ -65,5 +65,5 @@ class Tally:
             taken, self._counts = self._counts, {}
             return taken
 
-    def _of(self, model: Any) -> Counts:
+    def _of(self, model: object) -> Counts:
         return self._counts.setdefault(model, Counts())

@@ -24,7 +24,7 @@ EVERY = 2.0
 OURS = ("taskclaim", "taskclaim_control")
 
 
-def pending_migrations(models: Iterable[Any], using: str, *, lacking: bool) -> list[str]:
+def pending_migrations(models: Iterable[object], using: str, *, lacking: bool) -> list[str]:
     """Return the migrations of these models' apps, and of ours, that the database *using* has not had yet.
 
     Those that wait for rows to be complete, and what follows them, are none to wait for: each would wait for the other.

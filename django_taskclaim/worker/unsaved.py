@@ -48,7 +48,7 @@ class UnsavedColumns:
         self._unwritten = cache(self._find_unwritten)
         self._warned: set[str] = set()
 
-    def before(self, rows: Sequence[Any]) -> list[Before]:
+    def before(self, rows: Sequence[object]) -> list[Before]:
         """Return the values that the handler is given; nothing once enough rows have been compared."""
         rows = rows[: self._left]
         self._left -= len(rows)
@@ -121,22 +121,22 @@ class UnsavedColumns:
         fields = kind._meta.concrete_fields
         return [one for one in fields if one.attname in names and one not in written]
 
-    def _name(self, row: Any, instance: Any, field: AnyField) -> str:
+    def _name(self, row: object, instance: object, field: AnyField) -> str:
         """Return how ``update_fields`` names a column."""
         is_hidden = instance is not row and field.name in writable(self._handler.model)
         return f"{PREFIX}{field.name}" if is_hidden else field.name
 
 
-def _value(instance: Any, field: AnyField) -> Any:
+def _value(instance: object, field: AnyField) -> Any:
     return instance.__dict__.get(field.attname, DEFERRED)
 
 
-def _copied(instance: Any, field: AnyField) -> Any:
+def _copied(instance: object, field: AnyField) -> Any:
     value = _value(instance, field)
     return deepcopy(value) if isinstance(value, _MUTABLE) else value
 
 
-def _is_same(field: AnyField, one: Any, other: Any) -> bool:
+def _is_same(field: AnyField, one: object, other: object) -> bool:
     """Say whether two values are stored alike; one that is not loaded is no change."""
     try:
         return other is DEFERRED or bool(field.get_prep_value(one) == field.get_prep_value(other))

@@ -344,7 +344,7 @@ def _tell_undecided(result: Result, error: BaseException | str) -> None:
 
 
 def note_failure(
-    vitals: Vitals, row: Any, error: BaseException | str, seconds: float, *, ran: float
+    vitals: Vitals, row: object, error: BaseException | str, seconds: float, *, ran: float
 ) -> None:
     """Count and log a failure that has just been written, by a statement of *seconds*."""
     raised = error if isinstance(error, BaseException) else None
@@ -391,6 +391,6 @@ def _kind(result: Result) -> Any:
     return id(result)
 
 
-def _those_of(results: list[Result], rows: Iterable[Any]) -> list[Result]:
+def _those_of(results: list[Result], rows: Iterable[object]) -> list[Result]:
     wanted = {id(row) for row in rows}
     return [result for result in results if id(result.task.row) in wanted]

@@ -70,7 +70,10 @@ class Chart:
 
 
 def charts(
-    hour: Sequence[Any] | None, day: Sequence[Any] | None, marks: Sequence[Any], now: datetime
+    hour: Sequence[object] | None,
+    day: Sequence[object] | None,
+    marks: Sequence[object],
+    now: datetime,
 ) -> list[Chart]:
     """Return the charts of the last hour and of the last day, which end *now*; None is what is not known."""
     return [

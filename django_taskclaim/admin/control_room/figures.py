@@ -70,7 +70,7 @@ def database_of(model: type[models.Model]) -> str:
 
 
 def look_at(
-    model: type[models.Model], alias: str, rows: "models.QuerySet[Any]", who: Any
+    model: type[models.Model], alias: str, rows: "models.QuerySet[models.Model]", who: object
 ) -> Figures:
     """Ask everything, the most important first. Of *rows*, which *who* may see, error texts are shown."""
     asking = Asking(alias, model._meta.label_lower)
@@ -102,13 +102,13 @@ def look_at(
 
 
 def ask_failures(
-    asking: Asking, rows: "models.QuerySet[Any]", who: Any
+    asking: Asking, rows: "models.QuerySet[models.Model]", who: object
 ) -> "Answer[failures.Sample]":
     """Ask for the failed ones of *rows*; the last known answer is one to the same query of the same user."""
     return asking.ask(f"failures for {who} of {_told(rows)}", lambda: failures.sample(rows))
 
 
-def _told(rows: "models.QuerySet[Any]") -> str:
+def _told(rows: "models.QuerySet[models.Model]") -> str:
     try:
         return str(rows.query)
     except EmptyResultSet:

@@ -54,7 +54,7 @@ class OverrideField(forms.CharField):
         super().__init__(label=label, max_length=40, required=False, show_hidden_initial=True)
         self.name = name
 
-    def clean(self, value: Any) -> Any:
+    def clean(self, value: object) -> Any:
         """Return what is stored; None follows the handler."""
         try:
             return override_from_text(self.name, super().clean(value))
@@ -77,7 +77,10 @@ class SettingsForm(ReasonForm):
     field_order = OVERRIDES
 
     def __init__(
-        self, model: type[models.Model], data: Any = None, stored: Mapping[str, Any] | None = None
+        self,
+        model: type[models.Model],
+        data: Any = None,
+        stored: Mapping[str, object] | None = None,
     ) -> None:
         """Show what is *stored* for *model*, and in empty fields what holds without it."""
         initial = {name: override_as_text(value) for name, value in (stored or {}).items()}

@@ -39,7 +39,7 @@ def page_urls(model_admin: "ModelAdmin[Any]") -> list[URLPattern]:
     return urls_of(room, "control/")
 
 
-def has_own_page(model_admin: Any) -> bool:
+def has_own_page(model_admin: object) -> bool:
     """Say whether a ModelAdmin mounts the page of its model itself."""
     return bool(getattr(model_admin, "has_control_page", False))
 
@@ -71,26 +71,26 @@ class ControlAdmin(Base):
         return [*pages, *listed]
 
     @in_no_transaction
-    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
+    def changelist_view(self, request: HttpRequest, extra_context: object = None) -> HttpResponse:
         return self.overall.show(request)
 
     def has_module_permission(self, request: HttpRequest) -> bool:
         return self.has_view_permission(request)
 
-    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+    def has_view_permission(self, request: HttpRequest, obj: object = None) -> bool:
         return bool(self.overall.open_to(request))
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False
 
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+    def has_change_permission(self, request: HttpRequest, obj: object = None) -> bool:
         return False
 
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+    def has_delete_permission(self, request: HttpRequest, obj: object = None) -> bool:
         return False
 
 
-def _name(url: Any) -> str:
+def _name(url: object) -> str:
     return str(getattr(url, "name", ""))
 
 

@@ -65,7 +65,9 @@ class Bar:
     left: str
 
 
-def bar_of(seen: Overview | None, hour: Sequence[Any] = (), day: Sequence[Any] = ()) -> Bar | None:
+def bar_of(
+    seen: Overview | None, hour: Sequence[object] = (), day: Sequence[object] = ()
+) -> Bar | None:
     """Return the bar, None where nothing was ever counted. *hour* and *day* are slots of throughput."""
     if seen is None:
         return None
@@ -127,7 +129,7 @@ def _widths(counts: Sequence[int]) -> list[float]:
     return [width * WIDTH / sum(seen) for width in seen]
 
 
-def _rates(hour: Sequence[Any], day: Sequence[Any]) -> list[float]:
+def _rates(hour: Sequence[object], day: Sequence[object]) -> list[float]:
     """Return rows a second while work went on: of the last minutes, the last hour and the last day.
 
     The last slot of each is not over, and what it has so far says little.

@@ -40,7 +40,7 @@ class Room:
         meta = self.model._meta
         return f"{meta.app_label}_{meta.model_name}_control{'_' if page else ''}{page}"
 
-    def url(self, page: str = "", **kwargs: Any) -> str:
+    def url(self, page: str = "", **kwargs: object) -> str:
         return reverse(f"{self.site.name}:{self.url_name(page)}", kwargs=kwargs)
 
     def may_view(self, request: HttpRequest) -> bool:

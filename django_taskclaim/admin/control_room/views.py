@@ -81,7 +81,7 @@ def urls_of(room: Room, base: str) -> list[URLPattern]:
     def only_post(view: View) -> View:
         """Send a GET to the page: the login form leads here when a form was sent after the session ended."""
 
-        def answer(request: HttpRequest, **kwargs: Any) -> HttpResponseBase:
+        def answer(request: HttpRequest, **kwargs: object) -> HttpResponseBase:
             if request.method in {"GET", "HEAD"}:
                 return redirect(room.url())
             return view(request, **kwargs)

@@ -50,7 +50,7 @@ class MyWorkMixin(HolderMixin, _Many):
     puts_back_expired = True
     acts: ClassVar[dict[str, str]] = {"more": "more", "ping": "ping"}
 
-    def get(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+    def get(self, request: HttpRequest, *args: object, **kwargs: object) -> HttpResponse:
         if self.claims_on_get:
             self.top_up()
         self.object_list = self.held()
@@ -133,7 +133,7 @@ class MyWorkMixin(HolderMixin, _Many):
         """Return the address of the row's page."""
         return reverse(self.row_url_name, args=[row.pk])
 
-    def get_context_data(self, **kwargs: Any) -> dict[str, Any]:
+    def get_context_data(self, **kwargs: object) -> dict[str, Any]:
         rows = self.object_list
         room = self.batch_size - len(rows)
         asked = "asked" in self.request.GET or self.claims_on_get

@@ -60,7 +60,7 @@ class HeldRowMixin(HolderMixin, _Form):
 
     # Looking
 
-    def get(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+    def get(self, request: HttpRequest, *args: object, **kwargs: object) -> HttpResponse:
         """Show the form to whoever holds the row, and to others how it is."""
         if self._now is None:
             raise Http404(_("There is no such row."))
@@ -70,11 +70,11 @@ class HeldRowMixin(HolderMixin, _Form):
         self.object = held[0]
         return self._show()
 
-    def _show(self, **context: Any) -> HttpResponse:
+    def _show(self, **context: object) -> HttpResponse:
         answer: HttpResponse = self.render_to_response(self.get_context_data(**context))  # type: ignore[attr-defined]
         return answer
 
-    def get_context_data(self, **kwargs: Any) -> dict[str, Any]:
+    def get_context_data(self, **kwargs: object) -> dict[str, Any]:
         mine = {
             "row": self.object,
             "token": str(carried_claim(self.object).token),
@@ -186,7 +186,7 @@ class HeldRowMixin(HolderMixin, _Form):
         """Say whether the user may edit the row, asked before each request."""
         return self.may_edit(self.request.user, self.stored_row(self.kwargs["pk"]))
 
-    def may_take_over(self, row: Any) -> bool:
+    def may_take_over(self, row: object) -> bool:
         """Say whether the user may take *row* from its holder: an operator's act, which needs an operator's permission.
 
         That is ``taskclaim_control.operate`` where ``django_taskclaim.control`` is installed.
@@ -214,7 +214,7 @@ class HeldRowMixin(HolderMixin, _Form):
 
     # A row that is not the user's
 
-    def not_yours(self, form: Any = None, *, problem: str = "") -> HttpResponse:
+    def not_yours(self, form: object = None, *, problem: str = "") -> HttpResponse:
         """Return the page that says what became of the row, and what of *form* would have been written."""
         row = self._now
         fate = fate_of(row, self.holder())
@@ -252,7 +252,7 @@ class HeldRowMixin(HolderMixin, _Form):
         holder = getattr(self._now, columns.claimed_by.attname)
         return f"{getattr(self._now, columns.iteration.attname)}:{holder}"
 
-    def _form_of(self, row: Any) -> Any:
+    def _form_of(self, row: object) -> Any:
         """Return the form of the stored row, to compare with; None where it is gone."""
         if row is None:
             return None

@@ -77,17 +77,17 @@ class HolderMixin(LoginRequiredMixin, Base):
         def get_queryset(self) -> Any: ...
 
     @classmethod
-    def as_view(cls, **initkwargs: Any) -> Any:
+    def as_view(cls, **initkwargs: object) -> Any:
         return in_no_transaction(super().as_view(**initkwargs))
 
-    def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+    def dispatch(self, request: HttpRequest, *args: object, **kwargs: object) -> HttpResponseBase:
         if request.user.is_authenticated and not self.is_allowed():
             return self.refused()
         return super().dispatch(request, *args, **kwargs)
 
     # Who may
 
-    def may_edit(self, user: Any, row: Any = None) -> bool:
+    def may_edit(self, user: object, row: object = None) -> bool:
         """Say whether *user* may hold and change *row*, or with None rows of the view's model at all. To override.
 
         By default that takes the model's change permission. Where a backend in ``AUTHENTICATION_BACKENDS`` answers for
@@ -136,7 +136,7 @@ class HolderMixin(LoginRequiredMixin, Base):
         seconds = self.get_lease().total_seconds() / RENEWALS_PER_LEASE
         return round(max(PING_AT_LEAST, min(seconds, PING_AT_MOST)))
 
-    def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+    def post(self, request: HttpRequest, *args: object, **kwargs: object) -> HttpResponseBase:
         name = self.acts.get(request.POST.get("act", ""))
         if name is None:
             return HttpResponseBadRequest(_("There is no such act."))
@@ -185,7 +185,7 @@ class HolderMixin(LoginRequiredMixin, Base):
 
     # Rows
 
-    def carrying(self, pk: Any, token: str) -> Any:
+    def carrying(self, pk: object, token: str) -> Any:
         """Return the row with the claim that *token* names.
 
         None where that is none of this user's, where they may not edit the row, or where it is gone. Whether the claim
@@ -200,7 +200,7 @@ class HolderMixin(LoginRequiredMixin, Base):
             return None
         return row if row is not None and self.may_edit(self.request.user, row) else None
 
-    def stored_row(self, pk: Any) -> models.Model | None:
+    def stored_row(self, pk: object) -> models.Model | None:
         """Return the row as it is now, carrying no claim; None where it is gone, or not in ``get_queryset()``."""
         rows = self.get_queryset()
         rows._for_write = True  # A replica may not have heard of it yet.

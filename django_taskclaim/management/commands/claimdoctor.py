@@ -46,7 +46,7 @@ exit codes:
         add_models(parser, "the models to examine (default: every claimable model)")
         add_database(parser, "where the router writes each model")
 
-    def handle(self, *, models: list[Any], database: str | None, **options: Any) -> None:
+    def handle(self, *, models: list[Any], database: str | None, **options: object) -> None:
         where = places(models, database)
         if not where:
             self.stdout.write(

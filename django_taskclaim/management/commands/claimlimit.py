@@ -72,7 +72,7 @@ exit codes:
         by: str | None,
         reason: str,
         database: str | None,
-        **options: Any,
+        **options: object,
     ) -> None:
         if not models:
             raise CommandError("Name the models.", returncode=USAGE)

@@ -96,7 +96,7 @@ exit codes:
             self.stdout.write(f"With them went {listed(also, most=20)}.")
 
 
-def _warnings(model: Any) -> Iterator[str]:
+def _warnings(model: object) -> Iterator[str]:
     cascading = _deleted_with(model)
     if cascading:
         yield f"What refers to them goes with them: {listed(cascading, most=20)}."

@@ -90,7 +90,7 @@ exit codes:
         interval: timedelta | None,
         by: str | None,
         reason: str | None,
-        **options: Any,
+        **options: object,
     ) -> None:
         where = places(models, database)
         if loop and (by or reason):
@@ -146,7 +146,7 @@ exit codes:
     ) -> None:
         reapers = {(model, alias): Reaper(model, alias, interval) for model, alias in where}
 
-        def turn(model: Any, alias: str, progress: Progress) -> int:
+        def turn(model: object, alias: str, progress: Progress) -> int:
             return reapers[model, alias].turn(limit) or 0
 
         if hasattr(signal, "pthread_sigmask"):

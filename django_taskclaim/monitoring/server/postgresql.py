@@ -279,7 +279,7 @@ def _nodes(plan: Any) -> Iterator[Any]:
         yield from _nodes(child)
 
 
-def _faults(plan: Any, ours: frozenset[str], may_sort: bool, few: int) -> _Faults:
+def _faults(plan: object, ours: frozenset[str], may_sort: bool, few: int) -> _Faults:
     """Say whether the plan sorts more than a *few* rows of *ours*, and whether it reads all of them."""
     sorts = scans = False
     for node in _nodes(plan):
@@ -292,7 +292,7 @@ def _faults(plan: Any, ours: frozenset[str], may_sort: bool, few: int) -> _Fault
     return _Faults(sorts, scans)
 
 
-def _read_by(plan: Any) -> set[str]:
+def _read_by(plan: object) -> set[str]:
     """Return the names of the tables that a plan reads."""
     return {node["Relation Name"] for node in _nodes(plan) if "Relation Name" in node}
 

@@ -32,7 +32,7 @@ def held_until(row: Any) -> datetime | None:
 
 
 @register.simple_tag
-def held_until_told(row: Any) -> SafeString | str:
+def held_until_told(row: object) -> SafeString | str:
     """Return ``14:20`` as a ``<time>`` element; "" for a row that nobody holds."""
     moment = held_until(row)
     if moment is None:
