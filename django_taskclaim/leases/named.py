@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import os
 import random
 import re
 import time
@@ -21,7 +20,7 @@ from django_taskclaim.connecting import drop_broken, ensure_usable
 from django_taskclaim.contention import retry_on_contention
 from django_taskclaim.exceptions import ClaimLost, LeaseUnavailable, TaskClaimError
 from django_taskclaim.holders import new_holder
-from django_taskclaim.leases.renewer import connect, renewer
+from django_taskclaim.leases.renewer import FORKED, RENEWER, connect
 from django_taskclaim.leases.rows import LeaseRows
 from django_taskclaim.policy import RENEWALS_PER_LEASE, SELF_FENCE
 from django_taskclaim.querysets.transactions import belongs_to_the_caller
@@ -43,7 +42,6 @@ NAME = re.compile("[^\x00\ud800-\udfff]{1,200}")
 
 #: Why a lease is gone.
 ENDED = "its block has ended"
-FORKED = "it belongs to the process that this one was forked from"
 NOT_RENEWED = "it could not be renewed in time"
 TAKEN_OVER = "another holder has taken it over"
 
@@ -103,16 +101,15 @@ class HeldLease:
         self.name, self.lease, self.using = name, lease, using
         self._rows = LeaseRows.on(using)
         self._retry = retry_on_contention(using=using, atomic=False)
-        #: By ``clock()``, the moment before the statement that began or last extended the lease.
-        self.renewed_at = 0.0
-        #: Whether the last renewal failed, and when the next is due by ``clock()``.
-        self.has_trouble, self.renew_at = False, 0.0
-        self._wait = wait
+        #: By ``clock()``: before the statement that began or last extended the lease, and when the next one is due.
+        self.renewed_at, self.renew_at = 0.0, 0.0
+        #: Whether the last renewal failed.
+        self.has_trouble = False
+        self._wait = wait.total_seconds()
         self._waits_until: float | None = None
-        self._pause = FIRST_PAUSE / 2
+        self._pause = FIRST_PAUSE
         #: Why the lease is held no more, once that is known.
-        self._gone = ""
-        self._process = os.getpid()
+        self.gone = ""
 
     @property
     def lost(self) -> bool:
@@ -120,22 +117,16 @@ class HeldLease:
 
         Once True it stays so. It turns True at 90 % of a lease that could not be renewed, while others still wait.
         """
-        if not self._gone and os.getpid() != self._process:
-            self._gone = FORKED
-        elif not self._gone and clock() >= self._lasts_until(SELF_FENCE):
-            self._lose(NOT_RENEWED)
-        return bool(self._gone)
-
-    def remaining(self) -> timedelta:
-        """Return how long the lease lasts by this process's own clock if it is not renewed; nothing once lost."""
-        return timedelta(seconds=0 if self.lost else max(0.0, self._lasts_until(1) - clock()))
+        if clock() >= self.renewed_at + self.lease.total_seconds() * SELF_FENCE:
+            self.lose(NOT_RENEWED)
+        return bool(self.gone)
 
     def check(self) -> bool:
         """Ask the database whether the lease is still held: True, or ClaimLost."""
         if not self.lost and not self._rows.standing(self.name, self.token).exists():
-            self._lose(TAKEN_OVER)
+            self.lose(TAKEN_OVER)
         if self.lost:
-            raise LeaseLost(self.name, self.token, self._gone)
+            raise LeaseLost(self.name, self.token, self.gone)
         return True
 
     acheck = async_twin(check)
@@ -149,9 +140,10 @@ class HeldLease:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        loss = self._end()
-        if loss is None:
+        self._end()
+        if self.gone == ENDED:
             return
+        loss = LeaseLost(self.name, self.token, self.gone)
         if error is None:
             raise loss
         error.add_note(str(loss))
@@ -163,7 +155,7 @@ class HeldLease:
                 await asyncio.sleep(pause)
         except asyncio.CancelledError:
             # The thread of a cancelled task goes on, and would take a lease for nobody.
-            await _shielded(self._abandon)
+            await _shielded(self._end)
             raise
         return self
 
@@ -175,7 +167,7 @@ class HeldLease:
             raise RuntimeError(
                 f"The lease {self.name!r} is entered a second time; call named_lease() for each block."
             )
-        self._waits_until = clock() + self._wait.total_seconds()
+        self._waits_until = clock() + self._wait
 
     def _try(self) -> float | None:
         """Take the lease, or return the seconds until the next try; LeaseUnavailable once the wait is over."""
@@ -192,65 +184,53 @@ class HeldLease:
             rest = (self._waits_until or 0.0) - clock()
             if rest <= 0:
                 raise
-            self._pause = min(self._pause * 2, LONGEST_PAUSE)
-            return min(self._pause * random.uniform(0.5, 1.0), rest)
+            pause, self._pause = self._pause, min(self._pause * 2, LONGEST_PAUSE)
+            return min(pause * random.uniform(0.5, 1.0), rest)
         self.token, self.renewed_at = taken
-        # What TestCase's transaction holds no other connection sees, so nothing could renew it.
-        if not connection.in_atomic_block:
-            self._have_renewed()
-        self._log(logging.INFO, "taken")
-        return None
-
-    def _have_renewed(self) -> None:
         self._plan_renewal()
         try:
-            renewer().keep(self)
+            # What TestCase's transaction holds no other connection sees, so nothing could renew it.
+            if not connection.in_atomic_block:
+                RENEWER.keep(self)
         except RuntimeError as error:
-            self._abandon()
+            self._end()
             raise RuntimeError(
                 f"named_lease() renews in a thread, and none can be started here ({error}). A server may need an"
                 " option for that; code that runs while the interpreter ends cannot take a lease."
             ) from error
+        self._log(logging.INFO, "taken")
+        return None
 
-    def _abandon(self) -> None:
-        """Give back what was taken for a block that will not run."""
-        if hasattr(self, "token"):
-            self._end()
-
-    def _end(self) -> LeaseLost | None:
-        """End the hold, and return the loss if the lease was lost before."""
-        reason = self._gone if self.lost else ""
+    def _end(self) -> None:
+        """Give the lease back, if it was taken; a lease that was lost before stays lost."""
+        if not hasattr(self, "token") or self.gone == FORKED:
+            return
+        was_lost = self.lost
         # From here on, a renewal that finds the lease given back is no loss.
-        self._gone = self._gone or ENDED
-        if os.getpid() == self._process:
-            renewer().drop(self)
-            if not self._give_back() and not reason:
-                reason = TAKEN_OVER
-                self._log(logging.WARNING, "lost", reason)
-        return LeaseLost(self.name, self.token, reason) if reason else None
-
-    def _give_back(self) -> bool:
-        """Return False if another holder has the lease by now."""
+        self.gone = self.gone or ENDED
+        RENEWER.drop(self)
         try:
             # The server may have ended the session while the block ran.
             ensure_usable(self.using)
-            was_held = self._retry.call(self._rows.give_back, self.name, self.token)
+            if self._retry.call(self._rows.give_back, self.name, self.token):
+                self._log(logging.INFO, "released")
+            elif not was_lost:
+                self.gone = ""
+                self.lose(TAKEN_OVER)
         except (Error, TaskClaimError) as error:
             self._log(logging.WARNING, "trouble", f"not given back, it ends by itself: {error}")
-            return True
-        if was_held:
-            self._log(logging.INFO, "released")
-        return was_held
+
+    # In the thread of the renewer
 
     def renew_in_background(self) -> None:
-        """Renew the lease, in the thread of the renewer. The other leases depend on that, so no error may end it."""
+        """Renew the lease. The other leases depend on this thread, so no error may end it."""
         began, failure = clock(), ""
         try:
             connect(self.using)
             if self._rows.renew(self.name, self.token, self.lease):
                 self.renewed_at = began
             else:
-                self._lose(TAKEN_OVER)
+                self.lose(TAKEN_OVER)
         except Exception as error:
             failure = f"could not be renewed, {type(error).__name__}: {error}"
             drop_broken(self.using)
@@ -261,20 +241,16 @@ class HeldLease:
 
     def _plan_renewal(self, *, after_failure: bool = False) -> None:
         """A lease is renewed a quarter of it after the last time, with jitter, and after a failure sooner."""
-        seconds = self.lease.total_seconds()
-        pause = seconds / RENEWALS_PER_LEASE * random.uniform(0.75, 1.0)
-        soon = clock() + min(AGAIN, seconds / 20) * random.uniform(0.5, 1.0)
-        self.renew_at = soon if after_failure else self.renewed_at + pause
+        seconds, jitter = self.lease.total_seconds(), random.uniform(0.75, 1.0)
+        if after_failure:
+            self.renew_at = clock() + min(AGAIN, seconds / 20) * jitter
+        else:
+            self.renew_at = self.renewed_at + seconds / RENEWALS_PER_LEASE * jitter
 
-    # What it knows of itself
-
-    def _lasts_until(self, share: float) -> float:
-        return self.renewed_at + self.lease.total_seconds() * share
-
-    def _lose(self, reason: str) -> None:
+    def lose(self, reason: str) -> None:
         """Note that the lease is gone; only the first reason counts."""
-        if not self._gone:
-            self._gone = reason
+        if not self.gone:
+            self.gone = reason
             self._log(logging.WARNING, "lost", reason)
 
     def _log(self, level: int, event: str, reason: str = "") -> None:

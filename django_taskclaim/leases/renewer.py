@@ -22,6 +22,9 @@ from django_taskclaim.connecting import (
 if TYPE_CHECKING:
     from django_taskclaim.leases.named import HeldLease
 
+#: Why a forked process holds no lease.
+FORKED = "it belongs to the process that this one was forked from"
+
 #: After so long the server may end a transaction of this thread that is idle.
 IDLE = timedelta(minutes=2)
 
@@ -30,10 +33,16 @@ class Renewer:
     """One for each process, for any number of leases, threads and databases."""
 
     def __init__(self) -> None:
-        self.process = os.getpid()
         self._held: set[HeldLease] = set()
-        self._changed = threading.Condition()
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin with nothing: also in a forked process, which has no thread of its parent's and none of its leases."""
+        for held in self._held:
+            held.gone = FORKED
+        self._held = set()
         self._thread: threading.Thread | None = None
+        self._changed = threading.Condition()
 
     def keep(self, held: "HeldLease") -> None:
         """Renew *held* until ``drop``; RuntimeError where no thread can be started."""
@@ -82,12 +91,8 @@ def connect(using: str) -> None:
     ensure_usable(using)
 
 
-_renewer = Renewer()
+#: The renewer of this process.
+RENEWER = Renewer()
 
-
-def renewer() -> Renewer:
-    """Return the renewer of this process. A fork has none of its parent's threads, so it gets a new one."""
-    global _renewer
-    if _renewer.process != os.getpid():
-        _renewer = Renewer()
-    return _renewer
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=RENEWER.begin)

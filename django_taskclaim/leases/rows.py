@@ -66,9 +66,7 @@ class LeaseRows(models.QuerySet[NamedLease]):
 
     def renew(self, name: str, token: Token, lease: timedelta) -> bool:
         """Extend the lease from now; False if it is held no more."""
-        held = self.standing(name, token)
-        # A connection that counts changed rows only may say 0, so look again before this counts as a loss.
-        return bool(held.update(expires_at=DatabaseLater(lease))) or held.exists()
+        return bool(self.standing(name, token).update(expires_at=DatabaseLater(lease)))
 
     def give_back(self, name: str, token: Token) -> bool:
         """End the hold; False, and nothing written, if it had ended already."""

@@ -49,11 +49,10 @@ def test_a_block_holds_the_lease_and_gives_it_back() -> None:
             assert stored("report").claimed_by == held.token.holder
             assert held.check()
             assert not held.lost
-            assert timedelta() < held.remaining() <= timedelta(seconds=60)
             _ = 1 / (number - 1)
         assert not is_held("report")
         assert (stored("report").claimed_by, stored("report").expires_at) == (None, None)
-        assert (held.lost, held.remaining()) == (True, timedelta())
+        assert held.lost
         with pytest.raises(ClaimLost, match="its block has ended"):
             held.check()
     first = tokens[0].iteration
@@ -145,7 +144,7 @@ def test_a_lease_that_was_taken_over_is_lost_and_nothing_is_written_for_it() -> 
         before = NamedLease.objects.values().get()
         with pytest.raises(ClaimLost, match="taken it over"):
             held.check()
-        assert (held.lost, held.remaining()) == (True, timedelta())
+        assert held.lost
         with pytest.raises(ClaimLost, match=r"Lease 'report' \(token ") as caught:
             block.__exit__(None, None, None)
         assert NamedLease.objects.values().get() == before

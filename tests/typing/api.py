@@ -165,7 +165,6 @@ def leases_on_a_name() -> None:
         assert_type(held, HeldLease)
         assert_type(held.lost, bool)
         assert_type(held.check(), bool)
-        assert_type(held.remaining(), timedelta)
         assert_type(held.token, Token)
     with named_lease("x", lease=timedelta(minutes=1), wait=30, using="other"):
         pass
