@@ -5,7 +5,6 @@ from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from django.core.exceptions import FieldDoesNotExist, FieldError
 from django.db import models, transaction
 from django.db.models.manager import BaseManager
 
@@ -49,50 +48,34 @@ def take(
     The server ends a session whose block sends no query for *idle* (seconds or a timedelta; None is two leases), so
     that a frozen process blocks others no longer; SQLite has no server, and nobody else can write during the block.
 
-    RuntimeError inside the caller's transaction, TypeError or ValueError for what cannot be taken, NotSupportedError
-    where the database cannot pass over locked rows. CommitUnknown where the answer to the COMMIT was lost; any other
-    error means that nothing was committed, unless an ``on_commit`` hook raised it.
+    RuntimeError inside the caller's transaction, TypeError or ValueError for what cannot be taken, Django's own errors
+    for an update that cannot be written, NotSupportedError where the database cannot pass over locked rows.
+    CommitUnknown where the answer to the COMMIT was lost; any other error means that nothing was committed, unless an
+    ``on_commit`` hook raised it.
     """
-    rows = _checked_rows(queryset)
-    if update is not None:
-        _check_update(rows, update)
-    elif (rows.model._meta.concrete_model or rows.model)._meta.parents:
-        raise TypeError(
-            f"A row of {rows.model.__name__} lies in several tables; pass update={{}} and delete the rows in the block."
-        )
-    conf.BATCH_SIZE.check(limit, "limit")
-    span = IDLE_LEASES * conf.duration("LEASE") if idle is None else idle
-    return _taken(rows, limit, update, conf.positive_duration(span, "idle"))
-
-
-def _checked_rows(queryset: object) -> Rows:
     if isinstance(queryset, BaseManager):
         queryset = queryset.all()
     if not isinstance(queryset, models.QuerySet):
         raise TypeError(f"take() wants a queryset, such as Outbox.objects.all(), not {queryset!r}.")
     refuse_unclaimable(queryset)
     # A copy, sent where rows are written, whose rows are locked by nothing but this.
-    rows = queryset.all()
+    rows: Rows = queryset.all()
     rows.query.select_for_update = False
     rows._for_write = True  # type: ignore[attr-defined]
-    return rows.using(rows.db)
-
-
-def _check_update(rows: Rows, update: object) -> None:
-    """Refuse before the block what could not be written after it."""
-    if not isinstance(update, Mapping):
-        raise TypeError(f'update must be a mapping such as {{"sent": True}}, not {update!r}.')
+    rows = rows.using(rows.db)
     keys = {"pk", *(field.name for field in rows.model._meta.pk_fields)}
-    if wrong := sorted(keys.intersection(update)):
+    if wrong := sorted(keys.intersection(update or ())):
         raise ValueError(f"update names {', '.join(wrong)}, by which the rows are found.")
-    if not update:
-        return
-    try:
-        # Sends nothing.
+    if update:
+        # Sends nothing, and refuses before the block what could not be written after it.
         rows.order_by().none().update(**update)
-    except (AttributeError, FieldDoesNotExist, FieldError) as error:
-        # Django 5.2 stumbles over a relation from another table.
-        raise ValueError(f"update cannot be written to {rows.model.__name__}: {error}") from error
+    if update is None and (rows.model._meta.concrete_model or rows.model)._meta.parents:
+        raise TypeError(
+            f"A row of {rows.model.__name__} lies in several tables; pass update={{}} and delete the rows in the block."
+        )
+    conf.BATCH_SIZE.check(limit, "limit")
+    span = IDLE_LEASES * conf.duration("LEASE") if idle is None else idle
+    return _taken(rows, limit, update, conf.positive_duration(span, "idle"))
 
 
 @contextmanager
@@ -137,19 +120,9 @@ def _lock(queryset: Rows, limit: int, target: Target, *, deleting: bool) -> list
         return []
     candidates = in_claim_order(on_claim_table(queryset, target), queryset, target)
     locked = target.dialect.lock_first(
-        candidates,
-        target.table,
-        limit,
-        target.columns.key,
-        deleting=deleting,
+        candidates, target.table, limit, target.columns.key, deleting=deleting
     )
     keys = target.table.keys_of(locked)
-    if not keys:
-        return []
-    if len(set(keys)) < len(keys):
-        raise TaskClaimError(
-            _not_unique(target, f"{len(keys)} rows were locked by {len(set(keys))} keys")
-        )
     by_key: dict[Any, Any] = {}
     for part in target.dialect.chunks(keys, target.table):
         # Under its conditions again: through a join the lock may have met a row that has just been finished by others.
@@ -174,10 +147,8 @@ def _finish(
         elif update is None:
             gone = target.dialect.write(target.table, part, None)
             if gone > len(part):
-                seen = f"{len(part)} rows were taken, {gone} have their keys"
-                raise TaskClaimError(_not_unique(target, seen))
-
-
-def _not_unique(target: Target, seen: str) -> str:
-    names = ", ".join(field.name for field in target.columns.key)
-    return f"The key of {target.model._meta.label} ({names}) is not unique: {seen}. Nothing was deleted."
+                names = ", ".join(field.name for field in target.columns.key)
+                raise TaskClaimError(
+                    f"The key of {target.model._meta.label} ({names}) is not unique: {len(part)} rows were taken,"
+                    f" {gone} have their keys. Nothing was deleted."
+                )

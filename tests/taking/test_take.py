@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from django.core.exceptions import FieldError
 from django.db import IntegrityError, connection, transaction
 from django.db import models as django_models
 from django.db.models import F
@@ -205,7 +206,7 @@ def test_a_sequence_is_key_enough_if_it_is_unique(lines: list[Line]) -> None:
         (lambda: Letter.objects, 1, {"idle": 0}, ValueError),
         (lambda: Letter.objects, 1, {"update": ["sent"]}, TypeError),
         (lambda: CompositeKey.objects, 1, {"update": {"number": 1}}, ValueError),
-        (lambda: Letter.objects, 1, {"update": {"sent": F("gone")}}, ValueError),
+        (lambda: Letter.objects, 1, {"update": {"sent": F("gone")}}, FieldError),
         (lambda: Photo.objects, 1, {"update": {"status": "open"}}, ClaimColumnError),
         (lambda: Child.objects, 1, {}, TypeError),
     ],
