@@ -1,10 +1,9 @@
 """When each health check is asked, and what holds because of it.
 
 The checks of a process are asked one after the other, in a thread of their own: a check may hang, and the caller has
-leases to renew. A check that hangs is left alone, and another thread asks the rest.
+leases to renew. A check that hangs keeps its thread, and another thread asks the rest.
 """
 
-import logging
 import random
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,9 +15,7 @@ from django_taskclaim import conf
 from django_taskclaim.claim import clock
 from django_taskclaim.connecting import use_own_connection
 from django_taskclaim.throttling.health import Check, name_of
-from django_taskclaim.throttling.records import ThrottleKey, ThrottleState
-
-logger = logging.getLogger("django_taskclaim.throttling")
+from django_taskclaim.throttling.records import ThrottleKey, ThrottleState, logger
 
 #: A stop outlives so many questions that should have been asked, and SHORTEST_STOP seconds at least; then it ends.
 QUESTIONS_MISSED, SHORTEST_STOP = 3, 5.0
@@ -37,9 +34,10 @@ class HealthCheck:
         self.name = name_of(check)
         self.models: list[type[Model]] = []
         self.due_at = float("-inf")
+        #: When the question was asked that has no answer yet.
+        self.asked_at: float | None = None
         self.has_answered = False
         self._check = check
-        self._asked_at: float | None = None
         self._state: ThrottleState | None = None
         self._warned_at = float("-inf")
 
@@ -49,15 +47,14 @@ class HealthCheck:
         return state if state is not None and clock() < state.until else None
 
     def is_hanging(self) -> bool:
-        asked_at = self._asked_at
+        asked_at = self.asked_at
         return asked_at is not None and clock() - asked_at > HANGING
 
     def ask(self, using: str) -> None:
         """Ask the check and note what it answers; one that raises stops nothing."""
         every = conf.duration("HEALTH_EVERY").total_seconds()
-        self._asked_at = clock()
         # Spread out, so that the processes of a host do not all ask at once.
-        self.due_at = self._asked_at + every * random.uniform(0.75, 1.0)
+        self.due_at = clock() + every * random.uniform(0.75, 1.0)
         try:
             reason = self._check(using)
             if not isinstance(reason, str | None):
@@ -68,7 +65,7 @@ class HealthCheck:
         else:
             stands_for = max(QUESTIONS_MISSED * every, SHORTEST_STOP)
             self._state = ThrottleState(reason, clock() + stands_for) if reason else None
-        self._asked_at, self.has_answered = None, True
+        self.asked_at, self.has_answered = None, True
 
     def note_broken(self, why: str) -> None:
         """Stop nothing, and log the reason once a minute."""
@@ -93,9 +90,7 @@ class HealthChecks:
             for check in own:
                 checks.setdefault(id(check), HealthCheck(check)).models.append(model)
         self._checks = list(checks.values())
-        self._thread: threading.Thread | None = None
-        #: What that thread is asking.
-        self._asking: HealthCheck | None = None
+        self._lock = threading.Lock()
 
     def have_answered(self) -> bool:
         """Whether each check has been asked once, so that its models may be claimed."""
@@ -109,28 +104,31 @@ class HealthChecks:
 
     def ask_when_due(self) -> None:
         """Have the checks asked that are due; does not wait for their answers."""
-        hanging = [check for check in self._checks if check.is_hanging()]
-        for check in hanging:
-            check.note_broken(f"it has not answered for {HANGING:g} s")
-        is_busy = self._thread is not None and self._thread.is_alive()
-        if is_busy and self._asking not in hanging:
-            return
-        due = [one for one in self._checks if one.due_at <= clock() and one not in hanging]
-        if due:
-            self._asking = None
-            self._thread = threading.Thread(
+        for check in self._checks:
+            if check.is_hanging():
+                check.note_broken(f"it has not answered for {HANGING:g} s")
+        if (due := self._take_due()) is not None:
+            threading.Thread(
                 target=self._ask, args=(due,), name="taskclaim-check", daemon=True
-            )
-            self._thread.start()
+            ).start()
 
-    def _ask(self, due: Sequence[HealthCheck]) -> None:
+    def _take_due(self) -> HealthCheck | None:
+        """Return a check to ask; None where none is due, or one that does not hang has yet to answer."""
+        with self._lock:
+            asked = [one for one in self._checks if one.asked_at is not None]
+            if not all(one.is_hanging() for one in asked):
+                return None
+            now = clock()
+            due = next((o for o in self._checks if o.due_at <= now and o not in asked), None)
+            if due is not None:
+                due.asked_at = now
+            return due
+
+    def _ask(self, check: HealthCheck | None) -> None:
         use_own_connection(self.using)
         try:
-            for check in due:
-                if self._thread is not threading.current_thread():
-                    # It hung, and another thread has asked the rest.
-                    return
-                self._asking = check
+            while check is not None:
                 check.ask(self.using)
+                check = self._take_due()
         finally:
             connections.close_all()

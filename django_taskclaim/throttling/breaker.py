@@ -4,12 +4,9 @@ Closed it counts, open it rests, half open it lets one small batch through. A su
 all of it failed, it rests longer. The name and the three states are those of Michael Nygard's "Release It!".
 """
 
-from dataclasses import dataclass
 from datetime import timedelta
 from threading import Lock
-from typing import Self
 
-from django_taskclaim import conf
 from django_taskclaim.claim import clock
 from django_taskclaim.throttling.records import ThrottleState
 
@@ -20,27 +17,15 @@ TRIAL = 3
 LONGEST_REST = 10
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
-    """When to trip, from ``TASKCLAIM["BREAKER"]``: *rate* of at least *outcomes* within the window failed."""
-
-    rate: float
-    outcomes: int
-    within: timedelta
-    rest: timedelta
-
-    @classmethod
-    def configured(cls) -> Self | None:
-        """Return the rule of the settings, keys that are left out at their defaults; None without a breaker."""
-        given = conf.setting("BREAKER")
-        return None if given is None else cls(**given)
-
-
 class CircuitBreaker:
-    """One for each model of a process; any thread may call any method."""
+    """One for each model of a process; any thread may call any method.
 
-    def __init__(self, rule: Rule) -> None:
-        self.rule = rule
+    It trips when *rate* of at least *outcomes* *within* the window failed, see ``TASKCLAIM["BREAKER"]``.
+    """
+
+    def __init__(self, *, rate: float, outcomes: int, within: timedelta, rest: timedelta) -> None:
+        self._rate, self._outcomes = rate, outcomes
+        self._within, self._rest = within.total_seconds(), rest.total_seconds()
         self._lock = Lock()
         self._trips = 0
         self._reason = ""
@@ -68,7 +53,7 @@ class CircuitBreaker:
         with self._lock:
             if rows and self._rests_until is not None and clock() >= self._rests_until:
                 self._begin_to_count()
-                self._trial, self._trial_until = rows, clock() + self.rule.within.total_seconds()
+                self._trial, self._trial_until = rows, clock() + self._within
 
     def state(self) -> ThrottleState | None:
         """Return why nothing may be claimed now; None also while a trial may be."""
@@ -91,19 +76,19 @@ class CircuitBreaker:
         self._trial, self._trial_until = 0, 0.0
 
     def _count(self, good: int, bad: int) -> None:
-        if clock() - self._counts_since > self.rule.within.total_seconds():
+        if clock() - self._counts_since > self._within:
             self._begin_to_count()
             self._trips = 0
         self._good += good
         self._bad += bad
         total = self._good + self._bad
-        if bad and total >= self.rule.outcomes and self._bad / total >= self.rule.rate:
+        if bad and total >= self._outcomes and self._bad / total >= self._rate:
             self._trip(f"{self._bad} of the last {total} tries failed")
 
     def _trip(self, reason: str) -> None:
         """Rest, twice as long as the last time if that was not long ago."""
         rests = min(2**self._trips, LONGEST_REST)
-        self._rests_until = clock() + self.rule.rest.total_seconds() * rests
+        self._rests_until = clock() + self._rest * rests
         # Bounded, for the power grows without an end.
         self._trips = min(self._trips + 1, LONGEST_REST)
         self._reason = reason

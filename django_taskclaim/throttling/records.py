@@ -1,5 +1,6 @@
 """The throttles of every process, for people to read: rows of the table ``Throttle``, by the database's clock."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -12,6 +13,8 @@ from django_taskclaim.claim import clock
 from django_taskclaim.db import DatabaseLater, DatabaseNow
 from django_taskclaim.models import Throttle
 from django_taskclaim.tables import scope_of
+
+logger = logging.getLogger("django_taskclaim.throttling")
 
 #: The sources of throttles that hold for the whole fleet, whichever process found them.
 EVERYONE, HOURS = "everyone", "hours"
@@ -35,7 +38,7 @@ class ThrottleState:
 
 
 class ThrottleRecords:
-    """The rows of one process; for one thread."""
+    """The rows of one process, and its log of them; for one thread."""
 
     def __init__(self, process: str, using: str) -> None:
         self.process = process
@@ -43,14 +46,17 @@ class ThrottleRecords:
         self._written: dict[ThrottleKey, ThrottleState] = {}
 
     def keep(self, states: Mapping[ThrottleKey, ThrottleState]) -> None:
-        """Write what has begun, changed or ended since the last call."""
+        """Write what has begun, changed or ended since the last call, and log what has begun or ended."""
         for key in [key for key in self._written if key not in states]:
             self._rows(key).delete()
-            del self._written[key]
+            _log("unthrottled", "%s is throttled no more: %s", key, self._written.pop(key))
         for key, state in states.items():
-            if self._written.get(key) != state:
+            known = self._written.get(key)
+            if known != state:
                 self._write(key, state)
                 self._written[key] = state
+            if known is None:
+                _log("throttled", "%s is throttled: %s", key, state)
 
     def sign_off(self) -> None:
         """Delete every row of the process, which ends."""
@@ -74,6 +80,12 @@ class ThrottleRecords:
         return Throttle.objects.using(self.using).filter(
             process=self.process, label=scope_of(key.model), source=key.source[:200]
         )
+
+
+def _log(event: str, text: str, key: ThrottleKey, state: ThrottleState) -> None:
+    label = key.model._meta.label
+    facts = {"event": event, "model": label, "source": key.source, "reason": state.reason}
+    logger.warning(text, label, state.reason, extra=facts)
 
 
 def in_force(model: type[Model], using: str) -> list[Throttle]:

@@ -8,10 +8,11 @@ from typing import Any
 
 from django.db.models import Model
 
+from django_taskclaim import conf
 from django_taskclaim.claim import clock
 from django_taskclaim.contention import contention_retried
-from django_taskclaim.throttling.asking import HealthChecks, logger
-from django_taskclaim.throttling.breaker import CircuitBreaker, Rule
+from django_taskclaim.throttling.asking import HealthChecks
+from django_taskclaim.throttling.breaker import CircuitBreaker
 from django_taskclaim.throttling.health import health_checks, loaded
 from django_taskclaim.throttling.records import ThrottleKey, ThrottleRecords, ThrottleState
 
@@ -41,17 +42,16 @@ class Throttles:
     def __init__(
         self, process: str, using: str, checks_of: Mapping[type[Model], Iterable[Any]]
     ) -> None:
-        shared, rule = health_checks(), Rule.configured()
+        shared, rule = health_checks(), conf.setting("BREAKER")
         self._checks = HealthChecks(
             using, {model: [*shared, *map(loaded, own)] for model, own in checks_of.items()}
         )
         self._breakers = (
-            {} if rule is None else {model: CircuitBreaker(rule) for model in checks_of}
+            {} if rule is None else {model: CircuitBreaker(**rule) for model in checks_of}
         )
         #: What others have found to hold.
         self._imposed: dict[ThrottleKey, tuple[datetime, ThrottleState]] = {}
         self._records = ThrottleRecords(process, using)
-        self._logged: dict[ThrottleKey, str] = {}
         if self._breakers:
             contention_retried.connect(self._count_contention)
 
@@ -127,9 +127,7 @@ class Throttles:
         Raises the errors of a database that is away, after which it may be called again.
         """
         self._checks.ask_when_due()
-        states = dict(self._states())
-        self._log_changes(states)
-        self._records.keep(states)
+        self._records.keep(dict(self._states()))
 
     def sign_off(self) -> None:
         """Take the process's rows out of the table: it ends as asked."""
@@ -143,17 +141,3 @@ class Throttles:
         for key, (_, state) in list(self._imposed.items()):
             if clock() < state.until:
                 yield key, state
-
-    def _log_changes(self, states: Mapping[ThrottleKey, ThrottleState]) -> None:
-        """Log each throttle that has begun or ended."""
-        for key in [key for key in self._logged if key not in states]:
-            _log("unthrottled", "%s is throttled no more: %s", key, self._logged.pop(key))
-        for key in [key for key in states if key not in self._logged]:
-            self._logged[key] = states[key].reason
-            _log("throttled", "%s is throttled: %s", key, states[key].reason)
-
-
-def _log(event: str, text: str, key: ThrottleKey, reason: str) -> None:
-    label = key.model._meta.label
-    facts = {"event": event, "model": label, "source": key.source, "reason": reason}
-    logger.warning(text, label, reason, extra=facts)
