@@ -1,38 +1,25 @@
 """Where a model keeps its claim columns: the one mapping that every statement goes through."""
 
 from collections.abc import Iterable, Mapping
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any
 
 from django.db import models
 
+from django_taskclaim.caching import memoized
 from django_taskclaim.fields import AnyField, ClaimColumn, PriorityField, RangeColumn
 
+#: The roles that no claim can do without, and those of the other mixins.
+NEEDED_ROLES = ("status", "claimed_by", "claimed_at", "expires_at", "iteration")
+OTHER_ROLES = ("completed_at", "attempts", "not_before", "last_error", "error_class", "priority")
+
 #: The columns by their roles, under the names that the mixins give them.
-PLAIN_NAMES: Mapping[str, str] = {
-    name: name
-    for name in (
-        "status",
-        "claimed_by",
-        "claimed_at",
-        "expires_at",
-        "iteration",
-        "completed_at",
-        "attempts",
-        "not_before",
-        "last_error",
-        "error_class",
-        "priority",
-    )
-}
+PLAIN_NAMES: Mapping[str, str] = {role: role for role in (*NEEDED_ROLES, *OTHER_ROLES)}
 
 #: The same for tables whose own ``status`` or ``priority`` is taken.
 PREFIXED_NAMES: Mapping[str, str] = {
     role: role if role.startswith("claimed_") else f"claim_{role}" for role in PLAIN_NAMES
 }
-
-#: The roles that no claim can do without.
-NEEDED_ROLES = ("status", "claimed_by", "claimed_at", "expires_at", "iteration")
 
 
 # Plain classes, because every process that loads a claimable model makes them, and a dataclass takes a hundred times as
@@ -135,13 +122,9 @@ def range_columns(model: type[models.Model]) -> list[AnyField]:
     return [field for field in model._meta.local_concrete_fields if isinstance(field, RangeColumn)]
 
 
+@memoized
 def has_ranges(model: type[models.Model]) -> bool:
     """Say whether the rows of *model* are ranges of another model's keys."""
-    return _has_ranges(model)
-
-
-@cache
-def _has_ranges(model: Any) -> bool:
     concrete = model._meta.concrete_model
     return concrete is not None and bool(range_columns(concrete))
 
@@ -167,18 +150,14 @@ def key_columns(model: type[models.Model]) -> KeyColumns:
     return KeyColumns(owner)
 
 
+@memoized
 def claim_columns(model: type[models.Model]) -> ClaimColumns:
     """Return where *model* keeps its claim columns; TypeError for a model without them."""
-    return _columns_of(model)
-
-
-@cache
-def _columns_of(model: Any) -> ClaimColumns:
     if not has_claim_columns(model):
         raise TypeError(
             f"{model.__name__} has no claim columns; add django_taskclaim.models.TaskMixin to it."
         )
-    spelled: Any = model.claim_fields
+    spelled: Any = model.claim_fields  # type: ignore[attr-defined]
     if (
         not isinstance(spelled, Mapping)
         or not PLAIN_NAMES.keys() >= spelled.keys()

@@ -80,18 +80,17 @@ class Clear(Completion):
     It is as good as new but for ``iteration``, which goes on, and ``completed_at``, which tells when it was last done.
     """
 
-    every: timedelta | float | None = None
+    every: timedelta | float | None = conf.option(conf.or_none(conf.DURATION))
     keeps: ClassVar[bool] = False
     note: ClassVar[str] = "rows that are done are open again"
 
     def __post_init__(self) -> None:
-        if self.every is not None:
-            object.__setattr__(self, "every", conf.positive_duration(self.every, "every"))
+        conf.check_options(self)
 
     @property
     def pause(self) -> timedelta:
         """How long a row waits for its next turn."""
-        return timedelta() if self.every is None else conf.positive_duration(self.every, "every")
+        return self.every if isinstance(self.every, timedelta) else timedelta()
 
 
 @dataclass(frozen=True, slots=True)

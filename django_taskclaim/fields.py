@@ -16,18 +16,9 @@ from django_taskclaim.states import Status
 
 if TYPE_CHECKING:
     AnyField: TypeAlias = models.Field[Any, Any]
-    _CharField: TypeAlias = models.CharField[Any, Any]
-    _TextField: TypeAlias = models.TextField[Any, Any]
-    _IntegerField: TypeAlias = models.IntegerField[Any, Any]
-    _BigIntegerField: TypeAlias = models.BigIntegerField[Any, Any]
-    _FloatField: TypeAlias = models.FloatField[Any, Any]
-    _DateTimeField: TypeAlias = models.DateTimeField[Any, Any]
 else:
     # Django's fields take no parameters while the program runs.
     AnyField = models.Field
-    _CharField, _TextField = models.CharField, models.TextField
-    _IntegerField, _DateTimeField = models.IntegerField, models.DateTimeField
-    _BigIntegerField, _FloatField = models.BigIntegerField, models.FloatField
 
 #: ``not_before`` of a row that never had to wait: a fixed past, so that such rows lead in the index.
 NEVER_WAITED = datetime(1970, 1, 1, tzinfo=UTC)
@@ -60,7 +51,7 @@ def without_name(deconstructed: Any) -> Any:
     return name, path, args, {key: value for key, value in kwargs.items() if key != "verbose_name"}
 
 
-class ClaimColumn(AnyField):
+class ClaimColumn(models.Field):  # type: ignore[type-arg]
     """Marks a column that the verbs alone write; ``priority`` is the one that stays the user's."""
 
     #: Arguments that the field is made with where its maker gives no others.
@@ -76,7 +67,7 @@ class ClaimColumn(AnyField):
         return without_name(super().deconstruct())
 
 
-class StatusField(ClaimColumn, _CharField):
+class StatusField(ClaimColumn, models.CharField):  # type: ignore[type-arg]
     """The state of a row, one of ``Status``."""
 
     usual = {"max_length": 10, "choices": Status.choices}
@@ -96,27 +87,27 @@ class Utf8Collation(ClaimColumn):
         return parameters
 
 
-class HolderField(Utf8Collation, _CharField):
+class HolderField(Utf8Collation, models.CharField):  # type: ignore[type-arg]
     """Who holds the claim, compared byte for byte on every database."""
 
     usual = {"max_length": 200}
 
 
-class ErrorClassField(Utf8Collation, _CharField):
+class ErrorClassField(Utf8Collation, models.CharField):  # type: ignore[type-arg]
     """The dotted name of the exception that a try ended with."""
 
     usual = {"max_length": 200}
 
 
-class ErrorTextField(Utf8Collation, _TextField):
+class ErrorTextField(Utf8Collation, models.TextField):  # type: ignore[type-arg]
     """What a try ended with, in words."""
 
 
-class CounterField(ClaimColumn, _IntegerField):
+class CounterField(ClaimColumn, models.IntegerField):  # type: ignore[type-arg]
     """A count. A plain integer: ``Positive…Field`` adds a CHECK that scans the whole table."""
 
 
-class PriorityField(_IntegerField):
+class PriorityField(models.IntegerField):  # type: ignore[type-arg]
     """The user's own order of claims; higher comes first."""
 
     def deconstruct(self) -> Any:
@@ -129,23 +120,23 @@ class RangeColumn(ClaimColumn):
     """Marks a column of a range of keys; like the claim columns it is written by verbs alone."""
 
 
-class RangeKeyField(RangeColumn, _TextField):
+class RangeKeyField(RangeColumn, models.TextField):  # type: ignore[type-arg]
     """A key of the source model as JSON; only ever decoded, never compared as text except for being the same."""
 
 
-class RangeCountField(RangeColumn, _BigIntegerField):
+class RangeCountField(RangeColumn, models.BigIntegerField):  # type: ignore[type-arg]
     """A number of rows of the source model."""
 
 
-class RangeMarkField(RangeColumn, _TextField):
+class RangeMarkField(RangeColumn, models.TextField):  # type: ignore[type-arg]
     """The transactions that may still add rows to a range."""
 
 
-class RangePositionField(RangeColumn, _FloatField):
+class RangePositionField(RangeColumn, models.FloatField):  # type: ignore[type-arg]
     """Where a range stands among the others: in the order of their keys."""
 
 
-class MomentField(ClaimColumn, _DateTimeField):
+class MomentField(ClaimColumn, models.DateTimeField):  # type: ignore[type-arg]
     """A moment, stored as UTC on every database whatever ``USE_TZ`` and ``TIME_ZONE`` say.
 
     Python sees what Django users expect: aware values under ``USE_TZ``, else naive ones in ``TIME_ZONE``.
@@ -157,9 +148,8 @@ class MomentField(ClaimColumn, _DateTimeField):
         return "MomentField"
 
     def db_type(self, connection: BaseDatabaseWrapper) -> str:
-        return {"postgresql": "timestamp with time zone", "mysql": "datetime(6)"}.get(
-            connection.vendor, "text" if connection.vendor == "sqlite" else "timestamp"
-        )
+        kinds = {"postgresql": "timestamp with time zone", "mysql": "datetime(6)"}
+        return kinds.get(connection.vendor, "text")
 
     def get_db_prep_value(
         self, value: object, connection: BaseDatabaseWrapper, prepared: bool = False

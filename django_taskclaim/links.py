@@ -1,11 +1,11 @@
 """How a companion finds its source: the link from its row to one row of a table that may not be altered."""
 
 from collections.abc import Iterable
-from functools import cache
 from typing import Any, NamedTuple
 
 from django.db import models, router
 
+from django_taskclaim.caching import memoized
 from django_taskclaim.fields import AnyField
 
 #: The field of a companion that leads to its source.
@@ -71,14 +71,10 @@ def is_companion(model: object) -> bool:
     return bool(getattr(model, "taskclaim_companion", False))
 
 
+@memoized
 def source_link(model: type[models.Model]) -> SourceLink:
     """Return the link of the companion *model*; TypeError in one sentence where it has none that can work."""
-    return _link_of(model)
-
-
-@cache
-def _link_of(model: Any) -> SourceLink:
-    field = next((one for one in model._meta.get_fields() if one.name == LINK), None)
+    field: Any = next((one for one in model._meta.get_fields() if one.name == LINK), None)
     if not isinstance(field, models.ForeignObject):
         raise TypeError(
             f"{model._meta.label} has no field {LINK!r} that leads to another model; write {LINK} ="

@@ -1,6 +1,5 @@
 """The tables of this app, and the scopes of the switch. They live on every database that holds a claimable model."""
 
-from functools import cache
 from typing import Any
 
 from django.apps import apps
@@ -8,6 +7,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from django_taskclaim.caching import memoized
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.fields import CounterField, ErrorClassField, HolderField, MomentField
 
@@ -32,21 +32,17 @@ def scope_of(model: type[models.Model]) -> str:
     return concrete._meta.label_lower
 
 
-def scopes_over(model: type[models.Model]) -> list[str]:
-    """Return the scopes whose pause stops a claim through *model*: all, the table's owner, and down to itself."""
-    return list(_scopes_over(model))
-
-
-@cache
-def _scopes_over(model: Any) -> tuple[str, ...]:
+@memoized
+def own_scopes(model: type[models.Model]) -> tuple[str, ...]:
+    """Return the scopes of the table's owner, and of all models down to *model* itself."""
     owner = claim_columns(model).owner
     between = [scope_of(cls) for cls in reversed(model.__mro__) if issubclass(cls, owner)]
-    return (EVERY_MODEL, *dict.fromkeys(between))
+    return tuple(dict.fromkeys(between))
 
 
-def own_scopes(model: type[models.Model]) -> list[str]:
-    """Return the scopes of ``scopes_over`` that are a model's, the table's owner first."""
-    return scopes_over(model)[1:]
+def scopes_over(model: type[models.Model]) -> list[str]:
+    """Return the scopes whose pause stops a claim through *model*: that of all, and its own."""
+    return [EVERY_MODEL, *own_scopes(model)]
 
 
 def throttle_scope(scope: str) -> str:
