@@ -26,15 +26,8 @@ def async_twin(
     twin.__qualname__ = f"{method.__qualname__.rpartition('.')[0]}.a{name}"
     twin.__doc__ = f"``{name}`` for async code."
     twin.__signature__ = inspect.signature(method)  # type: ignore[attr-defined]
-    return shown_as_coroutine(twin)
-
-
-def shown_as_coroutine(function: Callable[P, R]) -> Callable[P, R]:
-    """Mark an ``async def`` of a queryset: the plain function that Django's manager makes of it keeps the mark.
-
-    ``async_to_sync`` and ``asyncio.iscoroutinefunction`` see the mark alone.
-    """
-    return markcoroutinefunction(function)
+    # The plain function that Django's manager makes of a queryset's method keeps the mark.
+    return markcoroutinefunction(twin)
 
 
 def is_coroutine_function(function: Callable[..., object]) -> bool:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from functools import partial
 from typing import Any
 
 from django_taskclaim import conf
@@ -30,9 +29,6 @@ class ClaimLost(TaskClaimError):
     def __str__(self) -> str:
         return f"Nothing was written for {_named(self.lost)}: {self.reason}."
 
-    def __reduce__(self) -> Any:
-        return partial(ClaimLost, reason=self.reason), (self.lost, self.written)
-
 
 class CommitUnknown(ClaimLost):
     """The answer to a COMMIT was lost, and the rows have moved on since: nobody can tell what was written.
@@ -59,10 +55,6 @@ class CommitUnknown(ClaimLost):
             f"Nobody can tell whether {_named(self.undecided)} was written: the answer to the COMMIT was lost, and"
             f" what the table holds now does not say.{rest}"
         )
-
-    def __reduce__(self) -> Any:
-        rebuild = partial(CommitUnknown, reason=self.reason)
-        return rebuild, (self.lost, self.written, self.undecided)
 
 
 def _named(rows: Sequence[object]) -> str:

@@ -251,12 +251,17 @@ def _register_or_note(
     given: object, function: Callable[..., object], options: HandlerOptions
 ) -> None:
     """Register *function*; while Django starts note what is refused, because a traceback would hide the checks."""
+    model: Any = None
     try:
-        _register(_model_of(given), function, options)
+        model = _model_of(given)
+        _register(model, function, options)
     except Exception as error:
         if apps.ready:
             raise
-        _note_fault(given, function, error)
+        code = getattr(inspect.unwrap(function), "__code__", None)
+        line = f" (line {code.co_firstlineno})" if code is not None else ""
+        why = f"{name_of(function)}{line} is not registered as a handler: {error}"
+        faults.append((model, why))
 
 
 def _register(
@@ -347,16 +352,6 @@ def _mistakes(new: Handler, policy: Policy) -> Iterator[str]:
             "walks a range, and ranges that are done must stay: the plan goes on behind the last of them. Leave out"
             " the completion"
         )
-
-
-def _note_fault(given: Any, function: Any, error: Exception) -> None:
-    try:
-        model: Any = given if inspect.isclass(given) else apps.get_model(given)
-    except (AttributeError, LookupError, ValueError):
-        model = None
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    line = f" (line {code.co_firstlineno})" if code is not None else ""
-    faults.append((model, f"{name_of(function)}{line} is not registered as a handler: {error}"))
 
 
 def _note_who_is_called() -> None:

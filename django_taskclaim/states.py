@@ -1,5 +1,6 @@
 """The five states of a row and the token that names one claim of it."""
 
+import re
 from typing import NamedTuple, Self
 
 from django.db import models
@@ -20,6 +21,10 @@ class Status(models.TextChoices):
 WORKER_MARK = "#"
 
 
+#: More digits than any database's integer has would be an error of the driver's.
+_TOKEN = re.compile("(?P<iteration>[0-9]{1,10}):(?P<holder>[^\x00]{1,200})")
+
+
 class Token(NamedTuple):
     """With the row's key it identifies one claim of that row for ever; its ``str()`` travels in a form."""
 
@@ -32,25 +37,10 @@ class Token(NamedTuple):
     @classmethod
     def parse(cls, value: "str | tuple[str, int]") -> Self:
         """Return the token that *value* spells; ValueError where it spells none, whatever a form sent."""
-        holder: object
-        iteration: object
-        if isinstance(value, str):
-            iteration, _colon, holder = value.partition(":")
-        elif isinstance(value, (tuple, list)) and len(value) == 2:
-            holder, iteration = value
-        else:
-            holder = iteration = ""
-        count = str(iteration)
-        # More digits than any database's integer has would be an error of the driver's.
-        if (
-            not isinstance(holder, str)
-            or not _is_holder(holder)
-            or not count.isdecimal()
-            or len(count) > 10
-        ):
+        text: object = value
+        if isinstance(value, (tuple, list)) and len(value) == 2 and isinstance(value[0], str):
+            text = f"{value[1]}:{value[0]}"
+        found = _TOKEN.fullmatch(text) if isinstance(text, str) else None
+        if found is None:
             raise ValueError(f"{value!r} is no claim token; expected '<iteration>:<holder>'.")
-        return cls(holder, int(count))
-
-
-def _is_holder(name: str) -> bool:
-    return 0 < len(name) <= 200 and "\x00" not in name
+        return cls(found["holder"], int(found["iteration"]))

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 from asgiref.sync import sync_to_async
 from django.db import Error, connections, router
@@ -83,12 +83,11 @@ class LeaseLost(ClaimLost):
     def __init__(self, name: str, token: Token, reason: str) -> None:
         super().__init__([name], reason=reason)
         self.name, self.token = name, token
+        # What a copy of the error is made from.
+        self.args = name, token, reason
 
     def __str__(self) -> str:
         return f"Lease {self.name!r} (token {self.token}) is not held here: {self.reason}."
-
-    def __reduce__(self) -> Any:
-        return LeaseLost, (self.name, self.token, self.reason)
 
 
 class HeldLease:

@@ -5,10 +5,11 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
+from asgiref.sync import markcoroutinefunction
 from django.db import models
 
 from django_taskclaim import conf
-from django_taskclaim.awaitables import async_twin, shown_as_coroutine
+from django_taskclaim.awaitables import async_twin
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.querysets import (
@@ -284,7 +285,8 @@ class ClaimQuerySet(FencedQuerySet[M]):
 
     # Async twins
 
-    @shown_as_coroutine
+    # Django's manager makes a plain function of it, which keeps the mark.
+    @markcoroutinefunction
     async def aclaim_batch(self, limit: int, **options: Any) -> list[M]:
         """``claim_batch`` for async code; a task that is cancelled claims nothing, unless *claimed_by* names a holder.
 
