@@ -157,14 +157,10 @@ def _safely(ask: Callable[[], str], what: str) -> str:
 def _class_of(error: object) -> str:
     """Return the dotted name of an exception's class, at most as long as its column; empty for a text."""
     kind = error if isinstance(error, type) else type(error)
-    if kind is not error and not issubclass(kind, BaseException):
+    if not issubclass(kind, BaseException):
         return ""
-
-    def dotted() -> str:
-        module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
-        return f"{module}{kind.__qualname__}"
-
-    return _cut(_clean(_safely(dotted, "class")), CLASS_LENGTH)
+    module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+    return _cut(_clean(f"{module}{kind.__qualname__}"), CLASS_LENGTH)
 
 
 def _raw_text(error: object) -> str:
@@ -184,9 +180,8 @@ def _lines(error: object, prefix: str = "") -> Iterator[str]:
 
 def _own_text(error: object) -> str:
     """Return one character more than is seen of what *error* says, so that ``redact`` knows that it was cut."""
-    # An exception class given in place of an instance says nothing. What str() returns may have methods of its own.
-    text = "" if isinstance(error, type) else _safely(lambda: str(error), "str()")
-    return str.__getitem__(text, slice(_seen() + 1))
+    # An exception class given in place of an instance says nothing.
+    return "" if isinstance(error, type) else _safely(lambda: str(error)[: _seen() + 1], "str()")
 
 
 # Where it came from
