@@ -4,7 +4,7 @@ Importing this package imports no models, so it is safe in ``settings.py`` and b
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from django_taskclaim.handlers import handler as handler
@@ -24,7 +24,7 @@ _MODULES = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Load a public name on first use, because its module needs Django to be configured."""
     if name in _MODULES:
         return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

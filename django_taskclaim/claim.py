@@ -112,7 +112,7 @@ class Claim:
             return None
         return timedelta(seconds=max(0.0, self.local_deadline - clock()))
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         # No deadline: the clock of another process or boot says nothing about ours. And no end that is not committed:
         # nobody would tell the copy of a rollback.
         names = ("token", "alias", "pk", "lease", "attempts", "lost", "unanswered", "ambiguous")

@@ -112,7 +112,7 @@ def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and value == value
 
 
-def _read_breaker(value: object) -> dict[str, Any]:
+def _read_breaker(value: object) -> dict[str, object]:
     if not isinstance(value, Mapping) or not _BREAKER_KEYS.keys() >= value.keys():
         raise ValueError
     kinds = _BREAKER_KEYS.items()

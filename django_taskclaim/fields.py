@@ -197,7 +197,7 @@ def as_utc(value: datetime) -> datetime:
     return value.astimezone(UTC)
 
 
-def _stored_form(value: datetime, vendor: str) -> Any:
+def _stored_form(value: datetime, vendor: str) -> object:
     if vendor == "postgresql":
         return value
     naive = value.replace(tzinfo=None)

@@ -49,13 +49,13 @@ def holder_of(user: Any) -> str:
     return f"{PREFIX}{user.pk}"
 
 
-def user_of(holder: str | None) -> Any:
+def user_of(holder: str | None) -> object:
     """Return the user whom a holder's name means, None where it means none."""
     found = users_of([holder or ""])
     return next(iter(found.values()), None)
 
 
-def users_of(holders: Iterable[str]) -> dict[str, Any]:
+def users_of(holders: Iterable[str]) -> dict[str, object]:
     """Return the users whom these names mean, by name, in one query; names that mean none are left out."""
     keys = {name: key for name in holders if (key := _key_in(name)) is not None}
     if not keys:
@@ -69,7 +69,7 @@ def users_of(holders: Iterable[str]) -> dict[str, Any]:
     }
 
 
-def _key_in(holder: str) -> Any:
+def _key_in(holder: str) -> object:
     if not holder.startswith(PREFIX) or not apps.is_installed("django.contrib.auth"):
         return None
     try:

@@ -51,7 +51,7 @@ def send_after_commit(
         after_commit(using, lambda: signal.send_robust(sender=model, using=using, **facts))
 
 
-def send_of_rows(signal: Signal, rows: Iterable[Any], **facts: Any) -> None:
+def send_of_rows(signal: Signal, rows: Iterable[models.Model], **facts: Any) -> None:
     """Send *signal* about rows, by model and by the database of their claims; as ``send_after_commit``."""
     if not signal.receivers:
         return

@@ -135,7 +135,7 @@ def as_stored(name: str, value: object) -> Any:
     return value if value is None or is_no_limit else _OVERRIDES[name].check(value, name)
 
 
-def override_from_text(name: str, text: str) -> Any:
+def override_from_text(name: str, text: str) -> object:
     """Return the value that a person means: "none" is no limit, "default" or nothing follows the handler."""
     if text in ("", "default"):
         return None
@@ -166,7 +166,7 @@ def _refuse_short_lease(model: type[models.Model], lease: timedelta, aliases: li
                 )
 
 
-def overrides_of(model: type[models.Model], *, using: str) -> dict[str, Any]:
+def overrides_of(model: type[models.Model], *, using: str) -> dict[str, object]:
     """Return the overrides that are stored for *model*, by name; an empty text or 0 is no limit."""
     switch = Switch.objects.using(using).filter(scope=scope_of(model)).first()
     return switch.overrides if switch is not None else {}
@@ -243,7 +243,7 @@ def claimable_models() -> list[type[models.Model]]:
     ]
 
 
-def _paused(reason: str, by: str, until: Until) -> dict[str, Any]:
+def _paused(reason: str, by: str, until: Until) -> dict[str, object]:
     end: Any = until
     if until is not None and not isinstance(until, datetime):
         end = DatabaseLater(conf.positive_duration(until, "until"))

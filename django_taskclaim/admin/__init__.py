@@ -4,7 +4,7 @@ Django imports this package in every project that has ``django.contrib.admin``, 
 somebody asks for the mixin.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from django_taskclaim.admin.control_room import mounting  # noqa: F401 - puts the overview on Django's default site
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["ClaimAdminMixin"]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name != "ClaimAdminMixin":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from django_taskclaim.admin.mixin import ClaimAdminMixin

@@ -78,7 +78,7 @@ def standard_address(admin: Any, page: str, *args: str) -> str:
 # What is drawn
 
 
-def row_buttons(admin: Any, request: HttpRequest, row: Any, *, page: bool) -> Iterator[Any]:
+def row_buttons(admin: Any, request: HttpRequest, row: Any, *, page: bool) -> Iterator[object]:
     """Yield title and path of the buttons that a row has, for a user who may act on it."""
     if not admin.has_operate_permission(request, row):
         return
@@ -95,7 +95,7 @@ def row_buttons(admin: Any, request: HttpRequest, row: Any, *, page: bool) -> It
 
 def model_buttons(
     admin: Any, request: HttpRequest, pauses: list[Switch], row: str = ""
-) -> Iterator[Any]:
+) -> Iterator[object]:
     """Yield title and path of the buttons of the model; *row* is the quoted key of the page that they stand on."""
     # What follows "#" is lost: the filters that django-admin-actions adds by itself, neither encoded nor complete.
     query = f"?row={row}" if row else f"{admin.filters_kept(request)}#"
@@ -189,7 +189,7 @@ def row_view(admin: Any, action: Action, request: HttpRequest, object_id: str) -
     )
 
 
-def _claim_of(row: Any, facts: RowFacts) -> dict[str, Any]:
+def _claim_of(row: Any, facts: RowFacts) -> dict[str, object]:
     """Match the row as it was read: what changes it after that keeps it from the action."""
     columns = claim_columns(type(row))
     return {columns.status.name: facts.status, columns.iteration.name: facts.iteration}

@@ -81,7 +81,7 @@ def in_list(model: type[models.Model], shown: Iterable[object]) -> tuple[Any, ..
     return tuple(dict.fromkeys([*told, *apart]))
 
 
-def _in_words(raw: Mapping[str, str], name: object) -> Any:
+def _in_words(raw: Mapping[str, str], name: object) -> object:
     role = raw.get(name) if isinstance(name, str) else None
     return IN_LIST.get(role, name) if role is not None else name
 
@@ -96,7 +96,7 @@ def read_only(model: type[models.Model], admin: object, *, on_page: bool) -> lis
     return [*raw_names(model), *link, *lost, *ranges, *applicable(model, PAGE_FIELDS)]
 
 
-def without_ours(model: type[models.Model], fields: Iterable[object]) -> list[Any]:
+def without_ours(model: type[models.Model], fields: Iterable[object]) -> list[object]:
     """Leave out of the fields that Django found by itself what the claim's own part of the page tells."""
     ours = {*raw_names(model), LOST_SOURCE, *RANGE_FIELDS, *PAGE_FIELDS}
     return [name for name in fields if isinstance(name, (list, tuple)) or name not in ours]
@@ -130,7 +130,7 @@ def _instead(line: object) -> Any:
     return LOST_SOURCE if line == LINK else line
 
 
-def _without(left_out: set[str], parts: Iterable[Any]) -> Iterator[Any]:
+def _without(left_out: set[str], parts: Iterable[Any]) -> Iterator[object]:
     for title, names, options in parts:
         if rest := tuple(name for name in names if name not in left_out):
             yield title, {"fields": rest, **options}
@@ -147,7 +147,7 @@ def app_address(app_label: str, site: str) -> str:
     return reverse("admin:app_list", kwargs={"app_label": app_label}, current_app=site)
 
 
-def package_buttons(admin: Any, instance: Any) -> Iterator[dict[str, Any]]:
+def package_buttons(admin: Any, instance: models.Model) -> Iterator[dict[str, Any]]:
     """Yield the row buttons that the user has declared by django-admin-actions itself."""
     for name in admin.actions_row:
         title = getattr(getattr(admin, name), "short_description", name)

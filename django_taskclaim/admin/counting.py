@@ -53,7 +53,7 @@ class BoundedPaginator(Paginator):  # type: ignore[type-arg]
             return super().page(number)
         return Page(rows.filter(pk__in=self._keys(rows, bottom)), number, self)
 
-    def _keys(self, rows: models.QuerySet[models.Model], bottom: int) -> list[Any]:
+    def _keys(self, rows: models.QuerySet[models.Model], bottom: int) -> list[object]:
         keys = rows.values_list("pk", flat=True)
         top = min(bottom + self.per_page, self.count)
         behind = self.count - top

@@ -243,7 +243,7 @@ class ClaimAdminMixin(OperatePermission, ActionsModelAdmin, _Tuples):
         has_error = bool(facts.error_class or facts.last_error)
         return columns_shown.with_claim(self.model, sets, has_error=has_error)
 
-    def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
+    def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> object:
         row = super().get_object(request, object_id, from_field)
         if row is not None:
             look_at([row], Look(alias_of(self.get_queryset(request)), request))

@@ -179,7 +179,7 @@ class RequireComplete(Operation):
     def migration_name_fragment(self) -> str:
         return f"require_complete_{self.model.rpartition('.')[2].lower()}"
 
-    def _unfinished(self, model: Any, alias: str) -> Iterator[str]:
+    def _unfinished(self, model: type[models.Model], alias: str) -> Iterator[str]:
         """Yield how many rows are in each state that is not finished."""
         fields = model._meta.concrete_fields
         status = next((field for field in fields if isinstance(field, StatusField)), None)
@@ -195,7 +195,7 @@ class RequireComplete(Operation):
             if found := rows.filter(**{status.name: state.value})[: MOST_COUNTED + 1].count():
                 yield f"{_number(found)} {'is' if found == 1 else 'are'} {state.value}"
 
-    def _without_companion(self, model: Any, alias: str) -> Iterator[str]:
+    def _without_companion(self, model: type[models.Model], alias: str) -> Iterator[str]:
         """Yield how many rows of the source of the companion *model* have no companion."""
         link = next((one for one in model._meta.get_fields() if one.name == LINK), None)
         if not isinstance(link, models.ForeignObject) or not _is_there(link.related_model, alias):
@@ -211,7 +211,9 @@ class RequireComplete(Operation):
             rows, have = ("row", "has") if found == 1 else ("rows", "have")
             yield f"{_number(found)} {rows} of {source._meta.label} {have} no row there"
 
-    def _unplanned(self, model: Any, alias: str, state: ProjectState) -> Iterator[str]:
+    def _unplanned(
+        self, model: type[models.Model], alias: str, state: ProjectState
+    ) -> Iterator[str]:
         """Yield that the source has rows which no range of *model* holds."""
         if self.source is None:
             raise NotComplete(
@@ -225,7 +227,7 @@ class RequireComplete(Operation):
             yield f"{self.source} has rows {behind}"
 
 
-def _is_there(model: Any, alias: str) -> bool:
+def _is_there(model: type[models.Model], alias: str) -> bool:
     """Say whether the table exists; one whose name carries a schema is taken to, for no list of tables shows it."""
     name = real_name(model._meta.db_table)
     if '"."' in name or "`.`" in name:
@@ -235,7 +237,7 @@ def _is_there(model: Any, alias: str) -> bool:
         return name in connection.introspection.table_names(cursor, include_views=True)
 
 
-def _all(model: Any, alias: str) -> "models.QuerySet[Any]":
+def _all(model: type[models.Model], alias: str) -> "models.QuerySet[models.Model]":
     """Return every row, also those that a manager hides, in no order."""
     return models.QuerySet(model, using=alias).order_by()
 

@@ -25,7 +25,7 @@ class NotComplete(TaskClaimError, CommandError):
 
 
 def unfinished_rows(
-    model: Any, alias: str, only: Filter | None, states: set[Status]
+    model: type[models.Model], alias: str, only: Filter | None, states: set[Status]
 ) -> Iterator[str]:
     """Yield how many rows are in each of *states*."""
     status = next(
@@ -42,7 +42,9 @@ def unfinished_rows(
             yield f"{_number(found)} {'is' if found == 1 else 'are'} {state.value}"
 
 
-def sources_without_companion(model: Any, alias: str, only: Filter | None) -> Iterator[str]:
+def sources_without_companion(
+    model: type[models.Model], alias: str, only: Filter | None
+) -> Iterator[str]:
     """Yield how many rows of the source of the companion *model* have no companion."""
     link = next((one for one in model._meta.get_fields() if one.name == LINK), None)
     if not isinstance(link, models.ForeignObject):
@@ -64,12 +66,12 @@ def sources_without_companion(model: Any, alias: str, only: Filter | None) -> It
         yield f"{_number(found)} {rows} of {source._meta.label} {have} no row there"
 
 
-def is_range(model: Any) -> bool:
+def is_range(model: type[models.Model]) -> bool:
     """Say whether the rows of *model*, as a migration knows it, are ranges of keys."""
     return any(isinstance(one, RangePositionField) for one in model._meta.concrete_fields)
 
 
-def unplanned_keys(model: Any, alias: str, source: Any) -> Iterator[str]:
+def unplanned_keys(model: type[models.Model], alias: str, source: Any) -> Iterator[str]:
     """Yield that *source* has rows which no range of *model* holds; a source of None is one that nothing names."""
     last = _all(model, alias).order_by("-position").values_list("upper", flat=True).first()
     if source is None:
@@ -95,7 +97,7 @@ def is_there(model: Any, alias: str) -> bool:
         return name in connection.introspection.table_names(cursor, include_views=True)
 
 
-def _all(model: Any, alias: str) -> "models.QuerySet[Any]":
+def _all(model: type[models.Model], alias: str) -> "models.QuerySet[models.Model]":
     """Return every row, also those that a manager hides, in no order."""
     return models.QuerySet(model, using=alias).order_by()
 

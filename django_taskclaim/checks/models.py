@@ -109,7 +109,7 @@ def _manager(model: type[models.Model]) -> Iterator[CheckMessage]:
         )
 
 
-def _hidden_manager(model: Any, name: str) -> str:
+def _hidden_manager(model: type[models.Model], name: str) -> str:
     """Return which manager a manager of our mixins hides; empty where nothing is lost."""
     found = [
         (base, manager)

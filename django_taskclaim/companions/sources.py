@@ -51,7 +51,7 @@ def hand_out(row: Any) -> Any:
     return source
 
 
-def lacks_source(row: Any) -> bool:
+def lacks_source(row: models.Model) -> bool:
     """Say whether ``load_sources`` has found no source for the companion *row*."""
     return not source_link(type(row)).field.is_cached(row)
 
@@ -64,7 +64,7 @@ def only_orphans(queryset: Found) -> Found:
     return queryset.filter(reduce(or_, _without_source(queryset), Q(pk__in=[])))
 
 
-def remove_orphans(queryset: "models.QuerySet[Any]") -> int:
+def remove_orphans(queryset: "models.QuerySet[models.Model]") -> int:
     """Delete rows without a source, chunk by chunk, but for those that are processing or locked."""
     found = _without_source(queryset)
     return sum(in_chunks(queryset, RemoveOrphans(orphaned)) for orphaned in found)
@@ -85,7 +85,7 @@ class RemoveOrphans(BulkVerb):
         return by_label.get(target.columns.owner._meta.label, 0)
 
 
-def _without_source(queryset: "models.QuerySet[Any]") -> Iterator[Q]:
+def _without_source(queryset: "models.QuerySet[models.Model]") -> Iterator[Q]:
     """Yield conditions that match, together, the rows of *queryset* whose source is gone."""
     link, alias = source_link(queryset.model), queryset.db
     beside = link.alias_beside(alias)

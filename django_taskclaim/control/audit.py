@@ -64,7 +64,7 @@ def record_action(
         _guarded(router.db_for_write(LogEntry), _store_entry, model or Switch, entry)
 
 
-def account_of(name: str) -> Any:
+def account_of(name: str) -> object:
     """Return the Django user who logs in as *name*; None where nobody does, or that cannot be asked."""
     if not apps.is_installed("django.contrib.auth"):
         return None

@@ -142,7 +142,7 @@ class MySQL(Dialect):
             return False
         return True
 
-    def service_options(self) -> dict[str, Any]:
+    def service_options(self) -> dict[str, object]:
         # mysqlclient waits for ever by default.
         return {"connect_timeout": 5, "read_timeout": 10, "write_timeout": 10}
 

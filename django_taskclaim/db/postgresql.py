@@ -87,7 +87,7 @@ class PostgreSQL(Dialect):
         # Its driver knows how the transaction stands: no need to ask the server twice, by a savepoint.
         has_begun, is_over = self._transaction_status() != NO_TRANSACTION, False
 
-        def watch(execute: Callable[..., object], *statement: object) -> Any:
+        def watch(execute: Callable[..., object], *statement: object) -> object:
             nonlocal has_begun, is_over
             # It begins with its first statement. Code that ends it and goes on has another one.
             is_over = is_over or (has_begun and self._transaction_status() == NO_TRANSACTION)
@@ -151,7 +151,7 @@ class PostgreSQL(Dialect):
         asked = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid = %s AND backend_start = %s"
         return self.fetch(SQL(asked, mark)) == [(True,)]
 
-    def service_options(self) -> dict[str, Any]:
+    def service_options(self) -> dict[str, object]:
         return {
             "connect_timeout": 5,
             "tcp_user_timeout": 10_000,

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from datetime import datetime, timedelta
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from django.db import InterfaceError, InternalError, OperationalError, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -145,7 +145,7 @@ class Sessions:
         """
         return False
 
-    def service_options(self) -> dict[str, Any]:
+    def service_options(self) -> dict[str, object]:
         """Return OPTIONS of a connection that must notice soon when its server is gone."""
         raise NotImplementedError
 

@@ -71,7 +71,7 @@ class SQLite(Dialect):
         finally:
             connection.transaction_mode = usual
 
-    def service_options(self) -> dict[str, Any]:
+    def service_options(self) -> dict[str, object]:
         return {"timeout": 5}
 
     def single_statement_claim(self, statement: ClaimStatement) -> SQL:

@@ -41,7 +41,7 @@ def capturing(target: ClaimTarget, *, locks_find: bool) -> Iterator[list[SQL]]:
             return f"SELECT {wanted} FROM {table} LIMIT {SAMPLE}"
         return f"SELECT 1 FROM {table} WHERE 1 = 0"
 
-    def capture(execute: Callable[..., object], text: str, params: Any, *rest: object) -> Any:
+    def capture(execute: Callable[..., object], text: str, params: Any, *rest: object) -> object:
         if table not in text or not text.startswith(("SELECT", "UPDATE", "DELETE", "WITH")):
             return execute(text, params, *rest)
         if all(text != known.text for known in statements):

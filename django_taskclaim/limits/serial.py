@@ -118,7 +118,7 @@ class SerialLimit(KeyLimit):
         return in_claim_order(rows, asked, target)
 
 
-def serial_order(policy: Policy, columns: ClaimColumns) -> list[Any]:
+def serial_order(policy: Policy, columns: ClaimColumns) -> list[object]:
     """Return the order of the rows of one key: the policy's own, else by priority and key.
 
     Without ``not_before``, for a row that waits for its retry keeps its place.

@@ -288,7 +288,7 @@ def as_json(look: Look, failing: Sequence[str]) -> str:
     return json.dumps(facts, default=_plain, indent=2)
 
 
-def _model_facts(seen: Overview, known: Sequence[Worker]) -> dict[str, Any]:
+def _model_facts(seen: Overview, known: Sequence[Worker]) -> dict[str, object]:
     pause, switch = seen.pause, seen.switch
     is_set = switch is not None and switch.set_at is not None
     return {
@@ -306,7 +306,7 @@ def _model_facts(seen: Overview, known: Sequence[Worker]) -> dict[str, Any]:
     }
 
 
-def _worker_facts(worker: Worker, alias: str) -> dict[str, Any]:
+def _worker_facts(worker: Worker, alias: str) -> dict[str, object]:
     same = ("name", "state", "alive", "held", "done", "failed", "host", "pid", "version")
     orders = open_orders(worker.name, using=alias)
     return {
@@ -317,12 +317,12 @@ def _worker_facts(worker: Worker, alias: str) -> dict[str, Any]:
     }
 
 
-def _values(of: object, *names: str, **renamed: str) -> dict[str, Any]:
+def _values(of: object, *names: str, **renamed: str) -> dict[str, object]:
     pairs = {**dict(zip(names, names, strict=True)), **renamed}
     return {key: getattr(of, name) for key, name in pairs.items()}
 
 
-def _plain(value: object) -> Any:
+def _plain(value: object) -> object:
     if isinstance(value, timedelta):
         return value.total_seconds()
     return as_utc(value).isoformat() if isinstance(value, datetime) else str(value)

@@ -36,10 +36,10 @@ def prepare(sender: type[models.Model], **kwargs: object) -> None:
         _prepare_columns(sender)
 
 
-def _short_form(name: str) -> Any:
+def _short_form(name: str) -> object:
     """Return the method that a model gets under *name*: the verb of ``row.claim``."""
 
-    def verb(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def verb(self: Any, *args: Any, **kwargs: Any) -> object:
         return getattr(self.claim, name)(*args, **kwargs)
 
     verb.__name__ = name

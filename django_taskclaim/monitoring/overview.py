@@ -232,7 +232,7 @@ def _worker(report: WorkerProcess, now: datetime) -> Worker:
     )
 
 
-def _next(rows: Any, columns: ClaimColumns) -> Any:
+def _next(rows: Any, columns: ClaimColumns) -> object:
     """Return the first open rows in the order of the claim index; many due ones stand for all that follow."""
     return rows.open().order_by(*columns.order)[:MOST]
 

@@ -161,7 +161,7 @@ def _call_of(queryset: Rows, request: Request) -> ClaimCall:
     )
 
 
-def _claim(call: ClaimCall, request: Request) -> list[Any]:
+def _claim(call: ClaimCall, request: Request) -> list[models.Model]:
     """Claim, commit and return the instances, each with its claim."""
     if call.autocommits:
         return _instances(call, _take(call, request.cursor, request.limit))
@@ -310,7 +310,9 @@ def _committed(call: ClaimCall, request: Request, error: AmbiguousCommit) -> lis
     return rows
 
 
-def _claim_without_bad_rows(call: ClaimCall, request: Request, error: Exception) -> list[Any]:
+def _claim_without_bad_rows(
+    call: ClaimCall, request: Request, error: Exception
+) -> list[models.Model]:
     """Claim again after *error*, without the rows that it is of; raise it where it is not of single rows."""
     refused: RefusedRows[Any] = RefusedRows(call.target)
     is_of_writing = refused.is_of_a_row(error)

@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any
 
 from django.db import models
 from django.db.models import Q
@@ -141,7 +140,7 @@ class Reaper:
 
     def __init__(
         self,
-        model: Any,
+        model: type[models.Model],
         using: str,
         every: timedelta | None = None,
         lease: Callable[[], timedelta] | None = None,

@@ -111,7 +111,7 @@ class FencedModel(models.Model):
 
     def _save_table(
         self, raw: bool = False, cls: object = None, *args: object, **kwargs: object
-    ) -> Any:
+    ) -> object:
         self._state.taskclaim_raw = raw  # type: ignore[attr-defined]
         return super()._save_table(raw, cls, *args, **kwargs)  # type: ignore[misc]
 
@@ -125,7 +125,7 @@ class FencedModel(models.Model):
         forced_update: Any,
         # Django 6.1 adds the fields to return, and returns their values instead of True.
         *returning: Any,
-    ) -> Any:
+    ) -> object:
         columns, claim = claim_columns(type(self)), claim_on(self, using)
         update: Any = super()._do_update
 
@@ -158,7 +158,7 @@ class FencedModel(models.Model):
 
     def _do_insert(
         self, manager: Any, using: str, fields: Any, returning_fields: Any, raw: bool
-    ) -> Any:
+    ) -> object:
         if claim_on(self, using) is not None:
             raise ClaimLost([self], reason=NEVER_INSERTED)
         if not raw and manager.model is claim_columns(type(self)).owner:
@@ -294,7 +294,7 @@ def fence_delete(model: Any) -> None:
     model.delete = delete
 
 
-def _all_rows(model: type[models.Model], using: str | None, **hints: Any) -> Any:
+def _all_rows(model: type[models.Model], using: str | None, **hints: Any) -> object:
     """Return every row of *model*: one that is claimed may be hidden by the base manager (``base_manager_name``)."""
     return models.QuerySet(model, using=using, hints=hints)
 
@@ -309,7 +309,7 @@ def _attnames(row: models.Model, names: Iterable[str] | None) -> list[str]:
     ]
 
 
-def _fenced(rows: Any, claim: Claim) -> Any:
+def _fenced(rows: Any, claim: Claim) -> object:
     """Narrow a save to the row while *claim* is still the current one."""
     columns, token = claim_columns(rows.model), claim.token
     return rows.filter(

@@ -39,7 +39,7 @@ def prefetch(queryset: Rows, rows: list[Any]) -> None:
 
 
 @cache
-def _is_laid_out(model: Any) -> bool:
+def _is_laid_out(model: type[models.Model]) -> bool:
     """Say whether no code but Django's and ours takes part in making an instance, whose values may then be laid out.
 
     Their constructor sets the values one by one, for the sake of those who override it: a third of what a claim costs.
@@ -61,7 +61,9 @@ def _listens(attribute: object) -> bool:
     return type(attribute) is not ForeignKeyDeferredAttribute and hasattr(attribute, "__set__")
 
 
-def _laid_out(model: Any, alias: str, names: list[str], values: Iterable[Any]) -> list[Any]:
+def _laid_out(
+    model: type[models.Model], alias: str, names: list[str], values: Iterable[Any]
+) -> list[Any]:
     rows = []
     new = object.__new__
     # Everything of a row in one place: each call that is made for all of them counts, and each check of what is known.

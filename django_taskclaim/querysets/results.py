@@ -86,7 +86,7 @@ def writable(model: type[models.Model]) -> set[str]:
 
 
 def own_values(
-    table: KeyTable, fields: Sequence[AnyField], instances: Sequence[Any]
+    table: KeyTable, fields: Sequence[AnyField], instances: Sequence[models.Model]
 ) -> list[OwnValues]:
     """Return the values that the instances have in each of *fields*, prepared as ``save()`` does."""
     return [
@@ -96,7 +96,7 @@ def own_values(
 
 
 def write_elsewhere(
-    target: ClaimTarget, rows: Sequence[Any], results: Results, *, may_be_gone: bool
+    target: ClaimTarget, rows: Sequence[models.Model], results: Results, *, may_be_gone: bool
 ) -> None:
     """Write results that are on other tables than the claim, inside the same transaction.
 
@@ -120,7 +120,9 @@ def write_elsewhere(
         raise SourceGone(gone)
 
 
-def _write(target: ClaimTarget, fields: Sequence[AnyField], instances: Sequence[Any]) -> list[Any]:
+def _write(
+    target: ClaimTarget, fields: Sequence[AnyField], instances: Sequence[models.Model]
+) -> list[object]:
     """Write *fields* from the instances, many in a statement, and return those whose rows are not there."""
     tables: dict[Any, list[AnyField]] = {}
     for field in fields:

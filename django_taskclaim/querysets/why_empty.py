@@ -80,7 +80,7 @@ def _is_paused(target: ClaimTarget) -> bool:
     return not on
 
 
-def _counts(target: ClaimTarget, who: str) -> dict[str, Any]:
+def _counts(target: ClaimTarget, who: str) -> dict[str, object]:
     """Return what ``WhyEmpty`` holds, as aggregates over open and running rows."""
     columns = target.columns
     status, expiry, waiting = columns.status.name, columns.expires_at.name, columns.not_before

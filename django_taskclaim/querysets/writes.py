@@ -124,12 +124,12 @@ def write_all(rows: object, verb: "Write") -> int:
     return given.end()
 
 
-def rows_of(held: Iterable[HeldRows]) -> list[Any]:
+def rows_of(held: Iterable[HeldRows]) -> list[models.Model]:
     """Return all the rows."""
     return [row for one in held for row in one.by_key.values()]
 
 
-def held_rows(rows: Iterable[object]) -> list[HeldRows]:
+def held_rows(rows: Iterable[models.Model]) -> list[HeldRows]:
     """Return those of *rows* that carry a claim which no verb has ended, by database, table and token."""
     return Given(rows).held
 
@@ -298,7 +298,9 @@ def _send(part: list[HeldRows], verb: Write) -> list[HeldRows] | None:
     return [one.only(keys) for one in part]
 
 
-def _ask_unanswered(held: list[HeldRows], verb: Write, written: list[Any]) -> list[HeldRows]:
+def _ask_unanswered(
+    held: list[HeldRows], verb: Write, written: list[models.Model]
+) -> list[HeldRows]:
     """Return the rows that are still to be written; what an earlier try has written goes to *written*."""
     unsure = [row for row in rows_of(held) if carried_claim(row).unanswered]
     judged = judge_ambiguous_commit(unsure, finished=verb.sets.get("status"))
@@ -353,14 +355,14 @@ def lock_free(rows: Rows) -> tuple[list[Any], list[Any]]:
     return free, busy
 
 
-def lock_claim(row: Any, using: str) -> bool:
+def lock_claim(row: models.Model, using: str) -> bool:
     """Lock the row's claim in the current transaction and say whether it stands."""
     claim, target = carried_claim(row), ClaimTarget.of(type(row), using)
     fence = target.table.standing(claim.token)
     return bool(target.dialect.select_keys(target.table, [claim.pk], fence, WAIT))
 
 
-def lock_claims(rows: Iterable[models.Model]) -> list[Any]:
+def lock_claims(rows: Iterable[models.Model]) -> list[models.Model]:
     """Lock the claims of *rows* in the current transaction, and return the rows without one."""
     given = list(rows)
     parts = [part for one in held_rows(given) for part in one.parts()]

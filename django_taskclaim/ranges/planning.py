@@ -172,7 +172,7 @@ def refuse_unknown_commits(target: RangeTarget) -> None:
     raise TypeError(f"{label} is growing, and {reason}")
 
 
-def waiting(target: RangeTarget) -> dict[str, Any]:
+def waiting(target: RangeTarget) -> dict[str, object]:
     """Return the columns of new ranges that have to wait for late commits.
 
     To be called after their keys were read: a transaction that begins later is given larger ones.

@@ -55,7 +55,7 @@ class Chunk(NamedTuple):
 
 
 def walk(
-    row: object, size: int | None, target_time: timedelta, largest: int
+    row: models.Model, size: int | None, target_time: timedelta, largest: int
 ) -> Generator[Any, None, None]:
     """Return the rows of the range in chunks; what is done with each is committed with the checkpoint behind it."""
     chunks = _walk(row, size, target_time.total_seconds(), largest)
@@ -104,7 +104,7 @@ def _walk(row: Any, size: int | None, seconds: float, largest: int) -> Generator
             others_until = clock() + min(MOST_OF_OTHERS, took * SHARE_OF_OTHERS)
 
 
-def _claim_on(row: Any) -> tuple[Claim, RangeTarget]:
+def _claim_on(row: models.Model) -> tuple[Claim, RangeTarget]:
     claim = standing_claim(row)
     if claim is None:
         raise_lost([row], [])
@@ -113,7 +113,7 @@ def _claim_on(row: Any) -> tuple[Claim, RangeTarget]:
     return claim, target
 
 
-def _refuse_interrupted(row: object, claim: Claim, target: RangeTarget) -> None:
+def _refuse_interrupted(row: models.Model, claim: Claim, target: RangeTarget) -> None:
     """Raise RangeInterrupted where the worker asks for the range; one that takes too long is split first."""
     if claim.lost:
         raise_lost([row], [])
@@ -123,7 +123,7 @@ def _refuse_interrupted(row: object, claim: Claim, target: RangeTarget) -> None:
         raise RangeInterrupted(0, f"{claim.asked_back}; the range goes on at its checkpoint")
 
 
-def _lock(row: Any, claim: Claim, target: RangeTarget) -> None:
+def _lock(row: models.Model, claim: Claim, target: RangeTarget) -> None:
     """Lock the range for the current transaction, and let *row* show it as it is now; ClaimLost where it is lost."""
     columns = target.claims.columns
     now = target.locked(claim.pk) if standing_claim(row) is not None else None
@@ -136,7 +136,7 @@ def _lock(row: Any, claim: Claim, target: RangeTarget) -> None:
     _show(row, target, {name: getattr(now, name) for name in SHOWN})
 
 
-def _show(row: Any, target: RangeTarget, values: dict[str, Any]) -> None:
+def _show(row: models.Model, target: RangeTarget, values: dict[str, Any]) -> None:
     shown: dict[Any, Any] = {target.model._meta.get_field(name): values[name] for name in values}
     show([row], shown | {target.claims.columns.expires_at: models.DEFERRED})
 
@@ -155,7 +155,7 @@ def _next_chunk(row: Any, target: RangeTarget, size: int) -> Chunk:
 # The checkpoint
 
 
-def advance(row: object, key: object, rows: int) -> None:
+def advance(row: models.Model, key: object, rows: int) -> None:
     """Write the checkpoint of a claimed range; see ``RangeMixin.advance``."""
     claim, target = _claim_on(row)
     write = partial(_advance, row, claim, target, target.keys.encode(key), rows)

@@ -23,7 +23,7 @@ PAGE = 512
 HEAD = struct.Struct("=III")
 
 
-def shared_memory() -> Any:
+def shared_memory() -> object:
     """Return memory that children can be given; None where the machine has none to spare."""
     try:
         return multiprocessing.get_context("spawn").RawArray("B", SIZE)

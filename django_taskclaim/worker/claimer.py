@@ -314,7 +314,7 @@ class Claimer(threading.Thread):
             rows = self._prepare(handler, rows)
         return rows
 
-    def _prepare(self, handler: Handler, rows: list[Any]) -> list[Any]:
+    def _prepare(self, handler: Handler, rows: list[Any]) -> list[object]:
         """Load what the handler needs beside the rows; they go back uncounted where that cannot be had."""
         try:
             return prepare(handler, rows)

@@ -242,7 +242,7 @@ class InFlight:
                 self._changed.notify_all()
             return unit
 
-    def _next(self, wants: Callable[[Handler, "InFlight"], bool]) -> Any:
+    def _next(self, wants: Callable[[Handler, "InFlight"], bool]) -> object:
         if self._alone is not None:
             return None
         for model, units in self._waiting.items():

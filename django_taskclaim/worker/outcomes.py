@@ -87,7 +87,7 @@ def outlived(handler: Handler) -> str:
     return f"The handler ran longer than its timeout of {format_duration(handler.timeout or timedelta())}."
 
 
-def of_answer(rows: Sequence[Any], answer: object) -> list[BaseException | str | None]:
+def of_answer(rows: Sequence[models.Model], answer: object) -> list[BaseException | str | None]:
     """Return what a batch handler's *answer* says of each row: None for done, else what went wrong.
 
     The answer is None (all are done), a mapping from rows or their keys to outcomes, or an iterable of rows and keys
@@ -101,11 +101,11 @@ def of_answer(rows: Sequence[Any], answer: object) -> list[BaseException | str |
     return [_outcome(_said_of(row, said)) for row in rows]
 
 
-def _said_of(row: models.Model, said: Mapping[Any, Any]) -> Any:
+def _said_of(row: models.Model, said: Mapping[Any, Any]) -> object:
     return next((said[name] for name in _names(row) if name in said), UNMENTIONED)
 
 
-def _names(row: models.Model) -> list[Any]:
+def _names(row: models.Model) -> list[object]:
     """Return what the answer may call the row: by its key, or its source's if it is a companion."""
     if not is_companion(type(row)):
         return [_key_of(row)]
@@ -129,7 +129,7 @@ def _pair(item: object) -> tuple[Any, Any]:
     return _key(item), None
 
 
-def _key(given: object) -> Any:
+def _key(given: object) -> object:
     return _key_of(given) if isinstance(given, models.Model) else given
 
 

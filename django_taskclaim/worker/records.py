@@ -36,7 +36,7 @@ _console = _Console()
 
 def changed(
     event: str,
-    rows: Sequence[Any],
+    rows: Sequence[models.Model],
     seconds: float,
     *,
     level: int = logging.INFO,
@@ -91,7 +91,7 @@ def _timing(seconds: float, ran: float | None) -> str:
 
 
 def failed(
-    row: object,
+    row: models.Model,
     seconds: float,
     error: str,
     text: str,
@@ -124,7 +124,7 @@ def watch(rows: Iterable[models.Model]) -> None:
         claim.watched = True
 
 
-def lost(row: Any, why: str, *, error: BaseException | None = None) -> None:
+def lost(row: models.Model, why: str, *, error: BaseException | None = None) -> None:
     """Record once that a row belongs to somebody else now, with what its handler raised, if it did.
 
     What it raises after the loss was recorded is recorded by itself, as ``raised``.
@@ -151,7 +151,7 @@ def broken(what: str, error: BaseException | str, **facts: object) -> None:
     log(logger, logging.ERROR, "%s", said, raised=raised, extra=facts)
 
 
-def unrecorded(row: object, error: BaseException) -> None:
+def unrecorded(row: models.Model, error: BaseException) -> None:
     """Log that the database refuses even what says that a row has failed, or goes back; nothing more is written."""
     what = "what became of it could not be recorded, and it stays as it is until its lease ends"
     broken(f"{named(row)}: {what}", error, event="unrecorded", keys=[_key(row)])
@@ -171,7 +171,7 @@ def summary(name: str, vitals: Any, held: int, unit: str = "row") -> None:
 
 def waits_for(
     name: str,
-    model: Any,
+    model: type[models.Model],
     key: Any,
     status: str,
     holder: str | None,
@@ -193,12 +193,12 @@ def waits_for(
     logger.info("%s waits for %s, %s", name, what, why, extra=facts)
 
 
-def named(row: Any) -> str:
+def named(row: models.Model) -> str:
     """Name a row by model and key, a companion by its source's too; a ``__str__`` might ask the database, or raise."""
     return f"{row._meta.label} {with_source(_key(row), source_key_text(row))}"
 
 
-def _key(row: Any) -> str:
+def _key(row: models.Model) -> str:
     claim = claim_of(row)
     return str(row.pk if claim is None else claim.pk)
 

@@ -40,7 +40,7 @@ class Turns:
         timed = coroutine if unit is None else self._timed(unit, coroutine)
         return asyncio.Task(timed, loop=loop, **options)
 
-    async def _timed(self, unit: Unit, coroutine: object) -> Any:
+    async def _timed(self, unit: Unit, coroutine: object) -> object:
         return await self._steps(unit, coroutine)
 
     @types.coroutine

@@ -83,7 +83,7 @@ class UnsavedColumns:
                 self._warned.update(columns)
                 self._log(row, columns)
 
-    def _log(self, row: Any, columns: Sequence[str]) -> None:
+    def _log(self, row: models.Model, columns: Sequence[str]) -> None:
         names = ", ".join(f'"{name}"' for name in (*self._handler.update_fields, *columns))
         logger.warning(
             "%s: %s set %s, but nothing writes it, so this row and others are completed without it."
@@ -97,7 +97,7 @@ class UnsavedColumns:
             },
         )
 
-    def _alias(self, row: Any, instance: Any) -> Any:
+    def _alias(self, row: models.Model, instance: models.Model) -> Any:
         claim = claim_of(row)
         return claim.alias if instance is row and claim else instance._state.db
 
@@ -121,7 +121,7 @@ class UnsavedColumns:
         fields = kind._meta.concrete_fields
         return [one for one in fields if one.attname in names and one not in written]
 
-    def _name(self, row: object, instance: object, field: AnyField) -> str:
+    def _name(self, row: models.Model, instance: models.Model, field: AnyField) -> str:
         """Return how ``update_fields`` names a column."""
         is_hidden = instance is not row and field.name in writable(self._handler.model)
         return f"{PREFIX}{field.name}" if is_hidden else field.name

@@ -76,7 +76,7 @@ class Work:
         """Say whether this worker takes every range, so that it may plan some: others it would never see done."""
         return handler.has_ranges and not handler.rows(self.options.using).query.where
 
-    def _end_of_source(self, handler: Handler) -> Any:
+    def _end_of_source(self, handler: Handler) -> object:
         """Return the key beyond which a drain plans no ranges: a source may grow faster than it is drained."""
         model, using = handler.model, self.options.using
         if self.options.drain and self._ends_of_sources.get(model) is None:

@@ -380,7 +380,7 @@ def _alike(results: list[Result]) -> list[list[Result]]:
     return list(groups.values())
 
 
-def _kind(result: Result) -> Any:
+def _kind(result: Result) -> object:
     """Return what results have in common that one statement can write."""
     outcome = result.outcome
     if type(outcome) is Done:

@@ -54,7 +54,7 @@ class OverrideField(forms.CharField):
         super().__init__(label=label, max_length=40, required=False, show_hidden_initial=True)
         self.name = name
 
-    def clean(self, value: object) -> Any:
+    def clean(self, value: object) -> object:
         """Return what is stored; None follows the handler."""
         try:
             return override_from_text(self.name, super().clean(value))

@@ -1,7 +1,6 @@
 """What all pages of the control room share."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import django
 from django.contrib.admin import AdminSite
@@ -24,6 +23,6 @@ def overview_url(site: AdminSite) -> str:
         return ""
 
 
-def crumbs_context(crumbs: Sequence[Crumb]) -> dict[str, Any]:
+def crumbs_context(crumbs: Sequence[Crumb]) -> dict[str, object]:
     """Return what the templates need to show the way from the index to the page."""
     return {"crumbs": crumbs, "crumbs_are_listed": django.VERSION >= (6, 1)}

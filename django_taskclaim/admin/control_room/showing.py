@@ -122,7 +122,7 @@ def _failure(room: Room, group: Group, failed: Sample) -> FailureLine:
 FIRST = 10
 
 
-def _act(act: Any) -> dict[str, Any]:
+def _act(act: Any) -> dict[str, object]:
     return {
         "at": words.clock(as_utc(act.at)),
         "who": act.by,

@@ -85,7 +85,7 @@ class MyWorkMixin(HolderMixin, _Many):
             rows = self._only(self._editable(rows.expired().order_by("pk"), MOST_PUT_BACK))
         return int(rows.release_expired(limit=MOST_PUT_BACK))
 
-    def _asked_for(self) -> list[Any]:
+    def _asked_for(self) -> list[object]:
         rows: list[Any] = self._claimable().claim_batch(
             self.batch_size, claimed_by=self.holder(), include_held=True, lease=self.get_lease()
         )
@@ -161,7 +161,7 @@ class MyWorkMixin(HolderMixin, _Many):
         return rows.why_empty(self.holder())
 
 
-def _first(rows: Any) -> Iterator[Any]:
+def _first(rows: Any) -> Iterator[object]:
     for start in range(0, MOST_LOOKED_AT, PORTION):
         portion = list(rows[start : start + PORTION])
         yield from portion

@@ -167,7 +167,7 @@ class HolderMixin(LoginRequiredMixin, Base):
         for _number, (pk, token) in zip(range(MOST_PINGED), pairs, strict=False):
             yield pk, self.carrying(pk, token)
 
-    def _renewed(self, rows: list[Any]) -> list[Any]:
+    def _renewed(self, rows: list[Any]) -> list[object]:
         """Renew, and return those that were lost."""
         if not rows:
             return []
@@ -222,7 +222,7 @@ class HolderMixin(LoginRequiredMixin, Base):
         }
 
 
-def _seconds_left(row: Any, now: datetime | None) -> float | None:
+def _seconds_left(row: models.Model, now: datetime | None) -> float | None:
     try:
         expiry = getattr(row, claim_columns(type(row)).expires_at.attname)
     except ObjectDoesNotExist:

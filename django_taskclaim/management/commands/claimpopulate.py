@@ -79,7 +79,7 @@ exit codes:
     def handle(
         self,
         *,
-        model: Any,
+        model: type[models.Model],
         filters: list[str],
         database: str | None,
         chunk: int,
@@ -126,7 +126,7 @@ exit codes:
             )
 
 
-def _sources(model: type[models.Model], alias: str, filters: list[str]) -> Any:
+def _sources(model: type[models.Model], alias: str, filters: list[str]) -> object:
     """Return the sources that all *filters* select."""
     link = source_link(model)
     try:

@@ -75,7 +75,7 @@ class PostgreSQLServer(Server):
         known = self._known_rows(table)
         return Plan(_lines(best), sorts and known > few, scans and known > SMALL)
 
-    def _plan(self, statement: SQL) -> Any:
+    def _plan(self, statement: SQL) -> object:
         (row,) = self.dialect.fetch(sql("EXPLAIN (FORMAT JSON) {}", statement))
         answer = json.loads(row[0]) if isinstance(row[0], str) else row[0]
         return answer[0]["Plan"]
