@@ -141,7 +141,7 @@ def _nobody_works(seen: Overview) -> Iterator[Finding]:
     since = (
         "" if last is None else f"; the last one reported {format_duration(seen.now - last)} ago"
     )
-    yield Finding.note(f"{idle}{since}.", f"manage.py claimworker {label}", headline=idle)
+    yield Finding.note(f"{idle}{since}.", f"manage.py claimworker {label}")
 
 
 def _refused(seen: Overview) -> Iterator[Finding]:

@@ -23,18 +23,14 @@ class Finding:
     message: str
     advice: str = ""
     details: tuple[str, ...] = ()
-    #: What a summary must not pass over although it is no problem of the project's: that nobody does the work.
-    headline: str = ""
 
     @classmethod
     def problem(cls, message: str, advice: str, details: tuple[str, ...] = ()) -> Self:
         return cls(Kind.PROBLEM, message, advice, details)
 
     @classmethod
-    def note(
-        cls, message: str, advice: str = "", details: tuple[str, ...] = (), headline: str = ""
-    ) -> Self:
-        return cls(Kind.NOTE, message, advice, details, headline)
+    def note(cls, message: str, advice: str = "") -> Self:
+        return cls(Kind.NOTE, message, advice)
 
     @classmethod
     def fine(cls, message: str) -> Self:

@@ -9,7 +9,7 @@ import pytest
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.switch import pause, pause_all, set_overrides
 from tests.commands import live_worker
-from tests.doctor.support import doctor, handling, problems, told
+from tests.doctor.support import handling, problems, told
 from tests.factories import make
 from tests.querysets.support import clock, set_raw
 from tests.testapp.models import Child, HiddenRows, Job, Parent, Photo, UuidKey
@@ -135,15 +135,6 @@ def test_expired_rows_are_a_problem_once_every_reaper_should_have_come(settings:
     assert problem.advice.startswith("manage.py release_expired testapp.Job")
     ClaimQuerySet(Job).release_expired()
     assert problems(Job) == []
-
-
-def test_the_last_line_of_the_command_says_that_nobody_works() -> None:
-    make(Job, 1)
-    code, text = doctor("testapp.Job")
-    assert code == 0
-    assert "nobody works" in text.splitlines()[-1]
-    live_worker("testapp.Job")
-    assert "nobody works" not in doctor("testapp.Job")[1]
 
 
 def test_a_missing_handler_and_rows_that_a_queryset_hides_are_named() -> None:

@@ -11,7 +11,7 @@ from django.db import connection, models
 from django.db.backends.signals import connection_created
 
 from django_taskclaim.db import dialect_for
-from django_taskclaim.doctor.statements import claim_statements
+from django_taskclaim.doctor.plans import claim_statements
 from django_taskclaim.fields import QUARANTINED
 from tests.doctor.support import (
     changes_tables,

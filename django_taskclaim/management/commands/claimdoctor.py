@@ -23,9 +23,9 @@ class Command(ClaimCommand):
     writes = False
     help = """Examine the claims of models: tables, indexes, plans, server settings, and why nothing is moving.
 
-Every statement that claims and reaps is explained (EXPLAIN) on the live table exactly as it would be sent, and none
-is run. A sort or a sequential scan is a problem; so is a missing index, which is reported with the statement that
-creates it. Nothing is changed."""
+Every statement that claims is explained (EXPLAIN) on the live table exactly as it would be sent, and none is run. A
+sort or a sequential scan is a problem; so is a missing index, which is reported with the statement that creates it.
+Nothing is changed."""
     in_english = True
     epilog = """examples:
   manage.py claimdoctor                     every claimable model
@@ -52,7 +52,7 @@ exit codes:
             self.stdout.write(
                 "No installed model can be claimed; add django_taskclaim.models.TaskMixin to one."
             )
-        self._headlines: list[str] = []
+        self._notes = 0
         problems = self._report("The project", check_findings(check_project()))
         for alias in dict.fromkeys(alias for _, alias in where):
             title = f"The database {alias}, {connections[alias].display_name}"
@@ -61,16 +61,13 @@ exit codes:
             problems += self._report(f"{model._meta.label} on {alias}", examine(model, alias))
         if problems:
             raise CommandError(f"{counted(problems, 'problem')} found.")
-        if self._headlines:
-            idle = "; ".join(self._headlines)
-            self.stdout.write(self.style.WARNING(f"No problem found, but nobody works: {idle}."))
-        else:
-            self.stdout.write(self.style.SUCCESS("No problem found."))
+        notes = f" {counted(self._notes, 'note')} above." if self._notes else ""
+        self.stdout.write(self.style.SUCCESS(f"No problem found.{notes}"))
 
     def _report(self, title: str, findings: Iterable[Finding]) -> int:
         """Write the findings, if there are any, and return how many of them are problems."""
         found = list(findings)
-        self._headlines += [finding.headline for finding in found if finding.headline]
+        self._notes += sum(finding.kind is Kind.NOTE for finding in found)
         if found:
             self.stdout.write(self.style.MIGRATE_HEADING(title))
             for finding in found:

@@ -106,11 +106,8 @@ class Server:
 
     # One table
 
-    def explain(self, statement: SQL, table: Table, *, may_sort: bool) -> Plan:
-        """Return how the statement would run on the table as it is now.
-
-        With *may_sort* the rows it sorts are few: only reading the whole table counts against it.
-        """
+    def explain(self, statement: SQL, table: Table) -> Plan:
+        """Return how the statement would run on the table as it is now."""
         raise NotImplementedError
 
     def estimate(self, table: Table) -> Estimate | None:

@@ -41,7 +41,7 @@ class MySQLServer(Server):
     def _is_mariadb(self) -> bool:
         return is_mariadb(self.connection)
 
-    def explain(self, statement: SQL, table: Table, *, may_sort: bool) -> Plan:
+    def explain(self, statement: SQL, table: Table) -> Plan:
         """Judge what locks at any size, and the rest from a size on at which an optimiser should know better.
 
         A sort locks too much where a LIMIT follows it: every row that was sorted, not the first ones only.
@@ -54,7 +54,7 @@ class MySQLServer(Server):
         sorts = any("filesort" in (step["extra"] or "") for step in steps)
         return Plan(
             tuple(_line(step) for step in steps),
-            sorts=sorts and not may_sort and (bool(large) or (locks and " LIMIT " in text)),
+            sorts=sorts and (bool(large) or (locks and " LIMIT " in text)),
             scans=any(step["type"] in {"ALL", "index"} for step in (ours if locks else large)),
         )
 

@@ -34,7 +34,7 @@ SMALL = 1000
 ROWS_A_PAGE = 40
 
 #: Joining by hash or merge reads all of a small table as rightly as a sequential scan does.
-DEAR = ("seqscan", "bitmapscan", "hashjoin", "mergejoin")
+DEAR = ("seqscan", "bitmapscan", "hashjoin", "mergejoin", "sort")
 
 #: A table and its partitions.
 RELATIONS = "SELECT %s::regclass AS oid UNION SELECT relid FROM pg_partition_tree(%s::regclass)"
@@ -52,7 +52,7 @@ class PostgreSQLServer(Server):
 
     on_a_busy_table = " (while the table is in use: CREATE INDEX CONCURRENTLY)"
 
-    def explain(self, statement: SQL, table: Table, *, may_sort: bool) -> Plan:
+    def explain(self, statement: SQL, table: Table) -> Plan:
         """Ask twice: what is planned now, and what could be planned if reading and sorting everything were dear.
 
         On a small table PostgreSQL rightly reads all of it, so there only the second answer counts.
@@ -60,16 +60,16 @@ class PostgreSQLServer(Server):
         ours = self._relations(table)
         usual = self._plan(statement)
         if self._counted_rows(table) >= LARGE:
-            found = _faults(usual, ours, may_sort, LARGE // 10)
+            found = _faults(usual, ours, LARGE // 10)
             if any(found):
                 return Plan(_lines(usual), *found)
         with transaction.atomic(using=self.alias):
-            for name in (*DEAR, *([] if may_sort else ["sort"])):
+            for name in DEAR:
                 self.dialect.run(SQL(f"SET LOCAL enable_{name} = off"))
             best = self._plan(statement)
             # Takes the settings back.
             transaction.set_rollback(True, using=self.alias)
-        sorts, scans = _faults(best, ours, may_sort, 0)
+        sorts, scans = _faults(best, ours, 0)
         # Every claim reads the switch.
         few = SMALL if _read_by(best) - ours - {SWITCH_TABLE} else TINY
         known = self._known_rows(table)
@@ -279,12 +279,12 @@ def _nodes(plan: Any) -> Iterator[Any]:
         yield from _nodes(child)
 
 
-def _faults(plan: object, ours: frozenset[str], may_sort: bool, few: int) -> _Faults:
+def _faults(plan: object, ours: frozenset[str], few: int) -> _Faults:
     """Say whether the plan sorts more than a *few* rows of *ours*, and whether it reads all of them."""
     sorts = scans = False
     for node in _nodes(plan):
         kind = node["Node Type"]
-        if "Sort" in kind and not may_sort and _read_by(node) & ours:
+        if "Sort" in kind and _read_by(node) & ours:
             sorts = sorts or node["Plans"][0]["Plan Rows"] > few
         if node.get("Relation Name") in ours:
             walks = kind == "Seq Scan" or (kind in INDEX_WALKS and "Index Cond" not in node)

@@ -27,7 +27,7 @@ class SQLiteServer(Server):
             "ReplicaLag is for PostgreSQL, MySQL and MariaDB.",
         )
 
-    def explain(self, statement: SQL, table: Table, *, may_sort: bool) -> Plan:
+    def explain(self, statement: SQL, table: Table) -> Plan:
         """Judge small tables leniently only where statistics exist: without them SQLite plans alike at any size."""
         # The driver keeps statements, and a kept EXPLAIN goes on naming an index that is gone.
         ((schema,),) = self.ask("PRAGMA schema_version")
@@ -38,8 +38,7 @@ class SQLiteServer(Server):
         small = self._counted_rows(name) < LARGE
         return Plan(
             lines,
-            sorts=not may_sort
-            and not small
+            sorts=not small
             and any(line.startswith("USE TEMP B-TREE") and "ORDER BY" in line for line in lines),
             scans=not small and any(f"{line} ".startswith(walks) for line in lines),
         )
