@@ -25,7 +25,7 @@ def async_twin(
     twin.__module__, twin.__name__ = method.__module__, f"a{name}"
     twin.__qualname__ = f"{method.__qualname__.rpartition('.')[0]}.a{name}"
     twin.__doc__ = f"``{name}`` for async code."
-    twin.__signature__ = inspect.signature(method)  # type: ignore[attr-defined]
+    vars(twin)["__signature__"] = inspect.signature(method)
     # The plain function that Django's manager makes of a queryset's method keeps the mark.
     return markcoroutinefunction(twin)
 

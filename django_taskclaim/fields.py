@@ -3,6 +3,9 @@
 Users' migrations name these classes, so this import path and the stored form never change.
 """
 
+# Django's own fields take no type arguments when they run.
+# mypy: disable-error-code="type-arg"
+
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
@@ -51,7 +54,7 @@ def without_name(deconstructed: Any) -> Any:
     return name, path, args, {key: value for key, value in kwargs.items() if key != "verbose_name"}
 
 
-class ClaimColumn(models.Field):  # type: ignore[type-arg]
+class ClaimColumn(models.Field):
     """Marks a column that the verbs alone write; ``priority`` is the one that stays the user's."""
 
     #: Arguments that the field is made with where its maker gives no others.
@@ -67,7 +70,7 @@ class ClaimColumn(models.Field):  # type: ignore[type-arg]
         return without_name(super().deconstruct())
 
 
-class StatusField(ClaimColumn, models.CharField):  # type: ignore[type-arg]
+class StatusField(ClaimColumn, models.CharField):
     """The state of a row, one of ``Status``."""
 
     usual = {"max_length": 10, "choices": Status.choices}
@@ -87,27 +90,27 @@ class Utf8Collation(ClaimColumn):
         return parameters
 
 
-class HolderField(Utf8Collation, models.CharField):  # type: ignore[type-arg]
+class HolderField(Utf8Collation, models.CharField):
     """Who holds the claim, compared byte for byte on every database."""
 
     usual = {"max_length": 200}
 
 
-class ErrorClassField(Utf8Collation, models.CharField):  # type: ignore[type-arg]
+class ErrorClassField(Utf8Collation, models.CharField):
     """The dotted name of the exception that a try ended with."""
 
     usual = {"max_length": 200}
 
 
-class ErrorTextField(Utf8Collation, models.TextField):  # type: ignore[type-arg]
+class ErrorTextField(Utf8Collation, models.TextField):
     """What a try ended with, in words."""
 
 
-class CounterField(ClaimColumn, models.IntegerField):  # type: ignore[type-arg]
+class CounterField(ClaimColumn, models.IntegerField):
     """A count. A plain integer: ``Positive…Field`` adds a CHECK that scans the whole table."""
 
 
-class PriorityField(models.IntegerField):  # type: ignore[type-arg]
+class PriorityField(models.IntegerField):
     """The user's own order of claims; higher comes first."""
 
     def deconstruct(self) -> Any:
@@ -120,23 +123,23 @@ class RangeColumn(ClaimColumn):
     """Marks a column of a range of keys; like the claim columns it is written by verbs alone."""
 
 
-class RangeKeyField(RangeColumn, models.TextField):  # type: ignore[type-arg]
+class RangeKeyField(RangeColumn, models.TextField):
     """A key of the source model as JSON; only ever decoded, never compared as text except for being the same."""
 
 
-class RangeCountField(RangeColumn, models.BigIntegerField):  # type: ignore[type-arg]
+class RangeCountField(RangeColumn, models.BigIntegerField):
     """A number of rows of the source model."""
 
 
-class RangeMarkField(RangeColumn, models.TextField):  # type: ignore[type-arg]
+class RangeMarkField(RangeColumn, models.TextField):
     """The transactions that may still add rows to a range."""
 
 
-class RangePositionField(RangeColumn, models.FloatField):  # type: ignore[type-arg]
+class RangePositionField(RangeColumn, models.FloatField):
     """Where a range stands among the others: in the order of their keys."""
 
 
-class MomentField(ClaimColumn, models.DateTimeField):  # type: ignore[type-arg]
+class MomentField(ClaimColumn, models.DateTimeField):
     """A moment, stored as UTC on every database whatever ``USE_TZ`` and ``TIME_ZONE`` say.
 
     Python sees what Django users expect: aware values under ``USE_TZ``, else naive ones in ``TIME_ZONE``.

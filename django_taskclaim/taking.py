@@ -61,7 +61,7 @@ def take(
     # A copy, sent where rows are written, whose rows are locked by nothing but this.
     rows: Rows = queryset.all()
     rows.query.select_for_update = False
-    rows._for_write = True  # type: ignore[attr-defined]
+    vars(rows)["_for_write"] = True
     rows = rows.using(rows.db)
     keys = {"pk", *(field.name for field in rows.model._meta.pk_fields)}
     if wrong := sorted(keys.intersection(update or ())):

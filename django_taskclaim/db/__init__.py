@@ -6,6 +6,7 @@ from typing import Any
 
 from django.db import NotSupportedError, models
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models.sql.compiler import SQLCompiler
 
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.db.base import Dialect
@@ -56,7 +57,9 @@ def is_supported(connection: BaseDatabaseWrapper) -> bool:
 class _Expression(models.Expression):
     """An expression that each database writes in its own way."""
 
-    def as_sql(self, compiler: object, connection: BaseDatabaseWrapper) -> tuple[str, list[Any]]:  # type: ignore[override]
+    def as_sql(  # type: ignore[override]  # older versions of Django want a list
+        self, compiler: SQLCompiler, connection: BaseDatabaseWrapper
+    ) -> tuple[str, list[Any]]:
         text, params = self.fragment(dialect_for(connection))
         return text, list(params)
 

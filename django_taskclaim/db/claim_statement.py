@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from django.db import models
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models.sql.compiler import SQLCompiler
 
 from django_taskclaim.db.sql import NO_SQL, SQL, Fields, Key, Row, Table
 
@@ -18,7 +19,9 @@ class Bound(models.Expression):
         super().__init__(output_field=models.Field())
         self.name = name
 
-    def as_sql(self, compiler: object, connection: BaseDatabaseWrapper) -> tuple[str, list[Any]]:  # type: ignore[override]
+    def as_sql(  # type: ignore[override]  # older versions of Django want a list
+        self, compiler: SQLCompiler, connection: BaseDatabaseWrapper
+    ) -> tuple[str, list[Any]]:
         return "%s", [self]
 
 

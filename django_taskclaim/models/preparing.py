@@ -44,7 +44,7 @@ def _short_form(name: str) -> object:
 
     verb.__name__ = name
     verb.__doc__ = getattr(ClaimHandle, name).__doc__
-    verb.alters_data = True  # type: ignore[attr-defined]
+    vars(verb)["alters_data"] = True
     return verb
 
 

@@ -111,7 +111,7 @@ def claim(queryset: Rows, request: Request) -> list[Any]:
     A row that nobody can read, or write, keeps nobody from the others. Raises TypeError for a queryset that no row can
     be claimed through.
     """
-    queryset._for_write = True  # type: ignore[attr-defined]
+    vars(queryset)["_for_write"] = True
     call = _call_of(queryset, request)
     if queryset.query.is_empty():
         return []

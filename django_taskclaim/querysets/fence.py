@@ -112,7 +112,7 @@ class FencedModel(models.Model):
     def _save_table(
         self, raw: bool = False, cls: object = None, *args: object, **kwargs: object
     ) -> object:
-        self._state.taskclaim_raw = raw  # type: ignore[attr-defined]
+        vars(self._state)["taskclaim_raw"] = raw
         return super()._save_table(raw, cls, *args, **kwargs)  # type: ignore[misc]
 
     def _do_update(  # type: ignore[override]
@@ -136,7 +136,7 @@ class FencedModel(models.Model):
             base_qs = _all_rows(base_qs.model, using)
         if base_qs.model is not columns.owner:
             return write(base_qs, values)
-        raw = self._state.taskclaim_raw  # type: ignore[attr-defined]
+        raw = vars(self._state)["taskclaim_raw"]
         writes_ours = raw and conf.setting("FIXTURES_WRITE_CLAIMS")
         if not writes_ours:
             guarded = set(columns.guarded)
@@ -217,7 +217,7 @@ class FencedQuerySet(models.QuerySet[M]):
         refuse_names(self.model, kwargs, "update()")
         return super().update(**kwargs)
 
-    update.alters_data = True  # type: ignore[attr-defined]
+    vars(update)["alters_data"] = True
 
     def bulk_update(
         self, objs: Iterable[M], fields: Iterable[str], batch_size: int | None = None
@@ -243,7 +243,7 @@ class FencedQuerySet(models.QuerySet[M]):
             raise_lost(lost, [])
         return written
 
-    bulk_update.alters_data = True  # type: ignore[attr-defined]
+    vars(bulk_update)["alters_data"] = True
 
     def bulk_create(
         self,
@@ -275,7 +275,7 @@ class FencedQuerySet(models.QuerySet[M]):
         call_workers(claim_columns(self.model).owner, self.db)
         return created
 
-    bulk_create.alters_data = True  # type: ignore[attr-defined]
+    vars(bulk_create)["alters_data"] = True
 
 
 def fence_delete(model: Any) -> None:

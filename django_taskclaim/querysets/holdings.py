@@ -35,7 +35,7 @@ def claimed_by(queryset: Rows, holders: Collection[str], *, whole: bool = False)
     user's that cannot be read may be why nobody has got the rows.
     """
     columns = claim_columns(queryset.model)
-    queryset._for_write = True  # type: ignore[attr-defined]
+    vars(queryset)["_for_write"] = True
     rows = queryset.filter(is_running(columns), **{f"{columns.claimed_by.name}__in": holders})
     fields = columns.claimed_by.attname, columns.iteration.attname
     ours = {*fields, (columns.attempts or columns.iteration).attname}

@@ -92,7 +92,7 @@ def in_chunks(
 
 def _chunks(queryset: Rows, verb: BulkVerb, limit: int | None) -> Iterator[int]:
     """Yield how many rows each chunk has written, once it is committed."""
-    queryset._for_write = True  # type: ignore[attr-defined]
+    vars(queryset)["_for_write"] = True
     target = ClaimTarget.of(queryset.model, queryset.db)
     rows = on_claim_table(queryset, target).filter(verb.condition(target))
     rows = rows.order_by(*[field.attname for field in target.columns.key])

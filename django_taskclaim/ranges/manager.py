@@ -42,7 +42,7 @@ class RangeQuerySet(ClaimQuerySet[M]):
         size = chunk_size or size_of_ranges(self.model)
         return planning.plan(RangeTarget.of(self.model, self.db), size, limit, progress)
 
-    plan.alters_data = True  # type: ignore[attr-defined]
+    vars(plan)["alters_data"] = True
 
     def split(self, *, at_least: int = WORTH_SPLITTING) -> bool:
         """Split the running range with most rows left, of all of the model, and say whether there was one.
@@ -54,7 +54,7 @@ class RangeQuerySet(ClaimQuerySet[M]):
         refuse_no_number(at_least, "at_least")
         return split_largest(RangeTarget.of(self.model, self.db), at_least)
 
-    split.alters_data = True  # type: ignore[attr-defined]
+    vars(split)["alters_data"] = True
 
 
 def size_of_ranges(model: Any) -> int:

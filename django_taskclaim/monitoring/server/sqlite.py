@@ -1,5 +1,6 @@
 """SQLite: no server, one writer, and statistics only where somebody has run ANALYZE."""
 
+import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -61,7 +62,7 @@ class SQLiteServer(Server):
             )
 
     def server_faults(self, tables: Sequence[Table]) -> Iterator[Fault]:
-        version: tuple[int, ...] = self.connection.Database.sqlite_version_info  # type: ignore[attr-defined]
+        version = sqlite3.sqlite_version_info
         if version < OLDEST:
             yield Fault(
                 "E101",
