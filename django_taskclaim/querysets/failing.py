@@ -23,11 +23,10 @@ from django_taskclaim.querysets.writes import (
     HeldRows,
     Rows,
     Write,
-    held_rows,
     write,
     write_all,
 )
-from django_taskclaim.signals import rows_claimed, rows_failed, rows_released
+from django_taskclaim.signals import rows_failed, rows_released
 
 R = TypeVar("R")
 
@@ -144,6 +143,6 @@ def note_start(row: models.Model) -> None:
     stands no more.
     """
     started, claim = clock(), carried_claim(row)
-    beginning = Write({"not_before": QUARANTINED, "expires_at": claim.lease}, rows_claimed)
-    raise_unless_all([row], write(held_rows([row]), beginning))
+    beginning = Write({"not_before": QUARANTINED, "expires_at": claim.lease})
+    raise_unless_all([row], write(Given([row]).held, beginning))
     claim.extend(started)

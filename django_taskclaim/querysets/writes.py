@@ -1,6 +1,6 @@
 """The fenced write: a statement that changes claimed rows has their token in its WHERE, and its row count is compared.
 
-Every verb that ends or changes claims goes through ``write``. Then ``finish`` updates the instances and sends the
+Every verb that ends or changes claims goes through ``write``. ``Given.write`` then updates the instances and sends the
 signal.
 """
 
@@ -129,11 +129,6 @@ def rows_of(held: Iterable[HeldRows]) -> list[models.Model]:
     return [row for one in held for row in one.by_key.values()]
 
 
-def held_rows(rows: Iterable[models.Model]) -> list[HeldRows]:
-    """Return those of *rows* that carry a claim which no verb has ended, by database, table and token."""
-    return Given(rows).held
-
-
 def _sorted_by_token(given: Rows) -> tuple[list[HeldRows], set[int]]:
     """Group rows that carry claims; further instances of a row share the claim of the first, and are left out."""
     owners = {kind: claim_columns(kind).owner for kind in set(map(type, given))}
@@ -182,7 +177,7 @@ class Write:
     savepoint = True
 
     def __init__(
-        self, sets: Columns, signal: Signal, *, how: Ended = GIVEN_UP, **facts: object
+        self, sets: Columns, signal: Signal | None = None, *, how: Ended = GIVEN_UP, **facts: object
     ) -> None:
         #: What the statement sets in all rows alike.
         self.sets = sets
@@ -319,7 +314,7 @@ def _ask_unanswered(
 def _finish(rows: Rows, verb: Write) -> None:
     end_claims(carried_claims(rows), verb.how)
     show_state(rows, verb.shown)
-    if verb.signal.receivers:
+    if verb.signal is not None and verb.signal.receivers:
         send_of_rows(verb.signal, rows, **verb.facts)
 
 
@@ -348,7 +343,7 @@ def lock_free(rows: Rows) -> tuple[list[Any], list[Any]]:
     """
     free: list[Any] = []
     busy: list[Any] = []
-    for held in (part for one in held_rows(rows) for part in one.parts()):
+    for held in (part for one in Given(rows).held for part in one.parts()):
         locked = held.standing(held.keys, SKIP)
         free += locked.rows
         busy += held.standing([key for key in held.by_key if key not in locked.by_key]).rows
@@ -365,7 +360,7 @@ def lock_claim(row: models.Model, using: str) -> bool:
 def lock_claims(rows: Iterable[models.Model]) -> list[models.Model]:
     """Lock the claims of *rows* in the current transaction, and return the rows without one."""
     given = list(rows)
-    parts = [part for one in held_rows(given) for part in one.parts()]
+    parts = [part for one in Given(given).held for part in one.parts()]
     held = rows_of([part.standing(part.keys, WAIT) for part in parts])
     # By claim: instances of one row share it, and only the first of them is asked about.
     standing = set(map(id, carried_claims(held)))
