@@ -164,7 +164,7 @@ class RequireComplete(Operation):
         if found:
             raise NotComplete(
                 f"{self.model} is not complete on {alias!r}, so nothing was dropped: {listed(found)}"
-                f" (manage.py claimstatus {self.model} tells more)."
+                f" (manage.py claimstatus {self.model} shows more)."
             )
 
     def database_backwards(

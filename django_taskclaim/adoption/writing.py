@@ -16,7 +16,7 @@ from django_taskclaim.indexes import ClaimIndex
 
 
 class CannotAdopt(TaskClaimError):
-    """The model has no table to adopt, or nothing that it lacks; the message is one sentence that says what to do."""
+    """The model has no table to adopt, or nothing that it lacks; the message is one sentence with what to do."""
 
 
 def adopting_operations(
@@ -43,7 +43,7 @@ def adopting_operations(
     if taken:
         raise CannotAdopt(
             f"{meta.label} has had {listed(taken)} before, with values of its own; take PrefixedTaskMixin, or"
-            " claim_fields of your own, whose names leave them alone."
+            " claim_fields of your own, whose names differ."
         )
     steps: list[Operation] = []
     if fields := [(field.name, field.clone()) for field in ours if field.name not in known]:

@@ -1,4 +1,4 @@
-"""One thing that the doctor has to say."""
+"""One finding of the doctor."""
 
 from dataclasses import dataclass
 from enum import StrEnum

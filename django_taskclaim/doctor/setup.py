@@ -27,7 +27,7 @@ def missing_tables(
 ) -> Iterator[Finding]:
     """Yield the tables and columns that the database lacks; without them nothing else can be asked.
 
-    With *whole* also columns and tables of the user's own, without which no row can be read.
+    With *whole* also the user's columns and tables, without which no row can be read.
     """
     columns = ClaimTarget.of(model, alias).columns
     owner: Any = columns.owner
@@ -144,7 +144,7 @@ def check_findings(messages: Iterable[CheckMessage]) -> Iterator[Finding]:
 
 
 def refused(alias: str, error: Error) -> Finding:
-    """Return what to say of a database that does not answer."""
+    """Return the finding for a database that does not answer."""
     return Finding.problem(
         f"The database {alias!r} refused a question: {first_line(error)}",
         "Look at the server and at DATABASES, then ask again.",

@@ -63,7 +63,7 @@ class ClaimHandle:
         return True
 
     def complete(self, *, update_fields: Collection[str] = ()) -> None:
-        """Finish the row well, writing the named columns of yours in the same fenced statement."""
+        """Finish the row well, writing the named columns of your model in the same fenced statement."""
         self._verbs().complete([self._row], update_fields=update_fields)
 
     def fail(self, error: BaseException | str, *, retry: bool = True) -> None:

@@ -1,7 +1,7 @@
 """What every claimable model gets as its class is made: the claim index, a manager with the verbs, short forms.
 
 Abstract bases can give none of these: Django inherits only the first base's Meta, a manager of a concrete parent
-hides the mixin's, and a method of ours would stop a field of the user's with the same name from being loaded late.
+hides the mixin's, and an inherited method would stop a user's field of the same name from being loaded late.
 """
 
 from collections.abc import Iterable
@@ -30,7 +30,7 @@ def prepare(sender: type[models.Model], **kwargs: object) -> None:
     for name in SHORT_FORMS:
         if not hasattr(sender, name):
             setattr(sender, name, _short_form(name))
-    # Where a field of the user's has replaced one of ours, the system checks will say so.
+    # Where a user's field has replaced a claim column, the system checks report it.
     if not sender._meta.proxy and is_claimable(sender) and claim_columns(sender).owner is sender:
         _give_index(sender)
         _prepare_columns(sender)

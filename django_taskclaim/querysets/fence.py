@@ -146,7 +146,7 @@ class FencedModel(models.Model):
             if not found and claim is not None:
                 raise ClaimLost([self], reason=NEVER_INSERTED)
             if found and not writes_ours and not is_stored(self):
-                # The row has its own values of our columns, whatever this instance was constructed with.
+                # The row keeps its own values of our columns, not those that this instance was constructed with.
                 show([self], dict.fromkeys(columns.guarded, models.DEFERRED))
             return found
         if values and (found := write(_fenced(base_qs, claim), values)):

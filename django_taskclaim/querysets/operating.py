@@ -33,7 +33,7 @@ from django_taskclaim.states import Status
 
 Lease = float | timedelta | None
 
-#: The error class of a row that an operator failed by word alone.
+#: The error class of a row that an operator failed with a text, not with an exception.
 OPERATOR = "FailedByOperator"
 
 #: Called after each chunk's commit with the number of rows written so far.

@@ -30,7 +30,7 @@ class RangeQuerySet(ClaimQuerySet[M]):
         """Store ranges of *chunk_size* rows of the source, *limit* ranges at most, and return how many.
 
         Without a size it is the model's ``plan_ahead``, or 100,000. Ranges of a ``growing`` source are due later; those
-        of earlier calls that have waited long enough become due. TypeError where nothing says when that is,
+        of earlier calls that have waited long enough become due. TypeError where that moment is not known,
         RuntimeError in a transaction of the caller's that does not see what others commit.
 
         Goes on behind the last planned key, so it may be repeated and broken off at any moment, and run twice at

@@ -146,7 +146,7 @@ def _commits_within(model: Any) -> timedelta | None:
 
 
 def refuse_unknown_commits(target: RangeTarget) -> None:
-    """Raise TypeError where nothing says when a range of a growing source has all its rows.
+    """Raise TypeError where it is not known when a range of a growing source has all its rows.
 
     ValueError where ``commits_within`` is no duration.
     """

@@ -22,7 +22,7 @@ def problems(model: Any, alias: str = "default") -> list[Finding]:
     return [finding for finding in examine(model, alias) if finding.kind is Kind.PROBLEM]
 
 
-def told(model: type[models.Model], alias: str = "default") -> str:
+def doctor_text(model: type[models.Model], alias: str = "default") -> str:
     """Return all that the doctor says of the model, with its advice."""
     return "\n".join(
         " → ".join([finding.message, finding.advice, *finding.details])

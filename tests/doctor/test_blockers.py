@@ -9,7 +9,7 @@ import pytest
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.switch import pause, pause_all, set_overrides
 from tests.commands import live_worker
-from tests.doctor.support import handling, problems, told
+from tests.doctor.support import doctor_text, handling, problems
 from tests.factories import make
 from tests.querysets.support import clock, set_raw
 from tests.testapp.models import Child, HiddenRows, Job, Parent, Photo, UuidKey
@@ -91,15 +91,15 @@ def failed_and_set_aside() -> None:
 )
 def test_a_reason_is_named_with_what_ends_it(scene: Callable[[], Any], parts: list[str]) -> None:
     scene()
-    text = told(Job)
+    text = doctor_text(Job)
     assert [part for part in parts if part not in text] == [], text
 
 
 def test_a_pause_of_the_parent_is_named_for_its_child() -> None:
     make(Child, 1)
     pause(Parent, by="bob")
-    assert "testapp.Parent is paused by bob" in told(Child)
-    assert "→ manage.py claimresume testapp.Parent" in told(Child)
+    assert "testapp.Parent is paused by bob" in doctor_text(Child)
+    assert "→ manage.py claimresume testapp.Parent" in doctor_text(Child)
 
 
 @pytest.mark.django_db(transaction=True)
@@ -115,9 +115,9 @@ def test_a_limit_that_keeps_rows_back_is_named(options: dict[str, Any], part: st
     with handling(UuidKey, **options):
         make(UuidKey, 3, note="acme")
         make(UuidKey, 1, note="other")
-        assert part not in told(UuidKey)
+        assert part not in doctor_text(UuidKey)
         UuidKey.objects.claim_batch(4, claimed_by="user:17")
-        assert part in told(UuidKey), told(UuidKey)
+        assert part in doctor_text(UuidKey), doctor_text(UuidKey)
 
 
 def test_expired_rows_are_a_problem_once_every_reaper_should_have_come(settings: Any) -> None:
@@ -125,10 +125,10 @@ def test_expired_rows_are_a_problem_once_every_reaper_should_have_come(settings:
     for row in Job.objects.claim_batch(2):
         set_raw(row, "expires_at", clock("-1 SECOND"))
     settings.TASKCLAIM = {"REAPER_INTERVAL": timedelta(hours=1)}
-    assert "nobody has put them back yet" in told(Job)
+    assert "nobody has put them back yet" in doctor_text(Job)
     settings.TASKCLAIM = {"REAPER_INTERVAL": 0.0001, "LEASE": 0.0001}
     set_overrides(Job, lease=7200)
-    assert "nobody has put them back yet" in told(Job)
+    assert "nobody has put them back yet" in doctor_text(Job)
     set_overrides(Job, lease=None)
     (problem,) = problems(Job)
     assert "The leases of 2 rows have ended" in problem.message
@@ -139,11 +139,11 @@ def test_expired_rows_are_a_problem_once_every_reaper_should_have_come(settings:
 
 def test_a_missing_handler_and_rows_that_a_queryset_hides_are_named() -> None:
     make(Photo, 1)
-    assert "testapp.Photo has no handler" in told(Photo)
+    assert "testapp.Photo has no handler" in doctor_text(Photo)
     make(HiddenRows, 2, hidden=True)
     make(HiddenRows, 1)
-    assert "The default manager hides 2 due rows of 3" in told(HiddenRows)
+    assert "The default manager hides 2 due rows of 3" in doctor_text(HiddenRows)
     with handling(HiddenRows, queryset=HiddenRows.everything.filter(hidden=True)):
-        text = told(HiddenRows)
+        text = doctor_text(HiddenRows)
     assert "The handler's queryset hides 1 due row of 3" in text
     assert "has no handler" not in text

@@ -17,12 +17,12 @@ from tests.doctor.support import (
     changes_tables,
     count,
     doctor,
+    doctor_text,
     handling,
     indexes_advised,
     many,
     problems,
     send,
-    told,
     without_index,
 )
 from tests.factories import SHAPES, make
@@ -135,6 +135,6 @@ def test_examining_changes_nothing(model: Any, completion: str) -> None:
     model.objects.claim_batch(5)
     before = list(model._base_manager.order_by("pk").values())
     with handling(model, completion=completion):
-        told(model)
+        doctor_text(model)
     assert list(model._base_manager.order_by("pk").values()) == before
     assert len(model.objects.claim_batch(50)) == 20

@@ -8,7 +8,7 @@ from django.db import connection, connections
 from django_taskclaim.doctor import Kind, examine
 from django_taskclaim.models import Switch
 from tests.commands import nobody_answers, table_away
-from tests.doctor.support import changes_tables, doctor, handling, send, told
+from tests.doctor.support import changes_tables, doctor, doctor_text, handling, send
 from tests.factories import make
 from tests.testapp.models import ClaimOnly, Photo
 
@@ -70,9 +70,9 @@ def test_dead_rows_are_counted_until_a_vacuum_has_cleared_them_away() -> None:
         send(f"VACUUM ANALYZE {table}")
         Photo.objects.complete(Photo.objects.claim_batch(40))
         send("SELECT pg_stat_force_next_flush()")
-        assert "80 dead rows beside" in told(Photo)
+        assert "80 dead rows beside" in doctor_text(Photo)
         send(f"VACUUM {table}")
-        assert "has 0 dead rows" in told(Photo)
+        assert "has 0 dead rows" in doctor_text(Photo)
     finally:
         send(f"ALTER TABLE {table} RESET (autovacuum_enabled)")
 

@@ -12,7 +12,7 @@ from django.db import connection, transaction
 from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.indexes import ClaimIndex
 from django_taskclaim.taking import take
-from tests.doctor.support import problems, told
+from tests.doctor.support import doctor_text, problems
 from tests.factories import make
 from tests.querysets.support import clock, set_raw
 
@@ -65,6 +65,6 @@ def test_rows_of_another_schema_are_taken_and_the_doctor_finds_their_index() -> 
         cursor.execute(f"ANALYZE {Elsewhere._meta.db_table}")
         assert problems(Elsewhere) == []
         cursor.execute(f"DROP INDEX {schema}.{index.name}")
-    said = told(Elsewhere)
+    said = doctor_text(Elsewhere)
     assert "has no index on status, priority, not_before and id" in said
     assert "reads the whole table" in said
