@@ -86,6 +86,7 @@ def process_env(transactional_db: None) -> dict[str, str]:
     env["DATABASE_URL"] = servers.url_of(connections["default"].settings_dict)
     env["OTHER_DATABASE_URL"] = servers.url_of(connections["other"].settings_dict)
     env["PYTHONUNBUFFERED"] = "1"
+    env["TASKCLAIM_TEST_PAGES"] = ""
     return env
 
 

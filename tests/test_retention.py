@@ -19,7 +19,7 @@ from django_taskclaim.control.models import (
 from django_taskclaim.db import DatabaseLater
 from django_taskclaim.models import NamedLease, RateLevel, Switch, Throttle, WorkerProcess
 from tests import documents
-from tests.commands import run, shell
+from tests.commands import no_savepoint, run
 from tests.querysets.support import claimable_rows
 from tests.testapp.models import QuickJob
 
@@ -72,14 +72,15 @@ def test_old_rows_of_every_table_are_deleted_in_chunks(settings: Any) -> None:
     }
 
 
+@pytest.mark.once
 @pytest.mark.promise(13)
 @pytest.mark.timeout(7200)
-def test_rows_that_are_worked_on_leave_nothing_behind(process_env: dict[str, str]) -> None:
+@no_savepoint
+def test_rows_that_are_worked_on_leave_nothing_behind() -> None:
     """A process writes one row of throughput for a minute. ``TASKCLAIM_TEST_ROWS`` asks for more rows."""
     rows = int(os.environ.get("TASKCLAIM_TEST_ROWS", "500"))
     claimable_rows(QuickJob, rows)
-    done = shell(process_env, "claimworker", "testapp.QuickJob", "--drain", "--in-process")
-    assert done.returncode == 0, done.stderr
+    run("claimworker", "testapp.QuickJob", "--drain", "--in-process")
     assert QuickJob.objects.progress().complete == rows
     sizes = {model.__name__: model._base_manager.count() for model in our_tables()}
     assert sizes.pop("ThroughputMinute") >= 1

@@ -16,7 +16,7 @@ from django_taskclaim.control.reading import acts, history
 from django_taskclaim.db import DatabaseLater
 from django_taskclaim.models import Throttle, WorkerProcess
 from django_taskclaim.switch import set_overrides
-from tests.commands import shell, table_away
+from tests.commands import no_savepoint, refused, table_away
 from tests.limits.test_workers import closed_now
 from tests.testapp.models import Job
 from tests.worker.conftest import Worker, jobs, start_worker, states, wait_until
@@ -62,12 +62,14 @@ def total(name: str) -> Any:
 
 @pytest.mark.once
 def test_workers_write_what_they_did(start_worker: Start, tmp_path: Path) -> None:
-    """Two supervisors with two processes each, their last seconds too, over the service connection alone."""
+    """A supervisor with two processes and a worker beside it, their last seconds too, by the service connection."""
     log = tmp_path / "statements"
     jobs(200)
     jobs(6, "permanent")
-    options = ("--drain", "--processes", "2", "--batch-size", "20")
-    workers = [start_worker(*options, TASKCLAIM_TEST_STATEMENTS=str(log)) for _ in "ab"]
+    workers = [
+        start_worker("--drain", "--batch-size", "20", *mode, TASKCLAIM_TEST_STATEMENTS=str(log))
+        for mode in (["--processes", "2"], ["--in-process"])
+    ]
     assert [worker.wait() for worker in workers] == [0, 0]
     assert states() == {"complete": 200, "failed": 6}
     assert [total(name) for name in ("done", "failed", "errors")] == [200, 6, 6]
@@ -132,6 +134,7 @@ def test_a_worker_drains_stops_and_releases_as_it_is_ordered(start_worker: Start
     assert ignored.done_at is None
 
 
+@pytest.mark.once
 @pytest.mark.promise(7)
 def test_the_rows_of_a_dead_worker_are_released_at_once(start_worker: Start) -> None:
     """Not those of a living one, and long before their lease of an hour ends."""
@@ -189,7 +192,7 @@ def test_without_the_app_workers_ask_nothing_of_its_tables(
         "DJANGO_SETTINGS_MODULE": "tests.control.without_settings",
         "TASKCLAIM_TEST_STATEMENTS": str(log),
     }
-    assert start_worker("--drain", **settings).wait() == 0
+    assert start_worker("--drain", "--in-process", **settings).wait() == 0
     assert states() == {"complete": 10}
     statements = log.read_text()
     assert "taskclaim_workerprocess" in statements
@@ -199,8 +202,9 @@ def test_without_the_app_workers_ask_nothing_of_its_tables(
 
 @pytest.mark.once
 @pytest.mark.promise(14)
-def test_missing_tables_keep_a_worker_from_starting(process_env: dict[str, str]) -> None:
+@no_savepoint
+def test_missing_tables_keep_a_worker_from_starting() -> None:
     with table_away(WorkerOrder):
-        done = shell(process_env, "claimworker", "testapp.Job", "--drain")
-    assert done.returncode == 2
-    assert "lacks taskclaim_workerorder" in done.stderr
+        code, sentence = refused("claimworker", "testapp.Job", "--drain")
+    assert code == 2
+    assert "lacks taskclaim_workerorder" in sentence

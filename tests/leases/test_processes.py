@@ -106,7 +106,7 @@ def test_a_dead_holder_keeps_others_out_for_its_lease_and_no_longer(start: Start
 
 
 @pytest.mark.promise(6)
-@pytest.mark.parametrize("days", [1, -1])
+@pytest.mark.parametrize("days", [1, pytest.param(-1, marks=pytest.mark.once)])
 def test_a_process_with_a_wrong_clock_does_what_the_others_do(start: Start, days: int) -> None:
     """It neither enters a lease that is held nor keeps its own for longer or shorter than it should."""
     path = os.pathsep.join([str(CLOCKS), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)

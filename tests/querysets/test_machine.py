@@ -28,7 +28,7 @@ from tests.querysets.machine import MAX_ATTEMPTS, Belief, Carrier, World
 from tests.querysets.support import table_of, tables_of
 from tests.testapp.models import Child, ClaimOnly, Photo
 
-EXAMPLES = int(os.environ.get("TASKCLAIM_TEST_EXAMPLES", 8))
+EXAMPLES = int(os.environ.get("TASKCLAIM_TEST_EXAMPLES", 5))
 
 SETTINGS = settings(
     max_examples=EXAMPLES,

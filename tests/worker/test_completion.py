@@ -62,6 +62,7 @@ def test_every_kind_of_handler_follows_the_policy(start_worker: Start) -> None:
     assert list(said.values_list("last_error", flat=True)) == ["no such table", "refused", "3"]
 
 
+@pytest.mark.once
 @pytest.mark.promise(4, 7)
 def test_a_worker_that_is_killed_leaves_no_row_behind(start_worker: Start) -> None:
     """Rows that vanish and rows that open again: each is done, and each extra run is explained."""

@@ -43,9 +43,9 @@ def only_started_rows_are_left(started: list[int], others: list[int]) -> None:
     ("kind", "act", "started"),
     [
         ("Job", "stay", 1),
-        ("AtomicJob", "stay", 1),
-        ("BatchJob", "sleep:600", 50),
-        ("AsyncJob", "sleep:600", 20),
+        pytest.param("AtomicJob", "stay", 1, marks=pytest.mark.once),
+        pytest.param("BatchJob", "sleep:600", 50, marks=pytest.mark.once),
+        pytest.param("AsyncJob", "sleep:600", 20, marks=pytest.mark.once),
         pytest.param("Job", "segfault", 1, marks=pytest.mark.long),
     ],
 )
@@ -81,6 +81,7 @@ def test_rows_come_back_while_their_model_is_paused(start_worker: Start) -> None
     only_started_rows_are_left(started, others)
 
 
+@pytest.mark.once
 @pytest.mark.promise(7)
 def test_rows_of_several_killed_processes_expire(start_worker: Start) -> None:
     """Their supervisor is killed with them, so another worker's reaper puts the rows back."""

@@ -22,6 +22,7 @@ def drain(start_worker: Start, kind: str, *options: str, **env: str) -> Worker:
 # Batches
 
 
+@pytest.mark.once
 @pytest.mark.promise(10)
 def test_a_batch_answers_row_by_row(start_worker: Start) -> None:
     """Each row gets its own outcome; a row that is not mentioned has failed."""
@@ -42,6 +43,7 @@ def test_a_batch_answers_row_by_row(start_worker: Start) -> None:
     assert "said nothing about this row" in stored[keys["unmentioned"]].last_error
 
 
+@pytest.mark.once
 @pytest.mark.promise(10)
 def test_a_batch_that_raises_is_halved_until_the_bad_row_is_alone(start_worker: Start) -> None:
     """Only the row that raises is charged; a row that the handler ended itself is not run again."""

@@ -12,6 +12,7 @@ from tests.worker.conftest import Worker, jobs, states, wait_until
 Start = Callable[..., Worker]
 
 
+@pytest.mark.once
 @pytest.mark.promise(1)
 def test_a_drain_completes_every_row_once(start_worker: Start) -> None:
     """Several processes and threads share the rows of two models, and none has to wait for the other model."""
@@ -128,6 +129,7 @@ def test_a_loss_is_logged_with_the_error_that_its_handler_raised(start_worker: S
     assert Job.objects.get().attempts == 0
 
 
+@pytest.mark.once
 @pytest.mark.promise(10)
 def test_a_row_past_its_timeout_is_failed(start_worker: Start) -> None:
     """Its process is replaced, the rows behind it are done, and an ERROR shows where the thread stood."""

@@ -7,7 +7,6 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
@@ -31,8 +30,10 @@ def finish_what_runs() -> None:
 @pytest.mark.promise(11)
 @pytest.mark.parametrize(
     ("mode", "number"),
-    [([], signal.SIGTERM), (["--in-process"], signal.SIGINT)],
-    ids=["supervised", "in-process"],
+    [
+        pytest.param([], signal.SIGTERM, id="supervised", marks=pytest.mark.once),
+        pytest.param(["--in-process"], signal.SIGINT, id="in-process"),
+    ],
 )
 def test_a_stop_gives_back_what_has_not_started_and_a_second_signal_the_rest(
     start_worker: Start, mode: list[str], number: int
@@ -50,6 +51,7 @@ def test_a_stop_gives_back_what_has_not_started_and_a_second_signal_the_rest(
     assert Ledger.objects.count() == 1
 
 
+@pytest.mark.once
 @pytest.mark.promise(11)
 def test_a_row_that_ends_in_its_grace_period_is_complete(start_worker: Start) -> None:
     """After Ctrl-C, which the whole group hears. A drain that was asked to stop ends with 0, though work is left."""
@@ -63,6 +65,7 @@ def test_a_row_that_ends_in_its_grace_period_is_complete(start_worker: Start) ->
     assert states() == {"open": 5, "complete": 1}
 
 
+@pytest.mark.once
 @pytest.mark.promise(11)
 def test_the_grace_period_ends_what_still_runs(start_worker: Start) -> None:
     """A row that outlives the grace period is given back, and the exit code is 1."""
@@ -97,14 +100,13 @@ def test_a_row_that_its_handler_has_locked_goes_back(start_worker: Start) -> Non
 
 @pytest.mark.once
 @pytest.mark.promise(11)
-@pytest.mark.parametrize("send", [os.kill, os.killpg], ids=["supervisor", "group"])
-def test_a_stop_while_children_start_claims_nothing(start_worker: Start, send: Any) -> None:
-    """Also where every child hears the signal, before it has a line of Python of its own."""
+def test_a_stop_while_children_start_claims_nothing(start_worker: Start) -> None:
+    """Every child hears the signal too, before it has a line of Python of its own."""
     jobs(3)
     # A child has to start before it can end, and nobody knows how long that takes.
     worker = start_worker("--processes", "2", "--grace", "600")
     wait_until(worker.children, what="a child")
-    send(worker.pid, signal.SIGTERM)
+    os.killpg(worker.pid, signal.SIGTERM)
     assert worker.wait() == 0
     assert states().get("processing") is None
 
