@@ -1,24 +1,19 @@
 """What a terminal shows while work goes on: drawn again and again, and the terminal is left as it was found."""
 
-import json
 import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import time
 import unicodedata
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
-from django.conf import settings
 from django.utils import timezone
 
-from django_taskclaim.claim import clock
 from django_taskclaim.completion import Clear
 from django_taskclaim.formatting import format_clock_time, format_duration
 from django_taskclaim.monitoring.overview import Overview, Worker
@@ -84,58 +79,6 @@ def _width(character: str) -> int:
 def moves_cursor(out: Any) -> bool:
     """Say whether *out* is a terminal on which a picture can be drawn over the last one."""
     return bool(out.isatty()) and os.environ.get("TERM", "") not in ("", "dumb")
-
-
-# In a process of its own
-
-#: Seconds before the first line, so that a worker that ends at once shows none.
-AFTER = 1.5
-
-#: How long the end may wait for the last line, and how long once a second stop signal has come.
-PATIENCE, AT_ONCE = 5.0, 0.5
-
-_PROGRAM = """
-import json, sys, django
-django.setup()
-from django_taskclaim.management.commands.claimstatus import Command
-Command().print_progress(**json.loads(sys.argv[1]))
-"""
-
-
-class ProgressPrinter:
-    """Another process, which prints how the work on some models goes on. It ends with this one and cannot delay it."""
-
-    def __init__(self, **facts: object) -> None:
-        """Start it; *facts* are arguments of the ``print_progress`` of ``claimstatus``."""
-        self._began = clock()
-        self._process: subprocess.Popen[bytes] | None = None
-        if not settings.SETTINGS_MODULE:
-            # Another process does not know what a script has given to settings.configure().
-            return
-        # Where no process or memory is left for it, nothing is printed.
-        with suppress(OSError):
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _PROGRAM, json.dumps({"began": self._began, **facts})],
-                # The pipe breaks when this process ends, in whatever way, and then the other ends too.
-                stdin=subprocess.PIPE,
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-            )
-
-    def end(self, signals: int = 0) -> None:
-        """Let it print what was done; it is killed if that takes too long."""
-        process = self._process
-        if process is None or process.stdin is None:
-            return
-        patience = AT_ONCE if signals > 1 else PATIENCE
-        if clock() - self._began < AFTER:
-            # Nothing was printed yet.
-            patience = 0
-        process.stdin.close()
-        try:
-            process.wait(patience)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
 # The picture of one model

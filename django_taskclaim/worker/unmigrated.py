@@ -1,7 +1,6 @@
 """Migrations that a worker waits for: its code is ahead of the database until they have run."""
 
 import logging
-import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -14,6 +13,8 @@ from django_taskclaim.adoption.operations import RequireComplete
 from django_taskclaim.claim import clock
 from django_taskclaim.formatting import first_line, listed
 from django_taskclaim.links import is_companion, source_link
+from django_taskclaim.worker.health import HealthFile
+from django_taskclaim.worker.options import WorkerOptions
 
 logger = logging.getLogger("django_taskclaim.worker")
 
@@ -79,35 +80,22 @@ def _labels(models: Iterable[Any], using: str) -> set[str]:
 
 
 def wait_until_migrated(
-    pending: Callable[[], Sequence[str]],
-    using: str,
-    *,
-    ask: Callable[[Callable[[], Sequence[str]]], Sequence[str]],
-    alive: Callable[[], None],
-    ends_at: float | None,
+    worker: WorkerOptions, pending: Callable[[], Sequence[str]], sleep: Callable[[float], object]
 ) -> bool:
-    """Return once nothing is *pending*, saying once for what it waits; False where *ends_at* came first.
-
-    *ask* puts a question that may take long, and *alive* is called after each.
-    """
-    found = ask(pending)
-    if found:
-        logger.warning(
-            "Waiting for migrations of %r: %s. Run manage.py migrate%s; the worker goes on by itself then.",
-            *(using, listed(found), "" if using == "default" else f" --database {using}"),
-            extra={"event": "waiting", "migrations": list(found)},
-        )
-    waited = bool(found)
-    while found:
-        alive()
-        if ends_at is not None and clock() >= ends_at:
+    """Return once nothing is *pending*, saying once for what it waits; False where the worker's time is over before."""
+    using, health, waits = worker.using, HealthFile(worker.health_file), False
+    while found := pending():
+        if not waits:
+            logger.warning(
+                "Waiting for migrations of %r: %s. Run manage.py migrate%s; the worker goes on by itself then.",
+                *(using, listed(found), "" if using == "default" else f" --database {using}"),
+                extra={"event": "waiting", "migrations": list(found)},
+            )
+        waits = True
+        health.touch()
+        if worker.ends_at is not None and clock() >= worker.ends_at:
             return False
-        found = ask(lambda: _after_a_while(pending))
-    if waited:
+        sleep(EVERY)
+    if waits:
         logger.warning("The migrations have run; going on.", extra={"event": "migrated"})
     return True
-
-
-def _after_a_while(pending: Callable[[], Sequence[str]]) -> Sequence[str]:
-    time.sleep(EVERY)
-    return pending()

@@ -1,6 +1,5 @@
-"""What ``claimworker --drain`` and ``claimstatus --watch`` show in a real terminal."""
+"""What ``claimstatus --watch`` shows in a real terminal."""
 
-import re
 import signal
 from collections.abc import Callable, Iterator
 
@@ -9,11 +8,10 @@ import pytest
 from tests.commands import no_savepoint
 from tests.factories import make
 from tests.terminal import Terminal
-from tests.testapp.models import Job, Photo
+from tests.testapp.models import Photo
 
 pytestmark = [pytest.mark.once, no_savepoint]
 
-DRAIN = ("claimworker", "testapp.Job", "--drain", "--poll", "0.2", "--batch-size", "5")
 Open = Callable[..., Terminal]
 
 
@@ -29,23 +27,6 @@ def terminal(process_env: dict[str, str]) -> Iterator[Open]:
     yield open_one
     for one in opened:
         one.end()
-
-
-def test_a_drain_prints_its_progress_and_sums_up(terminal: Open) -> None:
-    """Bar, share, speed and forecast are one line, and the log is whole."""
-    make(Job, 1, act="permanent")
-    make(Job, 60, act="sleep:0.2")
-    make(Job, 1, status="paused")
-    shown = terminal(*DRAIN, "-v", "2")
-    shown.wait_for(
-        r"testapp\.Job: ━+  \d+\.\d %  \d+ of 62, 1 failed, "
-        r"\d+\.\d rows/s over the last \d+ s, about \d+ s left, done at \d\d:\d\d"
-    )
-    assert shown.wait() == 0
-    assert re.search(
-        r"60 rows complete and 1 failed in .*, none left, 1 paused\.$", shown.text.rstrip()
-    )
-    assert len(re.findall(r"^\d\d:\d\d:\d\d INFO Completed ", shown.text, re.MULTILINE)) >= 8
 
 
 def test_a_watch_is_drawn_again_until_it_is_stopped(terminal: Open) -> None:

@@ -2,11 +2,7 @@
 
 import contextlib
 import io
-import os
-import select
 import shutil
-import signal
-import sys
 import textwrap
 import time
 from argparse import ArgumentParser
@@ -14,15 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
-from django.apps import apps
 from django.core.management.base import CommandError, OutputWrapper
 from django.core.management.color import no_style
 from django.db import Error, connections
 from django.utils import timezone
 
-from django_taskclaim.claim import clock
 from django_taskclaim.columns import has_ranges
-from django_taskclaim.connecting import use_own_connection
 from django_taskclaim.control.orders import open_orders
 from django_taskclaim.control.switch_changes import in_words
 from django_taskclaim.error_text import one_line
@@ -32,11 +25,9 @@ from django_taskclaim.links import is_companion
 from django_taskclaim.management.arguments import add_database, add_models, duration, places
 from django_taskclaim.management.base import USAGE, ClaimCommand
 from django_taskclaim.management.display import (
-    AFTER,
     Speed,
     bar,
     draw,
-    left,
     legend,
     moves_cursor,
     other_screen,
@@ -278,43 +269,6 @@ exit codes:
         for sentence in look.refusals:
             self.stdout.write(sentence)
         self.stdout.flush()
-
-    # Beside a worker
-
-    def print_progress(
-        self, *, labels: list[str], using: str, began: float, before: dict[str, Any], no_color: bool
-    ) -> None:
-        """Print how the work goes on until standard input ends, then what was done.
-
-        *before* has the numbers of complete and of failed rows at the moment *began*, where these were counted.
-        """
-        for number in (signal.SIGINT, signal.SIGTERM):
-            # A worker that stops has rows to give back, and these are shown, too.
-            signal.signal(number, signal.SIG_IGN)
-        if no_color or os.environ.get("NO_COLOR") or not moves_cursor(self.stdout):
-            self.style = no_style()
-        use_own_connection(using)
-        where = [(apps.get_model(label), using) for label in labels]
-        due = began + AFTER
-        while not select.select([sys.stdin], [], [], 0.5)[0]:
-            if clock() >= due:
-                start = clock()
-                self._print_lines(where)
-                # Looking takes a tenth of the time at most.
-                due = clock() + max(LINE_EVERY, 10 * (clock() - start))
-        look, lately = self._look(where), timedelta(seconds=clock() - began)
-        for seen in look.seen:
-            self._sum_up(seen, before.get(seen.model._meta.label), lately)
-
-    def _sum_up(self, seen: Overview, before: Sequence[int] | None, took: timedelta) -> None:
-        progress = seen.progress
-        text = f"{left(seen) or 'ended'} after {format_duration(took)}"
-        if before is not None and not seen.estimated:
-            complete, failed = progress.complete - before[0], progress.failed - before[1]
-            rate = f"{(complete + failed) / took.total_seconds():,.1f} rows/s"
-            done = f"{counted(complete, 'row')} complete and {failed:,} failed"
-            text = f"{done} in {format_duration(took)} ({rate}), {left(seen)}"
-        self.stdout.write(f"{seen.model._meta.label}: {text}.")
 
     # One line a model
 

@@ -2,9 +2,11 @@
 
 import contextlib
 import sys
-from argparse import ArgumentParser
+import time
+from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar
 
 from django.core.checks.messages import ERROR
@@ -29,9 +31,7 @@ from django_taskclaim.management.arguments import (
     whole_number,
 )
 from django_taskclaim.management.base import ClaimCommand, lacking_tables
-from django_taskclaim.management.display import ProgressPrinter
-from django_taskclaim.monitoring.counts import count_rows
-from django_taskclaim.policy import faults, policy_for
+from django_taskclaim.policy import faults
 from django_taskclaim.switch import holds
 from django_taskclaim.throttling.health import health_checks, refusal
 from django_taskclaim.worker.child import run_in_process
@@ -78,79 +78,31 @@ exit codes:
   3  a drain ended with work left, because the model is paused or throttled"""
 
     def add_arguments(self, parser: ArgumentParser) -> None:
+        number: dict[str, Any] = {"type": whole_number, "metavar": "N"}
+        seconds: dict[str, Any] = {"type": duration, "metavar": "SECONDS"}
+        most = {"type": partial(whole_number, most=conf.MAX_BATCH_SIZE)}
+        add = parser.add_argument
         add_models(parser, "what to claim from (every model that has a handler)")
-        parser.add_argument(
-            "--processes", type=whole_number, default=1, metavar="N", help="worker processes (1)"
-        )
-        parser.add_argument(
-            "--threads",
-            type=whole_number,
-            default=1,
-            metavar="N",
-            help="handler threads in each process (1)",
-        )
-        parser.add_argument(
-            "--batch-size",
-            type=_batch_size,
-            metavar="N",
-            help="rows claimed at a time, at most (the handler's, or what takes about a second)",
-        )
-        parser.add_argument(
-            "--lease",
-            type=duration,
-            metavar="SECONDS",
-            help="how long a claim lasts unless renewed (60)",
-        )
-        parser.add_argument(
-            "--poll",
-            type=duration,
-            metavar="SECONDS",
-            help="pause between looks when nothing is due (1)",
-        )
-        parser.add_argument(
-            "--grace",
-            type=duration,
-            metavar="SECONDS",
-            help="how long running rows may go on after a signal (8)",
-        )
-        parser.add_argument(
-            "--filter",
-            action="append",
-            dest="filters",
-            metavar="LOOKUP=VALUE",
-            help="claim these rows only, country=NZ for example; again for more, app.Model:country=NZ for one model",
-        )
-        parser.add_argument(
-            "--drain", action="store_true", help="end once nothing is open or processing"
-        )
-        parser.add_argument(
-            "--once", action="store_true", help="claim one batch of each model at most, and end"
-        )
-        parser.add_argument(
-            "--max-rows", type=whole_number, metavar="N", help="end after N rows, per process"
-        )
-        parser.add_argument(
-            "--max-time", type=duration, metavar="SECONDS", help="end after this long"
-        )
-        parser.add_argument(
-            "--database",
-            type=database_alias,
-            metavar="ALIAS",
-            help="database to work on (where the router writes the models)",
-        )
-        parser.add_argument(
-            "--name", default="worker", help="first part of the holder's name in the table (worker)"
-        )
-        parser.add_argument(
-            "--health-file",
-            metavar="PATH",
-            help="touch this file every few seconds while all is well, for a liveness probe",
-        )
-        parser.add_argument(
-            "--in-process",
-            action="store_true",
-            help="no supervisor and no child: for cron, debuggers and Windows",
-        )
+        add("--processes", **number, default=1, help="worker processes (1)")
+        add("--threads", **number, default=1, help="handler threads in each process (1)")
+        add("--batch-size", **number | most, help="rows of one claim (what takes about a second)")
+        add("--lease", **seconds, help="how long a claim lasts unless renewed (60)")
+        add("--poll", **seconds, help="pause between looks when nothing is due (1)")
+        add("--grace", **seconds, help="how long running rows may go on after a signal (8)")
+        text = "claim these rows only, country=NZ for example; app.Model:country=NZ for one model"
+        add("--filter", action="append", default=[], metavar="LOOKUP=VALUE", help=text)
+        add("--drain", action="store_true", help="end once nothing is open or processing")
+        add("--once", action="store_true", help="claim one batch of each model at most, and end")
+        add("--max-rows", **number, help="end after N rows, per process")
+        add("--max-time", **seconds, help="end after this long")
+        text = "database to work on (where the router writes the models)"
+        add("--database", type=database_alias, metavar="ALIAS", help=text)
+        text = "first part of the holder's name in the table (worker)"
+        add("--name", type=holder_name, default="worker", help=text)
+        text = "touch this file every few seconds while all is well, for a liveness probe"
+        add("--health-file", metavar="PATH", help=text)
+        text = "no supervisor and no child: for cron, debuggers and Windows"
+        add("--in-process", action="store_true", help=text)
 
     def run_from_argv(self, argv: list[str]) -> None:
         # From the first line to the last a stop is heeded, and kills nobody: whoever waits for signals takes it.
@@ -163,45 +115,45 @@ exit codes:
         _refuse(lacking(in_process=in_process, threads=options["threads"]))
         models = models or _all_models(options["database"])
         using = _database(models, options["database"])
+        as_given = (
+            "name",
+            "processes",
+            "threads",
+            "batch_size",
+            "lease",
+            "drain",
+            "once",
+            "max_rows",
+        )
         worker = WorkerOptions(
+            **{name: options[name] for name in (*as_given, "health_file")},
             labels=tuple(dict.fromkeys(model._meta.label for model in models)),
-            name=_name(options["name"]),
             using=using,
-            processes=1 if in_process else options["processes"],
-            threads=options["threads"],
-            batch_size=options["batch_size"],
-            lease=options["lease"],
             poll=options["poll"] or conf.duration("POLL"),
             grace=options["grace"] or conf.duration("GRACE"),
-            drain=options["drain"],
-            once=options["once"],
-            max_rows=options["max_rows"],
             ends_at=_end(options["max_time"]),
             # Cron mails all output, so without a supervisor only trouble is shown, unless -v 2 asks for everything.
             verbosity=0 if in_process and options["verbosity"] == 1 else options["verbosity"],
-            filters=tuple(options["filters"] or ()),
-            health_file=options["health_file"],
+            filters=tuple(options["filter"]),
             schema=getattr(connections[using], "schema_name", None),
         )
         work_in_schema(worker.schema)
         refuse_wrong_handlers(worker)
         _prepare_health_file(worker)
         log_to_console(worker.verbosity)
-        if not self._is_migrated(worker):
+        pending = partial(self._answer, pending_in, worker)
+        if not wait_until_migrated(worker, pending, partial(self._answer, time.sleep)):
             sys.exit(ExitCode.WORK_LEFT if worker.drain else ExitCode.ENDED)
-        _refuse(self._answer(lambda: missing_in(worker)) or [])
+        _refuse(self._answer(missing_in, worker))
         for sentence in small_pool(worker.using, worker.threads):
             self.stderr.write(self.style.WARNING(sentence))
-        if not in_process:
-            self._greet(worker)
         if in_process:
             code = run_in_process(worker)
-        elif worker.drain and worker.verbosity and self.stdout.isatty():
-            code = self._supervise_visibly(worker, no_color=options["no_color"])
         else:
+            self._greet(worker)
             code = _supervisor(worker).run()
         if code == ExitCode.RECYCLE:
-            # Nobody is there to start it anew.
+            # Nobody starts another process.
             code = ExitCode.CUT_SHORT
         if in_process and code == ExitCode.CUT_SHORT and self._from_shell:
             # What still runs must not hold up the end.
@@ -219,36 +171,15 @@ exit codes:
         )
         self.stdout.flush()
 
-    def _supervise_visibly(self, worker: WorkerOptions, *, no_color: bool) -> int:
-        """Let another process draw how the work goes on: the supervisor asks no database, and is never held up."""
-        before = self._answer(lambda: counted_in(worker))
-        printer = ProgressPrinter(
-            labels=worker.labels, using=worker.using, before=dict(before or ()), no_color=no_color
-        )
-        supervisor = _supervisor(worker)
-        try:
-            return int(supervisor.run())
-        finally:
-            printer.end(supervisor.signals)
-
     @property
     def _from_shell(self) -> bool:
         """Whether this process is ours alone, with the stop signals held since its first line."""
         return bool(getattr(self, "_called_from_command_line", False))
 
-    def _is_migrated(self, worker: WorkerOptions) -> bool:
-        """Wait while the database lacks migrations; False where the worker's time is over before."""
-        return wait_until_migrated(
-            lambda: pending_in(worker),
-            worker.using,
-            ask=lambda question: self._answer(question) or [],
-            alive=HealthFile(worker.health_file).touch,
-            ends_at=worker.ends_at,
-        )
-
-    def _answer(self, question: Callable[[], Sequence[T]]) -> Sequence[T] | None:
-        """Return the answer, None of a database that is silent; a stop signal ends a process of our own meanwhile."""
-        return answer_unless_stopped(question, PATIENCE) if self._from_shell else question()
+    def _answer(self, question: Callable[..., Sequence[str] | None], *given: Any) -> Sequence[str]:
+        """Return the answer, none of a silent database; a stop signal ends a process of our own meanwhile."""
+        ask = partial(question, *given)
+        return (answer_unless_stopped(ask, PATIENCE) if self._from_shell else ask()) or ()
 
 
 def refuse_wrong_handlers(worker: WorkerOptions) -> None:
@@ -309,21 +240,6 @@ def _raised_by_manager(handler: Handler) -> list[str]:
     return []
 
 
-def counted_in(worker: WorkerOptions) -> list[tuple[str, tuple[int, int]]]:
-    """Return how many rows of each model are complete and failed, where that is not too many to count."""
-    try:
-        with contextlib.suppress(Error):
-            counts = [(one.model, count_rows(one.model, worker.using)) for one in worker.handlers()]
-            return [
-                (model._meta.label, (found.progress.complete, found.progress.failed))
-                for model, found in counts
-                if not found.estimated and policy_for(model).completion.keeps
-            ]
-    finally:
-        connections.close_all()
-    return []
-
-
 def pending_in(worker: WorkerOptions) -> list[str]:
     """Return the migrations to wait for; none of a database that does not answer."""
     models = [handler.model for handler in worker.handlers()]
@@ -350,13 +266,8 @@ def _prepare_health_file(worker: WorkerOptions) -> None:
     try:
         HealthFile(worker.health_file).prepare()
     except OSError as error:
-        _refuse(
-            [
-                _ended(
-                    f"--health-file cannot be used: {error.strerror or error}: {worker.health_file}"
-                )
-            ]
-        )
+        why = f"{error.strerror or error}: {worker.health_file}"
+        _refuse([_ended(f"--health-file cannot be used: {why}")])
 
 
 def _refuse(sentences: Sequence[str]) -> None:
@@ -415,13 +326,8 @@ def _end(limit: timedelta | None) -> float | None:
     return None if limit is None else clock() + limit.total_seconds()
 
 
-def _batch_size(text: str) -> int:
-    return whole_number(text, most=conf.MAX_BATCH_SIZE)
-
-
-def _name(text: str) -> str:
+def holder_name(text: str) -> str:
+    """Return the name of a worker, which may not look like a holder's."""
     if not text or len(text) > 100 or set("#@") & set(text):
-        raise CommandError(
-            f"--name must be 1 to 100 characters without # and @, not {text!r}.", returncode=2
-        )
+        raise ArgumentTypeError(f"1 to 100 characters without # and @, not {text!r}")
     return text
