@@ -22,12 +22,12 @@ from django_taskclaim.querysets.claiming import Request, claim
 from django_taskclaim.states import Status
 from django_taskclaim.worker.calling import prepare
 from django_taskclaim.worker.connections import left_open
-from django_taskclaim.worker.heartbeat import Vitals
+from django_taskclaim.worker.counters import Counters
 from django_taskclaim.worker.inflight import InFlight, Result, Task, Unit, units_of
+from django_taskclaim.worker.keeper import LeaseKeeper
 from django_taskclaim.worker.options import WorkerOptions
 from django_taskclaim.worker.outcomes import Answer, Done, Failed
 from django_taskclaim.worker.running import Running
-from django_taskclaim.worker.service import Service
 from django_taskclaim.worker.sizing import BatchSize
 from django_taskclaim.worker.writer import Writer
 
@@ -87,10 +87,10 @@ class _Runner:
     def __init__(self, handler: Handler, using: str) -> None:
         self.handler, self.using = handler, using
         self.inflight = InFlight()
-        self.service = _NoService()
-        self.running = _Inline(using, self.inflight, cast(Service, self.service), None)
+        self.keeper = _NoKeeper()
+        self.running = _Inline(using, self.inflight, cast(LeaseKeeper, self.keeper), None)
         sizes = {handler.model: BatchSize(handler, threads=1)}
-        self.writer = Writer(using, self.inflight, Vitals(), sizes, self.service.was_away_since)
+        self.writer = Writer(using, self.inflight, Counters(), sizes, self.keeper.was_away_since)
         self.ran = Ran()
         #: Keys of rows that have come back, or may have.
         self._had: list[Any] = []
@@ -100,7 +100,7 @@ class _Runner:
             self.inflight.add(units_of(self.handler, rows))
             for result in self._results():
                 self._count(result.task, _counter_of(result), _error_of(result))
-            for task in self.service.taken_back():
+            for task in self.keeper.taken_back():
                 self._count(task, "released")
         return self.ran
 
@@ -174,8 +174,8 @@ def _error_of(result: Result) -> BaseException | str | None:
     return error
 
 
-class _NoService:
-    """What stands in for a worker's service thread: nothing is renewed, and the database is never away."""
+class _NoKeeper:
+    """What stands in for a worker's lease keeper: nothing is renewed, and the database is never away."""
 
     def __init__(self) -> None:
         self._back: list[Task] = []

@@ -121,7 +121,7 @@ class Follower:
 
     def _write(self, *, busy: bool) -> bool:
         now = self._now()
-        self.roll.add(self.service.vitals.tally.take(), now)
+        self.roll.add(self.service.counters.take(), now)
         self._note_stops(now)
         sent = self.roll.write(now)
         return bool(sent)
@@ -135,16 +135,16 @@ class Follower:
 
 
 def _drain(service: Service) -> None:
-    service.told_to_drain.set()
+    service.drain_asked.set()
     service.inflight.wake()
 
 
 def _stop(service: Service) -> None:
-    service.told_to_stop.set()
+    service.stop_asked.set()
 
 
 def _release(service: Service) -> None:
-    service.give_back(service.inflight.withdraw())
+    service.keeper.give_back(service.inflight.withdraw())
 
 
 _DOING = {"drain": _drain, "stop": _stop, "release": _release}

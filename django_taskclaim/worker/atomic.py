@@ -5,11 +5,11 @@ from typing import Any
 
 from django.db import connections
 
+from django_taskclaim.connecting import ensure_usable, limit_idle_session
 from django_taskclaim.db import dialect_for
 from django_taskclaim.handlers import Handler
 from django_taskclaim.querysets.transactions import unbroken_transaction
 from django_taskclaim.worker.calling import call, complete
-from django_taskclaim.worker.connections import ensure_usable, limit_idle_session
 from django_taskclaim.worker.inflight import Task, Unit
 from django_taskclaim.worker.outcomes import Answer, of_answer
 
@@ -23,7 +23,7 @@ class _NotAllDone(Exception):
 
     def __init__(self, said: list[Any]) -> None:
         super().__init__(said)
-        self.said = said
+        self.by_row = said
 
 
 def call_atomically(
@@ -49,7 +49,7 @@ def call_atomically(
             _complete(handler, tasks)
             at_commit = True
     except _NotAllDone as undone:
-        return Answer(said=undone.said)
+        return Answer(by_row=undone.by_row)
     except BaseException as error:
         for task in tasks:
             task.ending = False

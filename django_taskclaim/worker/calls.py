@@ -1,4 +1,4 @@
-"""What the service thread waits for between two rounds: a bell of this process, and calls from the database.
+"""What the service thread waits for between two rounds: an event of this process, and calls from the database.
 
 A call makes the claimer look at once instead of at its next poll. Calls come on the service's own connection, so they
 cost no further one, and polling goes on as without them.
@@ -7,7 +7,6 @@ cost no further one, and polling goes on as without them.
 import contextlib
 import selectors
 import socket
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -22,50 +21,38 @@ from django_taskclaim.worker.options import WorkerOptions
 from django_taskclaim.worker.records import logger
 
 
-class Bell:
-    """Rung by any thread, heard by the one that waits: an ``Event`` that can be waited for beside a socket, too."""
+class WakeEvent:
+    """Set by any thread, and waited for by one: an ``Event`` that can be waited for beside a socket."""
 
     def __init__(self) -> None:
-        self._rung = threading.Event()
-        self._ends: tuple[socket.socket, socket.socket] | None = None
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
 
-    def ring(self) -> None:
-        self._rung.set()
-        if self._ends is not None:
-            # Full: it has been rung often enough. Closed: nobody waits any more.
-            with contextlib.suppress(OSError):
-                self._ends[1].send(b"!")
+    def set(self) -> None:
+        # Full: it has been set often enough. Closed: nobody waits any more.
+        with contextlib.suppress(OSError):
+            self._writer.send(b"!")
 
-    def wait(self, seconds: float) -> None:
-        """Wait until it rings, so many seconds at most, and silence it."""
-        self._rung.wait(seconds)
-        self._rung.clear()
-
-    def wait_beside(self, other: Listener, seconds: float, ready: Callable[[], None]) -> None:
-        """The same, and call *ready* whenever there is something to read from *other*."""
-        self._ends = self._ends or _ends()
+    def wait(self, seconds: float, beside: Listener | None = None) -> None:
+        """Wait until it is set, so many seconds at most, and clear it; take what comes *beside* it meanwhile."""
         end = clock() + seconds
         with selectors.DefaultSelector() as selector:
-            selector.register(self._ends[0], selectors.EVENT_READ)
-            selector.register(other, selectors.EVENT_READ)
-            while not self._rung.is_set() and (left := end - clock()) > 0:
-                if other in {key.fileobj for key, _ in selector.select(left)}:
-                    ready()
-        self._rung.clear()
+            selector.register(self._reader, selectors.EVENT_READ)
+            if beside is not None:
+                selector.register(beside, selectors.EVENT_READ)
+            ready: set[Any] = set()
+            while self._reader not in ready and (left := end - clock()) > 0:
+                ready = {key.fileobj for key, _ in selector.select(left)}
+                if beside is not None and beside in ready:
+                    beside.take()
         with contextlib.suppress(BlockingIOError):
-            while self._ends[0].recv(4096):
+            while self._reader.recv(4096):
                 pass
 
     def close(self) -> None:
-        for end in self._ends or ():
-            end.close()
-
-
-def _ends() -> tuple[socket.socket, socket.socket]:
-    ends = socket.socketpair()
-    for end in ends:
-        end.setblocking(False)
-    return ends
+        self._reader.close()
+        self._writer.close()
 
 
 @dataclass(slots=True)
@@ -85,7 +72,7 @@ class Calls:
     def __init__(
         self, options: WorkerOptions, handlers: list[Handler], on_call: Callable[[], None]
     ) -> None:
-        self.bell = Bell()
+        self.wake_event = WakeEvent()
         self._options = options
         self._on_call = on_call
         self._looks = {handler.model: _Look() for handler in handlers}
@@ -140,12 +127,10 @@ class Calls:
         return True
 
     def wait(self, seconds: float) -> None:
-        """Wait for the bell, so many seconds at most, and pass on the calls that come meanwhile."""
+        """Wait for the wake event, so many seconds at most, and take the calls that come meanwhile."""
         listener = self._listener
-        if listener is not None and listener.still_on(connections[self._options.using]):
-            self.bell.wait_beside(listener, seconds, listener.take)
-        else:
-            self.bell.wait(seconds)
+        is_there = listener and listener.still_on(connections[self._options.using])
+        self.wake_event.wait(seconds, listener if is_there else None)
 
     def _hear(self, table: str, silence: float) -> None:
         now = clock()

@@ -40,41 +40,41 @@ def run_child(options: Any, link: Connection, memory: Any, signals: SignalPipe) 
     """
     show_title(f"child {options.name}, {listed(options.labels)}")
     from django_taskclaim.connecting import work_in_schema
-    from django_taskclaim.worker.crew import Crew
+    from django_taskclaim.worker.process import Process
     from django_taskclaim.worker.records import log_to_console
 
     log_to_console(options.verbosity)
     work_in_schema(options.schema)
-    said = Link(link)
-    said.end_with_supervisor()
+    sender = Link(link)
+    sender.end_with_supervisor()
     if signals.stop_asked() or link.poll():
         # Told to stop, or orphaned, while it imported.
-        said.goodbye(0)
-    crew = Crew(options, memory)
+        sender.exit_cleanly(0)
+    process = Process(options, memory)
     # What is loaded by now stays: looking through it for garbage again and again costs more than rows do.
     gc.freeze()
     if options.once or options.max_rows is not None:
-        crew.claimer.on_claimed = said.claimed
+        process.claimer.on_claimed = sender.claimed
     # Ready before the first claim: a row that kills this process at once is no reason to give it up.
-    if not crew.start(said.ready):
-        crew.tell_why()
-        # Without a goodbye: it is a start that failed.
+    if not process.start(sender.ready):
+        process.log_why()
+        # It ends without that word: it is a start that failed.
         leave(ExitCode.CUT_SHORT)
-    said.goodbye(Watch(crew, options, signals, said).until_the_end())
+    sender.exit_cleanly(MainLoop(process, options, signals, sender).run())
 
 
 def run_in_process(options: Any) -> int:
     """Be the whole worker, without supervisor or child, and return the exit code; Django is set up already."""
-    from django_taskclaim.worker.crew import Crew
+    from django_taskclaim.worker.process import Process
 
     health = HealthFile(options.health_file)
     with SignalPipe() as signals:
-        crew = Crew(options)
+        process = Process(options)
         if signals.stop_asked():
             return 0
-        crew.start()
+        process.start()
         try:
-            return Watch(crew, options, signals, None, health).until_the_end()
+            return MainLoop(process, options, signals, None, health).run()
         finally:
             health.remove()
 
@@ -104,43 +104,43 @@ class Link:
 
     def ready(self) -> None:
         """Say that the process works now."""
-        self._say(b"ready")
+        self._send(b"ready")
 
     def alive(self) -> None:
         """Say that the threads go on."""
-        self._say(b"alive")
+        self._send(b"alive")
 
     def claimed(self, rows: int) -> None:
         """Say how many rows the process has claimed so far."""
-        self._say(b"claimed %d" % rows)
+        self._send(b"claimed %d" % rows)
 
-    def goodbye(self, code: int) -> NoReturn:
+    def exit_cleanly(self, code: int) -> NoReturn:
         """End the process in good order: a code without this word came from a handler that ended the process."""
-        self._say(b"goodbye")
+        self._send(b"exiting")
         leave(code)
 
-    def heard(self) -> bytes:
+    def receive(self) -> bytes:
         """Return the next order; EOFError or OSError once the supervisor is dead."""
         return self._connection.recv_bytes()
 
-    def _say(self, word: bytes) -> None:
+    def _send(self, word: bytes) -> None:
         with self._lock, contextlib.suppress(OSError):
             if select.select([], [self._connection], [], 0)[1]:
                 self._connection.send_bytes(word)
 
 
-class Watch:
+class MainLoop:
     """The main thread's loop."""
 
     def __init__(
         self,
-        crew: Any,
+        process: Any,
         options: Any,
         signals: SignalPipe,
         link: Link | None,
         health: HealthFile | None = None,
     ) -> None:
-        self.crew = crew
+        self.process = process
         self.signals = signals
         self.link = link
         self.health = health
@@ -153,21 +153,21 @@ class Watch:
             options.drain or options.once or any(one is not None for one in limits)
         )
 
-    def until_the_end(self) -> int:
+    def run(self) -> int:
         """Wait until the work is done or a stop is over, and return the exit code."""
         while True:
             self._listen()
-            self.crew.service.fence()
+            self.process.service.keeper.fence()
             self._show_life()
-            if self._deadline is None and self.crew.must_be_replaced():
+            if self._deadline is None and self.process.must_be_replaced():
                 self._recycle()
-            if self.crew.service.told_to_stop.is_set() and self._deadline is None:
+            if self.process.service.stop_asked.is_set() and self._deadline is None:
                 self._stop(self._grace)
             if self._deadline is None:
-                if self.crew.has_ended():
-                    return int(self.crew.finish())
-            elif self.crew.is_idle() or clock() >= self._deadline:
-                return int(self.crew.finish(recycle=self._recycling))
+                if self.process.has_ended():
+                    return int(self.process.finish())
+            elif self.process.is_idle() or clock() >= self._deadline:
+                return int(self.process.finish(recycle=self._recycling))
 
     def _listen(self) -> None:
         sources: list[Any] = [self.signals, *([self.link] if self.link is not None else [])]
@@ -183,11 +183,11 @@ class Watch:
         """Return how long the next look may wait; what is heard ends the wait."""
         if self._deadline is not None:
             return STOPPING
-        return BUSY if self._ends_by_itself or self.crew.inflight.held() else QUIET
+        return BUSY if self._ends_by_itself or self.process.inflight.held() else QUIET
 
     def _obey(self, link: Link) -> None:
         try:
-            order = link.heard()
+            order = link.receive()
         except (EOFError, OSError):
             # The supervisor is dead; so are we, soon.
             self.link = None
@@ -200,7 +200,7 @@ class Watch:
         if clock() < self._sign_due:
             return
         self._sign_due = clock() + SIGN_EVERY
-        if not goes_on(self.crew):
+        if not goes_on(self.process):
             return
         if self.link is not None:
             self.link.alive()
@@ -212,10 +212,10 @@ class Watch:
         if self.link is not None:
             # First, for what hangs may hold the lock of a log.
             leave_at_last(self._grace + AFTER_GRACE, ExitCode.RECYCLE)
-        self.crew.tell_why()
+        self.process.log_why()
         self._stop(self._grace)
 
     def _stop(self, grace: float) -> None:
         end = clock() + grace
         self._deadline = end if self._deadline is None else min(end, self._deadline)
-        self.crew.stop()
+        self.process.stop()

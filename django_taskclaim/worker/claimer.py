@@ -6,6 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 from django_taskclaim.claim import clock
+from django_taskclaim.connecting import (
+    TROUBLE,
+    close_all,
+    drop_broken,
+    ensure_usable,
+    guard_connections,
+    is_refusal,
+    use_own_connection,
+)
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.handlers import Handler
 from django_taskclaim.holders import new_holder
@@ -14,22 +23,13 @@ from django_taskclaim.limits.key_limits import limits_over
 from django_taskclaim.querysets.claiming import Request, claim
 from django_taskclaim.querysets.cursor import Cursor
 from django_taskclaim.worker.calling import prepare
-from django_taskclaim.worker.connections import (
-    TROUBLE,
-    close_all,
-    drop_broken,
-    ensure_usable,
-    guard_connections,
-    is_refusal,
-    tidy_up,
-    use_own_connection,
-)
+from django_taskclaim.worker.connections import tidy_up
+from django_taskclaim.worker.drain import Drain
 from django_taskclaim.worker.inflight import InFlight, Unit, units_of
 from django_taskclaim.worker.options import WorkerOptions
 from django_taskclaim.worker.records import Limited, changed, watch
 from django_taskclaim.worker.service import Service
 from django_taskclaim.worker.sizing import BatchSize
-from django_taskclaim.worker.work import Work
 from django_taskclaim.worker.writer import ENOUGH, Writer
 
 #: The longest wait, in seconds, between two tries to claim from a database that is away.
@@ -57,14 +57,14 @@ class Claimer(threading.Thread):
         self.inflight = inflight
         self.service = service
         self._sizes = {handler.model: BatchSize(handler, options.threads) for handler in handlers}
-        self.work = Work(options, handlers, inflight, service)
+        self.drain = Drain(options, handlers, inflight, service)
         self.writer = Writer(
-            options.using, inflight, service.vitals, self._sizes, service.was_away_since
+            options.using, inflight, service.counters, self._sizes, service.keeper.was_away_since
         )
         inflight.low = max((self._least(handler) for handler in handlers), default=1)
         inflight.enough = ENOUGH
         #: Set by this thread once it is at work, and by the thread that lets it claim then.
-        self.begun, self.opened = threading.Event(), threading.Event()
+        self.started, self.opened = threading.Event(), threading.Event()
         self.leaving = threading.Event()
         #: Set when there is nothing more to take: drained, or the limits of rows or time are reached.
         self.finished = threading.Event()
@@ -92,8 +92,8 @@ class Claimer(threading.Thread):
 
     def run(self) -> None:
         use_own_connection(self.options.using)
-        guard_connections(self.service.longest_lease, ours_alone=True)
-        self.begun.set()
+        guard_connections(self.service.keeper.longest_lease, ours_alone=True)
+        self.started.set()
         self.opened.wait()
         failures = 0
         try:
@@ -132,7 +132,7 @@ class Claimer(threading.Thread):
     def _turn(self) -> None:
         """Wait until there is something to do, and do it."""
         self.inflight.wait_until(self._has_to_act, self._longest_wait)
-        guard_connections(self.service.longest_lease, ours_alone=True)
+        guard_connections(self.service.keeper.longest_lease, ours_alone=True)
         if self._until_written() == 0.0:
             self._write()
         looked = False
@@ -165,7 +165,7 @@ class Claimer(threading.Thread):
 
     def _note_use(self) -> None:
         # A server that ends idle sessions ends this one after a lease.
-        lease = self.service.longest_lease.total_seconds()
+        lease = self.service.keeper.longest_lease.total_seconds()
         self._look_at_connection = clock() + min(USED_LATELY, lease / 2)
 
     def _makes_room(self, model: Any) -> bool:
@@ -182,7 +182,7 @@ class Claimer(threading.Thread):
             return True
         if not self._may_claim():
             return False
-        if self.service.told_to_drain.is_set():
+        if self.service.drain_asked.is_set():
             return True
         return any(self._wants(handler) for handler in self.handlers)
 
@@ -256,13 +256,13 @@ class Claimer(threading.Thread):
 
     def _claim(self, handler: Handler) -> bool | None:
         """Claim a batch and say whether it was a full one; None where nobody could look yet."""
-        if not self.service.healthy(self.service.lease_of(handler)):
+        if not self.service.keeper.healthy(self.service.keeper.lease_of(handler)):
             # A lease that cannot be renewed is not worth taking.
             return None
         if handler.model in self.service.paused or self.service.throttles.reason_for(handler.model):
             # The service sees when that is over.
             return False
-        switch = self.service.switches.get(handler.model)
+        switch = self.service.keeper.switches.get(handler.model)
         if switch is None:
             # The switch has not been read yet: the claim might get the wrong lease.
             return None
@@ -276,7 +276,7 @@ class Claimer(threading.Thread):
             return None
         rows = self._rows(handler, size)
         if not rows:
-            return not self.options.once and self.work.open_more(handler)
+            return not self.options.once and self.drain.open_more(handler)
         units = units_of(handler, rows)
         if not self.inflight.add(units):
             # The signal to stop came while the statement was under way.
@@ -289,7 +289,7 @@ class Claimer(threading.Thread):
         request = Request(
             size,
             new_holder(self.options.name),
-            self.service.lease_of(handler),
+            self.service.keeper.lease_of(handler),
             include_held=False,
             durable=True,
             notes_start=True,
@@ -298,10 +298,10 @@ class Claimer(threading.Thread):
         )
         try:
             with self.service.throttles.working_on(handler.model):
-                rows: list[Any] = claim(self.work.rows(handler), request)
+                rows: list[Any] = claim(self.drain.rows(handler), request)
         except Exception:
             # Whatever it is, some may have been claimed by then.
-            self.service.unanswered.note(handler, request)
+            self.service.keeper.note_ambiguous(handler, request)
             raise
         self._note_use()
         self.service.throttles.claimed(handler.model, len(rows))
@@ -309,7 +309,7 @@ class Claimer(threading.Thread):
             watch(rows)
             changed("claimed", rows, clock() - began)
             self.claimed += len(rows)
-            self.work.note_claim()
+            self.drain.note_claim()
             self.on_claimed(self.claimed)
             rows = self._prepare(handler, rows)
         return rows
@@ -331,14 +331,14 @@ class Claimer(threading.Thread):
         return min(bound for bound in (most, room, left) if bound is not None)
 
     def _give_back(self, units: list[Unit]) -> None:
-        self.service.give_back(task for unit in units for task in unit.tasks)
+        self.service.keeper.give_back(task for unit in units for task in unit.tasks)
 
     # Ending by itself
 
     def _has_reached_a_limit(self) -> bool:
         if all(moment == NEVER for moment in self._next_look.values()):
             return True
-        if self.service.told_to_drain.is_set():
+        if self.service.drain_asked.is_set():
             return True
         if self.options.max_rows is not None and self.claimed >= self.options.max_rows:
             return True
@@ -349,7 +349,7 @@ class Claimer(threading.Thread):
         if not self.options.drain or not in_vain:
             return False
         try:
-            return self.work.is_done()
+            return self.drain.is_done()
         except (*TROUBLE, TaskClaimError) as error:
             self._limited.warn(f"{self.options.name}: looking for work left", error)
             drop_broken(self.options.using)

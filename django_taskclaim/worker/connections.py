@@ -6,40 +6,7 @@ from typing import Any
 
 from django.db import connections
 
-from django_taskclaim.connecting import (
-    TROUBLE,
-    close_all,
-    drop_broken,
-    end_session_of,
-    ensure_all_usable,
-    ensure_usable,
-    guard_connections,
-    has_opened,
-    is_contention,
-    is_refusal,
-    limit_idle_session,
-    opened_here,
-    use_own_connection,
-    waiting_once,
-)
-
-__all__ = [
-    "TROUBLE",
-    "close_all",
-    "drop_broken",
-    "end_session_of",
-    "ensure_all_usable",
-    "ensure_usable",
-    "guard_connections",
-    "has_opened",
-    "is_contention",
-    "is_refusal",
-    "left_open",
-    "limit_idle_session",
-    "tidy_up",
-    "use_own_connection",
-    "waiting_once",
-]
+from django_taskclaim.connecting import opened_here
 
 
 def left_open(*, but_for: Container[str] = ()) -> list[str]:

@@ -7,22 +7,17 @@ from datetime import timedelta
 from asgiref.sync import sync_to_async
 
 from django_taskclaim.claim import Ended
+from django_taskclaim.connecting import close_all, drop_broken, guard_connections, has_opened
 from django_taskclaim.exceptions import Permanent
 from django_taskclaim.handlers import Handler
-from django_taskclaim.worker.connections import (
-    close_all,
-    drop_broken,
-    guard_connections,
-    has_opened,
-    tidy_up,
-)
+from django_taskclaim.worker.blocking import StepTimer
+from django_taskclaim.worker.connections import tidy_up
 from django_taskclaim.worker.inflight import InFlight, Result, Unit
 from django_taskclaim.worker.options import WorkerOptions
 from django_taskclaim.worker.outcomes import Done, Failed
 from django_taskclaim.worker.records import Limited, broken, logger, named
 from django_taskclaim.worker.running import Running
 from django_taskclaim.worker.service import Service
-from django_taskclaim.worker.turns import Turns
 
 #: Seconds between two looks whether the worker is leaving.
 LOOK = 5.0
@@ -39,9 +34,11 @@ class Executor(threading.Thread):
         self.inflight = inflight
         self.service = service
         self.throttles = service.throttles
-        self.running = Running(options.using, inflight, service, 2 * service.longest_lease)
+        self.running = Running(
+            options.using, inflight, service.keeper, 2 * service.keeper.longest_lease
+        )
         #: Set once this thread is at work.
-        self.begun = threading.Event()
+        self.started = threading.Event()
         self.leaving = threading.Event()
         self._limited = Limited()
         #: Those that this thread's connections are prepared for.
@@ -62,10 +59,10 @@ class Executor(threading.Thread):
                         named(result.task.row),
                     )
         if self.throttles.has_breaker(unit.handler.model):
-            self._tell_breaker(unit, in_time)
+            self._inform_breaker(unit, in_time)
         self.inflight.settle(unit, in_time)
 
-    def _tell_breaker(self, unit: Unit, results: list[Result]) -> None:
+    def _inform_breaker(self, unit: Unit, results: list[Result]) -> None:
         """Count what says something of the surroundings: a bad row, and one put back, say nothing."""
         outcomes = [result.outcome for result in results]
         good = sum(
@@ -81,7 +78,7 @@ class Executor(threading.Thread):
         self.throttles.heard(model, good=good, bad=bad)
         if bad and self.throttles.gives_back(model):
             # At once: by the service's next round the rest of a quick handler's batch would have failed, too.
-            self.service.withdraw(model)
+            self.service.keeper.withdraw(model)
 
     def _prepare_for(self, lease: timedelta = timedelta()) -> None:
         """Have the server end transactions that are idle for twice the *lease* of the rows worked on in them.
@@ -95,7 +92,7 @@ class Executor(threading.Thread):
             self._leases = leases
 
     def _leases_beside(self, lease: timedelta = timedelta()) -> tuple[timedelta, ...]:
-        return lease, self.service.longest_lease
+        return lease, self.service.keeper.longest_lease
 
     def _tidy_up(self, *, idle: bool = False) -> None:
         try:
@@ -110,7 +107,7 @@ class HandlerThread(Executor):
 
     def run(self) -> None:
         self._prepare_for()
-        self.begun.set()
+        self.started.set()
         try:
             while (unit := self._take()) is not None:
                 self._work(unit)
@@ -149,11 +146,13 @@ class LoopThread(Executor):
         asyncio.run(self._run())
 
     async def _run(self) -> None:
-        turns = Turns(lambda: [unit for unit in self.inflight.running() if unit.handler.is_async])
-        asyncio.get_running_loop().set_task_factory(turns.task_factory)
+        timer = StepTimer(
+            lambda: [unit for unit in self.inflight.running() if unit.handler.is_async]
+        )
+        asyncio.get_running_loop().set_task_factory(timer.task_factory)
         await self._follow_leases()
         self.running.orm_thread = await sync_to_async(threading.get_ident)()
-        self.begun.set()
+        self.started.set()
         working: set[asyncio.Task[None]] = set()
         while not self.leaving.is_set():
             # What waits already needs no other thread to wait for it.
@@ -164,7 +163,7 @@ class LoopThread(Executor):
                 await sync_to_async(self._tidy_up)(idle=True)
                 continue
             unit.thread = threading.get_ident()
-            working.add(task := turns.start(unit, self._work(unit)))
+            working.add(task := timer.start(unit, self._work(unit)))
             task.add_done_callback(working.discard)
         await sync_to_async(close_all)()
 

@@ -24,7 +24,7 @@ DRIVERS = ("django.db", "psycopg", "MySQLdb", "sqlite3")
 SOCKETS = ("selectors", "socket", "ssl")
 
 
-class Silence:
+class HangDetector:
     """For how long a thread has neither come round nor waited for its database.
 
     A silent database hangs nobody: PostgreSQL's driver waits for as long as the server keeps the connection, and a
@@ -59,13 +59,13 @@ def _module(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__", ""))
 
 
-def goes_on(crew: Any) -> bool:
+def goes_on(process: Any) -> bool:
     """Say whether claimer and service of a process make progress, or are about to end as asked.
 
     A handler that has overrun is there until its process is replaced.
     """
-    service, claimer, hung = crew.service, crew.claimer, crew.hung()
-    if service.overrun.is_set() or not service.is_alive() or service in hung:
+    service, claimer, hung = process.service, process.claimer, process.hung()
+    if service.keeper.has_overrun or not service.is_alive() or service in hung:
         return False
     return claimer.leaving.is_set() or (claimer.is_alive() and claimer not in hung)
 

@@ -17,7 +17,7 @@ from django_taskclaim.formatting import listed
 from django_taskclaim.handlers import Handler
 from django_taskclaim.policy import SELF_FENCE
 from django_taskclaim.querysets.instances import bare
-from django_taskclaim.worker.begun import Batch, Notes
+from django_taskclaim.worker.claim_notes import Batch, Notes
 from django_taskclaim.worker.outcomes import Outcome
 
 
@@ -148,8 +148,6 @@ class Result:
     came: float = field(default_factory=clock)
     #: Somebody had the row locked at the last try.
     locked: bool = False
-    #: Its statement was refused, or its session ended, when it alone was written; that may have been an accident.
-    met_trouble: bool = False
 
 
 def units_of(handler: Handler, rows: Iterable[object]) -> list[Unit]:
@@ -234,7 +232,7 @@ class InFlight:
             unit.begin(unit.tasks)
             if (batch := unit.tasks[0].batch) is not None:
                 for task in unit.tasks:
-                    batch.begun[task.number] = 1
+                    batch.started[task.number] = 1
             self._running.append(unit)
             if unit.quarantined:
                 self._alone = unit

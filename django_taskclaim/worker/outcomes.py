@@ -23,7 +23,7 @@ class Answer:
     value: Any = None
     error: BaseException | None = None
     #: What a batch handler said of each row, where that has been read already.
-    said: "list[BaseException | str | None] | None" = None
+    by_row: "list[BaseException | str | None] | None" = None
     #: The completion is part of what the call has committed.
     committed: bool = False
     #: The error came once everything had been done, from the COMMIT or a hook after it.
@@ -56,13 +56,13 @@ class PutBack:
     reason: str
     delay: timedelta | None = None
     #: To be claimed alone next time, because it may be the one that holds up its batch.
-    apart: bool = False
+    quarantined: bool = False
     #: Nobody is to claim rows of the model while this one waits.
     everyone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Undecided:
+class Ambiguous:
     """The COMMIT was not answered well, so the row's token must be read back before anything is said of it."""
 
     error: BaseException
@@ -71,7 +71,7 @@ class Undecided:
 
 
 #: Of a claim that has ended, by a verb of the handler's own or with its transaction, nothing is left to be written.
-Outcome: TypeAlias = Done | Failed | PutBack | Undecided | Ended
+Outcome: TypeAlias = Done | Failed | PutBack | Ambiguous | Ended
 
 
 def judged(row: models.Model, error: BaseException | str) -> Failed | PutBack:

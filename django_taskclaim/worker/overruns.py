@@ -8,14 +8,14 @@ from django.db import connections
 
 from django_taskclaim.claim import clock
 from django_taskclaim.columns import claim_columns
+from django_taskclaim.connecting import end_session_of, is_contention, is_refusal
 from django_taskclaim.db import dialect_for
 from django_taskclaim.error_text import redact
 from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.failing import release
 from django_taskclaim.ranges.walking import halve
-from django_taskclaim.worker.connections import end_session_of, is_contention, is_refusal
-from django_taskclaim.worker.heartbeat import Vitals
+from django_taskclaim.worker.counters import Counters
 from django_taskclaim.worker.inflight import Task, Unit
 from django_taskclaim.worker.outcomes import outlived
 from django_taskclaim.worker.records import changed, logger, lost, named, unrecorded
@@ -64,10 +64,10 @@ class Overrun:
     task: Task
     _session_ended: bool = False
 
-    def write(self, using: str, vitals: Vitals) -> bool:
+    def write(self, using: str, counters: Counters) -> bool:
         """Write it, and say whether that is settled; a row that its own handler has locked is free a moment later."""
         try:
-            self._write(using, vitals)
+            self._write(using, counters)
         except ClaimLost:
             lost(self.task.row, "noticed when it had overrun")
         except Exception as error:
@@ -85,7 +85,7 @@ class Overrun:
             logger.error("%s: its database session was ended", named(self.task.row))
         self._session_ended = True
 
-    def _write(self, using: str, vitals: Vitals) -> None:
+    def _write(self, using: str, counters: Counters) -> None:
         began = clock()
         handler, row = self.unit.handler, self.task.carrier()
         text = outlived(handler)
@@ -102,7 +102,7 @@ class Overrun:
             changed("released", [row], clock() - began, why=f"its batch: {text}")
         else:
             ran = began - (self.unit.started or began)
-            note_failure(vitals, row, text, clock() - began, ran=ran)
+            note_failure(counters, row, text, clock() - began, ran=ran)
 
 
 def stack_of(thread: int | None) -> str:

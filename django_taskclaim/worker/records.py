@@ -1,10 +1,8 @@
 """What a worker writes to the log: one record per change of state, the facts in ``extra``."""
 
 import logging
-import re
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from traceback import walk_tb
 from typing import Any
 
 from django.conf import settings
@@ -157,15 +155,15 @@ def unrecorded(row: models.Model, error: BaseException) -> None:
     broken(f"{named(row)}: {what}", error, event="unrecorded", keys=[_key(row)])
 
 
-def summary(name: str, vitals: Any, held: int, unit: str = "row") -> None:
+def summary(name: str, counters: Any, held: int, unit: str = "row") -> None:
     """Record how far one process has got; *unit* is what its rows are called."""
     logger.info(
         "%s: %s done, %s failed, %s held",
         name,
-        counted(vitals.done, unit),
-        f"{vitals.failed:,}",
+        counted(counters.done, unit),
+        f"{counters.failed:,}",
         f"{held:,}",
-        extra={"event": "summary", "done": vitals.done, "failed": vitals.failed, "held": held},
+        extra={"event": "summary", "done": counters.done, "failed": counters.failed, "held": held},
     )
 
 
@@ -241,34 +239,18 @@ class Limited:
 _OF_ONE_ROW = frozenset({"failed", "lost", "raised"})
 
 
-#: Kinds of failures that bring a traceback, in one process.
-MOST_KINDS = 100
-
-
 class _FirstOfEachKind:
-    """Keeps the traceback of the first failed row of each kind; those of our own errors are always shown.
-
-    A kind is an error's class with the lines that led to it.
-    """
+    """Keeps the traceback of the first row that failed with each class of error; those of our own errors are shown."""
 
     def __init__(self) -> None:
-        self._seen: set[tuple[Any, ...]] = set()
+        self._seen: set[str] = set()
 
     def __call__(self, record: logging.LogRecord) -> bool:
-        if getattr(record, "event", None) in _OF_ONE_ROW and not self._is_new(record):
-            record.exc_info = record.exc_text = None
-        return True
-
-    def _is_new(self, record: logging.LogRecord) -> bool:
-        if record.exc_info:
-            lines = [(frame.f_code, line) for frame, line in walk_tb(record.exc_info[2])]
-            kind = (record.exc_info[0], *lines)
-        else:
-            # Redacted, it is there as text alone.
-            kind = tuple(re.findall(r"^ *File .*", record.exc_text or "", re.MULTILINE))
-        if kind in self._seen or len(self._seen) >= MOST_KINDS:
-            return False
-        self._seen.add(kind)
+        error = getattr(record, "error", "")
+        if getattr(record, "event", None) in _OF_ONE_ROW:
+            if error in self._seen:
+                record.exc_info = record.exc_text = None
+            self._seen.add(error)
         return True
 
 

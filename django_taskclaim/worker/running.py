@@ -15,6 +15,16 @@ from django.db import InterfaceError, OperationalError, connections
 from django_taskclaim.claim import Ended, clock, standing_claim
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.companions.sources import lacks_source
+from django_taskclaim.connecting import (
+    TROUBLE,
+    drop_broken,
+    ensure_all_usable,
+    ensure_usable,
+    has_opened,
+    is_contention,
+    is_refusal,
+    limit_idle_session,
+)
 from django_taskclaim.contention import server_code
 from django_taskclaim.db import dialect_for
 from django_taskclaim.error_text import describe
@@ -24,17 +34,7 @@ from django_taskclaim.querysets.failing import note_start
 from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.worker.atomic import call_atomically
 from django_taskclaim.worker.calling import acall, call
-from django_taskclaim.worker.connections import (
-    TROUBLE,
-    drop_broken,
-    ensure_all_usable,
-    ensure_usable,
-    has_opened,
-    is_contention,
-    is_refusal,
-    left_open,
-    limit_idle_session,
-)
+from django_taskclaim.worker.connections import left_open
 from django_taskclaim.worker.inflight import (
     InFlight,
     Result,
@@ -42,19 +42,19 @@ from django_taskclaim.worker.inflight import (
     Unit,
     may_start,
 )
+from django_taskclaim.worker.keeper import LeaseKeeper
 from django_taskclaim.worker.outcomes import (
     DONE,
+    Ambiguous,
     Answer,
     Done,
     Outcome,
     PutBack,
-    Undecided,
     judged,
     of_answer,
     outlived,
 )
 from django_taskclaim.worker.records import broken, logger, lost, named
-from django_taskclaim.worker.service import Service
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -81,11 +81,11 @@ class Running:
     judging_waits = True
 
     def __init__(
-        self, using: str, inflight: InFlight, service: Service, idle: timedelta | None
+        self, using: str, inflight: InFlight, keeper: LeaseKeeper, idle: timedelta | None
     ) -> None:
         self.using = using
         self.inflight = inflight
-        self.service = service
+        self.keeper = keeper
         #: How long an atomic handler's transaction may be idle; None for as long as the server has it.
         self.idle = idle
         self._looked = clock()
@@ -98,52 +98,24 @@ class Running:
 
     def run(self, unit: Unit) -> list[Result]:
         """Run *unit* in this thread."""
-        if len(unit.tasks) == 1:
-            return self._run_one(unit)
         calls = self._calls(unit)
         step = _advance(calls, None)
         while not isinstance(step, _End):
             step = _advance(calls, self._call(unit, step))
         return step.results
 
-    def _run_one(self, unit: Unit) -> list[Result]:
-        """Run a unit that cannot be halved: one call, if any."""
-        quarantined = unit.tasks[0].claim.quarantined
-        if quarantined and (held_up := self._held_up(unit)) is not None:
-            return held_up
-        results: list[Result] = []
-        if tasks := self._callable(unit.tasks, results):
-            # To take a unit is to begin it, and that was just now.
-            if tasks is not unit.called or quarantined:
-                unit.begin(tasks)
-            answer = self._call(unit, tasks)
-            self._note(unit, tasks, answer, results)
-        return results
-
     async def arun(self, unit: Unit) -> list[Result]:
         """Run *unit* on the event loop of this thread."""
-        if len(unit.tasks) == 1:
-            return await self._arun_one(unit)
         calls = self._calls(unit)
-        step = _advance(calls, None)
+        # The start of a quarantined row is written first.
+        begin = sync_to_async(_advance) if unit.quarantined else _at_once
+        step = await begin(calls, None)
         while not isinstance(step, _End):
             answer = await self._acall(unit, step)
-            step = await self._in_another_thread(_advance)(calls, answer)
+            is_plain = answer.error is None and not unit.handler.batch
+            go_on = _at_once if is_plain else self._in_another_thread(_advance)
+            step = await go_on(calls, answer)
         return step.results
-
-    async def _arun_one(self, unit: Unit) -> list[Result]:
-        quarantined = unit.tasks[0].claim.quarantined
-        if quarantined and (held_up := await sync_to_async(self._held_up)(unit)) is not None:
-            return held_up
-        results: list[Result] = []
-        if tasks := self._callable(unit.tasks, results):
-            unit.begin(tasks)
-            answer = await self._acall(unit, tasks)
-            if answer.error is None and not unit.handler.batch:
-                self._note(unit, tasks, answer, results)
-            else:
-                await self._in_another_thread(self._note)(unit, tasks, answer, results)
-        return results
 
     def _in_another_thread(self, judge: Callable[P, R]) -> Callable[P, Coroutine[Any, Any, R]]:
         """Return *judge* as a coroutine function, because it may have to wait for news of the database."""
@@ -172,6 +144,8 @@ class Running:
     # What to call with
 
     def _calls(self, unit: Unit) -> Calls:
+        if unit.quarantined and (held_up := self._held_up(unit)) is not None:
+            return held_up
         results: list[Result] = []
         todo = [unit.tasks]
         while todo:
@@ -219,9 +193,9 @@ class Running:
         return tasks
 
     def _startable(self, tasks: list[Task]) -> list[Task]:
-        """Return the rows that are still ours; of the others the service has told, and gives back what stands."""
+        """Return the rows that are still ours; of the others the keeper has said so, and gives back what stands."""
         late = [task for task in tasks if task.claim.lost or task.is_overdue()]
-        self.service.give_back(late)
+        self.keeper.give_back(late)
         return [task for task in tasks if task not in late and not task.abandoned]
 
     # What the answers mean
@@ -262,8 +236,8 @@ class Running:
         if self._was_an_outage(tasks[0].handler, error, since):
             otherwise = AWAY
         elif len(tasks) > 1 and claim_columns(tasks[0].handler.model).not_before is not None:
-            otherwise = PutBack("the COMMIT of its batch failed", apart=True)
-        return [Undecided(error, otherwise or judged(task.carrier(), error)) for task in tasks]
+            otherwise = PutBack("the COMMIT of its batch failed", quarantined=True)
+        return [Ambiguous(error, otherwise or judged(task.carrier(), error)) for task in tasks]
 
     def _says_nothing_of_the_rows(
         self, tasks: list[Task], error: BaseException, since: float
@@ -298,14 +272,14 @@ class Running:
         if isinstance(error, TROUBLE) and server_code(error) is not None:
             # The handler may write to another database, or in a transaction that only reads.
             is_ours = not ClaimTarget.of(handler.model, self.using).is_writable()
-            return is_ours or self.service.was_away_since(since)
+            return is_ours or self.keeper.was_away_since(since)
         if not isinstance(error, (OperationalError, InterfaceError)) or (
             is_refusal(error) or is_contention(error)
         ):
             return False
         if dialect_for(connections[self.using]).has_one_writer:
             return False
-        return self.service.was_away_since(since)
+        return self.keeper.was_away_since(since)
 
     # The calls
 
@@ -324,7 +298,7 @@ class Running:
             self._used = clock() if answer.committed else 0.0
             return self._unless_left_open(answer, self.using)
         try:
-            if self.service.troubled_since(self._looked):
+            if self.keeper.troubled_since(self._looked):
                 self._replace_broken_connections()
             if self._limits_idle:
                 limit_idle_session(self.using, None)
@@ -341,7 +315,7 @@ class Running:
         timeout = None if handler.timeout is None else handler.timeout.total_seconds()
         limit = asyncio.timeout(timeout)
         try:
-            if self.service.troubled_since(self._looked):
+            if self.keeper.troubled_since(self._looked):
                 await sync_to_async(self._replace_broken_connections)()
             async with limit:
                 unit.limit = limit
@@ -391,8 +365,8 @@ def _read(
 ) -> tuple[list[BaseException | str | None], BaseException | None]:
     """Return what the answer says of each row, and the error that is one of all rows together."""
     error = answer.error
-    if answer.said is not None:
-        return answer.said, None
+    if answer.by_row is not None:
+        return answer.by_row, None
     if error is None and tasks[0].handler.batch:
         try:
             return of_answer([task.row for task in tasks], answer.value), None
@@ -406,6 +380,10 @@ class _End:
     """What a generator returned; StopIteration cannot travel through a coroutine."""
 
     results: list[Result]
+
+
+async def _at_once(calls: Calls, answer: Answer | None) -> list[Task] | _End:
+    return _advance(calls, answer)
 
 
 def _advance(calls: Calls, answer: Answer | None) -> list[Task] | _End:

@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from django_taskclaim.claim import clock
-from django_taskclaim.worker.begun import shared_memory
+from django_taskclaim.worker.claim_notes import shared_memory
 from django_taskclaim.worker.health import HealthFile
 from django_taskclaim.worker.options import ExitCode, WorkerOptions
 from django_taskclaim.worker.spawned import run_spawned
@@ -38,7 +38,7 @@ WATCHED = {*STOP_SIGNALS, signal.SIGCHLD}
 
 @dataclass(slots=True)
 class Child:
-    """One place in the crew; the process in it may change."""
+    """One of the children; its process may change."""
 
     options: WorkerOptions
     #: Where a process notes what the one after it gives back.
@@ -47,11 +47,11 @@ class Child:
     link: Connection | None = None
     ready: bool = False
     #: The process has said that it ends in good order, so that its exit code means what it says.
-    parted: bool = False
+    exits_cleanly: bool = False
     #: What the process has claimed so far, where that is limited.
     claimed: int = 0
     sign_at: float = 0.0
-    stillborn: int = 0
+    failed_starts: int = 0
     start_at: float = 0.0
     code: int | None = None
 
@@ -70,9 +70,9 @@ class Child:
 
     def begin(self, process: object, link: Connection) -> None:
         self.process, self.link = process, link
-        self.ready, self.parted, self.claimed = False, False, 0
+        self.ready, self.exits_cleanly, self.claimed = False, False, 0
 
-    def hear(self) -> None:
+    def receive(self) -> None:
         """Take in what the process has said since the last time."""
         try:
             while self.link is not None and self.link.poll():
@@ -84,13 +84,13 @@ class Child:
     def _take_in(self, word: bytes) -> None:
         what, _, number = word.partition(b" ")
         if what == b"ready":
-            self.ready, self.stillborn, self.sign_at = True, 0, clock()
+            self.ready, self.failed_starts, self.sign_at = True, 0, clock()
         elif what == b"alive":
             self.sign_at = clock()
         elif what == b"claimed":
             self.claimed = int(number)
-        elif what == b"goodbye":
-            self.parted = True
+        elif what == b"exiting":
+            self.exits_cleanly = True
 
 
 class Supervisor:
@@ -134,11 +134,6 @@ class Supervisor:
                 signal.signal(one, handler)
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
-    @property
-    def signals(self) -> int:
-        """How many stop signals have come."""
-        return self._signals
-
     # Starting
 
     def _start_due(self) -> None:
@@ -181,7 +176,7 @@ class Supervisor:
         for _ in range(asked + (got is not None and got.si_signo in STOP_SIGNALS)):
             self._signalled()
         for child in self.children:
-            child.hear()
+            child.receive()
 
     def _note_early(self, number: int, frame: object) -> None:
         self._early += 1
@@ -198,13 +193,13 @@ class Supervisor:
         self._signals += 1
         grace = self.options.grace.total_seconds()
         if self._signals == 1:
-            self._tell(b"stop")
+            self._send(b"stop")
             self._kill_at = clock() + grace + AFTER_GRACE
         else:
-            self._tell(b"now")
+            self._send(b"now")
             self._kill_at = min(self._kill_at or clock() + NOW_LIMIT, clock() + NOW_LIMIT)
 
-    def _tell(self, order: bytes) -> None:
+    def _send(self, order: bytes) -> None:
         for child in self.children:
             # One that has just ended does not hear it; what it said before is still to be read.
             with contextlib.suppress(OSError):
@@ -220,7 +215,7 @@ class Supervisor:
             if child.process is None or child.process.is_alive():
                 continue
             code = child.process.exitcode
-            child.hear()
+            child.receive()
             child.process.close()
             child.process, child.link = None, None
             self._judge(child, code)
@@ -228,8 +223,12 @@ class Supervisor:
     def _judge(self, child: Child, code: int) -> None:
         if self._signals:
             asked = code in (ExitCode.ENDED, ExitCode.WORK_LEFT, ExitCode.RECYCLE)
-            child.code = ExitCode.ENDED if child.parted and asked else ExitCode.CUT_SHORT
-        elif child.parted and code in (ExitCode.ENDED, ExitCode.CUT_SHORT, ExitCode.WORK_LEFT):
+            child.code = ExitCode.ENDED if child.exits_cleanly and asked else ExitCode.CUT_SHORT
+        elif child.exits_cleanly and code in (
+            ExitCode.ENDED,
+            ExitCode.CUT_SHORT,
+            ExitCode.WORK_LEFT,
+        ):
             # By itself, or told to by somebody else than us.
             child.code = code
         elif (left := child.options.left_after(child.claimed)) is None:
@@ -243,15 +242,15 @@ class Supervisor:
 
     def _restart(self, child: Child, code: int) -> None:
         name = child.options.name
-        if child.parted and code == ExitCode.RECYCLE:
+        if child.exits_cleanly and code == ExitCode.RECYCLE:
             logger.warning("%s is replaced, as its log says", name)
             return
-        child.stillborn = 0 if child.ready else child.stillborn + 1
-        if child.stillborn >= HOPELESS:
+        child.failed_starts = 0 if child.ready else child.failed_starts + 1
+        if child.failed_starts >= HOPELESS:
             logger.error("%s died %d times before it was ready; giving up", name, HOPELESS)
             child.code = ExitCode.CUT_SHORT
             return
-        pause = min(LONGEST_PAUSE, 0.5 * 2**child.stillborn) if child.stillborn else 0.1
+        pause = min(LONGEST_PAUSE, 0.5 * 2**child.failed_starts) if child.failed_starts else 0.1
         child.start_at = clock() + pause
         logger.error("%s died %s; a new one starts in %.1f s", name, _how(code), pause)
 

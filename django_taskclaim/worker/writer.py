@@ -4,13 +4,21 @@ It runs in the claimer's thread, on a connection where no code of the user's run
 that is frozen in the middle of a completion, on MySQL too, and nobody waits for a row that somebody has locked.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from django.db import connections
 
 from django_taskclaim.claim import Ended, clock
 from django_taskclaim.columns import claim_columns
+from django_taskclaim.connecting import (
+    drop_broken,
+    ensure_usable,
+    is_contention,
+    is_refusal,
+    waiting_once,
+)
 from django_taskclaim.contention import server_code
 from django_taskclaim.db import dialect_for
 from django_taskclaim.error_text import class_and_text
@@ -19,27 +27,20 @@ from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.completing import CallRaised
 from django_taskclaim.querysets.everyone import stop_everyone
 from django_taskclaim.querysets.failing import release
+from django_taskclaim.querysets.isolating import Search
 from django_taskclaim.querysets.losses import judge_ambiguous_commit
 from django_taskclaim.querysets.writes import lock_free
 from django_taskclaim.states import WORKER_MARK, Status
 from django_taskclaim.throttling.throttles import working_on
 from django_taskclaim.worker.calling import complete
-from django_taskclaim.worker.connections import (
-    TROUBLE,
-    drop_broken,
-    ensure_usable,
-    is_contention,
-    is_refusal,
-    waiting_once,
-)
-from django_taskclaim.worker.heartbeat import Vitals
+from django_taskclaim.worker.counters import Counters
 from django_taskclaim.worker.inflight import InFlight, Result
 from django_taskclaim.worker.outcomes import (
     DONE,
+    Ambiguous,
     Done,
     Failed,
     PutBack,
-    Undecided,
     judged,
 )
 from django_taskclaim.worker.records import (
@@ -72,13 +73,13 @@ class Writer:
         self,
         using: str,
         inflight: InFlight,
-        vitals: Vitals,
+        counters: Counters,
         sizes: Mapping[Any, BatchSize],
         was_away_since: Callable[[float], bool],
     ) -> None:
         self.using = using
         self.inflight = inflight
-        self.vitals = vitals
+        self.counters = counters
         #: Told how long the rows of each model take.
         self.sizes = sizes
         #: Says whether the database was away since a moment, as ``Service.was_away_since`` does.
@@ -107,11 +108,27 @@ class Writer:
                 self._write(results, around_locks=results[0].locked)
         return any(type(results[0].outcome) is not Ended for results in groups)
 
-    def _write(self, results: list[Result], *, around_locks: bool = False) -> None:
+    def _write(self, results: Sequence[Result], *, around_locks: bool = False) -> None:
+        """Write results that one statement can write; where it fails because of a few, all the others."""
+        began = clock()
+        try:
+            self._send(results, around_locks=around_locks)
+        except Exception as error:
+            search = _Search(self, began)
+            if not search.is_of_a_row(error):
+                raise
+            for _ in search.send(results, partial(self._send, around_locks=around_locks)):
+                pass
+            for result, refusal in search.found:
+                self._refused(result, refusal)
+
+    def _send(self, results: Sequence[Result], *, around_locks: bool) -> None:
+        """Write results in one statement, or go around what somebody has locked."""
+        results = list(results)
         for result in results:
             result.task.ending = True
         verb = self._verbs[type(results[0].outcome)]
-        self.last_turn = began = clock()
+        self.last_turn = clock()
         try:
             with waiting_once(self.using):
                 if around_locks:
@@ -119,20 +136,15 @@ class Writer:
                 else:
                     verb(self, results)
         except ClaimLost as error:
-            self._tell_lost(_those_of(results, error.lost))
+            self._log_lost(_those_of(results, error.lost))
         except Exception as error:
-            if is_contention(error):
-                self._go_around(results, error, tried=around_locks)
-            elif is_refusal(error):
-                self._refused(results, error)
-            elif self._is_let_in_again(error):
-                self._find_what_ends_sessions(results, error, began)
-            else:
+            if not is_contention(error):
                 raise
+            self._go_around(results, error, tried=around_locks)
             return
         self._let_go(results)
 
-    def _is_let_in_again(self, error: Exception) -> bool:
+    def is_let_in_again(self, error: Exception) -> bool:
         """Open a new session after one that has ended; False where it goes on, but the server can write nothing.
 
         Raises the error of a database that is away.
@@ -144,28 +156,6 @@ class Writer:
         connection.ensure_connection()
         return True
 
-    def _find_what_ends_sessions(
-        self, results: list[Result], error: Exception, began: float
-    ) -> None:
-        """Write smaller parts, each in a new session; a row that ends its session twice does so by itself."""
-        if self._may_pass(results):
-            self._write_parts(results)
-        elif self.was_away_since(began):
-            raise error
-        else:
-            self._refused(results, error)
-
-    def _may_pass(self, results: list[Result]) -> bool:
-        """Say whether smaller parts may be written; of one result, whether it has not met trouble alone before."""
-        before, results[0].met_trouble = results[0].met_trouble, len(results) == 1
-        return len(results) > 1 or not before
-
-    def _write_parts(self, results: list[Result]) -> None:
-        """Write a quarter at a time: as many statements as with halves, of which half as many fail."""
-        size = max(1, len(results) // 4)
-        for start in range(0, len(results), size):
-            self._write(results[start : start + size])
-
     def _let_go(self, results: list[Result]) -> None:
         """Hold these rows no longer; a batch of which nothing is left has come to its end."""
         self.inflight.written(results)
@@ -174,7 +164,7 @@ class Writer:
                 batch.left -= 1
                 if not batch.left:
                     model = result.task.handler.model
-                    self.vitals.tally.count_batch(model, clock() - batch.began)
+                    self.counters.count_batch(model, clock() - batch.claimed_at)
         ran = sum(result.ran for result in results)
         if ran and type(results[0].outcome) in (Done, Ended):
             self.sizes[results[0].task.handler.model].note(len(results), ran)
@@ -190,7 +180,7 @@ class Writer:
                     verb(self, unlocked)
         self._postpone(locked)
         decided = [result for result in results if result not in locked]
-        self._tell_lost(result for result in decided if result not in unlocked)
+        self._log_lost(result for result in decided if result not in unlocked)
         return decided
 
     def _go_around(self, results: list[Result], error: Exception, *, tried: bool) -> None:
@@ -221,28 +211,22 @@ class Writer:
             result.task.ending = False
         self.inflight.postpone(results, seconds)
 
-    def _refused(self, results: list[Result], error: Exception) -> None:
-        """Find the row whose result the database, or the policy's function, refuses: that is its own fault."""
-        if not connections[self.using].in_atomic_block:
-            # The answer may have been the last of its session.
-            ensure_usable(self.using)
-        if len(results) > 1 or (isinstance(error, TROUBLE) and self._may_pass(results)):
-            # Of a single one an operator, or a server that stood still, may have cancelled the statement.
-            self._write_parts(results)
-        elif isinstance(results[0].outcome, Done):
+    def _refused(self, result: Result, error: Exception) -> None:
+        """Fail a row whose result the database, or the policy's function, refuses: that is its own fault."""
+        if isinstance(result.outcome, Done):
             raised = error.error if isinstance(error, CallRaised) else error
-            results[0].outcome = judged(results[0].task.row, raised)
-            self._write(results)
+            result.outcome = judged(result.task.row, raised)
+            self._write([result])
         else:
-            unrecorded(results[0].task.row, error)
-            self._let_go(results)
+            unrecorded(result.task.row, error)
+            self._let_go([result])
 
-    def _tell_lost(self, results: Iterable[Result]) -> None:
+    def _log_lost(self, results: Iterable[Result]) -> None:
         for result in results:
             raised = getattr(result.outcome, "error", None)
             error = raised if isinstance(raised, BaseException) else None
             if result.task.claim.ambiguous:
-                _tell_undecided(result, error or "the answer to its COMMIT was lost")
+                _log_undecided(result, error or "the answer to its COMMIT was lost")
             else:
                 lost(result.task.row, "noticed when its result was written", error=error)
 
@@ -260,7 +244,7 @@ class Writer:
 
     def _completed(self, results: list[Result], seconds: float) -> None:
         if results:
-            self.vitals.count_done(results[0].task.handler.model, len(results))
+            self.counters.count_done(results[0].task.handler.model, len(results))
             ran = sum(result.ran for result in results)
             changed("completed", [result.task.row for result in results], seconds, ran=ran)
 
@@ -274,7 +258,7 @@ class Writer:
             holder, _, _ = task.claim.token.holder.partition(WORKER_MARK)
             stop_everyone(task.handler.model, self.using, outcome.delay, outcome.reason, holder)
         try:
-            if outcome.apart:
+            if outcome.quarantined:
                 release(rows, quarantined=True)
             else:
                 self._rows(results).release(rows, delay=outcome.delay)
@@ -292,14 +276,14 @@ class Writer:
             began, row = clock(), result.task.row
             error: Any = result.outcome.error  # type: ignore[union-attr]
             self._rows([result]).fail([row], error)
-            note_failure(self.vitals, row, error, clock() - began, ran=result.ran)
+            note_failure(self.counters, row, error, clock() - began, ran=result.ran)
 
     def _decide(self, results: list[Result]) -> None:
         """Find out, by the token, whether a transaction was committed whose COMMIT was not answered."""
         began = clock()
         (result,) = results
         undecided = result.outcome
-        assert isinstance(undecided, Undecided)
+        assert isinstance(undecided, Ambiguous)
         found = judge_ambiguous_commit([result.task.row], patience=0)
         if found.still_held:
             result.outcome = undecided.otherwise
@@ -307,7 +291,7 @@ class Writer:
         elif found.committed:
             self._completed(results, clock() - began)
         else:
-            _tell_undecided(result, undecided.error)
+            _log_undecided(result, undecided.error)
 
     def _settled(self, results: list[Result]) -> None:
         """Count what is written already."""
@@ -316,13 +300,13 @@ class Writer:
             self._completed(results, 0.0)
         elif outcome.failure is not None:
             for result in results:
-                _note_failed(self.vitals, result.task.row, outcome.failure, 0.0, ran=result.ran)
+                _note_failed(self.counters, result.task.row, outcome.failure, 0.0, ran=result.ran)
 
     _verbs: "dict[type, Verb]" = {
         Done: _complete,
         PutBack: _release,
         Failed: _fail,
-        Undecided: _decide,
+        Ambiguous: _decide,
         Ended: _settled,
     }
 
@@ -333,7 +317,31 @@ class Writer:
 Verb = Callable[[Writer, list[Result]], None]
 
 
-def _tell_undecided(result: Result, error: BaseException | str) -> None:
+class _Search(Search[Result]):
+    """Finds the results that cannot be written, each by itself: they are refused, or end the session."""
+
+    def __init__(self, writer: Writer, began: float) -> None:
+        super().__init__()
+        self.writer, self.began = writer, began
+        self._ended_session: Exception | None = None
+
+    def is_of_a_row(self, error: Exception) -> bool:
+        if is_contention(error):
+            return False
+        if not is_refusal(error):
+            self._ended_session = error
+            return self.writer.is_let_in_again(error)
+        if not connections[self.writer.using].in_atomic_block:
+            # The answer may have been the last of its session.
+            ensure_usable(self.writer.using)
+        return True
+
+    def try_no_rows(self) -> None:
+        if self._ended_session is not None and self.writer.was_away_since(self.began):
+            raise self._ended_session
+
+
+def _log_undecided(result: Result, error: BaseException | str) -> None:
     broken(
         f"{named(result.task.row)}: whether its transaction was committed cannot be told any more, so this run is not"
         " repeated",
@@ -344,25 +352,25 @@ def _tell_undecided(result: Result, error: BaseException | str) -> None:
 
 
 def note_failure(
-    vitals: Vitals, row: object, error: BaseException | str, seconds: float, *, ran: float
+    counters: Counters, row: Any, error: BaseException | str, seconds: float, *, ran: float
 ) -> None:
     """Count and log a failure that has just been written, by a statement of *seconds*."""
     raised = error if isinstance(error, BaseException) else None
-    _note_failed(vitals, row, class_and_text(error), seconds, ran=ran, raised=raised)
+    _note_failed(counters, row, class_and_text(error), seconds, ran=ran, raised=raised)
 
 
 def _note_failed(
-    vitals: Vitals,
+    counters: Counters,
     row: Any,
-    told: tuple[str, str],
+    described: tuple[str, str],
     seconds: float,
     *,
     ran: float,
     raised: BaseException | None = None,
 ) -> None:
-    name, text = told
+    name, text = described
     final = row.__dict__.get(claim_columns(type(row)).status.attname) == Status.FAILED
-    vitals.count_error(type(row), f"{name}: {text}" if name else text, final=final)
+    counters.count_error(type(row), f"{name}: {text}" if name else text, final=final)
     failed(row, seconds, name, text, ran=ran, final=final, raised=raised)
 
 

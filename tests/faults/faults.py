@@ -36,8 +36,9 @@ TRANSACTIONS, FENCE, STATEMENTS = (
     "db/sql.py",
 )
 BASE = "db/base.py"
-POSTGRESQL, ATOMIC, SERVICE = "db/postgresql.py", "worker/atomic.py", "worker/service.py"
-CREW, RUNNING = "worker/crew.py", "worker/running.py"
+POSTGRESQL, ATOMIC = "db/postgresql.py", "worker/atomic.py"
+KEEPER, SERVICE = "worker/keeper.py", "worker/service.py"
+PROCESS, RUNNING = "worker/process.py", "worker/running.py"
 
 #: By promise; "3.2" is the second fault of promise 3.
 FAULTS = {
@@ -163,7 +164,7 @@ FAULTS = {
     7: [
         fault(
             "What a killed child had not begun waits for the end of its lease.",
-            (SERVICE, "unbegun = self.inflight.notes.unbegun", "unbegun = []"),
+            (KEEPER, "unstarted = self.inflight.notes.unstarted", "unstarted = []"),
         ),
         fault(
             "Children of a killed supervisor go on claiming.",
@@ -209,7 +210,7 @@ FAULTS = {
         ),
         fault(
             "A busy worker keeps what it has not started when its model is paused.",
-            (SERVICE, "= pause.reason\n            self.withdraw(handler.model)", "= pause.reason"),
+            (SERVICE, "= pause.reason\n            self.keeper.withdraw(model)", "= pause.reason"),
         ),
     ],
     10: [
@@ -225,15 +226,15 @@ FAULTS = {
     11: [
         fault(
             "A worker that was told to stop goes on claiming.",
-            (CREW, "_stopping = True\n        self.claimer.leave()", "_stopping = True"),
+            (PROCESS, "_stopping = True\n        self.claimer.leave()", "_stopping = True"),
         ),
         fault(
             "Rows that are given back unstarted are charged a try.",
-            (SERVICE, "(target.model).release(free)", '(target.model).fail(free, "not started")'),
+            (KEEPER, "(target.model).release(free)", '(target.model).fail(free, "not started")'),
         ),
         fault(
             "A drain that ends with work left exits with 0.",
-            (CREW, "return ExitCode.WORK_LEFT", "return ExitCode.ENDED"),
+            (PROCESS, "return ExitCode.WORK_LEFT", "return ExitCode.ENDED"),
         ),
     ],
     12: [
@@ -249,7 +250,7 @@ FAULTS = {
             "A row whose handler meets an outage of the database is charged a try.",
             (
                 RUNNING,
-                ".has_one_writer:\n            return False\n        return self.service.was_away_since(since)",
+                ".has_one_writer:\n            return False\n        return self.keeper.was_away_since(since)",
                 ".has_one_writer:\n            return False\n        return False",
             ),
             on=("postgresql", "mysql"),

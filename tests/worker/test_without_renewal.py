@@ -5,10 +5,17 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 
 import pytest
 from django.db import connection
 
+from django_taskclaim.handlers import Handler
+from django_taskclaim.policy import RENEWALS_PER_LEASE
+from django_taskclaim.tables import Switch
+from django_taskclaim.worker.inflight import InFlight, units_of
+from django_taskclaim.worker.options import WorkerOptions
+from django_taskclaim.worker.service import Service
 from tests.factories import make
 from tests.locks import keeping_writers_out
 from tests.proxy import HAS_A_SERVER, CommitProxy, url_through
@@ -68,3 +75,16 @@ def test_a_database_that_goes_away_is_not_asked_without_pause(
         wait_until(lambda: len(asked) >= 20, what="twenty tries")
     # Without a pause twenty tries take some hundredths of a second.
     assert asked[19] - asked[0] > 0.5
+
+
+@pytest.mark.once
+def test_renewals_follow_the_shortest_lease_that_is_held(db: None) -> None:
+    """Also once an override has made the leases of the next claims longer."""
+    make(Photo)
+    handler, inflight = Handler(Photo, print), InFlight()
+    service = Service(WorkerOptions((Photo._meta.label,), "w", "default"), [handler], inflight)
+    inflight.add(units_of(handler, Photo.objects.claim_batch(1, lease=4)))
+    service.keeper.follow(Photo, Switch(lease=timedelta(hours=1)))
+    assert service.keeper.lease_of(handler) == timedelta(hours=1)
+    assert service.keeper.renewal_interval() == 4 / RENEWALS_PER_LEASE
+    service.calls.wake_event.close()

@@ -1,4 +1,4 @@
-"""What a process got done, by model, until somebody asks: counts that its threads share."""
+"""What one process has done: counts that its threads share, by model until somebody takes them."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -33,20 +33,27 @@ class Counts:
 
 
 @dataclass(slots=True)
-class Tally:
+class Counters:
     """Thread-safe; a few numbers for each model, however many rows there are."""
 
-    _counts: dict[Any, Counts] = field(default_factory=dict)
+    #: Of all models, since the process began.
+    done: int = 0
+    failed: int = 0
+    last_error: str = ""
+    _by_model: dict[Any, Counts] = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)
 
     def count_done(self, model: object, rows: int) -> None:
         """Note that so many rows were completed."""
         with self._lock:
+            self.done += rows
             self._of(model).done += rows
 
-    def count_error(self, model: object, *, final: bool) -> None:
-        """Note a failed try, which the last one of a row is when it is *final*."""
+    def count_error(self, model: object, error: str, *, final: bool) -> None:
+        """Note what a try ended with; only the last try of a row makes it a failed one."""
         with self._lock:
+            self.failed += final
+            self.last_error = error[:500]
             counts = self._of(model)
             counts.errors += 1
             counts.failed += final
@@ -60,10 +67,10 @@ class Tally:
             counts.durations[bucket_of(seconds)] += 1
 
     def take(self) -> dict[Any, Counts]:
-        """Return what has been counted since the last call."""
+        """Return what has been counted by model since the last call."""
         with self._lock:
-            taken, self._counts = self._counts, {}
+            taken, self._by_model = self._by_model, {}
             return taken
 
     def _of(self, model: object) -> Counts:
-        return self._counts.setdefault(model, Counts())
+        return self._by_model.setdefault(model, Counts())

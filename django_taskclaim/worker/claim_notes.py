@@ -1,7 +1,7 @@
-"""What a process has claimed and begun, noted in memory that outlives it: its successor gives back what had not begun.
+"""What a process has claimed and started, in memory that outlives it: its successor gives back what had not started.
 
-The supervisor makes the memory and passes it to one child after the other. A claim is noted before its rows can begin,
-and a row right before its handler does. A claim that was not noted follows its lease, as does a row that had begun.
+The supervisor makes the memory and passes it to one child after the other. A claim is noted before its rows can start,
+and a row right before its handler does. A claim that was not noted follows its lease, as does a row that had started.
 """
 
 import multiprocessing
@@ -36,15 +36,15 @@ class Batch:
     """The rows of one claim, until the last of them is written."""
 
     left: int
-    #: Whether each row has begun.
-    begun: bytearray | memoryview
+    #: Whether each row has started.
+    started: bytearray | memoryview
     #: By ``clock()``, when they were claimed.
-    began: float = field(default_factory=clock)
+    claimed_at: float = field(default_factory=clock)
 
 
 @dataclass(frozen=True, slots=True)
-class Unbegun:
-    """Rows of one claim that had not begun when the process that held them died."""
+class Unstarted:
+    """Rows of one claim that had not started when the process that held them died."""
 
     label: str
     holder: str
@@ -60,7 +60,7 @@ class Notes:
         #: By page, whether a note takes it.
         self._used = bytearray(len(self._memory) // PAGE)
         #: What the processes before this one have left.
-        self.unbegun = list(self._read())
+        self.unstarted = list(self._read())
 
     def add(self, batch: Batch, label: str, holder: str, keys: list[Any]) -> None:
         """Note a claim if there is room; *batch* notes its rows there from now on."""
@@ -75,8 +75,8 @@ class Notes:
         page = self._used.find(bytes(_pages(rows, length)))
         if page < 0:
             return
-        begun, place = self._keep(batch, page, rows, length)
-        begun[:], place[:] = bytes(rows), text
+        started, place = self._keep(batch, page, rows, length)
+        started[:], place[:] = bytes(rows), text
         # Last: the process may be killed between any two of these writes.
         HEAD.pack_into(self._memory, page * PAGE, rows, length, zlib.crc32(text, rows))
 
@@ -88,16 +88,16 @@ class Notes:
         self._used[page : page + pages] = b"\1" * pages
         weakref.finalize(batch, self._free, page, pages)
         start = page * PAGE + HEAD.size
-        batch.begun = begun = self._memory[start : start + rows]
-        return begun, self._memory[start + rows : start + rows + length]
+        batch.started = started = self._memory[start : start + rows]
+        return started, self._memory[start + rows : start + rows + length]
 
     def _free(self, page: int, pages: int) -> None:
         # In this order: a page that is free has no note.
         HEAD.pack_into(self._memory, page * PAGE, 0, 0, 0)
         self._used[page : page + pages] = bytes(pages)
 
-    def _read(self) -> Iterator[Unbegun]:
-        """Yield what is noted of claims of which not every row had begun; whole notes only."""
+    def _read(self) -> Iterator[Unstarted]:
+        """Yield what is noted of claims of which not every row had started; whole notes only."""
         page = 0
         while page < len(self._used):
             rows, length, check = HEAD.unpack_from(self._memory, page * PAGE)
@@ -106,15 +106,15 @@ class Notes:
                 page += 1
                 continue
             batch = Batch(rows, bytearray())
-            begun, _ = self._keep(batch, page, rows, length)
+            started, _ = self._keep(batch, page, rows, length)
             page += _pages(rows, length)
             try:
                 label, holder, keys = pickle.loads(text)
             except Exception:
                 # Of another version of the user's code.
                 continue
-            if left := [key for key, has_begun in zip(keys, begun, strict=True) if not has_begun]:
-                yield Unbegun(label, holder, left, batch)
+            if left := [key for key, has in zip(keys, started, strict=True) if not has]:
+                yield Unstarted(label, holder, left, batch)
 
 
 def _pages(rows: int, length: int) -> int:

@@ -16,7 +16,7 @@ BLOCKS = 0.1
 _unit: ContextVar[Unit] = ContextVar("taskclaim_unit")
 
 
-class Turns:
+class StepTimer:
     """Times the steps of all tasks that the units of one loop start; *units* returns those it runs now."""
 
     def __init__(self, units: Callable[[], Iterable[Unit]]) -> None:

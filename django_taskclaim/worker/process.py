@@ -7,10 +7,10 @@ from django_taskclaim.claim import clock
 from django_taskclaim.error_text import redact
 from django_taskclaim.formatting import counted
 from django_taskclaim.handlers import Handler
-from django_taskclaim.worker.begun import Notes
+from django_taskclaim.worker.claim_notes import Notes
 from django_taskclaim.worker.claimer import Claimer
 from django_taskclaim.worker.executors import Executor, HandlerThread, LoopThread
-from django_taskclaim.worker.health import Silence
+from django_taskclaim.worker.health import HangDetector
 from django_taskclaim.worker.inflight import InFlight
 from django_taskclaim.worker.options import ExitCode, WorkerOptions
 from django_taskclaim.worker.overruns import stack_of
@@ -25,7 +25,7 @@ GIVE_BACK = 2.0
 LAST_WORDS = 0.5
 
 
-class Crew:
+class Process:
     """Claimer, service and handler threads around the rows they hold."""
 
     def __init__(self, options: WorkerOptions, memory: object = None) -> None:
@@ -37,26 +37,26 @@ class Crew:
         self.executors = self._executors(handlers)
         self.threads: list[Service | Executor | Claimer]
         self.threads = [self.service, *self.executors, self.claimer]
-        self.silences = [Silence(thread) for thread in (self.service, self.claimer)]
+        self.hang_detectors = [HangDetector(thread) for thread in (self.service, self.claimer)]
         self._stopping = False
 
     def _executors(self, handlers: list[Handler]) -> list[Executor]:
-        crew: list[Executor] = []
+        executors: list[Executor] = []
         if not all(handler.is_async for handler in handlers):
-            crew += [
+            executors += [
                 HandlerThread(self.options, self.inflight, self.service, f"handler-{number}")
                 for number in range(1, self.options.threads + 1)
             ]
         if any(handler.is_async for handler in handlers):
-            crew.append(LoopThread(self.options, self.inflight, self.service, "loop"))
-        return crew
+            executors.append(LoopThread(self.options, self.inflight, self.service, "loop"))
+        return executors
 
     def start(self, ready: Callable[[], None] = lambda: None) -> bool:
         """Start the threads and call *ready* once each is at work, before the first claim; False if one has died."""
         for thread in self.threads:
             thread.start()
         for thread in self.threads:
-            while not thread.begun.wait(LOOK):
+            while not thread.started.wait(LOOK):
                 if not thread.is_alive():
                     return False
         ready()
@@ -75,13 +75,13 @@ class Crew:
 
     def hung(self, beyond: float = 0.0) -> list[threading.Thread]:
         """Return those of claimer and service that hang, for so many seconds longer than would do."""
-        return [one.thread for one in self.silences if one.hangs(beyond)]
+        return [one.thread for one in self.hang_detectors if one.hangs(beyond)]
 
     def must_be_replaced(self) -> bool:
         """Say whether a thread can only be got rid of with the process, or be had again with another one."""
-        return self.service.overrun.is_set() or bool(self._lost_threads())
+        return self.service.keeper.has_overrun or bool(self._lost_threads())
 
-    def tell_why(self) -> None:
+    def log_why(self) -> None:
         """Log which threads the process has to be replaced for; a handler that has overrun is logged already."""
         for thread in self._lost_threads():
             what = (
@@ -93,7 +93,7 @@ class Crew:
     def _lost_threads(self) -> list[threading.Thread]:
         died = [thread for thread in self.threads if not thread.is_alive()]
         # A lease more: what it could not renew belongs to others by then, and is not run beside them.
-        return [*died, *self.hung(self.service.longest_lease.total_seconds())]
+        return [*died, *self.hung(self.service.keeper.longest_lease.total_seconds())]
 
     def stop(self) -> None:
         """Claim nothing more and give back what has not started; running rows go on."""
@@ -109,13 +109,13 @@ class Crew:
             len(self.inflight.running()),
             extra={"event": "stopping"},
         )
-        self.service.give_back(waiting)
+        self.service.keeper.give_back(waiting)
 
     def is_idle(self) -> bool:
         """Say whether no row runs that anybody waits for, and nothing is left to write or to give back."""
         if any(unit.awaited for unit in self.inflight.running()):
             return False
-        return not self.service.has_to_give_back() and not self.claimer.is_alive()
+        return not self.service.keeper.has_to_give_back() and not self.claimer.is_alive()
 
     def finish(self, *, recycle: bool = False) -> ExitCode:
         """Give back what still runs, sign off, and return how the process ends."""
@@ -125,8 +125,10 @@ class Crew:
         self.claimer.leave()
         for executor in self.executors:
             executor.leave()
-        self.service.cut_short(cut_short)
-        self.service.give_back(self.inflight.undelivered(), "its result could not be written")
+        self.service.keeper.cut_short(cut_short)
+        self.service.keeper.give_back(
+            self.inflight.undelivered(), "its result could not be written"
+        )
         self.service.leave()
         self.service.join(GIVE_BACK)
         if not cut_short:
@@ -134,14 +136,14 @@ class Crew:
             for thread in (self.claimer, *self.executors):
                 thread.join(LAST_WORDS)
         # What was cut short has just been given back.
-        summary(self.options.name, self.service.vitals, 0, self.service.unit)
-        for sentence in self.claimer.work.set_aside:
+        summary(self.options.name, self.service.counters, 0, self.service.unit)
+        for sentence in self.claimer.drain.set_aside:
             logger.info("%s", sentence)
         if recycle:
             return ExitCode.RECYCLE
         if cut_short:
             return ExitCode.CUT_SHORT
-        if self.claimer.work.left_over:
-            logger.warning("%s", self.claimer.work.left_over)
+        if self.claimer.drain.left_over:
+            logger.warning("%s", self.claimer.drain.left_over)
             return ExitCode.WORK_LEFT
         return ExitCode.ENDED

@@ -27,7 +27,7 @@ WAITED = 10.0
 MOST_COUNTED = 100_000
 
 
-class Work:
+class Drain:
     """The work of one process. Whatever asks the database raises its errors."""
 
     def __init__(
@@ -45,7 +45,7 @@ class Work:
         self._this_round: dict[Any, Q] = {}
         self._ends_of_sources: dict[Any, Any] = {}
         #: By ``clock()``, when to say next what a drain waits for.
-        self._tell_at = clock() + WAITED
+        self._next_message = clock() + WAITED
 
     def rows(self, handler: Handler) -> Any:
         """Return what claims start from; of rows that open again when they are done, a drain takes each once."""
@@ -59,7 +59,7 @@ class Work:
 
     def note_claim(self) -> None:
         """Note that rows have been claimed: nothing is waited for."""
-        self._tell_at = clock() + WAITED
+        self._next_message = clock() + WAITED
 
     # Ranges
 
@@ -94,7 +94,7 @@ class Work:
         self.service.read_switch()
         stops = [stop for handler in unfinished if (stop := self._stop_of(handler))]
         if len(stops) < len(unfinished):
-            self._tell_what_it_waits_for(unfinished)
+            self._log_what_it_waits_for(unfinished)
             return False
         self.left_over = f"{'; '.join(stops)}, so the drain ends with work left"
         return True
@@ -145,10 +145,10 @@ class Work:
             and not without_refused(self._unfinished(handler)).exists()
         )
 
-    def _tell_what_it_waits_for(self, handlers: list[Handler]) -> None:
-        if clock() < self._tell_at or not self.inflight.is_empty():
+    def _log_what_it_waits_for(self, handlers: list[Handler]) -> None:
+        if clock() < self._next_message or not self.inflight.is_empty():
             return
-        self._tell_at = clock() + WAITED
+        self._next_message = clock() + WAITED
         for handler in handlers:
             columns = claim_columns(handler.model)
             asked = (columns.status, columns.claimed_by, columns.expires_at, columns.not_before)
