@@ -34,15 +34,11 @@ class Executor(threading.Thread):
         self.inflight = inflight
         self.service = service
         self.throttles = service.throttles
-        self.running = Running(
-            options.using, inflight, service.keeper, 2 * service.keeper.longest_lease
-        )
+        self.running = Running(options.using, inflight, service.keeper, None)
         #: Set once this thread is at work.
         self.started = threading.Event()
         self.leaving = threading.Event()
         self._limited = Limited()
-        #: Those that this thread's connections are prepared for.
-        self._leases: tuple[timedelta, ...] = ()
 
     def leave(self) -> None:
         """Take nothing more."""
@@ -80,19 +76,18 @@ class Executor(threading.Thread):
             # At once: by the service's next round the rest of a quick handler's batch would have failed, too.
             self.service.keeper.withdraw(model)
 
-    def _prepare_for(self, lease: timedelta = timedelta()) -> None:
-        """Have the server end transactions that are idle for twice the *lease* of the rows worked on in them.
+    def _idle_beside(self, lease: timedelta = timedelta()) -> timedelta:
+        """Return how long the server lets a transaction be idle: twice the *lease* of the rows worked on in it.
 
         That is what a frozen process may block others for; a handler's own transaction has that long.
         """
-        leases = self._leases_beside(lease)
-        if leases != self._leases:
-            self.running.idle = 2 * max(leases)
-            guard_connections(self.running.idle, ours_alone=False)
-            self._leases = leases
+        return 2 * max(lease, self.service.keeper.longest_lease)
 
-    def _leases_beside(self, lease: timedelta = timedelta()) -> tuple[timedelta, ...]:
-        return lease, self.service.keeper.longest_lease
+    def _prepare_for(self, idle: timedelta) -> None:
+        """Have the server end transactions of this thread that were idle for so long."""
+        if idle != self.running.idle:
+            self.running.idle = idle
+            guard_connections(idle, ours_alone=False)
 
     def _tidy_up(self, *, idle: bool = False) -> None:
         try:
@@ -106,7 +101,7 @@ class HandlerThread(Executor):
     """One thread for plain functions, with a database connection of its own if they ask for one."""
 
     def run(self) -> None:
-        self._prepare_for()
+        self._prepare_for(self._idle_beside())
         self.started.set()
         try:
             while (unit := self._take()) is not None:
@@ -126,7 +121,7 @@ class HandlerThread(Executor):
         results: list[Result] = []
         try:
             # Leases may have changed, and rows that were claimed before keep theirs. Those of a unit are of one claim.
-            self._prepare_for(unit.tasks[0].claim.lease)
+            self._prepare_for(self._idle_beside(unit.tasks[0].claim.lease))
             with self.throttles.working_on(unit.handler.model):
                 results = self.running.run(unit)
         except BaseException as error:
@@ -168,8 +163,8 @@ class LoopThread(Executor):
         await sync_to_async(close_all)()
 
     async def _follow_leases(self) -> None:
-        if self._leases != self._leases_beside():
-            await sync_to_async(self._prepare_for)()
+        if (idle := self._idle_beside()) != self.running.idle:
+            await sync_to_async(self._prepare_for)(idle)
 
     async def _work(self, unit: Unit) -> None:
         results: list[Result] = []

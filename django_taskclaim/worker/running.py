@@ -32,8 +32,7 @@ from django_taskclaim.exceptions import ClaimLost, SourceGone, TaskClaimError
 from django_taskclaim.handlers import Handler
 from django_taskclaim.querysets.failing import note_start
 from django_taskclaim.querysets.scope import ClaimTarget
-from django_taskclaim.worker.atomic import call_atomically
-from django_taskclaim.worker.calling import acall, call
+from django_taskclaim.worker.calling import acall, call, call_atomically
 from django_taskclaim.worker.connections import left_open
 from django_taskclaim.worker.inflight import (
     InFlight,

@@ -36,7 +36,7 @@ TRANSACTIONS, FENCE, STATEMENTS = (
     "db/sql.py",
 )
 BASE = "db/base.py"
-POSTGRESQL, ATOMIC = "db/postgresql.py", "worker/atomic.py"
+POSTGRESQL, ATOMIC = "db/postgresql.py", "worker/calling.py"
 KEEPER, SERVICE = "worker/keeper.py", "worker/service.py"
 PROCESS, RUNNING = "worker/process.py", "worker/running.py"
 
