@@ -159,9 +159,10 @@ def refuse_unknown_commits(target: RangeTarget) -> None:
     elif any(getattr(field, "default", None) is uuid.uuid4 for field in fields):
         reason = f"the keys of {source} are random: it has no end."
     elif _commits_within(model) is not None or (
-        target.claims.dialect.names_open_transactions
         # A key that the database gives is younger than the transaction that inserts its row.
-        and (len(fields) == 1 and isinstance(fields[0], AutoFieldMixin))
+        len(fields) == 1
+        and isinstance(fields[0], AutoFieldMixin)
+        and target.claims.dialect.open_transactions() is not None
     ):
         return
     else:
@@ -194,12 +195,14 @@ def waiting(target: RangeTarget) -> dict[str, object]:
 def make_due(target: RangeTarget) -> int:
     """Make those ranges due whose transactions have ended, and return how many."""
     columns, dialect = target.claims.columns, target.claims.dialect
-    if columns.not_before is None or not dialect.names_open_transactions:
+    if columns.not_before is None:
         return 0
     open_ended = target.ranges.filter(is_open(columns), **{columns.not_before.name: OPEN_ENDED})
     marks = list(open_ended.order_by("pk").values_list("pk", "open_transactions"))
     # After the marks were read: what is not open now has ended since they were made.
-    still_open = dialect.open_transactions() if marks else frozenset()
+    still_open = dialect.open_transactions() if marks else None
+    if still_open is None:
+        return 0
     over = [pk for pk, names in marks if names and still_open.isdisjoint(json.loads(names))]
     due: Any = {columns.not_before.name: NEVER_WAITED, "open_transactions": None}
     return sum(
