@@ -157,7 +157,7 @@ def claim_columns(model: type[models.Model]) -> ClaimColumns:
         raise TypeError(
             f"{model.__name__} has no claim columns; add django_taskclaim.models.TaskMixin to it."
         )
-    spelled: Any = model.claim_fields  # type: ignore[attr-defined]
+    spelled: Any = model.claim_fields  # type: ignore[attr-defined]  # of our mixins
     if (
         not isinstance(spelled, Mapping)
         or not PLAIN_NAMES.keys() >= spelled.keys()

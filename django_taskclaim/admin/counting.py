@@ -22,7 +22,7 @@ def counted_up_to(rows: models.QuerySet[models.Model], most: int) -> int | None:
     return count if count <= most else None
 
 
-class BoundedPaginator(Paginator):  # type: ignore[type-arg]
+class BoundedPaginator(Paginator):  # type: ignore[type-arg]  # not generic when it runs
     """Counts small lists, estimates a whole large table, and counts a filtered one up to MOST_MATCHES."""
 
     #: The state that the rows are in, where nothing else is asked of them: statistics know how many those are.
@@ -44,7 +44,7 @@ class BoundedPaginator(Paginator):  # type: ignore[type-arg]
     def _estimated(self) -> int | None:
         return _estimated(self.object_list, self.known_state)  # type: ignore[arg-type]
 
-    def page(self, number: int | str) -> Page:  # type: ignore[type-arg]
+    def page(self, number: int | str) -> Page:  # type: ignore[type-arg]  # not generic when it runs
         """Return a page as Django does; one far from the first costs keys alone, from the end that is nearer."""
         number = self.validate_number(number)
         bottom = (number - 1) * self.per_page

@@ -175,7 +175,7 @@ def claims_of(rows: models.QuerySet[models.Model]) -> Rows:
 
 def alias_of(rows: models.QuerySet[models.Model]) -> str:
     """Return the database on which *rows* are written: the one they were asked of by name, else the router's."""
-    return rows._db or router.db_for_write(rows.model)  # type: ignore[attr-defined]
+    return rows._db or router.db_for_write(rows.model)  # type: ignore[attr-defined]  # not in django-stubs
 
 
 def states_of(rows: models.QuerySet[models.Model]) -> Counter[str]:

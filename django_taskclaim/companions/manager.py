@@ -61,5 +61,5 @@ else:
     _Manager = ClaimManager.from_queryset(CompanionQuerySet)
 
 
-class CompanionManager(_Manager[M]):  # type: ignore[override]
+class CompanionManager(_Manager[M]):  # type: ignore[override]  # a manager and a queryset in one
     """The manager that ``SourceMixin`` brings; a custom one inherits from it or from ``from_queryset(…)``."""

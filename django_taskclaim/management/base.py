@@ -101,7 +101,7 @@ class ClaimCommand(BaseCommand):
         kwargs.setdefault("formatter_class", HelpFormatter)
         kwargs.setdefault("epilog", self.epilog)
         parser = super().create_parser(prog_name, subcommand, **kwargs)
-        parser.error = self._refuse  # type: ignore[method-assign]
+        parser.error = self._refuse  # type: ignore[method-assign]  # argparse has no hook for it
         return parser
 
     def _refuse(self, message: str) -> NoReturn:

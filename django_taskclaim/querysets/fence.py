@@ -113,7 +113,7 @@ class FencedModel(models.Model):
         self, raw: bool = False, cls: object = None, *args: object, **kwargs: object
     ) -> object:
         vars(self._state)["taskclaim_raw"] = raw
-        return super()._save_table(raw, cls, *args, **kwargs)  # type: ignore[misc]
+        return super()._save_table(raw, cls, *args, **kwargs)  # type: ignore[misc]  # not in django-stubs
 
     def _do_update(  # type: ignore[override]
         self,
@@ -163,7 +163,7 @@ class FencedModel(models.Model):
             raise ClaimLost([self], reason=NEVER_INSERTED)
         if not raw and manager.model is claim_columns(type(self)).owner:
             prepare_new_row(self)
-        insert: Any = super()._do_insert  # type: ignore[misc]
+        insert: Any = super()._do_insert  # type: ignore[misc]  # not in django-stubs
         inserted = insert(manager, using, fields, returning_fields, raw)
         call_workers(manager.model, using)
         return inserted

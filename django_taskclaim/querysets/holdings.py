@@ -50,7 +50,7 @@ def claimed_by(queryset: Rows, holders: Collection[str], *, whole: bool = False)
 
 def holdings(queryset: Rows, who: str) -> list[Any]:
     """Return the rows that *who* holds; see ``ClaimQuerySet.holdings``."""
-    if queryset._fields is not None:  # type: ignore[attr-defined]
+    if queryset._fields is not None:  # type: ignore[attr-defined]  # not in django-stubs
         raise TypeError("holdings() returns rows that carry claims; values() has none.")
     ordered = in_policy_order(queryset)
     if not ordered.query.order_by:

@@ -34,7 +34,7 @@ def build(queryset: Rows, claimed: Sequence[ClaimedRow]) -> list[Any]:
 
 def prefetch(queryset: Rows, rows: list[Any]) -> None:
     """Load what the queryset prefetches."""
-    if lookups := queryset._prefetch_related_lookups:  # type: ignore[attr-defined]
+    if lookups := queryset._prefetch_related_lookups:  # type: ignore[attr-defined]  # not in django-stubs
         models.prefetch_related_objects(rows, *lookups)
 
 
@@ -133,5 +133,5 @@ def _fresh_like(queryset: Rows) -> Rows:
     fresh.query.select_related = queryset.query.select_related
     fresh.query.deferred_loading = queryset.query.deferred_loading
     if hasattr(queryset, "_fetch_mode"):
-        fresh._fetch_mode = queryset._fetch_mode  # type: ignore[attr-defined]
+        fresh._fetch_mode = queryset._fetch_mode  # type: ignore[attr-defined]  # not in django-stubs
     return fresh

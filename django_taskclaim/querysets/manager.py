@@ -315,7 +315,7 @@ class ClaimQuerySet(FencedQuerySet[M]):
 
 if TYPE_CHECKING:
     # What from_queryset() makes, in words that mypy and pyright both understand.
-    class _Manager(ClaimQuerySet[M], models.Manager[M]):  # type: ignore[misc]
+    class _Manager(ClaimQuerySet[M], models.Manager[M]):  # type: ignore[misc]  # a manager and a queryset in one
         pass
 
 else:

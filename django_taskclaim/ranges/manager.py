@@ -64,12 +64,12 @@ def size_of_ranges(model: Any) -> int:
 
 if TYPE_CHECKING:
 
-    class _Manager(RangeQuerySet[M], ClaimManager[M]):  # type: ignore[misc,override]
+    class _Manager(RangeQuerySet[M], ClaimManager[M]):  # type: ignore[misc,override]  # a manager and a queryset in one
         pass
 
 else:
     _Manager = ClaimManager.from_queryset(RangeQuerySet)
 
 
-class RangeManager(_Manager[M]):  # type: ignore[override]
+class RangeManager(_Manager[M]):  # type: ignore[override]  # a manager and a queryset in one
     """The manager that ``RangeMixin`` brings."""

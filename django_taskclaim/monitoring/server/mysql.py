@@ -133,7 +133,7 @@ class MySQLServer(Server):
 
     @property
     def _version(self) -> tuple[int, ...]:
-        version: tuple[int, ...] = self.connection.mysql_version  # type: ignore[attr-defined]
+        version: tuple[int, ...] = self.connection.mysql_version  # type: ignore[attr-defined]  # of Django's MySQL only
         return version
 
     def _replication_faults(self) -> Iterator[Fault]:
