@@ -123,18 +123,19 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
-def is_list_of_names(value: object) -> bool:
-    """Say whether *value* is a collection of texts, and no text itself."""
-    if isinstance(value, str) or not isinstance(value, Collection):
-        return False
-    return all(isinstance(name, str) for name in value)
-
-
 DURATION = Kind(
     f'seconds above 0, a timedelta, or a text such as "90s" or "5m", {LONGEST.days} days at most',
     _read_duration,
 )
 BATCH_SIZE = whole_number(most=MAX_BATCH_SIZE)
+NAMES = accepting(
+    "a list of names",
+    lambda value: (
+        isinstance(value, Collection)
+        and not isinstance(value, str)
+        and all(isinstance(name, str) for name in value)
+    ),
+)
 FLAG = accepting("True or False", lambda value: isinstance(value, bool))
 #: ``auto`` takes the best claim of each database; the others are for comparison and old servers.
 CLAIM_STRATEGIES = ("auto", "update_limit")

@@ -37,15 +37,6 @@ _VERB_FOR: dict[Any, str] = {
 }
 
 
-def loaded_values(row: models.Model) -> dict[str, Any] | None:
-    """Return the values that the row was last loaded or written with, by attname; None for one never stored."""
-    if not is_stored(row):
-        return None
-    names, values, since = row.__dict__[LOADED]
-    known = {**dict(zip(names, values, strict=False)), **since}
-    return {name: value for name, value in known.items() if value is not models.DEFERRED}
-
-
 def remember(row: models.Model, attnames: Iterable[str]) -> None:
     """Take the row's present values of these columns for the stored ones."""
     stored = {name: row.__dict__.get(name, models.DEFERRED) for name in attnames}
@@ -79,12 +70,15 @@ def refuse_names(model: type[models.Model], names: Iterable[str] | None, where: 
 
 def refuse_assigned(row: models.Model) -> None:
     """Raise ClaimColumnError if a claim column of a stored row was assigned since it was loaded."""
-    known, own, columns = loaded_values(row), row.__dict__, claim_columns(type(row))
-    if known is None:
+    if not is_stored(row):
         return
+    own, columns = row.__dict__, claim_columns(type(row))
+    names, values, since = own[LOADED]
+    known = {**dict(zip(names, values, strict=False)), **since}
     for field in columns.guarded:
         name = field.attname
-        if name in own and (name not in known or _differs(known[name], own[name])):
+        stored = known.get(name, models.DEFERRED)
+        if name in own and (stored is models.DEFERRED or _differs(stored, own[name])):
             verb = _VERB_FOR.get(own[name]) if field is columns.status else None
             raise ClaimColumnError(
                 f"{row._meta.label} {row.pk!r}: {field.name} was set to {own[name]!r}, but claim columns are written"

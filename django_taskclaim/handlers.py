@@ -57,9 +57,7 @@ class Handler:
     unlimited: bool = False
     #: How long the claims of one worker last, where its options say so.
     own_lease: timedelta | None = None
-    update_fields: Sequence[str] = conf.option(
-        accepting("a list of names", conf.is_list_of_names), default=()
-    )
+    update_fields: Sequence[str] = conf.option(conf.NAMES, default=())
     #: The function gets the rows of a claim together, and answers for each.
     batch: bool = False
     #: The function and the completion share one transaction.
