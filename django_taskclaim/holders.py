@@ -3,7 +3,6 @@
 import os
 import secrets
 import socket
-from collections.abc import Iterable
 from typing import Any
 
 from django.apps import apps
@@ -51,31 +50,15 @@ def holder_of(user: Any) -> str:
 
 def user_of(holder: str | None) -> object:
     """Return the user whom a holder's name means, None where it means none."""
-    found = users_of([holder or ""])
-    return next(iter(found.values()), None)
-
-
-def users_of(holders: Iterable[str]) -> dict[str, object]:
-    """Return the users whom these names mean, by name, in one query; names that mean none are left out."""
-    keys = {name: key for name in holders if (key := _key_in(name)) is not None}
-    if not keys:
-        return {}
-    found = get_user_model()._default_manager.in_bulk(list(keys.values()))
-    # "user:017" spells the same key and is another name.
-    return {
-        name: found[key]
-        for name, key in keys.items()
-        if key in found and name == holder_of(found[key])
-    }
-
-
-def _key_in(holder: str) -> object:
-    if not holder.startswith(PREFIX) or not apps.is_installed("django.contrib.auth"):
+    if not (holder or "").startswith(PREFIX) or not apps.is_installed("django.contrib.auth"):
         return None
+    users = get_user_model()._default_manager
     try:
-        return get_user_model()._meta.pk.to_python(holder.removeprefix(PREFIX))
-    except ValidationError:
+        user = users.filter(pk=(holder or "").removeprefix(PREFIX)).first()
+    except (ValidationError, ValueError):
         return None
+    # "user:017" spells the same key and is another name.
+    return user if user is not None and holder_of(user) == holder else None
 
 
 def name_of(holder: str | None, user: Any = None) -> str:
