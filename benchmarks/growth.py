@@ -180,7 +180,8 @@ def claim_once(table: Table, size: int) -> list[Any]:
     from datetime import timedelta
 
     from django_taskclaim.holders import new_holder
-    from django_taskclaim.querysets.claiming import Request, claim
+    from django_taskclaim.querysets.candidates import Request
+    from django_taskclaim.querysets.claiming import claim
 
     lease = timedelta(seconds=60)
     request = Request(

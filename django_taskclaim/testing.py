@@ -18,7 +18,8 @@ from django_taskclaim.exceptions import ClaimLost, TaskClaimError
 from django_taskclaim.handlers import Handler
 from django_taskclaim.holders import new_holder
 from django_taskclaim.querysets import ClaimQuerySet
-from django_taskclaim.querysets.claiming import Request, claim
+from django_taskclaim.querysets.candidates import Request
+from django_taskclaim.querysets.claiming import claim
 from django_taskclaim.states import Status
 from django_taskclaim.worker.calling import prepare
 from django_taskclaim.worker.connections import left_open

@@ -10,8 +10,9 @@ from django.conf import settings
 from django_taskclaim.db import ClaimedRow, ClaimSpec, ClaimStatement, SwitchIsOn
 from django_taskclaim.db.sql import Key
 from django_taskclaim.fields import QUARANTINED, QUARANTINED_UNSTARTED, AnyField
+from django_taskclaim.limits.grant import Answer
 from django_taskclaim.querysets.conditions import is_open
-from django_taskclaim.querysets.cursor import EVERYTHING, QUARANTINED_SCAN, Scan
+from django_taskclaim.querysets.cursor import EVERYTHING, QUARANTINED_SCAN, Cursor, Scan
 from django_taskclaim.querysets.isolating import RefusedRows
 from django_taskclaim.querysets.ordering import in_claim_order
 from django_taskclaim.querysets.scope import ClaimTarget, Rows, on_claim_table
@@ -25,15 +26,29 @@ MOST_STATEMENTS = 200
 
 
 @dataclass(frozen=True, slots=True)
+class Request:
+    """One call of ``claim_batch``, checked."""
+
+    limit: int
+    holder: str
+    lease: timedelta
+    include_held: bool = False
+    durable: bool = True
+    #: Whether the holder notes in the database when it starts a quarantined row; see ``failing.note_start``.
+    notes_start: bool = False
+    #: How far the holder's claims before this one have come.
+    cursor: Cursor | None = None
+    #: Where limits say why the claim took no more than it did.
+    answer: Answer | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ClaimCall:
     """What all statements of one call of ``claim_batch`` have in common."""
 
     queryset: Rows
+    request: Request
     target: ClaimTarget
-    holder: str
-    lease: timedelta
-    #: Whether the holder notes in the database when it starts a quarantined row; see ``failing.note_start``.
-    notes_start: bool
     #: When the leases begin at the latest, by ``clock()``.
     started: float
     #: Whether the claim statement's own columns make the instances.
@@ -79,8 +94,8 @@ def claim_statement(call: ClaimCall, scan: Scan) -> ClaimStatement | None:
     simple = not query.where and not query.order_by and target.is_owner
     if not simple or ("key" in scan.values and len(target.columns.key) > 1):
         return prepare(call, scan, candidates(call, scan), simple=simple)
-    shape = call.is_plain, call.is_limited, settings.USE_TZ, call.lease, call.notes_start
-    kind = (scan.name, *scan.values, *shape)
+    shape = call.is_plain, call.is_limited, settings.USE_TZ, call.request.lease
+    kind = (scan.name, *scan.values, *shape, call.request.notes_start)
     if kind not in target.statements:
         if len(target.statements) >= MOST_STATEMENTS:
             target.statements.clear()
@@ -94,14 +109,17 @@ def prepare(call: ClaimCall, scan: Scan, rows: Rows, *, simple: bool) -> ClaimSt
     target, ours, mark = call.target, EVERYTHING, None
     if scan.name == "quarantined":
         # The mark says, should the claim expire, whether the row had been started.
-        ours, mark = QUARANTINED_SCAN, QUARANTINED_UNSTARTED if call.notes_start else QUARANTINED
+        ours, mark = (
+            QUARANTINED_SCAN,
+            QUARANTINED_UNSTARTED if call.request.notes_start else QUARANTINED,
+        )
     claimable = is_open(target.columns) & ours.condition(target.columns)
     return target.dialect.prepare_claim(
         target.table,
         rows,
         target.rows.order_by().filter(claimable, call.switch),
         call.fields,
-        call.lease,
+        call.request.lease,
         simple=simple,
         mark=mark,
     )
@@ -114,7 +132,7 @@ def send(
     if statement is None:
         return []
     values = scan.prepared(call.target.table) if scan.values else scan.values
-    spec = ClaimSpec(statement, limit, call.holder, values)
+    spec = ClaimSpec(statement, limit, call.request.holder, values)
     claim = call.target.dialect.claim
     return autocommit(call.target, claim, spec) if call.autocommits else claim(spec)
 

@@ -5,27 +5,28 @@ tables, is asked for what its holder has already, has limits, or a database clai
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any
 
 from django.db import OperationalError, models
 
 from django_taskclaim import conf
-from django_taskclaim.claim import attach_all, claims_of, clock
+from django_taskclaim.claim import Claim, attach_all, claims_of, clock
 from django_taskclaim.db import ClaimedRow
 from django_taskclaim.fields import is_quarantine_mark
 from django_taskclaim.holders import checked_name, new_holder
-from django_taskclaim.limits.grant import Answer, Grant
+from django_taskclaim.limits.grant import Grant
 from django_taskclaim.limits.key_limits import limits_over
 from django_taskclaim.limits.model_limits import known, limits_are_stored
 from django_taskclaim.limits.per_key import KeyClaim
 from django_taskclaim.policy import known_policy, policies_over
 from django_taskclaim.querysets.candidates import (
     ClaimCall,
+    Request,
     candidates,
     claim_statement,
     send,
@@ -56,8 +57,6 @@ from django_taskclaim.querysets.transactions import (
 from django_taskclaim.signals import rows_claimed, send_after_commit
 from django_taskclaim.states import WORKER_MARK
 
-R = TypeVar("R")
-
 #: Rows that cannot be read, each with the error.
 Unreadable = list[tuple[models.Model, Exception]]
 
@@ -66,23 +65,6 @@ LOOK_AHEAD = 4
 
 #: How many claims this process has made, by database and model.
 claims_made: Counter[tuple[str, type[models.Model]]] = Counter()
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One call of ``claim_batch``, checked."""
-
-    limit: int
-    holder: str
-    lease: timedelta
-    include_held: bool = False
-    durable: bool = True
-    #: Whether the holder notes in the database when it starts a quarantined row; see ``failing.note_start``.
-    notes_start: bool = False
-    #: How far the holder's claims before this one have come.
-    cursor: Cursor | None = None
-    #: Where limits say why the claim took no more than it did.
-    answer: Answer | None = None
 
 
 def checked_request(
@@ -116,16 +98,16 @@ def claim(queryset: Rows, request: Request) -> list[Any]:
     if queryset.query.is_empty():
         return []
     try:
-        rows = _claim(call, request)
+        rows, _ = _claim(call)
         # A worker learns of stored limits when it reads the switch.
         may_be_refused = not rows and not call.is_limited and request.answer is None
         if may_be_refused and limits_are_stored(call.target.model, call.target.alias):
             call = replace(call, is_limited=True, autocommits=False)
-            rows = _claim(call, request)
+            rows, _ = _claim(call)
     except AmbiguousCommit as error:
-        rows = _committed(call, request, error)
+        rows = _committed(call, error)
     except Exception as error:
-        rows = _claim_without_bad_rows(call, request, error)
+        rows = _claim_without_bad_rows(call, error)
     if rows and rows_claimed.receivers:
         send_after_commit(rows_claimed, call.target.model, call.target.alias, rows=rows)
     return rows
@@ -144,10 +126,8 @@ def _call_of(queryset: Rows, request: Request) -> ClaimCall:
     limited = limited or (bool(policies) and any(one.names_limits for one in policies))
     return ClaimCall(
         queryset,
+        request,
         target,
-        request.holder,
-        request.lease,
-        request.notes_start,
         started=clock(),
         is_plain=plain,
         is_limited=limited,
@@ -161,33 +141,32 @@ def _call_of(queryset: Rows, request: Request) -> ClaimCall:
     )
 
 
-def _claim(call: ClaimCall, request: Request) -> list[models.Model]:
-    """Claim, commit and return the instances, each with its claim."""
+def _claim(call: ClaimCall) -> tuple[list[models.Model], Unreadable]:
+    """Claim, commit and return the instances, each with its claim; see ``_read``."""
     if call.autocommits:
-        return _instances(call, _take(call, request.cursor, request.limit))
-    return _run(call, request, lambda: _instances(call, _claim_in_transaction(call, request)))
+        return _instances(call, _take(call, call.request.limit)), []
+    run = run_durable if call.request.durable else in_transaction
+    return run(call.target, partial(_claim_in_transaction, call))
 
 
-def _run(call: ClaimCall, request: Request, statements: Callable[[], R]) -> R:
-    run = run_durable if request.durable else in_transaction
-    return run(call.target, statements)
-
-
-def _claim_in_transaction(call: ClaimCall, request: Request) -> list[ClaimedRow]:
+def _claim_in_transaction(call: ClaimCall) -> tuple[list[models.Model], Unreadable]:
     """Claim in the transaction that is open, beside what the holder has already, if it asked for that."""
-    held = extend_held(call, request.limit) if request.include_held else []
-    return held + _take_allowed(call, request, request.limit - len(held))
+    request = call.request
+    rows, unreadable = _read(call, extend_held(call) if request.include_held else [])
+    wanted = request.limit - len(rows)
+    if wanted > 0:
+        new, unreadable_too = _read(call, _take_allowed(call, wanted))
+        rows, unreadable = rows + new, unreadable + unreadable_too
+    return rows, unreadable
 
 
-def _take_allowed(call: ClaimCall, request: Request, wanted: int) -> list[ClaimedRow]:
+def _take_allowed(call: ClaimCall, wanted: int) -> list[ClaimedRow]:
     """Claim up to *wanted* rows in the transaction that is open, and no more than limits allow."""
-    if wanted <= 0:
-        return []
     if not call.is_limited:
-        return _take(call, request.cursor, wanted)
-    grant = Grant(call.target, request.answer)
+        return _take(call, wanted)
+    grant = Grant(call.target, call.request.answer)
     allowed = grant.begin(wanted, by_key=call.counts_by_key)
-    rows = _take(call, request.cursor, allowed) if allowed else []
+    rows = _take(call, allowed) if allowed else []
     grant.charge(len(rows), allowed)
     return rows
 
@@ -195,10 +174,10 @@ def _take_allowed(call: ClaimCall, request: Request, wanted: int) -> list[Claime
 # Scanning
 
 
-def _take(call: ClaimCall, cursor: Cursor | None, limit: int) -> list[ClaimedRow]:
+def _take(call: ClaimCall, limit: int) -> list[ClaimedRow]:
     """Claim up to *limit* rows, of which a quarantined one is alone."""
-    if call.queryset.query.order_by or call.counts_by_key:
-        cursor = None
+    is_sorted = call.queryset.query.order_by or call.counts_by_key
+    cursor = None if is_sorted else call.request.cursor
     place = call.target.alias, call.target.model
     claims_made[place] += 1
     turn = claims_made[place] % TURN
@@ -273,7 +252,7 @@ def _instances(call: ClaimCall, claimed: Sequence[ClaimedRow]) -> list[Any]:
     """Return the rows claimed as the queryset asks for them, each with its claim."""
     if not claimed:
         return []
-    claims = claims_of(claimed, call.holder, call.target.alias, call.lease, call.started)
+    claims = _claims(call, claimed)
     if len(claimed) == 1:
         claims[0].quarantined = is_quarantine_mark(claimed[0].not_before)
     if call.is_plain:
@@ -286,42 +265,46 @@ def _instances(call: ClaimCall, claimed: Sequence[ClaimedRow]) -> list[Any]:
     return rows
 
 
+def _claims(call: ClaimCall, claimed: Sequence[ClaimedRow]) -> list[Claim]:
+    request = call.request
+    return claims_of(claimed, request.holder, call.target.alias, request.lease, call.started)
+
+
 # After an error
 
 
-def _committed(call: ClaimCall, request: Request, error: AmbiguousCommit) -> list[Any]:
+def _committed(call: ClaimCall, error: AmbiguousCommit) -> list[Any]:
     """Return the rows of a claim whose COMMIT was not answered; OperationalError where it has claimed none.
 
     Only of a worker's id: another call may have claimed the same rows under the same name.
     """
-    if error.result == []:
+    rows, _ = error.result or (None, [])
+    if rows == []:
         return []
-    if WORKER_MARK not in call.holder:
+    if WORKER_MARK not in call.request.holder:
         raise error
     # A caller that knows soon that nobody knows can still give the rows back in time.
-    patience = min(PATIENCE, call.lease.total_seconds() / 4)
-    if error.result:
-        rows = judge_ambiguous_commit(error.result, patience=patience).still_held
+    patience = min(PATIENCE, call.request.lease.total_seconds() / 4)
+    if rows is None:
+        rows = _instances(call, wait_for_answer(call.target, rows_of_holder, patience, call))
     else:
-        held = wait_for_answer(call.target, rows_of_holder, patience, call, request.limit)
-        rows = _instances(call, held)
+        rows = judge_ambiguous_commit(rows, patience=patience).still_held
     if not rows:
         raise OperationalError("The claim was not committed.") from error
     return rows
 
 
-def _claim_without_bad_rows(
-    call: ClaimCall, request: Request, error: Exception
-) -> list[models.Model]:
+def _claim_without_bad_rows(call: ClaimCall, error: Exception) -> list[models.Model]:
     """Claim again after *error*, without the rows that it is of; raise it where it is not of single rows."""
     refused: RefusedRows[Any] = RefusedRows(call.target)
     is_of_writing = refused.is_of_a_row(error)
     if not is_of_writing and not UnreadableRows(call.queryset).is_of_a_row(error):
         raise error
     # What has committed by itself before it could not be read is what the holder has already.
-    request = replace(request, include_held=request.include_held or call.autocommits)
-    call = replace(call, is_plain=False, autocommits=False, refused=refused)
-    rows, unreadable = _run(call, request, partial(_claim_readable, call, request))
+    include_held = call.request.include_held or call.autocommits
+    request = replace(call.request, include_held=include_held)
+    call = replace(call, request=request, is_plain=False, autocommits=False, refused=refused)
+    rows, unreadable = _claim(call)
     if is_of_writing:
         refused.end(error, rows or unreadable)
     fail_unreadable(unreadable)
@@ -347,21 +330,13 @@ def _claim_unrefused(call: ClaimCall, scan: Scan, limit: int) -> list[ClaimedRow
     return claimed
 
 
-def _claim_readable(call: ClaimCall, request: Request) -> tuple[list[Any], Unreadable]:
-    """Claim in the transaction that is open; return the instances, and those of rows that cannot be read."""
-    held = extend_held(call, request.limit) if request.include_held else []
-    rows, unreadable = _read_isolated(call, held)
-    new = _take_allowed(call, request, request.limit - len(rows))
-    new_rows, new_unreadable = _read_isolated(call, new)
-    return rows + new_rows, unreadable + new_unreadable
-
-
-def _read_isolated(call: ClaimCall, claimed: Sequence[ClaimedRow]) -> tuple[list[Any], Unreadable]:
-    """Return the instances of *claimed*, and those of rows that cannot be read, each with the error."""
+def _read(call: ClaimCall, claimed: Sequence[ClaimedRow]) -> tuple[list[models.Model], Unreadable]:
+    """Return the instances of *claimed*; after an error without those of rows that cannot be read, which come apart."""
+    if call.refused is None:
+        return _instances(call, claimed), []
     read = partial(read_again, call.queryset, call.target)
     keys = [row.key for row in claimed]
     errors = dict(isolate_unreadable(keys, read, like(call.queryset, call.target)))
     rows = _instances(call, [row for row in claimed if row.key not in errors])
-    bad = [row for row in claimed if row.key in errors]
-    claims = claims_of(bad, call.holder, call.target.alias, call.lease, call.started)
+    claims = _claims(call, [row for row in claimed if row.key in errors])
     return rows, [(bare(call.queryset.model, one), errors[one.pk]) for one in claims]

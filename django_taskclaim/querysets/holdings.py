@@ -61,30 +61,30 @@ def holdings(queryset: Rows, who: str) -> list[Any]:
 # For a claim
 
 
-def rows_of_holder(call: ClaimCall, limit: int) -> list[ClaimedRow]:
-    """Return the first rows that the holder of *call* has, *limit* at most."""
+def rows_of_holder(call: ClaimCall) -> list[ClaimedRow]:
+    """Return the first rows that the holder of *call* has, as many as it asks for at most."""
     target, fields = call.target, call.fields
     columns = target.columns
     # What an id of its own has is this call's, also where a condition like ``open()`` is true of it no more.
-    is_own = WORKER_MARK in call.holder
+    is_own = WORKER_MARK in call.request.holder
     rows = target.rows if is_own else on_claim_table(call.queryset, target)
     rows = in_claim_order(rows, call.queryset, target)
-    held = rows.filter(is_running(columns), **{columns.claimed_by.name: call.holder})
-    found = target.dialect.first(held, target.table, limit, fields)
+    held = rows.filter(is_running(columns), **{columns.claimed_by.name: call.request.holder})
+    found = target.dialect.first(held, target.table, call.request.limit, fields)
     return rows_by_role(fields, target.table, found)
 
 
-def extend_held(call: ClaimCall, limit: int) -> list[ClaimedRow]:
-    """Return what the holder has of the queryset, *limit* rows at most, each lease extended and none shortened.
+def extend_held(call: ClaimCall) -> list[ClaimedRow]:
+    """Return what the holder has of the queryset, each lease extended and none shortened.
 
     Rows are found without locks and waited for: a row passed over because it is locked would be handed out twice.
     """
-    call.target.lock_holder(call.holder)
-    held = rows_of_holder(call, limit)
+    call.target.lock_holder(call.request.holder)
+    held = rows_of_holder(call)
     extended: set[Key] = set()
     by_token = sorted(held, key=attrgetter("iteration", "key"))
     for iteration, same in groupby(by_token, attrgetter("iteration")):
-        extend = partial(_extend, call, Token(call.holder, iteration))
+        extend = partial(_extend, call, Token(call.request.holder, iteration))
         for part in send_parts(call, [row.key for row in same], extend):
             extended.update(part)
     return [row for row in held if row.key in extended]
@@ -95,6 +95,6 @@ def _extend(call: ClaimCall, token: Token, keys: Sequence[Key]) -> list[Key]:
     dialect, table = call.target.dialect, call.target.table
     held = dialect.select_keys(table, keys, table.standing(token), WAIT)
     if held:
-        extension = Change([dialect.extension(table, call.lease)])
+        extension = Change([dialect.extension(table, call.request.lease)])
         dialect.write(table, held, extension, table.standing(token))
     return held

@@ -20,7 +20,8 @@ from django_taskclaim.handlers import Handler
 from django_taskclaim.holders import new_holder
 from django_taskclaim.limits.grant import Answer
 from django_taskclaim.limits.key_limits import limits_over
-from django_taskclaim.querysets.claiming import Request, claim
+from django_taskclaim.querysets.candidates import Request
+from django_taskclaim.querysets.claiming import claim
 from django_taskclaim.querysets.cursor import Cursor
 from django_taskclaim.worker.calling import prepare
 from django_taskclaim.worker.connections import tidy_up
