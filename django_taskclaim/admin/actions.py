@@ -10,9 +10,10 @@ from django.http import HttpRequest, HttpResponseRedirect
 from django.http.response import HttpResponseBase
 from django.utils.translation import gettext as _
 
-from django_taskclaim.admin import phrases
 from django_taskclaim.admin.confirming import CONFIRMED, Crumb, confirm
 from django_taskclaim.admin.forms import ActionForm
+from django_taskclaim.admin.localized import listed, number
+from django_taskclaim.admin.rows import STATES
 from django_taskclaim.admin.running import Rows, claims_of, run_action, states_of
 from django_taskclaim.control.actions import NAMED, Action
 from django_taskclaim.monitoring.counts import MOST
@@ -76,11 +77,11 @@ def facts_of_list(rows: Rows) -> str:
     """Say how many rows there are, and in which states where that is quickly counted."""
     states = states_of(rows)
     if states.total() > MOST:
-        return _("More than %(number)s rows") % {"number": phrases.amount(MOST)}
-    return phrases.listed(
+        return _("More than %(number)s rows") % {"number": number(MOST)}
+    return listed(
         [
-            _("%(number)s %(state)s") % {"number": phrases.amount(states[state]), "state": text}
-            for state, text in phrases.STATES.items()
+            _("%(number)s %(state)s") % {"number": number(states[state]), "state": text}
+            for state, text in STATES.items()
             if states[state]
         ]
     )

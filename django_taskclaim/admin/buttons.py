@@ -19,12 +19,11 @@ from django.urls import NoReverseMatch, URLPattern, path, reverse
 from django.utils.text import Truncator
 from django.utils.translation import gettext as _
 
-from django_taskclaim.admin import phrases
 from django_taskclaim.admin.actions import confirm_list
 from django_taskclaim.admin.confirming import Crumb, confirm, in_no_transaction
 from django_taskclaim.admin.forms import ActionForm
 from django_taskclaim.admin.permissions import may_view
-from django_taskclaim.admin.rows import RowFacts, facts_of
+from django_taskclaim.admin.rows import STATES, RowFacts, facts_of, holder_of
 from django_taskclaim.admin.running import claims_of, run_action
 from django_taskclaim.admin.switching import ask_to_turn
 from django_taskclaim.columns import claim_columns
@@ -153,7 +152,7 @@ def row_view(admin: Any, action: Action, request: HttpRequest, object_id: str) -
     facts, title = facts_of(row), Truncator(str(row)).chars(60)
     page = standard_address(admin, "change", quote(row.pk))
     back = page if request.GET.get("from") == "page" else admin.list_address(request)
-    holder = str(phrases.holder_of(facts.holder)) if facts.is_held else ""
+    holder = str(holder_of(facts.holder)) if facts.is_held else ""
 
     def run(answer: Mapping[str, Any]) -> HttpResponseBase:
         run_action(
@@ -176,7 +175,7 @@ def row_view(admin: Any, action: Action, request: HttpRequest, object_id: str) -
         warning=_("%(holder)s is working on this row and will lose it.") % {"holder": holder}
         if holder
         else "",
-        facts=lambda: [_("The row is %(state)s.") % {"state": phrases.STATES[facts.kind]}],
+        facts=lambda: [_("The row is %(state)s.") % {"state": STATES[facts.kind]}],
         fields=partial(ActionForm, action=action, holder=holder),
         initial={"reason": request.POST.get("reason", "")},
         hidden={SHOWN: [_shown(request, facts)]},

@@ -10,11 +10,11 @@ from django.http import HttpRequest
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_taskclaim.admin import phrases
-from django_taskclaim.admin.rows import WAITING
+from django_taskclaim.admin.rows import STATES, WAITING, holder_of
 from django_taskclaim.columns import ClaimColumns, claim_columns
 from django_taskclaim.control.actions import EXPIRED
 from django_taskclaim.db import dialect_for
+from django_taskclaim.formatting import format_duration
 from django_taskclaim.monitoring.overview import database_time
 from django_taskclaim.querysets.conditions import is_expired, is_waiting
 from django_taskclaim.states import WORKER_MARK, Status
@@ -54,12 +54,12 @@ class StateFilter(ClaimFilter):
     parameter_name = "claim_state"
 
     def lookups(self, request: HttpRequest, model_admin: object) -> Choices:
-        kinds = [kind for kind in phrases.STATES if kind != WAITING or self.columns.not_before]
-        return [(kind, str(phrases.STATES[kind])) for kind in kinds]
+        kinds = [kind for kind in STATES if kind != WAITING or self.columns.not_before]
+        return [(kind, str(STATES[kind])) for kind in kinds]
 
     def queryset(self, request: HttpRequest, queryset: Rows) -> Rows:
         kind = self.value()
-        if kind is None or kind not in phrases.STATES:
+        if kind is None or kind not in STATES:
             return queryset
         if kind == WAITING:
             return self.in_state(queryset, Status.OPEN).filter(is_waiting(self.columns))
@@ -77,7 +77,7 @@ class HolderFilter(ClaimFilter):
     def lookups(self, request: HttpRequest, model_admin: object) -> Choices:
         held = self.found(model_admin, request, Status.PROCESSING, self.columns.claimed_by)
         names = sorted({_process_of(holder) for holder in held if holder})
-        return [(name, str(phrases.holder_of(_as_holder(name)))) for name in names[:MOST_CHOICES]]
+        return [(name, str(holder_of(_as_holder(name)))) for name in names[:MOST_CHOICES]]
 
     def queryset(self, request: HttpRequest, queryset: Rows) -> Rows:
         name = self.value()
@@ -113,7 +113,7 @@ class AgeFilter(ClaimFilter):
 
     def lookups(self, request: HttpRequest, model_admin: object) -> Choices:
         more = _("over %(time)s")
-        return [(key, more % {"time": phrases.lasting(age)}) for key, age in self.ages.items()]
+        return [(key, more % {"time": format_duration(age)}) for key, age in self.ages.items()]
 
     def queryset(self, request: HttpRequest, queryset: Rows) -> Rows:
         age = self.ages.get(self.value() or "")

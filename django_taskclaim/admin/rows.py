@@ -1,25 +1,65 @@
 """What a page says of one row: its claim columns by their roles, seen at one moment of the database's clock."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db import DEFAULT_DB_ALIAS, models
 from django.http import HttpRequest
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.control.actions import EXPIRED
 from django_taskclaim.fields import OPEN_ENDED, QUARANTINED, as_utc
 from django_taskclaim.monitoring.overview import database_time
 from django_taskclaim.policy import policy_for
-from django_taskclaim.states import Status
+from django_taskclaim.states import WORKER_MARK, Status
 
 #: Open, but not due yet.
 WAITING = "waiting"
 #: Where an instance keeps the look that it is shown under.
 _KEPT = "_taskclaim_look"
+
+
+#: The words on the pills.
+STATES: Mapping[str, Any] = {
+    Status.OPEN.value: gettext_lazy("open"),
+    WAITING: gettext_lazy("waiting"),
+    Status.PROCESSING.value: gettext_lazy("running"),
+    EXPIRED: gettext_lazy("expired"),
+    Status.COMPLETE.value: gettext_lazy("complete"),
+    Status.FAILED.value: gettext_lazy("failed"),
+    Status.PAUSED.value: gettext_lazy("paused"),
+}
+
+
+class Holder(NamedTuple):
+    """A holder as people speak of it."""
+
+    name: str
+    host: str = ""
+
+    def __str__(self) -> str:
+        if not self.host:
+            return self.name
+        return _("%(worker)s on %(host)s") % {"worker": self.name, "host": self.host}
+
+
+def holder_of(claimed_by: str) -> Holder:
+    """Read a worker's ``<name>@<host>[:<pid>]#<random>``; other names are those of people."""
+    process, mark, _batch = claimed_by.partition(WORKER_MARK)
+    name, at, place = process.rpartition("@")
+    if not mark or not at:
+        return Holder(claimed_by)
+    host, _colon, pid = place.rpartition(":")
+    if not pid.isdigit():
+        host = place
+    if name.isdigit():
+        return Holder(_("process %(pid)s") % {"pid": name}, host)
+    return Holder(name, host)
 
 
 class Look:

@@ -11,8 +11,9 @@ from django.http import HttpRequest
 from django.utils.translation import gettext as _
 
 from django_taskclaim import conf
-from django_taskclaim.admin import phrases
+from django_taskclaim.admin.localized import listed, number
 from django_taskclaim.admin.permissions import Admin, row_permission
+from django_taskclaim.admin.rows import STATES
 from django_taskclaim.claim import clock
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.control.actions import Action
@@ -58,15 +59,15 @@ class Result:
         refused = _("that the database refuses to have written (%(error)s)")
         missed = self.expected - self.changed - self.forbidden - self.refused.total()
         left = [
-            *((n, phrases.STATES[state]) for state, n in sorted(self.others.items())),
+            *((n, STATES[state]) for state, n in sorted(self.others.items())),
             (self.forbidden, _("that you may not change")),
             *((n, refused % {"error": error}) for error, n in self.refused.items()),
             (missed, _("that somebody else has locked or changed meanwhile")),
         ]
-        reasons = [f"{phrases.amount(number)} {why}" for number, why in left if number > 0]
+        reasons = [f"{number(count)} {why}" for count, why in left if count > 0]
         if not reasons:
             return done
-        return f"{done} {_('Left alone: %(reasons)s.') % {'reasons': phrases.listed(reasons)}}"
+        return f"{done} {_('Left alone: %(reasons)s.') % {'reasons': listed(reasons)}}"
 
 
 def run_action(

@@ -4,9 +4,10 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
-from django_taskclaim.admin import phrases
-from django_taskclaim.admin.rows import WAITING, RowFacts
+from django_taskclaim.admin.localized import listed, number
+from django_taskclaim.admin.rows import STATES, WAITING, RowFacts, holder_of
 from django_taskclaim.control.actions import EXPIRED
+from django_taskclaim.formatting import format_duration
 from django_taskclaim.states import Status
 
 #: So much of an error's text stands in a list.
@@ -21,7 +22,7 @@ def pill(kind: str) -> SafeString:
     return format_html(
         '<span class="taskclaim-pill taskclaim-is-{}">{}</span>',
         kind,
-        phrases.STATES.get(kind, kind),
+        STATES.get(kind, kind),
     )
 
 
@@ -29,7 +30,7 @@ def held(facts: RowFacts) -> str:
     """Return who has the row and for how long, or who had it last; nothing where nobody did."""
     if not facts.holder:
         return ""
-    who = phrases.holder_of(facts.holder)
+    who = holder_of(facts.holder)
     if not facts.is_held:
         text = _("by %(holder)s") % {"holder": who}
         return format_html('<span class="taskclaim-quiet" title="{}">{}</span>', facts.holder, text)
@@ -39,7 +40,7 @@ def held(facts: RowFacts) -> str:
 def _held_now(facts: RowFacts, who: str) -> str:
     if facts.left is None:
         return _("held by %(holder)s, without an end") % {"holder": who}
-    words = {"holder": who, "time": phrases.lasting(facts.left)}
+    words = {"holder": who, "time": format_duration(facts.left)}
     if facts.kind == EXPIRED:
         return _("held by %(holder)s, lease ended %(time)s ago") % words
     return _("held by %(holder)s, %(time)s left") % words
@@ -51,10 +52,10 @@ def tried(facts: RowFacts) -> str:
     if facts.open_ended:
         parts.append(_("waits for rows that may still be committed"))
     elif facts.kind == WAITING and facts.wait is not None:
-        parts.append(_("next in %(time)s") % {"time": phrases.lasting(facts.wait)})
+        parts.append(_("next in %(time)s") % {"time": format_duration(facts.wait)})
     if facts.crashed:
         parts.append(_("next alone, its worker died"))
-    return phrases.listed([part for part in parts if part])
+    return listed([part for part in parts if part])
 
 
 def _tries(facts: RowFacts) -> str:
@@ -74,7 +75,7 @@ def _put_back(iteration: int) -> str:
     """Return what is known of tries where nobody counts them."""
     if not iteration:
         return ""
-    return _("put back %(times)s×") % {"times": phrases.amount(iteration)}
+    return _("put back %(times)s×") % {"times": number(iteration)}
 
 
 def error_glimpse(facts: RowFacts) -> str:

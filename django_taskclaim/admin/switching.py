@@ -1,6 +1,6 @@
 """The switch of a model, or of all: who has turned it off, and the page that asks before it is turned."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from django.contrib import messages
@@ -10,13 +10,12 @@ from django.http import HttpRequest, HttpResponseRedirect
 from django.http.response import HttpResponseBase
 from django.utils.translation import gettext as _
 
-from django_taskclaim.admin import phrases
 from django_taskclaim.admin.confirming import Crumb, confirm
-from django_taskclaim.admin.control_room.crew import somebody_works
 from django_taskclaim.admin.control_room.forms import PauseForm, ReasonForm
+from django_taskclaim.admin.control_room.snapshot import workers_of
+from django_taskclaim.admin.control_room.state import pause_sentence
 from django_taskclaim.control.switch_changes import turn
 from django_taskclaim.exceptions import TaskClaimError
-from django_taskclaim.fields import as_utc
 from django_taskclaim.models import Switch
 from django_taskclaim.switch import claimable_models, pauses_over
 from django_taskclaim.tables import EVERY_MODEL, scope_of
@@ -27,15 +26,8 @@ Model = type[models.Model] | None
 def describe_pause(switch: Switch) -> str:
     """Say of a pause whose it is, since when and until when, and why."""
     every = switch.scope == EVERY_MODEL
-    parts = [_("paused, as all models are,") if every else _("paused")]
-    if switch.by:
-        parts.append(_("by %(name)s") % {"name": switch.by})
-    if switch.paused_at is not None:
-        parts.append(_("since %(moment)s") % {"moment": phrases.moment(as_utc(switch.paused_at))})
-    if switch.until is not None:
-        parts.append(_("until %(moment)s") % {"moment": phrases.moment(as_utc(switch.until))})
-    sentence = " ".join(parts)
-    return f"{sentence}: {switch.reason}" if switch.reason else sentence
+    what = _("paused, as all models are,") if every else _("paused")
+    return f"{what} {pause_sentence(switch)}"
 
 
 def ask_to_turn(
@@ -101,11 +93,22 @@ def turn_with_message(
     aliases = {router.db_for_write(one) for one in ([model] if model else claimable_models())}
     if off:
         said = _("%(name)s: claiming is paused. Running rows finish.")
-    elif somebody_works(aliases, model):
+    elif _somebody_works(aliases, model):
         said = _("%(name)s: workers claim again.")
     else:
         said = _("%(name)s: the switch is on, and no worker is alive.")
     messages.success(request, said % names)
+
+
+def _somebody_works(aliases: Iterable[str], model: Model) -> bool:
+    """Say whether a worker process of *model*, or with None of any, is alive; True where a database does not tell."""
+    for alias in aliases:
+        known = workers_of(alias)
+        if known is None:
+            return True
+        if any(one.alive and (model is None or one.serves(model)) for one in known):
+            return True
+    return False
 
 
 def name_of(model: Model) -> str:

@@ -11,11 +11,12 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_taskclaim.admin import phrases
-from django_taskclaim.admin.rows import WAITING, RowFacts
+from django_taskclaim.admin.localized import listed, moment, number
+from django_taskclaim.admin.rows import WAITING, RowFacts, holder_of
 from django_taskclaim.control.actions import EXPIRED
 from django_taskclaim.control.reading import HANDED_TO, history
 from django_taskclaim.fields import as_utc
+from django_taskclaim.formatting import format_duration
 from django_taskclaim.states import Status
 
 #: How the events of a history are called, and the state whose colour they have; others go by their own names.
@@ -72,14 +73,14 @@ def timeline(row: models.Model, facts: RowFacts, alias: str) -> SafeString:
 def _time(at: datetime | None) -> str:
     if at is None:
         return ""
-    return format_html('<time datetime="{}">{}</time> ', at.isoformat(), phrases.moment(at))
+    return format_html('<time datetime="{}">{}</time> ', at.isoformat(), moment(at))
 
 
 def _from_history(events: list[Any]) -> Iterator[Step]:
     since: datetime | None = None
     for event in events:
         at = as_utc(event.at)
-        who = str(phrases.holder_of(event.holder)) if event.holder else ""
+        who = str(holder_of(event.holder)) if event.holder else ""
         parts = [_("by %(holder)s") % {"holder": who}] if who else []
         if event.event == "claimed":
             since = at
@@ -87,11 +88,11 @@ def _from_history(events: list[Any]) -> Iterator[Step]:
             parts.append(_after(at - since))
             since = at if event.event in _PASSES else None
         if event.times > 1:
-            parts.append(_("%(times)s×") % {"times": phrases.amount(event.times)})
+            parts.append(_("%(times)s×") % {"times": number(event.times)})
         if event.detail:
             parts.append(_detail(event.event, str(event.detail)))
         what, kind = EVENTS.get(event.event, (event.event, Status.OPEN.value))
-        yield Step(at, str(what), phrases.listed(parts), kind)
+        yield Step(at, str(what), listed(parts), kind)
 
 
 def _detail(event: str, detail: str) -> str:
@@ -99,25 +100,25 @@ def _detail(event: str, detail: str) -> str:
     if event == "expired":
         return _(detail)
     if event == "handed over":
-        return _("to %(holder)s") % {"holder": phrases.holder_of(detail.removeprefix(HANDED_TO))}
+        return _("to %(holder)s") % {"holder": holder_of(detail.removeprefix(HANDED_TO))}
     return detail
 
 
 def _after(duration: timedelta) -> str:
-    return _("after %(time)s") % {"time": phrases.lasting(duration)}
+    return _("after %(time)s") % {"time": format_duration(duration)}
 
 
 def _from_row(facts: RowFacts) -> Iterator[Step]:
     """Tell what the columns still know; each claim overwrites what they knew of the one before."""
     if facts.iteration:
-        times = _("%(times)s× so far") % {"times": phrases.amount(facts.iteration)}
+        times = _("%(times)s× so far") % {"times": number(facts.iteration)}
         yield Step(None, _("put back"), times)
     done = facts.status == Status.COMPLETE
     if facts.completed_at is not None and not done:
         # Open again since: by its completion policy.
         yield Step(facts.completed_at, _("last completed"), kind=Status.COMPLETE.value)
     if facts.claimed_at is not None:
-        who = _("by %(holder)s") % {"holder": phrases.holder_of(facts.holder)}
+        who = _("by %(holder)s") % {"holder": holder_of(facts.holder)}
         yield Step(facts.claimed_at, _("claimed"), who, Status.PROCESSING.value)
     if facts.is_held and facts.expires_at is not None:
         yield _lease(facts, facts.expires_at)
@@ -128,14 +129,14 @@ def _from_row(facts: RowFacts) -> Iterator[Step]:
     if facts.status == Status.FAILED:
         yield Step(None, _("failed"), kind=Status.FAILED.value)
     if facts.kind == WAITING and facts.wait is not None and not facts.open_ended:
-        wait = _("in %(time)s") % {"time": phrases.lasting(facts.wait)}
+        wait = _("in %(time)s") % {"time": format_duration(facts.wait)}
         yield Step(facts.not_before, _("due again"), wait, WAITING)
 
 
 def _lease(facts: RowFacts, end: datetime) -> Step:
     left = facts.left or timedelta()
     if left > timedelta():
-        text = _("in %(time)s, unless it is renewed") % {"time": phrases.lasting(left)}
+        text = _("in %(time)s, unless it is renewed") % {"time": format_duration(left)}
         return Step(end, _("lease ends"), text)
-    text = _("%(time)s ago; the row returns by itself") % {"time": phrases.lasting(left)}
+    text = _("%(time)s ago; the row returns by itself") % {"time": format_duration(left)}
     return Step(end, _("lease ended"), text, EXPIRED)

@@ -1,7 +1,7 @@
 """What the control page and the admin read; without the control app everything here is empty, and nothing is asked."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -12,8 +12,8 @@ from django.utils.translation import gettext as _
 from django_taskclaim.control.installed import is_on
 from django_taskclaim.fields import as_utc
 from django_taskclaim.formatting import format_number
-from django_taskclaim.monitoring.overview import database_time
-from django_taskclaim.switch import paused_by
+from django_taskclaim.models import Switch, WorkerProcess
+from django_taskclaim.monitoring.overview import Worker
 from django_taskclaim.tables import EVERY_MODEL, scope_of
 from django_taskclaim.worker.histogram import quantile, unpacked
 
@@ -24,6 +24,11 @@ MINUTE = timedelta(minutes=1)
 #: What is older than AGE_OF_MINUTES is kept, and shown, in slots as long as this.
 TEN_MINUTES = timedelta(minutes=10)
 AGE_OF_MINUTES = timedelta(hours=1)
+
+#: Over which a process's rate is averaged, and up to a minute more.
+LATELY = timedelta(minutes=4)
+#: A process is taken to have lived so long at least: about as often it writes down what it has done.
+LEAST = timedelta(seconds=5)
 
 #: So many failed tries in a slot, and such a share of all, are worth a mark.
 BURST, BURST_SHARE = 10, 0.5
@@ -61,21 +66,42 @@ class Mark:
     text: str
 
 
-def throughput(model: type[models.Model], *, using: str, span: timedelta) -> list[Slot]:
-    """Return the throughput of the last *span* without gaps, oldest first: by minutes up to an hour, else by ten."""
+def minutes(model: type[models.Model], *, using: str, since: datetime) -> "list[ThroughputMinute]":
+    """Return what worker processes have written down since then, oldest first."""
     if not is_on(using):
         return []
-    now = database_time(using)
-    width = slot_width(span)
+    from django_taskclaim.control.models import ThroughputMinute
+
+    rows = ThroughputMinute.objects.using(using).filter(
+        model=scope_of(model), at__gte=slot_start(since, TEN_MINUTES)
+    )
+    return list(rows.order_by("at", "id"))
+
+
+def slots(written: "Sequence[ThroughputMinute]", now: datetime, span: timedelta) -> list[Slot]:
+    """Return the throughput of the last *span* without gaps, oldest first: by minutes up to an hour, else by ten."""
+    width = MINUTE if span <= AGE_OF_MINUTES else TEN_MINUTES
     rows: dict[datetime, list[ThroughputMinute]] = {}
-    for row in _minutes(model, using, slot_start(now - span, width)):
+    for row in written:
         rows.setdefault(slot_start(as_utc(row.at), width), []).append(row)
     return [_slot(at, rows.get(at, []), width, now) for at in _starts(now, span, width)]
 
 
-def slot_width(span: timedelta) -> timedelta:
-    """Return how long the slots are in which a span is shown."""
-    return MINUTE if span <= AGE_OF_MINUTES else TEN_MINUTES
+def rates(
+    written: "Sequence[ThroughputMinute]", living: Iterable[Worker], now: datetime
+) -> dict[str, float]:
+    """Return rows a second of each living process over the last minutes, or since it began."""
+    since = slot_start(now - LATELY, MINUTE)
+    done: Counter[str] = Counter()
+    for row in written:
+        if as_utc(row.at) >= since:
+            done[row.process] += row.done
+    # Of a process that has only just begun a rate would mean nothing.
+    return {
+        worker.name: done[worker.name]
+        / max(LEAST, now - max(since, worker.started_at)).total_seconds()
+        for worker in living
+    }
 
 
 def slot_start(moment: datetime, width: timedelta) -> datetime:
@@ -90,15 +116,6 @@ def _starts(now: datetime, span: timedelta, width: timedelta) -> Iterator[dateti
     while at <= now:
         yield at
         at += width
-
-
-def _minutes(
-    model: type[models.Model], using: str, since: datetime
-) -> "models.QuerySet[ThroughputMinute]":
-    from django_taskclaim.control.models import ThroughputMinute
-
-    rows = ThroughputMinute.objects.using(using).filter(model=scope_of(model), at__gte=since)
-    return rows.order_by("at", "id")
 
 
 def _slot(at: datetime, rows: "list[ThroughputMinute]", width: timedelta, now: datetime) -> Slot:
@@ -121,35 +138,30 @@ def _slot(at: datetime, rows: "list[ThroughputMinute]", width: timedelta, now: d
 
 def marks(
     model: type[models.Model],
+    written: "Iterable[ThroughputMinute]",
+    shown: Iterable[Slot],
+    pause: Switch | None,
     *,
     using: str,
-    span: timedelta,
-    slots: Sequence[Slot] | None = None,
+    since: datetime,
 ) -> list[Mark]:
-    """Return what explains the throughput of the last *span*, oldest first.
-
-    *slots* is that throughput, where it is known already; else it is read.
-    """
-    if not is_on(using):
-        return []
-    since = database_time(using) - span
-    if slots is None:
-        slots = throughput(model, using=using, span=span)
+    """Return what explains the throughput that is *shown* since then, oldest first. *pause* is the one in force."""
     found = [
-        *_switch_marks(model, using, since),
-        *_throttle_marks(model, using, since),
-        *_failure_marks(slots),
+        *_switch_marks(model, pause, using, since),
+        *_throttle_marks(written, since),
+        *_failure_marks(shown),
     ]
     return sorted(found, key=lambda mark: mark.at)
 
 
-def _switch_marks(model: type[models.Model], using: str, since: datetime) -> Iterator[Mark]:
+def _switch_marks(
+    model: type[models.Model], pause: Switch | None, using: str, since: datetime
+) -> Iterator[Mark]:
     turned = _acts(model, using).filter(act__in=SWITCH_ACTS, at__gte=since).order_by("id")
     latest = None
     for act in turned:
         yield Mark(as_utc(act.at), act.act, _turned(act.act, act.by, act.reason))
         latest = as_utc(act.at)
-    pause = paused_by(model, using=using)
     if pause is None or pause.paused_at is None:
         return
     # From code, which leaves no act behind, the pause is known as long as it stands.
@@ -165,18 +177,15 @@ def _turned(act: str, by: str, reason: str) -> str:
     return f"{told}: {reason}" if reason else told
 
 
-def _throttle_marks(model: type[models.Model], using: str, since: datetime) -> Iterator[Mark]:
-    told: set[tuple[datetime, str]] = set()
-    stops = _minutes(model, using, since).exclude(stopped="").values_list("at", "stopped")
-    for at, stopped in stops:
-        seen = as_utc(at), stopped
-        if seen not in told:
-            told.add(seen)
-            yield Mark(as_utc(at), "throttle", _("Throttled: %(reason)s") % {"reason": stopped})
+def _throttle_marks(written: "Iterable[ThroughputMinute]", since: datetime) -> Iterator[Mark]:
+    """Yield one mark for each stop, however many processes wrote it down."""
+    stops = [(as_utc(row.at), row.stopped) for row in written if row.stopped]
+    for at, reason in dict.fromkeys(stop for stop in stops if stop[0] >= since):
+        yield Mark(at, "throttle", _("Throttled: %(reason)s") % {"reason": reason})
 
 
-def _failure_marks(slots: Sequence[Slot]) -> Iterator[Mark]:
-    for slot in slots:
+def _failure_marks(shown: Iterable[Slot]) -> Iterator[Mark]:
+    for slot in shown:
         tries = slot.done + slot.errors
         if slot.errors >= BURST and slot.errors >= BURST_SHARE * tries:
             counts = {"failed": format_number(slot.errors), "tries": format_number(tries)}
@@ -192,6 +201,16 @@ def _acts(model: type[models.Model], using: str) -> Any:
     from django_taskclaim.control.models import OperatorAct
 
     return OperatorAct.objects.using(using).filter(model__in=[scope_of(model), EVERY_MODEL])
+
+
+def open_commands(using: str) -> dict[str, str]:
+    """Return what each worker was told to do and has not done yet; not what an earlier one of its name was told."""
+    from django_taskclaim.control.models import WorkerOrder
+
+    named = WorkerProcess.objects.using(using).filter(name=models.OuterRef("worker"))
+    heard = models.Q(at__gte=models.Subquery(named.values("started_at")))
+    waiting = WorkerOrder.objects.using(using).filter(heard, done_at=None).order_by("pk")
+    return dict(waiting.values_list("worker", "order"))
 
 
 def history(

@@ -14,7 +14,7 @@ from django_taskclaim.formatting import counted, format_duration, format_moment,
 from django_taskclaim.handlers import handler_for
 from django_taskclaim.limits.key_limits import at_their_limit, limits_over
 from django_taskclaim.links import is_companion, source_link
-from django_taskclaim.monitoring.overview import Overview, overview, throttles_by_source, workers
+from django_taskclaim.monitoring.overview import Overview, overview, throttles_by_source
 from django_taskclaim.policy import RENEWALS_PER_LEASE, policy_for
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.isolating import REFUSED
@@ -133,10 +133,9 @@ def _nobody_works(seen: Overview) -> Iterator[Finding]:
             " your own code claim the rows.",
         )
         return
-    serving = [worker for worker in workers(seen.alias) if worker.serves(seen.model)]
-    if any(worker.alive for worker in serving):
+    if seen.living:
         return
-    last = max((worker.seen_at for worker in serving), default=None)
+    last = max((worker.seen_at for worker in seen.workers), default=None)
     idle = f"{_rows(seen, seen.due, Status.OPEN)} due, and no worker for {label} is alive"
     since = (
         "" if last is None else f"; the last one reported {format_duration(seen.now - last)} ago"
@@ -149,7 +148,7 @@ def _refused(seen: Overview) -> Iterator[Finding]:
     label = seen.model._meta.label
     if not seen.due and not seen.expired:
         return
-    reports = [worker.last_error for worker in workers(seen.alias) if worker.alive]
+    reports = [worker.last_error for worker in seen.living]
     if any(f" {label} " in report and REFUSED in report for report in reports):
         yield Finding.note(
             f"The database refuses to have rows of {label} written; workers go on without them.",

@@ -4,8 +4,8 @@ Everything here is read without locks, by the database's own clock, and may be a
 """
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -17,17 +17,21 @@ from django_taskclaim.columns import ClaimColumns, claim_columns, has_ranges
 from django_taskclaim.db import dialect_for
 from django_taskclaim.fields import NEVER_WAITED, OPEN_ENDED, as_utc
 from django_taskclaim.formatting import with_source
-from django_taskclaim.limits.model_limits import ModelLimits, limits_by, switches_of
+from django_taskclaim.limits.model_limits import ModelLimits, limits_by
 from django_taskclaim.links import is_companion, key_text, source_link
 from django_taskclaim.models import Switch, Throttle, WorkerProcess
 from django_taskclaim.monitoring.counts import MOST, RowCounts, count_rows
 from django_taskclaim.querysets import ClaimQuerySet, Progress
 from django_taskclaim.querysets.conditions import is_due, is_expired, is_running
-from django_taskclaim.querysets.everyone import everyones_stop
 from django_taskclaim.states import WORKER_MARK, Status
-from django_taskclaim.switch import paused_by
-from django_taskclaim.tables import scope_of
-from django_taskclaim.throttling.records import EVERYONE, in_force
+from django_taskclaim.tables import (
+    own_scopes,
+    scope_of,
+    scopes_over,
+    stop_scopes,
+    throttle_scope,
+)
+from django_taskclaim.throttling.records import EVERYONE
 
 #: Workers report every 5 s, idle ones every 10; one that missed two reports or more counts as gone.
 ALIVE_WITHIN = timedelta(seconds=20)
@@ -43,16 +47,41 @@ class Holder:
     next_expiry: datetime | None
 
 
-@dataclass(frozen=True, slots=True)
-class Overview:
-    """The state of one model's rows at the moment ``now``; every moment is in UTC."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """How far one model's rows have got at the moment ``now``, and what stops or limits claims; moments are in UTC."""
 
     model: type[models.Model]
     alias: str
     now: datetime
     progress: Progress
+    #: The states whose numbers are estimates.
+    estimated: frozenset[str] = frozenset()
     #: The pause that stops claims of this model now.
-    pause: Switch | None
+    pause: Switch | None = None
+    #: The automatic stops in force, each of one process or of everyone, the one that holds longest first.
+    throttles: list[Throttle] = field(default_factory=list)
+    #: What all who claim keep to together.
+    limits: list[ModelLimits] = field(default_factory=list)
+    #: The model's own switch with its overrides; None where nothing was ever stored.
+    switch: Switch | None = None
+    #: The worker processes that serve this model, the living first.
+    workers: list["Worker"] = field(default_factory=list)
+
+    @property
+    def living(self) -> list["Worker"]:
+        """The worker processes that are alive."""
+        return [worker for worker in self.workers if worker.alive]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overview(Summary):
+    """The state of one model's rows, with what is due and who holds rows.
+
+    Where ``processing`` is among the estimated states, ``expired`` and the holders' rows are those of the first MOST
+    running rows: there are so many at least. Where ``open`` is, ``due`` is an estimate as well.
+    """
+
     due: int
     #: Of the due rows that had been put off, when the first became due; None where none had. Of others no column tells.
     due_since: datetime | None
@@ -61,15 +90,6 @@ class Overview:
     expired: int
     expired_since: datetime | None
     holders: list[Holder] = field(default_factory=list)
-    #: The automatic stops in force, each of one process, the one that holds longest first.
-    throttles: list[Throttle] = field(default_factory=list)
-    #: The states whose numbers are estimates, ``open`` meaning what is due as well. Where ``processing`` is among them,
-    #: ``expired`` and the holders' rows are those of the first MOST running rows: there are so many at least.
-    estimated: frozenset[str] = frozenset()
-    #: What all who claim keep to together.
-    limits: list[ModelLimits] = field(default_factory=list)
-    #: The model's own switch with its overrides; None where nothing was ever stored.
-    switch: Switch | None = None
     #: Ranges of keys among which rows may still be committed.
     open_ended: int = 0
 
@@ -112,22 +132,16 @@ def overview(model: type[models.Model], alias: str, *, exact: bool = True) -> Ov
 
     Unless it must be *exact*, a large table is not read: its ``estimated`` states are, counted in part and estimated.
     """
+    (seen,) = summaries([model], alias, exact=exact)
     rows: Any = ClaimQuerySet(model, using=alias)
     columns = claim_columns(model)
-    now = database_time(alias)
-    counts = RowCounts(rows.progress()) if exact else count_rows(model, alias)
-    bounded = Status.OPEN in counts.estimated
-    dueness = _dueness(_next(rows, columns) if bounded else rows.open(), columns, now)
-    beyond = max(0, counts.progress.open - MOST) if bounded else 0
-    crowded = Status.PROCESSING in counts.estimated
-    switches = switches_of(model, alias)
-    running = _first_running(rows, columns, now) if crowded else _running(rows, columns)
+    bounded = Status.OPEN in seen.estimated
+    dueness = _dueness(_next(rows, columns) if bounded else rows.open(), columns, seen.now)
+    beyond = max(0, seen.progress.open - MOST) if bounded else 0
+    crowded = Status.PROCESSING in seen.estimated
+    running = _first_running(rows, columns, seen.now) if crowded else _running(rows, columns)
     return Overview(
-        model=model,
-        alias=alias,
-        now=now,
-        progress=counts.progress,
-        pause=paused_by(model, using=alias),
+        **{name.name: getattr(seen, name.name) for name in fields(Summary)},
         due=dueness.due + beyond,
         due_since=dueness.since,
         next_due=dueness.next,
@@ -135,24 +149,65 @@ def overview(model: type[models.Model], alias: str, *, exact: bool = True) -> Ov
         expired=running.expired,
         expired_since=running.since,
         holders=running.holders,
-        throttles=throttles_of(model, alias),
-        limits=limits_by(model, switches),
-        switch=switches.get(scope_of(model)),
-        estimated=counts.estimated,
     )
 
 
-def throttles_of(model: type[models.Model], alias: str) -> list[Throttle]:
+def summaries(
+    of: Sequence[type[models.Model]], alias: str, *, exact: bool = False
+) -> Iterator[Summary]:
+    """Yield how far each of the models has got; what stops and who serves them is asked once for all."""
+    now = database_time(alias)
+    scopes = {scope for model in of for scope in stop_scopes(model)}
+    switches = {row.scope: row for row in Switch.objects.using(alias).filter(scope__in=scopes)}
+    throttles = Throttle.objects.using(alias).filter(label__in=map(scope_of, of), until__gt=now)
+    holding = list(throttles.order_by("-until", "process"))
+    known = workers(alias, now)
+    for model in of:
+        counts = RowCounts(_progress(model, alias)) if exact else count_rows(model, alias)
+        pauses = (switches.get(scope) for scope in scopes_over(model))
+        yield Summary(
+            model=model,
+            alias=alias,
+            now=now,
+            progress=counts.progress,
+            estimated=counts.estimated,
+            pause=next((one for one in pauses if one and _holds(one, now)), None),
+            throttles=_throttles(model, switches, holding, now),
+            limits=limits_by(model, switches),
+            switch=switches.get(scope_of(model)),
+            workers=[worker for worker in known if worker.serves(model)],
+        )
+
+
+def _progress(model: type[models.Model], alias: str) -> Progress:
+    return ClaimQuerySet[Any](model, using=alias).progress()
+
+
+def _holds(switch: Switch, now: datetime) -> bool:
+    """Say whether a stored stop is in force."""
+    return switch.paused_at is not None and (switch.until is None or as_utc(switch.until) > now)
+
+
+def _throttles(
+    model: type[models.Model],
+    switches: Mapping[str, Switch],
+    holding: Sequence[Throttle],
+    now: datetime,
+) -> list[Throttle]:
     """Return the automatic stops in force, that of everyone among them whether a worker is alive or not."""
-    found, stop = in_force(model, alias), everyones_stop(model, alias)
-    if stop is None or any(one.source == EVERYONE for one in found):
+    label = scope_of(model)
+    found = [one for one in holding if one.label == label]
+    shared = [switches.get(throttle_scope(scope)) for scope in own_scopes(model)]
+    stops = [one for one in shared if one and one.until is not None and _holds(one, now)]
+    if not stops or any(one.source == EVERYONE for one in found):
         return found
-    facts = {"label": scope_of(model), "source": stop.by or EVERYONE, "reason": stop.reason}
-    told = Throttle(process=EVERYONE, since_at=stop.paused_at, until=stop.until, **facts)
-    return sorted([told, *found], key=lambda one: as_utc(one.until), reverse=True)
+    stop = max(stops, key=lambda one: as_utc(one.until))
+    facts = {"label": label, "source": stop.by or EVERYONE, "reason": stop.reason}
+    everyones = Throttle(process=EVERYONE, since_at=stop.paused_at, until=stop.until, **facts)
+    return sorted([everyones, *found], key=lambda one: as_utc(one.until), reverse=True)
 
 
-def throttles_by_source(seen: Overview) -> dict[str, list[Throttle]]:
+def throttles_by_source(seen: Summary) -> dict[str, list[Throttle]]:
     """Return what is in force by its cause, of each the one first that holds longest."""
     found: dict[str, list[Throttle]] = {}
     for throttle in seen.throttles:
@@ -206,9 +261,9 @@ def database_time(alias: str) -> datetime:
     return dialect_for(connections[alias]).current_time()
 
 
-def workers(alias: str) -> list[Worker]:
+def workers(alias: str, now: datetime | None = None) -> list[Worker]:
     """Return every worker that has reported on the database lately, the living first."""
-    now = database_time(alias)
+    now = now or database_time(alias)
     reports = WorkerProcess.objects.using(alias).order_by("name")
     found = [_worker(report, now) for report in reports]
     return sorted(found, key=lambda worker: not worker.alive)
@@ -268,11 +323,21 @@ class _Running(NamedTuple):
 def _running(rows: Any, columns: ClaimColumns) -> _Running:
     """Return what is known of all running rows."""
     who, expiry = columns.claimed_by.name, columns.expires_at.name
-    expired = rows.filter(is_expired(columns))
-    late = expired.aggregate(rows=Count("*"), since=Min(expiry))
-    running = rows.filter(is_running(columns))
-    batches = running.order_by().values_list(who).annotate(rows=Count("*"), first=Min(expiry))
-    return _Running(late["rows"], _utc(late["since"]), _together(batches))
+    late = is_expired(columns)
+    batches = list(
+        rows.filter(is_running(columns))
+        .order_by()
+        .values_list(who)
+        .annotate(
+            rows=Count("*"),
+            first=Min(expiry),
+            expired=Count(columns.status.name, filter=late),
+            since=Min(expiry, filter=late),
+        )
+    )
+    since = min((as_utc(batch[4]) for batch in batches if batch[4]), default=None)
+    together = _together(batch[:3] for batch in batches)
+    return _Running(sum(batch[3] for batch in batches), since, together)
 
 
 def _first_running(rows: Any, columns: ClaimColumns, now: datetime) -> _Running:

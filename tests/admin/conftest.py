@@ -8,7 +8,7 @@ from django.test import Client
 
 from django_taskclaim import conf
 from django_taskclaim.admin import running
-from django_taskclaim.admin.control_room import asking
+from django_taskclaim.admin.control_room import snapshot
 from tests.admin.room import somebody
 from tests.factories import make
 from tests.querysets.support import clock, set_raw
@@ -18,9 +18,9 @@ from tests.querysets.support import clock, set_raw
 def _patient_pages(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setitem(conf.DEFAULTS, "PAGE_TIMEOUT", 60.0)
     monkeypatch.setattr(running, "SECONDS", 60.0)
-    asking.forget()
+    snapshot.forget()
     yield
-    asking.forget()
+    snapshot.forget()
 
 
 @pytest.fixture

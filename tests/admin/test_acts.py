@@ -145,7 +145,7 @@ def test_buttons_and_actions_find_rows_by_any_key(boss: Client, in_states: Any, 
     answer = boss.post(address(model), chosen("claim_reset_failed", *rows.values()))
     assert facts(rows["failed"]).status == "open"
     assert "1 row was reset. Left alone: 1 complete, " in said(answer)
-    assert "2 processing" in said(answer)
+    assert "2 running" in said(answer)
 
 
 def retry(client: Client) -> Any:

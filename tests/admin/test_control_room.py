@@ -77,19 +77,29 @@ def test_every_claimable_model_has_a_page_and_is_in_the_overview(boss: Client) -
             assert boss.get(where).status_code == 200, model
 
 
-def test_more_rows_workers_and_failures_cost_no_more_queries(boss: Client) -> None:
-    def queries() -> int:
-        with CaptureQueriesContext(connection) as sent:
-            boss.get(photos("live"))
-        return len(sent)
+def statements(client: Client, page: str) -> int:
+    """Return how many statements the database gets for a page, beside those for the session and its user."""
+    with CaptureQueriesContext(connection) as sent:
+        client.get(page)
+    return sum("session" not in one["sql"] and "auth_user" not in one["sql"] for one in sent)
 
+
+def test_more_rows_workers_and_failures_cost_no_more_statements(boss: Client) -> None:
+    """Those who refresh the same page within two seconds cost none."""
     failed(1)
     worker()
-    few = queries()
+    few = statements(boss, photos())
+    assert few <= 15
     for number in range(5):
         failed(3, "abcdef"[number] * 5)
         worker(f"worker@web-2:{number}")
-    assert queries() == few
+    assert statements(boss, photos()) == few
+    assert statements(boss, photos("live")) == 0
+
+
+def test_a_model_more_in_the_overview_costs_two_statements(boss: Client) -> None:
+    most = 6 + 2 * len(claimable_models())
+    assert statements(boss, overview()) <= most
 
 
 def test_the_percentage_is_of_complete_rows(looks: Client) -> None:
@@ -263,3 +273,4 @@ def test_texts_of_others_stay_text_on_every_page(boss: Client) -> None:
     for where in addresses:
         assert SCRIPT not in boss.get(where).content.decode(), where
     assert "&lt;script&gt;" in boss.get(photos()).content.decode()
+

@@ -44,9 +44,9 @@ def complete(row: Any) -> None:
     [
         ("open", "fail", complete, "complete"),
         ("failed", "reset", complete, "complete"),
-        ("processing", "release", taken_by("user:2"), "processing"),
-        ("processing", "release", taken_by("user:1"), "processing"),
-        ("processing", "fail", taken_by("user:2"), "processing"),
+        ("processing", "release", taken_by("user:2"), "running"),
+        ("processing", "release", taken_by("user:1"), "running"),
+        ("processing", "fail", taken_by("user:2"), "running"),
     ],
 )
 def test_a_late_answer_changes_nothing_and_shows_the_row_as_it_is_now(

@@ -1,7 +1,7 @@
 """The control room: one page for each model that can be claimed, and one of all, inside Django's admin.
 
-``mounting`` says where the pages are, ``views`` what they answer, ``acts`` what a person can do there. ``figures`` asks
-the database, each question under a time limit; the other modules turn figures into what the templates show.
+``mounting`` says where the pages are, ``views`` what they answer and what a person can do there. ``snapshot`` reads all
+that a page shows in one transaction; the other modules add what the templates need beside it.
 """
 
 from typing import Any

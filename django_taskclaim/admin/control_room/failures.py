@@ -1,5 +1,6 @@
 """Failed rows in groups: the same error class, and the same message but for what differs from row to row."""
 
+import csv
 import hashlib
 import re
 from collections.abc import Iterator
@@ -7,14 +8,14 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from django.db import connections, models
+from django.db import Error, connections, models
 from django.db.models.functions import Substr
 from django.utils.translation import gettext as _
 
+from django_taskclaim import conf
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.fields import as_utc
 from django_taskclaim.links import is_companion, key_text, source_link
-from django_taskclaim.monitoring.overview import database_time
 from django_taskclaim.monitoring.server import server_for
 from django_taskclaim.states import Status
 
@@ -84,6 +85,11 @@ class Group:
         return group_id(self.error, self.message)
 
     @property
+    def short_error(self) -> str:
+        """The class without its module."""
+        return self.error.rpartition(".")[2]
+
+    @property
     def all(self) -> int:
         return len(self.failures)
 
@@ -128,27 +134,26 @@ def group_id(error: str, message: str) -> str:
     return hashlib.sha256(f"{error}\n{message}".encode("utf-8", "replace")).hexdigest()[:16]
 
 
-def sample(rows: Rows) -> Sample:
+def sample(rows: Rows, now: datetime) -> Sample:
     """Group the MOST failed rows whose last try began latest, chosen from among CANDIDATES.
 
     No index knows when rows failed. The end of the claim index has those that have waited last, and of those that never
     waited the last keys; up to CANDIDATES rows that is all of them.
     """
-    now = database_time(rows.db)
-    dated = _dated(rows)
-    chosen, rest = dated[:MOST], dated[MOST:]
-    told = _failed(rows).filter(pk__in=[key for key, _at in chosen]) if rest else _failed(rows)
-    latest = sorted(map(_failure, told[:MOST]), key=_moment, reverse=True)
+    found = list(_failed(rows).order_by(*_backwards(rows))[: MOST + 1])
+    whole = None
+    if len(found) > MOST:
+        dated = _dated(rows)
+        chosen, rest = dated[:MOST], dated[MOST:]
+        found = list(_failed(rows).filter(pk__in=[key for key, _at in chosen])[:MOST])
+        # Of more candidates, those that were not even dated may be later.
+        known = rest and len(dated) <= CANDIDATES
+        whole = now - (rest[0][1] or _LONG_AGO) if known else timedelta(0)
     groups: dict[str, Group] = {}
-    for failure in latest:
+    for failure in sorted(map(_failure, found), key=_moment, reverse=True):
         _count(groups, failure, now)
     largest = sorted(groups.values(), key=lambda group: -group.all)
-    whole = None
-    if rest:
-        # Of more candidates, those that were not even dated may be later.
-        known = len(dated) <= CANDIDATES
-        whole = now - (rest[0][1] or _LONG_AGO) if known else timedelta(0)
-    return Sample(largest, len(chosen), whole)
+    return Sample(largest, len(found), whole)
 
 
 _LONG_AGO = datetime.min.replace(tzinfo=UTC)
@@ -167,9 +172,13 @@ def _dated(rows: Rows) -> list[tuple[Any, datetime | None]]:
 
 def latest_in_index(rows: Rows) -> Any:
     """Return key and last try of the failed ones of *rows*, from the end of the claim index."""
-    columns = claim_columns(rows.model)
-    backwards = [name[1:] if name[0] == "-" else f"-{name}" for name in columns.order]
-    return _failed(rows).order_by(*backwards).values_list("pk", columns.claimed_at.name)
+    claimed_at = claim_columns(rows.model).claimed_at.name
+    return _failed(rows).order_by(*_backwards(rows)).values_list("pk", claimed_at)
+
+
+def _backwards(rows: Rows) -> list[str]:
+    order = claim_columns(rows.model).order
+    return [name[1:] if name[0] == "-" else f"-{name}" for name in order]
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +261,50 @@ def _count(groups: dict[str, Group], failure: Failure, now: datetime) -> None:
         group.hour += now - failure.tried_at <= timedelta(hours=1)
 
 
-def has_texts(model: type[models.Model]) -> bool:
-    """Say whether rows of *model* keep what went wrong."""
-    return claim_columns(model).last_error is not None
+# A file for a spreadsheet, sent while it is read
+
+
+class _Echo:
+    """What ``csv.writer`` writes to comes back as the value of the call."""
+
+    def write(self, line: str) -> str:
+        return line
+
+
+def exported(rows: Rows, group: str = "") -> Iterator[str]:
+    """Return the failed ones of *rows* as lines of CSV, those of one group or all of them."""
+    # Said now: a server may send the lines once the language of the request is no longer that of its thread.
+    source = [_("source")] if is_companion(rows.model) else []
+    head = [_("key"), *source, _("error"), _("message"), _("last tried at (UTC)")]
+    return _csv_lines(rows, group, head, [_("Not complete: the database did not answer in time.")])
+
+
+def _csv_lines(rows: Rows, group: str, head: list[str], broken_off: list[str]) -> Iterator[str]:
+    writer: Any = csv.writer(_Echo())
+    # Spreadsheets take a file without this mark for one in the system's own encoding.
+    yield "\ufeff" + writer.writerow(head)
+    try:
+        for part in failed_rows(rows, int(conf.setting("CHUNK_SIZE"))):
+            wanted = [failure for failure in part if not group or failure.group == group]
+            yield "".join(
+                writer.writerow(_cells(failure, with_source=is_companion(rows.model)))
+                for failure in wanted
+            )
+    except Error:
+        yield writer.writerow(broken_off)
+
+
+def _cells(failure: Failure, *, with_source: bool) -> list[str]:
+    source = [failure.source] if with_source else []
+    tried = failure.tried_at.isoformat(" ", "seconds") if failure.tried_at is not None else ""
+    told = (failure.key, *source, failure.error, failure.text)
+    return [*(_harmless(str(cell)) for cell in told), tried]
+
+
+#: Where a cell may begin for a spreadsheet, whatever it takes for a separator, and what makes a formula there.
+_FORMULA = re.compile(r"(^|[;\t\r\n])(?=[=+\-@＝＋－＠])|^(?=[\t\r\n])")
+
+
+def _harmless(text: str) -> str:
+    """Keep a spreadsheet from taking a text, or a part of it, for a formula."""
+    return _FORMULA.sub(r"\1'", text)

@@ -20,9 +20,8 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import URLPattern, URLResolver
 
 from django_taskclaim.admin.confirming import in_no_transaction
-from django_taskclaim.admin.control_room.overall import Overall
-from django_taskclaim.admin.control_room.rooms import Room
-from django_taskclaim.admin.control_room.views import urls_of
+from django_taskclaim.admin.control_room.page import Page
+from django_taskclaim.admin.control_room.views import Overview, urls_of
 from django_taskclaim.models import Control
 from django_taskclaim.switch import claimable_models
 
@@ -35,8 +34,8 @@ else:
 
 def page_urls(model_admin: "ModelAdmin[Any]") -> list[URLPattern]:
     """Return the patterns of the page of a model that has a ModelAdmin of ours."""
-    room = Room(model_admin.model, model_admin.admin_site, model_admin)
-    return urls_of(room, "control/")
+    page = Page(model_admin.model, model_admin.admin_site, model_admin)
+    return urls_of(page, "control/")
 
 
 def has_own_page(model_admin: object) -> bool:
@@ -44,41 +43,41 @@ def has_own_page(model_admin: object) -> bool:
     return bool(getattr(model_admin, "has_control_page", False))
 
 
-def rooms_of(site: AdminSite) -> list[Room]:
+def pages_of(site: AdminSite) -> list[Page]:
     """Return every claimable model as the site knows it, in the order of their names."""
     registered: dict[Any, Any] = site._registry
-    rooms = [Room(model, site, registered.get(model)) for model in claimable_models()]
-    return sorted(rooms, key=lambda room: room.name)
+    pages = [Page(model, site, registered.get(model)) for model in claimable_models()]
+    return sorted(pages, key=lambda page: page.name)
 
 
 class ControlAdmin(Base):
     """The overview in the place of a list. There is nothing to add, change or delete."""
 
     #: Those that have a page: a model defined once the addresses are known has none.
-    rooms: Sequence[Room] = ()
+    pages: Sequence[Page] = ()
 
     @property
-    def overall(self) -> Overall:
-        return Overall(self.admin_site, self.rooms)
+    def overview(self) -> Overview:
+        return Overview(self.admin_site, self.pages)
 
     def get_urls(self) -> list[URLPattern | URLResolver]:  # type: ignore[override]
-        self.rooms = rooms_of(self.admin_site)
-        pages: list[URLPattern | URLResolver] = [*self.overall.urls()]
-        for room in self.rooms:
-            if not has_own_page(room.model_admin):
-                pages += urls_of(room, f"{room.model._meta.label_lower}/")
+        self.pages = pages_of(self.admin_site)
+        pages: list[URLPattern | URLResolver] = [*self.overview.urls()]
+        for page in self.pages:
+            if not has_own_page(page.model_admin):
+                pages += urls_of(page, f"{page.model._meta.label_lower}/")
         listed = [url for url in super().get_urls() if _name(url) == "taskclaim_control_changelist"]
         return [*pages, *listed]
 
     @in_no_transaction
     def changelist_view(self, request: HttpRequest, extra_context: object = None) -> HttpResponse:
-        return self.overall.show(request)
+        return self.overview.show(request)
 
     def has_module_permission(self, request: HttpRequest) -> bool:
         return self.has_view_permission(request)
 
     def has_view_permission(self, request: HttpRequest, obj: object = None) -> bool:
-        return bool(self.overall.open_to(request))
+        return bool(self.overview.open_to(request))
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False

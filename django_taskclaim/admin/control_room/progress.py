@@ -8,10 +8,10 @@ from typing import Any
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, pgettext
 
-from django_taskclaim.admin.control_room import words
-from django_taskclaim.completion import Archive, Clear, Completion, Delete
+from django_taskclaim.admin.localized import number, short
+from django_taskclaim.completion import Archive, Clear, Delete
 from django_taskclaim.formatting import format_duration
-from django_taskclaim.monitoring.overview import Overview
+from django_taskclaim.monitoring.overview import Summary
 from django_taskclaim.policy import policy_for
 from django_taskclaim.querysets import Progress
 from django_taskclaim.states import Status
@@ -25,9 +25,8 @@ EXACTLY = 1_000_000
 #: No forecast is made of less than this share.
 FORESEEABLE = 0.01
 
-
-#: What becomes of rows that are done, where they cannot be counted.
-FATES: dict[type, Any] = {
+#: What becomes of rows that are done, where they do not stay to be counted.
+_OUTCOMES: dict[type, Any] = {
     Delete: gettext_lazy("rows that are done are deleted"),
     Archive: gettext_lazy("rows that are done are moved to the archive"),
     Clear: gettext_lazy("rows that are done are open again"),
@@ -40,11 +39,9 @@ class Segment:
 
     name: str
     label: str
-    count: str
-    exact: str
-    share: str
-    x: str
-    width: str
+    count: int
+    x: float
+    width: float
     estimated: bool
 
 
@@ -52,70 +49,67 @@ class Segment:
 class Bar:
     """The states, and what they come to."""
 
+    progress: Progress
     segments: list[Segment]
-    complete: str
-    total: str
-    percent: str
     estimated: bool
+    #: What becomes of rows that are done, where they cannot be counted; the page then shows what is left.
+    outcome: str
     #: ``between 40 min and 1 h 5 min left``, empty where nothing can be said.
     forecast: str
-    empty: bool
-    #: What becomes of rows that are done, where they do not stay to be counted; then ``left`` is what is to be told.
-    fate: str
-    left: str
+
+    @property
+    def complete(self) -> str:
+        return self._as_read(self.progress.complete)
+
+    @property
+    def total(self) -> str:
+        return self._as_read(self.progress.total)
+
+    @property
+    def left(self) -> str:
+        return self._as_read(self.progress.open + self.progress.processing)
+
+    @property
+    def share(self) -> float:
+        """The share of rows that are complete."""
+        return self.progress.complete / self.progress.total if self.progress.total else 0.0
+
+    def _as_read(self, count: int) -> str:
+        """Return a count in full while people can read it, and else in three digits, like the sum."""
+        return number(count) if self.progress.total < EXACTLY else short(count)
 
 
-def bar_of(
-    seen: Overview | None, hour: Sequence[object] = (), day: Sequence[object] = ()
-) -> Bar | None:
+def bar_of(seen: Summary | None, hour: Sequence[Any] = (), day: Sequence[Any] = ()) -> Bar | None:
     """Return the bar, None where nothing was ever counted. *hour* and *day* are slots of throughput."""
     if seen is None:
         return None
-    progress = seen.progress
-    estimated = bool(seen.estimated)
     completion = policy_for(seen.model).completion
+    opens_again = isinstance(completion, Clear)
     return Bar(
-        segments=_segments(progress, seen.estimated),
-        complete=_told(progress.complete, progress.total),
-        total=_told(progress.total, progress.total),
-        percent=words.percent(progress.complete / progress.total) if progress.total else "",
-        estimated=estimated,
-        forecast=_forecast_of(completion, progress, _rates(hour, day)),
-        empty=not progress.total,
-        fate=str(FATES.get(type(completion), "")),
-        left=_told(progress.open + progress.processing, progress.total),
+        progress=seen.progress,
+        segments=_segments(seen),
+        estimated=bool(seen.estimated),
+        outcome=str(_OUTCOMES.get(type(completion), "")),
+        forecast=""
+        if opens_again
+        else forecast(seen.progress, _rates(hour, day), vanishing=not completion.keeps),
     )
 
 
-def _told(count: int, total: int) -> str:
-    """Return a count in full while people can read it, and then both it and the sum in three digits."""
-    return words.number(count) if total < EXACTLY else words.short(count)
-
-
-def _segments(progress: Progress, estimated: frozenset[str]) -> list[Segment]:
+def _segments(seen: Summary) -> list[Segment]:
+    progress = seen.progress
     counts = [
         (Status.COMPLETE, pgettext("rows", "complete"), progress.complete),
         (Status.FAILED, pgettext("rows", "failed"), progress.failed),
-        (Status.PROCESSING, pgettext("rows", "processing"), progress.processing),
+        (Status.PROCESSING, pgettext("rows", "running"), progress.processing),
         (Status.OPEN, pgettext("rows", "waiting"), progress.open),
         (Status.PAUSED, pgettext("rows", "paused"), progress.paused),
     ]
-    widths = _widths([count for _status, _label, count in counts])
     segments, x = [], 0.0
+    widths = _widths([count for _status, _label, count in counts])
     for (status, label, count), width in zip(counts, widths, strict=True):
-        believed = status.value in estimated
-        segments.append(
-            Segment(
-                name=status.value,
-                label=label,
-                count=words.short(count) if believed else words.number(count),
-                exact=words.number(count),
-                share=words.percent(count / progress.total) if progress.total else "",
-                x=f"{x:.2f}",
-                width=f"{width:.2f}",
-                estimated=believed,
-            )
-        )
+        is_estimate = status.value in seen.estimated
+        segments.append(Segment(status.value, label, count, x, width, is_estimate))
         x += width
     return segments
 
@@ -143,13 +137,6 @@ def _running_rate(slots: Sequence[Any], least: int) -> float:
     """Average over the slots in which anything was finished, so that a night of pause does not count."""
     running = [slot.rate for slot in slots if slot.done or slot.failed]
     return sum(running) / len(running) if len(running) >= least else 0.0
-
-
-def _forecast_of(completion: Completion, progress: Progress, rates: Sequence[float]) -> str:
-    """Return how long the rest will take: rows that open again have none, and where they vanish no share is known."""
-    if isinstance(completion, Clear):
-        return ""
-    return forecast(progress, rates, vanishing=not completion.keeps)
 
 
 def forecast(progress: Progress, rates: Sequence[float], *, vanishing: bool = False) -> str:

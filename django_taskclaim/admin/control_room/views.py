@@ -1,9 +1,11 @@
-"""What the pages of one model answer. GET shows; what changes something is a POST with CSRF."""
+"""What the pages answer: those of one model, and the overview of all. GET shows; what changes something is a POST."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import django
 from django.contrib import messages
+from django.contrib.admin import AdminSite
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.db import Error
 from django.http import (
@@ -17,28 +19,32 @@ from django.http.response import HttpResponseBase
 from django.shortcuts import redirect
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path
+from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
-from django.views.decorators.http import require_GET
+from django.views.decorators.http import require_GET, require_http_methods
 
 from django_taskclaim import conf
 from django_taskclaim.admin.confirming import Crumb, confirm, in_no_transaction
-from django_taskclaim.admin.control_room import words
-from django_taskclaim.admin.control_room.asking import Asking
-from django_taskclaim.admin.control_room.export import exported
-from django_taskclaim.admin.control_room.failures import Group, Sample, keys_like
-from django_taskclaim.admin.control_room.figures import ask_failures
+from django_taskclaim.admin.control_room.charts import charts, strip_parts
+from django_taskclaim.admin.control_room.failures import GROUPS, Group, Sample, exported, keys_like
 from django_taskclaim.admin.control_room.forms import PauseForm, ReasonForm, SettingsForm
-from django_taskclaim.admin.control_room.pages import (
-    TEMPLATES,
-    crumbs_context,
-    overview_url,
-    require_question,
+from django_taskclaim.admin.control_room.page import Page, address, overview_url
+from django_taskclaim.admin.control_room.progress import bar_of
+from django_taskclaim.admin.control_room.snapshot import (
+    DAY,
+    HOUR,
+    Snapshot,
+    snapshot_of,
+    summaries_of,
+    workers_of,
 )
-from django_taskclaim.admin.control_room.rooms import Room
-from django_taskclaim.admin.control_room.showing import FIRST, shown
+from django_taskclaim.admin.control_room.state import state_of
+from django_taskclaim.admin.control_room.workers import lines
+from django_taskclaim.admin.localized import number
+from django_taskclaim.admin.permissions import may_operate
 from django_taskclaim.admin.running import Rows, claims_of, run_action
-from django_taskclaim.admin.switching import turn_with_message
+from django_taskclaim.admin.switching import ask_to_turn, turn_with_message
 from django_taskclaim.control.actions import RESET_FAILED
 from django_taskclaim.control.installed import is_on
 from django_taskclaim.control.orders import models_of, order
@@ -46,9 +52,23 @@ from django_taskclaim.control.switch_changes import change_overrides
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.formatting import first_line
 from django_taskclaim.models import WorkerProcess
-from django_taskclaim.monitoring.overview import Worker, workers
+from django_taskclaim.monitoring.overview import Worker
 
 View = Callable[..., HttpResponseBase]
+
+TEMPLATES = "admin/taskclaim/control_room"
+
+#: Milliseconds between two refreshes.
+EVERY = 2500
+
+#: So many rows of a group of failures are tried first.
+FIRST = 10
+
+#: Of a page that asks: a GET shows the question, a POST answers it.
+require_question = require_http_methods(["GET", "HEAD", "POST"])
+
+#: Parts of the page that say so while they were never read.
+UNKNOWABLE = {"workers": "overview", "failed": "failed", "acts": "acts"}
 
 #: Of each order the title of the page that asks, what it says, and whether something running is touched.
 _ORDERS = {
@@ -75,74 +95,161 @@ _ORDERS = {
 }
 
 
-def urls_of(room: Room, base: str) -> list[URLPattern]:
+def urls_of(page: Page, base: str) -> list[URLPattern]:
     """Return the patterns of the model's pages below *base*."""
+    views = PageViews(page)
 
     def only_post(view: View) -> View:
         """Send a GET to the page: the login form leads here when a form was sent after the session ended."""
 
         def answer(request: HttpRequest, **kwargs: object) -> HttpResponseBase:
             if request.method in {"GET", "HEAD"}:
-                return redirect(room.url())
+                return redirect(page.url())
             return view(request, **kwargs)
 
         return require_question(answer)
 
     def at(route: str, view: View, name: str = "", method: Any = require_GET) -> URLPattern:
         # A page that looks is left out of transactions, too: on SQLite each would keep every writer waiting.
-        wrapped: View = room.site.admin_view(in_no_transaction(method(view)))
-        return path(f"{base}{route}", wrapped, name=room.url_name(name))
+        wrapped: View = page.site.admin_view(in_no_transaction(method(view)))
+        return path(f"{base}{route}", wrapped, name=page.url_name(name))
 
     return [
-        at("", Page(room).show),
-        at("live/", Page(room).live, "live"),
-        at("switch/", Actions(room).switch, "switch", only_post),
-        at("orders/", Actions(room).order, "orders", require_question),
-        at("settings/", Actions(room).settings, "settings", only_post),
-        at("failures.csv", Actions(room).export, "export"),
-        at("failures/<slug:group>.csv", Actions(room).export, "export"),
-        at("failures/<slug:group>/first/", Actions(room).first, "first", only_post),
-        at("failures/<slug:group>/retry/", Actions(room).retry, "retry", require_question),
+        at("", views.show),
+        at("live/", views.live, "live"),
+        at("switch/", views.switch, "switch", only_post),
+        at("orders/", views.order, "orders", require_question),
+        at("settings/", views.settings, "settings", only_post),
+        at("failures.csv", views.export, "export"),
+        at("failures/<slug:group>.csv", views.export, "export"),
+        at("failures/<slug:group>/first/", views.first, "first", only_post),
+        at("failures/<slug:group>/retry/", views.retry, "retry", require_question),
     ]
 
 
-class Page:
-    """The page itself, and the part of it that changes."""
-
-    def __init__(self, room: Room) -> None:
-        self.room = room
-
-    def show(self, request: HttpRequest, form: SettingsForm | None = None) -> TemplateResponse:
-        """Answer with the whole page."""
-        return self._answer(request, "page.html", form)
-
-    def live(self, request: HttpRequest) -> TemplateResponse:
-        """Answer with what the page's script puts in place of what it has."""
-        return self._answer(request, "live.html")
-
-    def _answer(
-        self, request: HttpRequest, template: str, form: SettingsForm | None = None
-    ) -> TemplateResponse:
-        room = self.room
-        if not room.may_view(request):
-            raise PermissionDenied
-        request.current_app = room.site.name
-        context = {
-            **(room.site.each_context(request) if template == "page.html" else {}),
-            **shown(request, room, form),
-            **crumbs_context(crumbs_of(room)),
-            "title": _("%(name)s: control room") % {"name": room.name},
-        }
-        return TemplateResponse(request, f"{TEMPLATES}/{template}", context)
+def _response(
+    request: HttpRequest,
+    site: AdminSite,
+    template: str,
+    title: str,
+    crumbs: list[Crumb],
+    **facts: Any,
+) -> TemplateResponse:
+    """Answer with a whole page, or with the part of it that its script refreshes."""
+    request.current_app = site.name
+    context = {
+        **({} if template.endswith("live.html") else site.each_context(request)),
+        "crumbs": crumbs,
+        "crumbs_are_listed": django.VERSION >= (6, 1),
+        "title": title,
+        "every": EVERY,
+        **facts,
+    }
+    return TemplateResponse(request, f"{TEMPLATES}/{template}", context)
 
 
-def crumbs_of(room: Room, *more: Crumb) -> list[Crumb]:
+def _crumbs_of(page: Page, *more: Crumb) -> list[Crumb]:
     """Return the way from the index to the page, and on to *more*."""
     here = _("Control room")
-    list_url = room.list_url()
-    way = [Crumb(here, overview_url(room.site))] if not list_url else [Crumb(room.name, list_url)]
-    own = here if list_url else room.name
-    return [*way, Crumb(own, room.url() if more else ""), *more]
+    list_url = page.list_url()
+    way = [Crumb(page.name, list_url)] if list_url else [Crumb(here, overview_url(page.site))]
+    own = here if list_url else page.name
+    return [*way, Crumb(own, page.url() if more else ""), *more]
+
+
+class Overview:
+    """The overview of all models of one AdminSite that the user may see, and the switch that stops everything."""
+
+    def __init__(self, site: AdminSite, pages: Sequence[Page]) -> None:
+        self.site = site
+        self.pages = pages
+
+    def urls(self) -> list[URLPattern]:
+        """Return the patterns beside the overview itself, which is the changelist of ``Control``."""
+        views = {
+            "live": require_GET(self.live),
+            "pause": require_question(self.pause),
+            "resume": require_question(self.resume),
+        }
+        return [
+            path(
+                f"{name}/",
+                self.site.admin_view(in_no_transaction(view)),
+                name=f"taskclaim_control_{name}",
+            )
+            for name, view in views.items()
+        ]
+
+    def open_to(self, request: HttpRequest) -> list[Page]:
+        """Return the pages that the user may see."""
+        return [page for page in self.pages if page.may_view(request)]
+
+    def show(self, request: HttpRequest) -> HttpResponse:
+        """Answer with the whole page."""
+        return self._answer(request, "overview.html")
+
+    def live(self, request: HttpRequest) -> HttpResponse:
+        """Answer with the part of it that changes."""
+        return self._answer(request, "overview_live.html", share=True)
+
+    def _answer(self, request: HttpRequest, template: str, *, share: bool = False) -> HttpResponse:
+        pages = self.open_to(request)
+        if not pages:
+            raise PermissionDenied
+        known = {
+            alias: summaries_of(
+                alias, [page.model for page in pages if page.alias == alias], share=share
+            )
+            for alias in {page.alias for page in pages}
+        }
+        models = [_summary(page, known[page.alias]) for page in pages]
+        late = [one.late_since for one in known.values() if one.late_since is not None]
+        title = _("Control room")
+        return _response(
+            request,
+            self.site,
+            template,
+            title,
+            [Crumb(title)],
+            url={
+                name: address(self.site, f"taskclaim_control_{name}")
+                for name in ("live", "pause", "resume")
+            },
+            models=models,
+            may_operate_all=may_operate(request, None),
+            all_are_paused=any(one["state"].all_are_paused for one in models),
+            as_of=min(one.as_of for one in known.values()),
+            late_since=min(late, default=None),
+        )
+
+    def pause(self, request: HttpRequest) -> HttpResponseBase:
+        """Ask, and then stop the claims of every model, on every database."""
+        return self._ask(request, off=True)
+
+    def resume(self, request: HttpRequest) -> HttpResponseBase:
+        """Ask, and then let claims flow again; models that were paused by name stay so."""
+        return self._ask(request, off=False)
+
+    def _ask(self, request: HttpRequest, *, off: bool) -> HttpResponseBase:
+        return ask_to_turn(
+            request,
+            None,
+            off=off,
+            allowed=may_operate(request, None),
+            back=overview_url(self.site),
+            crumbs=[Crumb(_("Control room"), overview_url(self.site))],
+            site=self.site,
+        )
+
+
+def _summary(page: Page, known: Snapshot) -> dict[str, Any]:
+    seen = known.get(page.label)
+    return {
+        "page": page,
+        "state": state_of(seen),
+        "bar": bar_of(seen),
+        "silent": len(seen.workers) - len(seen.living) if seen else 0,
+    }
 
 
 def order_message(worker: str, put_back: int | None) -> str:
@@ -153,43 +260,126 @@ def order_message(worker: str, put_back: int | None) -> str:
         "Of the silent worker process %(worker)s, %(n)s row was put back.",
         "Of the silent worker process %(worker)s, %(n)s rows were put back.",
         put_back,
-    ) % {"worker": worker, "n": words.number(put_back)}
+    ) % {"worker": worker, "n": number(put_back)}
 
 
-class Actions:
-    """What a person can do there."""
+class PageViews:
+    """The page of one model, and what a person can do there."""
 
-    def __init__(self, room: Room) -> None:
-        self.room = room
+    def __init__(self, page: Page) -> None:
+        self.page = page
+
+    def show(self, request: HttpRequest, form: SettingsForm | None = None) -> TemplateResponse:
+        """Answer with the whole page."""
+        return self._answer(request, "page.html", form)
+
+    def live(self, request: HttpRequest) -> TemplateResponse:
+        """Answer with what the page's script puts in place of what it has."""
+        return self._answer(request, "live.html", share=True)
+
+    def _answer(
+        self,
+        request: HttpRequest,
+        template: str,
+        form: SettingsForm | None = None,
+        *,
+        share: bool = False,
+    ) -> TemplateResponse:
+        page = self.page
+        if not page.may_view(request):
+            raise PermissionDenied
+        known = self._snapshot(request, share=share)
+        seen, strip, failed = known.get("overview"), known.get("strip"), known.get("failed")
+        # Without a living worker that may claim, what was done before foretells nothing.
+        goes_on = seen is not None and seen.pause is None and seen.living
+        past = (known.get("hour") or [], known.get("day") or []) if goes_on else ()
+        now = seen.now if seen else timezone.now()
+        slots = known.get("hour"), known.get("day")
+        has_control = is_on(page.alias)
+        return _response(
+            request,
+            page.site,
+            template,
+            _("%(name)s: control room") % {"name": page.name},
+            _crumbs_of(page),
+            page=page,
+            url={
+                name: page.url(name) for name in ("live", "switch", "orders", "settings", "export")
+            },
+            overview_url=overview_url(page.site),
+            as_of=known.as_of,
+            late_since=known.late_since,
+            may_operate=page.may_operate(request),
+            may_configure=page.may_configure(request),
+            has_control=has_control,
+            # What was never read is not shown as none.
+            unknown={part for part, name in UNKNOWABLE.items() if known.get(name) is None},
+            state=state_of(seen),
+            pause_form=PauseForm(auto_id="tc-pause-%s"),
+            bar=bar_of(seen, *past),
+            strip=strip,
+            strip_parts=strip_parts(strip.states) if strip else [],
+            charts=charts(*slots, known.get("marks") or [], now) if has_control else [],
+            workers=lines(
+                seen,
+                known.get("commands") or {},
+                known.get("rates"),
+                sees_all=page.shows_all(request),
+            ),
+            findings=known.get("findings") or [],
+            failed=failed,
+            failures=[self._failure(group) for group in failed.groups[:GROUPS]] if failed else [],
+            hour_is_whole=failed and failed.covers(HOUR),
+            day_is_whole=failed and failed.covers(DAY),
+            settings_form=form or self._settings_form(seen),
+            switch_row=seen.switch if seen else None,
+            acts=known.get("acts") or [],
+        )
+
+    def _snapshot(self, request: HttpRequest, *, share: bool = False) -> Snapshot:
+        page = self.page
+        rows = page.rows(request)
+        return snapshot_of(page.model, page.alias, rows, page.viewer(request), share=share)
+
+    def _settings_form(self, seen: Any) -> SettingsForm:
+        switch = seen.switch if seen else None
+        return SettingsForm(self.page.model, stored=switch.overrides if switch else {})
+
+    def _failure(self, group: Group) -> dict[str, Any]:
+        urls = {name: self.page.url(name, group=group.id) for name in ("retry", "first", "export")}
+        samples = [(row.name, self.page.row_url(row.key)) for row in group.samples]
+        return {"group": group, "samples": samples, "url": urls, "has_more": group.all > FIRST}
+
+    # What a person can do
 
     def _require(self, allowed: bool) -> None:
         if not allowed:
             raise PermissionDenied
 
     def _back(self) -> HttpResponseRedirect:
-        return redirect(self.room.url())
+        return redirect(self.page.url())
 
     def switch(self, request: HttpRequest) -> HttpResponse:
         """Turn the model's switch; running rows finish, so nobody is asked twice."""
-        self._require(self.room.may_operate(request))
+        self._require(self.page.may_operate(request))
         off, form = request.POST.get("turn") == "off", PauseForm(request.POST)
         if request.POST.get("turn") not in {"on", "off"} or not form.is_valid():
             messages.error(request, _("Nothing was changed: the form was not complete."))
             return self._back()
-        turn_with_message(request, self.room.model, off=off, **form.cleaned_data)
+        turn_with_message(request, self.page.model, off=off, **form.cleaned_data)
         return self._back()
 
     def order(self, request: HttpRequest) -> HttpResponseBase:
         """Ask, and then tell one worker process to drain, stop or release."""
-        self._require(self.room.may_operate(request))
+        self._require(self.page.may_operate(request))
         name, what = request.GET.get("worker", ""), request.GET.get("order", "")
-        if what not in _ORDERS or not is_on(self.room.alias):
+        if what not in _ORDERS or not is_on(self.page.alias):
             raise Http404
-        known = Asking(self.room.alias, "*").ask("workers", lambda: workers(self.room.alias))
-        if known.value is None or known.late:
+        known = workers_of(self.page.alias)
+        if known is None:
             messages.error(request, _("Nothing was changed: the database did not answer in time."))
             return self._back()
-        worker = next((one for one in known.value if one.name == name), None)
+        worker = next((one for one in known if one.name == name), None)
         if worker is None:
             gone = _("Nothing was changed: no worker is listed as %(name)s any more.")
             messages.warning(request, gone % {"name": name})
@@ -211,19 +401,19 @@ class Actions:
             fields=ReasonForm,
             danger=danger,
             run=run,
-            back=self.room.url(),
-            crumbs=crumbs_of(self.room, Crumb(worker.name)),
-            site=self.room.site,
+            back=self.page.url(),
+            crumbs=_crumbs_of(self.page, Crumb(worker.name)),
+            site=self.page.site,
         )
 
     def _may_order(self, request: HttpRequest, worker: Worker) -> bool:
         """Say whether the worker has to do with this model, and with none that the user may not operate on."""
-        return worker.serves(self.room.model) and all(
-            self.room.beside(model).may_operate(request) for model in models_of(worker)
+        return worker.serves(self.page.model) and all(
+            self.page.beside(model).may_operate(request) for model in models_of(worker)
         )
 
     def _give_order(self, request: HttpRequest, worker: str, what: str, reason: str) -> None:
-        by, using = str(request.user), self.room.alias
+        by, using = str(request.user), self.page.alias
         try:
             given = order(worker, what, by=by, user=request.user, reason=reason, using=using)
         except (ValidationError, WorkerProcess.DoesNotExist) as error:
@@ -235,18 +425,18 @@ class Actions:
 
     def settings(self, request: HttpRequest) -> HttpResponseBase:
         """Set the overrides that were changed, or show the form again with what is wrong."""
-        self._require(self.room.may_configure(request))
-        form = SettingsForm(self.room.model, request.POST)
+        self._require(self.page.may_configure(request))
+        form = SettingsForm(self.page.model, request.POST)
         if form.is_valid() and self._change(request, form):
             messages.success(request, _("Workers follow within a few seconds."))
             return self._back()
-        return Page(self.room).show(request, form)
+        return self.show(request, form)
 
     def _change(self, request: HttpRequest, form: SettingsForm) -> bool:
         facts = {"by": str(request.user), "reason": form.cleaned_data["reason"]}
         try:
             if form.values:
-                change_overrides(self.room.model, form.values, user=request.user, **facts)
+                change_overrides(self.page.model, form.values, user=request.user, **facts)
         except ValueError as error:
             form.add_error("lease", str(error))
         except (Error, TaskClaimError) as error:
@@ -255,7 +445,7 @@ class Actions:
 
     def first(self, request: HttpRequest, group: str) -> HttpResponse:
         """Reset the ten rows of the group that failed last, to see whether the cause is mended."""
-        self._require(self.room.may_operate(request))
+        self._require(self.page.may_operate(request))
         return self._retry(request, group, lambda rows, found: [found.keys(FIRST)])
 
     def retry(self, request: HttpRequest, group: str) -> HttpResponseBase:
@@ -263,33 +453,32 @@ class Actions:
         size = int(conf.setting("CHUNK_SIZE"))
         return confirm(
             request,
-            allowed=self.room.may_operate(request),
+            allowed=self.page.may_operate(request),
             title=_("Retry all failed rows of this group"),
             sentence=_(
                 "Every failed row of %(name)s that failed like this is opened again, with all its tries."
             )
-            % {"name": self.room.name},
+            % {"name": self.page.name},
             facts=lambda: self._facts(request, group),
             fields=ReasonForm,
             run=lambda answer: self._retry(
                 request, group, lambda rows, found: keys_like(rows, found, size), answer["reason"]
             ),
-            back=self.room.url(),
-            crumbs=crumbs_of(self.room, Crumb(_("Retry"))),
-            site=self.room.site,
+            back=self.page.url(),
+            crumbs=_crumbs_of(self.page, Crumb(_("Retry"))),
+            site=self.page.site,
         )
 
     def _failures(self, request: HttpRequest) -> Sample | None:
-        room = self.room
-        asking = Asking(room.alias, room.model._meta.label_lower)
-        return ask_failures(asking, room.rows(request), room.onlooker(request)).value
+        found: Sample | None = self._snapshot(request, share=True).get("failed")
+        return found
 
     def _facts(self, request: HttpRequest, group: str) -> list[str]:
         """Tell which group that is, as far as it is known in time."""
         found = self._failures(request)
         more = "+" if found is not None and found.capped else ""
         return [
-            f"{words.number(one.all)}{more} × {one.error}: {one.message}"
+            f"{number(one.all)}{more} × {one.error}: {one.message}"
             for one in (found.groups if found else [])
             if one.id == group
         ]
@@ -307,13 +496,13 @@ class Actions:
         if found is None:
             messages.warning(request, _("Nothing was changed: no row has failed like this lately."))
             return self._back()
-        rows = claims_of(self.room.rows(request))
+        rows = claims_of(self.page.rows(request))
         which = ", ".join(filter(None, [found.error, _("group %(group)s") % {"group": group}]))
         result = run_action(
             request,
             RESET_FAILED,
             rows,
-            model_admin=self.room.model_admin,
+            model_admin=self.page.model_admin,
             keys=keys_of(rows, found),
             recorded=" – ".join(filter(None, [which, why])),
         )
@@ -321,9 +510,9 @@ class Actions:
 
     def export(self, request: HttpRequest, group: str = "") -> HttpResponseBase:
         """Stream the failed rows as CSV."""
-        self._require(self.room.may_view(request))
-        lines = exported(self.room.rows(request), group)
+        self._require(self.page.may_view(request))
+        lines = exported(self.page.rows(request), group)
         response = StreamingHttpResponse(lines, content_type="text/csv; charset=utf-8")
-        name = f"{self.room.model._meta.model_name}-failures.csv"
+        name = f"{self.page.model._meta.model_name}-failures.csv"
         response["Content-Disposition"] = f'attachment; filename="{name}"'
         return response

@@ -6,7 +6,7 @@
     if (!live) return;
     const say = document.getElementById("tc-say");
     const every = Number(live.dataset.every) || 2500;
-    let timer = null, waiting = null, told = whatIsTold();
+    let timer = null, waiting = null, announced = announcements();
 
     /* Elements that are the same thing before and after. */
     const alike = (one, other) =>
@@ -61,17 +61,17 @@
         }
     }
 
-    function whatIsTold() {
-        const found = [...live.querySelectorAll("[data-told]")];
-        return new Map(found.map((node, index) => [node.dataset.key || index, node.dataset.told]));
+    function announcements() {
+        const found = [...live.querySelectorAll("[data-announce]")];
+        return new Map(found.map((node, index) => [node.dataset.key || index, node.dataset.announce]));
     }
 
     /* Only what changed its state is said aloud. */
     function tell() {
-        const now = whatIsTold();
-        const news = [...now].filter(([key, text]) => told.has(key) && told.get(key) !== text);
+        const now = announcements();
+        const news = [...now].filter(([key, text]) => announced.has(key) && announced.get(key) !== text);
         if (news.length) say.textContent = news.map(([, text]) => text).join(" ");
-        told = now;
+        announced = now;
     }
 
     function old(words) {

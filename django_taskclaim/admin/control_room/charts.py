@@ -1,14 +1,14 @@
-"""Throughput as the coordinates of an SVG: no script draws it, so it is there without one."""
+"""Throughput, and the ranges of a source, as coordinates of an SVG: no script draws it, so it is there without one."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any
+from itertools import groupby
 
 from django.utils.translation import gettext as _
 
-from django_taskclaim.admin.control_room import words
-from django_taskclaim.fields import as_utc
+from django_taskclaim.control.reading import Mark, Slot
+from django_taskclaim.states import Status
 
 #: The drawing's own units; it is stretched to the width of the page.
 WIDTH, HEIGHT = 1000.0, 120.0
@@ -24,24 +24,9 @@ MARKS = 30
 class Tick:
     """Something that happened, at its place on the axis."""
 
-    x: str
-    percent: str
-    kind: str
+    x: float
     sign: str
-    at: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One slot in the table that says the same as the drawing."""
-
-    at: str
-    rate: str
-    done: str
-    failed: str
-    p50: str
-    p95: str
+    mark: Mark
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,30 +35,28 @@ class Chart:
 
     id: str
     title: str
+    #: Whether the database has never said.
+    unknown: bool = False
+    #: The slots in which anything came to its end, the latest first; empty where there was none.
+    slots: list[Slot] = field(default_factory=list)
     #: Paths: rows a second as an area, failures on top of it, durations as lines.
     area: str = ""
     failed: str = ""
     p50: str = ""
     p95: str = ""
-    top: str = ""
-    longest: str = ""
-    average: str = ""
-    median: str = ""
-    slowest: str = ""
-    begins: str = ""
-    ends: str = ""
+    #: Rows a second at most, and on average while work went on.
+    top: float = 0.0
+    average: float = 0.0
+    #: Seconds that batches took.
+    median: float = 0.0
+    slowest: float = 0.0
+    begins: datetime | None = None
+    ends: datetime | None = None
     ticks: list[Tick] = field(default_factory=list)
-    rows: list[Row] = field(default_factory=list)
-    empty: bool = True
-    #: Whether the database has never said.
-    unknown: bool = False
 
 
 def charts(
-    hour: Sequence[object] | None,
-    day: Sequence[object] | None,
-    marks: Sequence[object],
-    now: datetime,
+    hour: Sequence[Slot] | None, day: Sequence[Slot] | None, marks: Sequence[Mark], now: datetime
 ) -> list[Chart]:
     """Return the charts of the last hour and of the last day, which end *now*; None is what is not known."""
     return [
@@ -83,45 +66,42 @@ def charts(
 
 
 def _chart(
-    name: str, title: str, slots: Sequence[Any] | None, marks: Sequence[Any], now: datetime
+    name: str, title: str, slots: Sequence[Slot] | None, marks: Sequence[Mark], now: datetime
 ) -> Chart:
     if slots is None:
         return Chart(name, title, unknown=True)
-    if len(slots) < 2 or not any(slot.done or slot.failed for slot in slots):
+    worked = [slot for slot in slots if slot.done or slot.failed]
+    if len(slots) < 2 or not worked:
         return Chart(name, title)
-    begins, step = as_utc(slots[0].at), as_utc(slots[1].at) - as_utc(slots[0].at)
-    ends = _end(as_utc(slots[-1].at), step, now)
+    begins, step = slots[0].at, slots[1].at - slots[0].at
+    ends = _end(slots[-1].at, step, now)
     # In slots: the last one is not over.
     count = (ends - begins) / step
-    rates = [float(slot.rate) for slot in slots]
-    slow = [float(slot.p95 or 0) for slot in slots]
-    worked = [slot for slot in slots if slot.done or slot.failed]
     # What the last slot has so far says little.
-    telling = [slot.rate for slot in worked if slot is not slots[-1]] or [worked[-1].rate]
-    top, longest = max(telling) or 1.0, max(slow) or 1.0
+    over = [slot.rate for slot in worked if slot is not slots[-1]] or [worked[-1].rate]
+    slowest = max(slot.p95 or 0.0 for slot in slots)
+    top, longest = max(over) or 1.0, slowest or 1.0
     return Chart(
         id=name,
         title=title,
-        area=_area([rate / top for rate in rates], count),
+        slots=worked[::-1],
+        area=_area([slot.rate / top for slot in slots], count),
         failed=_bars([_failing(slot) for slot in slots], count),
-        p50=_line([float(slot.p50 or 0) / longest for slot in slots], count),
-        p95=_line([value / longest for value in slow], count),
-        top=words.rate(max(telling)),
-        longest=words.seconds(longest),
-        average=words.rate(sum(telling) / len(telling)),
-        median=words.seconds(_middle([float(slot.p50) for slot in worked if slot.p50])),
-        slowest=words.seconds(max(slow)),
-        begins=words.clock(begins),
-        ends=words.clock(ends),
+        p50=_line([(slot.p50 or 0.0) / longest for slot in slots], count),
+        p95=_line([(slot.p95 or 0.0) / longest for slot in slots], count),
+        top=max(over),
+        average=sum(over) / len(over),
+        median=_middle([slot.p50 for slot in worked if slot.p50]),
+        slowest=slowest,
+        begins=begins,
+        ends=ends,
         ticks=_ticks(marks, begins, ends),
-        rows=[_row(slot) for slot in reversed(worked)],
-        empty=False,
     )
 
 
-def _failing(slot: Any) -> float:
+def _failing(slot: Slot) -> float:
     """Return the share of a slot's rows that failed."""
-    return float(slot.failed) / (slot.done + slot.failed) if slot.failed else 0.0
+    return slot.failed / (slot.done + slot.failed) if slot.failed else 0.0
 
 
 def _middle(values: Sequence[float]) -> float:
@@ -171,29 +151,18 @@ def _line(shares: Sequence[float], count: float) -> str:
     return "".join(path)
 
 
-def _ticks(marks: Sequence[Any], begins: datetime, ends: datetime) -> list[Tick]:
-    inside = [mark for mark in marks if begins <= as_utc(mark.at) < ends]
-    return [_tick(mark, begins, ends - begins) for mark in inside[-MARKS:]]
+def _ticks(marks: Sequence[Mark], begins: datetime, ends: datetime) -> list[Tick]:
+    inside = [mark for mark in marks if begins <= mark.at < ends]
+    return [
+        Tick(WIDTH * ((mark.at - begins) / (ends - begins)), SIGNS.get(mark.kind, "•"), mark)
+        for mark in inside[-MARKS:]
+    ]
 
 
-def _tick(mark: Any, begins: datetime, span: timedelta) -> Tick:
-    share = (as_utc(mark.at) - begins) / span
-    return Tick(
-        x=f"{WIDTH * share:.1f}",
-        percent=f"{100 * share:.2f}",
-        kind=mark.kind,
-        sign=SIGNS.get(mark.kind, "•"),
-        at=words.clock(as_utc(mark.at)),
-        text=mark.text or mark.kind,
-    )
-
-
-def _row(slot: Any) -> Row:
-    return Row(
-        at=words.clock(as_utc(slot.at)),
-        rate=words.rate(slot.rate),
-        done=words.number(slot.done),
-        failed=words.number(slot.failed),
-        p50=words.seconds(slot.p50) if slot.p50 else "–",
-        p95=words.seconds(slot.p95) if slot.p95 else "–",
-    )
+def strip_parts(states: Sequence[Status]) -> Iterator[tuple[str, float, float]]:
+    """Yield the name, the place and the width of each part of the keys in one state, from the first key to the last."""
+    x = 0.0
+    for state, same in groupby(states):
+        width = WIDTH * len(list(same)) / len(states)
+        yield state.value, x, width
+        x += width

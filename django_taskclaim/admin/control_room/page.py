@@ -1,20 +1,19 @@
-"""The pages of one model: where they are, who may do what there."""
+"""The page of one model: where it is, and who may do what there."""
 
 from typing import Any
 
 from django.contrib.admin import AdminSite
 from django.contrib.admin.utils import quote
-from django.db import models
+from django.db import models, router
 from django.http import HttpRequest
 from django.urls import NoReverseMatch, reverse
 from django.utils.text import capfirst
 
-from django_taskclaim.admin.control_room.figures import database_of
 from django_taskclaim.admin.permissions import Admin, may_act, may_configure, may_view
 
 
-class Room:
-    """One claimable model on one AdminSite, with its ModelAdmin where it has one."""
+class Page:
+    """The page of one claimable model on one AdminSite, with its ModelAdmin where it has one."""
 
     def __init__(self, model: type[models.Model], site: AdminSite, model_admin: Admin) -> None:
         self.model = model
@@ -24,7 +23,7 @@ class Room:
     @property
     def alias(self) -> str:
         """The database that the page tells of."""
-        return database_of(self.model)
+        return router.db_for_write(self.model)
 
     @property
     def name(self) -> str:
@@ -63,28 +62,35 @@ class Room:
         query = self.rows(request).query
         return not (query.where or query.is_sliced or query.combinator)
 
-    def beside(self, model: type[models.Model]) -> "Room":
-        """Return the room of another model on the same site."""
-        return Room(model, self.site, self.site._registry.get(model))
+    def beside(self, model: type[models.Model]) -> "Page":
+        """Return the page of another model on the same site."""
+        return Page(model, self.site, self.site._registry.get(model))
 
-    def onlooker(self, request: HttpRequest) -> str:
-        """Return who looks, and through which site: what one was told is not told to another."""
-        return f"{request.user.pk} on {self.site.name}"
+    def viewer(self, request: HttpRequest) -> str:
+        """Return who looks, and through which site, unless that makes no difference to what is shown."""
+        return "" if self.shows_all(request) else f"{request.user.pk} on {self.site.name}"
 
     def row_url(self, key: Any) -> str:
         """Return the address of one row in the admin; empty where it has none."""
-        meta = self.model._meta
-        try:
-            return reverse(
-                f"{self.site.name}:{meta.app_label}_{meta.model_name}_change", args=[quote(key)]
-            )
-        except NoReverseMatch:
-            return ""
+        return self._admin_url("change", quote(key))
 
     def list_url(self) -> str:
         """Return the address of the model's list in the admin; empty where it has none."""
+        return self._admin_url("changelist")
+
+    def _admin_url(self, page: str, *args: str) -> str:
         meta = self.model._meta
-        try:
-            return reverse(f"{self.site.name}:{meta.app_label}_{meta.model_name}_changelist")
-        except NoReverseMatch:
-            return ""
+        return address(self.site, f"{meta.app_label}_{meta.model_name}_{page}", *args)
+
+
+def address(site: AdminSite, name: str, *args: str) -> str:
+    """Return the address of a page of the site; empty where it has none."""
+    try:
+        return reverse(f"{site.name}:{name}", args=args)
+    except NoReverseMatch:
+        return ""
+
+
+def overview_url(site: AdminSite) -> str:
+    """Return the address of the overview; empty on a site that has none."""
+    return address(site, "taskclaim_control_changelist")

@@ -1,11 +1,13 @@
-"""Numbers, durations and moments as people read them, in the language and the format of whoever looks."""
+"""Numbers, durations and moments as the reader's language writes them; templates have them as filters."""
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from django.utils import formats, timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
+from django_taskclaim.fields import as_utc
 from django_taskclaim.formatting import format_duration
 
 _UNITS = (
@@ -16,7 +18,7 @@ _UNITS = (
 
 
 def number(value: float) -> str:
-    """Return a whole number with the locale's separators."""
+    """Return a whole number with the locale's separators: ``1,204``."""
     return formats.number_format(round(value), 0, use_l10n=True, force_grouping=True)
 
 
@@ -49,8 +51,10 @@ def percent(share: float) -> str:
     return formats.number_format(f"{tenths / 10:.{places}f}", places, use_l10n=True) + " %"
 
 
-def seconds(value: float) -> str:
-    """Return a duration of work: ``12 ms``, ``1.4 s``, ``3 min 20 s``."""
+def seconds(value: float | None) -> str:
+    """Return a duration of work: ``12 ms``, ``1.4 s``, ``3 min 20 s``; a dash for none."""
+    if not value:
+        return "–"
     if value < 0.9995:
         return _("%(number)s ms") % {"number": number(value * 1000)}
     if value < 60:
@@ -59,30 +63,34 @@ def seconds(value: float) -> str:
     return format_duration(timedelta(seconds=value))
 
 
-def local(moment: datetime) -> datetime:
-    """Return the moment in the time zone of whoever looks."""
-    return timezone.localtime(moment) if timezone.is_aware(moment) else moment
-
-
 def clock(moment: datetime) -> str:
     """Return ``14:02``, with the day where that is not today."""
-    here = local(moment)
-    time = formats.time_format(here, "H:i")
-    if here.date() == local(timezone.now()).date():
+    return _with_day(moment, "H:i")
+
+
+def moment(value: datetime) -> str:
+    """Return ``14:02:05``, with the day where that is not today."""
+    return _with_day(value, "H:i:s")
+
+
+def _with_day(value: datetime, shape: str) -> str:
+    here = timezone.localtime(as_utc(value))
+    time = formats.time_format(here, shape)
+    if here.date() == timezone.localtime(as_utc(timezone.now())).date():
         return time
     return f"{formats.date_format(here, 'DATE_FORMAT')} {time}"
-
-
-def clock_to_the_second(moment: datetime) -> str:
-    """Return ``14:02:05``."""
-    return formats.time_format(local(moment), "H:i:s")
-
-
-def rows(count: int) -> str:
-    """Return ``1,204 rows``."""
-    return ngettext("%(n)s row", "%(n)s rows", count) % {"n": number(count)}
 
 
 def ago(duration: timedelta) -> str:
     """Return ``4 min 10 s ago``."""
     return _("%(time)s ago") % {"time": format_duration(duration)}
+
+
+def rows(count: int) -> str:
+    """Return ``1 row``, ``1,204 rows``."""
+    return ngettext("%(n)s row", "%(n)s rows", count) % {"n": number(count)}
+
+
+def listed(parts: Sequence[str]) -> str:
+    """Return ``a, b, c``."""
+    return _(", ").join(parts)
