@@ -14,7 +14,7 @@ from django_taskclaim.control.models import (
     ClaimEvent,
     OperatorAct,
     ThroughputMinute,
-    WorkerOrder,
+    WorkerCommand,
 )
 from django_taskclaim.db import DatabaseLater
 from django_taskclaim.models import NamedLease, RateLevel, Switch, Throttle, WorkerProcess
@@ -38,7 +38,7 @@ AGES: dict[Any, tuple[str, str, str, dict[str, Any]]] = {
     OperatorAct: ("ACT_RETENTION", "at", "by", {"act": "reset"}),
     ThroughputMinute: ("THROUGHPUT_RETENTION", "at", "run", {"model": "testapp.photo"}),
     ClaimEvent: ("HISTORY_RETENTION", "at", "key", {"event": "claimed"}),
-    WorkerOrder: ("WORKER_RETENTION", "at", "worker", {"order": "stop"}),
+    WorkerCommand: ("WORKER_RETENTION", "at", "worker", {"command": "stop"}),
 }
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from django.utils.functional import Promise
-from django.utils.translation import gettext_lazy, ngettext
+from django.utils.translation import gettext_lazy, ngettext, pgettext_lazy
 
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.formatting import format_number
@@ -179,12 +179,65 @@ PRUNE = Action(
     verb=ClaimQuerySet.prune,
 )
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerAction:
+    """One thing that a person can tell a worker process to do."""
+
+    #: How the command is stored, and how addresses and the record name it.
+    name: str
+    label: Text
+    #: What stands beside the worker until it has obeyed.
+    pending: Text
+    #: What the page that asks says, and whether something running is touched.
+    title: Text
+    sentence: Text
+    danger: bool = False
+
+
+#: By their names.
+WORKER_ACTIONS = {
+    action.name: action
+    for action in (
+        WorkerAction(
+            name="drain",
+            label=pgettext_lazy("command", "drain"),
+            pending=gettext_lazy("told to drain"),
+            title=gettext_lazy("Drain %(worker)s"),
+            sentence=gettext_lazy(
+                "It finishes the rows that it holds, claims no more, and leaves."
+            ),
+        ),
+        WorkerAction(
+            name="stop",
+            label=pgettext_lazy("command", "stop"),
+            pending=gettext_lazy("told to stop"),
+            title=gettext_lazy("Stop %(worker)s"),
+            sentence=gettext_lazy(
+                "It gives back what it has not started; running rows get the grace period, then it leaves."
+            ),
+            danger=True,
+        ),
+        WorkerAction(
+            name="release",
+            label=pgettext_lazy("command", "release"),
+            pending=gettext_lazy("told to give back"),
+            title=gettext_lazy("Release the rows of %(worker)s"),
+            sentence=gettext_lazy(
+                "A living worker gives back what it has not started, and goes on. Of a silent one all rows are"
+                " opened again, and whatever it still writes is refused."
+            ),
+            danger=True,
+        ),
+    )
+}
+
 #: What was done, by the name in the audit.
 DONE: dict[str, Text] = {
     "pause": gettext_lazy("claiming paused"),
     "resume": gettext_lazy("claiming resumed"),
     "settings": gettext_lazy("settings changed"),
-    "worker order": gettext_lazy("order to worker"),
+    "worker command": gettext_lazy("command to worker"),
     "take over": gettext_lazy("taken over"),
     **{action.name: action.done for action in (*ROW_ACTIONS, PRUNE)},
 }

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from django.apps import apps
-from django.db import Error, connections, models, router, transaction
+from django.db import connections, models, router, transaction
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
@@ -62,20 +62,6 @@ def record_action(
             "change_message": storable(_message(action, rows, reason), 2000),
         }
         _guarded(router.db_for_write(LogEntry), _store_entry, model or Switch, entry)
-
-
-def account_of(name: str) -> object:
-    """Return the Django user who logs in as *name*; None where nobody does, or that cannot be asked."""
-    if not apps.is_installed("django.contrib.auth"):
-        return None
-    from django.contrib.auth import get_user_model
-
-    users = get_user_model()
-    try:
-        with transaction.atomic(using=router.db_for_read(users)):
-            return users._default_manager.get_by_natural_key(name)
-    except (users.DoesNotExist, AttributeError, Error):
-        return None
 
 
 def _object(

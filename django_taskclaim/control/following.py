@@ -1,4 +1,4 @@
-"""What every worker process does for the control page: follows orders, and writes what it gets done."""
+"""What every worker process does for the control page: obeys commands, and writes what it gets done."""
 
 import random
 from datetime import datetime, timedelta
@@ -10,7 +10,7 @@ from django.db.models import F, Func, Min, Subquery
 from django_taskclaim.claim import clock
 from django_taskclaim.control import keeping
 from django_taskclaim.control.installed import is_on
-from django_taskclaim.control.models import WorkerOrder
+from django_taskclaim.control.models import WorkerCommand
 from django_taskclaim.control.throughput import Roll
 from django_taskclaim.db import DatabaseNow, dialect_for
 from django_taskclaim.fields import as_utc
@@ -19,7 +19,7 @@ from django_taskclaim.worker import heartbeat
 from django_taskclaim.worker.records import logger
 from django_taskclaim.worker.service import Service
 
-#: Seconds between two looks for orders, while rows are held and while none are; five are promised.
+#: Seconds between two looks for commands, while rows are held and while none are; five are promised.
 LOOK_BUSY, LOOK_IDLE = 2.5, 4.7
 #: Seconds between two rounds of writing what was done, if anything was.
 WRITE_EVERY = 5.0
@@ -71,7 +71,7 @@ class Follower:
         then, at = self._known_time
         return then + timedelta(seconds=clock() - at)
 
-    # Orders
+    # Commands
 
     def _is_time_to_look(self, *, busy: bool) -> bool:
         """Say so soon after work has begun, too, and not only when an idle process would have looked again."""
@@ -81,11 +81,11 @@ class Follower:
         return True
 
     def _look(self, *, busy: bool) -> None:
-        """Ask, in one statement, for the time and whether there is an order."""
+        """Ask, in one statement, for the time and whether there is a command."""
         ask = WorkerProcess.objects.using(self.using).filter(name=self.process)
         began = clock()
-        found = list(ask.values_list(DatabaseNow(), self._first_order()))
-        # It has not reported yet, or cannot, or was forgotten: orders do not wait for that.
+        found = list(ask.values_list(DatabaseNow(), self._first_command()))
+        # It has not reported yet, or cannot, or was forgotten: commands do not wait for that.
         ((now, first),) = found or [self._ask_without_report()]
         self._known_time = as_utc(now), began
         if first is not None:
@@ -93,29 +93,29 @@ class Follower:
 
     def _ask_without_report(self) -> tuple[datetime, int | None]:
         now = dialect_for(connections[self.using]).current_time()
-        return now, self._open_orders().aggregate(first=Min("id"))["first"]
+        return now, self._open_commands().aggregate(first=Min("id"))["first"]
 
-    def _first_order(self) -> Subquery:
+    def _first_command(self) -> Subquery:
         # A plain function, because an aggregate would group the rows.
-        return Subquery(self._open_orders().values(first=Func(F("id"), function="MIN")))
+        return Subquery(self._open_commands().values(first=Func(F("id"), function="MIN")))
 
-    def _open_orders(self) -> Any:
-        orders = WorkerOrder.objects.using(self.using).filter(worker=self.process, done_at=None)
+    def _open_commands(self) -> Any:
+        commands = WorkerCommand.objects.using(self.using).filter(worker=self.process, done_at=None)
         if self._known_time is None:
-            return orders
+            return commands
         # Those of before were given to a process of the same name that is no more.
         lived = timedelta(seconds=clock() - self._born)
-        return orders.filter(at__gte=self._now() - lived)
+        return commands.filter(at__gte=self._now() - lived)
 
     def _obey(self) -> None:
-        for order in self._open_orders().order_by("id"):
-            _DOING[order.order](self.service)
+        for command in self._open_commands().order_by("id"):
+            _DOING[command.command](self.service)
             logger.info(
                 "%s is told by %s to %s",
-                *(self.service.options.name, order.by, order.order),
-                extra={"event": "order", "order": order.order, "by": order.by},
+                *(self.service.options.name, command.by, command.command),
+                extra={"event": "command", "command": command.command, "by": command.by},
             )
-            self._open_orders().filter(pk=order.pk).update(done_at=DatabaseNow())
+            self._open_commands().filter(pk=command.pk).update(done_at=DatabaseNow())
 
     # Throughput
 

@@ -8,7 +8,7 @@ from typing import Any
 from django.db import connections
 
 from django_taskclaim import conf
-from django_taskclaim.control.models import ClaimEvent, OperatorAct, ThroughputMinute, WorkerOrder
+from django_taskclaim.control.models import ClaimEvent, OperatorAct, ThroughputMinute, WorkerCommand
 from django_taskclaim.control.reading import AGE_OF_MINUTES, TEN_MINUTES, slot_start
 from django_taskclaim.db import DatabaseLater, dialect_for
 from django_taskclaim.fields import as_utc
@@ -20,7 +20,7 @@ AGES = {
     OperatorAct: "ACT_RETENTION",
     ClaimEvent: "HISTORY_RETENTION",
     ThroughputMinute: "THROUGHPUT_RETENTION",
-    WorkerOrder: "WORKER_RETENTION",
+    WorkerCommand: "WORKER_RETENTION",
 }
 
 COUNTS = ("done", "failed", "errors", "batches", "seconds")

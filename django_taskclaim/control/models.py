@@ -19,7 +19,7 @@ class OperatorAct(models.Model):
     rows = models.BigIntegerField(default=0)
     by = HolderField()
     reason = ErrorClassField(max_length=500, default="", blank=True)
-    #: The row, where it was one; the worker, where an order was given.
+    #: The row, where it was one; the worker, where one was given a command.
     key = HolderField(max_length=255, default="", blank=True)
 
     class Meta:
@@ -27,7 +27,7 @@ class OperatorAct(models.Model):
         default_permissions = ("view",)
         permissions = [
             ("view_control", "Can look at the control page"),
-            ("operate", "Can pause, resume, reset and release, and give orders to workers"),
+            ("operate", "Can pause, resume, reset and release, and give commands to workers"),
             ("configure", "Can change settings that override handlers"),
         ]
         verbose_name = _("operator's act")
@@ -78,39 +78,29 @@ class ThroughputMinute(models.Model):
         return f"{self.model} at {self.at}: {self.done} done"
 
 
-class WorkerOrder(models.Model):
-    """What a person told one worker process to do; it reads it within five seconds."""
-
-    class Order(models.TextChoices):
-        """What can be ordered."""
-
-        #: Finish what it holds, claim nothing more, and leave.
-        DRAIN = "drain"
-        #: Give back what it has not started, finish what runs within the grace period, and leave.
-        STOP = "stop"
-        #: Give back what it has not started, and go on; of a dead worker, give back everything.
-        RELEASE = "release"
+class WorkerCommand(models.Model):
+    """What a person told one worker process to do, see ``WORKER_ACTIONS``; it reads it within five seconds."""
 
     worker = HolderField()
-    order = models.CharField(max_length=20, choices=Order.choices)
+    command = models.CharField(max_length=20)
     reason = ErrorClassField(max_length=500, default="", blank=True)
     at = MomentField()
     by = HolderField()
     #: When the worker obeyed; NULL until then.
     done_at = MomentField(null=True, default=None)
 
-    #: How many rows of a silent process were put back as the order was given; known only there, and not stored.
+    #: How many rows of a silent process were put back by the command; known only to whoever gave it, and not stored.
     put_back: int | None = None
 
     class Meta:
-        db_table = "taskclaim_workerorder"
+        db_table = "taskclaim_workercommand"
         default_permissions = ()
-        verbose_name = _("order to a worker")
-        verbose_name_plural = _("orders to workers")
-        indexes = [models.Index(fields=["worker", "done_at"], name="taskclaim_order_open")]
+        verbose_name = _("command to a worker")
+        verbose_name_plural = _("commands to workers")
+        indexes = [models.Index(fields=["worker", "done_at"], name="taskclaim_command_open")]
 
     def __str__(self) -> str:
-        return f"{self.worker}: {self.order}"
+        return f"{self.worker}: {self.command}"
 
 
 class ClaimEvent(models.Model):

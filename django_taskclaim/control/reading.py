@@ -12,8 +12,8 @@ from django.utils.translation import gettext as _
 from django_taskclaim.control.installed import is_on
 from django_taskclaim.fields import as_utc
 from django_taskclaim.formatting import format_number
-from django_taskclaim.models import Switch, WorkerProcess
-from django_taskclaim.monitoring.overview import Worker
+from django_taskclaim.models import Switch
+from django_taskclaim.monitoring.overview import Worker, database_time
 from django_taskclaim.tables import EVERY_MODEL, scope_of
 from django_taskclaim.worker.histogram import quantile, unpacked
 
@@ -76,6 +76,14 @@ def minutes(model: type[models.Model], *, using: str, since: datetime) -> "list[
         model=scope_of(model), at__gte=slot_start(since, TEN_MINUTES)
     )
     return list(rows.order_by("at", "id"))
+
+
+def throughput(model: type[models.Model], *, using: str, span: timedelta) -> list[Slot]:
+    """Return the throughput of the last *span* as ``slots`` does; empty where the control app is not installed."""
+    if not is_on(using):
+        return []
+    now = database_time(using)
+    return slots(minutes(model, using=using, since=now - span), now, span)
 
 
 def slots(written: "Sequence[ThroughputMinute]", now: datetime, span: timedelta) -> list[Slot]:
@@ -201,16 +209,6 @@ def _acts(model: type[models.Model], using: str) -> Any:
     from django_taskclaim.control.models import OperatorAct
 
     return OperatorAct.objects.using(using).filter(model__in=[scope_of(model), EVERY_MODEL])
-
-
-def open_commands(using: str) -> dict[str, str]:
-    """Return what each worker was told to do and has not done yet; not what an earlier one of its name was told."""
-    from django_taskclaim.control.models import WorkerOrder
-
-    named = WorkerProcess.objects.using(using).filter(name=models.OuterRef("worker"))
-    heard = models.Q(at__gte=models.Subquery(named.values("started_at")))
-    waiting = WorkerOrder.objects.using(using).filter(heard, done_at=None).order_by("pk")
-    return dict(waiting.values_list("worker", "order"))
 
 
 def history(

@@ -54,6 +54,11 @@ def whoami() -> str:
     return f"{user}@{socket.gethostname()}"
 
 
+def acting(by: str | None) -> str:
+    """Return who acts, for the record: ``user@host``, behind the name that ``--by`` gives and nobody has checked."""
+    return f"{by} ({whoami()})" if by else whoami()
+
+
 def _refuse_without_autocommit(options: dict[str, Any]) -> None:
     """Raise CommandError where what is written to the database of one of the models would never be committed."""
     models = [options["model"]] if "model" in options else options.get("models", ())

@@ -179,12 +179,12 @@ class Speed:
         self._seen: dict[Any, deque[tuple[float, int]]] = {}
         self._reports: dict[Any, Reports] = {}
 
-    def note(self, seen: Overview, known: Sequence[Worker] = ()) -> None:
+    def note(self, seen: Overview) -> None:
         """Take in one more look."""
         finished = seen.progress.finished
         if _is_reported(seen):
             finished = self._reports.setdefault((seen.model, seen.alias), Reports()).take(
-                worker for worker in known if worker.serves(seen.model)
+                seen.workers
             )
         looks = self._looks(seen)
         looks.append((time.monotonic(), finished))

@@ -19,7 +19,7 @@ from django.db.models import Min
 from django.utils import timezone
 
 from django_taskclaim.columns import claim_columns
-from django_taskclaim.control.orders import open_orders
+from django_taskclaim.control.commands import open_commands
 from django_taskclaim.fields import as_utc
 from django_taskclaim.formatting import first_line, format_duration
 from django_taskclaim.handlers import handler_for
@@ -31,7 +31,6 @@ from django_taskclaim.monitoring.overview import (
     Worker,
     last_errors,
     overview,
-    workers,
 )
 from django_taskclaim.monitoring.server import server_for
 from django_taskclaim.querysets import ClaimQuerySet
@@ -65,12 +64,23 @@ class Look:
     """One look at several models: what was seen, who works there, and what could not be read."""
 
     seen: list[Overview] = field(default_factory=list)
-    #: By database.
-    workers: dict[str, list[Worker]] = field(default_factory=dict)
+    #: By database: what workers were told to do, in the control room for example, and have not done yet.
+    commands: dict[str, list[Any]] = field(default_factory=dict)
     #: The recent errors of each model, the latest last, where they were asked for.
     errors: list[tuple[type[models.Model], Failure]] = field(default_factory=list)
     #: Model, database, and the message of the database.
     refused: list[tuple[type[models.Model], str, str]] = field(default_factory=list)
+
+    @property
+    def workers(self) -> dict[str, list[Worker]]:
+        """By database, the processes that serve one of the models, the living first."""
+        found: dict[str, dict[str, Worker]] = {}
+        for seen in self.seen:
+            found.setdefault(seen.alias, {}).update({one.name: one for one in seen.workers})
+        return {
+            alias: sorted(known.values(), key=lambda one: (not one.alive, one.name))
+            for alias, known in found.items()
+        }
 
     @property
     def refusals(self) -> list[str]:
@@ -95,8 +105,8 @@ def look_at(where: Sequence[tuple[Any, str]], *, exact: bool = True) -> Look:
         try:
             limit = server_for(connections[alias]).time_limit(AGAIN)
             with nullcontext() if exact else limit:
-                if alias not in look.workers:
-                    look.workers[alias] = workers(alias)
+                if alias not in look.commands:
+                    look.commands[alias] = open_commands(alias)
                 seen = overview(model, alias, exact=exact)
                 look.seen.append(seen)
                 if not exact:
@@ -106,7 +116,7 @@ def look_at(where: Sequence[tuple[Any, str]], *, exact: bool = True) -> Look:
     return look
 
 
-def figures_of(seen: Overview, known: Sequence[Worker]) -> dict[str, Figure]:
+def figures_of(seen: Overview) -> dict[str, Figure]:
     """Return all figures of one model."""
     progress, pause = seen.progress, seen.pause
     paused_at = None if pause is None or pause.paused_at is None else as_utc(pause.paused_at)
@@ -118,7 +128,7 @@ def figures_of(seen: Overview, known: Sequence[Worker]) -> dict[str, Figure]:
         "unfinished": progress.total - progress.finished,
         "expired": seen.expired,
         "throttles": len(seen.throttles),
-        "workers": sum(worker.alive and worker.serves(seen.model) for worker in known),
+        "workers": len(seen.living),
         "oldest_due": oldest_due(seen),
         "oldest_expired": _since(seen, seen.expired_since),
         "paused_for": _since(seen, paused_at),
@@ -235,7 +245,7 @@ def reasons_to_fail(look: Look, asked: Sequence[Condition], *, named: bool) -> l
     """
     reasons = []
     for seen in look.seen:
-        figures = figures_of(seen, look.workers[seen.alias])
+        figures = figures_of(seen)
         if not named and handler_for(seen.model) is None:
             figures["workers"] = None
         found = [reason for one in asked if (reason := one.reason(figures))]
@@ -275,9 +285,11 @@ def as_json(look: Look, failing: Sequence[str]) -> str:
     facts = {
         "version": VERSION,
         "at": timezone.now(),
-        "models": [_model_facts(seen, look.workers[seen.alias]) for seen in look.seen],
+        "models": [_model_facts(seen) for seen in look.seen],
         "workers": [
-            _worker_facts(one, alias) for alias, known in look.workers.items() for one in known
+            _worker_facts(look, one, alias)
+            for alias, known in look.workers.items()
+            for one in known
         ],
         "failing": list(failing),
         "unreadable": [
@@ -288,14 +300,14 @@ def as_json(look: Look, failing: Sequence[str]) -> str:
     return json.dumps(facts, default=_plain, indent=2)
 
 
-def _model_facts(seen: Overview, known: Sequence[Worker]) -> dict[str, object]:
+def _model_facts(seen: Overview) -> dict[str, object]:
     pause, switch = seen.pause, seen.switch
     is_set = switch is not None and switch.set_at is not None
     return {
         "model": seen.model._meta.label,
         "database": seen.alias,
         "at": seen.now,
-        "figures": figures_of(seen, known),
+        "figures": figures_of(seen),
         "pause": pause and _values(pause, "scope", "by", "reason", "until", since="paused_at"),
         "throttles": [
             _values(one, "process", "source", "reason", "until", since="since_at")
@@ -306,14 +318,14 @@ def _model_facts(seen: Overview, known: Sequence[Worker]) -> dict[str, object]:
     }
 
 
-def _worker_facts(worker: Worker, alias: str) -> dict[str, object]:
+def _worker_facts(look: Look, worker: Worker, alias: str) -> dict[str, object]:
     same = ("name", "state", "alive", "held", "done", "failed", "host", "pid", "version")
-    orders = open_orders(worker.name, using=alias)
+    commands = [one for one in look.commands[alias] if one.worker == worker.name]
     return {
         "database": alias,
         **_values(worker, *same, "last_error", models="labels", started="started_at"),
         "seen": worker.seen_at,
-        "orders": [_values(one, "order", "by", "reason", "at") for one in orders],
+        "commands": [_values(one, "command", "by", "reason", "at") for one in commands],
     }
 
 

@@ -14,11 +14,11 @@ from django.utils.text import capfirst
 from django_taskclaim.claim import clock
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.control.actions import Action
-from django_taskclaim.control.audit import account_of, record_action
+from django_taskclaim.control.audit import record_action
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.formatting import counted, first_line
 from django_taskclaim.management.arguments import add_choice_of_rows, add_database, claimable_model
-from django_taskclaim.management.base import USAGE, ClaimCommand, lacking_tables, whoami
+from django_taskclaim.management.base import USAGE, ClaimCommand, acting, lacking_tables
 from django_taskclaim.management.commands.claimpopulate import STOPPED, Report
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.isolating import refusals
@@ -35,9 +35,7 @@ def add_rows_of_one_model(parser: ArgumentParser) -> None:
     )
     add_choice_of_rows(parser)
     parser.add_argument("--reason", default="", metavar="TEXT", help="why, for the record")
-    parser.add_argument(
-        "--by", metavar="NAME", help="who does it, for the record (default: user@host)"
-    )
+    parser.add_argument("--by", metavar="NAME", help="who does it, for the record beside user@host")
     add_database(parser, "where the router writes the model")
 
 
@@ -150,15 +148,13 @@ def run_action(
         # Whatever ended it, a hook of the user's included: what is done already is recorded.
         report.end()
         if report.seen:
-            who = by or whoami()
             which = ", ".join([*choice.words, *([f"{limit:,} at most"] if limit else [])])
             record_action(
                 choice.rows.model,
                 action.name,
                 rows=report.seen,
-                by=who,
+                by=acting(by),
                 reason=which + (f": {reason}" if reason else ""),
-                user=account_of(who),
                 using=choice.rows.db,
             )
     changed = report.seen

@@ -7,11 +7,10 @@ from typing import Any, ClassVar
 from django.core.management.base import CommandError
 
 from django_taskclaim.control.actions import Action
-from django_taskclaim.control.audit import account_of
 from django_taskclaim.control.switch_changes import turn
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.management.arguments import add_choice_of_rows, add_database, add_models
-from django_taskclaim.management.base import USAGE, ClaimCommand, whoami
+from django_taskclaim.management.base import USAGE, ClaimCommand, acting
 from django_taskclaim.management.rows import rows_of, run_action
 
 
@@ -28,7 +27,7 @@ class SwitchCommand(ClaimCommand):
         add_models(parser, f"the models to {word}")
         parser.add_argument("--all", action="store_true", help=f"{word} every model")
         parser.add_argument("--reason", default="", metavar="TEXT", help="why, for the record")
-        parser.add_argument("--by", metavar="NAME", help="who does it (default: user@host)")
+        parser.add_argument("--by", metavar="NAME", help="who does it, beside user@host")
         add_database(
             parser, "every database that holds the model; with --rows, where the router writes it"
         )
@@ -69,8 +68,7 @@ class SwitchCommand(ClaimCommand):
             raise CommandError(text, returncode=USAGE)
         if bool(models) == options["all"]:
             raise CommandError("Name the models, or say --all (not both).", returncode=USAGE)
-        who = by or whoami()
-        facts: dict[str, Any] = {"by": who, "user": account_of(who), "reason": reason}
+        facts: dict[str, Any] = {"by": acting(by), "reason": reason}
         try:
             for model in models or [None]:
                 turn(model, off=self.off, until=until, using=database, **facts)

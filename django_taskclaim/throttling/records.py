@@ -88,12 +88,6 @@ def _log(event: str, text: str, key: ThrottleKey, state: ThrottleState) -> None:
     logger.warning(text, label, state.reason, extra=facts)
 
 
-def in_force(model: type[Model], using: str) -> list[Throttle]:
-    """Return the throttles of *model* that hold on the database, the one that holds longest first."""
-    rows = Throttle.objects.using(using).filter(label=scope_of(model), until__gt=DatabaseNow())
-    return list(rows.order_by("-until", "process"))
-
-
 def prune(using: str) -> None:
     """Forget throttles that ended WORKER_RETENTION ago and whose process never signed off."""
     past = DatabaseLater(-conf.duration("WORKER_RETENTION"))

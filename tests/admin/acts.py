@@ -7,7 +7,7 @@ from django.contrib.admin.models import LogEntry
 from django.test import Client
 
 from django_taskclaim.control.actions import NAMED, ROW_ACTIONS, Action
-from django_taskclaim.control.models import OperatorAct, WorkerOrder
+from django_taskclaim.control.models import OperatorAct, WorkerCommand
 from django_taskclaim.models import Switch, WorkerProcess
 from django_taskclaim.switch import overrides_of, pause, pause_all, paused_by
 from tests.admin.room import (
@@ -18,8 +18,8 @@ from tests.admin.room import (
     act_on,
     address,
     chosen,
+    command_url,
     group_of,
-    order_url,
     overview,
     perform,
     photos,
@@ -56,7 +56,7 @@ class Act(NamedTuple):
     @property
     def rows(self) -> int:
         """How many rows it changes."""
-        return len(self.changes.keys() - {"switch", "orders", "batch size"})
+        return len(self.changes.keys() - {"switch", "commands", "batch size"})
 
     def send(self, client: Client, rows: Rows) -> Any:
         """Act as a browser does that has shown the page."""
@@ -91,10 +91,12 @@ def listed(name: str, changes: dict[str, Any], record: str, **more: Any) -> Act:
     return Act(f"list {name}", lambda rows: act_on(Photo, name), WHY, changes, record, **more)
 
 
-def order(what: str, name: str = WORKER, **changes: Any) -> Act:
-    """Return the act of an order to a worker process."""
-    changes["orders"] = [(what, name, "ada", "why")]
-    return Act(f"{what} {name}", lambda rows: order_url(what, name), WHY, changes, "worker order")
+def command(what: str, name: str = WORKER, **changes: Any) -> Act:
+    """Return the act of a command to a worker process."""
+    changes["commands"] = [(what, name, "ada", "why")]
+    return Act(
+        f"{what} {name}", lambda rows: command_url(what, name), WHY, changes, "worker command"
+    )
 
 
 def group(page: str) -> Callable[[Rows], str]:
@@ -133,10 +135,10 @@ ACTS = [
     listed("resume", RESUMED, "resume", first=lambda: pause(Photo)),
     Act("pause", switch, WHY | {"turn": "off", "until": "900"}, PAUSED, "pause"),
     Act("resume", switch, {"turn": "on"}, RESUMED, "resume", first=lambda: pause(Photo)),
-    order("drain"),
-    order("stop"),
-    order("release"),
-    order("release", SILENT, processing="open"),
+    command("drain"),
+    command("stop"),
+    command("release"),
+    command("release", SILENT, processing="open"),
     Act("retry some", group("first"), {}, {"failed": "open"}, "reset"),
     Act("retry all", group("retry"), WHY, {"failed": "open"}, "reset"),
     Act(
@@ -172,17 +174,17 @@ def scene(boss: Client, in_states: Any) -> Rows:
 def world(rows: Rows) -> dict[str, Any]:
     """Return all that an act could change."""
     switch = paused_by(Photo)
-    orders = WorkerOrder.objects.order_by("pk").values_list("order", "worker", "by", "reason")
+    commands = WorkerCommand.objects.order_by("pk").values_list("command", "worker", "by", "reason")
     return {kind: facts(row).status for kind, row in rows.items()} | {
         "switch": switch and (switch.scope, switch.by, switch.reason),
-        "orders": list(orders),
+        "commands": list(commands),
         "batch size": overrides_of(Photo, using="default").get("batch_size"),
     }
 
 
 def clear() -> None:
     """Forget all that a committed act has left."""
-    for model in (Photo, WorkerProcess, WorkerOrder, OperatorAct, LogEntry):
+    for model in (Photo, WorkerProcess, WorkerCommand, OperatorAct, LogEntry):
         model._default_manager.all().delete()
     for alias in ("default", "other"):
         Switch.objects.using(alias).all().delete()

@@ -65,8 +65,8 @@ def overview(page: str = "changelist") -> str:
     return reverse(f"admin:taskclaim_control_{page}")
 
 
-def order_url(what: str, name: str = WORKER) -> str:
-    return f"{photos('orders')}?order={what}&worker={name}"
+def command_url(what: str, name: str = WORKER) -> str:
+    return f"{photos('commands')}?command={what}&worker={name}"
 
 
 # What a browser shows and sends

@@ -24,10 +24,10 @@ from tests.admin.room import (
     VIEW,
     act_on,
     address,
+    command_url,
     failed,
     form_of,
     group_of,
-    order_url,
     overview,
     perform,
     photos,
@@ -177,15 +177,15 @@ def test_a_page_without_a_living_worker_promises_nothing(looks: Client) -> None:
 
 def test_an_order_is_asked_about_and_then_shown_beside_the_worker(boss: Client) -> None:
     worker()
-    assert "It finishes the rows that it holds" in text_of(boss.get(order_url("drain")))
-    boss.post(order_url("drain"), {"reason": "old version"})
+    assert "It finishes the rows that it holds" in text_of(boss.get(command_url("drain")))
+    boss.post(command_url("drain"), {"reason": "old version"})
     assert re.search("told to.*old version", text_of(boss.get(photos())))
-    answer = boss.post(order_url("drain", "left@h:1"), {"reason": ""})
+    answer = boss.post(command_url("drain", "left@h:1"), {"reason": ""})
     assert answer.status_code == 302
     assert "no worker is listed as left@h:1" in said(answer)
     make(Photo, 3)
     name = held(3, silent=True)
-    answer = boss.post(order_url("release", name), {"reason": ""}, follow=True)
+    answer = boss.post(command_url("release", name), {"reason": ""}, follow=True)
     assert f"Of the silent worker process {name}, 3 rows were put back." in text_of(answer)
 
 
@@ -268,9 +268,8 @@ def test_texts_of_others_stay_text_on_every_page(boss: Client) -> None:
         at=now, model="testapp.photo", act=SCRIPT, by=SCRIPT, reason=SCRIPT, key=SCRIPT
     )
     addresses = [photos(), photos("live"), overview(), overview("live"), overview("pause")]
-    addresses += [order_url("drain", f"{SCRIPT}@h:1"), photos("retry", group=group_of(boss))]
+    addresses += [command_url("drain", f"{SCRIPT}@h:1"), photos("retry", group=group_of(boss))]
     addresses += [address(Photo), act_on(Photo, "resume")]
     for where in addresses:
         assert SCRIPT not in boss.get(where).content.decode(), where
     assert "&lt;script&gt;" in boss.get(photos()).content.decode()
-

@@ -12,16 +12,16 @@ from django.urls import path
 from django_taskclaim.admin import ClaimAdminMixin
 from django_taskclaim.admin.control_room.mounting import register
 from django_taskclaim.control.actions import ROW_ACTIONS, Action
-from django_taskclaim.control.models import WorkerOrder
+from django_taskclaim.control.models import WorkerCommand
 from tests.admin.room import (
     OPERATE,
     VIEW,
     act_on,
     address,
     chosen,
+    command_url,
     failed,
     group_of,
-    order_url,
     overview,
     perform,
     photos,
@@ -152,20 +152,20 @@ def test_an_order_needs_every_model_that_the_worker_serves(
     """By permission and by the ModelAdmin of each; a page orders the workers of its own model."""
     worker(labels="testapp.Photo, testapp.Job")
     client = somebody(*OPERATE)
-    assert client.get(order_url("release")).status_code == 403
-    assert client.post(order_url("release"), {"reason": ""}).status_code == 403
-    assert not WorkerOrder.objects.exists()
+    assert client.get(command_url("release")).status_code == 403
+    assert client.post(command_url("release"), {"reason": ""}).status_code == 403
+    assert not WorkerCommand.objects.exists()
     other = somebody(*OPERATE, "testapp.change_job")
-    assert other.post(order_url("release"), {"reason": ""}).status_code == 302
-    assert WorkerOrder.objects.get().order == "release"
+    assert other.post(command_url("release"), {"reason": ""}).status_code == 302
+    assert WorkerCommand.objects.get().command == "release"
 
     worker("elsewhere@h:1", labels="testapp.Job")
-    assert boss.post(order_url("stop", "elsewhere@h:1"), {"reason": ""}).status_code == 403
+    assert boss.post(command_url("stop", "elsewhere@h:1"), {"reason": ""}).status_code == 403
     worker("both@h:1", labels="testapp.Photo, testapp.UuidKey")
     deny(monkeypatch, UuidKey, "has_change_permission")
-    assert boss.post(order_url("stop", "both@h:1"), {"reason": ""}).status_code == 403
+    assert boss.post(command_url("stop", "both@h:1"), {"reason": ""}).status_code == 403
     for what in ("%25", "dance", ""):
-        assert boss.post(order_url(what), {"reason": ""}).status_code == 404
+        assert boss.post(command_url(what), {"reason": ""}).status_code == 404
 
 
 # What is shown

@@ -6,8 +6,8 @@ import pytest
 from django.db import connection
 from django.test import Client, override_settings
 
-from django_taskclaim.control.models import WorkerOrder
-from tests.admin.room import failed, order_url, overview, photos, said, text_of, worker
+from django_taskclaim.control.models import WorkerCommand
+from tests.admin.room import command_url, failed, overview, photos, said, text_of, worker
 from tests.factories import make
 from tests.querysets.support import execute, held_open
 from tests.testapp.models import Photo
@@ -34,10 +34,10 @@ def test_what_was_never_known_is_shown_as_unknown_and_not_as_none(boss: Client) 
 def test_an_order_while_the_database_does_not_answer_is_not_given(boss: Client, verb: str) -> None:
     worker()
     with impatient:
-        answer = getattr(boss, verb)(order_url("drain"), {"reason": ""} if verb == "post" else {})
+        answer = getattr(boss, verb)(command_url("drain"), {"reason": ""} if verb == "post" else {})
     assert answer.status_code == 302
     assert "did not answer in time" in said(answer)
-    assert not WorkerOrder.objects.exists()
+    assert not WorkerCommand.objects.exists()
 
 
 @pytest.mark.django_db(transaction=True, databases=["default", "other"])

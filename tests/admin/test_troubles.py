@@ -9,8 +9,8 @@ from django.test import Client
 
 from django_taskclaim.querysets import operating
 from tests.admin.room import (
+    command_url,
     failed,
-    order_url,
     recorded,
     said,
 )
@@ -87,4 +87,4 @@ def test_where_routers_keep_the_tables_away_nobody_gives_orders(
     boss: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(router, "allow_migrate", lambda *args, **hints: False)
-    assert boss.get(order_url("drain")).status_code == 404
+    assert boss.get(command_url("drain")).status_code == 404

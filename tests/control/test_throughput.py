@@ -8,7 +8,7 @@ from django.db.models import Sum
 
 from django_taskclaim.control.audit import record_action
 from django_taskclaim.control.models import ThroughputMinute
-from django_taskclaim.control.reading import Slot, marks, minutes, slots
+from django_taskclaim.control.reading import marks, minutes, throughput
 from django_taskclaim.monitoring.overview import database_time
 from tests.commands import run
 from tests.querysets.support import at_once
@@ -30,11 +30,6 @@ def minute(now: datetime, ago: float, **facts: Any) -> None:
     ThroughputMinute.objects.create(at=now - timedelta(minutes=ago), **given)
 
 
-def throughput(span: timedelta) -> list[Slot]:
-    now = database_time("default")
-    return slots(minutes(Photo, using="default", since=now - span), now, span)
-
-
 def total(name: str = "done") -> Any:
     return ThroughputMinute.objects.aggregate(found=Sum(name))["found"]
 
@@ -44,11 +39,11 @@ def test_processes_add_up_and_gaps_are_shown(now: datetime) -> None:
     minute(now, 5, done=60, process="v")
     minute(now, 5, done=60, model="testapp.uuidkey")
     minute(now, 90, done=60)
-    hour = throughput(HOUR)
+    hour = throughput(Photo, using="default", span=HOUR)
     assert len(hour) == 60
     (busy,) = (slot for slot in hour if slot.done)
     assert (busy.done, busy.failed, busy.errors, busy.rate) == (120, 1, 3, 2.0)
-    assert sum(slot.done for slot in throughput(DAY)) == 180
+    assert sum(slot.done for slot in throughput(Photo, using="default", span=DAY)) == 180
 
 
 def test_marks_say_why_the_throughput_changed(now: datetime) -> None:
@@ -60,7 +55,14 @@ def test_marks_say_why_the_throughput_changed(now: datetime) -> None:
     minute(now, 4, stopped="replica lag 31 s", process="v")
     since = now - HOUR
     written = minutes(Photo, using="default", since=since)
-    known = marks(Photo, written, throughput(HOUR), None, using="default", since=since)
+    known = marks(
+        Photo,
+        written,
+        throughput(Photo, using="default", span=HOUR),
+        None,
+        using="default",
+        since=since,
+    )
     found = {(mark.kind, mark.text) for mark in known}
     assert found == {
         ("failures", "30 of 33 tries failed"),

@@ -1,4 +1,4 @@
-"""Real workers: what they write for the control room, and how they follow what a person orders."""
+"""Real workers: what they write for the control room, and how they follow what a person commands."""
 
 import os
 import signal
@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from django.db.models import Sum
 
-from django_taskclaim.control.models import ClaimEvent, ThroughputMinute, WorkerOrder
-from django_taskclaim.control.orders import order
+from django_taskclaim.control.commands import send_command
+from django_taskclaim.control.models import ClaimEvent, ThroughputMinute, WorkerCommand
 from django_taskclaim.control.reading import acts, history
 from django_taskclaim.db import DatabaseLater
 from django_taskclaim.models import Throttle, WorkerProcess
@@ -98,35 +98,35 @@ def test_a_running_worker_follows_batch_size_lease_and_hours(start_worker: Start
     follows(worker, 20)
 
 
-# Orders
+# Commands
 
 
 @pytest.mark.once
 @pytest.mark.promise(11)
-def test_a_worker_drains_stops_and_releases_as_it_is_ordered(start_worker: Start) -> None:
+def test_a_worker_drains_stops_and_releases_as_it_is_told(start_worker: Start) -> None:
     """The supervisor starts no process in place of one that left, and ends with the last."""
     jobs(100, "sleep:0.2")
     worker = start_worker("--processes", "2", "--batch-size", "10")
     first, second = listed(2)
     # Of a process that had this name before.
     old = {"worker": second, "by": "ada", "at": DatabaseLater(-HOUR)}
-    ignored = WorkerOrder.objects.create(order="stop", **old)
-    given = order(first, "drain", by="ada", reason="new version", using="default")
+    ignored = WorkerCommand.objects.create(command="stop", **old)
+    given = send_command(first, "drain", by="ada", reason="new version", using="default")
     wait_until(lambda: not WorkerProcess.objects.filter(pk=first).exists(), what="one is gone")
-    wait_until(lambda: WorkerOrder.objects.get(pk=given.pk).done_at)
+    wait_until(lambda: WorkerCommand.objects.get(pk=given.pk).done_at)
     (act,) = acts(Job, using="default")
-    assert (act.act, act.key, act.reason) == ("worker order", first, "drain: new version")
+    assert (act.act, act.key, act.reason) == ("worker command", first, "drain: new version")
     # All that it had claimed got done.
     assert worker.events("released") == []
     assert worker.process.poll() is None
 
     jobs(400, "sleep:0.2")
-    order(second, "release", by="ada", using="default")
+    send_command(second, "release", by="ada", using="default")
     wait_until(lambda: worker.events("released"), what="rows given back")
     taken = len(claims(worker))
     wait_until(lambda: len(claims(worker)) > taken, what="it goes on")
 
-    order(second, "stop", by="ada", using="default")
+    send_command(second, "stop", by="ada", using="default")
     assert worker.wait() == 0
     assert set(states()) == {"complete", "open"}
     assert {record["reason"] for record in worker.events("released")} == {"not started"}
@@ -146,7 +146,7 @@ def test_the_rows_of_a_dead_worker_are_released_at_once(start_worker: Start) -> 
     wait_until(lambda: states() == {"open": 10, "processing": 10})
     os.killpg(dead.pid, signal.SIGKILL)
     WorkerProcess.objects.filter(name=name).update(seen_at=DatabaseLater(timedelta(minutes=-1)))
-    order(name, "release", by="ada", reason="the host burnt", using="default")
+    send_command(name, "release", by="ada", reason="the host burnt", using="default")
     assert states() == {"open": 15, "processing": 5}
     assert Job.objects.filter(iteration=1, attempts=0, status="open").count() == 5
     (act,) = acts(Job, using="default")
@@ -196,7 +196,7 @@ def test_without_the_app_workers_ask_nothing_of_its_tables(
     assert states() == {"complete": 10}
     statements = log.read_text()
     assert "taskclaim_workerprocess" in statements
-    for table in ("workerorder", "throughput", "operatoract", "claimevent"):
+    for table in ("workercommand", "throughput", "operatoract", "claimevent"):
         assert table not in statements
 
 
@@ -204,7 +204,7 @@ def test_without_the_app_workers_ask_nothing_of_its_tables(
 @pytest.mark.promise(14)
 @no_savepoint
 def test_missing_tables_keep_a_worker_from_starting() -> None:
-    with table_away(WorkerOrder):
+    with table_away(WorkerCommand):
         code, sentence = refused("claimworker", "testapp.Job", "--drain")
     assert code == 2
-    assert "lacks taskclaim_workerorder" in sentence
+    assert "lacks taskclaim_workercommand" in sentence

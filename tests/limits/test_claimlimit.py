@@ -6,6 +6,7 @@ import pytest
 
 from django_taskclaim.control.models import OperatorAct
 from django_taskclaim.limits.model_limits import limits_of
+from django_taskclaim.management.base import acting
 from tests.commands import run
 from tests.factories import make
 from tests.limits.conftest import claimed
@@ -25,7 +26,7 @@ def test_limits_are_set_shown_followed_and_given_back() -> None:
     words = ["--rate", "100/m", "--max-running", "20", "--hours", "22:00-06:00", "--by", "ada"]
     said = run("claimlimit", *here, *words, "--reason", "the API is slow")
     act = OperatorAct.objects.get()
-    assert (act.model, act.act, act.by) == ("testapp.photo", "settings", "ada")
+    assert (act.model, act.act, act.by) == ("testapp.photo", "settings", acting("ada"))
     assert act.reason.endswith(": the API is slow")
     assert said == "testapp.Photo: rate 100/m, max running 20, hours 22:00-06:00\n"
     assert "keep to: rate 100/m, 20 running at once, hours" in run("claimstatus", here[0])
@@ -38,4 +39,6 @@ def test_limits_are_set_shown_followed_and_given_back() -> None:
     assert said == "testapp.Photo: batch size 10, lease 300s, rate none\n"
     said = run("claimlimit", *here, "--batch-size", "default", "--by", "ada")
     assert said == "testapp.Photo: lease 300s, rate none\n"
-    assert re.search("set by ada since .*: lease 300s, rate none", run("claimstatus", here[0]))
+    assert re.search(
+        r"set by ada \(.*\) since .*: lease 300s, rate none", run("claimstatus", here[0])
+    )

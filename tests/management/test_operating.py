@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from django_taskclaim.control.models import OperatorAct
+from django_taskclaim.management.base import acting
 from django_taskclaim.switch import pause, paused_by
 from tests.commands import (
     lapsed,
@@ -91,7 +92,7 @@ def test_a_pause_stops_claims_on_every_database_until_it_is_resumed(
     for alias in ("default", "other"):
         switch = paused_by(Photo, using=alias)
         assert switch is not None
-        assert (switch.reason, switch.by) == ("the server is down", "ann")
+        assert (switch.reason, switch.by) == ("the server is down", acting("ann"))
         assert switch.until is not None
         assert switch.paused_at is not None
         assert switch.until - switch.paused_at == timedelta(minutes=30)
@@ -139,5 +140,5 @@ def test_rows_are_paused_and_opened_in_chunks(settings: Any) -> None:
     assert "Resumed 8 rows" in said
     # Nobody would take them before.
     assert "manage.py claimresume testapp.Photo" in said
-    assert [act[:3] for act in acts()[1:]] == [("resume rows", 2, "ada"), ("resume rows", 8, "ada")]
+    assert [act[:3] for act in acts()[1:]] == [("resume rows", n, acting("ada")) for n in (2, 8)]
     assert acts()[-1][3].endswith("all of it")

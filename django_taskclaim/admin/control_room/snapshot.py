@@ -16,6 +16,7 @@ from django_taskclaim.admin.control_room import failures
 from django_taskclaim.claim import clock
 from django_taskclaim.columns import has_ranges
 from django_taskclaim.control import reading
+from django_taskclaim.control.commands import open_commands
 from django_taskclaim.control.installed import is_on
 from django_taskclaim.doctor.blockers import reasons
 from django_taskclaim.exceptions import TaskClaimError
@@ -156,7 +157,7 @@ def _parts(model: type[models.Model], alias: str, rows: Rows) -> Iterator[tuple[
 
 def _recorded(seen: Overview) -> Iterator[tuple[str, Any]]:
     """Read what the control app has written down."""
-    yield "commands", reading.open_commands(seen.alias)
+    yield "commands", {one.worker: one.command for one in open_commands(seen.alias)}
     minutes = reading.minutes(seen.model, using=seen.alias, since=seen.now - DAY)
     hour, day = (reading.slots(minutes, seen.now, span) for span in (HOUR, DAY))
     yield "hour", hour

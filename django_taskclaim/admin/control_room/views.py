@@ -21,7 +21,7 @@ from django.template.response import TemplateResponse
 from django.urls import URLPattern, path
 from django.utils import timezone
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext
+from django.utils.translation import ngettext
 from django.views.decorators.http import require_GET, require_http_methods
 
 from django_taskclaim import conf
@@ -45,9 +45,9 @@ from django_taskclaim.admin.localized import number
 from django_taskclaim.admin.permissions import may_operate
 from django_taskclaim.admin.running import Rows, claims_of, run_action
 from django_taskclaim.admin.switching import ask_to_turn, turn_with_message
-from django_taskclaim.control.actions import RESET_FAILED
+from django_taskclaim.control.actions import RESET_FAILED, WORKER_ACTIONS, WorkerAction
+from django_taskclaim.control.commands import models_of, send_command
 from django_taskclaim.control.installed import is_on
-from django_taskclaim.control.orders import models_of, order
 from django_taskclaim.control.switch_changes import change_overrides
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.formatting import first_line
@@ -69,30 +69,6 @@ require_question = require_http_methods(["GET", "HEAD", "POST"])
 
 #: Parts of the page that say so while they were never read.
 UNKNOWABLE = {"workers": "overview", "failed": "failed", "acts": "acts"}
-
-#: Of each order the title of the page that asks, what it says, and whether something running is touched.
-_ORDERS = {
-    "drain": (
-        gettext_lazy("Drain %(worker)s"),
-        gettext_lazy("It finishes the rows that it holds, claims no more, and leaves."),
-        False,
-    ),
-    "stop": (
-        gettext_lazy("Stop %(worker)s"),
-        gettext_lazy(
-            "It gives back what it has not started; running rows get the grace period, then it leaves."
-        ),
-        True,
-    ),
-    "release": (
-        gettext_lazy("Release the rows of %(worker)s"),
-        gettext_lazy(
-            "A living worker gives back what it has not started, and goes on. Of a silent one all rows are"
-            " opened again, and whatever it still writes is refused."
-        ),
-        True,
-    ),
-}
 
 
 def urls_of(page: Page, base: str) -> list[URLPattern]:
@@ -118,7 +94,7 @@ def urls_of(page: Page, base: str) -> list[URLPattern]:
         at("", views.show),
         at("live/", views.live, "live"),
         at("switch/", views.switch, "switch", only_post),
-        at("orders/", views.order, "orders", require_question),
+        at("commands/", views.command, "commands", require_question),
         at("settings/", views.settings, "settings", only_post),
         at("failures.csv", views.export, "export"),
         at("failures/<slug:group>.csv", views.export, "export"),
@@ -252,8 +228,8 @@ def _summary(page: Page, known: Snapshot) -> dict[str, Any]:
     }
 
 
-def order_message(worker: str, put_back: int | None) -> str:
-    """Say what came of an order. No sentence begins with the name: the admin would capitalise it."""
+def _command_message(worker: str, put_back: int | None) -> str:
+    """Say what came of a command. No sentence begins with the name: the admin would capitalise it."""
     if put_back is None:
         return _("The worker process %(worker)s has been told.") % {"worker": worker}
     return ngettext(
@@ -304,7 +280,8 @@ class PageViews:
             _crumbs_of(page),
             page=page,
             url={
-                name: page.url(name) for name in ("live", "switch", "orders", "settings", "export")
+                name: page.url(name)
+                for name in ("live", "switch", "commands", "settings", "export")
             },
             overview_url=overview_url(page.site),
             as_of=known.as_of,
@@ -369,11 +346,12 @@ class PageViews:
         turn_with_message(request, self.page.model, off=off, **form.cleaned_data)
         return self._back()
 
-    def order(self, request: HttpRequest) -> HttpResponseBase:
+    def command(self, request: HttpRequest) -> HttpResponseBase:
         """Ask, and then tell one worker process to drain, stop or release."""
         self._require(self.page.may_operate(request))
-        name, what = request.GET.get("worker", ""), request.GET.get("order", "")
-        if what not in _ORDERS or not is_on(self.page.alias):
+        name = request.GET.get("worker", "")
+        action = WORKER_ACTIONS.get(request.GET.get("command", ""))
+        if action is None or not is_on(self.page.alias):
             raise Http404
         known = workers_of(self.page.alias)
         if known is None:
@@ -384,44 +362,43 @@ class PageViews:
             gone = _("Nothing was changed: no worker is listed as %(name)s any more.")
             messages.warning(request, gone % {"name": name})
             return self._back()
-        return self._order(request, worker, what)
 
-    def _order(self, request: HttpRequest, worker: Worker, what: str) -> HttpResponseBase:
-        title, sentence, danger = _ORDERS[what]
+        title = str(action.title) % {"worker": worker.name}
 
         def run(answer: Mapping[str, Any]) -> HttpResponse:
-            self._give_order(request, worker.name, what, answer["reason"])
+            self._send(request, worker.name, action, answer["reason"])
             return self._back()
 
         return confirm(
             request,
-            allowed=self._may_order(request, worker),
-            title=str(title) % {"worker": worker.name},
-            sentence=str(sentence),
+            allowed=self._may_command(request, worker),
+            title=title,
+            sentence=str(action.sentence),
             fields=ReasonForm,
-            danger=danger,
+            button=title,
+            danger=action.danger,
             run=run,
             back=self.page.url(),
             crumbs=_crumbs_of(self.page, Crumb(worker.name)),
             site=self.page.site,
         )
 
-    def _may_order(self, request: HttpRequest, worker: Worker) -> bool:
+    def _may_command(self, request: HttpRequest, worker: Worker) -> bool:
         """Say whether the worker has to do with this model, and with none that the user may not operate on."""
         return worker.serves(self.page.model) and all(
             self.page.beside(model).may_operate(request) for model in models_of(worker)
         )
 
-    def _give_order(self, request: HttpRequest, worker: str, what: str, reason: str) -> None:
-        by, using = str(request.user), self.page.alias
+    def _send(self, request: HttpRequest, worker: str, action: WorkerAction, reason: str) -> None:
+        facts: dict[str, Any] = {"by": str(request.user), "user": request.user}
         try:
-            given = order(worker, what, by=by, user=request.user, reason=reason, using=using)
+            sent = send_command(worker, action.name, using=self.page.alias, reason=reason, **facts)
         except (ValidationError, WorkerProcess.DoesNotExist) as error:
             messages.error(request, " ".join(getattr(error, "messages", [str(error)])))
         except (Error, TaskClaimError) as error:
             messages.error(request, first_line(error))
         else:
-            messages.success(request, order_message(worker, given.put_back))
+            messages.success(request, _command_message(worker, sent.put_back))
 
     def settings(self, request: HttpRequest) -> HttpResponseBase:
         """Set the overrides that were changed, or show the form again with what is wrong."""

@@ -9,6 +9,7 @@ from django.utils.translation import pgettext_lazy
 
 from django_taskclaim import conf
 from django_taskclaim.admin.localized import ago
+from django_taskclaim.control.actions import WORKER_ACTIONS
 from django_taskclaim.monitoring.overview import Overview, Worker
 from django_taskclaim.policy import RENEWALS_PER_LEASE, policy_for
 from django_taskclaim.states import Status
@@ -25,12 +26,6 @@ _STATES = {
     "paused": pgettext_lazy("worker", "paused"),
     "draining": pgettext_lazy("worker", "draining"),
     "stopping": pgettext_lazy("worker", "stopping"),
-}
-
-_COMMANDS = {
-    "drain": pgettext_lazy("command", "told to drain"),
-    "stop": pgettext_lazy("command", "told to stop"),
-    "release": pgettext_lazy("command", "told to give back"),
 }
 
 
@@ -103,7 +98,9 @@ def _line(
         worker=worker,
         held=held,
         state=_state(worker, silence),
-        command=str(_COMMANDS.get(commands.get(worker.name, ""), "")),
+        command=str(WORKER_ACTIONS[commands[worker.name]].pending)
+        if worker.name in commands
+        else "",
         # Of several models: it may be of one that this page's viewers must not see.
         last_error=worker.last_error
         if alone and sees_all

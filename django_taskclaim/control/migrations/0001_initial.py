@@ -73,7 +73,10 @@ class Migration(migrations.Migration):
                 "default_permissions": ("view",),
                 "permissions": [
                     ("view_control", "Can look at the control page"),
-                    ("operate", "Can pause, resume, reset and release, and give orders to workers"),
+                    (
+                        "operate",
+                        "Can pause, resume, reset and release, and give commands to workers",
+                    ),
                     ("configure", "Can change settings that override handlers"),
                 ],
                 "indexes": [models.Index(fields=["model", "id"], name="taskclaim_act_of_model")],
@@ -120,7 +123,7 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
-            name="WorkerOrder",
+            name="WorkerCommand",
             fields=[
                 (
                     "id",
@@ -130,11 +133,8 @@ class Migration(migrations.Migration):
                 ),
                 ("worker", django_taskclaim.fields.HolderField(max_length=200)),
                 (
-                    "order",
-                    models.CharField(
-                        choices=[("drain", "Drain"), ("stop", "Stop"), ("release", "Release")],
-                        max_length=20,
-                    ),
+                    "command",
+                    models.CharField(max_length=20),
                 ),
                 (
                     "reason",
@@ -145,12 +145,12 @@ class Migration(migrations.Migration):
                 ("done_at", django_taskclaim.fields.MomentField(default=None, null=True)),
             ],
             options={
-                "verbose_name": "order to a worker",
-                "verbose_name_plural": "orders to workers",
-                "db_table": "taskclaim_workerorder",
+                "verbose_name": "command to a worker",
+                "verbose_name_plural": "commands to workers",
+                "db_table": "taskclaim_workercommand",
                 "default_permissions": (),
                 "indexes": [
-                    models.Index(fields=["worker", "done_at"], name="taskclaim_order_open")
+                    models.Index(fields=["worker", "done_at"], name="taskclaim_command_open")
                 ],
             },
         ),

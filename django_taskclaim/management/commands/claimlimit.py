@@ -7,11 +7,10 @@ from typing import Any
 from django.core.management.base import CommandError
 from django.db import Error
 
-from django_taskclaim.control.audit import account_of
 from django_taskclaim.control.switch_changes import change_overrides, in_words
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.management.arguments import add_database, add_models
-from django_taskclaim.management.base import USAGE, ClaimCommand, whoami
+from django_taskclaim.management.base import USAGE, ClaimCommand, acting
 from django_taskclaim.switch import override_from_text, overrides_of, places_of
 from django_taskclaim.tables import LIMITS, OVERRIDES
 
@@ -61,7 +60,7 @@ exit codes:
                 default=SUPPRESS,
                 help=text,
             )
-        parser.add_argument("--by", metavar="NAME", help="who sets it (default: user@host)")
+        parser.add_argument("--by", metavar="NAME", help="who sets it, beside user@host")
         parser.add_argument("--reason", default="", metavar="TEXT", help="why, for the record")
         add_database(parser, "every database that holds the model")
 
@@ -77,14 +76,11 @@ exit codes:
         if not models:
             raise CommandError("Name the models.", returncode=USAGE)
         values = {name: options[name] for name in OVERRIDES if name in options}
-        who = by or whoami()
         try:
             for model in models:
                 if values:
-                    user = account_of(who)
-                    change_overrides(
-                        model, values, by=who, user=user, reason=reason, using=database
-                    )
+                    who = acting(by)
+                    change_overrides(model, values, by=who, reason=reason, using=database)
                 self._show(model, database)
         except ValueError as error:
             raise CommandError(str(error), returncode=USAGE) from error

@@ -16,7 +16,6 @@ from django.db import Error, connections
 from django.utils import timezone
 
 from django_taskclaim.columns import has_ranges
-from django_taskclaim.control.orders import open_orders
 from django_taskclaim.control.switch_changes import in_words
 from django_taskclaim.error_text import one_line
 from django_taskclaim.fields import as_utc
@@ -166,7 +165,7 @@ exit codes:
         for one in look.seen:
             self._details(one)
         for alias in dict.fromkeys(one.alias for one in look.seen):
-            self._workers(look.workers[alias], alias, look.seen)
+            self._workers(look, alias)
 
     # Again and again
 
@@ -198,7 +197,7 @@ exit codes:
         """Look once more; a database that is away is part of the picture."""
         look = look_at(where, exact=False)
         for seen in look.seen:
-            self._speed.note(seen, look.workers[seen.alias])
+            self._speed.note(seen)
         for model, failure in look.errors:
             said = "".join(
                 c if c.isprintable() else " " for c in one_line(failure.error, failure.text)
@@ -229,7 +228,7 @@ exit codes:
                     self.stdout.write(f"  {said}")
             for alias in dict.fromkeys(one.alias for one in look.seen):
                 with self._asking(alias):
-                    self._workers(look.workers[alias], alias, look.seen)
+                    self._workers(look, alias)
         finally:
             self.stdout = terminal
         return written.getvalue().strip("\n").splitlines()
@@ -402,10 +401,10 @@ exit codes:
 
     # Workers
 
-    def _workers(self, known: Sequence[Worker], alias: str, seen: Sequence[Overview]) -> None:
-        several = len({one.alias for one in seen}) > 1
-        title = f"Workers on {alias}" if several else "Workers"
-        now = next(one.now for one in seen if one.alias == alias)
+    def _workers(self, look: Look, alias: str) -> None:
+        known = look.workers[alias]
+        title = f"Workers on {alias}" if len(look.workers) > 1 else "Workers"
+        now = next(one.now for one in look.seen if one.alias == alias)
         living = [worker for worker in known if worker.alive]
         self.stdout.write("")
         self.stdout.write(self.style.MIGRATE_LABEL(title if living else f"{title}: none alive"))
@@ -413,18 +412,15 @@ exit codes:
             heads = ("NAME", "MODELS", "STATE", "HELD", "DONE", "FAILED", "SEEN", "UP")
             self._table(heads, [self._worker_row(worker, now) for worker in living], indent="  ")
         for worker in known:
-            self._orders(worker, alias)
             if not worker.alive:
                 unseen = format_duration(now - worker.seen_at)
                 silence = f"{worker.name} was last seen {unseen} ago and has not signed off"
                 self.stdout.write("  " + self.style.WARNING(silence))
-
-    def _orders(self, worker: Worker, alias: str) -> None:
-        """Show what a process was ordered to do, in the control room for example, and has not done yet."""
-        for order in open_orders(worker.name, using=alias):
-            since = format_moment(as_utc(order.at))
-            text = f"{worker.name} was ordered by {order.by} at {since} to {order.order}"
-            self.stdout.write("  " + self.style.WARNING(text))
+        names = {worker.name for worker in known}
+        for one in look.commands[alias]:
+            if one.worker in names:
+                text = f"{one.worker} was told by {one.by} at {format_moment(as_utc(one.at))} to {one.command}"
+                self.stdout.write("  " + self.style.WARNING(text))
 
     def _worker_row(self, worker: Worker, now: Any) -> list[tuple[str, Style]]:
         return [

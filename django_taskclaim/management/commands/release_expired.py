@@ -12,7 +12,7 @@ from django.core.management.base import CommandError
 from django.db import Error, connections
 
 from django_taskclaim.claim import clock
-from django_taskclaim.control.audit import account_of, record_action
+from django_taskclaim.control.audit import record_action
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.formatting import counted, first_line
 from django_taskclaim.management.arguments import (
@@ -22,7 +22,7 @@ from django_taskclaim.management.arguments import (
     places,
     whole_number,
 )
-from django_taskclaim.management.base import USAGE, ClaimCommand, whoami
+from django_taskclaim.management.base import USAGE, ClaimCommand, acting
 from django_taskclaim.management.keeping import forget
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.expiry import Reaper
@@ -77,7 +77,7 @@ exit codes:
         )
         parser.add_argument("--reason", metavar="TEXT", help="why, for the record")
         parser.add_argument(
-            "--by", metavar="NAME", help="who puts back, for the record (default: user@host)"
+            "--by", metavar="NAME", help="who puts back, for the record beside user@host"
         )
 
     def handle(
@@ -181,8 +181,7 @@ def _act(by: str | None, reason: str | None) -> dict[str, Any] | None:
     """Return who puts rows back and why; None for cron, which would leave a record a minute for nobody to read."""
     if not (by or reason or (sys.stdin is not None and sys.stdin.isatty())):
         return None
-    who = by or whoami()
-    return {"by": who, "reason": reason or "", "user": account_of(who)}
+    return {"by": acting(by), "reason": reason or ""}
 
 
 def _is_stopped_within(seconds: float) -> bool:

@@ -1,4 +1,4 @@
-"""What a person tells one worker process. Each order is recorded as an act."""
+"""Commands that a person gives to one worker process. Each is recorded as an act."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -7,10 +7,11 @@ from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured, ValidationError
 from django.db import DatabaseError, Error, connections, models
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext, pgettext_lazy
+from django.utils.translation import ngettext
 
 from django_taskclaim.claim import clock
 from django_taskclaim.columns import claim_columns
+from django_taskclaim.control.actions import WORKER_ACTIONS
 from django_taskclaim.control.audit import record_action, storable
 from django_taskclaim.control.installed import NAME, is_on
 from django_taskclaim.db import DatabaseNow
@@ -23,17 +24,10 @@ from django_taskclaim.querysets.isolating import refusals
 from django_taskclaim.states import WORKER_MARK
 
 if TYPE_CHECKING:
-    from django_taskclaim.control.models import WorkerOrder
-
-#: The names of the orders in the record: in the language of the person who gave the order, as the reason is.
-_ORDERS = {
-    "drain": pgettext_lazy("order", "drain"),
-    "stop": pgettext_lazy("order", "stop"),
-    "release": pgettext_lazy("order", "release"),
-}
+    from django_taskclaim.control.models import WorkerCommand
 
 
-class OrderError(TaskClaimError):
+class PutBackRefused(TaskClaimError):
     """Not all rows of a silent process could be put back: ``put_back`` were.
 
     ``errors`` holds what was said, by the label of each model that it was said of.
@@ -45,58 +39,63 @@ class OrderError(TaskClaimError):
 
     def __str__(self) -> str:
         refused = "; ".join(f"{label}: {first_line(error)}" for label, error in self.errors.items())
-        told = ngettext(
+        sentence = ngettext(
             "Of the silent worker process %(worker)s, %(n)s row was put back, and then refused: %(errors)s",
             "Of the silent worker process %(worker)s, %(n)s rows were put back, and then refused: %(errors)s",
             self.put_back,
         )
-        return told % {"worker": self.worker, "n": format_number(self.put_back), "errors": refused}
+        return sentence % {
+            "worker": self.worker,
+            "n": format_number(self.put_back),
+            "errors": refused,
+        }
 
 
-def order(
-    worker_name: str, what: str, *, by: str, user: object = None, reason: str = "", using: str
-) -> "WorkerOrder":
+def send_command(
+    worker_name: str, command: str, *, by: str, user: object = None, reason: str = "", using: str
+) -> "WorkerCommand":
     """Tell one worker process to ``drain``, ``stop`` or ``release``; it obeys within five seconds.
 
-    A process that fell silent hears nothing: its rows are released here and now, all of them, and any other order is a
-    ValidationError, as is an unknown one. Each model that it serves gets an act with its own rows. Raises
-    ``WorkerProcess.DoesNotExist`` for a name that is not listed, and ``OrderError`` where rows of one model could not
-    be put back; those of the others were, and the order is at its end all the same.
+    A process that fell silent hears nothing: its rows are released here and now, all of them, and any other command is
+    a ValidationError, as is an unknown one. Each model that it serves gets an act with its own rows. Raises
+    ``WorkerProcess.DoesNotExist`` for a name that is not listed, and ``PutBackRefused`` where rows of one model could
+    not be put back; those of the others were, and the command is at its end all the same.
     """
     _require(using)
-    from django_taskclaim.control.models import WorkerOrder
+    from django_taskclaim.control.models import WorkerCommand
 
-    if what not in WorkerOrder.Order.values:
-        known = ", ".join(WorkerOrder.Order.values)
-        orders = {"order": repr(what), "orders": known}
+    action = WORKER_ACTIONS.get(command)
+    if action is None:
+        known = ", ".join(WORKER_ACTIONS)
+        given = {"command": repr(command), "commands": known}
         raise ValidationError(
-            _("A worker cannot be told to %(order)s; it knows %(orders)s.") % orders
+            _("A worker cannot be told to %(command)s; it knows %(commands)s.") % given
         )
     worker = _worker(worker_name, using)
-    if not worker.alive and what != WorkerOrder.Order.RELEASE:
+    if not worker.alive and command != "release":
         raise ValidationError(
             _(
                 "%(worker)s has said nothing for a while, so it would not hear that; release its rows instead."
             )
             % {"worker": worker.name}
         )
-    given = WorkerOrder.objects.using(using).create(
+    sent = WorkerCommand.objects.using(using).create(
         worker=worker.name,
-        order=what,
+        command=command,
         reason=storable(reason, 500),
         by=storable(by, 200),
         at=DatabaseNow(),
     )
-    said = str(_ORDERS[what])
-    told = f"{said}: {reason}" if reason else said
-    facts: dict[str, Any] = {"by": by, "reason": told, "user": user, "using": using}
+    # In the language of the person who gave the command, as the reason is.
+    why = f"{action.label}: {reason}" if reason else str(action.label)
+    facts: dict[str, Any] = {"by": by, "reason": why, "user": user, "using": using}
     if worker.alive:
         for model in _tables_of(worker):
-            record_action(model, "worker order", worker=worker.name, **facts)
+            record_action(model, "worker command", worker=worker.name, **facts)
     else:
-        given.put_back = _release_all(worker, given, facts)
-    given.refresh_from_db(using=using)
-    return given
+        sent.put_back = _release_all(worker, sent, facts)
+    sent.refresh_from_db(using=using)
+    return sent
 
 
 def _worker(name: str, using: str) -> Worker:
@@ -108,19 +107,19 @@ def _worker(name: str, using: str) -> Worker:
     return found
 
 
-def _release_all(worker: Worker, given: "WorkerOrder", facts: dict[str, Any]) -> int:
-    """Put back all that a silent process holds, and end the order; what one table refuses keeps no other from it."""
+def _release_all(worker: Worker, sent: "WorkerCommand", facts: dict[str, Any]) -> int:
+    """Put back all that a silent process holds, and end the command; what one table refuses keeps no other from it."""
     put_back, errors = 0, {}
     for model in _tables_of(worker):
         rows, error = _take_back(model, worker, facts["using"])
         if model is not None and error is not None:
             errors[model._meta.label] = error
         put_back += rows
-        record_action(model, "worker order", rows=rows, worker=worker.name, **facts)
-    same = type(given).objects.using(facts["using"]).filter(pk=given.pk)
+        record_action(model, "worker command", rows=rows, worker=worker.name, **facts)
+    same = type(sent).objects.using(facts["using"]).filter(pk=sent.pk)
     same.update(done_at=DatabaseNow())
     if errors:
-        raise OrderError(worker.name, put_back, errors)
+        raise PutBackRefused(worker.name, put_back, errors)
     return put_back
 
 
@@ -171,19 +170,20 @@ def holders_of(process: str) -> str:
     return f"{process}{WORKER_MARK}"
 
 
-def open_orders(worker_name: str, *, using: str) -> "list[WorkerOrder]":
-    """Return what a worker process was told to do and has not done yet, oldest first."""
+def open_commands(using: str) -> "list[WorkerCommand]":
+    """Return what workers were told to do and have not done yet; not what an earlier one of the name was told."""
     if not is_on(using):
         return []
-    from django_taskclaim.control.models import WorkerOrder
+    from django_taskclaim.control.models import WorkerCommand
 
-    orders = WorkerOrder.objects.using(using).filter(worker=worker_name, done_at=None)
-    return list(orders.order_by("id"))
+    named = WorkerProcess.objects.using(using).filter(name=models.OuterRef("worker"))
+    heard = models.Q(at__gte=models.Subquery(named.values("started_at")))
+    return list(WorkerCommand.objects.using(using).filter(heard, done_at=None).order_by("pk"))
 
 
 def _require(using: str) -> None:
     if not is_on(using):
         raise ImproperlyConfigured(
-            f"Orders need the tables of {NAME} on the database {using!r}: add it to INSTALLED_APPS,"
+            f"Commands need the tables of {NAME} on the database {using!r}: add it to INSTALLED_APPS,"
             " let routers migrate it there, and run manage.py migrate."
         )

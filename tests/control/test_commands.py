@@ -1,4 +1,4 @@
-"""Orders to a dead worker: its rows come back at once, and a refusal of the database ends no order half-way."""
+"""Commands to a dead worker: its rows come back at once, and a refusal of the database ends no command half-way."""
 
 from datetime import timedelta
 from typing import Any
@@ -7,8 +7,8 @@ import pytest
 from django.core.exceptions import ValidationError
 from django.utils import timezone
 
-from django_taskclaim.control.models import OperatorAct, WorkerOrder
-from django_taskclaim.control.orders import OrderError, order
+from django_taskclaim.control.commands import PutBackRefused, send_command
+from django_taskclaim.control.models import OperatorAct, WorkerCommand
 from django_taskclaim.models import WorkerProcess
 from tests.factories import make
 from tests.querysets.refusing import FROZEN, SAID, refused
@@ -42,29 +42,29 @@ def held(settings: Any) -> None:
 
 @pytest.mark.usefixtures("held")
 def test_a_row_that_nobody_can_write_keeps_no_other_from_coming_back() -> None:
-    """The order says what came back, and ends; another order puts back the rest."""
+    """The command says what came back, and ends; another command puts back the rest."""
     frozen = Photo.objects.order_by("pk")[1].pk
     Photo.objects.filter(pk=frozen).update(note=FROZEN)
-    with refused(Photo), pytest.raises(OrderError, match=SAID) as raised:
-        order(DEAD, "release", by="ada", reason="gone", using="default")
+    with refused(Photo), pytest.raises(PutBackRefused, match=SAID) as raised:
+        send_command(DEAD, "release", by="ada", reason="gone", using="default")
     assert (raised.value.put_back, list(raised.value.errors)) == (11, ["testapp.Photo"])
     assert [model.objects.open().count() for model in (Photo, Job, UuidKey)] == [3, 4, 4]
-    assert WorkerOrder.objects.get().done_at is not None
+    assert WorkerCommand.objects.get().done_at is not None
     recorded = OperatorAct.objects.order_by("pk").values_list("model", "rows", "key", "reason")
     assert list(recorded) == [
         (f"testapp.{name}", rows, DEAD, "release: gone")
         for name, rows in (("photo", 3), ("job", 4), ("uuidkey", 4))
     ]
-    assert order(DEAD, "release", by="ada", using="default").put_back == 1
+    assert send_command(DEAD, "release", by="ada", using="default").put_back == 1
 
 
 @pytest.mark.once
 @pytest.mark.usefixtures("held")
-def test_an_order_that_nobody_can_obey_is_refused() -> None:
+def test_a_command_that_nobody_can_obey_is_refused() -> None:
     with pytest.raises(ValidationError, match="release its rows instead"):
-        order(DEAD, "drain", by="ada", using="default")
+        send_command(DEAD, "drain", by="ada", using="default")
     with pytest.raises(ValidationError, match="'explode'; it knows drain, stop, release"):
-        order(DEAD, "explode", by="ada", using="default")
+        send_command(DEAD, "explode", by="ada", using="default")
     with pytest.raises(WorkerProcess.DoesNotExist):
-        order("nobody", "stop", by="ada", using="default")
-    assert not WorkerOrder.objects.exists()
+        send_command("nobody", "stop", by="ada", using="default")
+    assert not WorkerCommand.objects.exists()
