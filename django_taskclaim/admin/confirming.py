@@ -11,7 +11,7 @@
             back=reverse("admin:photos_photo_changelist"),
         )
 
-The view runs anew for the POST, so the permission that it hands over as ``allowed`` is asked again.
+The view runs again for the POST, so the permission that it hands over as ``allowed`` is asked again.
 """
 
 from collections.abc import Callable, Mapping, Sequence

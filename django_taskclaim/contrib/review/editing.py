@@ -16,8 +16,8 @@ from django.views.generic.edit import ModelFormMixin
 from django_taskclaim.claim import carried_claim
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.contrib.review.conflicts import Written, written
-from django_taskclaim.contrib.review.fates import fate_of
 from django_taskclaim.contrib.review.holding import HolderMixin
+from django_taskclaim.contrib.review.outcomes import outcome_of
 from django_taskclaim.contrib.review.permissions import may_operate
 from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.holders import holder_of, name_of
@@ -217,17 +217,17 @@ class HeldRowMixin(HolderMixin, _Form):
     def not_yours(self, form: object = None, *, problem: str = "") -> HttpResponse:
         """Return the page that says what became of the row, and what of *form* would have been written."""
         row = self._now
-        fate = fate_of(row, self.holder())
+        outcome = outcome_of(row, self.holder())
         sent = [] if form is None else written(form, self._form_of(row))
         context = {
             "row": row,
-            "fate": fate,
+            "outcome": outcome,
             "was_sent": form is not None,
             "other_person": self._is_anothers_token(),
             "fields": sent,
             "differing": sum(field.differs for field in sent),
-            "may_take": fate.status == Status.OPEN,
-            "may_take_over": self._can_be_taken(fate) and self.may_take_over(row),
+            "may_take": outcome.status == Status.OPEN,
+            "may_take_over": self._can_be_taken(outcome) and self.may_take_over(row),
             "seen": self._seen(),
             "problem": problem,
             "back": self.success_url or "",
@@ -241,8 +241,8 @@ class HeldRowMixin(HolderMixin, _Form):
         """The row as it is stored now, without a claim."""
         return self.stored_row(self.kwargs["pk"])
 
-    def _can_be_taken(self, fate: Any) -> bool:
-        return fate.status == Status.PROCESSING and not fate.is_own
+    def _can_be_taken(self, outcome: Any) -> bool:
+        return outcome.status == Status.PROCESSING and not outcome.is_own
 
     def _seen(self) -> str:
         """Return which claim the page shows, so that no other is taken over."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from django.contrib.auth.mixins import LoginRequiredMixin
 from django.core.exceptions import ObjectDoesNotExist, ValidationError
@@ -19,7 +19,7 @@ from django.views.generic import View
 
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.contrib.review.conflicts import Written
-from django_taskclaim.contrib.review.fates import fate_of
+from django_taskclaim.contrib.review.outcomes import outcome_of
 from django_taskclaim.contrib.review.permissions import backends_know_rows, may_change
 from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.fields import as_utc
@@ -35,9 +35,6 @@ else:
     Base = object
 
 V = TypeVar("V", bound=Callable[..., HttpResponseBase])
-
-#: How long a claim of a person lasts: fixed, or asked for anew of the view's queryset (see ``ObservedLease``).
-PersonsLease: TypeAlias = timedelta | float | Callable[[Any], timedelta]
 
 #: Seconds between two pings at least and at most: often enough to tell of a loss while it can still be mended.
 PING_AT_LEAST, PING_AT_MOST = 5.0, 60.0
@@ -64,7 +61,7 @@ class HolderMixin(LoginRequiredMixin, Base):
     """
 
     #: How long a claim lasts after the last sign of its holder.
-    lease: PersonsLease = timedelta(hours=1)
+    lease: timedelta | float = timedelta(hours=1)
     #: The methods that a POST may name in ``act``.
     acts: ClassVar[dict[str, str]] = {"ping": "ping"}
     #: The page of status 403.
@@ -128,8 +125,8 @@ class HolderMixin(LoginRequiredMixin, Base):
 
     def get_lease(self) -> timedelta:
         """Return how long a claim lasts that is taken or renewed now."""
-        chosen = self.lease(self.get_queryset()) if callable(self.lease) else self.lease
-        return chosen if isinstance(chosen, timedelta) else timedelta(seconds=chosen)
+        lease = self.lease
+        return lease if isinstance(lease, timedelta) else timedelta(seconds=lease)
 
     def ping_every(self) -> int:
         """Return how many seconds the page waits between two pings."""
@@ -181,7 +178,7 @@ class HolderMixin(LoginRequiredMixin, Base):
         row = self.stored_row(pk)
         if row is not None and not self.may_edit(self.request.user, row):
             return _("You may not change it.")
-        return fate_of(row, self.holder()).sentence
+        return outcome_of(row, self.holder()).sentence
 
     # Rows
 

@@ -14,7 +14,7 @@ from django_taskclaim.states import Status
 
 
 @dataclass(frozen=True, slots=True)
-class Fate:
+class Outcome:
     """Who holds a row, or what became of it."""
 
     #: One of ``Status``; "" for a row that is gone.
@@ -42,7 +42,7 @@ class Fate:
             "": _("It is gone."),
             Status.OPEN.value: _("It was put back, and nobody holds it now."),
             Status.PAUSED.value: _("It was set aside, and nobody works on it."),
-            Status.PROCESSING.value: _("You hold it anew since %(when)s: open it afresh.")
+            Status.PROCESSING.value: _("You have held it again since %(when)s: open it again.")
             if own
             else _("%(name)s has held it since %(when)s, and keeps it until %(until)s at least."),
             Status.COMPLETE.value: _("You finished it at %(when)s.")
@@ -52,10 +52,10 @@ class Fate:
         }
 
 
-def fate_of(row: models.Model | None, asked_by: str) -> Fate:
+def outcome_of(row: models.Model | None, asked_by: str) -> Outcome:
     """Say what the stored *row* tells *asked_by*, the name of a holder; None is a row that is gone."""
     if row is None:
-        return Fate("", "", is_own=False, since=None, until=None)
+        return Outcome("", "", is_own=False, since=None, until=None)
     columns = claim_columns(type(row))
 
     def read(field: Any) -> Any:
@@ -63,7 +63,7 @@ def fate_of(row: models.Model | None, asked_by: str) -> Fate:
 
     status, holder = str(read(columns.status)), read(columns.claimed_by) or ""
     finished = read(columns.completed_at) if status == Status.COMPLETE else None
-    return Fate(
+    return Outcome(
         status,
         name_of(holder) or _("Somebody"),
         is_own=holder == asked_by,
