@@ -6,7 +6,7 @@ from typing import Any
 from django.apps import apps
 from django.core.checks import CheckMessage
 
-from django_taskclaim.admin.columns_shown import raw_names
+from django_taskclaim.admin.fieldsets import raw_names
 from django_taskclaim.checks.messages import message
 from django_taskclaim.columns import has_claim_columns
 from django_taskclaim.formatting import listed

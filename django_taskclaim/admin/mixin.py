@@ -12,11 +12,9 @@ from django.template.loader import render_to_string
 from django.template.response import TemplateResponse
 from django.urls import URLPattern
 from django.utils.http import urlencode
-from django.utils.safestring import SafeString
 from django.utils.text import capfirst
-from django.utils.translation import gettext_lazy as _
 
-from django_taskclaim.admin import columns_shown, control_room, showing, tables_beside
+from django_taskclaim.admin import control_room, fieldsets
 from django_taskclaim.admin.actions import admin_action
 from django_taskclaim.admin.buttons import (
     model_buttons,
@@ -27,14 +25,13 @@ from django_taskclaim.admin.buttons import (
 from django_taskclaim.admin.checking import problems
 from django_taskclaim.admin.confirming import Crumb
 from django_taskclaim.admin.counting import BoundedPaginator
+from django_taskclaim.admin.display import ClaimDisplay
 from django_taskclaim.admin.filters import StateFilter, filters_for, order_of
 from django_taskclaim.admin.permissions import OperatePermission
 from django_taskclaim.admin.rows import Look, facts_of, look_at, look_of
 from django_taskclaim.admin.running import alias_of
 from django_taskclaim.admin.switching import describe_pause
-from django_taskclaim.admin.timeline import timeline
 from django_taskclaim.control.actions import ROW_ACTIONS
-from django_taskclaim.links import source_key_text
 from django_taskclaim.switch import pauses_over
 
 if TYPE_CHECKING:
@@ -63,7 +60,7 @@ class _Tuples(ModelAdmin):
         return tuple(super().get_list_display(request))
 
 
-class ClaimAdminMixin(OperatePermission, ActionsModelAdmin, _Tuples):
+class ClaimAdminMixin(ClaimDisplay, OperatePermission, ActionsModelAdmin, _Tuples):
     """For the ModelAdmin of a claimable model, named before any base of your own.
 
         @admin.register(Photo)
@@ -87,7 +84,7 @@ class ClaimAdminMixin(OperatePermission, ActionsModelAdmin, _Tuples):
         if self.actions is not None:
             own = list(self.actions)
             self.actions = [*(name for name in CLAIM_ACTIONS if name not in own), *own]
-        typed = tables_beside.link_to_type(self)
+        typed = fieldsets.link_to_type(self)
         self.raw_id_fields = (*self.raw_id_fields, *typed)  # type: ignore[misc]
 
     def check(self, **kwargs: object) -> Any:
@@ -97,68 +94,12 @@ class ClaimAdminMixin(OperatePermission, ActionsModelAdmin, _Tuples):
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         """Say whether the user may make a row by a form; nobody may where only ``plan()`` or ``populate()`` can."""
-        return tables_beside.made_by_hand(self.model) and super().has_add_permission(request)
-
-    # The columns, as people read them
-
-    @admin.display(description=_("state"))
-    def claim_state(self, obj: Any) -> SafeString:
-        return showing.pill(facts_of(obj).kind)
-
-    @admin.display(description=_("holder"))
-    def claim_holder(self, obj: Any) -> str:
-        return showing.held(facts_of(obj)) or self.get_empty_value_display()
-
-    @admin.display(description=_("tries"))
-    def claim_tries(self, obj: Any) -> str:
-        return showing.tried(facts_of(obj)) or self.get_empty_value_display()
-
-    @admin.display(description=_("claim"))
-    def claim_summary(self, obj: Any) -> SafeString:
-        """State, holder, tries and error in one column."""
-        return showing.summary(facts_of(obj))
-
-    @admin.display(description=_("error"))
-    def claim_error(self, obj: Any) -> str:
-        return showing.error_glimpse(facts_of(obj)) or self.get_empty_value_display()
-
-    @admin.display(description=_("error"))
-    def claim_error_in_full(self, obj: Any) -> str:
-        return showing.error_in_full(facts_of(obj)) or self.get_empty_value_display()
-
-    @admin.display(description=_("timeline"))
-    def claim_timeline(self, obj: Any) -> str:
-        return timeline(obj, facts_of(obj), look_of(obj).alias) or self.get_empty_value_display()
-
-    @admin.display(description=_("source"))
-    def claim_source(self, obj: Any) -> str:
-        """Return the key of a companion's source, in a list; nothing is asked for it."""
-        return source_key_text(obj) or self.get_empty_value_display()
-
-    @admin.display(description=_("source"))
-    def claim_lost_source(self, obj: Any) -> str:
-        return tables_beside.lost_source(obj)
-
-    @admin.display(description=_("begins"))
-    def range_begins(self, obj: object) -> str:
-        return tables_beside.beginning(obj)
-
-    @admin.display(description=_("ends with"))
-    def range_ends(self, obj: object) -> str:
-        return tables_beside.end(obj)
-
-    @admin.display(description=_("done up to"))
-    def range_done_to(self, obj: object) -> str:
-        return tables_beside.done_to(obj) or self.get_empty_value_display()
-
-    @admin.display(description=_("rows done"))
-    def range_rows(self, obj: object) -> str:
-        return tables_beside.rows_done(obj)
+        return fieldsets.made_by_hand(self.model) and super().has_add_permission(request)
 
     # The list
 
     def get_list_display(self, request: HttpRequest) -> tuple[Any, ...]:
-        shown = columns_shown.in_list(self.model, super().get_list_display(request))
+        shown = fieldsets.in_list(self.model, super().get_list_display(request))
         if not self.has_operate_permission(request):
             return shown
         return (*shown, "actions_holder")
@@ -202,7 +143,7 @@ class ClaimAdminMixin(OperatePermission, ActionsModelAdmin, _Tuples):
             return ""
         buttons = [
             *row_buttons(self, request, instance, page=False),
-            *columns_shown.package_buttons(self, instance),
+            *fieldsets.package_buttons(self, instance),
         ]
         context = {"instance": instance, "actions_row": buttons}
         return render_to_string("admin/change_list_item_object_tools.html", context)
@@ -224,24 +165,24 @@ class ClaimAdminMixin(OperatePermission, ActionsModelAdmin, _Tuples):
 
     def get_readonly_fields(self, request: HttpRequest, obj: object = None) -> list[Any]:
         own = list(super().get_readonly_fields(request, obj))
-        ours = columns_shown.read_only(self.model, self, on_page=obj is not None)
+        ours = fieldsets.read_only(self.model, self, on_page=obj is not None)
         return [*own, *(name for name in ours if name not in own)]
 
     def get_fields(self, request: HttpRequest, obj: object = None) -> Any:
         fields = super().get_fields(request, obj)
         if self.fields:
             return fields
-        return columns_shown.without_ours(self.model, fields)
+        return fieldsets.without_ours(self.model, fields)
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> list[Any]:
         sets = list(super().get_fieldsets(request, obj))
         if obj is None:
             return sets
-        if tables_beside.without_source(obj):
-            sets = columns_shown.naming_lost_source(sets)
+        if fieldsets.without_source(obj):
+            sets = fieldsets.naming_lost_source(sets)
         facts = facts_of(obj)
         has_error = bool(facts.error_class or facts.last_error)
-        return columns_shown.with_claim(self.model, sets, has_error=has_error)
+        return fieldsets.with_claim(self.model, sets, has_error=has_error)
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> object:
         row = super().get_object(request, object_id, from_field)
@@ -297,7 +238,7 @@ class ClaimAdminMixin(OperatePermission, ActionsModelAdmin, _Tuples):
         app = self.opts.app_config
         site = self.admin_site.name
         return [
-            Crumb(str(app.verbose_name), columns_shown.app_address(self.opts.app_label, site)),
+            Crumb(str(app.verbose_name), fieldsets.app_address(self.opts.app_label, site)),
             Crumb(capfirst(str(self.opts.verbose_name_plural)), self.list_address(request)),
         ]
 

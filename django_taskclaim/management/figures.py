@@ -19,6 +19,7 @@ from django.db.models import Min
 from django.utils import timezone
 
 from django_taskclaim.columns import claim_columns
+from django_taskclaim.control.actions import NAMED
 from django_taskclaim.control.commands import open_commands
 from django_taskclaim.fields import as_utc
 from django_taskclaim.formatting import first_line, format_duration
@@ -259,7 +260,9 @@ def incomplete(look: Look) -> Iterator[str]:
     for seen in look.seen:
         counts = {state: getattr(seen.progress, state.value) for state in Status}
         left = [
-            f"{n:,} {state.value}" for state, n in counts.items() if n and state != Status.COMPLETE
+            f"{n:,} {NAMED.get(state, state.value)}"
+            for state, n in counts.items()
+            if n and state != Status.COMPLETE
         ]
         if left:
             yield f"{seen.model._meta.label} is not complete: {', '.join(left)}"

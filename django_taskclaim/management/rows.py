@@ -13,7 +13,7 @@ from django.utils.text import capfirst
 
 from django_taskclaim.claim import clock
 from django_taskclaim.columns import claim_columns
-from django_taskclaim.control.actions import Action
+from django_taskclaim.control.actions import NAMED, Action
 from django_taskclaim.control.audit import record_action
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.formatting import counted, first_line
@@ -59,7 +59,7 @@ class Choice:
 
     def by_state(self, *states: str) -> None:
         name = claim_columns(self.rows.model).status.name
-        words = " or ".join(map(str, states))
+        words = " or ".join(NAMED.get(state, str(state)) for state in states)
         self.narrow(self.rows.filter(**{f"{name}__in": states}), words)
 
     def by_error(self, error: str) -> None:
@@ -184,7 +184,9 @@ class _Report(Report):
 def _states_of(rows: Rows) -> dict[str, int]:
     """Return how many of *rows* are in each state that there is."""
     progress = rows.progress()
-    counts = {state.value: int(getattr(progress, state.value)) for state in Status}
+    counts = {
+        NAMED.get(state, state.value): int(getattr(progress, state.value)) for state in Status
+    }
     return {state: count for state, count in counts.items() if count}
 
 

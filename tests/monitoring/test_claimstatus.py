@@ -203,7 +203,7 @@ def test_require_complete_fails_until_every_row_is_complete() -> None:
     make(ClaimOnly, 2)
     code, reason = judged(*words)
     assert code == 1
-    assert "1 open, 1 processing, 1 failed, 1 paused" in reason
+    assert "1 open, 1 running, 1 failed, 1 paused" in reason
     assert "2 open" in reason
 
 

@@ -22,7 +22,7 @@ _OPTIONS = {
         "ROWS/TIME",
         "rows that are claimed in a second, a minute, an hour or a day: 5/s, 100/m, 1000/h, 5000/d",
     ),
-    "max_running": ("ROWS", "rows that are processing at once"),
+    "max_running": ("ROWS", "rows that are running at once"),
     "hours": (
         "FROM-TO",
         "the hours at which rows are claimed, in TIME_ZONE, over midnight too: 22:00-06:00",

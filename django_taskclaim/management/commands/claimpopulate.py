@@ -73,7 +73,7 @@ exit codes:
         parser.add_argument(
             "--remove-orphans",
             action="store_true",
-            help="then remove rows whose source is gone, but none that is processing",
+            help="then remove rows whose source is gone, but none that is running",
         )
 
     def handle(

@@ -23,16 +23,6 @@ from django_taskclaim.formatting import counted, first_line, format_duration, fo
 from django_taskclaim.links import is_companion
 from django_taskclaim.management.arguments import add_database, add_models, duration, places
 from django_taskclaim.management.base import USAGE, ClaimCommand
-from django_taskclaim.management.display import (
-    Speed,
-    bar,
-    draw,
-    legend,
-    moves_cursor,
-    other_screen,
-    percent,
-    rows_of,
-)
 from django_taskclaim.management.figures import (
     AGAIN,
     FIGURES,
@@ -45,6 +35,16 @@ from django_taskclaim.management.figures import (
     oldest_due,
     reasons_to_fail,
     unknown_ages,
+)
+from django_taskclaim.management.terminal import (
+    Speed,
+    bar,
+    draw,
+    legend,
+    moves_cursor,
+    other_screen,
+    percent,
+    rows_of,
 )
 from django_taskclaim.monitoring.overview import Overview, Worker, first_failed, throttles_by_source
 from django_taskclaim.monitoring.server import server_for

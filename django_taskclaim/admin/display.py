@@ -1,20 +1,105 @@
-"""The claim columns as HTML: pills, holders, tries, errors. Whatever a row holds is text and stays text."""
+"""The claim columns as people read them, in a list and on a page. Whatever a row holds is text and stays text."""
 
+from typing import TYPE_CHECKING, Any
+
+from django.contrib import admin
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
 from django_taskclaim.admin.localized import listed, number
-from django_taskclaim.admin.rows import STATES, WAITING, RowFacts, holder_of
+from django_taskclaim.admin.rows import (
+    STATES,
+    WAITING,
+    RowFacts,
+    facts_of,
+    holder_of,
+    look_of,
+)
+from django_taskclaim.admin.timeline import timeline
 from django_taskclaim.control.actions import EXPIRED
 from django_taskclaim.formatting import format_duration
+from django_taskclaim.links import source_key_text
 from django_taskclaim.states import Status
+
+if TYPE_CHECKING:
+    Base = admin.ModelAdmin[Any]
+else:
+    Base = object
 
 #: So much of an error's text stands in a list.
 GLIMPSE = 90
 
 #: What a traceback begins with in the text that a row keeps.
 TRACEBACK = "Traceback (most recent call last):"
+
+
+class ClaimDisplay(Base):
+    """The columns that lists and pages show of a claim, of a companion's source, and of a range of keys."""
+
+    @admin.display(description=gettext_lazy("state"))
+    def claim_state(self, obj: Any) -> SafeString:
+        return pill(facts_of(obj).kind)
+
+    @admin.display(description=gettext_lazy("holder"))
+    def claim_holder(self, obj: Any) -> str:
+        return held(facts_of(obj)) or self.get_empty_value_display()
+
+    @admin.display(description=gettext_lazy("tries"))
+    def claim_tries(self, obj: Any) -> str:
+        return tried(facts_of(obj)) or self.get_empty_value_display()
+
+    @admin.display(description=gettext_lazy("claim"))
+    def claim_summary(self, obj: Any) -> SafeString:
+        """State, holder, tries and error in one column."""
+        return summary(facts_of(obj))
+
+    @admin.display(description=gettext_lazy("error"))
+    def claim_error(self, obj: Any) -> str:
+        return error_glimpse(facts_of(obj)) or self.get_empty_value_display()
+
+    @admin.display(description=gettext_lazy("error"))
+    def claim_error_in_full(self, obj: Any) -> str:
+        return error_in_full(facts_of(obj)) or self.get_empty_value_display()
+
+    @admin.display(description=gettext_lazy("timeline"))
+    def claim_timeline(self, obj: Any) -> str:
+        return timeline(obj, facts_of(obj), look_of(obj).alias) or self.get_empty_value_display()
+
+    @admin.display(description=gettext_lazy("source"))
+    def claim_source(self, obj: Any) -> str:
+        """Return the key of a companion's source, in a list; nothing is asked for it."""
+        return source_key_text(obj) or self.get_empty_value_display()
+
+    @admin.display(description=gettext_lazy("source"))
+    def claim_lost_source(self, obj: Any) -> str:
+        return _("%(key)s, whose row is gone") % {"key": source_key_text(obj)}
+
+    @admin.display(description=gettext_lazy("begins"))
+    def range_begins(self, obj: Any) -> str:
+        if obj.lower_key is None:
+            return _("with the first row")
+        return _("behind %(key)s") % {"key": _key_text(obj.lower_key)}
+
+    @admin.display(description=gettext_lazy("ends with"))
+    def range_ends(self, obj: Any) -> str:
+        return _key_text(obj.upper_key)
+
+    @admin.display(description=gettext_lazy("done up to"))
+    def range_done_to(self, obj: Any) -> str:
+        key = obj.checkpoint_key
+        return self.get_empty_value_display() if key is None else _key_text(key)
+
+    @admin.display(description=gettext_lazy("rows done"))
+    def range_rows(self, obj: Any) -> str:
+        done, planned = number(obj.rows_done), number(obj.rows_planned)
+        return _("%(done)s of about %(planned)s") % {"done": done, "planned": planned}
+
+
+def _key_text(key: Any) -> str:
+    # A key is no count: 4711, not 4,711.
+    return ", ".join(str(part) for part in key) if isinstance(key, tuple) else str(key)
 
 
 def pill(kind: str) -> SafeString:

@@ -1,13 +1,17 @@
-"""Which columns a list and a change page show: the user's own, with the raw claim columns in people's words."""
+"""Which columns a list and a change page show, and which of them a form may write.
+
+The user's own come first, with the raw claim columns as people read them. Companions and ranges point at rows of
+another table, which may have any number of them.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from django.core.exceptions import ObjectDoesNotExist
 from django.db import models
 from django.urls import reverse
 from django.utils.translation import gettext_lazy as _
 
-from django_taskclaim.admin.tables_beside import fixed_link
 from django_taskclaim.columns import claim_columns, has_ranges
 from django_taskclaim.links import LINK, is_companion
 
@@ -152,3 +156,39 @@ def package_buttons(admin: Any, instance: models.Model) -> Iterator[dict[str, An
     for name in admin.actions_row:
         title = getattr(getattr(admin, name), "short_description", name)
         yield {"title": title, "path": reverse(f"admin:{name}", args=(instance.pk,))}
+
+
+# Companions and ranges
+
+
+def link_to_type(admin: Any) -> tuple[str, ...]:
+    """Return the link to the source where a form would else offer every source there is, to be typed as a key."""
+    chosen = {*admin.raw_id_fields, *admin.autocomplete_fields, *admin.radio_fields}
+    return (LINK,) if LINK not in chosen and _has_form_field(admin.model) else ()
+
+
+def fixed_link(model: type[models.Model]) -> tuple[str, ...]:
+    """Return the link that a row which is there keeps: with another source, a row would be done that nobody did."""
+    return (LINK,) if is_companion(model) else ()
+
+
+def made_by_hand(model: type[models.Model]) -> bool:
+    """Say whether a form can make rows: no range, which only a plan can, and no copy of a source's key."""
+    return _has_form_field(model) if is_companion(model) else not has_ranges(model)
+
+
+def _has_form_field(model: type[models.Model]) -> bool:
+    # A wrong link is for ``manage.py check`` to tell.
+    links = [field for field in model._meta.fields if is_companion(model) and field.name == LINK]
+    return any(isinstance(link, models.ForeignKey) and link.editable for link in links)
+
+
+def without_source(row: models.Model) -> bool:
+    """Say whether the row is a companion whose source is gone."""
+    if not is_companion(type(row)):
+        return False
+    try:
+        getattr(row, LINK)
+    except ObjectDoesNotExist:
+        return True
+    return False
