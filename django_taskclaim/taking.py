@@ -123,6 +123,8 @@ def _lock(queryset: Rows, limit: int, target: Target, *, deleting: bool) -> list
         candidates, target.table, limit, target.columns.key, deleting=deleting
     )
     keys = target.table.keys_of(locked)
+    # MySQL and MariaDB lock by key, so they may lock both rows of one.
+    _refuse_shared_keys(target, len(keys), len(set(keys)))
     by_key: dict[Any, Any] = {}
     for part in target.dialect.chunks(keys, target.table):
         # Under its conditions again: through a join the lock may have met a row that has just been finished by others.
@@ -146,9 +148,14 @@ def _finish(
             rows.filter(**{key_path: part}).update(**update)
         elif update is None:
             gone = target.dialect.write(target.table, part, None)
-            if gone > len(part):
-                names = ", ".join(field.name for field in target.columns.key)
-                raise TaskClaimError(
-                    f"The key of {target.model._meta.label} ({names}) is not unique: {len(part)} rows were taken,"
-                    f" {gone} have their keys. Nothing was deleted."
-                )
+            _refuse_shared_keys(target, gone, len(part))
+
+
+def _refuse_shared_keys(target: Target, rows: int, keys: int) -> None:
+    """Raise TaskClaimError where so many keys mean more rows."""
+    if rows > keys:
+        names = ", ".join(field.name for field in target.columns.key)
+        raise TaskClaimError(
+            f"The key of {target.model._meta.label} ({names}) is not unique: {keys} keys mean {rows} rows. Nothing was"
+            " deleted."
+        )
