@@ -50,7 +50,7 @@ class Archive(Completion):
     """The row is moved to another model on the same database, results and all, in one transaction.
 
     *to* is the model or its label (``"photos.DonePhoto"``). Columns of the same name are copied; *leave_out* names
-    columns of yours that the archive is meant to lack. What only the archive has takes its default, asked for once a
+    columns that the archive is meant to lack. What only the archive has takes its default, asked for once a
     statement. *cascade* as in ``Delete``.
     """
 

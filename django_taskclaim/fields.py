@@ -77,7 +77,7 @@ class StatusField(ClaimColumn, models.CharField):
 
 
 class Utf8Collation(ClaimColumn):
-    """Text that MySQL and MariaDB keep as utf8mb4 and compare byte for byte, whatever the table's default.
+    """Text that MySQL and MariaDB keep as utf8mb4 and compare byte for byte, with any default of the table.
 
     Their usual collations find ``user:Bob`` when asked for ``user:bob``, and a utf8mb3 table refuses emoji.
     """
@@ -140,7 +140,7 @@ class RangePositionField(RangeColumn, models.FloatField):
 
 
 class MomentField(ClaimColumn, models.DateTimeField):
-    """A moment, stored as UTC on every database whatever ``USE_TZ`` and ``TIME_ZONE`` say.
+    """A moment, stored as UTC on every database, for any ``USE_TZ`` and ``TIME_ZONE``.
 
     Python sees what Django users expect: aware values under ``USE_TZ``, else naive ones in ``TIME_ZONE``.
     On SQLite the text has three digits of milliseconds, the shape of its own clock, so that text order is time order.

@@ -1,4 +1,4 @@
-"""How durations, moments and numbers are written: in plain English, wherever a person reads them."""
+"""How durations, moments and numbers are written: in plain English, for every place where a person reads them."""
 
 from collections.abc import Sequence
 from datetime import date, datetime, timedelta

@@ -1,6 +1,6 @@
 """Keeps the claim columns out of every write that is no verb.
 
-On a row that exists, a column of ours that was assigned is an error before any SQL. A new row is created open, unless
+On a row that exists, a claim column that was assigned is an error before any SQL. A new row is created open, unless
 it was constructed with another initial state that is allowed, and with nothing that only a claim writes.
 """
 

@@ -36,7 +36,7 @@ class Token(NamedTuple):
 
     @classmethod
     def parse(cls, value: "str | tuple[str, int]") -> Self:
-        """Return the token that *value* spells; ValueError where it spells none, whatever a form sent."""
+        """Return the token that *value* spells; ValueError where it spells none, for any text of a form."""
         text: object = value
         if isinstance(value, (tuple, list)) and len(value) == 2 and isinstance(value[0], str):
             text = f"{value[1]}:{value[0]}"

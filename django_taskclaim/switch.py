@@ -38,7 +38,7 @@ Until = datetime | timedelta | float | None
 #: The columns of a pause, as they are while there is none.
 _RUNNING = {"paused_at": None, "until": None, "reason": "", "by": ""}
 
-#: How "no limit" is stored, whatever the handler says.
+#: How "no limit" is stored, also against a limit of the handler's.
 _NO_LIMIT: dict[str, Any] = {"rate": "", "max_running": 0, "hours": ""}
 
 
@@ -258,7 +258,7 @@ def places_of(using: str | None, of: Iterable[type[models.Model]]) -> list[str]:
 
 
 def holds(alias: str, model: type[models.Model]) -> bool:
-    """Say whether rows of *model* live on the database *alias*, whoever made its table there."""
+    """Say whether rows of *model* live on the database *alias*; its table may have been made by others."""
     if connections[alias].settings_dict["TEST"].get("MIRROR"):
         return False
     return router.allow_migrate_model(alias, model) or router.db_for_write(model) == alias

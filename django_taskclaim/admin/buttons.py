@@ -120,7 +120,7 @@ def _states(action: Action) -> set[str]:
 
 
 def list_view(admin: Any, action: Action, request: HttpRequest) -> HttpResponseBase:
-    """Ask, then act on every row that the user's queryset shows, whatever the list is filtered by."""
+    """Ask, then act on every row that the user's queryset shows, under any filter of the list."""
     rows = action.chosen(claims_of(admin.get_queryset(request)))
     return confirm_list(admin, request, action, rows)
 

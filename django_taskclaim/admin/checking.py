@@ -37,7 +37,7 @@ def _unseen_buttons(admin: object) -> Iterator[CheckMessage]:
 
 def _edited_claims(admin: Any) -> Iterator[CheckMessage]:
     """E022: verbs alone write the claim columns, so a list that edits one could be neither shown nor saved."""
-    # What is no list of names is told by Django's own check.
+    # Django's own check says what is no list of names.
     edited = admin.list_editable if isinstance(admin.list_editable, (list, tuple)) else ()
     try:
         raw = raw_names(admin.model)

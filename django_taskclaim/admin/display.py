@@ -1,4 +1,4 @@
-"""The claim columns as people read them, in a list and on a page. Whatever a row holds is text and stays text."""
+"""The claim columns as people read them, in a list and on a page. All that a row holds is text and stays text."""
 
 from typing import TYPE_CHECKING, Any
 

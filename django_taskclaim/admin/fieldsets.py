@@ -68,8 +68,8 @@ def applicable(model: type[models.Model], names: Iterable[str]) -> list[str]:
 def in_list(model: type[models.Model], shown: Iterable[object]) -> tuple[Any, ...]:
     """Return the columns of a list with the raw claim columns in words.
 
-    Where the user names none of ours, one column that tells all stands beside the first, to be seen on a phone too; a
-    companion's comes after the key of its source. The column of buttons is left out; it comes last, for whoever may
+    Where the user names no claim column, one column that tells all stands beside the first, also on a phone; a
+    companion's comes after the key of its source. The column of buttons is left out; it comes last, for those who may
     press them.
     """
     raw = raw_names(model)

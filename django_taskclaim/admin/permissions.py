@@ -1,4 +1,4 @@
-"""Who may look, who may act, who may turn the knobs. Whatever is not allowed here is denied.
+"""Who may look, who may act, who may turn the knobs. What is not allowed here is denied.
 
 With ``django_taskclaim.control`` installed there are three permissions for all models together (``view_control``,
 ``operate``, ``configure``), and each counts only where the user may view, or change, the model as well. Without it the

@@ -225,7 +225,7 @@ WORKER_ACTIONS = {
             title=gettext_lazy("Release the rows of %(worker)s"),
             sentence=gettext_lazy(
                 "A living worker gives back what it has not started, and goes on. Of a silent one all rows are"
-                " opened again, and whatever it still writes is refused."
+                " opened again, and what it still writes is refused."
             ),
             danger=True,
         ),

@@ -111,7 +111,7 @@ class Follower:
         for command in self._open_commands().order_by("id"):
             _DOING[command.command](self.service)
             logger.info(
-                "%s is told by %s to %s",
+                "%s: %s sent the command to %s",
                 *(self.service.options.name, command.by, command.command),
                 extra={"event": "command", "command": command.command, "by": command.by},
             )

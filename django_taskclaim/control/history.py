@@ -1,6 +1,6 @@
 """The history of single rows, for models that ``TASKCLAIM["HISTORY"]`` names: heard from the signals, after the commit.
 
-One INSERT a batch, on the connection of whoever changed the rows; an error is logged and changes nothing else.
+One INSERT a batch, on the connection that changed the rows; an error is logged and changes nothing else.
 """
 
 from collections.abc import Callable, Iterable, Sequence

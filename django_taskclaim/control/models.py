@@ -89,7 +89,7 @@ class WorkerCommand(models.Model):
     #: When the worker obeyed; NULL until then.
     done_at = MomentField(null=True, default=None)
 
-    #: How many rows of a silent process were put back by the command; known only to whoever gave it, and not stored.
+    #: How many rows of a silent process were put back by the command; known only to the sender, and not stored.
     put_back: int | None = None
 
     class Meta:

@@ -1,4 +1,4 @@
-"""What a person changes of the switch of a model, pauses and overrides, recorded wherever it was changed."""
+"""What a person changes of the switch of a model, pauses and overrides, recorded from every page and command."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""The audit of rows that were taken over: the verb is told who and why, so the record needs no page."""
+"""The audit of rows that were taken over: the verb gets who and why, so the record needs no page."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -55,7 +55,7 @@ class Roll:
                 sent += self._write(place, slot)
                 slot.unwritten = False
             if place[1] < slot_start(now, MINUTE):
-                # Whatever is counted from now on belongs to another minute.
+                # What is counted from now on belongs to another minute.
                 del self._slots[place]
         return sent
 

@@ -43,7 +43,7 @@ class KeyLimit:
         self._running: Counter[Any] = Counter()
 
     def learn(self, target: ClaimTarget, keys: Iterable[object]) -> None:
-        """Count what is processing of *keys*, whoever holds it, expired or not.
+        """Count what is processing of *keys*, for any holder, expired or not.
 
         Counted by value here: what two values are equal is another question on each database.
         """
@@ -69,7 +69,7 @@ class KeyLimit:
 
     @property
     def first_rows(self) -> list[Key]:
-        """Rows that have to go before others of their keys, wherever they stand."""
+        """Rows that have to go before others of their keys, at any place in the order."""
         return []
 
     def full(self, target: ClaimTarget) -> Q:

@@ -33,7 +33,7 @@ def claimable_model(text: str) -> Any:
 
 
 def _meant(text: str) -> str:
-    """Return the label that was probably meant, whatever the app or the case."""
+    """Return the label that was probably meant, in any app and any case."""
     labels = {model._meta.label.lower(): model._meta.label for model in models_to_claim()}
     names = {label.partition(".")[2]: full for label, full in labels.items()}
     known = labels | names

@@ -145,7 +145,7 @@ def run_action(
         command.stdout.write(f"{done} {counted(report.seen, 'row')}, and that stays.")
         raise
     finally:
-        # Whatever ended it, a hook of the user's included: what is done already is recorded.
+        # Also where a hook of the user's ended it, what is done already is recorded.
         report.end()
         if report.seen:
             which = ", ".join([*choice.words, *([f"{limit:,} at most"] if limit else [])])

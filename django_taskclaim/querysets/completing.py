@@ -63,7 +63,7 @@ def complete(
     given = Given(rows)
     policies = {one: known_policy(one).completion for one in {h.target.model for h in given.held}}
     results = {one: checked_results(one, update_fields) for one in {model, *policies}}
-    # Rows that are only marked are written together, whatever their models.
+    # Rows that are only marked are written together, also those of several models.
     groups: dict[Any, list[HeldRows]] = {}
     for held in given.held:
         kind = Mark if isinstance(policies[held.target.model], Mark) else held.target.model

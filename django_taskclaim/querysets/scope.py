@@ -16,7 +16,7 @@ from django_taskclaim.states import Status
 
 Rows = models.QuerySet[Any]
 
-#: Where a connection keeps the claim targets of models: they refer to it, so a map of ours would keep both for ever.
+#: Where a connection keeps the claim targets of models: they refer to it, so a global map would keep both for ever.
 TARGETS = "_taskclaim_targets"
 
 
@@ -39,7 +39,7 @@ class Target:
 
     @property
     def rows(self) -> Rows:
-        """Every row of the table, whatever managers hide."""
+        """Every row of the table, those that managers hide too."""
         return models.QuerySet(self.columns.owner, using=self.alias)
 
 

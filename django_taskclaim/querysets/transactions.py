@@ -91,7 +91,7 @@ def autocommit(
 
 
 def can_autocommit(target: ClaimTarget) -> bool:
-    """Say whether a single statement needs no transaction of ours around it: a third of the round trips."""
+    """Say whether a single statement needs no transaction around it: a third of the round trips."""
     return no_transaction(target.dialect.connection) and target.dialect.autocommits_read_committed
 
 

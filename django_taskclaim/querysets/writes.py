@@ -200,7 +200,7 @@ def write(held: list[HeldRows], verb: Write) -> list[Any]:
 
     One statement that needs no transaction commits by itself. Otherwise all are written in one transaction.
 
-    If a COMMIT of ours was not answered, the rows tell its outcome: those in the verb's state under their token count
+    If the COMMIT was not answered, the rows tell its outcome: those in the verb's state under their token count
     as written, those still held are written again, and those that have moved on are marked as ambiguous. A database
     that stays away is its own error; the next try begins by asking the rows.
     """

@@ -301,7 +301,7 @@ class Claimer(threading.Thread):
             with self.service.throttles.working_on(handler.model):
                 rows: list[Any] = claim(self.drain.rows(handler), request)
         except Exception:
-            # Whatever it is, some may have been claimed by then.
+            # After any error some may have been claimed.
             self.service.keeper.note_ambiguous(handler, request)
             raise
         self._note_use()

@@ -38,8 +38,8 @@ def _commits_nothing(connection: Any) -> bool:
 def tidy_up(*, idle: bool = False) -> None:
     """Leave the thread's connections fit for the next row: healthy, not too old, no query log growing.
 
-    Django's default CONN_MAX_AGE of 0 means the end of each request; for a thread that is done when it is *idle*, lest
-    every row pay for a connection of its own.
+    Django's default CONN_MAX_AGE of 0 means the end of each request; for a thread that is done when it is *idle*, so
+    that not every row pays for a connection of its own.
     """
     for connection in opened_here():
         connection.queries_log.clear()

@@ -28,7 +28,7 @@ MOST_COUNTED = 100_000
 
 
 class Drain:
-    """The work of one process. Whatever asks the database raises its errors."""
+    """The work of one process. What asks the database raises its errors."""
 
     def __init__(
         self, options: WorkerOptions, handlers: list[Handler], inflight: InFlight, service: Service

@@ -236,7 +236,7 @@ class LeaseKeeper:
         return True
 
     def _next_renewal(self, held: list[Task]) -> float:
-        """Return when to renew: by the shortest lease held now, whatever was held at the last renewal."""
+        """Return when to renew: by the shortest lease held now, which may be shorter than any at the last renewal."""
         shortest = min(task.claim.lease for task in held).total_seconds()
         pause = random.uniform(0.75, 1.0) * shortest / RENEWALS_PER_LEASE
         return min(self._renewed + pause, self._renew_by)

@@ -22,7 +22,7 @@ class ExitCode(IntEnum):
     USAGE = 2
     #: A drain ended with work left, because of a pause.
     WORK_LEFT = 3
-    #: Between child and supervisor only: start me anew.
+    #: Between child and supervisor only: start me again.
     RECYCLE = 75
 
 

@@ -24,7 +24,7 @@ _FREQUENT = frozenset({"claimed", "completed", "released"})
 
 
 class _Console:
-    """What is told where the project's LOGGING says nothing of this package."""
+    """What is logged where the project's LOGGING says nothing of this package."""
 
     tells_all = True
 

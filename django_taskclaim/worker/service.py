@@ -195,7 +195,7 @@ class Service(threading.Thread):
             self._limited.warn(f"{self.options.name}: {what}", error)
             drop_broken(self.options.using)
         except Exception as error:
-            # Whatever it is, the leases of this process depend on this thread going on.
+            # After any error: the leases of this process depend on this thread going on.
             self._limited.broken(f"{self.options.name}: {what}", error)
             drop_broken(self.options.using)
 

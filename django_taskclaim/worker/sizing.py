@@ -16,7 +16,7 @@ REMEMBERED = 50
 class BatchSize:
     """The size of the next claim of one model's rows in one process, learnt from how long its rows took.
 
-    A size given by an override, the command line, the handler or the settings is the most, whatever rows take.
+    A size given by an override, the command line, the handler or the settings is the most, for rows of any duration.
     Elsewhere the first claim asks for the default, and once as many rows are done as were asked for a claim may ask for
     twice as many. What a batch handler takes says little of one row, so its size stays what it is.
     """

@@ -20,7 +20,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def leave(code: int) -> NoReturn:
-    """End the process at once, whatever its threads do, with everything said that was to be said."""
+    """End the process at once, in the middle of its threads' work, with everything said that was to be said."""
     logging.shutdown()
     with contextlib.suppress(Exception):
         sys.stdout.flush()

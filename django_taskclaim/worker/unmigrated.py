@@ -21,12 +21,12 @@ logger = logging.getLogger("django_taskclaim.worker")
 #: Seconds between two looks.
 EVERY = 2.0
 
-#: The apps of ours that a worker writes to.
+#: Our apps that a worker writes to.
 OURS = ("taskclaim", "taskclaim_control")
 
 
 def pending_migrations(models: Iterable[object], using: str, *, lacking: bool) -> list[str]:
-    """Return the migrations of these models' apps, and of ours, that the database *using* has not had yet.
+    """Return the migrations of these models' apps, and of our apps, that the database *using* has not had yet.
 
     Those that wait for rows to be complete, and what follows them, are none to wait for: each would wait for the other.
     An app of which the database has had none at all counts only where tables are *lacking*: it was made by other means.

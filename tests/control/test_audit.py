@@ -34,7 +34,7 @@ def test_a_pause_is_recorded_on_the_databases_that_it_names() -> None:
     run("claimpause", "--all", "--by", "ada", "--until", "2h", "--database", "other")
     assert recorded() == []
     assert recorded("other") == [("*", "pause", 0, acting("ada"), "for 2 h")]
-    # Whoever the account of the operating system belongs to is named beside the name that was typed.
+    # The account of the operating system is named beside the name that was typed.
     (act,) = acts(Photo, using="other")
     assert re.fullmatch(r"ada \(\S+@\S+\)", act.by)
     run("claimresume", "--all")

@@ -1,6 +1,6 @@
 """Signals, pauses and the end of a supervisor: what a worker gives back, and its exit code.
 
-The lease is an hour wherever rows come back, so no reaper can have brought them.
+The lease is an hour where rows come back, so no reaper can have brought them.
 """
 
 import os

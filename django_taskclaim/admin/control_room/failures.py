@@ -301,7 +301,7 @@ def _cells(failure: Failure, *, with_source: bool) -> list[str]:
     return [*(_harmless(str(cell)) for cell in told), tried]
 
 
-#: Where a cell may begin for a spreadsheet, whatever it takes for a separator, and what makes a formula there.
+#: Where a cell may begin for a spreadsheet with any separator, and what makes a formula there.
 _FORMULA = re.compile(r"(^|[;\t\r\n])(?=[=+\-@＝＋－＠])|^(?=[\t\r\n])")
 
 

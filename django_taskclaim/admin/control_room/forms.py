@@ -26,7 +26,7 @@ UNTIL = [
 
 
 class ReasonForm(forms.Form):
-    """Why, for the record and for whoever looks next."""
+    """Why, for the record and for the next person who looks."""
 
     reason = forms.CharField(
         label=_("Reason"),

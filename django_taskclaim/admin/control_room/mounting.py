@@ -8,7 +8,7 @@ AdminSite show it. Importing ``django_taskclaim.admin`` registers it on Django's
     /admin/<app>/<model>/control/                   a model whose ModelAdmin has ``ClaimAdminMixin``
     /admin/taskclaim/control/<app>.<model>/         any other claimable model, one with a composite key too
 
-A model's page is named ``<app>_<model>_control`` wherever it is.
+A model's page is named ``<app>_<model>_control`` on any site.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ else:
 
 
 def page_urls(model_admin: "ModelAdmin[Any]") -> list[URLPattern]:
-    """Return the patterns of the page of a model that has a ModelAdmin of ours."""
+    """Return the patterns of the page of a model whose ModelAdmin has our mixin."""
     page = Page(model_admin.model, model_admin.admin_site, model_admin)
     return urls_of(page, "control/")
 

@@ -117,7 +117,7 @@ def snapshot_of(
     model: type[models.Model], alias: str, rows: Rows, viewer: str, *, share: bool
 ) -> Snapshot:
     """Return what there is to see of *model*; of *rows*, which the *viewer* may see, error texts are shown."""
-    # Marks are sentences in the language of whoever reads.
+    # Marks are sentences in the reader's language.
     key = (alias, model._meta.label, get_language() or "", viewer, _sql(rows))
     return _current(key, alias, _parts(model, alias, rows), share=share)
 

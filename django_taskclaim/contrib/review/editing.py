@@ -61,7 +61,7 @@ class HeldRowMixin(HolderMixin, _Form):
     # Looking
 
     def get(self, request: HttpRequest, *args: object, **kwargs: object) -> HttpResponse:
-        """Show the form to whoever holds the row, and to others how it is."""
+        """Show the form to the holder of the row, and its state to others."""
         if self._now is None:
             raise Http404(_("There is no such row."))
         held = self._this_row().holdings(self.holder(), lease=self.get_lease())
@@ -123,7 +123,7 @@ class HeldRowMixin(HolderMixin, _Form):
         return HttpResponseRedirect(self.request.path)
 
     def take_over(self) -> HttpResponseBase:
-        """Take the row from whoever the page said holds it, with a reason."""
+        """Take the row from the holder that the page named, with a reason."""
         if self._now is None:
             return self.not_yours()
         if not self.may_take_over(self._now):
@@ -132,7 +132,7 @@ class HeldRowMixin(HolderMixin, _Form):
             )
         reason = self.request.POST.get(REASON, "").strip()
         if not reason:
-            return self.not_yours(problem=_("Say why, for whoever loses it."))
+            return self.not_yours(problem=_("Say why, for the person who loses it."))
         if self.request.POST.get(SEEN) == self._seen():
             columns = claim_columns(type(self._now))
             as_seen = {columns.iteration.name: getattr(self._now, columns.iteration.attname)}
@@ -144,7 +144,7 @@ class HeldRowMixin(HolderMixin, _Form):
     def write(self, form: Any, then: Callable[[Any], None] | None) -> Any:
         """Save the valid *form* and do what ends the claim, and return the row; all of it happens, or ClaimLost.
 
-        To override where more is to be written: whatever runs in here is one transaction with the fenced save.
+        To override where more is to be written: all that runs in here is one transaction with the fenced save.
         """
         with transaction.atomic(using=carried_claim(form.instance).alias):
             row = form.save()

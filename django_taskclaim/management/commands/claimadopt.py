@@ -24,7 +24,7 @@ class Command(ClaimCommand):
     """Write the migrations, and say what comes next."""
 
     writes = False
-    help = """Write the migrations for a model whose class has just got a mixin of ours and whose table is in use.
+    help = """Write the migrations for a model whose class has just got one of our mixins and whose table is in use.
 
 They do what makemigrations would have done, without an outage: the columns in one step that takes milliseconds, the
 index beside readers and writers. Rows that are there become paused, so that no worker does the past again; rows that

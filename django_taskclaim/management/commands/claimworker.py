@@ -58,7 +58,7 @@ class Command(ClaimCommand):
     help = """Claim rows of the given models and run their handlers on them, until told to stop.
 
 Run it on as many machines as you like. A worker that dies, hangs or is cut off loses its rows when their lease
-is over, and others do them. While migrations of its models' apps or of ours are pending it waits, and says so."""
+is over, and others do them. While migrations of its models' apps or of our apps are pending it waits, and says so."""
     epilog = """examples:
   manage.py claimworker                                   every model that has a handler, until SIGTERM or Ctrl-C
   manage.py claimworker photos.Photo --processes 4 --threads 2
@@ -90,7 +90,7 @@ exit codes:
         add("--poll", **seconds, help="pause between looks when nothing is due (1)")
         add("--grace", **seconds, help="how long running rows may go on after a signal (8)")
         text = "claim these rows only, country=NZ for example; app.Model:country=NZ for one model"
-        add("--filter", action="append", default=[], metavar="LOOKUP=VALUE", help=text)
+        add("--filter", action="append", metavar="LOOKUP=VALUE", help=text)
         add("--drain", action="store_true", help="end once nothing is open or processing")
         add("--once", action="store_true", help="claim one batch of each model at most, and end")
         add("--max-rows", **number, help="end after N rows, per process")
@@ -105,7 +105,7 @@ exit codes:
         add("--in-process", action="store_true", help=text)
 
     def run_from_argv(self, argv: list[str]) -> None:
-        # From the first line to the last a stop is heeded, and kills nobody: whoever waits for signals takes it.
+        # From the first line to the last a stop is heeded, and kills nobody: the code that waits for signals takes it.
         hold_stop_signals()
         super().run_from_argv(argv)
 
@@ -134,7 +134,7 @@ exit codes:
             ends_at=_end(options["max_time"]),
             # Cron mails all output, so without a supervisor only trouble is shown, unless -v 2 asks for everything.
             verbosity=0 if in_process and options["verbosity"] == 1 else options["verbosity"],
-            filters=tuple(options["filter"]),
+            filters=tuple(options["filter"] or ()),
             schema=getattr(connections[using], "schema_name", None),
         )
         work_in_schema(worker.schema)
