@@ -51,6 +51,7 @@ class PostgreSQL(Dialect):
     unix_time = "FLOOR(EXTRACT(EPOCH FROM STATEMENT_TIMESTAMP()))::bigint"
     lock_clause = "FOR NO KEY UPDATE"
     passes_over_duplicates = True
+    names_open_transactions = True
     leaves_out_complete = True
 
     @property

@@ -25,6 +25,8 @@ class Sessions:
     unix_time: ClassVar[str]
     #: The moment that lies so many seconds from now as the number in place of the ``{}`` says.
     moment_after: ClassVar[str]
+    #: Whether ``open_transactions`` names them; checks ask this, which need no server.
+    names_open_transactions: ClassVar[bool] = False
     #: Whether a transaction that writes keeps everybody else from writing anything: no server may be away.
     has_one_writer: ClassVar[bool] = False
 

@@ -39,6 +39,7 @@ class SQLite(Dialect):
     unix_time = "CAST(STRFTIME('%%s', 'now') AS INTEGER)"
     greatest = "MAX"
     has_one_writer = True
+    names_open_transactions = True
 
     def may_be_done(self, error: Exception) -> bool:
         # No server is between the statement and its answer, but a file system that fails may have kept its COMMIT.

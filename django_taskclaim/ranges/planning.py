@@ -162,7 +162,7 @@ def refuse_unknown_commits(target: RangeTarget) -> None:
         # A key that the database gives is younger than the transaction that inserts its row.
         len(fields) == 1
         and isinstance(fields[0], AutoFieldMixin)
-        and target.claims.dialect.open_transactions() is not None
+        and target.claims.dialect.names_open_transactions
     ):
         return
     else:

@@ -45,13 +45,15 @@ def test_each_step_of_a_row_is_kept_in_order(model: Any) -> None:
     set_raw(expired, "expires_at", clock("-1 HOUR"))
     assert model.objects.release_expired() == 1
     (row,) = model.objects.claim_batch(1)
+    row.claim.hand_over("user:2")
+    (row,) = model.objects.holdings("user:2")
     row.claim.complete()
     found = history(model, row.pk, using="default")
     assert [event.event for event in found] == [
         *("claimed", "renewed", "released"),
         *("claimed", "failed", "reset"),
         *("claimed", "taken back", "lost", "paused", "resumed"),
-        *("claimed", "expired", "claimed", "completed"),
+        *("claimed", "expired", "claimed", "handed over", "completed"),
     ]
     assert found[1].times == 2
     assert found[4].detail == "no such picture"

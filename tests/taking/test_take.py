@@ -187,8 +187,9 @@ def test_a_sequence_is_key_enough_if_it_is_unique(lines: list[Line]) -> None:
         assert keys_of(rows) == [1, 2]
     assert Line.objects.filter(text="read").count() == 2
     Line.objects.bulk_create([Line(seq=3, text="the other line 3")])
-    with pytest.raises(TaskClaimError, match="not unique"), take(Line.objects.all(), 1):
-        pass
+    for limit in (1, 2):
+        with pytest.raises(TaskClaimError, match="not unique"), take(Line.objects.all(), limit):
+            pass
     assert Line.objects.count() == 5
 
 
