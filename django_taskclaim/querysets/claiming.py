@@ -6,6 +6,7 @@ tables, is asked for what its holder has already, has limits, or a database clai
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -33,6 +34,7 @@ from django_taskclaim.querysets.candidates import (
     send_parts,
 )
 from django_taskclaim.querysets.cursor import EVERYTHING, TURN, Cursor, Scan, quarantined_scans
+from django_taskclaim.querysets.failing import release
 from django_taskclaim.querysets.holdings import extend_held, rows_of_holder
 from django_taskclaim.querysets.instances import bare, build, like, read_again
 from django_taskclaim.querysets.isolating import (
@@ -104,8 +106,6 @@ def claim(queryset: Rows, request: Request) -> list[Any]:
         if may_be_refused and limits_are_stored(call.target.model, call.target.alias):
             call = replace(call, is_limited=True, autocommits=False)
             rows, _ = _claim(call)
-    except AmbiguousCommit as error:
-        rows = _committed(call, error)
     except Exception as error:
         rows = _claim_without_bad_rows(call, error)
     if rows and rows_claimed.receivers:
@@ -143,10 +143,13 @@ def _call_of(queryset: Rows, request: Request) -> ClaimCall:
 
 def _claim(call: ClaimCall) -> tuple[list[models.Model], Unreadable]:
     """Claim, commit and return the instances, each with its claim; see ``_read``."""
-    if call.autocommits:
-        return _instances(call, _take(call, call.request.limit)), []
-    run = run_durable if call.request.durable else in_transaction
-    return run(call.target, partial(_claim_in_transaction, call))
+    try:
+        if call.autocommits:
+            return _instances(call, _take(call, call.request.limit)), []
+        run = run_durable if call.request.durable else in_transaction
+        return run(call.target, partial(_claim_in_transaction, call))
+    except AmbiguousCommit as error:
+        return _committed(call, error)
 
 
 def _claim_in_transaction(call: ClaimCall) -> tuple[list[models.Model], Unreadable]:
@@ -273,25 +276,30 @@ def _claims(call: ClaimCall, claimed: Sequence[ClaimedRow]) -> list[Claim]:
 # After an error
 
 
-def _committed(call: ClaimCall, error: AmbiguousCommit) -> list[Any]:
+def _committed(call: ClaimCall, error: AmbiguousCommit) -> tuple[list[models.Model], Unreadable]:
     """Return the rows of a claim whose COMMIT was not answered; OperationalError where it has claimed none.
 
     Only of a worker's id: another call may have claimed the same rows under the same name.
     """
-    rows, _ = error.result or (None, [])
-    if rows == []:
-        return []
+    rows, unreadable = error.result or (None, [])
+    if rows == unreadable == []:
+        return [], []
     if WORKER_MARK not in call.request.holder:
         raise error
     # A caller that knows soon that nobody knows can still give the rows back in time.
     patience = min(PATIENCE, call.request.lease.total_seconds() / 4)
     if rows is None:
-        rows = _instances(call, wait_for_answer(call.target, rows_of_holder, patience, call))
+        held = wait_for_answer(call.target, rows_of_holder, patience, call)
+        rows = _instances(call, held)
     else:
-        rows = judge_ambiguous_commit(rows, patience=patience).still_held
-    if not rows:
+        errors = {id(row): reason for row, reason in unreadable}
+        claimed = [*rows, *(row for row, _ in unreadable)]
+        held = judge_ambiguous_commit(claimed, patience=patience).still_held
+        rows = [row for row in held if id(row) not in errors]
+        unreadable = [(row, errors[id(row)]) for row in held if id(row) in errors]
+    if not held:
         raise OperationalError("The claim was not committed.") from error
-    return rows
+    return rows, unreadable
 
 
 def _claim_without_bad_rows(call: ClaimCall, error: Exception) -> list[models.Model]:
@@ -303,12 +311,25 @@ def _claim_without_bad_rows(call: ClaimCall, error: Exception) -> list[models.Mo
     # What has committed by itself before it could not be read is what the holder has already.
     include_held = call.request.include_held or call.autocommits
     request = replace(call.request, include_held=include_held)
-    call = replace(call, request=request, is_plain=False, autocommits=False, refused=refused)
-    rows, unreadable = _claim(call)
-    if is_of_writing:
-        refused.end(error, rows or unreadable)
+    again = replace(call, request=request, is_plain=False, autocommits=False, refused=refused)
+    try:
+        rows, unreadable = _claim(again)
+        if is_of_writing:
+            refused.end(error, rows or unreadable)
+    except BaseException:
+        if call.autocommits:
+            _give_back(again)
+        raise
     fail_unreadable(unreadable)
     return rows
+
+
+def _give_back(call: ClaimCall) -> None:
+    """Release uncounted what has committed by itself, and what nobody gets as the call ends in an error."""
+    # If this fails too, the rows return with the end of their lease.
+    with suppress(Exception):
+        claims = _claims(call, rows_of_holder(call))
+        release([bare(call.queryset.model, one) for one in claims])
 
 
 def _claim_unrefused(call: ClaimCall, scan: Scan, limit: int) -> list[ClaimedRow]:

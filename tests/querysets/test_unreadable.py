@@ -7,8 +7,10 @@ import pytest
 from django.db import Error, connection, models
 
 from tests.factories import make
+from tests.proxy import Fate, swallowed, withheld
 from tests.querysets.models import Sealed, SealedChild
 from tests.querysets.support import execute, keys, quoted, table_of
+from tests.testapp.odd_models import SealedField
 
 pytestmark = [pytest.mark.django_db, pytest.mark.promise(10)]
 
@@ -101,3 +103,43 @@ def test_a_column_that_is_missing_is_no_rows_fault() -> None:
         assert [state(row) for row in rows] == [("open", 0, "")] * 2
     finally:
         execute(f"ALTER TABLE {table} RENAME COLUMN {away} TO {column}")
+
+
+@pytest.mark.promise(12)
+@pytest.mark.parametrize("fate", [swallowed, withheld], ids=["committed", "not committed"])
+def test_a_commit_without_an_answer_is_looked_up_after_the_bad_row_as_well(
+    commits: Any, fate: Fate
+) -> None:
+    rows = make(Sealed, 3)
+    spoil(rows[1], FAULTS["field"])
+    commits.arm(fate)
+    if fate is withheld:
+        with pytest.raises(Error, match="not committed"):
+            Sealed.objects.order_by("pk").claim_batch(3)
+        assert [state(row)[:2] for row in rows] == [("open", 0)] * 3
+        return
+    claimed = Sealed.objects.order_by("pk").claim_batch(3)
+    assert keys(claimed) == keys([rows[0], rows[2]])
+    assert [state(row)[:2] for row in rows] == [("processing", 0), ("failed", 1), ("processing", 0)]
+
+
+@pytest.mark.promise(12)
+@pytest.mark.django_db(transaction=True)
+def test_a_claim_that_ends_in_another_error_leaves_nothing_claimed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also where the first try has committed by itself."""
+    rows = make(Sealed, 3)
+    spoil(rows[1], FAULTS["field"])
+    errors: list[BaseException] = [ValueError("unreadable"), KeyboardInterrupt()]
+
+    def interrupted(field: Any, value: Any, *args: Any) -> Any:
+        if value == "broken":
+            raise errors.pop(0)
+        return value
+
+    monkeypatch.setattr(SealedField, "from_db_value", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Sealed.objects.claim_batch(3)
+    monkeypatch.undo()
+    assert [state(row) for row in rows] == [("open", 0, "")] * 3
