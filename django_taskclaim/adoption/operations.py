@@ -7,6 +7,7 @@ database; ``tables`` has the way of each.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError
 from django.db import connections, migrations, models, router
 from django.db.migrations.operations.base import Operation, OperationCategory
@@ -36,7 +37,13 @@ def _table(operation: Any, app_label: str, editor: Any, state: ProjectState) -> 
     model = state.apps.get_model(app_label, operation.model_name)
     if not operation.allow_migrate_model(editor.connection.alias, model):
         return None
-    return live_table(editor, model)
+    table = live_table(editor, model)
+    if table.needs_own_transactions and editor.connection.in_atomic_block:
+        raise ImproperlyConfigured(
+            f"{type(operation).__name__} takes its locks for moments, so it cannot run inside a transaction; set"
+            " atomic = False on its migration."
+        )
+    return table
 
 
 class AddClaimColumns(Operation):

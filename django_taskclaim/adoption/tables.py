@@ -25,6 +25,8 @@ Statement = tuple[str, Any]
 class LiveTable:
     """A table in use. This class is for SQLite, which has one writer: others wait until a step has ended."""
 
+    #: Whether the steps need transactions of their own, or none.
+    needs_own_transactions = False
     #: Settings of the session under which a step waits for a lock for a moment only.
     short_wait: ClassVar[Mapping[str, str]] = {}
 
@@ -87,13 +89,16 @@ class LiveTable:
         try:
             yield
         finally:
-            for name in settings:
-                self.editor.execute(f"SET SESSION {name} = DEFAULT", None)
+            # On a lost connection this would fail as well, and hide the error.
+            if self.connection.connection is not None and self.connection.is_usable():
+                for name in settings:
+                    self.editor.execute(f"SET SESSION {name} = DEFAULT", None)
 
 
 class PostgreSQLTable(LiveTable):
     """A constant default is kept beside the table: no row is written, and changing it later changes none of them."""
 
+    needs_own_transactions = True
     short_wait: ClassVar = {"lock_timeout": "'50ms'"}
 
     def add_columns(self, fields: Sequence[AnyField], existing: str) -> None:
@@ -136,28 +141,43 @@ class PostgreSQLTable(LiveTable):
 class MySQLTable(LiveTable):
     """MySQL and MariaDB have no transaction around such statements, so what is there already is passed over."""
 
+    needs_own_transactions = True
     #: The shortest that these servers know.
     short_wait: ClassVar = {"lock_wait_timeout": "1"}
 
     def add_columns(self, fields: Sequence[AnyField], existing: str) -> None:
-        with self.connection.cursor() as cursor:
-            look, table = self.connection.introspection, real_name(self.model._meta.db_table)
-            there = {one.name for one in look.get_table_description(cursor, table)}
+        there = self._columns_there()
         added = {field: self._as_added(field, existing) for field in fields}
         self._alter("ADD COLUMN", [one for one in added.values() if one.column not in there])
         self._alter("MODIFY COLUMN", [field for field, one in added.items() if one is not field])
 
     def drop_columns(self, fields: Sequence[AnyField]) -> None:
-        names = ", ".join(f"DROP COLUMN {self._quoted(field)}" for field in fields)
-        self._change([(f"ALTER TABLE {self.name} {names}", None)])
+        if not self.editor.collect_sql:
+            there = self._columns_there()
+            fields = [field for field in fields if field.column in there]
+        if fields:
+            names = ", ".join(f"DROP COLUMN {self._quoted(field)}" for field in fields)
+            self._change([(f"ALTER TABLE {self.name} {names}", None)])
 
     def add_index(self, index: models.Index) -> None:
-        create = index.create_sql(self.model, self.editor)
-        self._change([(f"{create} ALGORITHM=INPLACE LOCK=NONE", None)])
+        if self.editor.collect_sql or not self._has_index(index):
+            create = index.create_sql(self.model, self.editor)
+            self._change([(f"{create} ALGORITHM=INPLACE LOCK=NONE", None)])
 
     def drop_index(self, index: models.Index) -> None:
-        name = self.editor.quote_name(index.name)
-        self._change([(f"ALTER TABLE {self.name} DROP INDEX {name}, LOCK=NONE", None)])
+        if self.editor.collect_sql or self._has_index(index):
+            name = self.editor.quote_name(index.name)
+            self._change([(f"ALTER TABLE {self.name} DROP INDEX {name}, LOCK=NONE", None)])
+
+    def _columns_there(self) -> set[str]:
+        with self.connection.cursor() as cursor:
+            look, table = self.connection.introspection, real_name(self.model._meta.db_table)
+            return {one.name for one in look.get_table_description(cursor, table)}
+
+    def _has_index(self, index: models.Index) -> bool:
+        with self.connection.cursor() as cursor:
+            look, table = self.connection.introspection, real_name(self.model._meta.db_table)
+            return index.name in look.get_constraints(cursor, table)
 
     def _as_added(self, field: AnyField, existing: str) -> AnyField:
         """Return the field with the default that gives rows that are there their value."""

@@ -5,12 +5,14 @@ import time
 from typing import Any
 
 import pytest
+from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, connection
 
 from django_taskclaim.adoption import tables
 from django_taskclaim.exceptions import RetriesExhausted
 from tests.adoption.conftest import Project, execute, shape
 from tests.querysets.support import DEADLINE, elsewhere, held_open
+from tests.worker.conftest import wait_until
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -25,6 +27,11 @@ instant_only = pytest.mark.skipif(
 concurrent_only = pytest.mark.skipif(
     connection.vendor != "postgresql", reason="the database leaves no invalid index behind"
 )
+
+
+def forget(migration: str) -> None:
+    """Leave a migration as if its process had ended before it was recorded."""
+    execute("DELETE FROM django_migrations WHERE app = 'adoption' AND name = %s", [migration])
 
 
 def test_readers_do_not_queue_behind_a_wait_for_a_long_transaction(
@@ -62,6 +69,12 @@ def test_what_broke_off_between_two_statements_is_taken_up_again(
     parcel.objects.create(address="new")
     assert sorted(parcel.objects.values_list("status", flat=True)) == ["open"] + ["paused"] * 5
     again = shape("adoption_parcel")
+    forget("0003_adopt_parcel_index")
+    project.migrate()
+    assert shape("adoption_parcel") == again
+    # Backwards, too: the steps were done, but nothing recorded it.
+    index = next(one.name for one in parcel._meta.indexes)
+    execute(f"ALTER TABLE adoption_parcel DROP INDEX {index}, DROP COLUMN iteration")
     project.migrate("0001")
     project.migrate()
     assert shape("adoption_parcel") == again
@@ -92,3 +105,25 @@ def test_an_index_that_was_not_built_to_the_end_is_built_again(
     assert execute(
         f"SELECT indisvalid FROM pg_index WHERE indexrelid = '\"{name}\"'::regclass"
     ) == [(True,)]
+
+
+@concurrent_only
+def test_a_migration_in_a_transaction_is_refused(project: Project, parcel: Any) -> None:
+    project.adopt("adoption.Parcel")
+    text = (project.folder / "0002_adopt_parcel.py").read_text(encoding="utf-8")
+    project.write("0002_adopt_parcel", text.replace("atomic = False", "atomic = True"))
+    with pytest.raises(ImproperlyConfigured, match="set atomic = False on its migration"):
+        project.migrate()
+
+
+@concurrent_only
+def test_a_lost_connection_is_the_error_that_is_told(project: Project, parcel: Any) -> None:
+    project.adopt("adoption.Parcel")
+    project.migrate("0002")
+    # The build waits for this transaction.
+    with held_open(lambda: execute("UPDATE adoption_parcel SET address = 'new'")):
+        migration = elsewhere(project.migrate)
+        building = "FROM pg_stat_activity WHERE query LIKE 'CREATE INDEX%' AND state = 'active'"
+        wait_until(lambda: bool(execute(f"SELECT pg_terminate_backend(pid) {building}", [])))
+        with pytest.raises(DatabaseError, match="terminating connection"):
+            migration.result(DEADLINE)
