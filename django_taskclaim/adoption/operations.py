@@ -159,7 +159,7 @@ class RequireComplete(Operation):
         self, app_label: str, schema_editor: Any, from_state: ProjectState, to_state: ProjectState
     ) -> None:
         alias = schema_editor.connection.alias
-        model = from_state.apps.get_model(self.model)
+        model = self._model(from_state, self.model)
         # Also a table with ``managed = False``, so this is not `allow_migrate_model` of our base.
         if not router.allow_migrate_model(alias, model) or not _is_there(model, alias):
             return
@@ -186,6 +186,15 @@ class RequireComplete(Operation):
     def migration_name_fragment(self) -> str:
         return f"require_complete_{self.model.rpartition('.')[2].lower()}"
 
+    def _model(self, state: ProjectState, label: str) -> type[models.Model]:
+        try:
+            return state.apps.get_model(label)
+        except (LookupError, ValueError) as error:
+            raise NotComplete(
+                f"RequireComplete({self.model!r}): this migration knows no model {label!r}; write it app.Model, and"
+                " add the newest migration of its app to the dependencies."
+            ) from error
+
     def _unfinished(self, model: type[models.Model], alias: str) -> Iterator[str]:
         """Yield how many rows are in each state that is not finished."""
         fields = model._meta.concrete_fields
@@ -204,8 +213,11 @@ class RequireComplete(Operation):
 
     def _without_companion(self, model: type[models.Model], alias: str) -> Iterator[str]:
         """Yield how many rows of the source of the companion *model* have no companion."""
-        link = next((one for one in model._meta.get_fields() if one.name == LINK), None)
-        if not isinstance(link, models.ForeignObject) or not _is_there(link.related_model, alias):
+        link: Any = next((one for one in model._meta.get_fields() if one.name == LINK), None)
+        is_companion = isinstance(link, models.ForeignObject)
+        if not is_companion or not _is_there(link.related_model, alias):
+            if is_companion and not _all(model, alias).exists():
+                return
             raise NotComplete(
                 f"RequireComplete: every_source is for companions beside their source, and {self.model} has none on"
                 f" {alias!r}."
@@ -226,7 +238,7 @@ class RequireComplete(Operation):
             raise NotComplete(
                 f'RequireComplete: {self.model} has ranges; say of which model, source="app.Model".'
             )
-        source = state.apps.get_model(self.source)
+        source = self._model(state, self.source)
         last = _all(model, alias).order_by("-position").values_list("upper", flat=True).first()
         keys = Keys(source, alias)
         if _is_there(source, alias) and keys.rows(keys.decode(last)).exists():

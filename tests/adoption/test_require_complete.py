@@ -31,12 +31,12 @@ def present() -> ProjectState:
     return state
 
 
-def apply(*operations: Any) -> None:
+def apply(*operations: Any, state: ProjectState | None = None) -> None:
     """Run a migration with these operations on the tables of the test database."""
     migration = Migration("0001", "testapp")
     migration.operations = list(operations)
     # Not entered: SQLite would have it outside the test's transaction, and nothing here changes a table.
-    migration.apply(present(), connection.schema_editor(atomic=False))
+    migration.apply(state or present(), connection.schema_editor(atomic=False))
 
 
 def why_not(*arguments: Any, **options: Any) -> str:
@@ -116,6 +116,9 @@ def test_what_cannot_be_asked_is_refused_in_one_sentence() -> None:
     assert "has no claim columns" in why_not("testapp.Author")
     assert "is for companions" in why_not("testapp.Photo", every_source=True)
     assert 'source="app.Model"' in why_not("testapp.IntRange")
+    for label in "Photo", "testapp.Typo", "typo.Photo":
+        assert f"knows no model {label!r}" in why_not(label)
+        assert f"knows no model {label!r}" in why_not("testapp.IntRange", source=label)
 
 
 # Companions
@@ -145,6 +148,17 @@ def test_companions_and_sources_that_have_none() -> None:
     PageTask.objects.populate(Page.objects.filter(status="published"))
     finish(PageTask)
     apply(RequireComplete("sources.PageTask", every_source={"status": "published"}))
+
+
+def test_a_source_that_is_not_beside_its_companions() -> None:
+    """Without companions this is a fresh database, where nothing makes a table with ``managed = False``."""
+    state = present().clone()
+    state.alter_model_options("sources", "page", {"db_table": "gone"}, ["db_table"])
+    guard = RequireComplete("sources.PageTask", every_source=True)
+    apply(guard, state=state)
+    PageTask.objects.create(source_id="0001", status="complete")
+    with pytest.raises(NotComplete, match="is for companions beside their source"):
+        apply(guard, state=state)
 
 
 # Ranges
