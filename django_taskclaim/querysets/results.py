@@ -1,13 +1,14 @@
 """What ``update_fields`` may name, and how results on other tables than the claim are written with its completion."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
 from django.db import models
 
+from django_taskclaim.claim import carried_claim
 from django_taskclaim.columns import KeyColumns, claim_columns, is_claimable
-from django_taskclaim.db.sql import Change, KeyTable, OwnValues
+from django_taskclaim.db.sql import SKIP, Change, Key, KeyTable, OwnValues
 from django_taskclaim.exceptions import SourceGone
 from django_taskclaim.fields import AnyField
 from django_taskclaim.guard import refuse_names
@@ -111,8 +112,7 @@ def write_elsewhere(
             f"update_fields names columns of {link.source._meta.label} on the database {beside!r}, which no transaction"
             f" of {target.model._meta.label} on {target.alias!r} can write; store results on the companion."
         )
-    # Where the completion is written: a replica may not have heard of the sources yet.
-    gone = link.load([row for row in rows if not link.field.is_cached(row)], beside)
+    gone = _without_source(rows, beside)
     there = [row for row in rows if row not in gone]
     lost = _write(target, results.of_source, [getattr(row, LINK) for row in there])
     gone += [row for row in there if getattr(row, LINK) in lost]
@@ -124,18 +124,51 @@ def _write(
     target: ClaimTarget, fields: Sequence[AnyField], instances: Sequence[models.Model]
 ) -> list[object]:
     """Write *fields* from the instances, many in a statement, and return those whose rows are not there."""
-    tables: dict[Any, list[AnyField]] = {}
-    for field in fields:
-        # Some may be inherited.
-        tables.setdefault(field.model, []).append(field)
     gone: list[Any] = []
-    for model, of_table in tables.items():
-        table = KeyTable(KeyColumns(model), target.dialect.connection)
-        names = [field.attname for field in table.columns.key]
-        by_key = {table.key_of([getattr(one, name) for name in names]): one for one in instances}
+    for table, of_table, by_key in _by_table(target, fields, instances):
         for keys in target.dialect.chunks(sorted(by_key), table, len(of_table)):
             values = own_values(table, of_table, [by_key[key] for key in keys])
             if target.dialect.write(table, keys, Change([], values)) < len(keys):
                 there = set(target.dialect.select_keys(table, keys))
                 gone += [by_key[key] for key in keys if key not in there]
     return gone
+
+
+def with_locked_source(rows: Sequence[Any], names: Collection[str]) -> list[Any]:
+    """Lock, in the current transaction, the sources that a completion of *rows* writes; nobody waits for a lock.
+
+    Returns the rows whose sources somebody else has locked.
+    """
+    of_source = checked_results(type(rows[0]), names).of_source if rows else ()
+    if not of_source:
+        return []
+    target = ClaimTarget.of(type(rows[0]), carried_claim(rows[0]).alias)
+    gone = _without_source(rows, target.alias)
+    there = [row for row in rows if row not in gone]
+    busy: list[Any] = []
+    for table, _, by_key in _by_table(target, of_source, [getattr(row, LINK) for row in there]):
+        for keys in target.dialect.chunks(sorted(by_key), table):
+            missed = set(keys).difference(target.dialect.select_keys(table, keys, lock=SKIP))
+            busy += [by_key[key] for key in target.dialect.select_keys(table, list(missed))]
+    return [row for row in there if getattr(row, LINK) in busy]
+
+
+def _without_source(rows: Sequence[Any], alias: str) -> list[Any]:
+    """Load the sources that are not loaded, and return the rows without one."""
+    # Where the completion is written: a replica may not have heard of the sources yet.
+    link = source_link(type(rows[0]))
+    return link.load([row for row in rows if not link.field.is_cached(row)], alias)
+
+
+def _by_table(
+    target: ClaimTarget, fields: Iterable[AnyField], instances: Sequence[Any]
+) -> Iterator[tuple[KeyTable, list[AnyField], dict[Key, Any]]]:
+    """Yield each table that has some of *fields*, for some may be inherited, and the instances by their keys there."""
+    tables: dict[Any, list[AnyField]] = {}
+    for field in fields:
+        tables.setdefault(field.model, []).append(field)
+    for model, of_table in tables.items():
+        table = KeyTable(KeyColumns(model), target.dialect.connection)
+        names = [field.attname for field in table.columns.key]
+        keys = [table.key_of([getattr(one, name) for name in names]) for one in instances]
+        yield table, of_table, dict(zip(keys, instances, strict=True))

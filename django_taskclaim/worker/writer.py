@@ -29,6 +29,7 @@ from django_taskclaim.querysets.everyone import stop_everyone
 from django_taskclaim.querysets.failing import release
 from django_taskclaim.querysets.isolating import Search
 from django_taskclaim.querysets.losses import judge_ambiguous_commit
+from django_taskclaim.querysets.results import with_locked_source
 from django_taskclaim.querysets.writes import lock_free
 from django_taskclaim.states import WORKER_MARK, Status
 from django_taskclaim.throttling.throttles import working_on
@@ -82,7 +83,7 @@ class Writer:
         self.counters = counters
         #: Told how long the rows of each model take.
         self.sizes = sizes
-        #: Says whether the database was away since a moment, as ``Service.was_away_since`` does.
+        #: Says whether the database was away since a moment, as ``LeaseKeeper.was_away_since`` does.
         self.was_away_since = was_away_since
         #: By ``clock()``, when it last began a statement.
         self.last_turn = clock()
@@ -174,6 +175,9 @@ class Writer:
         dialect = dialect_for(connections[self.using])
         with dialect.own_transaction():
             free, busy = lock_free([result.task.row for result in results])
+            if isinstance(results[0].outcome, Done):
+                held_up = with_locked_source(free, results[0].task.handler.update_fields)
+                free, busy = [row for row in free if row not in held_up], [*busy, *held_up]
             unlocked, locked = _those_of(results, free), _those_of(results, busy)
             if unlocked:
                 with dialect.limit_lock_wait(WAIT_AGAIN):

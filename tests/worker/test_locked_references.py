@@ -10,6 +10,7 @@ import pytest
 from django.db import connection
 
 from django_taskclaim.completion import Delete
+from tests.companions.app.models import Task, TaskAudit
 from tests.factories import make
 from tests.querysets.models import Parcel, Stamp
 from tests.querysets.support import ROW_LOCKS, Rival, elsewhere, execute, table_of
@@ -68,6 +69,26 @@ def test_a_locked_reference_holds_up_no_other_result(work: Callable[..., int]) -
     }
     assert OrderedByForeignKey.objects.get(author=locked).pk == rows[0].pk
     assert sorted(ran) == sorted(row.pk for row in rows)
+
+
+def test_nobody_waits_for_a_locked_source(
+    work: Callable[..., int], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The thread that writes the results claims as well, and writes the results of all other models."""
+    tasks = [Task.objects.create() for _ in range(30)]
+    for task in tasks:
+        TaskAudit.objects.create(source=task, only=str(task.pk))
+
+    def do(task: Task) -> None:
+        task.note = "looked at"
+
+    lock = f"SELECT 1 FROM {table_of(Task)} WHERE id = %s FOR UPDATE"
+    with held_past_a_lease(lock, tasks[0].pk, TaskAudit.objects):
+        work(TaskAudit, do, lease=LEASE, update_fields=["source__note"])
+    assert set(TaskAudit.objects.values_list("status", "attempts", "source__note")) == {
+        ("complete", 0, "looked at")
+    }
+    assert "waits for a lock" not in caplog.text
 
 
 def test_a_locked_child_holds_up_no_other_deletion(work: Callable[..., int]) -> None:
