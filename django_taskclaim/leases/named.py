@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import random
 import re
 import time
@@ -115,8 +116,9 @@ class HeldLease:
         """Whether this process knows or must assume that the lease is gone; cheap, asks no database.
 
         Once True it stays so. It turns True at 90 % of a lease that could not be renewed, while others still wait.
+        Before the block begins it is False.
         """
-        if clock() >= self.renewed_at + self.lease.total_seconds() * SELF_FENCE:
+        if self.renewed_at and clock() >= self.renewed_at + self.lease.total_seconds() * SELF_FENCE:
             self.lose(NOT_RENEWED)
         return bool(self.gone)
 
@@ -185,6 +187,7 @@ class HeldLease:
                 raise
             pause, self._pause = self._pause, min(self._pause * 2, LONGEST_PAUSE)
             return min(pause * random.uniform(0.5, 1.0), rest)
+        self._process = os.getpid()
         self.token, self.renewed_at = taken
         self._plan_renewal()
         try:
@@ -202,7 +205,11 @@ class HeldLease:
 
     def _end(self) -> None:
         """Give the lease back, if it was taken; a lease that was lost before stays lost."""
-        if not hasattr(self, "token") or self.gone == FORKED:
+        if not hasattr(self, "token"):
+            return
+        if os.getpid() != self._process:
+            # The connection is the parent's as well.
+            self.gone = self.gone or FORKED
             return
         was_lost = self.lost
         # From here on, a renewal that finds the lease given back is no loss.

@@ -108,9 +108,15 @@ class HealthChecks:
             if check.is_hanging():
                 check.note_broken(f"it has not answered for {HANGING:g} s")
         if (due := self._take_due()) is not None:
-            threading.Thread(
+            thread = threading.Thread(
                 target=self._ask, args=(due,), name="taskclaim-check", daemon=True
-            ).start()
+            )
+            try:
+                thread.start()
+            except RuntimeError:
+                # It has not been asked, and is due still.
+                due.asked_at = None
+                raise
 
     def _take_due(self) -> HealthCheck | None:
         """Return a check to ask; None where none is due, or one that does not hang has yet to answer."""
