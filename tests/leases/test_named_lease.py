@@ -1,6 +1,5 @@
 """What ``named_lease`` and ``@synchronized`` promise to the code that calls them."""
 
-import os
 import pickle
 import threading
 from contextlib import suppress
@@ -15,7 +14,6 @@ from django.utils import timezone
 from django_taskclaim import named_lease
 from django_taskclaim.exceptions import ClaimLost, LeaseUnavailable
 from django_taskclaim.leases import LeaseRows
-from django_taskclaim.leases.renewer import RENEWER
 from django_taskclaim.models import NamedLease
 from django_taskclaim.states import Token
 from tests.leases.support import (
@@ -272,7 +270,7 @@ def test_a_name_that_is_taken_while_it_is_being_forgotten_stays() -> None:
     sessions[0].result(DEADLINE)
 
 
-# Before and beside the block
+# Before the block
 
 
 def test_a_lease_is_not_lost_before_its_block_begins() -> None:
@@ -280,28 +278,3 @@ def test_a_lease_is_not_lost_before_its_block_begins() -> None:
     assert not block.lost
     with block as held:
         assert not held.lost
-
-
-@pytest.mark.promise(3)
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork()")
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
-def test_a_forked_child_sends_nothing_over_the_connection_of_its_parent() -> None:
-    """Also where the lease was lost before the fork, and the renewer has it no more."""
-    block = named_lease("report", lease=600)
-    held = block.__enter__()
-    held.lose("a test has lost it")
-    RENEWER.drop(held)
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            connection.execute_wrappers.append(lambda *_: os._exit(2))
-            block.__exit__(None, None, None)
-        except ClaimLost:
-            code = 0
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert is_held("report")
-    with pytest.raises(ClaimLost):
-        block.__exit__(None, None, None)

@@ -1,6 +1,5 @@
 """The health checks that come with us, and the settings that name them."""
 
-import threading
 from typing import Any
 
 import pytest
@@ -9,9 +8,7 @@ from django.db import OperationalError, connection
 
 from django_taskclaim.handlers import handler, unregister
 from django_taskclaim.throttling import ReplicaLag, Sql
-from django_taskclaim.throttling.asking import HealthChecks
 from tests.factories import make
-from tests.querysets.support import DEADLINE
 from tests.testapp.models import Photo
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
@@ -105,24 +102,3 @@ def test_a_server_that_is_no_replica_is_named_when_it_is_asked(settings: Any) ->
     settings.TASKCLAIM = {"HEALTH_CHECKS": [ReplicaLag(using="other")]}
     assert found() == {}
     assert "'other' is no replica" in found("default", "other")["taskclaim.E131"]
-
-
-@pytest.mark.once
-def test_a_check_is_asked_again_after_no_thread_could_be_started() -> None:
-    """A limit of the host may be over soon; meanwhile the check does not count as one that hangs."""
-    answered = threading.Event()
-
-    def check(using: str) -> None:
-        answered.set()
-
-    checks = HealthChecks(HERE, {Photo: [check]})
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(threading.Thread, "start", refuse_thread)
-        with pytest.raises(RuntimeError):
-            checks.ask_when_due()
-    checks.ask_when_due()
-    assert answered.wait(DEADLINE)
-
-
-def refuse_thread(thread: threading.Thread) -> None:
-    raise RuntimeError("can't start new thread")
