@@ -1,4 +1,4 @@
-"""What the databases do differently, one file each; nothing outside asks for a database's name or abilities."""
+"""How each database claims, one file each; no verb asks for a database's name or abilities."""
 
 from collections.abc import Sequence
 from datetime import timedelta

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 
+from django_taskclaim.models import WorkerProcess
 from django_taskclaim.switch import overrides_of, pause, paused_by, set_overrides
 from tests.admin import browser as browsers
 from tests.admin.browser import Browser
@@ -67,7 +68,7 @@ def test_the_page_pauses_resumes_and_drains_a_real_worker(
 
     room.press("Drain")
     room.reads("claims no more, and leaves.")
-    room.press("Yes, do it")
+    room.press(f"Drain {WorkerProcess.objects.get().name}")
     room.reads("has been told.")
     assert worker.wait() == 0
     assert states()["open"] > 0
