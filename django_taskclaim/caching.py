@@ -9,4 +9,4 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def memoized(function: F) -> F:
     """Keep each answer of *function*, as ``functools.cache`` does; for type checkers it takes what it took before."""
-    return cache(function)  # type: ignore[return-value]
+    return cache(function)  # type: ignore[return-value]  # a wrapper of the same signature

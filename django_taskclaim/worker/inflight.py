@@ -256,8 +256,10 @@ class InFlight:
     def holds_quarantined(self) -> bool:
         """Say whether the process holds a row that runs alone: nothing else may be claimed before it has ended."""
         with self._lock:
-            waiting = any(units[0].quarantined for units in self._waiting.values())
-            return waiting or self._alone is not None
+            # Nothing is claimed behind one, so it is the last of its model, or the first.
+            waiting = self._waiting.values()
+            is_waiting = any(one[0].quarantined or one[-1].quarantined for one in waiting)
+            return is_waiting or self._alone is not None
 
     def calls_of(self, handler: Handler) -> int:
         """Return how many units of *handler* executors have taken."""

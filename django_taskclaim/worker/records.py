@@ -46,7 +46,7 @@ def changed(
     """Record that *rows* of one model were claimed, completed, failed, released or lost, by a statement of *seconds*.
 
     *ran* says how many seconds handlers had taken. *why* is logged as it is, so what an error says goes through
-    ``told`` or ``described`` first. *raised* brings its traceback, redacted where there is a hook.
+    ``one_line`` or ``class_and_text`` first. *raised* brings its traceback, redacted where there is a hook.
     """
     if not logger.isEnabledFor(level) or (
         event in _FREQUENT and level < logging.WARNING and not _console.tells_all
@@ -100,7 +100,7 @@ def failed(
 ) -> None:
     """Record that a row failed after its handler ran so many seconds, and whether it is tried again.
 
-    Class and text are those that ``described`` returns.
+    Class and text are those that ``class_and_text`` returns.
     """
     changed(
         "failed",

@@ -111,7 +111,7 @@ class Service(threading.Thread):
     def _in_order(self) -> list[Duty]:
         keeper = self.keeper
         duties = [
-            Duty("looking for unanswered claims", keeper.find_ambiguous),
+            Duty("looking for ambiguous claims", keeper.find_ambiguous),
             Duty("looking for rows never started", keeper.find_unstarted),
             Duty("giving rows back", keeper.release_returned),
             Duty("renewing leases", keeper.renew_when_due),
@@ -287,6 +287,8 @@ class Service(threading.Thread):
         return bool(attachment.turn(busy=bool(self.inflight.held())))
 
     def _prune(self) -> bool:
+        # After an error not before the next time.
+        self._has_pruned = True
         done = [heartbeat.prune(self.options.using), *(one.prune() for one in self._attachments)]
         self._has_pruned = all(done)
         return True

@@ -76,7 +76,10 @@ class UnsavedColumns:
                 for field in fields
                 if field.attname in stored
                 # A value that is neither was written by somebody, or made by the database.
-                and before[field.attname] in (DEFERRED, stored[field.attname])
+                and (
+                    before[field.attname] is DEFERRED
+                    or _is_same(field, before[field.attname], stored[field.attname])
+                )
                 and not _is_same(field, stored[field.attname], _value(instance, field))
             ]
             if columns := [name for name in lost if name not in self._warned]:

@@ -4,8 +4,8 @@ It runs in the claimer's thread, on a connection where no code of the user's run
 that is frozen in the middle of a completion, on MySQL too, and nobody waits for a row that somebody has locked.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from django.db import connections
@@ -13,6 +13,7 @@ from django.db import connections
 from django_taskclaim.claim import Ended, clock
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.connecting import (
+    TROUBLE,
     drop_broken,
     ensure_usable,
     is_contention,
@@ -118,8 +119,15 @@ class Writer:
             search = _Search(self, began)
             if not search.is_of_a_row(error):
                 raise
-            for _ in search.send(results, partial(self._send, around_locks=around_locks)):
-                pass
+            # What a session in trouble refused may pass at a second try.
+            known = [] if isinstance(error, TROUBLE) else [error]
+
+            def attempt(part: Sequence[Result]) -> None:
+                if known:
+                    raise known.pop()
+                self._send(part, around_locks=around_locks)
+
+            deque(search.send(results, attempt), maxlen=0)
             for result, refusal in search.found:
                 self._refused(result, refusal)
 
@@ -339,6 +347,10 @@ class _Search(Search[Result]):
             # The answer may have been the last of its session.
             ensure_usable(self.writer.using)
         return True
+
+    def note(self, row: Result, error: Exception) -> None:
+        if not is_refusal(error):
+            self.try_no_rows()
 
     def try_no_rows(self) -> None:
         if self._ended_session is not None and self.writer.was_away_since(self.began):

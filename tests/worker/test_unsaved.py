@@ -1,4 +1,4 @@
-"""What a handler sets on its row although nothing writes it: the worker says so, once, or fails the row."""
+"""What a handler sets on its row although nothing writes it: the worker says so, once."""
 
 import logging
 from collections.abc import Callable, Iterator
