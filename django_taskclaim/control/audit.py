@@ -35,7 +35,7 @@ def record_action(
     """Record that *by* did *action* to so many rows of *model*, or with None to all models.
 
     *rows* is None for what is done to no rows, such as a pause. *key* is the row where it was one, *worker* the process
-    that was given an order. *using* names the database, or several; None is the one that the model is written to. One
+    that got a command. *using* names the database, or several; None is the one that the model is written to. One
     INFO record is logged; an ``OperatorAct`` is stored on each database where the control app lives, and a ``LogEntry``
     where there is a Django *user* and Django's admin. It raises nothing: what was done is not undone because its
     record failed.

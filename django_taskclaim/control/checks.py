@@ -14,7 +14,7 @@ def check_routers(**kwargs: object) -> list[CheckMessage]:
         message(
             "E043",
             f"A router keeps the tables of taskclaim_control away from the database {alias!r}, which holds"
-            f" {model._meta.label}: workers there follow no orders, and nothing is recorded.",
+            f" {model._meta.label}: workers there follow no commands, and nothing is recorded.",
             f"Let allow_migrate({alias!r}, 'taskclaim_control') return True, and run: manage.py migrate"
             f" taskclaim_control --database {alias}",
         )

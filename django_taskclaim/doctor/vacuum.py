@@ -45,7 +45,7 @@ def oldest_transaction(alias: str) -> Iterator[Finding]:
     try:
         oldest = server_for(connections[alias]).oldest_transaction()
     except DatabaseError:
-        # On MySQL the user needs the privilege PROCESS for that.
+        # On MySQL the user needs the privilege PROCESS for that, and the list may be refused for a moment.
         return
     if oldest is None:
         return

@@ -31,7 +31,7 @@ def test_what_was_never_known_is_shown_as_unknown_and_not_as_none(boss: Client) 
 
 
 @pytest.mark.parametrize("verb", ["get", "post"])
-def test_an_order_while_the_database_does_not_answer_is_not_given(boss: Client, verb: str) -> None:
+def test_a_command_while_the_database_does_not_answer_is_not_given(boss: Client, verb: str) -> None:
     worker()
     with impatient:
         answer = getattr(boss, verb)(command_url("drain"), {"reason": ""} if verb == "post" else {})

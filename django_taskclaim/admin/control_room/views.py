@@ -21,7 +21,7 @@ from django.template.response import TemplateResponse
 from django.urls import URLPattern, path
 from django.utils import timezone
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
+from django.utils.translation import gettext_lazy, ngettext
 from django.views.decorators.http import require_GET, require_http_methods
 
 from django_taskclaim import conf
@@ -57,6 +57,8 @@ from django_taskclaim.monitoring.overview import Worker
 View = Callable[..., HttpResponseBase]
 
 TEMPLATES = "admin/taskclaim/control_room"
+
+LATE = gettext_lazy("Nothing was changed: the database did not answer in time.")
 
 #: Milliseconds between two refreshes.
 EVERY = 2500
@@ -355,7 +357,7 @@ class PageViews:
             raise Http404
         known = workers_of(self.page.alias)
         if known is None:
-            messages.error(request, _("Nothing was changed: the database did not answer in time."))
+            messages.error(request, LATE)
             return self._back()
         worker = next((one for one in known if one.name == name), None)
         if worker is None:
@@ -469,7 +471,10 @@ class PageViews:
     ) -> HttpResponse:
         """Reset rows of the group; where the time was up, the page to press again follows."""
         sample = self._failures(request)
-        found = next((one for one in (sample.groups if sample else []) if one.id == group), None)
+        if sample is None:
+            messages.error(request, LATE)
+            return self._back()
+        found = next((one for one in sample.groups if one.id == group), None)
         if found is None:
             messages.warning(request, _("Nothing was changed: no row has failed like this lately."))
             return self._back()

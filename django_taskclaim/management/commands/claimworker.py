@@ -85,11 +85,11 @@ exit codes:
         add_models(parser, "what to claim from (every model that has a handler)")
         add("--processes", **number, default=1, help="worker processes (1)")
         add("--threads", **number, default=1, help="handler threads in each process (1)")
-        add("--batch-size", **number | most, help="rows of one claim (what takes about a second)")
+        add("--batch-size", **number | most, help="rows of one claim (the handler's, or what takes about a second)")
         add("--lease", **seconds, help="how long a claim lasts unless renewed (60)")
         add("--poll", **seconds, help="pause between looks when nothing is due (1)")
         add("--grace", **seconds, help="how long running rows may go on after a signal (8)")
-        text = "claim these rows only, country=NZ for example; app.Model:country=NZ for one model"
+        text = "claim these rows only, country=NZ for example; again for more, app.Model:country=NZ for one model"
         add("--filter", action="append", metavar="LOOKUP=VALUE", help=text)
         add("--drain", action="store_true", help="end once nothing is open or processing")
         add("--once", action="store_true", help="claim one batch of each model at most, and end")

@@ -44,11 +44,6 @@ class Fault:
     message: str
     hint: str
 
-    @property
-    def serious(self) -> bool:
-        """Whether claims go wrong, and not only slow or with needless errors."""
-        return self.id.startswith("E")
-
 
 class Refusal(NamedTuple):
     """Why a database cannot answer a question, and what would help."""

@@ -44,7 +44,8 @@ def processes(account: Account) -> Table:
     table = Table(box=None, padding=(0, 3, 0, 0), show_footer=True)
     table.add_column("process", "all")
     for state, colour in COLOURS.items():
-        table.add_column(state, f"{account.states[state]:,}", justify="right", style=colour)
+        name = "running" if state == "processing" else state
+        table.add_column(name, f"{account.states[state]:,}", justify="right", style=colour)
     for process, states in sorted(account.processes.items()):
         name = f"{process} [red]killed[/]" if process == account.killed else process
         table.add_row(name, *(f"{states[state]:,}" for state in COLOURS))
