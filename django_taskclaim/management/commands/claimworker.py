@@ -85,7 +85,11 @@ exit codes:
         add_models(parser, "what to claim from (every model that has a handler)")
         add("--processes", **number, default=1, help="worker processes (1)")
         add("--threads", **number, default=1, help="handler threads in each process (1)")
-        add("--batch-size", **number | most, help="rows of one claim (the handler's, or what takes about a second)")
+        add(
+            "--batch-size",
+            **number | most,
+            help="rows of one claim (the handler's, or about a second's)",
+        )
         add("--lease", **seconds, help="how long a claim lasts unless renewed (60)")
         add("--poll", **seconds, help="pause between looks when nothing is due (1)")
         add("--grace", **seconds, help="how long running rows may go on after a signal (8)")
