@@ -4,7 +4,7 @@ Users' migrations name these classes, so this import path and the stored form ne
 database; ``tables`` has the way of each.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -12,24 +12,17 @@ from django.core.management.base import CommandError
 from django.db import connections, migrations, models, router
 from django.db.migrations.operations.base import Operation, OperationCategory
 from django.db.migrations.state import ProjectState
-from django.db.models import Exists, OuterRef, Q
+from django.db.models import Q
 
 from django_taskclaim.adoption.tables import LiveTable, live_table
 from django_taskclaim.db.sql import real_name
 from django_taskclaim.exceptions import TaskClaimError
-from django_taskclaim.fields import AnyField, RangePositionField, StatusField
+from django_taskclaim.fields import AnyField, StatusField
 from django_taskclaim.formatting import listed
-from django_taskclaim.links import LINK
-from django_taskclaim.ranges.keys import Keys
 from django_taskclaim.states import Status
 
 #: What existing rows may become: never running, and not failed without an error.
 EXISTING = (Status.PAUSED.value, Status.OPEN.value, Status.COMPLETE.value)
-
-#: Rows of one state that are counted; where there are more, nobody waits for the exact number.
-MOST_COUNTED = 10_000
-
-Filter = Q | Mapping[str, Any]
 
 
 def _table(operation: Any, app_label: str, editor: Any, state: ProjectState) -> LiveTable | None:
@@ -65,9 +58,6 @@ class AddClaimColumns(Operation):
         self.model_name = model_name
         self.fields = list(fields)
         self.existing = existing
-
-    def references_model(self, name: str, app_label: str) -> bool:
-        return name.lower() == self.model_name.lower()
 
     def state_forwards(self, app_label: str, state: ProjectState) -> None:
         for name, field in self.fields:
@@ -125,10 +115,7 @@ class RequireComplete(Operation):
     """Stop the migration, with one sentence, while rows of a claimable model are unfinished.
 
     *model* is a label, ``"photos.Photo"``: a model with claim columns, a companion, or ranges. Every row that matches
-    *filter* (``{"country": "NZ"}``, or a ``Q``) must be complete, and with *allow_failed* complete or failed.
-
-    With *every_source* each row of a companion's source, or each that matches the filter given there, must also have a
-    companion. Ranges must reach to the last key of their *source*, ``"photos.Photo"``.
+    *filter* must be complete; ``~Q(status="failed")`` lets failed rows pass.
 
     A table that is empty, or missing, is complete: so is a fresh database. Nothing is changed; reversing does nothing.
     Raises NotComplete.
@@ -136,21 +123,10 @@ class RequireComplete(Operation):
 
     category = OperationCategory.PYTHON
     reduces_to_sql = False
-    reversible = True
 
-    def __init__(
-        self,
-        model: str,
-        filter: Filter | None = None,
-        allow_failed: bool = False,
-        every_source: Filter | bool = False,
-        source: str | None = None,
-    ) -> None:
+    def __init__(self, model: str, filter: Q | None = None) -> None:
         self.model = model
         self.filter = filter
-        self.allow_failed = allow_failed
-        self.every_source = every_source
-        self.source = source
 
     def state_forwards(self, app_label: str, state: ProjectState) -> None:
         """Leave the models as they are."""
@@ -158,20 +134,25 @@ class RequireComplete(Operation):
     def database_forwards(
         self, app_label: str, schema_editor: Any, from_state: ProjectState, to_state: ProjectState
     ) -> None:
-        alias = schema_editor.connection.alias
-        model = self._model(from_state, self.model)
+        alias, model = schema_editor.connection.alias, from_state.apps.get_model(self.model)
+        fields = model._meta.concrete_fields
+        status = next((field for field in fields if isinstance(field, StatusField)), None)
+        if status is None:
+            raise NotComplete(
+                f"RequireComplete: {self.model} has no claim columns at this point of the migrations; place it behind"
+                " the migration that adds them and before the one that removes them."
+            )
         # Also a table with ``managed = False``, so this is not `allow_migrate_model` of our base.
         if not router.allow_migrate_model(alias, model) or not _is_there(model, alias):
             return
-        found = [*self._unfinished(model, alias)]
-        if self.every_source is not False:
-            found += self._without_companion(model, alias)
-        if any(isinstance(one, RangePositionField) for one in model._meta.concrete_fields):
-            found += self._unplanned(model, alias, from_state)
-        if found:
+        # Every row, also those that a manager hides.
+        rows: models.QuerySet[Any] = models.QuerySet(model, using=alias)
+        rows = rows.order_by().filter(self.filter or Q())
+        unfinished = [state.value for state in Status if state != Status.COMPLETE]
+        if found := [one for one in unfinished if rows.filter(**{status.name: one}).exists()]:
             raise NotComplete(
-                f"{self.model} is not complete on {alias!r}, so nothing was dropped: {listed(found)}"
-                f" (manage.py claimstatus {self.model} shows more)."
+                f"{self.model} is not complete on {alias!r}, so nothing was dropped: it has rows that are"
+                f" {listed(found)} (manage.py claimstatus {self.model} shows more)."
             )
 
     def database_backwards(
@@ -186,65 +167,6 @@ class RequireComplete(Operation):
     def migration_name_fragment(self) -> str:
         return f"require_complete_{self.model.rpartition('.')[2].lower()}"
 
-    def _model(self, state: ProjectState, label: str) -> type[models.Model]:
-        try:
-            return state.apps.get_model(label)
-        except (LookupError, ValueError) as error:
-            raise NotComplete(
-                f"RequireComplete({self.model!r}): this migration knows no model {label!r}; write it app.Model, and"
-                " add the newest migration of its app to the dependencies."
-            ) from error
-
-    def _unfinished(self, model: type[models.Model], alias: str) -> Iterator[str]:
-        """Yield how many rows are in each state that is not finished."""
-        fields = model._meta.concrete_fields
-        status = next((field for field in fields if isinstance(field, StatusField)), None)
-        if status is None:
-            raise NotComplete(
-                f"RequireComplete: {self.model} has no claim columns at this point of the migrations; place it behind"
-                " the migration that adds them and before the one that removes them."
-            )
-        rows = _all(model, alias).filter(_as_q(self.filter))
-        for state in Status:
-            if state == Status.COMPLETE or (self.allow_failed and state == Status.FAILED):
-                continue
-            if found := rows.filter(**{status.name: state.value})[: MOST_COUNTED + 1].count():
-                yield f"{_number(found)} {'is' if found == 1 else 'are'} {state.value}"
-
-    def _without_companion(self, model: type[models.Model], alias: str) -> Iterator[str]:
-        """Yield how many rows of the source of the companion *model* have no companion."""
-        link: Any = next((one for one in model._meta.get_fields() if one.name == LINK), None)
-        is_companion = isinstance(link, models.ForeignObject)
-        if not is_companion or not _is_there(link.related_model, alias):
-            if is_companion and not _all(model, alias).exists():
-                return
-            raise NotComplete(
-                f"RequireComplete: every_source is for companions beside their source, and {self.model} has none on"
-                f" {alias!r}."
-            )
-        source: Any = link.related_model
-        only = Q() if self.every_source is True else _as_q(self.every_source)
-        same = {own.attname: OuterRef(theirs.attname) for own, theirs in link.related_fields}
-        lacking = _all(source, alias).filter(only, ~Exists(_all(model, alias).filter(**same)))
-        if found := lacking[: MOST_COUNTED + 1].count():
-            rows, have = ("row", "has") if found == 1 else ("rows", "have")
-            yield f"{_number(found)} {rows} of {source._meta.label} {have} no row there"
-
-    def _unplanned(
-        self, model: type[models.Model], alias: str, state: ProjectState
-    ) -> Iterator[str]:
-        """Yield that the source has rows which no range of *model* holds."""
-        if self.source is None:
-            raise NotComplete(
-                f'RequireComplete: {self.model} has ranges; say of which model, source="app.Model".'
-            )
-        source = self._model(state, self.source)
-        last = _all(model, alias).order_by("-position").values_list("upper", flat=True).first()
-        keys = Keys(source, alias)
-        if _is_there(source, alias) and keys.rows(keys.decode(last)).exists():
-            behind = "behind the last range" if last is not None else "and no range is planned"
-            yield f"{self.source} has rows {behind}"
-
 
 def _is_there(model: type[models.Model], alias: str) -> bool:
     """Say whether the table exists; one whose name carries a schema is taken to, for no list of tables shows it."""
@@ -254,16 +176,3 @@ def _is_there(model: type[models.Model], alias: str) -> bool:
     connection = connections[alias]
     with connection.cursor() as cursor:
         return name in connection.introspection.table_names(cursor, include_views=True)
-
-
-def _all(model: type[models.Model], alias: str) -> "models.QuerySet[models.Model]":
-    """Return every row, also those that a manager hides, in no order."""
-    return models.QuerySet(model, using=alias).order_by()
-
-
-def _as_q(given: Any) -> Q:
-    return given if isinstance(given, Q) else Q(**(given or {}))
-
-
-def _number(found: int) -> str:
-    return f"more than {MOST_COUNTED:,}" if found > MOST_COUNTED else f"{found:,}"

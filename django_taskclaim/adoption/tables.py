@@ -5,7 +5,7 @@ moment only, lets the others go first, and tries again.
 """
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, ClassVar
 
@@ -19,7 +19,8 @@ from django_taskclaim.fields import AnyField, StatusField
 #: Tries for the lock after the first; half a second lies between two of them, on average, so that is ten minutes.
 RETRIES = 1200
 
-Statement = tuple[str, Any]
+#: A clause of ALTER TABLE, and its parameters.
+Clause = tuple[str, Sequence[Any]]
 
 
 class LiveTable:
@@ -38,35 +39,41 @@ class LiveTable:
 
     def add_columns(self, fields: Sequence[AnyField], existing: str) -> None:
         """Add the columns: rows that are there get the state *existing*, new rows the defaults of the fields."""
-        # A default cannot be changed later here, so each column is added as it stays.
-        states = [
-            f"UPDATE {self.name} SET {self._quoted(field)} = {self.editor.quote_value(existing)}"
-            for field in fields
-            if isinstance(field, StatusField)
-        ]
-        self._change([*map(self._adding, fields), *((text, None) for text in states)])
+
+        def add() -> None:
+            # A default cannot be changed later here, so each column is added as it stays.
+            self._alter([self._clause("ADD COLUMN", field) for field in fields])
+            for field in fields:
+                if isinstance(field, StatusField):
+                    value = self.editor.quote_value(existing)
+                    self.editor.execute(
+                        f"UPDATE {self.name} SET {self._quoted(field)} = {value}", None
+                    )
+
+        self._change(add)
 
     def drop_columns(self, fields: Sequence[AnyField]) -> None:
-        self._change(
-            [(f"ALTER TABLE {self.name} DROP COLUMN {self._quoted(one)}", None) for one in fields]
-        )
+        self._change(self._alter, [(f"DROP COLUMN {self._quoted(one)}", ()) for one in fields])
 
     def add_index(self, index: models.Index) -> None:
-        self.editor.add_index(self.model, index)
+        self._change(self.editor.add_index, self.model, index)
 
     def drop_index(self, index: models.Index) -> None:
-        self.editor.remove_index(self.model, index)
+        self._change(self.editor.remove_index, self.model, index)
 
-    def _adding(self, field: AnyField) -> Statement:
+    def _alter(self, clauses: Sequence[Clause]) -> None:
+        for text, params in clauses:
+            self.editor.execute(f"ALTER TABLE {self.name} {text}", params or None)
+
+    def _clause(self, verb: str, field: AnyField) -> Clause:
         definition, params = self.editor.column_sql(self.model, field)
-        text = f"ALTER TABLE {self.name} ADD COLUMN {self._quoted(field)} {definition}"
-        return text, params or None
+        return f"{verb} {self._quoted(field)} {definition}", params
 
     def _quoted(self, field: AnyField) -> str:
         return str(self.editor.quote_name(field.column))
 
-    def _change(self, statements: Sequence[Statement]) -> None:
-        """Run the statements, in one transaction where the database has one, once their lock can be had.
+    def _change(self, step: Callable[..., object], *args: object) -> None:
+        """Run the step, in one transaction where the database has one, once its lock can be had.
 
         Raises RetriesExhausted where it cannot; then nothing was changed.
         """
@@ -76,8 +83,7 @@ class LiveTable:
         @retry_on_contention(retries=RETRIES, wait=1, using=alias, atomic=False)
         def run() -> None:
             with transaction.atomic(using=alias) if is_transactional else nullcontext():
-                for text, params in statements:
-                    self.editor.execute(text, params)
+                step(*args)
 
         with self._session(self.short_wait):
             run()
@@ -102,15 +108,17 @@ class PostgreSQLTable(LiveTable):
     short_wait: ClassVar = {"lock_timeout": "'50ms'"}
 
     def add_columns(self, fields: Sequence[AnyField], existing: str) -> None:
-        statements = []
+        clauses = []
         for field in fields:
             is_state = isinstance(field, StatusField)
-            statements.append(self._adding(_with_default(field, existing) if is_state else field))
+            as_added = _with_default(field, existing) if is_state else field
+            clauses.append(self._clause("ADD COLUMN", as_added))
             if is_state:
                 default, params = self.editor.db_default_sql(field)
-                text = f"ALTER COLUMN {self._quoted(field)} SET DEFAULT {default}"
-                statements.append((f"ALTER TABLE {self.name} {text}", params))
-        self._change(statements)
+                clauses.append(
+                    (f"ALTER COLUMN {self._quoted(field)} SET DEFAULT {default}", params)
+                )
+        self._change(self._alter, clauses)
 
     def add_index(self, index: models.Index) -> None:
         """Build the index; drop what a build that broke off has left, and keep an index that is there."""
@@ -141,43 +149,36 @@ class PostgreSQLTable(LiveTable):
 class MySQLTable(LiveTable):
     """MySQL and MariaDB have no transaction around such statements, so what is there already is passed over."""
 
-    needs_own_transactions = True
     #: The shortest that these servers know.
     short_wait: ClassVar = {"lock_wait_timeout": "1"}
 
     def add_columns(self, fields: Sequence[AnyField], existing: str) -> None:
-        there = self._columns_there()
+        look, table = self.connection.introspection, real_name(self.model._meta.db_table)
+        with self.connection.cursor() as cursor:
+            there = {one.name for one in look.get_table_description(cursor, table)}
         added = {field: self._as_added(field, existing) for field in fields}
-        self._alter("ADD COLUMN", [one for one in added.values() if one.column not in there])
-        self._alter("MODIFY COLUMN", [field for field, one in added.items() if one is not field])
-
-    def drop_columns(self, fields: Sequence[AnyField]) -> None:
-        if not self.editor.collect_sql:
-            there = self._columns_there()
-            fields = [field for field in fields if field.column in there]
-        if fields:
-            names = ", ".join(f"DROP COLUMN {self._quoted(field)}" for field in fields)
-            self._change([(f"ALTER TABLE {self.name} {names}", None)])
+        new = [one for one in added.values() if one.column not in there]
+        for verb, some in {
+            "ADD COLUMN": new,
+            "MODIFY COLUMN": [field for field, one in added.items() if one is not field],
+        }.items():
+            if some:
+                # The server refuses this if it would have to copy the table.
+                instant = ("ALGORITHM=INSTANT", ())
+                self._change(self._alter, [*(self._clause(verb, one) for one in some), instant])
 
     def add_index(self, index: models.Index) -> None:
-        if self.editor.collect_sql or not self._has_index(index):
-            create = index.create_sql(self.model, self.editor)
-            self._change([(f"{create} ALGORITHM=INPLACE LOCK=NONE", None)])
-
-    def drop_index(self, index: models.Index) -> None:
-        if self.editor.collect_sql or self._has_index(index):
-            name = self.editor.quote_name(index.name)
-            self._change([(f"ALTER TABLE {self.name} DROP INDEX {name}, LOCK=NONE", None)])
-
-    def _columns_there(self) -> set[str]:
+        look, table = self.connection.introspection, real_name(self.model._meta.db_table)
         with self.connection.cursor() as cursor:
-            look, table = self.connection.introspection, real_name(self.model._meta.db_table)
-            return {one.name for one in look.get_table_description(cursor, table)}
+            if not self.editor.collect_sql and index.name in look.get_constraints(cursor, table):
+                return
+        create = index.create_sql(self.model, self.editor)
+        self._change(self.editor.execute, f"{create} ALGORITHM=INPLACE LOCK=NONE", None)
 
-    def _has_index(self, index: models.Index) -> bool:
-        with self.connection.cursor() as cursor:
-            look, table = self.connection.introspection, real_name(self.model._meta.db_table)
-            return index.name in look.get_constraints(cursor, table)
+    def _alter(self, clauses: Sequence[Clause]) -> None:
+        """Send one statement: a server keeps count of such changes, and takes 64 of them."""
+        params = [value for _, values in clauses for value in values]
+        super()._alter([(", ".join(text for text, _ in clauses), params)])
 
     def _as_added(self, field: AnyField, existing: str) -> AnyField:
         """Return the field with the default that gives rows that are there their value."""
@@ -188,17 +189,6 @@ class MySQLTable(LiveTable):
             # MySQL calls the default of a text an expression, and copies the table for it.
             return _with_default(field, NOT_PROVIDED)
         return field
-
-    def _alter(self, verb: str, fields: Sequence[AnyField]) -> None:
-        """Send one statement for all columns, which the server refuses if it would have to copy the table."""
-        clauses, params = [], []
-        for field in fields:
-            definition, values = self.editor.column_sql(self.model, field)
-            clauses.append(f"{verb} {self._quoted(field)} {definition}")
-            params += values
-        if clauses:
-            text = f"ALTER TABLE {self.name} {', '.join(clauses)}, ALGORITHM=INSTANT"
-            self._change([(text, params or None)])
 
 
 def _with_default(field: AnyField, value: Any) -> AnyField:

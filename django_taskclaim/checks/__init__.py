@@ -15,17 +15,15 @@ E011      claim columns of one model lie on several tables
 E012      a database that holds a claimable model has ``AUTOCOMMIT`` False
 E013      the hook ``TASKCLAIM["REDACT"]`` cannot be imported or called, or returns no text
 E014      a handler could not be registered while Django started: an option, its queryset or ``update_fields`` is wrong
-E015      the manager of a mixin hides another base's manager
 E016      a database that holds a claimable model is of a kind that nothing is claimed on
 E021      the buttons of ``ClaimAdminMixin`` need ``admin_actions`` in INSTALLED_APPS
 E022      ``list_editable`` of a ModelAdmin with ``ClaimAdminMixin`` names a claim column, which verbs alone write
 E031      an entry of ``TASKCLAIM["HEALTH_CHECKS"]`` leads to nothing, or to what is no check
 E032      a health check asks what the database cannot answer
-E041      ``TASKCLAIM["HISTORY"]`` names what is no claimable model
-E042      ``TASKCLAIM["HISTORY"]`` names models, and the app that would keep their histories is not installed
+E041      ``TASKCLAIM["HISTORY"]`` names what is no claimable model, or the app that keeps histories is not installed
 E043      a router keeps the tables of the control app away from a database that holds a claimable model
 E051      the archive of a handler is no installed model on a table of its own
-E052      rows are to be open again after an interval, and the model has no ``not_before`` to wait with
+E052      rows are to be open again on a model without ``RetryMixin``
 E053      an archive lacks columns of the model, or needs some that the model does not have
 E061      a companion (``SourceMixin``) has no link ``source``, or its manager no ``populate()``
 E062      the link of a companion is not unique
@@ -34,16 +32,13 @@ E064      ``update_fields`` of a companion's handler names a column that both ta
 E071      a model of ranges names no source
 E072      a model of ranges and its source are written to different databases
 E073      a model of ranges inherits from another table
-E074      nothing tells when a growing source has all rows of a range
-E075      ``plan_ahead`` of a model of ranges is no number of rows
+E074      nothing tells when a growing source has all rows of a range, or ``plan_ahead`` is no number of rows
 W001      SQLite transactions do not begin IMMEDIATE
 W002      OPTIONS ask for an isolation level under which handlers' transactions fail each other
 W003      a lease is so short that renewals cannot keep up, or so long that a dead worker's rows stay stuck
 W009      an atomic handler may hold up all other writers for longer than a quarter of its lease
-W010      rows of one ``serial_by`` have no order that means anything: the key is not counted up
 W021      ``admin_actions`` comes after ``django.contrib.admin``, whose templates it must replace
 W051      rows are deleted past Django, which would follow relations or call receivers
-W052      rows are to be open again on a model without ``RetryMixin``
 E101–E106 asked of the server, with ``--database`` only: it is too old for the claims (E101), a table has no
           transactions (E102), the binary log holds statements (E103), holders are not compared exactly (E104),
           the default isolation makes claims fail each other (E105), it cannot be written to (E106)
@@ -57,10 +52,15 @@ The ids are written ``taskclaim.E001``. Those from E101 on touch the database, s
 """
 
 from collections.abc import Sequence
+from itertools import chain
 
+from django.apps import apps
 from django.core.checks import CheckMessage, Tags, register
 
+from django_taskclaim.checks import databases as servers
+from django_taskclaim.checks import handlers, models, settings, sources
 from django_taskclaim.checks.messages import TAG
+from django_taskclaim.columns import has_claim_columns
 
 __all__ = ["TAG", "check_project", "check_servers"]
 
@@ -68,19 +68,17 @@ __all__ = ["TAG", "check_project", "check_servers"]
 @register(TAG)
 def check_project(**kwargs: object) -> list[CheckMessage]:
     """What the project's code and settings show; no database is asked."""
-    # Late, for what checks know is of no use to a process that runs none.
-    from django_taskclaim.checks import companions, databases, handlers, models, ranges, settings
-
-    unusable = [*settings.check_settings(), *databases.check_aliases()]
-    found = [*unusable, *models.check_models()]
+    # Proxies are included: they may have managers of their own.
+    claimable = [model for model in apps.get_models() if has_claim_columns(model)]
+    unusable = [*settings.check_settings(), *servers.check_aliases()]
+    found = [*unusable, *chain.from_iterable(map(models.problems_of, claimable))]
     # The others need the settings and the databases.
     if not unusable:
         found += handlers.check_handlers()
-        found += companions.check_companions()
-        found += ranges.check_ranges()
+        found += chain.from_iterable(map(sources.problems_of, claimable))
         found += settings.check_hooks()
-        found += databases.check_databases()
-        found += databases.check_health()
+        found += servers.check_databases()
+        found += servers.check_health()
     return found
 
 
@@ -88,10 +86,6 @@ def check_project(**kwargs: object) -> list[CheckMessage]:
 @register(Tags.database)
 def check_servers(databases: Sequence[str] | None = None, **kwargs: object) -> list[CheckMessage]:
     """What the servers themselves answer: the ids from E101 on."""
-    # Late, as above.
-    from django_taskclaim.checks import databases as servers
-    from django_taskclaim.checks import settings
-
-    if not databases or settings.check_settings() or servers.check_aliases():
+    if not databases or settings.check_settings() or any(servers.check_aliases()):
         return []
     return [*servers.check_servers(databases), *servers.check_health(databases)]

@@ -8,7 +8,7 @@ from django.db import NotSupportedError, connections, models, router
 from django.utils.connection import ConnectionDoesNotExist
 
 from django_taskclaim import conf
-from django_taskclaim.checks.messages import from_fault, message
+from django_taskclaim.checks.messages import message
 from django_taskclaim.columns import is_claimable
 from django_taskclaim.db import dialect_for, is_supported
 from django_taskclaim.handlers import handler_for
@@ -19,80 +19,62 @@ from django_taskclaim.switch import claimable_models, holds
 from django_taskclaim.throttling.health import loaded, refusal
 
 
-def check_aliases() -> list[CheckMessage]:
+def check_aliases() -> Iterator[CheckMessage]:
     """E006 where a router names a database that is none."""
-    return [
-        message(
-            "E006",
-            f"A router writes {model._meta.label} to the database {alias!r}, and DATABASES has no such alias.",
-            f"Let db_for_write() return one of {', '.join(connections)}, or None.",
-            model,
-        )
-        for alias, model in _written_to().items()
-        if alias not in connections
-    ]
+    for alias, model in _written_to().items():
+        if alias not in connections:
+            text = f"A router writes {model._meta.label} to the database {alias!r}, and DATABASES has no such alias."
+            hint = f"Let db_for_write() return one of {', '.join(connections)}, or None."
+            yield message("E006", text, hint, model)
 
 
 def check_databases() -> Iterator[CheckMessage]:
     """E006 to E008, E012, E016, W001 and W002, which the settings alone show; no connection is opened."""
     for alias, model in first_models().items():
         if not router.allow_migrate_model(alias, Switch):
-            yield message(
-                "E006",
+            text = (
                 f"A router keeps the tables of taskclaim away from the database {alias!r}, which holds"
-                f" {model._meta.label}: every claim there reads the switch in its own statement.",
-                f"Let allow_migrate({alias!r}, 'taskclaim') return True, and run: manage.py migrate taskclaim"
-                f" --database {alias}",
+                f" {model._meta.label}: every claim there reads the switch in its own statement."
             )
+            hint = f"Let allow_migrate({alias!r}, 'taskclaim') return True, and migrate --database {alias}."
+            yield message("E006", text, hint)
     for alias in _written_to():
-        yield from map(from_fault, configured_faults(alias))
+        for fault in _configured_faults(alias):
+            yield message(fault.id, fault.message, fault.hint)
 
 
-def configured_faults(alias: str) -> Iterator[Fault]:
-    """Yield what the settings of a database break."""
+def _configured_faults(alias: str) -> Iterator[Fault]:
+    connection, strategy = connections[alias], conf.setting("CLAIM_STRATEGY")
     try:
-        dialect = dialect_for(connections[alias])
+        known = dialect_for(connection).strategies
     except NotSupportedError as error:
         hint = "Let a router keep the models with claim columns on one of these databases."
         yield Fault("E016", f"The database {alias!r} cannot claim. {error}", hint)
         return
     yield from autocommit_faults(alias)
-    yield from server_for(connections[alias]).configured_faults()
-    strategy = conf.setting("CLAIM_STRATEGY")
-    if strategy not in dialect.strategies:
-        yield Fault(
-            "E008",
-            f"TASKCLAIM['CLAIM_STRATEGY'] is {strategy!r}, which {connections[alias].display_name} (database {alias!r})"
-            f" does not have; it has {', '.join(dialect.strategies)}.",
-            'TASKCLAIM = {"CLAIM_STRATEGY": "auto"}',
-        )
+    yield from server_for(connection).configured_faults()
+    if strategy not in known:
+        text = f"TASKCLAIM['CLAIM_STRATEGY'] is {strategy!r}; the database {alias!r} has {', '.join(known)}."
+        yield Fault("E008", text, 'TASKCLAIM = {"CLAIM_STRATEGY": "auto"}')
 
 
 def autocommit_faults(alias: str) -> Iterator[Fault]:
     """Yield that Django commits nothing by itself on this database, if that is so."""
     if not connections[alias].settings_dict["AUTOCOMMIT"]:
-        yield Fault(
-            "E012",
-            f"The database {alias!r} has AUTOCOMMIT False: what a worker or a command writes there is never committed.",
-            "Leave AUTOCOMMIT out of DATABASES; put transaction.atomic() around what belongs together.",
-        )
+        text = f"The database {alias!r} has AUTOCOMMIT False: what a worker or a command writes is never committed."
+        hint = "Leave AUTOCOMMIT out of DATABASES; put transaction.atomic() around what belongs together."
+        yield Fault("E012", text, hint)
 
 
 def check_servers(databases: Iterable[str]) -> Iterator[CheckMessage]:
-    """E101 and the following, asked of each server."""
+    """E101 and the following, asked of each server about itself and the tables of claimable models there."""
     for alias in databases:
-        there = [model for model in _sound_models() if holds(alias, model)]
-        yield from map(from_fault, server_faults(alias, there))
-
-
-def server_faults(alias: str, of: Iterable[type[models.Model]]) -> Iterator[Fault]:
-    """Yield what the server of a database, or a table there, breaks; nothing where no claim is known for it."""
-    tables = {}
-    if is_supported(connections[alias]):
-        targets = (ClaimTarget.of(model, alias) for model in of)
-        tables = {target.table.name: target.table for target in targets}
-    if tables:
-        yield from server_for(connections[alias]).server_faults(list(tables.values()))
+        if not is_supported(connections[alias]):
+            continue
+        there = (ClaimTarget.of(one, alias).table for one in _sound_models() if holds(alias, one))
+        if tables := {table.name: table for table in there}:
+            for fault in server_for(connections[alias]).server_faults(list(tables.values())):
+                yield message(fault.id, fault.message, fault.hint)
 
 
 def _sound_models() -> list[type[models.Model]]:
@@ -106,12 +88,8 @@ def _written_to() -> dict[str, type[models.Model]]:
 
 def first_models() -> dict[str, type[models.Model]]:
     """Return the databases that hold claimable models, each with one of them."""
-    return {
-        alias: model
-        for alias in connections
-        for model in reversed(_sound_models())
-        if holds(alias, model)
-    }
+    found = reversed(_sound_models())
+    return {alias: model for model in found for alias in connections if holds(alias, model)}
 
 
 # Health checks
@@ -130,9 +108,9 @@ def check_health(databases: Sequence[str] | None = None) -> list[CheckMessage]:
             hint = 'TASKCLAIM = {"HEALTH_CHECKS": [ReplicaLag(at_most=10)]}  # from django_taskclaim.throttling'
             if not asks:
                 found[text] = message("E031", text, hint)
-            continue
-        if refused is not None:
-            found[refused.message] = message("E131" if asks else "E032", *refused)
+        else:
+            if refused is not None:
+                found[refused.message] = message("E131" if asks else "E032", *refused)
     return list(found.values())
 
 

@@ -27,80 +27,46 @@ def check_handlers() -> Iterator[CheckMessage]:
         if not has_claim_columns(broken) or is_claimable(broken):
             yield message("E014", why, hint, broken)
     for model in apps.get_models():
-        found = handler_for(model) if is_claimable(model) else None
-        if found is not None:
+        if is_claimable(model) and (found := handler_for(model)):
             yield from problems_of(found)
 
 
 def problems_of(handler: Handler) -> Iterator[CheckMessage]:
     """Yield what is wrong with one handler."""
+    completion = handler.policy.completion
     yield from _lease(handler)
     yield from _one_writer(handler)
-    yield from _series(handler)
-    yield from completion_problems(handler)
-
-
-def completion_problems(handler: Handler) -> Iterator[CheckMessage]:
-    """Yield what is wrong with the completion policy of one handler."""
-    completion = handler.policy.completion
     if isinstance(completion, Archive):
         yield from _archive(handler, completion)
     if isinstance(completion, Clear):
-        yield from _clear(handler, completion)
+        yield from _clear(handler)
     if isinstance(completion, (Archive, Delete)) and not completion.cascade:
         yield from _skipped(handler)
 
 
-# Times and order
-
-
 def _lease(handler: Handler) -> Iterator[CheckMessage]:
-    lease = handler.lease
-    if SHORTEST_LEASE <= lease <= LONGEST_LEASE:
-        return
-    why = f"rows of a worker that dies stay stuck for {format_duration(lease)}. Running rows are renewed all the time"
-    if lease < SHORTEST_LEASE:
-        why = "one slow renewal, and a running row is lost"
-    yield message(
-        "W003",
-        f"Rows of {handler.model._meta.label} are claimed for {lease.total_seconds():g} s: {why}.",
-        f"@handler({handler.model.__name__}, lease=60)",
-        handler.model,
-    )
+    model, lease = handler.model, handler.lease
+    if not SHORTEST_LEASE <= lease <= LONGEST_LEASE:
+        why = "rows of a worker that dies stay stuck for that long; running rows are renewed anyway"
+        if lease < SHORTEST_LEASE:
+            why = "one slow renewal, and a running row is lost"
+        text = f"Rows of {model._meta.label} are claimed for {format_duration(lease)}: {why}."
+        yield message("W003", text, f"@handler({model.__name__}, lease=60)", model)
 
 
 def _one_writer(handler: Handler) -> Iterator[CheckMessage]:
     """Look at atomic handlers where an open transaction keeps everybody else from writing."""
     alias, most = router.db_for_write(handler.model), handler.lease / WAITS_PER_LEASE
     if handler.blocks_writers(alias) and (handler.timeout is None or handler.timeout > most):
-        yield message(
-            "W009",
+        text = (
             f"{handler.name} is atomic, and {connections[alias].display_name} has one writer: while a row runs, no"
-            f" lease on the database {alias!r} can be renewed, no row claimed and none completed.",
-            f"@handler({handler.model.__name__}, atomic=True, timeout={most.total_seconds():g})  # a quarter of the"
-            " lease at most",
-            handler.model,
+            f" lease on the database {alias!r} can be renewed, no row claimed and none completed."
         )
+        hint = f"@handler({handler.model.__name__}, atomic=True, timeout={most.total_seconds():g})"
+        yield message("W009", text, f"{hint}  # a quarter of the lease at most", handler.model)
 
 
-def _series(handler: Handler) -> Iterator[CheckMessage]:
-    """Look at the order in which rows of one key are done."""
-    column, order = handler.policy.serial_by, handler.policy.order_by
-    last: Any = claim_columns(handler.model).key[-1]
-    kind = (last.target_field if last.is_relation else last).get_internal_type()
-    if column is None or order or "Auto" in kind or "Integer" in kind:
-        return
-    yield message(
-        "W010",
-        f"Rows of one {column} are done in the order of their key, and {last.name} is a {type(last).__name__}, which"
-        " does not tell which row came first.",
-        f'@handler({handler.model.__name__}, serial_by="{column}", order_by=["created_at"])  # or another column of'
-        " yours that does",
-        handler.model,
-    )
-
-
-# The archive
+# The completion policies
 
 
 def _archive(handler: Handler, completion: Archive) -> Iterator[CheckMessage]:
@@ -109,41 +75,32 @@ def _archive(handler: Handler, completion: Archive) -> Iterator[CheckMessage]:
         archive = completion.model
     own: set[Any] = {model._meta.concrete_model, *model._meta.all_parents}
     if archive is None or archive._meta.abstract or archive._meta.parents or archive in own:
-        yield message(
-            "E051",
+        text = (
             f"The archive of {handler.name} must be another installed model on a table of its own, and"
-            f" {completion.to!r} is none.",
-            f"class {model.__name__}Archive(models.Model):",
-            model,
+            f" {completion.to!r} is none."
         )
+        yield message("E051", text, f"class {model.__name__}Archive(models.Model):", model)
         return
-    shared, label = set(shared_columns(model, archive)), archive._meta.label
+    shared, kept = set(shared_columns(model, archive)), set(completion.leave_out)
+    label = f"{archive._meta.label}, the archive of {handler.name},"
     lost = [
         field.name
         for field in model._meta.concrete_fields
         if field.attname not in shared
         and _is_the_users(model, field)
-        and not {field.name, field.attname} & set(completion.leave_out)
+        and not {field.name, field.attname} & kept
     ]
     if lost:
-        yield message(
-            "E053",
-            f"{label}, the archive of {handler.name}, lacks {listed(lost)}, which would be lost.",
-            f"Add the columns, or say that it may be: Archive({archive.__name__}, leave_out={lost!r}).",
-            model,
-        )
+        hint = f"Add the columns, or let them go: Archive({archive.__name__}, leave_out={lost!r})."
+        yield message("E053", f"{label} lacks {listed(lost)}, which would be lost.", hint, model)
     empty = [
         field.name
         for field in archive._meta.local_concrete_fields
         if field.attname not in shared and not _finds_a_value(field)
     ]
     if empty:
-        yield message(
-            "E053",
-            f"{label}, the archive of {handler.name}, needs {listed(empty)}, which {model._meta.label} does not have.",
-            "Give the columns a default, or let them be NULL.",
-            model,
-        )
+        text = f"{label} needs {listed(empty)}, which {model._meta.label} does not have."
+        yield message("E053", text, "Give the columns a default, or let them be NULL.", model)
 
 
 def _is_the_users(model: type[models.Model], field: Any) -> bool:
@@ -158,28 +115,12 @@ def _finds_a_value(field: Any) -> bool:
     return fills_itself(field) or field.has_default() or moment or field.null
 
 
-# Opening again, and deleting without Django
-
-
-def _clear(handler: Handler, completion: Clear) -> Iterator[CheckMessage]:
-    columns, label = claim_columns(handler.model), handler.model._meta.label
-    hint = f"class {handler.model.__name__}(RetryMixin, ClaimMixin), or TaskMixin"
-    if completion.every is not None and columns.not_before is None:
-        yield message(
-            "E052",
-            f"Rows of {label} cannot wait for {completion.pause.total_seconds():g} s, as Clear(every=…) of"
-            f" {handler.name} says: the model has no not_before.",
-            hint,
-            handler.model,
-        )
-    elif columns.not_before is None or columns.attempts is None:
-        yield message(
-            "W052",
-            f"Rows of {label} are opened again by {handler.name} without RetryMixin: the lowest keys come first each"
-            " time, a drain has no end, and after some rounds one failure is final.",
-            hint,
-            handler.model,
-        )
+def _clear(handler: Handler) -> Iterator[CheckMessage]:
+    columns, model = claim_columns(handler.model), handler.model
+    if columns.not_before is None or columns.attempts is None:
+        text = f"{handler.name} opens rows of {model._meta.label} again, which needs RetryMixin."
+        hint = f"class {model.__name__}(RetryMixin, ClaimMixin), or TaskMixin"
+        yield message("E052", text, hint, model)
 
 
 def _skipped(handler: Handler) -> Iterator[CheckMessage]:
@@ -190,12 +131,9 @@ def _skipped(handler: Handler) -> Iterator[CheckMessage]:
         return
     relations: Any = get_candidate_relations_to_delete(model._meta)
     names = [f"{one.related_model._meta.label}.{one.field.name}" for one in relations]
-    completion = type(handler.policy.completion).__name__
-    yield message(
-        "W051",
-        f"{handler.name} deletes rows of {model._meta.label} that are done past Django, which would follow"
-        f" {listed([*names, 'generic relations'])}, and call receivers of pre_delete and post_delete.",
-        f"completion={completion}({'…, ' if completion == 'Archive' else ''}cascade=True) lets Django do so, at its"
-        " price.",
-        handler.model,
+    text = (
+        f"{handler.name} deletes done rows of {model._meta.label} without Django, which would follow"
+        f" {listed([*names, 'generic relations'])}, and call receivers of pre_delete and post_delete."
     )
+    hint = f"{type(handler.policy.completion).__name__}(…, cascade=True) lets Django do so, and is slower."
+    yield message("W051", text, hint, model)

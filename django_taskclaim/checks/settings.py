@@ -19,27 +19,18 @@ def check_settings() -> list[CheckMessage]:
 
 
 def check_hooks() -> Iterator[CheckMessage]:
-    """E013, E041 and E042: what right entries name must be there."""
+    """E013 and E041: what right entries name must be there."""
     if fault := error_text.redaction_fault():
+        hint = 'TASKCLAIM = {"REDACT": "project.privacy.redact"}  # def redact(text: str) -> str'
         yield message(
-            "E013",
-            f"TASKCLAIM['REDACT'] is {conf.setting('REDACT')!r}, and {fault}.",
-            'TASKCLAIM = {"REDACT": "project.privacy.redact"}  # def redact(text: str) -> str',
+            "E013", f"TASKCLAIM['REDACT'] is {conf.setting('REDACT')!r}, and {fault}.", hint
         )
     named = conf.setting("HISTORY")
-    known = sorted(model._meta.label for model in claimable_models())
+    known = {model._meta.label_lower: model._meta.label for model in claimable_models()}
     for label in named:
-        if label.lower() not in map(str.lower, known):
-            yield message(
-                "E041",
-                f"TASKCLAIM['HISTORY'] names {label!r}, which is no installed model that can be claimed; a proxy is"
-                " kept with its model.",
-                f'TASKCLAIM = {{"HISTORY": [{", ".join(map(repr, known))}]}}  # or some of these',
-            )
+        if label.lower() not in known:
+            text = f"TASKCLAIM['HISTORY'] names {label!r}, which is no installed model that can be claimed."
+            yield message("E041", text, f"Choose from {sorted(known.values())!r}.")
     if named and not apps.is_installed(CONTROL):
-        yield message(
-            "E042",
-            f"TASKCLAIM['HISTORY'] names {len(named)} of the models, but {CONTROL} is not installed, which would keep"
-            " their histories.",
-            f'INSTALLED_APPS += ["{CONTROL}"]',
-        )
+        text = f"TASKCLAIM['HISTORY'] names models, and {CONTROL}, which keeps histories, is not installed."
+        yield message("E041", text, f'INSTALLED_APPS += ["{CONTROL}"]')

@@ -19,6 +19,7 @@ from django.db.models.fields import AutoFieldMixin
 from django_taskclaim.conf import positive_duration
 from django_taskclaim.db.sql import PREPARED
 from django_taskclaim.fields import NEVER_WAITED, OPEN_ENDED
+from django_taskclaim.policy import refuse_no_number
 from django_taskclaim.querysets.conditions import is_open
 from django_taskclaim.querysets.manager import ClaimQuerySet
 from django_taskclaim.querysets.transactions import in_transaction, refuse_old_snapshots
@@ -52,7 +53,7 @@ def plan(
     Plans no key beyond *until*, if that is given, and with *only_full* no range of fewer rows. Commits as it goes.
     Where another planner has stored ranges meanwhile, throws away what it has found, and goes on behind those.
     """
-    refuse_unknown_commits(target)
+    refuse_unplannable(target)
     refuse_old_snapshots(target.claims, "plan() goes on behind what others have planned")
     make_due(target)
     keys, added = target.keys, 0
@@ -145,12 +146,13 @@ def _commits_within(model: Any) -> timedelta | None:
     return None if named is None else positive_duration(named, name)
 
 
-def refuse_unknown_commits(target: RangeTarget) -> None:
+def refuse_unplannable(target: RangeTarget) -> None:
     """Raise TypeError where it is not known when a range of a growing source has all its rows.
 
-    ValueError where ``commits_within`` is no duration.
+    ValueError where ``commits_within`` is no duration, or ``plan_ahead`` no number of rows.
     """
     model: Any = target.model
+    refuse_no_number(model.plan_ahead, f"{model._meta.label}.plan_ahead")
     if not model.growing:
         return
     label, source, fields = model._meta.label, target.keys.source._meta.label, target.keys.fields

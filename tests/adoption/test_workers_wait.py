@@ -23,7 +23,7 @@ from django_taskclaim.adoption.operations import RequireComplete
 
 class Migration(migrations.Migration):
     dependencies = [("adoption", "0003_adopt_parcel_index")]
-    operations = [RequireComplete("adoption.Parcel", allow_failed=True)]
+    operations = [RequireComplete("adoption.Parcel")]
 """
 
 

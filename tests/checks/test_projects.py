@@ -63,12 +63,6 @@ WRONG_MODELS = {
         OWN_MANAGER.format(base="ClaimManager", body="return models.QuerySet(self.model)"),
         "E002",
     ),
-    "foreign": (
-        "class Published(models.QuerySet): ...\nclass Base(models.Model):\n"
-        "    objects = Published.as_manager()\n    class Meta:\n        abstract = True\n"
-        "class Photo(TaskMixin, Base): ...",
-        "E015",
-    ),
     "raising": (OWN_MANAGER.format(base="models.Manager", body="raise RuntimeError"), "E002"),
     "raising_ours": (OWN_MANAGER.format(base="ClaimManager", body="raise RuntimeError"), ""),
     "from_queryset": (

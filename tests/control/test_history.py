@@ -96,7 +96,7 @@ def test_a_history_that_cannot_be_written_stops_nothing(caplog: pytest.LogCaptur
         (["testapp.Photo", "testapp.uuidkey"], True, []),
         (["testapp.Foto", "testapp.Ledger", "testapp.photo"], True, ["E041", "E041"]),
         (None, True, ["E001"]),
-        (["testapp.Photo"], False, ["E042"]),
+        (["testapp.Photo"], False, ["E041"]),
     ],
 )
 def test_a_check_names_what_is_wrong_with_the_setting(

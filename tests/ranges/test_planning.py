@@ -6,7 +6,7 @@ import pytest
 from django.core.management import CommandError
 
 from django_taskclaim import handler
-from django_taskclaim.checks.ranges import problems_of
+from django_taskclaim.checks.sources import problems_of
 from django_taskclaim.exceptions import ClaimColumnError
 from tests.commands import run
 from tests.querysets.support import at_once
@@ -106,7 +106,7 @@ def ids(model: Any) -> set[str]:
         # Random keys have no end, and keys that programs give come in any order.
         (LogRange, {"commits_within": None, "source": UuidSource}, {"E074"}),
         (LogRange, {"commits_within": None, "source": TextSource}, {"E074"}),
-        (IntRange, {"plan_ahead": True}, {"E075"}),
+        (IntRange, {"plan_ahead": True}, {"E074"}),
         (IntRange, {"source": "testapp.Nothing"}, {"E071"}),
     ],
 )

@@ -14,15 +14,13 @@ from django.core.management.base import CommandError
 from django.db import Error, connections, router
 
 from django_taskclaim import conf
-from django_taskclaim.checks import companions, ranges
 from django_taskclaim.checks import handlers as handlers_check
 from django_taskclaim.checks import models as models_check
+from django_taskclaim.checks import sources as sources_check
 from django_taskclaim.claim import clock
-from django_taskclaim.columns import has_ranges
 from django_taskclaim.connecting import small_pool, work_in_schema
 from django_taskclaim.formatting import counted, first_line, listed
 from django_taskclaim.handlers import Handler, models_with_handler
-from django_taskclaim.links import is_companion
 from django_taskclaim.management.arguments import (
     add_models,
     database_alias,
@@ -47,9 +45,6 @@ T = TypeVar("T")
 
 #: How long a silent database may hold up the start.
 PATIENCE = 10.0
-
-#: Errors of checks that keep no worker from its rows: a hidden manager, a link that is not unique.
-WORKS_ALL_THE_SAME = ("taskclaim.E015", "taskclaim.E062")
 
 
 class Command(ClaimCommand):
@@ -200,17 +195,15 @@ def refuse_wrong_handlers(worker: WorkerOptions) -> None:
 
 def why_not_to_start(handler: Handler) -> list[str]:
     """Return what would make every claim, or every completion, of these rows an error."""
-    model = handler.model
     wrong = [
-        *models_check.problems_of(model),
+        *models_check.problems_of(handler.model),
         *handlers_check.problems_of(handler),
-        *(companions.problems_of(model) if is_companion(model) else ()),
-        *(ranges.problems_of(model) if has_ranges(model) else ()),
+        *sources_check.problems_of(handler.model),
     ]
     return [
         f"{found.msg} {found.hint or ''}".rstrip()
         for found in wrong
-        if found.level >= ERROR and found.id not in WORKS_ALL_THE_SAME and not found.is_silenced()
+        if found.level >= ERROR and not found.is_silenced()
     ]
 
 
