@@ -53,8 +53,7 @@ def worker_children(pid: int) -> list[int]:
     for child in offspring(pid):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             words = Path(f"/proc/{child}/cmdline").read_bytes()
-            # With setproctitle its command line is a title.
-            if b"spawn_main" in words or b": child " in words:
+            if b"spawn_main" in words:
                 found.append(child)
     return found
 

@@ -23,7 +23,7 @@ from django_taskclaim.management.commands.claimpopulate import STOPPED, Report
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.isolating import refusals
 from django_taskclaim.states import Status
-from django_taskclaim.worker.selection import Selection, SelectionError
+from django_taskclaim.worker.selection import SelectionError, condition_of
 
 Rows = ClaimQuerySet[Any]
 
@@ -76,10 +76,7 @@ class Choice:
         """Choose rows that all of *filters* match; CommandError for one that makes no sense."""
         for text in filters:
             try:
-                selection = Selection.of(text)
-                if not selection.concerns(self.rows.model):
-                    raise SelectionError(f"{text}: the model is {self.label}")
-                condition = selection.condition(self.rows.model, of_claims=False)
+                condition = condition_of(text, self.rows.model, of_claims=False)
             except SelectionError as error:
                 raise CommandError(f"--filter {error}.", returncode=USAGE) from error
             self.narrow(self.rows.filter(condition), text)

@@ -8,10 +8,8 @@ from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
 from django_taskclaim.claim import clock
-from django_taskclaim.formatting import listed
 from django_taskclaim.worker.health import HealthFile, goes_on
 from django_taskclaim.worker.options import ExitCode
-from django_taskclaim.worker.platforms import show_title
 from django_taskclaim.worker.stop_signals import SignalPipe, leave, leave_at_last
 
 #: How long running rows may go on once the supervisor is gone.
@@ -29,8 +27,8 @@ NOW = 1.0
 #: Seconds between two signs of life.
 SIGN_EVERY = 1.0
 
-#: Seconds between two looks at the threads: while a stop is under way, while rows are held or an end is near, and else.
-STOPPING, BUSY, QUIET = 0.02, 0.2, 1.0
+#: Seconds between two looks at the threads, and while a stop is under way.
+LOOK_EVERY, STOPPING = 0.2, 0.02
 
 
 def run_child(options: Any, link: Connection, memory: Any, signals: SignalPipe) -> None:
@@ -38,7 +36,6 @@ def run_child(options: Any, link: Connection, memory: Any, signals: SignalPipe) 
 
     It ends by ``os._exit``, because a handler that sleeps would never be joined.
     """
-    show_title(f"child {options.name}, {listed(options.labels)}")
     from django_taskclaim.connecting import work_in_schema
     from django_taskclaim.worker.process import Process
     from django_taskclaim.worker.records import log_to_console
@@ -47,14 +44,12 @@ def run_child(options: Any, link: Connection, memory: Any, signals: SignalPipe) 
     work_in_schema(options.schema)
     sender = Link(link)
     sender.end_with_supervisor()
-    if signals.stop_asked() or link.poll():
+    if signals.count_stops() or link.poll():
         # Told to stop, or orphaned, while it imported.
         sender.exit_cleanly(0)
     process = Process(options, memory)
     # What is loaded by now stays: looking through it for garbage again and again costs more than rows do.
     gc.freeze()
-    if options.once or options.max_rows is not None:
-        process.claimer.on_claimed = sender.claimed
     # Ready before the first claim: a row that kills this process at once is no reason to give it up.
     if not process.start(sender.ready):
         process.log_why()
@@ -70,7 +65,7 @@ def run_in_process(options: Any) -> int:
     health = HealthFile(options.health_file)
     with SignalPipe() as signals:
         process = Process(options)
-        if signals.stop_asked():
+        if signals.count_stops():
             return 0
         process.start()
         try:
@@ -110,10 +105,6 @@ class Link:
         """Say that the threads go on."""
         self._send(b"alive")
 
-    def claimed(self, rows: int) -> None:
-        """Say how many rows the process has claimed so far."""
-        self._send(b"claimed %d" % rows)
-
     def exit_cleanly(self, code: int) -> NoReturn:
         """End the process in good order: a code without this word came from a handler that ended the process."""
         self._send(b"exiting")
@@ -148,10 +139,6 @@ class MainLoop:
         self._deadline: float | None = None
         self._recycling = False
         self._sign_due = 0.0
-        limits = (options.max_rows, options.ends_at)
-        self._ends_by_itself = (
-            options.drain or options.once or any(one is not None for one in limits)
-        )
 
     def run(self) -> int:
         """Wait until the work is done or a stop is over, and return the exit code."""
@@ -171,19 +158,14 @@ class MainLoop:
 
     def _listen(self) -> None:
         sources: list[Any] = [self.signals, *([self.link] if self.link is not None else [])]
-        ready, _, _ = select.select(sources, [], [], self._pause())
-        if self.signals in ready and self.signals.stop_asked():
+        pause = LOOK_EVERY if self._deadline is None else STOPPING
+        ready, _, _ = select.select(sources, [], [], pause)
+        if self.signals in ready and self.signals.count_stops():
             # Without a supervisor to count them, a second signal means now.
             again = self.link is None and self._deadline is not None
             self._stop(NOW if again else self._grace)
         if self.link is not None and self.link in ready:
             self._obey(self.link)
-
-    def _pause(self) -> float:
-        """Return how long the next look may wait; what is heard ends the wait."""
-        if self._deadline is not None:
-            return STOPPING
-        return BUSY if self._ends_by_itself or self.process.inflight.held() else QUIET
 
     def _obey(self, link: Link) -> None:
         try:
@@ -193,7 +175,7 @@ class MainLoop:
             self.link = None
             self._stop(min(self._grace, ORPHAN_GRACE))
             return
-        {b"stop": lambda: self._stop(self._grace), b"now": lambda: self._stop(NOW)}[order]()
+        self._stop(NOW if order == b"now" else self._grace)
 
     def _show_life(self) -> None:
         """Tell the supervisor, or the health file where there is none, that the threads go on."""

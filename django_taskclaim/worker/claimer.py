@@ -2,7 +2,6 @@
 
 import random
 import threading
-from collections.abc import Callable
 from typing import Any
 
 from django_taskclaim.claim import clock
@@ -42,9 +41,6 @@ USED_LATELY = 5.0
 #: How soon to try again where nobody could look yet; that asks the database nothing.
 NOT_YET = 0.25
 
-#: When a model is looked at again that was to be looked at once.
-NEVER = float("inf")
-
 
 class Claimer(threading.Thread):
     """One for each process: it claims what the executors have room for, and writes what came of it."""
@@ -71,8 +67,6 @@ class Claimer(threading.Thread):
         self.finished = threading.Event()
         self._last_turn = clock()
         self.claimed = 0
-        #: Told how many rows have been claimed so far, after each claim.
-        self.on_claimed: Callable[[int], None] = lambda rows: None
         self._look_at_connection = 0.0
         self._cursors = {handler.model: Cursor() for handler in handlers}
         self._next_look = dict.fromkeys((handler.model for handler in handlers), 0.0)
@@ -157,7 +151,7 @@ class Claimer(threading.Thread):
             self._note_use()
         for handler in self.handlers:
             # A row that has ended makes room for the next one.
-            if self._next_look[handler.model] != NEVER and self._makes_room(handler.model):
+            if self._makes_room(handler.model):
                 self._next_look[handler.model] = 0.0
 
     def _ensure_usable(self) -> None:
@@ -203,11 +197,9 @@ class Claimer(threading.Thread):
 
     def _look_at(self, handler: Handler) -> float:
         """Return when, by ``clock()``, to look for rows of this model again."""
-        moment = self._next_look[handler.model]
-        if moment != NEVER:
-            asked = handler.model in self.service.to_look_for
-            moment = 0.0 if asked else min(moment, self.service.calls.look_at(handler.model))
-        return moment
+        if handler.model in self.service.to_look_for:
+            return 0.0
+        return min(self._next_look[handler.model], self.service.calls.look_at(handler.model))
 
     def _has_room(self, handler: Handler) -> bool:
         """Say whether the executors are about to run dry of this model's rows, and may have more."""
@@ -234,8 +226,6 @@ class Claimer(threading.Thread):
         full: bool | None = False
         try:
             full = self._claim(handler)
-            if self.options.once and full is not None:
-                pause, full = NEVER, False
         except Exception as error:
             if not is_refusal(error):
                 # The reason for this look still holds.
@@ -250,7 +240,7 @@ class Claimer(threading.Thread):
         refusal = self._answers[handler.model].refusal
         if refusal is not None:
             full = False
-            if refusal.wait is not None and pause != NEVER:
+            if refusal.wait is not None:
                 # As soon as that is worth while, and not only after the usual pause.
                 pause = min(LONGEST_WAIT, refusal.wait * random.uniform(1.0, 1.1))
         self._next_look[handler.model] = 0.0 if full else clock() + pause
@@ -277,7 +267,7 @@ class Claimer(threading.Thread):
             return None
         rows = self._rows(handler, size)
         if not rows:
-            return not self.options.once and self.drain.open_more(handler)
+            return self.drain.open_more(handler)
         units = units_of(handler, rows)
         if not self.inflight.add(units):
             # The signal to stop came while the statement was under way.
@@ -311,7 +301,6 @@ class Claimer(threading.Thread):
             changed("claimed", rows, clock() - began)
             self.claimed += len(rows)
             self.drain.note_claim()
-            self.on_claimed(self.claimed)
             rows = self._prepare(handler, rows)
         return rows
 
@@ -337,8 +326,6 @@ class Claimer(threading.Thread):
     # Ending by itself
 
     def _has_reached_a_limit(self) -> bool:
-        if all(moment == NEVER for moment in self._next_look.values()):
-            return True
         if self.service.drain_asked.is_set():
             return True
         if self.options.max_rows is not None and self.claimed >= self.options.max_rows:

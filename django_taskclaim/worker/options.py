@@ -40,8 +40,6 @@ class WorkerOptions:
     poll: timedelta = timedelta(seconds=1)
     grace: timedelta = timedelta(seconds=8)
     drain: bool = False
-    #: One look at each model's queue, one batch at most.
-    once: bool = False
     max_rows: int | None = None
     #: By ``clock()``, which all processes of a machine share, so that a restarted child ends with the others.
     ends_at: float | None = None
@@ -66,20 +64,13 @@ class WorkerOptions:
         """Return the options of the child with this number, from 1."""
         return self if self.processes == 1 else replace(self, name=f"{self.name}-{number}")
 
-    def left_after(self, claimed: int) -> Self | None:
-        """Return the options of a process that follows one which claimed so many rows; None if none are left to it."""
-        if self.max_rows is None:
-            return None if self.once and claimed else self
-        left = self.max_rows - claimed
-        return None if left < 1 or (self.once and claimed) else replace(self, max_rows=left)
-
     def handlers(self) -> list[Handler]:
         """Return the handlers asked for, with this worker's own lease, batch size and filters.
 
         LookupError for a model without one, SelectionError for a filter that its model does not know.
         """
         found = [self._handler(apps.get_model(label)) for label in self.labels]
-        return narrowed(found, self.filters)
+        return [narrowed(handler, self.filters) for handler in found]
 
     def _handler(self, model: Any) -> Handler:
         if why := fault_of(model):

@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from django.conf import settings
@@ -23,8 +23,8 @@ from django_taskclaim.fields import MomentField
 from django_taskclaim.handlers import Handler
 from django_taskclaim.querysets.scope import refuse_unclaimable
 
-#: An optional ``app.Model:``, then lookup, equals sign, value.
-_SHAPE = re.compile(r"(?:(?P<label>\w+\.\w+):)?(?P<lookup>\w+)=(?P<value>.*)", re.DOTALL)
+#: Lookup, equals sign, value.
+_SHAPE = re.compile(r"(\w+)=(.*)", re.DOTALL)
 
 _BOOLEANS = {"true": True, "false": False}
 
@@ -39,67 +39,42 @@ class SelectionError(ValueError):
     """A filter that makes no sense; the message is one sentence."""
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """One ``--filter``, divided into its parts."""
+def condition_of(text: str, model: type[models.Model], *, of_claims: bool = True) -> models.Q:
+    """Return the condition that *text* is for ``filter()``; SelectionError with what is wrong with it.
 
-    text: str
-    #: The only model that it is for; empty for all.
-    label: str
-    lookup: str
-    value: str
-
-    @classmethod
-    def of(cls, text: str) -> "Selection":
-        """Divide *text*; SelectionError where it has not the shape ``lookup=value``."""
-        match = _SHAPE.fullmatch(text)
-        if match is None:
+    A condition of claims may not look at many rows for one, nor at what a claim decides.
+    """
+    match = _SHAPE.fullmatch(text)
+    if match is None:
+        raise SelectionError(f"{text!r} is no filter; write lookup=value, country=NZ for example")
+    lookup, value = match.groups()
+    try:
+        names = lookup.split(LOOKUP_SEP)
+        steps, _, (field, *_), rest = Query(model).names_to_path(names, model._meta)
+        if of_claims and any(step.m2m for step in steps):
             raise SelectionError(
-                f"{text!r} is no filter; write lookup=value, country=NZ for example, or app.Model:country=NZ"
+                "it looks at many other rows for one; give the handler a queryset with Exists()"
             )
-        return cls(text, match["label"] or "", match["lookup"], match["value"])
-
-    def concerns(self, model: type[models.Model]) -> bool:
-        """Say whether it narrows the rows of *model*."""
-        return self.label.lower() in ("", model._meta.label_lower)
-
-    def condition(self, model: type[models.Model], *, of_claims: bool = True) -> models.Q:
-        """Return the condition for ``filter()``; SelectionError with what is wrong with it.
-
-        A condition of claims may not look at many rows for one, nor at what a claim decides.
-        """
-        try:
-            names = self.lookup.split(LOOKUP_SEP)
-            steps, _, (field, *_), rest = Query(model).names_to_path(names, model._meta)
-            if of_claims and any(step.m2m for step in steps):
-                raise SelectionError(
-                    "it looks at many other rows for one; give the handler a queryset with Exists()"
-                )
-            columns = claim_columns(model) if of_claims else None
-            if columns and names[0] in {
-                getattr(columns, r) and getattr(columns, r).name for r in _DECIDED
-            }:
-                raise SelectionError(
-                    f"{names[0]} is the same in all open rows, and a worker claims no others"
-                )
-            condition = models.Q((self.lookup, _value(field, rest, self.value)))
-            models.QuerySet(model).filter(condition)
-        except (FieldError, TypeError, ValueError, ValidationError) as error:
-            raise SelectionError(f"{self.text}: {_sentence(error)}") from error
-        return condition
+        if of_claims and names[0] in _decided_by_claims(model):
+            raise SelectionError(
+                f"{names[0]} is the same in all open rows, and a worker claims no others"
+            )
+        condition = models.Q((lookup, _value(field, rest, value)))
+        models.QuerySet(model).filter(condition)
+    except (FieldError, TypeError, ValueError, ValidationError) as error:
+        raise SelectionError(f"{text}: {_sentence(error)}") from error
+    return condition
 
 
-def narrowed(handlers: Sequence[Handler], filters: Sequence[str]) -> list[Handler]:
-    """Return the handlers with their querysets narrowed to what *filters* select; SelectionError if one is wrong."""
-    selections = [Selection.of(text) for text in filters]
-    for one in selections:
-        if not any(one.concerns(handler.model) for handler in handlers):
-            raise SelectionError(f"{one.text}: {one.label} is not among the models to work on")
-    return [_narrowed(handler, selections) for handler in handlers]
+def _decided_by_claims(model: type[models.Model]) -> set[str]:
+    columns = claim_columns(model)
+    fields = (getattr(columns, role) for role in _DECIDED)
+    return {field.name for field in fields if field is not None}
 
 
-def _narrowed(handler: Handler, selections: Sequence[Selection]) -> Handler:
-    conditions = [one.condition(handler.model) for one in selections if one.concerns(handler.model)]
+def narrowed(handler: Handler, filters: Sequence[str]) -> Handler:
+    """Return the handler with its queryset narrowed to what *filters* select; SelectionError if one is wrong."""
+    conditions = [condition_of(text, handler.model) for text in filters]
     if not conditions:
         return handler
     rows = handler.rows()

@@ -77,8 +77,7 @@ class SignalPipe:
         self._blocked: set[Any] = set()
         if hasattr(signal, "pthread_sigmask"):
             # Before any thread starts: a thread left with them blocked would pass that on to every subprocess.
-            released = {*STOP_SIGNALS, signal.SIGCHLD}
-            self._blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, released)
+            self._blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
     def __enter__(self) -> "SignalPipe":
         return self
@@ -97,11 +96,11 @@ class SignalPipe:
     def fileno(self) -> int:
         return self._reader.fileno()
 
-    def stop_asked(self) -> bool:
-        """Read what has come and say whether one of it asks to stop."""
+    def count_stops(self) -> int:
+        """Read what has come, and return how many signals of it ask to stop."""
         with contextlib.suppress(BlockingIOError):
-            return any(number in STOP_SIGNALS for number in self._reader.recv(4096))
-        return False
+            return sum(number in STOP_SIGNALS for number in self._reader.recv(4096))
+        return 0
 
 
 #: The pipes in use. A hook for forks cannot be removed, so it does nothing once this is empty.

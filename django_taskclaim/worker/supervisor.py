@@ -7,7 +7,7 @@ import pickle
 import signal
 from dataclasses import dataclass, field
 from multiprocessing import resource_tracker
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from django_taskclaim.claim import clock
@@ -15,7 +15,7 @@ from django_taskclaim.worker.claim_notes import shared_memory
 from django_taskclaim.worker.health import HealthFile
 from django_taskclaim.worker.options import ExitCode, WorkerOptions
 from django_taskclaim.worker.spawned import run_spawned
-from django_taskclaim.worker.stop_signals import STOP_SIGNALS
+from django_taskclaim.worker.stop_signals import STOP_SIGNALS, SignalPipe
 
 logger = logging.getLogger("django_taskclaim.worker")
 
@@ -28,12 +28,10 @@ NO_ROOM = 5.0
 NOW_LIMIT = 4.0
 #: What a child may need beyond the grace of its running rows.
 AFTER_GRACE = 4.0
-#: Seconds between two looks at the children; a signal, and the end of a child, are noticed at once.
-BUSY, QUIET = 0.2, 1.0
+#: Seconds between two looks at what is due; a signal, a message and the end of a child are noticed at once.
+LOOK_EVERY = 0.25
 #: How old the last sign of life of a child may be while all is well.
 SIGN_WITHIN = 30.0
-
-WATCHED = {*STOP_SIGNALS, signal.SIGCHLD}
 
 
 @dataclass(slots=True)
@@ -48,8 +46,6 @@ class Child:
     ready: bool = False
     #: The process has said that it ends in good order, so that its exit code means what it says.
     exits_cleanly: bool = False
-    #: What the process has claimed so far, where that is limited.
-    claimed: int = 0
     sign_at: float = 0.0
     failed_starts: int = 0
     start_at: float = 0.0
@@ -70,7 +66,7 @@ class Child:
 
     def begin(self, process: object, link: Connection) -> None:
         self.process, self.link = process, link
-        self.ready, self.exits_cleanly, self.claimed = False, False, 0
+        self.ready, self.exits_cleanly = False, False
 
     def receive(self) -> None:
         """Take in what the process has said since the last time."""
@@ -82,15 +78,12 @@ class Child:
             self.link = None
 
     def _take_in(self, word: bytes) -> None:
-        what, _, number = word.partition(b" ")
-        if what == b"ready":
-            self.ready, self.failed_starts, self.sign_at = True, 0, clock()
-        elif what == b"alive":
-            self.sign_at = clock()
-        elif what == b"claimed":
-            self.claimed = int(number)
-        elif what == b"exiting":
+        if word == b"exiting":
             self.exits_cleanly = True
+        else:
+            self.sign_at = clock()
+        if word == b"ready":
+            self.ready, self.failed_starts = True, 0
 
 
 class Supervisor:
@@ -102,37 +95,29 @@ class Supervisor:
         self.children = [Child(options.named(number)) for number in range(1, options.processes + 1)]
         self._health = HealthFile(options.health_file)
         self._signals = 0
-        #: Stop signals that came while they were not blocked.
-        self._early = 0
         self._kill_at: float | None = None
 
     def run(self) -> int:
         """Work until the work is done or a signal says stop, and return the exit code."""
         # Ignored, as some parents leave it, children would never be seen to end.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        handlers = {one: signal.signal(one, self._note_early) for one in STOP_SIGNALS}
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
-        try:
-            # First: a signal may have come while the command was reading its words.
-            self._wait(0)
-            while not self._all_over():
-                self._start_due()
-                self._wait(QUIET if self._is_quiet() else BUSY)
-                self._reap()
-                self._kill_late()
-                self._show_health()
-            return self._exit_code()
-        finally:
-            for child in self.children:
-                if child.running:
-                    child.process.kill()
-            self._health.remove()
-            # Those who asked for a stop have had it.
-            while signal.sigtimedwait(WATCHED, 0) is not None:
-                continue
-            for one, handler in handlers.items():
-                signal.signal(one, handler)
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        with SignalPipe() as signals:
+            try:
+                # First: a signal may have come while the command was reading its words.
+                self._hear(signals)
+                while not self._all_over():
+                    self._start_due()
+                    self._wait(signals)
+                    self._hear(signals)
+                    self._reap()
+                    self._kill_late()
+                    self._show_health()
+                return self._exit_code()
+            finally:
+                for child in self.children:
+                    if child.running:
+                        child.process.kill()
+                self._health.remove()
 
     # Starting
 
@@ -151,10 +136,8 @@ class Supervisor:
                     child.start_at = clock() + NO_ROOM
 
     def _start(self, child: Child) -> None:
-        # Launching its tracker, multiprocessing unblocks the stop signals: a handler notes what was waiting.
-        # Then they are blocked again, before the child inherits that.
+        # Launching its tracker, multiprocessing unblocks the stop signals.
         resource_tracker.ensure_running()
-        signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
         ours, theirs = self._spawn.Pipe()
         options = child.options
         process = self._spawn.Process(
@@ -164,26 +147,27 @@ class Supervisor:
             daemon=False,
         )
         # The child inherits the blocked signals, so it cannot die of one while it imports.
-        process.start()
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+        try:
+            process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         theirs.close()
         child.begin(process, ours)
 
     # Waiting
 
-    def _wait(self, seconds: float) -> None:
-        got = signal.sigtimedwait(WATCHED, 0 if self._early else seconds)
-        asked, self._early = self._early, 0
-        for _ in range(asked + (got is not None and got.si_signo in STOP_SIGNALS)):
+    def _wait(self, signals: SignalPipe) -> None:
+        """Wait for a signal, a message of a child, or its end."""
+        links = [child.link for child in self.children if child.link is not None]
+        ends = [child.process.sentinel for child in self.children if child.process is not None]
+        wait([signals.fileno(), *links, *ends], LOOK_EVERY)
+
+    def _hear(self, signals: SignalPipe) -> None:
+        for _ in range(signals.count_stops()):
             self._signalled()
         for child in self.children:
             child.receive()
-
-    def _note_early(self, number: int, frame: object) -> None:
-        self._early += 1
-
-    def _is_quiet(self) -> bool:
-        """Say whether nobody is starting or stopping."""
-        return not self._signals and all(child.ready or child.over for child in self.children)
 
     def _show_health(self) -> None:
         if all(child.well for child in self.children):
@@ -224,20 +208,15 @@ class Supervisor:
         if self._signals:
             asked = code in (ExitCode.ENDED, ExitCode.WORK_LEFT, ExitCode.RECYCLE)
             child.code = ExitCode.ENDED if child.exits_cleanly and asked else ExitCode.CUT_SHORT
-        elif child.exits_cleanly and code in (
-            ExitCode.ENDED,
-            ExitCode.CUT_SHORT,
-            ExitCode.WORK_LEFT,
-        ):
-            # By itself, or told to by somebody else than us.
+        elif child.exits_cleanly and code != ExitCode.RECYCLE:
+            # By itself, or because somebody else stopped it.
             child.code = code
-        elif (left := child.options.left_after(child.claimed)) is None:
+        elif child.ready and self.options.max_rows is not None:
             # Another would claim more than was asked for.
             name = child.options.name
-            logger.error("%s died %s; it has claimed all it may, so none follows", name, _how(code))
+            logger.error("%s ended %s; with --max-rows none follows it", name, _how(code))
             child.code = ExitCode.CUT_SHORT
         else:
-            child.options = left
             self._restart(child, code)
 
     def _restart(self, child: Child, code: int) -> None:

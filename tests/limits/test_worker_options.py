@@ -1,4 +1,4 @@
-"""What limits a worker itself: filters, one look, rows, time, connections."""
+"""What limits a worker itself: filters, rows, time, connections."""
 
 import re
 import subprocess
@@ -33,23 +33,15 @@ def test_a_filter_holds_in_every_process(start_worker: Start) -> None:
     assert start_worker("--drain", "--filter", "note=x", "--in-process").wait() == 3
 
 
-def test_once_is_one_batch_of_each_process(start_worker: Start) -> None:
+def test_rows_are_limited_for_each_process(start_worker: Start) -> None:
+    """No process follows one that died, because it would claim more than was asked for."""
     jobs(9)
-    assert start_worker("--once", "--batch-size", "2", "--processes", "2").wait() == 0
+    assert start_worker("--max-rows", "2", "--processes", "2").wait() == 0
     assert states() == {"complete": 4, "open": 5}
-    Job.objects.all().delete()
-    assert start_worker("--once", "--in-process").wait() == 0
-
-
-def test_rows_are_limited_across_processes_that_died(start_worker: Start) -> None:
-    """What a dead process had claimed counts: its replacement gets the rest."""
     jobs(1, "die", priority=1)
-    jobs(9)
-    worker = start_worker("--max-rows", "5", "--batch-size", "1", TASKCLAIM_TEST_ATTEMPTS="1")
-    assert worker.wait() == 0
-    claims = worker.events("claimed")
-    assert sum(event["rows"] for event in claims) == 5
-    assert len({event["pid"] for event in claims}) == 2
+    worker = start_worker("--max-rows", "2", "--batch-size", "1")
+    assert worker.wait() == 1
+    assert sum(event["rows"] for event in worker.events("claimed")) == 4 + 1
 
 
 def test_time_is_limited(start_worker: Start) -> None:

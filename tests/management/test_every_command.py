@@ -87,7 +87,6 @@ WRONG: list[tuple[str, str]] = [
     ("claimprune testapp.Photo --older-than 30d", "--complete"),
     ("claimprune testapp.Photo --complete", "--older-than"),
     ("claimprune testapp.ClaimOnly --complete --older-than 30d", "completed_at"),
-    ("claimworker testapp.Job --once --drain", "--once"),
     ("claimworker testapp.Job --filter nope=1", "nope"),
     ("claimworker testapp.Job --processes 0", "--processes"),
     ("claimworker testapp.Job --in-process --processes 2", "--processes"),

@@ -15,12 +15,14 @@ from tests.worker.test_stampede import assert_every_extra_run_is_explained
 Start = Callable[..., Worker]
 
 
-def drain(start_worker: Start, policies: dict[str, str], *options: str, **env: str) -> Worker:
-    """Start a worker that drains rows of several kinds, each under a policy; a row's note says whose it is."""
-    filters = [word for kind in policies for word in ("--filter", f"testapp.{kind}:note={kind}")]
+def drain(start_worker: Start, policies: dict[str, str], *options: str, **env: str) -> list[Worker]:
+    """Start a worker for each kind of rows, which drains them under a policy; a row's note says whose it is."""
     named = {f"TASKCLAIM_TEST_COMPLETION_{kind}": how for kind, how in policies.items()}
-    models = " ".join(f"testapp.{kind}" for kind in policies)
-    return start_worker("--drain", *filters, *options, model=models, **named, **env)
+    words = ("--drain", *options)
+    return [
+        start_worker(*words, "--filter", f"note={kind}", model=f"testapp.{kind}", **named, **env)
+        for kind in policies
+    ]
 
 
 def left(kind: str) -> Any:
@@ -43,8 +45,8 @@ def test_every_kind_of_handler_follows_the_policy(start_worker: Start) -> None:
     bad = [
         key for kind in policies if kind != "AsyncJob" for key in jobs(1, "permanent", note=kind)
     ]
-    worker = drain(start_worker, policies, "--in-process", TASKCLAIM_TEST_ATTEMPTS="1")
-    assert worker.wait() == 0
+    workers = drain(start_worker, policies, "--in-process", TASKCLAIM_TEST_ATTEMPTS="1")
+    assert {worker.wait() for worker in workers} == {0}
     assert set(Job.objects.failed().values_list("pk", flat=True)) == {*refused, *bad}
     assert left("Job").count() == left("AtomicJob").count() == 1
     for kind in ("BatchJob", "AtomicBatchJob"):
@@ -57,7 +59,7 @@ def test_every_kind_of_handler_follows_the_policy(start_worker: Start) -> None:
     effects = Counter(Effect.objects.values_list("key", flat=True))
     kinds = ("AtomicJob", "AtomicBatchJob", "AsyncJob")
     assert effects == Counter(str(key) for kind in kinds for key in good[kind])
-    assert sum(event["rows"] for event in worker.events("completed")) == 6 * len(policies)
+    assert sum(event["rows"] for event in workers[0].events("completed")) == 6 * len(policies)
     said = Job.objects.failed().filter(pk__in=refused).order_by("pk")
     assert list(said.values_list("last_error", flat=True)) == ["no such table", "refused", "3"]
 
@@ -71,16 +73,16 @@ def test_a_worker_that_is_killed_leaves_no_row_behind(start_worker: Start) -> No
         jobs(40, "sleep:0.03", note=kind)
     policies = {"Job": "delete", "BatchJob": "hourly"}
     # Longer than a machine stands still: only what is killed loses its rows.
-    worker = drain(start_worker, policies, "--processes", "2", "--lease", "8", "--batch-size", "5")
+    workers = drain(start_worker, policies, "--processes", "2", "--lease", "8", "--batch-size", "5")
     wait_until(lambda: left("Job").count() < 35, what="some rows are gone")
     wait_until(lambda: left("BatchJob").filter(iteration=1).count() > 4, what="some are cleared")
     # The one that cannot have come to its end meanwhile, and holds rows that have not begun.
     (holder,) = Ledger.objects.filter(key=str(stays)).values_list("worker", flat=True)
-    (busy,) = {event["pid"] for event in worker.events("claimed") if event["holder"] == holder}
+    (busy,) = {event["pid"] for event in workers[0].events("claimed") if event["holder"] == holder}
     os.kill(busy, signal.SIGKILL)
     Job.objects.filter(pk=stays).update(act="work")
-    assert worker.wait() == 0
+    assert {worker.wait() for worker in workers} == {0}
     assert not left("Job").exists()
     cleared = left("BatchJob").values_list("status", "counter", "attempts")
     assert set(cleared) == {("open", 1, 0)}
-    assert_every_extra_run_is_explained(worker.events(), rows=81)
+    assert_every_extra_run_is_explained(workers[0].events(), rows=81)

@@ -118,7 +118,7 @@ def test_rows_that_kill_their_process_fail_alone(start_worker: Start) -> None:
 def test_a_quarantined_row_that_kills_is_blamed(start_worker: Start) -> None:
     """It was claimed alone and had started, so the end of that claim makes it ``failed``."""
     jobs(1, "die", not_before=QUARANTINED)
-    for options in (["--once"], ["--drain"]):
+    for options in (["--max-rows", "1"], ["--drain"]):
         worker = start_worker("--in-process", "--lease", "1", *options, TASKCLAIM_TEST_ATTEMPTS="1")
         code = worker.wait()
     assert code == 0

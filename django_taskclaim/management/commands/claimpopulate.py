@@ -20,7 +20,7 @@ from django_taskclaim.management.arguments import (
     whole_number,
 )
 from django_taskclaim.management.base import USAGE, ClaimCommand, lacking_source, lacking_tables
-from django_taskclaim.worker.selection import Selection, SelectionError
+from django_taskclaim.worker.selection import SelectionError, condition_of
 
 #: Sources in one transaction, unless --chunk says otherwise.
 CHUNK = 10_000
@@ -130,7 +130,7 @@ def _sources(model: type[models.Model], alias: str, filters: list[str]) -> objec
     """Return the sources that all *filters* select."""
     link = source_link(model)
     try:
-        conditions = [Selection.of(one).condition(link.source, of_claims=False) for one in filters]
+        conditions = [condition_of(one, link.source, of_claims=False) for one in filters]
     except SelectionError as error:
         raise CommandError(f"--filter {error}.", returncode=USAGE) from error
     return link.source._default_manager.using(link.alias_beside(alias)).filter(*conditions)

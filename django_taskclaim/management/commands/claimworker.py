@@ -1,13 +1,16 @@
 """``manage.py claimworker``: run workers until told to stop, or until the work is done."""
 
 import contextlib
+import logging
+import signal
 import sys
+import threading
 import time
 from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from django.core.checks.messages import ERROR
 from django.core.management.base import CommandError
@@ -19,7 +22,7 @@ from django_taskclaim.checks import models as models_check
 from django_taskclaim.checks import sources as sources_check
 from django_taskclaim.claim import clock
 from django_taskclaim.connecting import small_pool, work_in_schema
-from django_taskclaim.formatting import counted, first_line, listed
+from django_taskclaim.formatting import counted, listed
 from django_taskclaim.handlers import Handler, models_with_handler
 from django_taskclaim.management.arguments import (
     add_models,
@@ -35,16 +38,32 @@ from django_taskclaim.throttling.health import health_checks, refusal
 from django_taskclaim.worker.child import run_in_process
 from django_taskclaim.worker.health import HealthFile
 from django_taskclaim.worker.options import ExitCode, WorkerOptions
-from django_taskclaim.worker.platforms import lacking, show_title
 from django_taskclaim.worker.records import log_to_console
 from django_taskclaim.worker.selection import SelectionError
 from django_taskclaim.worker.stop_signals import answer_unless_stopped, hold_stop_signals, leave
-from django_taskclaim.worker.unmigrated import pending_migrations, wait_until_migrated
 
-T = TypeVar("T")
+logger = logging.getLogger("django_taskclaim.worker")
 
 #: How long a silent database may hold up the start.
 PATIENCE = 10.0
+
+#: Seconds between two looks for tables that are not there yet.
+LOOK_EVERY = 2.0
+
+#: Returns sentences about what is wrong for a handler on a database.
+Question = Callable[[Handler, str], list[str]]
+
+#: Options of the command that are fields of ``WorkerOptions``.
+AS_GIVEN = (
+    "name",
+    "processes",
+    "threads",
+    "batch_size",
+    "lease",
+    "drain",
+    "max_rows",
+    "health_file",
+)
 
 
 class Command(ClaimCommand):
@@ -53,13 +72,13 @@ class Command(ClaimCommand):
     help = """Claim rows of the given models and run their handlers on them, until told to stop.
 
 Run it on as many machines as you like. A worker that dies, hangs or is cut off loses its rows when their lease
-is over, and others do them. While migrations of its models' apps or of our apps are pending it waits, and says so."""
+is over, and others do them. While its tables or columns are not there yet it waits for their migration, and says so."""
     epilog = """examples:
   manage.py claimworker                                   every model that has a handler, until SIGTERM or Ctrl-C
   manage.py claimworker photos.Photo --processes 4 --threads 2
   manage.py claimworker photos.Photo mail.Outbox --drain  until nothing is left, for a Kubernetes Job
   manage.py claimworker mail.Outbox --in-process --drain  from cron, one process
-  manage.py claimworker mail.Outbox --in-process --once   from cron, one batch
+  manage.py claimworker mail.Outbox --in-process --max-rows 500 --drain
   manage.py claimworker photos.Photo --filter country=NZ --filter width__isnull=true
 
 signals:
@@ -88,10 +107,9 @@ exit codes:
         add("--lease", **seconds, help="how long a claim lasts unless renewed (60)")
         add("--poll", **seconds, help="pause between looks when nothing is due (1)")
         add("--grace", **seconds, help="how long running rows may go on after a signal (8)")
-        text = "claim these rows only, country=NZ for example; again for more, app.Model:country=NZ for one model"
+        text = "claim these rows only, country=NZ for example; again for more"
         add("--filter", action="append", metavar="LOOKUP=VALUE", help=text)
         add("--drain", action="store_true", help="end once nothing is open or processing")
-        add("--once", action="store_true", help="claim one batch of each model at most, and end")
         add("--max-rows", **number, help="end after N rows, per process")
         add("--max-time", **seconds, help="end after this long")
         text = "database to work on (where the router writes the models)"
@@ -110,22 +128,13 @@ exit codes:
 
     def handle(self, *, models: list[Any], in_process: bool, **options: Any) -> None:
         _refuse([f"{found.message} {found.hint}" for found in conf.problems()])
-        _refuse_contradictions(in_process, options)
-        _refuse(lacking(in_process=in_process, threads=options["threads"]))
+        if in_process and options["processes"] != 1:
+            _refuse(["--in-process is one process; leave --processes out."])
+        _refuse_platform(in_process)
         models = models or _all_models(options["database"])
         using = _database(models, options["database"])
-        as_given = (
-            "name",
-            "processes",
-            "threads",
-            "batch_size",
-            "lease",
-            "drain",
-            "once",
-            "max_rows",
-        )
         worker = WorkerOptions(
-            **{name: options[name] for name in (*as_given, "health_file")},
+            **{name: options[name] for name in AS_GIVEN},
             labels=tuple(dict.fromkeys(model._meta.label for model in models)),
             using=using,
             poll=options["poll"] or conf.duration("POLL"),
@@ -140,10 +149,9 @@ exit codes:
         refuse_wrong_handlers(worker)
         _prepare_health_file(worker)
         log_to_console(worker.verbosity)
-        pending = partial(self._answer, pending_in, worker)
-        if not wait_until_migrated(worker, pending, partial(self._answer, time.sleep)):
+        if not self._wait_for_tables(worker):
             sys.exit(ExitCode.WORK_LEFT if worker.drain else ExitCode.ENDED)
-        _refuse(self._answer(missing_in, worker))
+        _refuse(self._answer(partial(_sentences_of, _refused_checks, worker)))
         for sentence in small_pool(worker.using, worker.threads):
             self.stderr.write(self.style.WARNING(sentence))
         if in_process:
@@ -175,10 +183,28 @@ exit codes:
         """Whether this process is ours alone, with the stop signals held since its first line."""
         return bool(getattr(self, "_called_from_command_line", False))
 
-    def _answer(self, question: Callable[..., Sequence[str] | None], *given: Any) -> Sequence[str]:
+    def _answer(self, question: Callable[[], Sequence[str] | None]) -> Sequence[str]:
         """Return the answer, none of a silent database; a stop signal ends a process of our own meanwhile."""
-        ask = partial(question, *given)
-        return (answer_unless_stopped(ask, PATIENCE) if self._from_shell else ask()) or ()
+        return (answer_unless_stopped(question, PATIENCE) if self._from_shell else question()) or ()
+
+    def _wait_for_tables(self, worker: WorkerOptions) -> bool:
+        """Return once the database has what the worker's rows need; False where its time is over before."""
+        health, waits = HealthFile(worker.health_file), False
+        while lacking := self._answer(partial(_sentences_of, _lacking, worker)):
+            if not waits:
+                logger.warning(
+                    "Waiting: %s The worker goes on by itself then.",
+                    " ".join(_ended(sentence) for sentence in lacking),
+                    extra={"event": "waiting"},
+                )
+            waits = True
+            health.touch()
+            if worker.ends_at is not None and clock() >= worker.ends_at:
+                return False
+            self._answer(partial(time.sleep, LOOK_EVERY))
+        if waits:
+            logger.warning("Tables and columns are there; going on.", extra={"event": "migrated"})
+        return True
 
 
 def refuse_wrong_handlers(worker: WorkerOptions) -> None:
@@ -207,46 +233,23 @@ def why_not_to_start(handler: Handler) -> list[str]:
     ]
 
 
-def missing_in(worker: WorkerOptions) -> list[str]:
-    """Return what the database lacks for this worker, in sentences.
+def _sentences_of(question: Question, worker: WorkerOptions) -> list[str]:
+    """Return what is wrong for any of the worker's handlers.
 
     A database that does not answer is no reason: the worker waits for it.
     """
-    sentences: list[str] = []
+    sentences: dict[str, None] = {}
     try:
         for handler in worker.handlers():
             with contextlib.suppress(Error):
-                sentences += _raised_by_manager(handler)
-                sentences += lacking_tables(handler.model, worker.using, whole=True)
-                sentences += _refused_checks(handler, worker.using)
+                sentences |= dict.fromkeys(question(handler, worker.using))
     finally:
         connections.close_all()
-    return sentences
+    return [*sentences]
 
 
-def _raised_by_manager(handler: Handler) -> list[str]:
-    try:
-        handler.rows()
-    except Error:
-        raise
-    except Exception as error:
-        return [
-            f"get_queryset() of {handler.model._meta.label} raised {type(error).__name__}: {first_line(error)}. A"
-            " worker calls it outside of any request."
-        ]
-    return []
-
-
-def pending_in(worker: WorkerOptions) -> list[str]:
-    """Return the migrations to wait for; none of a database that does not answer."""
-    models = [handler.model for handler in worker.handlers()]
-    try:
-        with contextlib.suppress(Error):
-            lacking = any(lacking_tables(model, worker.using) for model in models)
-            return pending_migrations(models, worker.using, lacking=lacking)
-    finally:
-        connections.close_all()
-    return []
+def _lacking(handler: Handler, using: str) -> list[str]:
+    return lacking_tables(handler.model, using, whole=True)
 
 
 def _refused_checks(handler: Handler, using: str) -> list[str]:
@@ -272,11 +275,18 @@ def _refuse(sentences: Sequence[str]) -> None:
         raise CommandError("\n".join(sentences), returncode=ExitCode.USAGE)
 
 
-def _refuse_contradictions(in_process: bool, options: dict[str, Any]) -> None:
-    if in_process and options["processes"] != 1:
-        _refuse(["--in-process is one process; leave --processes out."])
-    if options["once"] and options["drain"]:
-        _refuse(["--once is one look, and --drain goes on until nothing is left; choose one."])
+def _refuse_platform(in_process: bool) -> None:
+    if not in_process and not hasattr(signal, "pthread_sigmask"):
+        _refuse(
+            [
+                f"This platform ({sys.platform}) cannot supervise worker processes; add --in-process, and start several"
+                " of them instead of --processes."
+            ]
+        )
+    try:
+        threading.Thread(target=int).start()
+    except RuntimeError as error:
+        _refuse([f"A worker needs threads: {error}. Use claim_batch() or take(), which need none."])
 
 
 def _ended(sentence: str) -> str:
@@ -287,7 +297,6 @@ def _supervisor(worker: WorkerOptions) -> Any:
     # Not importable where the platform has no POSIX signals; --in-process works there.
     from django_taskclaim.worker.supervisor import Supervisor
 
-    show_title(f"supervisor, {listed(worker.labels)}")
     return Supervisor(worker)
 
 
