@@ -4,7 +4,6 @@ That package names its addresses after the bare method and knows integer keys on
 each model and action, any key, and behind each a page that asks first.
 """
 
-import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from hashlib import sha256
@@ -15,7 +14,7 @@ from django.contrib.admin.utils import quote, unquote
 from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponseRedirect
 from django.http.response import HttpResponseBase
-from django.urls import NoReverseMatch, URLPattern, path, reverse
+from django.urls import URLPattern, path, reverse
 from django.utils.text import Truncator
 from django.utils.translation import gettext as _
 
@@ -25,7 +24,6 @@ from django_taskclaim.admin.forms import ActionForm
 from django_taskclaim.admin.permissions import may_view
 from django_taskclaim.admin.rows import STATES, RowFacts, facts_of, holder_of
 from django_taskclaim.admin.running import claims_of, run_action
-from django_taskclaim.admin.switching import ask_to_turn
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.control.actions import NAMED, ROW_ACTIONS, Action
 from django_taskclaim.models import Switch
@@ -53,8 +51,6 @@ def urls_of(admin: Any) -> list[URLPattern]:
     return [
         *(at("<path:object_id>/", one.slug, partial(row_view, admin, one)) for one in ROW_BUTTONS),
         *(at("", one.slug, partial(list_view, admin, one)) for one in LIST_BUTTONS),
-        at("", "pause", partial(switch_view, admin, True)),
-        at("", "resume", partial(switch_view, admin, False)),
     ]
 
 
@@ -92,23 +88,23 @@ def row_buttons(admin: Any, request: HttpRequest, row: Any, *, page: bool) -> It
             }
 
 
-def model_buttons(
-    admin: Any, request: HttpRequest, pauses: list[Switch], row: str = ""
-) -> Iterator[object]:
-    """Yield title and path of the buttons of the model; *row* is the quoted key of the page that they stand on."""
-    # What follows "#" is lost: the filters that django-admin-actions adds by itself, neither encoded nor complete.
-    query = f"?row={row}" if row else f"{admin.filters_kept(request)}#"
+def list_buttons(admin: Any, request: HttpRequest) -> Iterator[object]:
+    """Yield title and path of the buttons for all rows of the model."""
     if admin.has_operate_permission(request):
-        for action in () if row else LIST_BUTTONS:
+        for action in LIST_BUTTONS:
+            # What follows "#" is lost: the filters that django-admin-actions adds, neither encoded nor complete.
+            query = f"{admin.filters_kept(request)}#"
             yield {"title": action.label, "path": address(admin, action.slug) + query}
+
+
+def model_buttons(admin: Any, request: HttpRequest, pauses: list[Switch]) -> Iterator[object]:
+    """Yield title and path of the buttons that lead to the control room of the model, and to its switch."""
+    if admin.has_operate_permission(request):
         own = any(pause.scope == scope_of(admin.model) for pause in pauses)
-        label = _("Resume claiming") if own else _("Pause claiming")
-        yield {"title": label, "path": address(admin, "resume" if own else "pause") + query}
+        label, page = (_("Resume claiming"), "resume") if own else (_("Pause claiming"), "pause")
+        yield {"title": label, "path": standard_address(admin, f"control_{page}")}
     if may_view(request, admin.model, model_admin=admin):
-        try:
-            yield {"title": _("Control room"), "path": standard_address(admin, "control")}
-        except NoReverseMatch:
-            return
+        yield {"title": _("Control room"), "path": standard_address(admin, "control")}
 
 
 def _states(action: Action) -> set[str]:
@@ -123,22 +119,6 @@ def list_view(admin: Any, action: Action, request: HttpRequest) -> HttpResponseB
     """Ask, then act on every row that the user's queryset shows, under any filter of the list."""
     rows = action.chosen(claims_of(admin.get_queryset(request)))
     return confirm_list(admin, request, action, rows)
-
-
-def switch_view(admin: Any, off: bool, request: HttpRequest) -> HttpResponseBase:
-    """Ask, then turn the switch of the model on every database that holds it."""
-    back = admin.list_address(request)
-    with contextlib.suppress(KeyError, NoReverseMatch):
-        back = standard_address(admin, "change", request.GET["row"])
-    return ask_to_turn(
-        request,
-        admin.model,
-        off=off,
-        allowed=admin.has_operate_permission(request),
-        back=back,
-        crumbs=admin.crumbs(request),
-        site=admin.admin_site,
-    )
 
 
 def row_view(admin: Any, action: Action, request: HttpRequest, object_id: str) -> HttpResponseBase:

@@ -3,7 +3,6 @@
 from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
-from django.contrib.admin.utils import quote
 from django.contrib.admin.views.main import ORDER_VAR, PAGE_VAR
 from django.core.exceptions import ImproperlyConfigured
 from django.core.paginator import Paginator
@@ -17,6 +16,7 @@ from django.utils.text import capfirst
 from django_taskclaim.admin import control_room, fieldsets
 from django_taskclaim.admin.actions import admin_action
 from django_taskclaim.admin.buttons import (
+    list_buttons,
     model_buttons,
     row_buttons,
     standard_address,
@@ -155,6 +155,7 @@ class ClaimAdminMixin(ClaimDisplay, OperatePermission, ActionsModelAdmin, _Tuple
             pauses = pauses_over(self.model, using=alias_of(context["cl"].queryset))
             context["actions_list"] = [
                 *context.get("actions_list", ()),
+                *list_buttons(self, request),
                 *model_buttons(self, request, pauses),
             ]
             text = capfirst("; ".join(map(describe_pause, pauses)))
@@ -204,7 +205,7 @@ class ClaimAdminMixin(ClaimDisplay, OperatePermission, ActionsModelAdmin, _Tuple
             context["actions_list"] = [
                 *context.get("actions_list", ()),
                 *row_buttons(self, request, obj, page=True),
-                *model_buttons(self, request, pauses, row=quote(obj.pk)),
+                *model_buttons(self, request, pauses),
             ]
         return super().render_change_form(request, context, add, change, form_url, obj)
 
@@ -223,8 +224,7 @@ class ClaimAdminMixin(ClaimDisplay, OperatePermission, ActionsModelAdmin, _Tuple
         kept = request.GET.get("_changelist_filters")
         if kept is None:
             own = request.GET.copy()
-            for name in ("row", "from"):
-                own.pop(name, None)
+            own.pop("from", None)
             kept = own.urlencode()
         return standard_address(self, "changelist") + (f"?{kept}" if kept else "")
 

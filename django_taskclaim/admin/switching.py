@@ -1,6 +1,7 @@
 """The switch of a model, or of all: who has turned it off, and the page that asks before it is turned."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from django.contrib import messages
@@ -12,11 +13,12 @@ from django.utils.translation import gettext as _
 
 from django_taskclaim.admin.confirming import Crumb, confirm
 from django_taskclaim.admin.control_room.forms import PauseForm, ReasonForm
-from django_taskclaim.admin.control_room.snapshot import workers_of
+from django_taskclaim.admin.control_room.snapshot import in_time
 from django_taskclaim.admin.control_room.state import pause_sentence
 from django_taskclaim.control.switch_changes import turn
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.models import Switch
+from django_taskclaim.monitoring.overview import workers
 from django_taskclaim.switch import claimable_models, pauses_over
 from django_taskclaim.tables import EVERY_MODEL, scope_of
 
@@ -60,7 +62,12 @@ def ask_to_turn(
         warning = _("This one stays: %(pause)s.") % {"pause": "; ".join(others)}
 
     def run(answer: Mapping[str, Any]) -> HttpResponseBase:
-        turn_with_message(request, model, off=off, **answer)
+        try:
+            turn(model, off=off, by=str(request.user), user=request.user, **answer)
+        except TaskClaimError as error:
+            messages.error(request, str(error))
+        else:
+            messages.success(request, _outcome(model, off=off) % names)
         return HttpResponseRedirect(back)
 
     return confirm(
@@ -80,33 +87,22 @@ def ask_to_turn(
     )
 
 
-def turn_with_message(
-    request: HttpRequest, model: Model, *, off: bool, reason: str, until: Any = None
-) -> None:
-    """Turn the switch, and say what that means now."""
-    try:
-        turn(model, off=off, by=str(request.user), user=request.user, reason=reason, until=until)
-    except TaskClaimError as error:
-        messages.error(request, str(error))
-        return
-    names = {"name": name_of(model)}
-    aliases = {router.db_for_write(one) for one in ([model] if model else claimable_models())}
+def _outcome(model: Model, *, off: bool) -> str:
+    """Say what a turn of the switch means now."""
     if off:
-        said = _("%(name)s: claiming is paused. Running rows finish.")
-    elif _somebody_works(aliases, model):
-        said = _("%(name)s: workers claim again.")
-    else:
-        said = _("%(name)s: the switch is on, and no worker is alive.")
-    messages.success(request, said % names)
+        return _("%(name)s: claiming is paused. Running rows finish.")
+    if _somebody_works(model):
+        return _("%(name)s: workers claim again.")
+    return _("%(name)s: the switch is on, and no worker is alive.")
 
 
-def _somebody_works(aliases: Iterable[str], model: Model) -> bool:
+def _somebody_works(model: Model) -> bool:
     """Say whether a worker process of *model*, or with None of any, is alive; True where a database does not tell."""
-    for alias in aliases:
-        known = workers_of(alias)
-        if known is None:
-            return True
-        if any(one.alive and (model is None or one.serves(model)) for one in known):
+    for alias in {router.db_for_write(one) for one in ([model] if model else claimable_models())}:
+        known = in_time(alias, partial(workers, alias))
+        if known is None or any(
+            one.alive and (model is None or one.serves(model)) for one in known
+        ):
             return True
     return False
 

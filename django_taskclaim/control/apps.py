@@ -16,14 +16,14 @@ class ControlConfig(AppConfig):
 
     def ready(self) -> None:
         from django_taskclaim.control import (  # noqa: F401 - the checks register themselves
+            audit,
             checks,
             history,
-            takeovers,
         )
         from django_taskclaim.worker.attachments import attach
 
         history.listen()
-        takeovers.listen()
+        audit.listen()
         attach(_follower)
 
 

@@ -1,7 +1,7 @@
 """The record of what operators do, from the admin and from the commands: who, what, how many, why."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from django.apps import apps
@@ -14,7 +14,9 @@ from django_taskclaim.control.actions import what_was_done
 from django_taskclaim.control.installed import is_on
 from django_taskclaim.db import DatabaseNow
 from django_taskclaim.formatting import counted, format_number
+from django_taskclaim.holders import name_of, user_of
 from django_taskclaim.models import Switch
+from django_taskclaim.signals import rows_acted_on
 from django_taskclaim.tables import EVERY_MODEL, scope_of
 
 logger = logging.getLogger("django_taskclaim.control")
@@ -62,6 +64,28 @@ def record_action(
             "change_message": storable(_message(action, rows, reason), 2000),
         }
         _guarded(router.db_for_write(LogEntry), _store_entry, model or Switch, entry)
+
+
+def record_take_over(
+    sender: Any,
+    keys: Sequence[object],
+    act: str,
+    using: str,
+    by: str = "",
+    reason: str = "",
+    **others: object,
+) -> None:
+    """Record rows that were taken over: the verb itself is given who and why. A receiver of ``rows_acted_on``."""
+    if act == "taken over":
+        user = user_of(by)
+        facts: dict[str, Any] = {"by": name_of(by, user), "user": user, "reason": reason}
+        key = str(keys[0]) if len(keys) == 1 else ""
+        record_action(sender, "take over", rows=len(keys), key=key, using=using, **facts)
+
+
+def listen() -> None:
+    """Record every row that is taken over from now on."""
+    rows_acted_on.connect(record_take_over, dispatch_uid=__name__)
 
 
 def _object(

@@ -1,9 +1,9 @@
-"""The history of single rows, for models that ``TASKCLAIM["HISTORY"]`` names: heard from the signals, after the commit.
+"""The history of single rows, for models that ``TASKCLAIM["HISTORY"]`` names: written after each commit.
 
 One INSERT a batch, on the connection that changed the rows; an error is logged and changes nothing else.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -32,166 +32,112 @@ OUTCOMES = {
     "failed": gettext_noop("failed: no try was left"),
 }
 
+#: The signals that are written down, and their event; the others tell it themselves.
+EVENTS: dict[Signal, str] = {
+    signals.rows_claimed: "claimed",
+    signals.rows_renewed: "renewed",
+    signals.rows_completed: "completed",
+    signals.rows_failed: "failed",
+    signals.rows_released: "released",
+    signals.rows_handed_over: "handed over",
+    signals.claim_lost: "lost",
+    signals.rows_expired: "expired",
+    signals.rows_acted_on: "",
+}
 
-def is_kept(model: Any, using: str) -> bool:
-    """Say whether the history of rows of *model* is switched on, and can be written there."""
-    named = conf.setting("HISTORY")
-    return (
-        bool(named) and scope_of(model) in {str(label).lower() for label in named} and is_on(using)
-    )
 
-
-def _note(
-    model: object, using: str, event: str, rows: Iterable[object], details: Sequence[str] = ()
-) -> None:
-    """Write that *event* happened to *rows*, each with a detail of its own where there are some."""
-    given = list(rows)
-    told = details or [""] * len(given)
-    events = [_event(model, event, row, detail) for row, detail in zip(given, told, strict=True)]
+def _write(sender: Any, signal: Signal, using: str, **facts: Any) -> None:
+    """Write what a signal says of the rows of *sender*."""
+    if not _is_kept(sender, using):
+        return
+    about = _about_keys if "keys" in facts else _about_rows
+    events = list(about(sender, EVENTS[signal], **facts))
+    if signal is signals.rows_renewed:
+        events = _without_known_renewals(events, using)
     ClaimEvent.objects.using(using).bulk_create(events, batch_size=int(conf.setting("CHUNK_SIZE")))
 
 
-def _event(model: Any, event: str, row: Any, detail: str) -> ClaimEvent:
-    claim = claim_of(row)
+def _is_kept(model: Any, using: str) -> bool:
+    """Say whether the history of rows of *model* is switched on, and can be written there."""
+    named = {str(label).lower() for label in conf.setting("HISTORY")}
+    return scope_of(model) in named and is_on(using)
+
+
+def _about_rows(
+    model: Any,
+    event: str,
+    *,
+    rows: Iterable[Any],
+    error: object = None,
+    to: str = "",
+    **others: object,
+) -> Iterator[ClaimEvent]:
+    detail = f"{HANDED_TO}{to}" if to else ""
+    if event == "failed":
+        detail = one_line(*class_and_text(error))
+    status = claim_columns(model).status.attname
+    for row in rows:
+        claim = claim_of(row)
+        if claim is None and event in {"lost", "renewed"}:
+            continue
+        found = _event(model, event, row.pk if claim is None else claim.pk, detail)
+        if event == "failed" and row.__dict__.get(status) != Status.FAILED:
+            found.event = "retried"
+        if claim is not None:
+            found.holder, found.iteration = claim.token
+        yield found
+
+
+def _about_keys(
+    model: Any,
+    event: str,
+    *,
+    keys: Sequence[object],
+    holders: Sequence[str | None] = (),
+    outcome: str = "",
+    act: str = "",
+    by: str | None = None,
+    reason: str = "",
+    **others: object,
+) -> Iterator[ClaimEvent]:
+    """Yield the events of rows of which nobody has loaded an instance."""
+    detail = OUTCOMES[outcome] if outcome else reason
+    for key, holder in zip(keys, holders or [by] * len(keys), strict=True):
+        found = _event(model, event or act, key, detail)
+        found.holder = holder or ""
+        yield found
+
+
+def _event(model: Any, event: str, key: object, detail: str) -> ClaimEvent:
     return ClaimEvent(
         model=scope_of(model),
-        key=_key(row.pk if claim is None else claim.pk),
+        key=storable(str(key), 255),
         event=event,
-        holder="" if claim is None else claim.token.holder,
-        iteration=None if claim is None else claim.token.iteration,
         at=DatabaseNow(),
         detail=storable(detail, 500),
     )
 
 
-def _key(key: object) -> str:
-    return storable(str(key), 255)
-
-
-def _claimed(sender: object, rows: Sequence[object], using: str, **kwargs: object) -> None:
-    if is_kept(sender, using):
-        _note(sender, using, "claimed", rows)
-
-
-def _completed(sender: object, rows: Sequence[object], using: str, **kwargs: object) -> None:
-    if is_kept(sender, using):
-        _note(sender, using, "completed", rows)
-
-
-def _released(sender: object, rows: Sequence[object], using: str, **kwargs: object) -> None:
-    if is_kept(sender, using):
-        _note(sender, using, "released", rows)
-
-
-def _lost(sender: Any, rows: Sequence[Any], using: str, **kwargs: object) -> None:
-    if is_kept(sender, using):
-        _note(sender, using, "lost", [row for row in rows if claim_of(row) is not None])
-
-
-def _failed(
-    sender: Any, rows: Sequence[object], using: str, error: object, **kwargs: object
-) -> None:
-    if not is_kept(sender, using):
-        return
-    told = one_line(*class_and_text(error))
-    status = claim_columns(sender).status.attname
-    final = [row for row in rows if row.__dict__.get(status) == Status.FAILED]
-    again = [row for row in rows if row.__dict__.get(status) != Status.FAILED]
-    for event, same in (("failed", final), ("retried", again)):
-        if same:
-            _note(sender, using, event, same, [told] * len(same))
-
-
-def _renewed(sender: Any, rows: Sequence[Any], using: str, **kwargs: Any) -> None:
-    """Keep the renewals of one claim as one event: when the latest was, and how many there were."""
-    if not is_kept(sender, using):
-        return
-    by_holder: dict[str, dict[str, Any]] = {}
-    for row in rows:
-        if (claim := claim_of(row)) is not None:
-            by_holder.setdefault(claim.token.holder, {})[_key(claim.pk)] = row
+def _without_known_renewals(events: Iterable[ClaimEvent], using: str) -> list[ClaimEvent]:
+    """Count the renewals of one claim in its first event, and return the events that are the first."""
+    by_holder: dict[str, dict[str, ClaimEvent]] = {}
+    for event in events:
+        by_holder.setdefault(event.holder, {})[event.key] = event
+    first: list[ClaimEvent] = []
     for holder, same in by_holder.items():
+        model = next(iter(same.values())).model
         known = ClaimEvent.objects.using(using).filter(
-            model=scope_of(sender), key__in=list(same), event="renewed", holder=holder
+            model=model, key__in=list(same), event="renewed", holder=holder
         )
-        there = set(known.values_list("key", flat=True))
-        if there:
+        counted = set(known.values_list("key", flat=True))
+        if counted:
             known.update(at=DatabaseNow(), times=F("times") + 1)
-        if len(there) < len(same):
-            _note(sender, using, "renewed", [same[key] for key in same if key not in there])
-
-
-def _expired(
-    sender: object,
-    keys: Sequence[object],
-    outcome: str,
-    using: str,
-    holders: Sequence[str | None] = (),
-    **kwargs: object,
-) -> None:
-    if is_kept(sender, using):
-        _note_keys(sender, using, "expired", keys, OUTCOMES[outcome], holders)
-
-
-def _handed_over(
-    sender: object, rows: Sequence[object], to: str, using: str, **kwargs: object
-) -> None:
-    if is_kept(sender, using):
-        _note(sender, using, "handed over", rows, [f"{HANDED_TO}{to}"] * len(rows))
-
-
-def _acted_on(
-    sender: object,
-    keys: Sequence[object],
-    act: str,
-    using: str,
-    by: str | None = None,
-    reason: str = "",
-    **kwargs: object,
-) -> None:
-    if is_kept(sender, using):
-        _note_keys(sender, using, act, keys, reason, [by] * len(keys))
-
-
-def _note_keys(
-    model: Any,
-    using: str,
-    event: str,
-    keys: Sequence[object],
-    detail: str = "",
-    holders: Sequence[str | None] = (),
-) -> None:
-    """Write that *event* happened to the rows with these keys, of which nobody has loaded an instance."""
-    who = holders or [None] * len(keys)
-    events = [
-        ClaimEvent(
-            model=scope_of(model),
-            key=_key(key),
-            event=event,
-            holder=holder or "",
-            at=DatabaseNow(),
-            detail=detail,
-        )
-        for key, holder in zip(keys, who, strict=True)
-    ]
-    ClaimEvent.objects.using(using).bulk_create(events, batch_size=int(conf.setting("CHUNK_SIZE")))
-
-
-_RECEIVERS: dict[Signal, Callable[..., None]] = {
-    signals.rows_claimed: _claimed,
-    signals.rows_renewed: _renewed,
-    signals.rows_completed: _completed,
-    signals.rows_failed: _failed,
-    signals.rows_released: _released,
-    signals.rows_handed_over: _handed_over,
-    signals.claim_lost: _lost,
-    signals.rows_expired: _expired,
-    signals.rows_acted_on: _acted_on,
-}
+        first += [event for key, event in same.items() if key not in counted]
+    return first
 
 
 def listen(**changed: object) -> None:
-    """Hear of every change from now on, if the history of any model is switched on: else nobody pays for it."""
+    """Write down every change from now on, if the history of any model is switched on: else nobody pays for it."""
     if changed and changed["setting"] != conf.SETTING:
         return
     try:
@@ -199,9 +145,9 @@ def listen(**changed: object) -> None:
     except ImproperlyConfigured:
         # E001 reports it.
         named = ()
-    for signal, receiver in _RECEIVERS.items():
+    for signal in EVENTS:
         if named:
-            signal.connect(receiver, dispatch_uid=__name__)
+            signal.connect(_write, dispatch_uid=__name__)
         else:
             signal.disconnect(dispatch_uid=__name__)
 

@@ -99,12 +99,8 @@ def command(what: str, name: str = WORKER, **changes: Any) -> Act:
     )
 
 
-def group(page: str) -> Callable[[Rows], str]:
-    return lambda rows: photos(page, group=rows["failed"].group)
-
-
-def switch(rows: Rows) -> str:
-    return photos("switch")
+def retry(rows: Rows) -> str:
+    return photos("retry", group=rows["failed"].group)
 
 
 PAUSED = {"switch": ("testapp.photo", "ada", "why")}
@@ -131,16 +127,21 @@ ENDS = {
 
 ACTS = [
     *(act for action in ROW_ACTIONS for act in acts_of(action)),
-    listed("pause", PAUSED, "pause"),
-    listed("resume", RESUMED, "resume", first=lambda: pause(Photo)),
-    Act("pause", switch, WHY | {"turn": "off", "until": "900"}, PAUSED, "pause"),
-    Act("resume", switch, {"turn": "on"}, RESUMED, "resume", first=lambda: pause(Photo)),
+    Act("pause", lambda rows: photos("pause"), WHY | {"until": "900"}, PAUSED, "pause"),
+    Act(
+        "resume",
+        lambda rows: photos("resume"),
+        WHY,
+        RESUMED,
+        "resume",
+        first=lambda: pause(Photo),
+    ),
     command("drain"),
     command("stop"),
     command("release"),
     command("release", SILENT, processing="open"),
-    Act("retry some", group("first"), {}, {"failed": "open"}, "reset"),
-    Act("retry all", group("retry"), WHY, {"failed": "open"}, "reset"),
+    Act("retry some", retry, WHY | {"first": "on"}, {"failed": "open"}, "reset"),
+    Act("retry all", retry, WHY, {"failed": "open"}, "reset"),
     Act(
         "settings",
         lambda rows: photos("settings"),

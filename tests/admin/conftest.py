@@ -1,6 +1,5 @@
-"""Rows in every state, and pages that know nothing from before and wait as long as it takes."""
+"""Rows in every state, and pages that wait as long as it takes."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -8,19 +7,15 @@ from django.test import Client
 
 from django_taskclaim import conf
 from django_taskclaim.admin import running
-from django_taskclaim.admin.control_room import snapshot
 from tests.admin.room import somebody
 from tests.factories import make
 from tests.querysets.support import clock, set_raw
 
 
 @pytest.fixture(autouse=True)
-def _patient_pages(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _patient_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(conf.DEFAULTS, "PAGE_TIMEOUT", 60.0)
     monkeypatch.setattr(running, "SECONDS", 60.0)
-    snapshot.forget()
-    yield
-    snapshot.forget()
 
 
 @pytest.fixture

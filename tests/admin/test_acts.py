@@ -214,7 +214,7 @@ def test_a_button_of_the_list_leads_back_to_the_list_as_it_was_filtered(boss: Cl
     failed(1, url="yes &=#")
     where = f"{address(Photo)}?q=yes+%26%3D%23&claim_state=failed"
     links = re.findall(r'href="([^"#]*/claim/[^"#]*)', boss.get(where).content.decode())
-    assert len(links) >= 4
+    assert len(links) >= 3
     for link in links:
         answer = boss.post(html.unescape(link), {"reason": ""})
         assert answer.status_code == 200 or answer["Location"] == where, link
@@ -223,7 +223,7 @@ def test_a_button_of_the_list_leads_back_to_the_list_as_it_was_filtered(boss: Cl
 def test_resuming_one_model_leaves_the_pause_of_all_and_says_so(boss: Client, rows: Any) -> None:
     pause(Photo)
     pause_all(by="eve")
-    assert "as all models are, by eve" in text_of(boss.get(act_on(Photo, "resume")))
-    boss.post(photos("switch"), {"turn": "on"})
+    assert "as all models are, by eve" in text_of(boss.get(photos("resume")))
+    boss.post(photos("resume"), {"reason": ""})
     assert world(rows)["switch"][:2] == ("*", "eve")
     assert "All models are paused, not only this one." in text_of(boss.get(photos()))

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
+from django.test import override_settings
 
 from django_taskclaim.models import WorkerProcess
 from django_taskclaim.switch import overrides_of, pause, paused_by, set_overrides
@@ -53,8 +54,9 @@ def test_the_page_pauses_resumes_and_drains_a_real_worker(
     room.reads("1 worker process is alive.")
     wait_until(lambda: states().get("complete", 0) > 5, what="rows done")
 
-    room.write("reason", "deploy")
     room.press("Pause claiming")
+    room.write("reason", "deploy")
+    room.press("Pause claiming: jobs")
     room.reads("PAUSED by ada")
     wait_until(lambda: "processing" not in states(), what="running rows finished")
     done = states()["complete"]
@@ -63,6 +65,7 @@ def test_the_page_pauses_resumes_and_drains_a_real_worker(
     assert states()["complete"] == done
 
     room.press("Resume claiming")
+    room.press("Resume claiming: jobs")
     room.reads("RUNNING")
     wait_until(lambda: states()["complete"] > done + 5, what="rows done again")
 
@@ -95,14 +98,26 @@ def test_the_page_follows_others_and_works_without_scripts(room: Browser) -> Non
     pause(Job, reason="incident 7", by="Grace")
     room.reads("PAUSED by Grace")
     room.press("Resume claiming")
+    room.press("Resume claiming: jobs")
     room.reads("READY")
     assert paused_by(Job) is None
     with room.without_scripts():
         room.go(url())
-        room.write("reason", "no script")
         room.press("Pause claiming")
+        room.write("reason", "no script")
+        room.press("Pause claiming: jobs")
         wait_until(lambda: paused_by(Job) is not None, what="the pause")
     room.reads("“no script”")
+
+
+def test_a_refresh_that_the_database_is_late_for_keeps_what_was_known(room: Browser) -> None:
+    room.reads("READY")
+    with override_settings(TASKCLAIM={"PAGE_TIMEOUT": 0.001}):
+        room.reads("some figures are older or missing")
+        assert "READY" in room.text()
+        assert "UNKNOWN" not in room.text()
+    set_overrides(Job, lease=93, using="default")
+    wait_until(lambda: room.value("lease") == "93s", what="a refresh with news")
 
 
 def test_a_page_without_a_network_or_a_session_says_so(room: Browser) -> None:

@@ -98,7 +98,7 @@ def test_scripts_in_key_holder_error_and_reason_stay_text(boss: Client) -> None:
     set_raw(row, "claimed_by", "%s", [f"{evil}@{evil}#1"])
     set_raw(row, "last_error", "%s", [f"{evil}\n\n{evil}"])
     set_raw(row, "error_class", "%s", [evil])
-    boss.post(act_on(TextKey, "pause"), {"reason": evil})
+    boss.post(address(TextKey, "control_pause"), {"reason": evil})
     pages = [address(TextKey), address(TextKey, "change", quote(row.pk))]
     pages += [act_on(TextKey, act, row) for act in ("reset", "release")]
     for page in pages:

@@ -1,6 +1,4 @@
-"""A slow, hanging or refusing database: the page shows the last known figures, never an error."""
-
-import re
+"""A slow, hanging or refusing database: the page shows what is known and says what is not, never an error."""
 
 import pytest
 from django.db import connection
@@ -44,12 +42,11 @@ def test_a_command_while_the_database_does_not_answer_is_not_given(boss: Client,
 @pytest.mark.skipif(
     connection.vendor != "postgresql", reason="needs table locks that readers wait for"
 )
-def test_a_table_that_hangs_is_shown_as_it_was(boss: Client) -> None:
+def test_a_table_that_hangs_costs_the_page_only_what_it_would_tell(boss: Client) -> None:
     make(Photo, 3)
-    boss.get(photos())
     lock = lambda: execute("LOCK TABLE testapp_photo IN ACCESS EXCLUSIVE MODE")  # noqa: E731
     with held_open(lock), override_settings(TASKCLAIM={"PAGE_TIMEOUT": 0.4}):
         answer = boss.get(photos())
     assert answer.status_code == 200
-    assert re.search(r"Some figures are as of \d\d:\d\d:\d\d", text_of(answer))
-    assert "Some figures" not in text_of(boss.get(photos()))
+    assert "some figures are older or missing" in text_of(answer)
+    assert "some figures" not in text_of(boss.get(photos()))

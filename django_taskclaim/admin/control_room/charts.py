@@ -140,13 +140,12 @@ def _bars(shares: Sequence[float], count: float) -> str:
 
 
 def _line(shares: Sequence[float], count: float) -> str:
-    """Join neighbouring slots that have a value; a gap stays a gap."""
+    """Return steps, as wide as their slots; a gap stays a gap."""
     path, drawing = [], False
     for index, share in enumerate(shares):
         if share:
-            path.append(f"{'L' if drawing else 'M'}{_x(index + 0.5, count):.1f} {_y(share):.1f}")
-            # A lone slot would be invisible.
-            path.extend([] if drawing else [f"H{_x(index + 0.75, count):.1f}"])
+            start = f"{'L' if drawing else 'M'}{_x(index, count):.1f} {_y(share):.1f}"
+            path.append(f"{start}H{_x(index + 1, count):.1f}")
         drawing = bool(share)
     return "".join(path)
 

@@ -21,8 +21,8 @@ from django_taskclaim.states import Status
 
 Rows = models.QuerySet[Any]
 
-#: So many failed rows are looked at for the page, the latest of so many.
-MOST, CANDIDATES = 2_000, 5_000
+#: So many failed rows are looked at for the page.
+MOST = 2_000
 
 #: To be read, each part of all failed rows may take so long.
 READING_LIMIT = timedelta(seconds=20)
@@ -76,8 +76,6 @@ class Group:
     day: int = 0
     #: The rows that were found, the latest first.
     failures: list["Failure"] = field(default_factory=list)
-    #: The message of one of them as it is.
-    example: str = ""
 
     @property
     def id(self) -> str:
@@ -97,10 +95,6 @@ class Group:
     def samples(self) -> list["Failure"]:
         return self.failures[:SAMPLES]
 
-    def keys(self, most: int) -> list[Any]:
-        """Return the keys of the latest *most* rows."""
-        return [failure.key for failure in self.failures[:most]]
-
 
 @dataclass(frozen=True, slots=True)
 class Sample:
@@ -108,17 +102,8 @@ class Sample:
 
     groups: list[Group]
     looked_at: int
-    #: For how long back no failed row was left out, as far as that is known; None where none was at all.
-    whole: timedelta | None = None
-
-    @property
-    def capped(self) -> bool:
-        """Whether there are more failed rows than were looked at."""
-        return self.whole is not None
-
-    def covers(self, span: timedelta) -> bool:
-        """Say whether every row that failed within the last *span* was looked at."""
-        return self.whole is None or span <= self.whole
+    #: Whether there are more failed rows than were looked at.
+    capped: bool
 
 
 def normalised(text: str) -> str:
@@ -135,25 +120,17 @@ def group_id(error: str, message: str) -> str:
 
 
 def sample(rows: Rows, now: datetime) -> Sample:
-    """Group the MOST failed rows whose last try began latest, chosen from among CANDIDATES.
+    """Group the failed rows at the end of the claim index, MOST at most, those first whose last try began latest.
 
     No index knows when rows failed. The end of the claim index has those that have waited last, and of those that never
-    waited the last keys; up to CANDIDATES rows that is all of them.
+    waited the last keys.
     """
     found = list(_failed(rows).order_by(*_backwards(rows))[: MOST + 1])
-    whole = None
-    if len(found) > MOST:
-        dated = _dated(rows)
-        chosen, rest = dated[:MOST], dated[MOST:]
-        found = list(_failed(rows).filter(pk__in=[key for key, _at in chosen])[:MOST])
-        # Of more candidates, those that were not even dated may be later.
-        known = rest and len(dated) <= CANDIDATES
-        whole = now - (rest[0][1] or _LONG_AGO) if known else timedelta(0)
     groups: dict[str, Group] = {}
-    for failure in sorted(map(_failure, found), key=_moment, reverse=True):
+    for failure in sorted(map(_failure, found[:MOST]), key=_moment, reverse=True):
         _count(groups, failure, now)
     largest = sorted(groups.values(), key=lambda group: -group.all)
-    return Sample(largest, len(found), whole)
+    return Sample(largest, min(len(found), MOST), capped=len(found) > MOST)
 
 
 _LONG_AGO = datetime.min.replace(tzinfo=UTC)
@@ -161,19 +138,6 @@ _LONG_AGO = datetime.min.replace(tzinfo=UTC)
 
 def _moment(failure: "Failure") -> datetime:
     return failure.tried_at or _LONG_AGO
-
-
-def _dated(rows: Rows) -> list[tuple[Any, datetime | None]]:
-    """Return keys of failed rows, and when their last try began, the latest first; one more than CANDIDATES at most."""
-    found = latest_in_index(rows)[: CANDIDATES + 1]
-    dated = [(key, None if at is None else as_utc(at)) for key, at in found]
-    return sorted(dated, key=lambda one: one[1] or _LONG_AGO, reverse=True)
-
-
-def latest_in_index(rows: Rows) -> Any:
-    """Return key and last try of the failed ones of *rows*, from the end of the claim index."""
-    claimed_at = claim_columns(rows.model).claimed_at.name
-    return _failed(rows).order_by(*_backwards(rows)).values_list("pk", claimed_at)
 
 
 def _backwards(rows: Rows) -> list[str]:
@@ -252,9 +216,7 @@ def _failure(row: tuple[Any, ...]) -> Failure:
 
 def _count(groups: dict[str, Group], failure: Failure, now: datetime) -> None:
     message = normalised(failure.text)
-    group = groups.setdefault(
-        group_id(failure.error, message), Group(failure.error, message, example=failure.text)
-    )
+    group = groups.setdefault(failure.group, Group(failure.error, message))
     group.failures.append(failure)
     if failure.tried_at is not None:
         group.day += now - failure.tried_at <= timedelta(days=1)

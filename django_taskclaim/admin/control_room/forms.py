@@ -7,6 +7,7 @@ from typing import Any
 from django import forms
 from django.core.exceptions import ValidationError
 from django.db import models
+from django.utils.text import format_lazy
 from django.utils.translation import gettext, pgettext_lazy
 from django.utils.translation import gettext_lazy as _
 
@@ -15,6 +16,9 @@ from django_taskclaim.handlers import handler_for
 from django_taskclaim.policy import policy_for
 from django_taskclaim.switch import override_as_text, override_from_text
 from django_taskclaim.tables import LIMITS, OVERRIDES
+
+#: So many rows of a group of failures are tried first, if somebody wants that.
+FIRST = 10
 
 UNTIL = [
     ("", pgettext_lazy("paused", "until resumed")),
@@ -45,6 +49,16 @@ class PauseForm(ReasonForm):
         """Return how long the pause lasts; None until somebody resumes."""
         until = self.cleaned_data["until"]
         return timedelta(seconds=float(until)) if until else None
+
+
+class RetryForm(ReasonForm):
+    """Why, and whether only a few rows are tried."""
+
+    first = forms.BooleanField(
+        label=format_lazy(_("Only the {n} rows that failed last"), n=FIRST),
+        required=False,
+        help_text=_("To see whether the cause is mended."),
+    )
 
 
 class OverrideField(forms.CharField):

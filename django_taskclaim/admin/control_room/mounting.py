@@ -11,18 +11,29 @@ AdminSite show it. Importing ``django_taskclaim.admin`` registers it on Django's
 A model's page is named ``<app>_<model>_control`` on any site.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
 from django.contrib.admin import AdminSite, ModelAdmin
+from django.core.exceptions import PermissionDenied
+from django.db import models
 from django.http import HttpRequest, HttpResponse
-from django.urls import URLPattern, URLResolver
+from django.http.response import HttpResponseBase
+from django.urls import URLPattern, URLResolver, path
+from django.utils.translation import gettext as _
 
-from django_taskclaim.admin.confirming import in_no_transaction
-from django_taskclaim.admin.control_room.page import Page
-from django_taskclaim.admin.control_room.views import Overview, urls_of
+from django_taskclaim.admin.confirming import Crumb, in_no_transaction
+from django_taskclaim.admin.control_room.page import Page, address, overview_url
+from django_taskclaim.admin.control_room.progress import bar_of
+from django_taskclaim.admin.control_room.snapshot import Snapshot, read
+from django_taskclaim.admin.control_room.state import state_of
+from django_taskclaim.admin.control_room.views import page_response, urls_of
+from django_taskclaim.admin.permissions import may_operate
+from django_taskclaim.admin.switching import ask_to_turn
 from django_taskclaim.models import Control
+from django_taskclaim.monitoring.overview import Summary, summaries
 from django_taskclaim.switch import claimable_models
 
 if TYPE_CHECKING:
@@ -56,28 +67,85 @@ class ControlAdmin(Base):
     #: Those that have a page: a model defined once the addresses are known has none.
     pages: Sequence[Page] = ()
 
-    @property
-    def overview(self) -> Overview:
-        return Overview(self.admin_site, self.pages)
-
     def get_urls(self) -> list[URLPattern | URLResolver]:  # type: ignore[override]
-        self.pages = pages_of(self.admin_site)
-        pages: list[URLPattern | URLResolver] = [*self.overview.urls()]
+        site = self.admin_site
+        self.pages = pages_of(site)
+
+        def at(name: str, view: Callable[..., HttpResponseBase], **given: object) -> URLPattern:
+            wrapped = site.admin_view(in_no_transaction(partial(view, **given)))
+            return path(f"{name}/", wrapped, name=f"taskclaim_control_{name}")
+
+        pages: list[URLPattern | URLResolver] = [
+            at("live", self.live),
+            at("pause", self.turn, off=True),
+            at("resume", self.turn, off=False),
+        ]
         for page in self.pages:
             if not has_own_page(page.model_admin):
                 pages += urls_of(page, f"{page.model._meta.label_lower}/")
         listed = [url for url in super().get_urls() if _name(url) == "taskclaim_control_changelist"]
         return [*pages, *listed]
 
+    def open_to(self, request: HttpRequest) -> list[Page]:
+        """Return the pages that the user may see."""
+        return [page for page in self.pages if page.may_view(request)]
+
     @in_no_transaction
     def changelist_view(self, request: HttpRequest, extra_context: object = None) -> HttpResponse:
-        return self.overview.show(request)
+        return self._answer(request, "overview.html")
+
+    def live(self, request: HttpRequest) -> HttpResponse:
+        """Answer with the part of the overview that changes."""
+        return self._answer(request, "overview_live.html")
+
+    def _answer(self, request: HttpRequest, template: str) -> HttpResponse:
+        pages = self.open_to(request)
+        if not pages:
+            raise PermissionDenied
+        known = {
+            alias: _summaries(alias, [page.model for page in pages if page.alias == alias])
+            for alias in {page.alias for page in pages}
+        }
+        lines = [_line(page, known[page.alias].get(page.label)) for page in pages]
+        title = _("Control room")
+        return page_response(
+            request,
+            self.admin_site,
+            template,
+            title,
+            [Crumb(title)],
+            url={
+                name: address(self.admin_site, f"taskclaim_control_{name}")
+                for name in ("live", "pause", "resume")
+            },
+            models=lines,
+            may_operate_all=may_operate(request, None),
+            all_are_paused=any(one["state"].all_are_paused for one in lines),
+            as_of=min(one.as_of for one in known.values()),
+            is_late=any(one.is_late for one in known.values()),
+        )
+
+    def turn(self, request: HttpRequest, *, off: bool) -> HttpResponseBase:
+        """Ask, and then stop the claims of every model on every database, or let them flow again.
+
+        Models that were paused by name stay so.
+        """
+        back = overview_url(self.admin_site)
+        return ask_to_turn(
+            request,
+            None,
+            off=off,
+            allowed=may_operate(request, None),
+            back=back,
+            crumbs=[Crumb(_("Control room"), back)],
+            site=self.admin_site,
+        )
 
     def has_module_permission(self, request: HttpRequest) -> bool:
         return self.has_view_permission(request)
 
     def has_view_permission(self, request: HttpRequest, obj: object = None) -> bool:
-        return bool(self.overview.open_to(request))
+        return bool(self.open_to(request))
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False
@@ -87,6 +155,20 @@ class ControlAdmin(Base):
 
     def has_delete_permission(self, request: HttpRequest, obj: object = None) -> bool:
         return False
+
+
+def _summaries(alias: str, of: Sequence[type[models.Model]]) -> Snapshot:
+    """Read a ``Summary`` of each of the models, under its label."""
+    return read(alias, ((seen.model._meta.label, seen) for seen in summaries(of, alias)))
+
+
+def _line(page: Page, seen: Summary | None) -> dict[str, Any]:
+    return {
+        "page": page,
+        "state": state_of(seen),
+        "bar": bar_of(seen),
+        "silent": len(seen.workers) - len(seen.living) if seen else 0,
+    }
 
 
 def _name(url: object) -> str:

@@ -66,10 +66,6 @@ class Page:
         """Return the page of another model on the same site."""
         return Page(model, self.site, self.site._registry.get(model))
 
-    def viewer(self, request: HttpRequest) -> str:
-        """Return who looks, and through which site, unless that makes no difference to what is shown."""
-        return "" if self.shows_all(request) else f"{request.user.pk} on {self.site.name}"
-
     def row_url(self, key: Any) -> str:
         """Return the address of one row in the admin; empty where it has none."""
         return self._admin_url("change", quote(key))

@@ -1,6 +1,7 @@
-"""What the pages answer: those of one model, and the overview of all. GET shows; what changes something is a POST."""
+"""What the pages of one model answer. GET shows; what changes something is a POST."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import django
@@ -22,29 +23,26 @@ from django.urls import URLPattern, path
 from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
-from django.views.decorators.http import require_GET, require_http_methods
 
 from django_taskclaim import conf
 from django_taskclaim.admin.confirming import Crumb, confirm, in_no_transaction
 from django_taskclaim.admin.control_room.charts import charts, strip_parts
-from django_taskclaim.admin.control_room.failures import GROUPS, Group, Sample, exported, keys_like
-from django_taskclaim.admin.control_room.forms import PauseForm, ReasonForm, SettingsForm
-from django_taskclaim.admin.control_room.page import Page, address, overview_url
-from django_taskclaim.admin.control_room.progress import bar_of
-from django_taskclaim.admin.control_room.snapshot import (
-    DAY,
-    HOUR,
-    Snapshot,
-    snapshot_of,
-    summaries_of,
-    workers_of,
+from django_taskclaim.admin.control_room.failures import (
+    GROUPS,
+    Group,
+    exported,
+    keys_like,
+    sample,
 )
+from django_taskclaim.admin.control_room.forms import FIRST, ReasonForm, RetryForm, SettingsForm
+from django_taskclaim.admin.control_room.page import Page, overview_url
+from django_taskclaim.admin.control_room.progress import bar_of
+from django_taskclaim.admin.control_room.snapshot import in_time, parts_of, read
 from django_taskclaim.admin.control_room.state import state_of
 from django_taskclaim.admin.control_room.workers import lines
 from django_taskclaim.admin.localized import number
-from django_taskclaim.admin.permissions import may_operate
-from django_taskclaim.admin.running import Rows, claims_of, run_action
-from django_taskclaim.admin.switching import ask_to_turn, turn_with_message
+from django_taskclaim.admin.running import claims_of, run_action
+from django_taskclaim.admin.switching import ask_to_turn
 from django_taskclaim.control.actions import RESET_FAILED, WORKER_ACTIONS, WorkerAction
 from django_taskclaim.control.commands import models_of, send_command
 from django_taskclaim.control.installed import is_on
@@ -52,9 +50,7 @@ from django_taskclaim.control.switch_changes import change_overrides
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.formatting import first_line
 from django_taskclaim.models import WorkerProcess
-from django_taskclaim.monitoring.overview import Worker
-
-View = Callable[..., HttpResponseBase]
+from django_taskclaim.monitoring.overview import Worker, database_time, workers
 
 TEMPLATES = "admin/taskclaim/control_room"
 
@@ -63,49 +59,35 @@ LATE = gettext_lazy("Nothing was changed: the database did not answer in time.")
 #: Milliseconds between two refreshes.
 EVERY = 2500
 
-#: So many rows of a group of failures are tried first.
-FIRST = 10
-
-#: Of a page that asks: a GET shows the question, a POST answers it.
-require_question = require_http_methods(["GET", "HEAD", "POST"])
-
-#: Parts of the page that say so while they were never read.
-UNKNOWABLE = {"workers": "overview", "failed": "failed", "acts": "acts"}
+#: The parts of a page; without the control app those behind "failed" are never read.
+PARTS = ("overview", "findings", "failed", "hour", "acts")
 
 
 def urls_of(page: Page, base: str) -> list[URLPattern]:
     """Return the patterns of the model's pages below *base*."""
     views = PageViews(page)
 
-    def only_post(view: View) -> View:
-        """Send a GET to the page: the login form leads here when a form was sent after the session ended."""
-
-        def answer(request: HttpRequest, **kwargs: object) -> HttpResponseBase:
-            if request.method in {"GET", "HEAD"}:
-                return redirect(page.url())
-            return view(request, **kwargs)
-
-        return require_question(answer)
-
-    def at(route: str, view: View, name: str = "", method: Any = require_GET) -> URLPattern:
+    def at(
+        route: str, view: Callable[..., HttpResponseBase], name: str = "", **given: object
+    ) -> URLPattern:
         # A page that looks is left out of transactions, too: on SQLite each would keep every writer waiting.
-        wrapped: View = page.site.admin_view(in_no_transaction(method(view)))
+        wrapped = page.site.admin_view(in_no_transaction(partial(view, **given)))
         return path(f"{base}{route}", wrapped, name=page.url_name(name))
 
     return [
         at("", views.show),
         at("live/", views.live, "live"),
-        at("switch/", views.switch, "switch", only_post),
-        at("commands/", views.command, "commands", require_question),
-        at("settings/", views.settings, "settings", only_post),
+        at("pause/", views.turn, "pause", off=True),
+        at("resume/", views.turn, "resume", off=False),
+        at("commands/", views.command, "commands"),
+        at("settings/", views.settings, "settings"),
         at("failures.csv", views.export, "export"),
         at("failures/<slug:group>.csv", views.export, "export"),
-        at("failures/<slug:group>/first/", views.first, "first", only_post),
-        at("failures/<slug:group>/retry/", views.retry, "retry", require_question),
+        at("failures/<slug:group>/retry/", views.retry, "retry"),
     ]
 
 
-def _response(
+def page_response(
     request: HttpRequest,
     site: AdminSite,
     template: str,
@@ -126,119 +108,12 @@ def _response(
     return TemplateResponse(request, f"{TEMPLATES}/{template}", context)
 
 
-def _crumbs_of(page: Page, *more: Crumb) -> list[Crumb]:
-    """Return the way from the index to the page, and on to *more*."""
-    here = _("Control room")
-    list_url = page.list_url()
-    way = [Crumb(page.name, list_url)] if list_url else [Crumb(here, overview_url(page.site))]
-    own = here if list_url else page.name
-    return [*way, Crumb(own, page.url() if more else ""), *more]
-
-
-class Overview:
-    """The overview of all models of one AdminSite that the user may see, and the switch that stops everything."""
-
-    def __init__(self, site: AdminSite, pages: Sequence[Page]) -> None:
-        self.site = site
-        self.pages = pages
-
-    def urls(self) -> list[URLPattern]:
-        """Return the patterns beside the overview itself, which is the changelist of ``Control``."""
-        views = {
-            "live": require_GET(self.live),
-            "pause": require_question(self.pause),
-            "resume": require_question(self.resume),
-        }
-        return [
-            path(
-                f"{name}/",
-                self.site.admin_view(in_no_transaction(view)),
-                name=f"taskclaim_control_{name}",
-            )
-            for name, view in views.items()
-        ]
-
-    def open_to(self, request: HttpRequest) -> list[Page]:
-        """Return the pages that the user may see."""
-        return [page for page in self.pages if page.may_view(request)]
-
-    def show(self, request: HttpRequest) -> HttpResponse:
-        """Answer with the whole page."""
-        return self._answer(request, "overview.html")
-
-    def live(self, request: HttpRequest) -> HttpResponse:
-        """Answer with the part of it that changes."""
-        return self._answer(request, "overview_live.html", share=True)
-
-    def _answer(self, request: HttpRequest, template: str, *, share: bool = False) -> HttpResponse:
-        pages = self.open_to(request)
-        if not pages:
-            raise PermissionDenied
-        known = {
-            alias: summaries_of(
-                alias, [page.model for page in pages if page.alias == alias], share=share
-            )
-            for alias in {page.alias for page in pages}
-        }
-        models = [_summary(page, known[page.alias]) for page in pages]
-        late = [one.late_since for one in known.values() if one.late_since is not None]
-        title = _("Control room")
-        return _response(
-            request,
-            self.site,
-            template,
-            title,
-            [Crumb(title)],
-            url={
-                name: address(self.site, f"taskclaim_control_{name}")
-                for name in ("live", "pause", "resume")
-            },
-            models=models,
-            may_operate_all=may_operate(request, None),
-            all_are_paused=any(one["state"].all_are_paused for one in models),
-            as_of=min(one.as_of for one in known.values()),
-            late_since=min(late, default=None),
-        )
-
-    def pause(self, request: HttpRequest) -> HttpResponseBase:
-        """Ask, and then stop the claims of every model, on every database."""
-        return self._ask(request, off=True)
-
-    def resume(self, request: HttpRequest) -> HttpResponseBase:
-        """Ask, and then let claims flow again; models that were paused by name stay so."""
-        return self._ask(request, off=False)
-
-    def _ask(self, request: HttpRequest, *, off: bool) -> HttpResponseBase:
-        return ask_to_turn(
-            request,
-            None,
-            off=off,
-            allowed=may_operate(request, None),
-            back=overview_url(self.site),
-            crumbs=[Crumb(_("Control room"), overview_url(self.site))],
-            site=self.site,
-        )
-
-
-def _summary(page: Page, known: Snapshot) -> dict[str, Any]:
-    seen = known.get(page.label)
-    return {
-        "page": page,
-        "state": state_of(seen),
-        "bar": bar_of(seen),
-        "silent": len(seen.workers) - len(seen.living) if seen else 0,
-    }
-
-
-def _command_message(worker: str, put_back: int | None) -> str:
-    """Say what came of a command. No sentence begins with the name: the admin would capitalise it."""
-    if put_back is None:
-        return _("The worker process %(worker)s has been told.") % {"worker": worker}
-    return ngettext(
-        "Of the silent worker process %(worker)s, %(n)s row was put back.",
-        "Of the silent worker process %(worker)s, %(n)s rows were put back.",
-        put_back,
-    ) % {"worker": worker, "n": number(put_back)}
+def _crumbs_of(page: Page) -> list[Crumb]:
+    """Return the way from the index to the page."""
+    here, list_url = _("Control room"), page.list_url()
+    if list_url:
+        return [Crumb(page.name, list_url), Crumb(here, page.url())]
+    return [Crumb(here, overview_url(page.site)), Crumb(page.name, page.url())]
 
 
 class PageViews:
@@ -253,20 +128,15 @@ class PageViews:
 
     def live(self, request: HttpRequest) -> TemplateResponse:
         """Answer with what the page's script puts in place of what it has."""
-        return self._answer(request, "live.html", share=True)
+        return self._answer(request, "live.html")
 
     def _answer(
-        self,
-        request: HttpRequest,
-        template: str,
-        form: SettingsForm | None = None,
-        *,
-        share: bool = False,
+        self, request: HttpRequest, template: str, form: SettingsForm | None = None
     ) -> TemplateResponse:
         page = self.page
         if not page.may_view(request):
             raise PermissionDenied
-        known = self._snapshot(request, share=share)
+        known = read(page.alias, parts_of(page.model, page.alias, page.rows(request)))
         seen, strip, failed = known.get("overview"), known.get("strip"), known.get("failed")
         # Without a living worker that may claim, what was done before foretells nothing.
         goes_on = seen is not None and seen.pause is None and seen.living
@@ -274,7 +144,8 @@ class PageViews:
         now = seen.now if seen else timezone.now()
         slots = known.get("hour"), known.get("day")
         has_control = is_on(page.alias)
-        return _response(
+        switch = seen.switch if seen else None
+        return page_response(
             request,
             page.site,
             template,
@@ -283,18 +154,17 @@ class PageViews:
             page=page,
             url={
                 name: page.url(name)
-                for name in ("live", "switch", "commands", "settings", "export")
+                for name in ("live", "pause", "resume", "commands", "settings", "export")
             },
             overview_url=overview_url(page.site),
             as_of=known.as_of,
-            late_since=known.late_since,
+            is_late=known.is_late,
+            # What was not read is not shown as none, and the script keeps what it has.
+            unknown={name for name in PARTS if known.get(name) is None},
             may_operate=page.may_operate(request),
             may_configure=page.may_configure(request),
             has_control=has_control,
-            # What was never read is not shown as none.
-            unknown={part for part, name in UNKNOWABLE.items() if known.get(name) is None},
             state=state_of(seen),
-            pause_form=PauseForm(auto_id="tc-pause-%s"),
             bar=bar_of(seen, *past),
             strip=strip,
             strip_parts=strip_parts(strip.states) if strip else [],
@@ -308,54 +178,47 @@ class PageViews:
             findings=known.get("findings") or [],
             failed=failed,
             failures=[self._failure(group) for group in failed.groups[:GROUPS]] if failed else [],
-            hour_is_whole=failed and failed.covers(HOUR),
-            day_is_whole=failed and failed.covers(DAY),
-            settings_form=form or self._settings_form(seen),
-            switch_row=seen.switch if seen else None,
+            settings_form=form
+            or SettingsForm(page.model, stored=switch.overrides if switch else {}),
+            switch_row=switch,
             acts=known.get("acts") or [],
         )
 
-    def _snapshot(self, request: HttpRequest, *, share: bool = False) -> Snapshot:
-        page = self.page
-        rows = page.rows(request)
-        return snapshot_of(page.model, page.alias, rows, page.viewer(request), share=share)
-
-    def _settings_form(self, seen: Any) -> SettingsForm:
-        switch = seen.switch if seen else None
-        return SettingsForm(self.page.model, stored=switch.overrides if switch else {})
-
     def _failure(self, group: Group) -> dict[str, Any]:
-        urls = {name: self.page.url(name, group=group.id) for name in ("retry", "first", "export")}
+        urls = {name: self.page.url(name, group=group.id) for name in ("retry", "export")}
         samples = [(row.name, self.page.row_url(row.key)) for row in group.samples]
-        return {"group": group, "samples": samples, "url": urls, "has_more": group.all > FIRST}
+        return {"group": group, "samples": samples, "url": urls}
 
     # What a person can do
-
-    def _require(self, allowed: bool) -> None:
-        if not allowed:
-            raise PermissionDenied
 
     def _back(self) -> HttpResponseRedirect:
         return redirect(self.page.url())
 
-    def switch(self, request: HttpRequest) -> HttpResponse:
-        """Turn the model's switch; running rows finish, so nobody is asked twice."""
-        self._require(self.page.may_operate(request))
-        off, form = request.POST.get("turn") == "off", PauseForm(request.POST)
-        if request.POST.get("turn") not in {"on", "off"} or not form.is_valid():
-            messages.error(request, _("Nothing was changed: the form was not complete."))
-            return self._back()
-        turn_with_message(request, self.page.model, off=off, **form.cleaned_data)
-        return self._back()
+    def turn(self, request: HttpRequest, *, off: bool) -> HttpResponseBase:
+        """Ask, and then pause or resume claims of the model."""
+        page = self.page
+        return ask_to_turn(
+            request,
+            page.model,
+            off=off,
+            allowed=page.may_operate(request),
+            back=page.url() if page.may_view(request) else page.list_url(),
+            crumbs=_crumbs_of(page),
+            site=page.site,
+        )
 
     def command(self, request: HttpRequest) -> HttpResponseBase:
         """Ask, and then tell one worker process to drain, stop or release."""
-        self._require(self.page.may_operate(request))
-        name = request.GET.get("worker", "")
+        page = self.page
+        if not page.may_operate(request):
+            raise PermissionDenied
         action = WORKER_ACTIONS.get(request.GET.get("command", ""))
-        if action is None or not is_on(self.page.alias):
+        if action is None or not is_on(page.alias):
             raise Http404
-        known = workers_of(self.page.alias)
+        name, known = (
+            request.GET.get("worker", ""),
+            in_time(page.alias, lambda: workers(page.alias)),
+        )
         if known is None:
             messages.error(request, LATE)
             return self._back()
@@ -364,7 +227,6 @@ class PageViews:
             gone = _("Nothing was changed: no worker is listed as %(name)s any more.")
             messages.warning(request, gone % {"name": name})
             return self._back()
-
         title = str(action.title) % {"worker": worker.name}
 
         def run(answer: Mapping[str, Any]) -> HttpResponse:
@@ -380,9 +242,9 @@ class PageViews:
             button=title,
             danger=action.danger,
             run=run,
-            back=self.page.url(),
-            crumbs=_crumbs_of(self.page, Crumb(worker.name)),
-            site=self.page.site,
+            back=page.url(),
+            crumbs=[*_crumbs_of(page), Crumb(worker.name)],
+            site=page.site,
         )
 
     def _may_command(self, request: HttpRequest, worker: Worker) -> bool:
@@ -404,7 +266,11 @@ class PageViews:
 
     def settings(self, request: HttpRequest) -> HttpResponseBase:
         """Set the overrides that were changed, or show the form again with what is wrong."""
-        self._require(self.page.may_configure(request))
+        if not self.page.may_configure(request):
+            raise PermissionDenied
+        if request.method != "POST":
+            # The login form leads here when a form was sent after the session had ended.
+            return self._back()
         form = SettingsForm(self.page.model, request.POST)
         if form.is_valid() and self._change(request, form):
             messages.success(request, _("Workers follow within a few seconds."))
@@ -422,79 +288,72 @@ class PageViews:
             form.add_error(None, first_line(error))
         return not form.errors
 
-    def first(self, request: HttpRequest, group: str) -> HttpResponse:
-        """Reset the ten rows of the group that failed last, to see whether the cause is mended."""
-        self._require(self.page.may_operate(request))
-        return self._retry(request, group, lambda rows, found: [found.keys(FIRST)])
-
     def retry(self, request: HttpRequest, group: str) -> HttpResponseBase:
-        """Ask, and then reset every failed row of the group."""
-        size = int(conf.setting("CHUNK_SIZE"))
-        return confirm(
-            request,
-            allowed=self.page.may_operate(request),
-            title=_("Retry all failed rows of this group"),
-            sentence=_(
-                "Every failed row of %(name)s that failed like this is opened again, with all its tries."
-            )
-            % {"name": self.page.name},
-            facts=lambda: self._facts(request, group),
-            fields=ReasonForm,
-            run=lambda answer: self._retry(
-                request, group, lambda rows, found: keys_like(rows, found, size), answer["reason"]
-            ),
-            back=self.page.url(),
-            crumbs=_crumbs_of(self.page, Crumb(_("Retry"))),
-            site=self.page.site,
-        )
-
-    def _failures(self, request: HttpRequest) -> Sample | None:
-        found: Sample | None = self._snapshot(request, share=True).get("failed")
-        return found
-
-    def _facts(self, request: HttpRequest, group: str) -> list[str]:
-        """Tell which group that is, as far as it is known in time."""
-        found = self._failures(request)
-        more = "+" if found is not None and found.capped else ""
-        return [
-            f"{number(one.all)}{more} × {one.error}: {one.message}"
-            for one in (found.groups if found else [])
-            if one.id == group
-        ]
-
-    def _retry(
-        self,
-        request: HttpRequest,
-        group: str,
-        keys_of: Callable[[Rows, Group], Iterable[list[Any]]],
-        why: str = "",
-    ) -> HttpResponse:
-        """Reset rows of the group; where the time was up, the page to press again follows."""
-        sample = self._failures(request)
-        if sample is None:
+        """Ask, and then reset the failed rows of the group: all of them, or the ten that failed last."""
+        page = self.page
+        if not page.may_operate(request):
+            raise PermissionDenied
+        rows = page.rows(request)
+        failed = in_time(page.alias, lambda: sample(rows, database_time(page.alias)))
+        if failed is None:
             messages.error(request, LATE)
             return self._back()
-        found = next((one for one in sample.groups if one.id == group), None)
+        found = next((one for one in failed.groups if one.id == group), None)
         if found is None:
             messages.warning(request, _("Nothing was changed: no row has failed like this lately."))
             return self._back()
+        more = "+" if failed.capped else ""
+        return confirm(
+            request,
+            allowed=True,
+            title=_("Retry the failed rows of this group"),
+            sentence=_(
+                "Every failed row of %(name)s that failed like this is opened again, with all its tries."
+            )
+            % {"name": page.name},
+            facts=lambda: [f"{number(found.all)}{more} × {found.error}: {found.message}"],
+            fields=RetryForm,
+            run=lambda answer: self._retry(request, found, answer),
+            back=page.url(),
+            crumbs=[*_crumbs_of(page), Crumb(_("Retry"))],
+            site=page.site,
+        )
+
+    def _retry(self, request: HttpRequest, group: Group, answer: Mapping[str, Any]) -> HttpResponse:
+        """Reset rows of the group; where the time was up, the page to press again follows."""
         rows = claims_of(self.page.rows(request))
-        which = ", ".join(filter(None, [found.error, _("group %(group)s") % {"group": group}]))
+        keys: Iterable[list[Any]] = keys_like(rows, group, int(conf.setting("CHUNK_SIZE")))
+        if answer["first"]:
+            keys = [[failure.key for failure in group.failures[:FIRST]]]
+        name = _("group %(group)s") % {"group": group.id}
+        which = ", ".join(filter(None, [group.error, name]))
         result = run_action(
             request,
             RESET_FAILED,
             rows,
             model_admin=self.page.model_admin,
-            keys=keys_of(rows, found),
-            recorded=" – ".join(filter(None, [which, why])),
+            keys=keys,
+            recorded=" – ".join(filter(None, [which, answer["reason"]])),
         )
         return self._back() if result.is_over else redirect(request.get_full_path())
 
     def export(self, request: HttpRequest, group: str = "") -> HttpResponseBase:
         """Stream the failed rows as CSV."""
-        self._require(self.page.may_view(request))
+        if not self.page.may_view(request):
+            raise PermissionDenied
         lines = exported(self.page.rows(request), group)
         response = StreamingHttpResponse(lines, content_type="text/csv; charset=utf-8")
         name = f"{self.page.model._meta.model_name}-failures.csv"
         response["Content-Disposition"] = f'attachment; filename="{name}"'
         return response
+
+
+def _command_message(worker: str, put_back: int | None) -> str:
+    """Say what came of a command. No sentence begins with the name: the admin would capitalise it."""
+    if put_back is None:
+        return _("The worker process %(worker)s has been told.") % {"worker": worker}
+    return ngettext(
+        "Of the silent worker process %(worker)s, %(n)s row was put back.",
+        "Of the silent worker process %(worker)s, %(n)s rows were put back.",
+        put_back,
+    ) % {"worker": worker, "n": number(put_back)}

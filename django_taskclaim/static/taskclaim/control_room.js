@@ -18,7 +18,8 @@
             if (old.nodeValue !== fresh.nodeValue) old.nodeValue = fresh.nodeValue;
             return;
         }
-        if (isMine(old)) return;
+        // What the database did not answer in time stays as it was.
+        if (isMine(old) || fresh.matches("[data-late]")) return;
         for (const { name } of [...old.attributes]) {
             if (!fresh.hasAttribute(name) && name !== "open") old.removeAttribute(name);
         }
