@@ -47,7 +47,7 @@ def main(options: argparse.Namespace) -> None:
     ):
         from django.apps import apps
 
-        from django_taskclaim.querysets.waking import called_for
+        from django_taskclaim.db.notify import called_for
 
         called_for.add(apps.get_model("bench", WAYS[BY_HAND]))
         for model in WAYS.values():

@@ -18,7 +18,8 @@ from django_taskclaim.columns import claim_columns, has_ranges, is_claimable
 from django_taskclaim.completion import CompletionOption, Mark
 from django_taskclaim.conf import accepting
 from django_taskclaim.db import dialect_for, is_supported
-from django_taskclaim.limits.key_limits import refuse_uncountable
+from django_taskclaim.db.notify import called_for
+from django_taskclaim.limits.key_limits import limits_of_policy
 from django_taskclaim.links import is_companion
 from django_taskclaim.policy import (
     SHORTEST_LEASE,
@@ -31,10 +32,8 @@ from django_taskclaim.policy import (
     policy_for,
     set_policy,
 )
-from django_taskclaim.querysets.ordering import refuse_unknown_order
 from django_taskclaim.querysets.results import checked_results
-from django_taskclaim.querysets.scope import refuse_unclaimable
-from django_taskclaim.querysets.waking import called_for
+from django_taskclaim.querysets.scope import refuse_unclaimable, refuse_unknown_order
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -284,7 +283,7 @@ def _register(
     if policy.order_by:
         refuse_unknown_order(model, policy.order_by)
     if policy.counts_by_column:
-        refuse_uncountable(model, policy)
+        limits_of_policy(model, policy)
     for mistake in _mistakes(new, policy):
         raise TypeError(f"{new.name} {mistake}.")
     old = _handlers.get(model)

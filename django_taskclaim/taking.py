@@ -10,8 +10,13 @@ from django.db.models.manager import BaseManager
 
 from django_taskclaim import conf
 from django_taskclaim.exceptions import CommitUnknown, TaskClaimError
-from django_taskclaim.querysets.ordering import in_claim_order
-from django_taskclaim.querysets.scope import Rows, Target, on_claim_table, refuse_unclaimable
+from django_taskclaim.querysets.scope import (
+    Rows,
+    Target,
+    in_claim_order,
+    on_claim_table,
+    refuse_unclaimable,
+)
 from django_taskclaim.querysets.transactions import (
     AWAY,
     belongs_to_the_caller,

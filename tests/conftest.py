@@ -39,7 +39,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_runtest_setup(item: pytest.Item) -> None:
     from django.apps import apps
 
-    from django_taskclaim.querysets import claiming, isolating
+    from django_taskclaim.querysets import candidates, isolating
 
     # Other people's apps are tested without it.
     if apps.is_installed("tests.testapp"):
@@ -48,7 +48,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         start_over()
     # Keys come again in the next test.
     isolating.remembered.clear()
-    claiming.claims_made.clear()
+    candidates.claims_made.clear()
 
 
 def server_version(alias: str = "default") -> str:

@@ -10,7 +10,7 @@ from django.db.models import Exists, OuterRef, Q
 
 from django_taskclaim.links import COMPANION, LINK, source_link
 from django_taskclaim.querysets.conditions import is_running
-from django_taskclaim.querysets.isolating import isolate_unreadable
+from django_taskclaim.querysets.isolating import Bad, isolate_unreadable
 from django_taskclaim.querysets.operating import BulkVerb, LockedRow, in_chunks
 from django_taskclaim.querysets.scope import ClaimTarget
 
@@ -33,7 +33,7 @@ def load_sources(rows: Sequence[Any]) -> list[Any]:
     return gone
 
 
-def load_readable_sources(rows: Sequence[Any]) -> list[tuple[Any, Exception]]:
+def load_readable_sources(rows: Sequence[Any]) -> list[Bad[Any]]:
     """Do what ``load_sources`` does, and return the rows whose source cannot be read, each with the error."""
     if not rows:
         return []

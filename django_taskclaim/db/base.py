@@ -84,7 +84,6 @@ class Dialect(Sessions):
         candidates: Rows,
         claimable: Rows,
         fields: Fields,
-        lease: timedelta,
         *,
         simple: bool,
         mark: datetime | None = None,
@@ -98,7 +97,7 @@ class Dialect(Sessions):
         condition, ours = table.where_of(candidates), table.where_of(claimable)
         if chosen is None or condition is None or ours is None:
             return None
-        assignments = self.claim_assignments(table, lease, mark)
+        assignments = self.claim_assignments(table, mark)
         statement = ClaimStatement(table, fields, chosen, condition, ours, assignments, simple)
         return replace(statement, whole=self.single_statement_claim(statement))
 
@@ -112,7 +111,7 @@ class Dialect(Sessions):
         rows = table.python_rows(fields, self.fetch(spec.bind(spec.statement.whole)))
         return rows_by_role(fields, table, rows)
 
-    def claim_assignments(self, table: Table, lease: timedelta, mark: datetime | None) -> SQL:
+    def claim_assignments(self, table: Table, mark: datetime | None) -> SQL:
         """Return the SET list of a claim: status first, holder last, for databases that set from left to right."""
         columns = table.columns
         marked = [] if mark is None or columns.not_before is None else [(columns.not_before, mark)]
@@ -121,7 +120,7 @@ class Dialect(Sessions):
             [
                 table.assign(columns.status, SQL(f"'{Status.PROCESSING.value}'")),
                 table.assign(columns.claimed_at, SQL(self.now)),
-                table.assign(columns.expires_at, self.later(lease)),
+                table.assign(columns.expires_at, sql(self.moment_after, value(Bound("lease")))),
                 *(table.assign(field, table.bound(field, moment)) for field, moment in marked),
                 table.assign(columns.claimed_by, value(Bound("holder"))),
             ],

@@ -49,7 +49,7 @@ class ClaimStatement:
     #: The whole condition of the candidates, and our part of it, which the UPDATE repeats.
     condition: SQL
     claimable: SQL
-    #: What the UPDATE writes; the holder is bound in it.
+    #: What the UPDATE writes; holder and lease are bound in it.
     assignments: SQL
     #: Whether the candidates follow the model's own order and look at no other table.
     simple: bool
@@ -69,12 +69,15 @@ class ClaimSpec:
     statement: ClaimStatement
     limit: int
     holder: str
+    #: In seconds.
+    lease: float
     #: Values of the places that the candidates name.
     values: Mapping[str, Any]
 
     def bind(self, part: SQL, **values: object) -> SQL:
         """Return a part of the statement with the values of this claim; *values* go before its own."""
-        given = {"holder": self.holder, "limit": self.limit, **self.values, **values}
+        known = {"holder": self.holder, "limit": self.limit, "lease": self.lease}
+        given = {**known, **self.values, **values}
         params = [given[one.name] if type(one) is Bound else one for one in part.params]
         return SQL(part.text, tuple(params))
 

@@ -5,6 +5,6 @@ SQL is in ``django_taskclaim.db``.
 """
 
 from django_taskclaim.querysets.manager import ClaimManager, ClaimQuerySet
-from django_taskclaim.querysets.progress import Progress
+from django_taskclaim.querysets.why_empty import Progress
 
 __all__ = ["ClaimManager", "ClaimQuerySet", "Progress"]

@@ -4,13 +4,11 @@ A plain claim of a worker's id is one statement that commits by itself. Any othe
 tables, is asked for what its holder has already, has limits, or a database claims by several statements.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from operator import attrgetter
 from typing import Any
 
 from django.db import OperationalError, models
@@ -21,33 +19,29 @@ from django_taskclaim.db import ClaimedRow
 from django_taskclaim.fields import is_quarantine_mark
 from django_taskclaim.holders import checked_name, new_holder
 from django_taskclaim.limits.grant import Grant
-from django_taskclaim.limits.key_limits import limits_over
 from django_taskclaim.limits.model_limits import known, limits_are_stored
-from django_taskclaim.limits.per_key import KeyClaim
 from django_taskclaim.policy import known_policy, policies_over
-from django_taskclaim.querysets.candidates import (
-    ClaimCall,
-    Request,
-    candidates,
-    claim_statement,
-    send,
-    send_parts,
-)
-from django_taskclaim.querysets.cursor import EVERYTHING, TURN, Cursor, Scan, quarantined_scans
+from django_taskclaim.querysets.candidates import ClaimCall, Request, take
 from django_taskclaim.querysets.failing import release
 from django_taskclaim.querysets.holdings import extend_held, rows_of_holder
 from django_taskclaim.querysets.instances import bare, build, like, read_again
 from django_taskclaim.querysets.isolating import (
+    Bad,
     RefusedRows,
-    UnreadableRows,
     fail_unreadable,
+    is_unreadable,
     isolate_unreadable,
     remembered,
     without_refused,
 )
 from django_taskclaim.querysets.losses import judge_ambiguous_commit
-from django_taskclaim.querysets.ordering import in_policy_order
-from django_taskclaim.querysets.scope import ClaimTarget, Rows, is_plain, refuse_unclaimable
+from django_taskclaim.querysets.scope import (
+    ClaimTarget,
+    Rows,
+    in_policy_order,
+    is_plain,
+    refuse_unclaimable,
+)
 from django_taskclaim.querysets.transactions import (
     PATIENCE,
     AmbiguousCommit,
@@ -58,15 +52,6 @@ from django_taskclaim.querysets.transactions import (
 )
 from django_taskclaim.signals import rows_claimed, send_after_commit
 from django_taskclaim.states import WORKER_MARK
-
-#: Rows that cannot be read, each with the error.
-Unreadable = list[tuple[models.Model, Exception]]
-
-#: How many rows are looked at for each one wanted, while some refuse to be claimed; others may have locked them.
-LOOK_AHEAD = 4
-
-#: How many claims this process has made, by database and model.
-claims_made: Counter[tuple[str, type[models.Model]]] = Counter()
 
 
 def checked_request(
@@ -100,12 +85,12 @@ def claim(queryset: Rows, request: Request) -> list[Any]:
     if queryset.query.is_empty():
         return []
     try:
-        rows, _ = _claim(call)
+        rows = _claim(call)
         # A worker learns of stored limits when it reads the switch.
         may_be_refused = not rows and not call.is_limited and request.answer is None
         if may_be_refused and limits_are_stored(call.target.model, call.target.alias):
             call = replace(call, is_limited=True, autocommits=False)
-            rows, _ = _claim(call)
+            rows = _claim(call)
     except Exception as error:
         rows = _claim_without_bad_rows(call, error)
     if rows and rows_claimed.receivers:
@@ -141,111 +126,32 @@ def _call_of(queryset: Rows, request: Request) -> ClaimCall:
     )
 
 
-def _claim(call: ClaimCall) -> tuple[list[models.Model], Unreadable]:
-    """Claim, commit and return the instances, each with its claim; see ``_read``."""
+def _claim(call: ClaimCall) -> list[Any]:
+    """Claim, commit and return the instances, each with its claim."""
     try:
         if call.autocommits:
-            return _instances(call, _take(call, call.request.limit)), []
+            return _instances(call, take(call, call.request.limit))
         run = run_durable if call.request.durable else in_transaction
         return run(call.target, partial(_claim_in_transaction, call))
     except AmbiguousCommit as error:
         return _committed(call, error)
 
 
-def _claim_in_transaction(call: ClaimCall) -> tuple[list[models.Model], Unreadable]:
+def _claim_in_transaction(call: ClaimCall) -> list[Any]:
     """Claim in the transaction that is open, beside what the holder has already, if it asked for that."""
     request = call.request
-    rows, unreadable = _read(call, extend_held(call) if request.include_held else [])
+    call.unreadable.clear()
+    rows = _read(call, extend_held(call)) if request.include_held else []
     wanted = request.limit - len(rows)
-    if wanted > 0:
-        new, unreadable_too = _read(call, _take_allowed(call, wanted))
-        rows, unreadable = rows + new, unreadable + unreadable_too
-    return rows, unreadable
-
-
-def _take_allowed(call: ClaimCall, wanted: int) -> list[ClaimedRow]:
-    """Claim up to *wanted* rows in the transaction that is open, and no more than limits allow."""
-    if not call.is_limited:
-        return _take(call, wanted)
-    grant = Grant(call.target, call.request.answer)
-    allowed = grant.begin(wanted, by_key=call.counts_by_key)
-    rows = _take(call, allowed) if allowed else []
-    grant.charge(len(rows), allowed)
-    return rows
-
-
-# Scanning
-
-
-def _take(call: ClaimCall, limit: int) -> list[ClaimedRow]:
-    """Claim up to *limit* rows, of which a quarantined one is alone."""
-    is_sorted = call.queryset.query.order_by or call.counts_by_key
-    cursor = None if is_sorted else call.request.cursor
-    place = call.target.alias, call.target.model
-    claims_made[place] += 1
-    turn = claims_made[place] % TURN
-    is_turn = turn == 0 or (cursor is not None and cursor.thorough)
-    rows = _take_quarantined(call) if is_turn else []
-    if not rows:
-        rows = _scan(call, cursor, limit, retried_first=turn == TURN // 2)
-    return rows or ([] if is_turn else _take_quarantined(call))
-
-
-def _take_quarantined(call: ClaimCall) -> list[ClaimedRow]:
-    """Claim one row that may have killed its worker, so that its next crash is charged to nobody else."""
-    rows: list[ClaimedRow] = []
-    for scan in quarantined_scans(call.target):
-        rows = rows or _claim_from(call, scan, 1)
-    return rows
-
-
-def _scan(
-    call: ClaimCall, cursor: Cursor | None, limit: int, *, retried_first: bool
-) -> list[ClaimedRow]:
-    """Claim up to *limit* rows, from one place after the other where a cursor says so, and return them in order."""
-    rows: list[ClaimedRow] = []
-    scan = EVERYTHING
-    scans = cursor.scans(call.target, retried_first=retried_first) if cursor else [EVERYTHING]
-    for scan in scans:
-        rows += _claim_from(call, scan, limit - len(rows))
-        if len(rows) == limit:
-            break
-    if not call.queryset.query.order_by:
-        # In an order of the caller's they are read again.
-        rows = _in_order(call.target, rows)
-    if cursor is not None:
-        cursor.advance(rows, scan, full=len(rows) == limit)
-    return rows
-
-
-def _in_order(target: ClaimTarget, rows: list[ClaimedRow]) -> list[ClaimedRow]:
-    """Put rows into the model's claim order; RETURNING has none.
-
-    Text is compared by the database alone, which costs one statement.
-    """
-    if len(rows) < 2:
+    if wanted <= 0:
         return rows
-    # The least important column first: sorting leaves rows that are alike in the order that they have.
-    if target.table.sorts_as_python:
-        rows.sort(key=attrgetter("key"))
-    else:
-        keys = target.dialect.select_keys(target.table, [row.key for row in rows], ordered=True)
-        place = {key: number for number, key in enumerate(keys)}
-        rows.sort(key=lambda row: place.get(row.key, len(place)))
-    if target.columns.not_before is not None:
-        rows.sort(key=attrgetter("not_before"))
-    if target.columns.priority is not None:
-        rows.sort(key=attrgetter("priority"), reverse=True)
-    return rows
-
-
-def _claim_from(call: ClaimCall, scan: Scan, limit: int) -> list[ClaimedRow]:
-    """Claim up to *limit* rows that *scan* finds."""
-    if call.refused is not None:
-        return _claim_unrefused(call, scan, limit)
-    if call.counts_by_key:
-        return KeyClaim(call, limits_over(call.target.model), scan, limit).run()
-    return send(call, claim_statement(call, scan), limit, scan)
+    if not call.is_limited:
+        return rows + _read(call, take(call, wanted))
+    grant = Grant(call.target, request.answer)
+    allowed = grant.begin(wanted, by_key=call.counts_by_key)
+    claimed = take(call, allowed) if allowed else []
+    grant.charge(len(claimed), allowed)
+    return rows + _read(call, claimed)
 
 
 # The rows in hand
@@ -276,88 +182,63 @@ def _claims(call: ClaimCall, claimed: Sequence[ClaimedRow]) -> list[Claim]:
 # After an error
 
 
-def _committed(call: ClaimCall, error: AmbiguousCommit) -> tuple[list[models.Model], Unreadable]:
+def _committed(call: ClaimCall, error: AmbiguousCommit) -> list[Any]:
     """Return the rows of a claim whose COMMIT was not answered; OperationalError where it has claimed none.
 
     Only of a worker's id: another call may have claimed the same rows under the same name.
     """
-    rows, unreadable = error.result or (None, [])
-    if rows == unreadable == []:
-        return [], []
+    rows: list[Any] | None = error.result
+    claimed = [*(rows or ()), *(bad.row for bad in call.unreadable)]
+    if rows is not None and not claimed:
+        return []
     if WORKER_MARK not in call.request.holder:
         raise error
     # A caller that knows soon that nobody knows can still give the rows back in time.
     patience = min(PATIENCE, call.request.lease.total_seconds() / 4)
     if rows is None:
-        held = wait_for_answer(call.target, rows_of_holder, patience, call)
-        rows = _instances(call, held)
+        claimed = rows = _instances(
+            call, wait_for_answer(call.target, rows_of_holder, patience, call)
+        )
     else:
-        errors = {id(row): reason for row, reason in unreadable}
-        claimed = [*rows, *(row for row, _ in unreadable)]
-        held = judge_ambiguous_commit(claimed, patience=patience).still_held
-        rows = [row for row in held if id(row) not in errors]
-        unreadable = [(row, errors[id(row)]) for row in held if id(row) in errors]
-    if not held:
+        claimed = judge_ambiguous_commit(claimed, patience=patience).still_held
+    if not claimed:
         raise OperationalError("The claim was not committed.") from error
-    return rows, unreadable
+    held = set(map(id, claimed))
+    return [row for row in rows if id(row) in held]
 
 
-def _claim_without_bad_rows(call: ClaimCall, error: Exception) -> list[models.Model]:
+def _claim_without_bad_rows(call: ClaimCall, error: Exception) -> list[Any]:
     """Claim again after *error*, without the rows that it is of; raise it where it is not of single rows."""
-    refused: RefusedRows[Any] = RefusedRows(call.target)
+    refused = RefusedRows[Any](call.target)
     is_of_writing = refused.is_of_a_row(error)
-    if not is_of_writing and not UnreadableRows(call.queryset).is_of_a_row(error):
+    if not is_of_writing and not is_unreadable(call.queryset, error):
         raise error
     # What has committed by itself before it could not be read is what the holder has already.
     include_held = call.request.include_held or call.autocommits
     request = replace(call.request, include_held=include_held)
     again = replace(call, request=request, is_plain=False, autocommits=False, refused=refused)
     try:
-        rows, unreadable = _claim(again)
+        rows = _claim(again)
         if is_of_writing:
-            refused.end(error, rows or unreadable)
+            refused.end(error, rows or again.unreadable)
     except BaseException:
         if call.autocommits:
-            _give_back(again)
+            # Nobody gets what the first try has claimed. If this fails too, it returns with the end of its lease.
+            with suppress(Exception):
+                held = _claims(again, rows_of_holder(again))
+                release([bare(call.queryset.model, one) for one in held])
         raise
-    fail_unreadable(unreadable)
+    fail_unreadable(again.unreadable)
     return rows
 
 
-def _give_back(call: ClaimCall) -> None:
-    """Release uncounted what has committed by itself, and what nobody gets as the call ends in an error."""
-    # If this fails too, the rows return with the end of their lease.
-    with suppress(Exception):
-        claims = _claims(call, rows_of_holder(call))
-        release([bare(call.queryset.model, one) for one in claims])
-
-
-def _claim_unrefused(call: ClaimCall, scan: Scan, limit: int) -> list[ClaimedRow]:
-    """Claim the first rows that *scan* finds by their keys, without those that are refused."""
-    target = call.target
-    found = target.dialect.first(
-        candidates(call, scan), target.table, LOOK_AHEAD * limit, target.columns.key
-    )
-    claimed: list[ClaimedRow] = []
-
-    def claim_part(part: Sequence[Any]) -> list[ClaimedRow]:
-        one = replace(call, queryset=call.queryset.filter(pk__in=part), refused=None)
-        return _claim_from(one, scan, limit - len(claimed))
-
-    for rows in send_parts(call, list(dict.fromkeys(target.table.keys_of(found))), claim_part):
-        claimed += rows
-        if len(claimed) >= limit:
-            break
-    return claimed
-
-
-def _read(call: ClaimCall, claimed: Sequence[ClaimedRow]) -> tuple[list[models.Model], Unreadable]:
-    """Return the instances of *claimed*; after an error without those of rows that cannot be read, which come apart."""
+def _read(call: ClaimCall, claimed: Sequence[ClaimedRow]) -> list[Any]:
+    """Return the instances of *claimed*; after an error those that cannot be read are put aside."""
     if call.refused is None:
-        return _instances(call, claimed), []
+        return _instances(call, claimed)
     read = partial(read_again, call.queryset, call.target)
     keys = [row.key for row in claimed]
     errors = dict(isolate_unreadable(keys, read, like(call.queryset, call.target)))
-    rows = _instances(call, [row for row in claimed if row.key not in errors])
-    claims = _claims(call, [row for row in claimed if row.key in errors])
-    return rows, [(bare(call.queryset.model, one), errors[one.pk]) for one in claims]
+    for one in _claims(call, [row for row in claimed if row.key in errors]):
+        call.unreadable.append(Bad(bare(call.queryset.model, one), errors[one.pk]))
+    return _instances(call, [row for row in claimed if row.key not in errors])

@@ -10,6 +10,7 @@ from django.db import connections, models, router, transaction
 from django_taskclaim import conf
 from django_taskclaim.claim import Claim, claim_of, standing_claim
 from django_taskclaim.columns import claim_columns
+from django_taskclaim.db.notify import call_workers
 from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.guard import (
     LOADED,
@@ -25,7 +26,6 @@ from django_taskclaim.guard import (
     show,
 )
 from django_taskclaim.querysets.losses import raise_lost
-from django_taskclaim.querysets.waking import call_workers
 from django_taskclaim.querysets.writes import lock_claim, lock_claims
 from django_taskclaim.states import Status
 

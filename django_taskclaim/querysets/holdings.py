@@ -14,8 +14,7 @@ from django_taskclaim.db.sql import WAIT, Change, Key
 from django_taskclaim.policy import policy_for
 from django_taskclaim.querysets.candidates import ClaimCall, send_parts
 from django_taskclaim.querysets.conditions import is_running
-from django_taskclaim.querysets.ordering import in_claim_order, in_policy_order
-from django_taskclaim.querysets.scope import Rows, on_claim_table
+from django_taskclaim.querysets.scope import Rows, in_claim_order, in_policy_order, on_claim_table
 from django_taskclaim.states import WORKER_MARK, Token
 
 

@@ -12,8 +12,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from django.db import DatabaseError, connections, models, transaction
 from django.db.models.deletion import ProtectedError, RestrictedError
@@ -37,52 +38,36 @@ R = TypeVar("R")
 Q = TypeVar("Q", bound="models.QuerySet[Any]")
 
 
-class Search(Generic[T]):
-    """Sends a statement for fewer and fewer rows, and knows in the end for which of them it fails."""
+class Bad(NamedTuple, Generic[T]):
+    """A row for which a statement fails, with the error."""
 
-    #: How many rows a search finds; None for as many as there are.
-    most_found: int | None = None
+    row: T
+    error: Exception
 
-    def __init__(self) -> None:
-        #: The rows that fail alone, each with the error.
-        self.found: list[tuple[T, Exception]] = []
-        #: What the last call of ``send`` has not come to.
-        self.left: deque[Sequence[T]] = deque()
 
-    def send(self, rows: Sequence[T], attempt: Callable[[Sequence[T]], R]) -> Iterator[R]:
-        """Yield what *attempt* returns for *rows*, or for parts of them; one that fails must have changed nothing.
+def bisect(
+    rows: Sequence[T],
+    attempt: Callable[[Sequence[T]], R],
+    is_of_a_row: Callable[[Exception], bool],
+) -> Iterator[R | Bad[T]]:
+    """Yield, in the order of *rows*, what *attempt* returns for all or parts of them, and each row that fails alone.
 
-        An error that is not of single rows passes on.
-        """
-        self.left = deque([rows] if rows else [])
-        while self.left and len(self.found) != self.most_found:
-            part = self.left.popleft()
-            try:
-                result = attempt(part)
-            except Exception as error:
-                if not self.is_of_a_row(error):
-                    raise
-                middle = len(part) // 2
-                if middle:
-                    self.left.extendleft([part[middle:], part[:middle]])
-                    continue
-                if not self.found:
-                    self.try_no_rows()
-                self.found.append((part[0], error))
-                self.note(part[0], error)
-            else:
-                yield result
-
-    def is_of_a_row(self, error: Exception) -> bool:
-        """Say whether *error* may be of single rows: not of contention, and not of a database that is away."""
-        raise NotImplementedError
-
-    def try_no_rows(self) -> None:
-        """Send a statement over no rows: if that fails, too, no row is to blame."""
-        raise NotImplementedError
-
-    def note(self, row: T, error: Exception) -> None:
-        """Take note of a row that fails alone."""
+    An attempt that fails must have changed nothing. An error that is not of single rows passes on.
+    """
+    left = deque([rows] if rows else [])
+    while left:
+        part = left.popleft()
+        outcome: R | Bad[T]
+        try:
+            outcome = attempt(part)
+        except Exception as error:
+            if not is_of_a_row(error):
+                raise
+            if middle := len(part) // 2:
+                left.extendleft([part[middle:], part[:middle]])
+                continue
+            outcome = Bad(part[0], error)
+        yield outcome
 
 
 # Rows that the database lets nobody write
@@ -91,62 +76,83 @@ class Search(Generic[T]):
 MOST_ROWS = 10
 
 
-class RefusedRows(Search[T]):
+class RefusedRows(Generic[T]):
     """Finds the rows that the database refuses to have written, logs them and remembers them for a minute."""
 
-    most_found = MOST_ROWS
-
     def __init__(self, target: ClaimTarget, key_of: Callable[[T], Key] = lambda row: row) -> None:
-        super().__init__()
         self.target, self.key_of = target, key_of
+        self.found: list[Bad[T]] = []
+        #: What the last call of ``send`` has not come to.
+        self.left: Sequence[T] = ()
         self._known = 0
 
-    def is_of_a_row(self, error: Exception) -> bool:
-        return (
-            isinstance(error, DatabaseError)
-            # Of Django's own; they name rows of other tables, which may be many.
-            and not isinstance(error, (ProtectedError, RestrictedError))
-            and contention_code(error) is None
-            and is_refusal(error)
-            # What could not be undone alone is an error of the whole transaction.
-            and not self.target.dialect.connection.needs_rollback
-        )
+    @property
+    def is_full(self) -> bool:
+        """Whether no more rows are looked for."""
+        return len(self.found) >= MOST_ROWS
 
-    def try_no_rows(self) -> None:
-        table, columns = self.target.table, self.target.columns
+    def send(self, rows: Sequence[T], attempt: Callable[[Sequence[T]], R]) -> Iterator[R]:
+        """Yield what *attempt* returns for *rows* without those that are refused; see ``bisect``."""
+        self.left = rows if self.is_full else ()
+        for outcome in () if self.is_full else bisect(rows, attempt, self.is_of_a_row):
+            if not isinstance(outcome, Bad):
+                yield outcome
+                continue
+            self.found.append(outcome)
+            _remember(self.target, self.key_of(outcome.row), outcome.error)
+            if self.is_full:
+                self.left = rows[rows.index(outcome.row) + 1 :]
+                return
+
+    def is_of_a_row(self, error: Exception) -> bool:
+        """Say whether *error* may be of single rows; a statement over no rows that fails, too, raises its own error."""
+        dialect, table = self.target.dialect, self.target.table
+        if (
+            not isinstance(error, DatabaseError)
+            # Of Django's own; they name rows of other tables, which may be many.
+            or isinstance(error, (ProtectedError, RestrictedError))
+            or contention_code(error) is not None
+            or not is_refusal(error)
+            # What could not be undone alone is an error of the whole transaction.
+            or dialect.connection.needs_rollback
+        ):
+            return False
+        columns = table.columns
         same = [table.assign(field, SQL(table.column(field))) for field in columns.guarded]
         names = table.list_of(columns.owner._meta.local_concrete_fields)
-        dialect = self.target.dialect
         with dialect.own_transaction():
             dialect.run(sql("UPDATE {} SET {} WHERE 1 = 0", table.name, SQL.join(", ", same)))
             dialect.fetch(sql("SELECT {} FROM {} WHERE 1 = 0", names, table.name))
-
-    def note(self, row: T, error: Exception) -> None:
-        model, alias, key = self.target.model, self.target.alias, self.key_of(row)
-        refusal = Refusal(model, alias, key, describe(error), clock())
-        if len(remembered) >= MOST_REMEMBERED:
-            del remembered[next(iter(remembered))]
-        remembered[claim_columns(model).owner, alias, key] = refusal
-        logger.error(
-            "%s %s %s: %s. Other rows go on; this one stays as it is and is tried again in a minute. Mend"
-            " the row, or the check or trigger that refuses it.",
-            model._meta.label,
-            key,
-            REFUSED,
-            refusal.error.rstrip("."),
-            extra={
-                "event": "refused",
-                "model": model._meta.label,
-                "keys": [str(key)],
-                "error": refusal.error,
-            },
-        )
+        return True
 
     def end(self, error: Exception, written: object) -> None:
         """Raise *error* unless rows were *written*, or a few that are refused were found since the last call."""
         new, self._known = len(self.found) - self._known, len(self.found)
-        if not written and (not new or len(self.found) == self.most_found):
+        if not written and (not new or self.is_full):
             raise error
+
+
+def _remember(target: ClaimTarget, key: Key, error: Exception) -> None:
+    """Log a row that is refused, and leave it out for a while."""
+    model, alias = target.model, target.alias
+    refusal = Refusal(model, alias, key, describe(error), clock())
+    if len(remembered) >= MOST_REMEMBERED:
+        del remembered[next(iter(remembered))]
+    remembered[claim_columns(model).owner, alias, key] = refusal
+    logger.error(
+        "%s %s %s: %s. Other rows go on; this one stays as it is and is tried again in a minute. Mend"
+        " the row, or the check or trigger that refuses it.",
+        model._meta.label,
+        key,
+        REFUSED,
+        refusal.error.rstrip("."),
+        extra={
+            "event": "refused",
+            "model": model._meta.label,
+            "keys": [str(key)],
+            "error": refusal.error,
+        },
+    )
 
 
 #: How many seconds a refused row is left out.
@@ -210,27 +216,20 @@ def without_refused(queryset: Q) -> Q:
 # Rows that nobody can read
 
 
-class UnreadableRows(Search[T]):
-    """Finds what cannot be read of *rows*."""
-
-    def __init__(self, rows: "models.QuerySet[models.Model]") -> None:
-        super().__init__()
-        self.rows = rows
-
-    def is_of_a_row(self, error: Exception) -> bool:
-        if isinstance(error, TaskClaimError):
-            return False
-        return dialect_for(connections[self.rows.db]).may_be_of_reading(error)
-
-    def try_no_rows(self) -> None:
-        list(self.rows.extra(where=["1 = 0"]))
+def is_unreadable(rows: "models.QuerySet[Any]", error: Exception) -> bool:
+    """Say whether *error* may be of single rows among *rows*; reading none of them raises an error of the table."""
+    if isinstance(error, TaskClaimError):
+        return False
+    if not dialect_for(connections[rows.db]).may_be_of_reading(error):
+        return False
+    list(rows.extra(where=["1 = 0"]))
+    return True
 
 
 def isolate_unreadable(
-    given: Sequence[T], read: Callable[[Sequence[T]], object], rows: "models.QuerySet[models.Model]"
-) -> list[tuple[T, Exception]]:
+    given: Sequence[T], read: Callable[[Sequence[T]], object], rows: "models.QuerySet[Any]"
+) -> list[Bad[T]]:
     """Have *read* read all that it can of what is *given*, of *rows*; return what it cannot, each with the error."""
-    search: UnreadableRows[T] = UnreadableRows(rows)
 
     def attempt(part: Sequence[T]) -> None:
         # Only there an error spoils what comes after it.
@@ -238,9 +237,8 @@ def isolate_unreadable(
         with transaction.atomic(using=rows.db) if inside else nullcontext():
             read(part)
 
-    for _ in search.send(given, attempt):
-        pass
-    return search.found
+    outcomes = bisect(given, attempt, partial(is_unreadable, rows))
+    return [one for one in outcomes if isinstance(one, Bad)]
 
 
 def fail_unreadable(unreadable: Iterable[tuple[models.Model, Exception]]) -> None:

@@ -27,8 +27,7 @@ from django_taskclaim.querysets.cancelled import unless_cancelled
 from django_taskclaim.querysets.conditions import in_state, is_due, is_expired
 from django_taskclaim.querysets.fence import FencedQuerySet
 from django_taskclaim.querysets.operating import Progressed
-from django_taskclaim.querysets.progress import Progress, progress_of
-from django_taskclaim.querysets.why_empty import WhyEmpty
+from django_taskclaim.querysets.why_empty import Progress, WhyEmpty, progress_of
 from django_taskclaim.querysets.why_empty import why_empty as explain_empty
 from django_taskclaim.states import Status, Token
 

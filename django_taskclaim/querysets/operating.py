@@ -10,6 +10,7 @@ from django.db.models import Q
 
 from django_taskclaim import conf
 from django_taskclaim.columns import has_ranges, range_columns
+from django_taskclaim.db.notify import call_workers
 from django_taskclaim.db.sql import SQL, Change, Key, sql
 from django_taskclaim.error_text import text_to_store
 from django_taskclaim.holders import checked_name
@@ -26,7 +27,6 @@ from django_taskclaim.querysets.failing import store_text
 from django_taskclaim.querysets.isolating import RefusedRows
 from django_taskclaim.querysets.scope import ClaimTarget, Rows, on_claim_table, refuse_unclaimable
 from django_taskclaim.querysets.transactions import in_transaction
-from django_taskclaim.querysets.waking import call_workers
 from django_taskclaim.querysets.writes import Write
 from django_taskclaim.signals import rows_acted_on, rows_handed_over, send_after_commit
 from django_taskclaim.states import Status

@@ -1,16 +1,19 @@
 """What a verb works on: the table that holds the claims of a queryset's rows, and those rows as its own queryset."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
-from django.db import DatabaseError, connections, models
+from django.core.exceptions import FieldError
+from django.db import DatabaseError, connections, models, router
 from django.db.models.query import ModelIterable
+from django.db.models.sql.where import AND
 
 from django_taskclaim.columns import ClaimColumns, KeyColumns, claim_columns, key_columns
-from django_taskclaim.db import ClaimStatement, Dialect, dialect_for
-from django_taskclaim.db.sql import SQL, KeyTable, Table
+from django_taskclaim.db import ClaimStatement, Dialect, KeyIn, dialect_for
+from django_taskclaim.db.sql import SQL, Key, KeyTable, Table
+from django_taskclaim.policy import policy_for
 from django_taskclaim.querysets.assignments import Columns, Computed
 from django_taskclaim.states import Status
 
@@ -148,6 +151,14 @@ def on_claim_table(queryset: Rows, target: Target) -> Rows:
     return target.rows.order_by().filter(pk__in=keys)
 
 
+def with_keys(rows: Rows, target: Target, keys: Sequence[Key]) -> Rows:
+    """Return those of *rows*, over the target's table, that have one of these keys."""
+    rows = rows.all()
+    # Not by filter(): MySQL is then told "… = TRUE", and finds no index for that.
+    rows.query.where.add(KeyIn(target.columns.owner, keys), AND)
+    return rows
+
+
 def _uses_one_table(queryset: Rows, target: Target) -> bool:
     query = queryset.query
     used = [alias for alias, count in query.alias_refcount.items() if count]
@@ -178,3 +189,58 @@ def is_plain(queryset: Rows, target: ClaimTarget) -> bool:
         # Of Django 6.1, which sets it on the rows that it reads.
         and getattr(queryset, "_fetch_mode", FETCH_ONE) is FETCH_ONE
     )
+
+
+# In which order claims take the rows: the queryset's own, its policy's, or that of the claim index
+
+
+def in_policy_order(queryset: Rows) -> Rows:
+    """Return *queryset* as it is ordered, else in the order that its model's policy names, if it names one."""
+    order = policy_for(queryset.model).order_by
+    if not order or queryset.query.order_by:
+        return queryset
+    ordered = queryset.order_by(*order)
+    # Without an order of its own there was nothing that ``reverse()`` could turn round.
+    ordered.query.standard_ordering = True
+    return ordered
+
+
+def refuse_unknown_order(model: type[models.Model], order: Sequence[Any]) -> None:
+    """Raise ValueError in one sentence for an *order* that rows of *model* cannot be sorted by."""
+    try:
+        query = models.QuerySet(model).order_by(*order).query
+        query.get_compiler(using=router.db_for_write(model)).as_sql()
+    except (FieldError, TypeError) as error:
+        raise ValueError(f"order_by cannot sort {model.__name__}: {error}") from error
+
+
+def in_claim_order(rows: Rows, queryset: Rows, target: Target) -> Rows:
+    """Order *rows* as *queryset* asks, or as the model's claims are ordered; ``Meta.ordering`` is ignored."""
+    asked = queryset.query.order_by
+    if not asked:
+        return rows.order_by(*target.columns.order)
+    ordered = rows.order_by(*(_from_owner(item, queryset.model, target) for item in asked))
+    return ordered if queryset.query.standard_ordering else ordered.reverse()
+
+
+def _from_owner(item: Any, model: type[models.Model], target: Target) -> Any:
+    """Spell an ordering of a multi-table child as seen from the parent that holds the claim columns."""
+    if target.columns.owned_by(model) or item == "?":
+        return item
+    if isinstance(item, str):
+        sign = "-" if item.startswith("-") else ""
+        return sign + _name_from_owner(item.removeprefix("-"), model, target)
+    if isinstance(item, models.F):
+        return models.F(_name_from_owner(cast("Any", item).name, model, target))
+    moved = item.copy()
+    parts = (part and _from_owner(part, model, target) for part in item.get_source_expressions())
+    moved.set_source_expressions(list(parts))
+    return moved
+
+
+def _name_from_owner(name: str, model: type[models.Model], target: Target) -> str:
+    first = name.split("__")[0]
+    if first == "pk" or first in {field.name for field in target.columns.owner._meta.get_fields()}:
+        return name
+    steps = cast("Any", model._meta).get_path_from_parent(target.columns.owner)
+    return "__".join([*(step.join_field.name for step in steps), name])

@@ -320,8 +320,8 @@ class LeaseKeeper:
                 rest = [task for task in same if id(task.row) in locked]
                 if rest:
                     self._returned.append(Return(rest, given.reason))
-            for part in search.left:
-                self._returned.append(Return([*part], given.reason, given.thread))
+            if search.left:
+                self._returned.append(Return([*search.left], given.reason, given.thread))
 
     # Overrun handlers
 

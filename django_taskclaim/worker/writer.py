@@ -4,7 +4,6 @@ It runs in the claimer's thread, on a connection where no code of the user's run
 that is frozen in the middle of a completion, on MySQL too, and nobody waits for a row that somebody has locked.
 """
 
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -28,7 +27,7 @@ from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.completing import CallRaised
 from django_taskclaim.querysets.everyone import stop_everyone
 from django_taskclaim.querysets.failing import release
-from django_taskclaim.querysets.isolating import Search
+from django_taskclaim.querysets.isolating import Bad, bisect
 from django_taskclaim.querysets.losses import judge_ambiguous_commit
 from django_taskclaim.querysets.results import with_locked_source
 from django_taskclaim.querysets.writes import lock_free
@@ -127,8 +126,12 @@ class Writer:
                     raise known.pop()
                 self._send(part, around_locks=around_locks)
 
-            deque(search.send(results, attempt), maxlen=0)
-            for result, refusal in search.found:
+            found: list[Bad[Result]] = []
+            for bad in bisect(results, attempt, search.is_of_a_row):
+                if isinstance(bad, Bad):
+                    search.check(bad.error, is_first=not found)
+                    found.append(bad)
+            for result, refusal in found:
                 self._refused(result, refusal)
 
     def _send(self, results: Sequence[Result], *, around_locks: bool) -> None:
@@ -329,11 +332,10 @@ class Writer:
 Verb = Callable[[Writer, list[Result]], None]
 
 
-class _Search(Search[Result]):
-    """Finds the results that cannot be written, each by itself: they are refused, or end the session."""
+class _Search:
+    """Tells the errors of results that cannot be written, as they are refused or end the session, from others."""
 
     def __init__(self, writer: Writer, began: float) -> None:
-        super().__init__()
         self.writer, self.began = writer, began
         self._ended_session: Exception | None = None
 
@@ -348,12 +350,14 @@ class _Search(Search[Result]):
             ensure_usable(self.writer.using)
         return True
 
-    def note(self, row: Result, error: Exception) -> None:
-        if not is_refusal(error):
-            self.try_no_rows()
-
-    def try_no_rows(self) -> None:
-        if self._ended_session is not None and self.writer.was_away_since(self.began):
+    def check(self, error: Exception, *, is_first: bool) -> None:
+        """Raise the error of a session that has ended because the database was away: no result is to blame."""
+        is_doubtful = is_first or not is_refusal(error)
+        if (
+            is_doubtful
+            and self._ended_session is not None
+            and self.writer.was_away_since(self.began)
+        ):
             raise self._ended_session
 
 

@@ -69,7 +69,7 @@ def test_new_rows_wake_idle_workers(
     model: Any, monkeypatch: pytest.MonkeyPatch, django_capture_on_commit_callbacks: Any
 ) -> None:
     """Those of one INSERT … SELECT, and those that are copied."""
-    monkeypatch.setattr("django_taskclaim.querysets.waking.called_for", {model})
+    monkeypatch.setattr("django_taskclaim.db.notify.called_for", {model})
     sources = make_sources(model, 2)
     with django_capture_on_commit_callbacks() as hooks:
         assert model.objects.populate(sources) == 2

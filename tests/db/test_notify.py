@@ -6,9 +6,8 @@ import pytest
 from django.db import connection, connections, transaction
 from django.test.utils import CaptureQueriesContext
 
-from django_taskclaim.db.notify import Listener
-from django_taskclaim.querysets import waking
-from django_taskclaim.querysets.waking import called_for
+from django_taskclaim.db import notify
+from django_taskclaim.db.notify import Listener, called_for
 from tests.testapp.models import Job, Photo, QuickJob, TextKey
 
 pytestmark = [
@@ -24,10 +23,10 @@ def hear(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[str]]]:
     """Return what tells which tables another session was called for since the last time."""
     models = {Job, TextKey}
     called_for.update(models)
-    monkeypatch.setattr(waking, "_callers", {})
+    monkeypatch.setattr(notify, "_callers", {})
     # No call is followed by silence.
-    monkeypatch.setattr(waking, "QUIET", 0.0)
-    monkeypatch.setattr(waking, "SHARE", float("inf"))
+    monkeypatch.setattr(notify, "QUIET", 0.0)
+    monkeypatch.setattr(notify, "SHARE", float("inf"))
     other = connections.create_connection("default")
     other.ensure_connection()
     calls: list[str] = []
@@ -95,7 +94,7 @@ def test_a_transaction_calls_once_and_only_after_its_commit(hear: Hear) -> None:
 def test_a_process_that_inserts_all_the_time_calls_rarely(
     hear: Hear, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waking, "QUIET", 3600.0)
+    monkeypatch.setattr(notify, "QUIET", 3600.0)
     for _ in range(3):
         Job.objects.create()
     TextKey.objects.create(pk="a")

@@ -6,7 +6,7 @@ from signal import SIGTERM
 import pytest
 from django.db import connection
 
-from django_taskclaim.querysets.waking import called_for
+from django_taskclaim.db.notify import called_for
 from tests.checks.pooler import Pooler
 from tests.proxy import url_through
 from tests.sessions import end_session, other_sessions

@@ -13,7 +13,7 @@ from django.views.generic.list import MultipleObjectMixin
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.contrib.review.holding import HolderMixin
 from django_taskclaim.querysets.conditions import in_state, is_running
-from django_taskclaim.querysets.ordering import in_policy_order
+from django_taskclaim.querysets.scope import in_policy_order
 from django_taskclaim.states import Status
 
 if TYPE_CHECKING:
