@@ -55,19 +55,13 @@ def refuse_not_run(
     answer: object, function: Callable[..., object], *, may_yield: bool = False
 ) -> None:
     """Raise TypeError where *answer*, what *function* returned, is work that nobody has run."""
-    kind = ""
-    if inspect.isgenerator(answer) and not may_yield:
-        kind = "a generator that nobody has run"
-    elif inspect.isasyncgen(answer):
-        kind = "an async generator that nobody has run"
-    elif inspect.isawaitable(answer):
-        kind = f"an awaitable that nobody has awaited ({type(answer).__name__})"
-    if not kind:
+    is_unread = inspect.isasyncgen(answer) or (inspect.isgenerator(answer) and not may_yield)
+    if not is_unread and not inspect.isawaitable(answer):
         return
     if inspect.iscoroutine(answer) or inspect.isgenerator(answer):
         # Python would complain, later and elsewhere, that a coroutine was never awaited.
         answer.close()
     raise TypeError(
-        f"{name_of(function)} returned {kind}, so its work was not done. Declare it, or its decorator's wrapper, as"
-        " async def, and await the work there; or do the work before it returns."
+        f"{name_of(function)} returned a {type(answer).__name__} that nobody has run, so its work was not done. Declare"
+        " it, or its decorator's wrapper, as async def, and await the work there; or do the work before it returns."
     )

@@ -103,23 +103,13 @@ class Call(Completion):
     function: Callable[[list[Any]], Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Save(Completion):
-    """The row is marked, and saved by its own ``save()`` in the transaction that completes it, so signals are sent.
-
-    Every column is saved, or those in ``update_fields`` where it names some. What ``save()`` or a receiver raises rolls
-    the completion back and is judged as what a handler raises. Of a companion its own row is saved, not its source.
-    """
-
-
 #: What ``@handler(completion=…)`` takes.
 CompletionOption: TypeAlias = (
-    Literal["mark", "save", "delete", "clear"] | Completion | Callable[[list[Any]], Any]
+    Literal["mark", "delete", "clear"] | Completion | Callable[[list[Any]], Any]
 )
 
 _BY_NAME: dict[str, Completion] = {
     "mark": Mark(),
-    "save": Save(),
     "delete": Delete(),
     "clear": Clear(),
 }
@@ -133,8 +123,8 @@ def as_completion(given: object) -> Completion:
         return _BY_NAME[given]
     if isinstance(given, type) or not callable(given):
         raise TypeError(
-            'completion must be "mark", "save", "delete", "clear", Delete(…), Archive(…), Clear(…) or a function of the'
-            f" rows, not {given!r:.200}."
+            'completion must be "mark", "delete", "clear", Delete(…), Archive(…), Clear(…) or a function of the rows,'
+            f" not {given!r:.200}."
         )
     if is_coroutine_function(given):
         raise TypeError(

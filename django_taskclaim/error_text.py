@@ -31,7 +31,8 @@ def class_and_text(error: object) -> tuple[str, str]:
 
     Notes and members of an exception group are part of its text.
     """
-    return _class_of(error), _cut(redact(_raw_text(error)), conf.setting("ERROR_LENGTH"))
+    text = error if type(error) is str else _raw_text(error)
+    return _class_of(error), _cut(redact(text), conf.setting("ERROR_LENGTH"))
 
 
 def text_to_store(error: object) -> tuple[str, str]:

@@ -180,9 +180,9 @@ class Policy:
         if failures >= (own.max_attempts or self.max_attempts):
             return Verdict(final=True, counted=True)
         # The settings are read here, once for all rows that are judged alike.
-        backoff = own.backoff or self.own_backoff or usual_backoff()
-        wait = partial(_waiting_time, backoff, failures)
-        return Verdict(final=False, counted=True, wait=wait)
+        named = own.backoff or self.own_backoff
+        backoff = partial(_waiting_time, named) if named else usual_backoff()
+        return Verdict(final=False, counted=True, wait=partial(backoff, failures))
 
     def _rule(self, error: object) -> Rule | None:
         """Return the rule for the nearest class of *error*; Permanent and RetryLater speak for themselves."""
@@ -250,7 +250,10 @@ faults: list[tuple[type[models.Model] | None, str]] = []
 
 def fault_of(model: type[models.Model]) -> str:
     """Say why the handler of *model*, or of a class it inherits from, is not registered; empty where none is wrong."""
-    return next((why for named, why in faults if named and issubclass(model, named)), "")
+    for named, why in faults:
+        if named is not None and issubclass(model, named):
+            return why
+    return ""
 
 
 _DEFAULT = Policy()
@@ -269,7 +272,10 @@ def forget_policy(model: type[models.Model]) -> None:
 
 def policy_for(model: type[Any]) -> Policy:
     """Return the policy of *model* or of the nearest class it inherits from; the settings' where none is set."""
-    return next((_policies[cls] for cls in model.__mro__ if cls in _policies), _DEFAULT)
+    for cls in model.__mro__:
+        if cls in _policies:
+            return _policies[cls]
+    return _DEFAULT
 
 
 def known_policy(model: type[models.Model]) -> Policy:

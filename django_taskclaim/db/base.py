@@ -147,8 +147,7 @@ class Dialect(Sessions):
     ) -> list[Row]:
         """Lock the first *limit* rows of *queryset* that nobody else has locked, and return *fields* of each.
 
-        Only its ordering may join other tables. *deleting* says that the rows are to go. Where there is one writer the
-        rows are in no order.
+        Only its ordering may join other tables. *deleting* says that the rows are to go.
         """
         rows = self.compiled(queryset, limit, fields)
         if rows is None:

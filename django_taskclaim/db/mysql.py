@@ -31,7 +31,6 @@ from django_taskclaim.db.sql import (
     Raw,
     Row,
     Rows,
-    Table,
     both,
     real_name,
     sql,
@@ -208,8 +207,8 @@ class MySQL(Dialect):
         condition = table.where_of(queryset)
         if candidates is None or condition is None:
             return []
-        # Many at once take rows of a table without claim columns, and have locked the first of them.
-        look = limit if isinstance(table, Table) else limit * self.LOOK_AHEAD
+        # Many at once take rows, and have locked the first of them.
+        look = limit * self.LOOK_AHEAD
         return self._lock_chosen(table, candidates, condition, limit, fields, look=look)
 
     def deletion(self, table: KeyTable, keys: Keys, condition: SQL | None) -> SQL:

@@ -106,13 +106,8 @@ class SQLite(Dialect):
     def lock_first(
         self, queryset: Rows, table: KeyTable, limit: int, fields: Fields, *, deleting: bool = False
     ) -> list[Row]:
-        if not isinstance(table, Table):
-            return self.first(queryset, table, limit, fields)
-        # Unordered: the one writer meets nobody, and an order by key would have the whole table walked.
-        rows = self.compiled(queryset.order_by(), limit, table.columns.key)
-        if rows is None:
-            return []
-        return self._touch(table, sql("{} IN ({})", table.key_tuple, rows), fields)
+        # The immediate transaction that this runs in is the lock.
+        return self.first(queryset, table, limit, fields)
 
     def _touch(self, table: Table, condition: SQL, fields: Fields) -> list[Row]:
         """Lock claim rows by an UPDATE that changes nothing; the caller's own transaction may be a deferred one."""

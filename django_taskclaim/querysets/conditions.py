@@ -7,7 +7,7 @@ from django.db.models import Q
 from django_taskclaim.columns import ClaimColumns
 from django_taskclaim.db import DatabaseNow
 from django_taskclaim.fields import NEVER_WAITED, QUARANTINED
-from django_taskclaim.states import Status
+from django_taskclaim.states import Status, Token
 
 
 def in_state(columns: ClaimColumns, *states: Status) -> Q:
@@ -24,6 +24,13 @@ def is_open(columns: ClaimColumns) -> Q:
 def is_running(columns: ClaimColumns) -> Q:
     """Match rows that somebody holds, expired or not."""
     return in_state(columns, Status.PROCESSING)
+
+
+def is_claimed_by(columns: ClaimColumns, token: Token, status: Status = Status.PROCESSING) -> Q:
+    """Match the row while its claim is the one that *token* names; with another *status*, as this claim left it."""
+    return in_state(columns, status) & Q(
+        **{columns.claimed_by.name: token.holder, columns.iteration.name: token.iteration}
+    )
 
 
 def is_expired(columns: ClaimColumns, cutoff: datetime | None = None) -> Q:

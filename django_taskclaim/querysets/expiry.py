@@ -17,7 +17,6 @@ from django_taskclaim.db.sql import Change
 from django_taskclaim.fields import QUARANTINED, is_quarantine_mark, is_unstarted_mark
 from django_taskclaim.formatting import counted
 from django_taskclaim.policy import RENEWALS_PER_LEASE, fault_of, policy_for
-from django_taskclaim.querysets.assignments import FAILED, ONE_MORE, OPEN_AGAIN, Columns
 from django_taskclaim.querysets.conditions import is_expired
 from django_taskclaim.querysets.isolating import without_refused
 from django_taskclaim.querysets.operating import (
@@ -27,33 +26,39 @@ from django_taskclaim.querysets.operating import (
     in_chunks,
     write_locked,
 )
-from django_taskclaim.querysets.scope import ClaimTarget, Rows
+from django_taskclaim.querysets.scope import (
+    FAILED,
+    ONE_MORE,
+    OPEN_AGAIN,
+    ClaimTarget,
+    Columns,
+    Rows,
+)
 from django_taskclaim.signals import after_commit, rows_expired, send_after_commit
 from django_taskclaim.states import WORKER_MARK
 
 logger = logging.getLogger("django_taskclaim")
 
-#: What the log says of rows whose lease has ended, by the outcome.
-EXPIRED = {
-    "charged": "put back, one try counted",
-    "uncharged": "put back, no try counted",
-    "quarantined": "put back for the last try, to be claimed alone",
-    "failed": "failed, no try is left",
-}
-
 _WORKER_DIED = (
     "The lease ran out on the last try: the worker died, hung or was cut off while this row ran."
 )
-_SETS: dict[str, Columns] = {
-    "uncharged": OPEN_AGAIN,
-    "charged": {**OPEN_AGAIN, "attempts": ONE_MORE},
-    "quarantined": {**OPEN_AGAIN, "not_before": QUARANTINED},
-    "failed": {
-        **FAILED,
-        "attempts": ONE_MORE,
-        "error_class": "LeaseExpired",
-        "last_error": _WORKER_DIED,
-    },
+#: What becomes of rows whose lease has ended, by the outcome, and what the log says of them.
+_OUTCOMES: dict[str, tuple[str, Columns]] = {
+    "uncharged": ("put back, no try counted", OPEN_AGAIN),
+    "charged": ("put back, one try counted", {**OPEN_AGAIN, "attempts": ONE_MORE}),
+    "quarantined": (
+        "put back for the last try, to be claimed alone",
+        {**OPEN_AGAIN, "not_before": QUARANTINED},
+    ),
+    "failed": (
+        "failed, no try is left",
+        {
+            **FAILED,
+            "attempts": ONE_MORE,
+            "error_class": "LeaseExpired",
+            "last_error": _WORKER_DIED,
+        },
+    ),
 }
 
 
@@ -96,9 +101,9 @@ def _outcome(target: ClaimTarget, row: LockedRow) -> str:
 
 
 def _write(target: ClaimTarget, outcome: str, rows: list[LockedRow]) -> int:
-    keys = [row.key for row in rows]
+    keys, (words, sets) = [row.key for row in rows], _OUTCOMES[outcome]
     condition = is_expired(target.columns)
-    written = write_locked(target, keys, condition, Change(target.setting(_SETS[outcome])))
+    written = write_locked(target, keys, condition, Change(target.setting(sets)))
     if not written:
         return 0
     facts = {"keys": keys, "outcome": outcome, "holders": [row.claimed_by for row in rows]}
@@ -110,7 +115,7 @@ def _write(target: ClaimTarget, outcome: str, rows: list[LockedRow]) -> int:
         "%s of %s expired: %s",
         counted(written, row_noun([target.model])),
         label,
-        EXPIRED[outcome],
+        words,
         extra={
             "event": "expired",
             "outcome": outcome,

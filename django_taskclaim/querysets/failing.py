@@ -1,82 +1,79 @@
 """How rows end badly, and how they are given back unfinished."""
 
+import asyncio
+import logging
+import threading
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from functools import cache, partial
-from typing import NamedTuple, TypeVar
+from typing import Any, TypeVar
 
+from asgiref.sync import sync_to_async
 from django.db import DatabaseError, models
+from django.db.models import Case, F, Q, When
 
-from django_taskclaim.claim import Ended, carried_claim, clock
+from django_taskclaim.claim import Ended, carried_claim, carried_claims, clock
 from django_taskclaim.connecting import is_refusal
+from django_taskclaim.contention import retry_on_contention
+from django_taskclaim.db import DatabaseLater, DatabaseNow
 from django_taskclaim.db.sql import SQL, Key, OwnValues
 from django_taskclaim.error_text import describe, escape_to_ascii, text_to_store
-from django_taskclaim.exceptions import Permanent
+from django_taskclaim.exceptions import ClaimLost, Permanent
 from django_taskclaim.fields import QUARANTINED
 from django_taskclaim.policy import known_policy
-from django_taskclaim.querysets.assignments import FAILED, NOW, ONE_MORE, OPEN_AGAIN
-from django_taskclaim.querysets.everyone import stop_everyone
-from django_taskclaim.querysets.losses import raise_unless_all
-from django_taskclaim.querysets.scope import ClaimTarget
+from django_taskclaim.querysets.scope import FAILED, NOW, ONE_MORE, OPEN_AGAIN, ClaimTarget
 from django_taskclaim.querysets.writes import (
     Given,
     HeldRows,
     Rows,
     Write,
-    write,
     write_all,
 )
 from django_taskclaim.signals import rows_failed, rows_released
+from django_taskclaim.states import WORKER_MARK
+from django_taskclaim.tables import Switch, scope_of, throttle_scope
 
+M = TypeVar("M", bound=models.Model)
 R = TypeVar("R")
+
+logger = logging.getLogger("django_taskclaim")
 
 
 def fail(rows: object, error: BaseException | str, *, retry: bool) -> int:
     """End rows badly as their policy judges *error*; see ``ClaimQuerySet.fail``."""
     given, text = Given(rows), text_to_store(error)
-    endings: dict[_Ending, list[HeldRows]] = {}
-    waits: dict[int, timedelta] = {}
+    # Policies are asked before the first rows are written, for one that nobody knows raises an error.
+    judges = {
+        model: cache(partial(known_policy(model).judge, error, retry=retry))
+        for model in {held.target.model for held in given.held}
+    }
     for held in given.held:
-        judge = cache(partial(known_policy(held.target.model).judge, error, retry=retry))
-        keys: dict[_Ending, list[Key]] = {}
-        for key, row in held.by_key.items():
-            verdict = judge(carried_claim(row).attempts + 1)
-            wait = timedelta() if verdict.final else verdict.wait()
-            ending = _Ending(verdict.final, verdict.everyone, None if verdict.counted else wait)
-            keys.setdefault(ending, []).append(key)
-            waits[id(row)] = wait
-        for ending, those in keys.items():
-            endings.setdefault(ending, []).append(held.only(those))
-    for (final, everyone, put_off), ended in endings.items():
-        if put_off is None:
-            write_as = partial(_write_failure, given, ended, error, text, None if final else waits)
-            store_text(write_as, text)
-            continue
-        for model, alias in {(one.target.model, one.target.alias) for one in ended if everyone}:
-            stop_everyone(model, alias, put_off, describe(error))
-        given.write(ended, _giving_back(put_off))
+        judge = judges[held.target.model]
+        keys: dict[tuple[bool, bool, bool], list[Key]] = {}
+        waits: dict[Key, timedelta] = {}
+        for claim in carried_claims(held.rows):
+            verdict = judge(claim.attempts + 1)
+            ending = verdict.final, verdict.counted, verdict.everyone
+            keys.setdefault(ending, []).append(claim.pk)
+            waits[claim.pk] = verdict.wait()
+        for (final, counted, everyone), those in keys.items():
+            ended = [held.only(those)]
+            if counted:
+                failing = partial(Failing, error, text, None if final else waits)
+                store_text(partial(_write_failure, given, ended, failing), text)
+                continue
+            # RetryLater, which says the same of each row.
+            wait = waits[those[0]]
+            if everyone:
+                stop_everyone(held.target.model, held.target.alias, wait, describe(error))
+            given.write(ended, _giving_back(wait))
     return given.end()
 
 
-class _Ending(NamedTuple):
-    """What a failure makes of rows that are written together."""
-
-    final: bool
-    #: Whether nobody is to claim rows of the model meanwhile.
-    everyone: bool
-    #: How long rows wait that are charged no try.
-    put_off: timedelta | None
-
-
 def _write_failure(
-    given: Given,
-    held: list[HeldRows],
-    error: BaseException | str,
-    text: tuple[str, str],
-    waits: dict[int, timedelta] | None,
-    *stored: str,
+    given: Given, held: list[HeldRows], failing: "Callable[..., Failing]", *stored: str
 ) -> None:
-    given.write(held, Failing(error, text, stored, waits))
+    given.write(held, failing(*stored))
 
 
 def store_text(write_as: Callable[[str, str], R], text: tuple[str, str], last: str = "") -> R:
@@ -95,19 +92,19 @@ def store_text(write_as: Callable[[str, str], R], text: tuple[str, str], last: s
 
 
 class Failing(Write):
-    """Writes a failure that counts: the last one of its row where no *waits* are given, by ``id()`` of the instance."""
+    """Writes a failure that counts: the last one of its row where no *waits* are given, by key."""
 
     def __init__(
         self,
         error: BaseException | str,
         text: tuple[str, str],
-        stored: tuple[str, ...],
-        waits: dict[int, timedelta] | None,
+        waits: dict[Key, timedelta] | None,
+        error_class: str,
+        last_error: str,
     ) -> None:
-        """*stored* is what the row gets of *text*, which is class and text of *error*."""
-        state = FAILED if waits is None else OPEN_AGAIN
-        why = dict(zip(("error_class", "last_error"), stored, strict=True))
-        sets = {**why, "attempts": ONE_MORE, **state}
+        """The row gets *error_class* and *last_error*, made of *text*, which is class and text of *error*."""
+        why = {"error_class": error_class, "last_error": last_error}
+        sets = {**why, "attempts": ONE_MORE, **(FAILED if waits is None else OPEN_AGAIN)}
         how = Ended(failure=text, permanent=isinstance(error, Permanent))
         super().__init__(sets, rows_failed, how=how, error=error)
         self.waits = waits
@@ -118,7 +115,8 @@ class Failing(Write):
         waiting = target.columns.not_before
         if self.waits is None or waiting is None:
             return ()
-        seconds = [SQL("%s", (self.waits[id(row)].total_seconds(),)) for row in rows]
+        waits = [self.waits[claim.pk] for claim in carried_claims(rows)]
+        seconds = [SQL("%s", (wait.total_seconds(),)) for wait in waits]
         return [OwnValues(waiting, seconds, target.dialect.moment_after)]
 
 
@@ -143,6 +141,78 @@ def note_start(row: models.Model) -> None:
     stands no more.
     """
     started, claim = clock(), carried_claim(row)
-    beginning = Write({"not_before": QUARANTINED, "expires_at": claim.lease})
-    raise_unless_all([row], write(Given([row]).held, beginning))
+    beginning = Write({"not_before": QUARANTINED, "expires_at": claim.lease}, how=None)
+    write_all([row], beginning)
     claim.extend(started)
+
+
+# Claims of coroutines that are cancelled: no thread can be, so what it claims meanwhile is given back
+
+
+async def unless_cancelled(claim: Callable[[], list[M]]) -> list[M]:
+    """Return what *claim* claims in Django's thread; it goes back where the task is cancelled meanwhile."""
+    rows: list[M] = []
+    lock, cancelled = threading.Lock(), threading.Event()
+
+    def claim_here() -> None:
+        claimed = claim()
+        with lock:
+            if not cancelled.is_set():
+                rows.extend(claimed)
+                return
+        _give_back(claimed)
+
+    try:
+        await sync_to_async(claim_here)()
+    except asyncio.CancelledError:
+        with lock:
+            cancelled.set()
+        if rows:
+            # The thread had finished, but the task was cancelled before it learned of that.
+            await asyncio.shield(asyncio.ensure_future(sync_to_async(_give_back)(rows)))
+        raise
+    return rows
+
+
+def _give_back(rows: list[Any]) -> None:
+    """Give rows back uncounted; those of a name of the caller's stay: the next request of that name returns them."""
+    if not rows or WORKER_MARK not in carried_claim(rows[0]).token.holder:
+        return
+    facts = {"model": rows[0]._meta.label, "rows": len(rows)}
+    try:
+        release(rows, None)
+    except ClaimLost:
+        # An operator, or the reaper, was faster; that is logged already.
+        return
+    except Exception:
+        text = "%(rows)d rows of %(model)s wait for the end of their lease: their coroutine was cancelled"
+        logger.exception(text, facts, extra={"event": "trouble", **facts})
+    else:
+        text = "%(rows)d rows of %(model)s were given back: the coroutine that claimed them was cancelled"
+        logger.info(text, facts, extra={"event": "released", **facts})
+
+
+# The stop of RetryLater(everyone=True): a row of the switch, under a scope that every claim statement looks for
+
+
+def stop_everyone(
+    model: type[models.Model], using: str, lasting: timedelta, reason: str, by: str = ""
+) -> None:
+    """Let nobody claim rows of *model* for so long, unless a longer stop holds already; committed on return.
+
+    Inside a caller's transaction it holds once that commits.
+    """
+    retry_on_contention(using=using).call(
+        _store, throttle_scope(scope_of(model)), using, lasting, reason[:500], by[:200]
+    )
+
+
+def _store(scope: str, using: str, lasting: timedelta, reason: str, by: str) -> None:
+    end, holds = DatabaseLater(lasting), Q(until__gt=DatabaseNow(), paused_at__isnull=False)
+    row = Switch.objects.using(using).row(scope)
+    row.filter(Q(until=None) | Q(until__lt=end)).update(
+        paused_at=Case(When(holds, then=F("paused_at")), default=DatabaseNow()),
+        until=end,
+        reason=reason,
+        by=by,
+    )

@@ -8,7 +8,7 @@ import django
 from django.db import connections, models, router, transaction
 
 from django_taskclaim import conf
-from django_taskclaim.claim import Claim, claim_of, standing_claim
+from django_taskclaim.claim import claim_of, standing_claim
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.db.notify import call_workers
 from django_taskclaim.exceptions import ClaimLost
@@ -25,9 +25,9 @@ from django_taskclaim.guard import (
     remember,
     show,
 )
+from django_taskclaim.querysets.conditions import is_claimed_by
 from django_taskclaim.querysets.losses import raise_lost
-from django_taskclaim.querysets.writes import lock_claim, lock_claims
-from django_taskclaim.states import Status
+from django_taskclaim.querysets.writes import lock_claims
 
 M = TypeVar("M", bound=models.Model)
 
@@ -103,7 +103,7 @@ class FencedModel(models.Model):
             return
         # Ours is not always the first of the tables, or among them: so the token is locked before any is written.
         with transaction.atomic(using=alias, savepoint=False):
-            stands = lock_claim(self, alias)
+            stands = not lock_claims([self])
             if stands:
                 save()
         if not stands:
@@ -149,10 +149,10 @@ class FencedModel(models.Model):
                 # The row keeps its own values of our columns, not those that this instance was constructed with.
                 show([self], dict.fromkeys(columns.guarded, models.DEFERRED))
             return found
-        if values and (found := write(_fenced(base_qs, claim), values)):
+        if values and (found := write(base_qs.filter(is_claimed_by(columns, claim.token)), values)):
             return found
         # Nothing of this table to write, or a server that does not count a row written with its old values.
-        if not lock_claim(self, using):
+        if lock_claims([self]):
             raise_lost([self], [])
         return [()]
 
@@ -191,11 +191,11 @@ class FencedModel(models.Model):
         deleted: Any = None
         try:
             with transaction.atomic(using=alias):
-                stands = lock_claim(self, alias)
+                stands = not lock_claims([self])
                 if stands:
                     deleted = delete(*args, **kwargs)
                     # A base may only mark the row, or delete it by a queryset, which leaves the key here.
-                    gone = self.pk != key or not lock_claim(self, alias)
+                    gone = self.pk != key or bool(lock_claims([self]))
         except BaseException:
             # Django has taken the key away already, and without it nothing could be repeated.
             if stands and self.pk != key:
@@ -307,15 +307,3 @@ def _attnames(row: models.Model, names: Iterable[str] | None) -> list[str]:
         for field in row._meta.concrete_fields
         if wanted is None or not wanted.isdisjoint((field.name, field.attname))
     ]
-
-
-def _fenced(rows: Any, claim: Claim) -> object:
-    """Narrow a save to the row while *claim* is still the current one."""
-    columns, token = claim_columns(rows.model), claim.token
-    return rows.filter(
-        **{
-            columns.status.name: Status.PROCESSING,
-            columns.claimed_by.name: token.holder,
-            columns.iteration.name: token.iteration,
-        }
-    )

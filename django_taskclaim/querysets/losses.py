@@ -17,14 +17,6 @@ from django_taskclaim.states import Status, Token
 logger = logging.getLogger("django_taskclaim")
 
 
-def raise_unless_all(rows: Sequence[object], written: Sequence[object]) -> None:
-    """Raise ClaimLost naming those of *rows* that were not written."""
-    done = {id(row) for row in written}
-    lost = [row for row in rows if id(row) not in done]
-    if lost:
-        raise_lost(lost, written)
-
-
 def raise_lost(lost: Sequence[Any], written: Sequence[Any]) -> NoReturn:
     """Log, send as a signal and raise which claims stand no more; CommitUnknown where a COMMIT is ambiguous."""
     ambiguous: list[Any] = []

@@ -23,7 +23,6 @@ from django_taskclaim.querysets import (
     renewing,
     writes,
 )
-from django_taskclaim.querysets.cancelled import unless_cancelled
 from django_taskclaim.querysets.conditions import in_state, is_due, is_expired
 from django_taskclaim.querysets.fence import FencedQuerySet
 from django_taskclaim.querysets.operating import Progressed
@@ -228,17 +227,16 @@ class ClaimQuerySet(FencedQuerySet[M]):
         older_than: float | timedelta,
         limit: int | None = None,
         progress: Progressed | None = None,
-    ) -> tuple[int, dict[str, int]]:
-        """Delete rows that were completed longer ago than *older_than*, by the database's clock, chunk by chunk.
+    ) -> int:
+        """Delete rows that were completed longer ago than *older_than*, by the database's clock, and return how many.
 
-        Returns how many, and how many rows of each model went, those that Django's cascades took among them; signals
-        are sent as ``delete()`` sends them. A row that was opened again meanwhile stays, and so does one that another
-        transaction has locked. *limit* bounds the rows, *progress* is called with their number as each chunk is
-        committed. Raises TypeError for a model without ``completed_at``, and what Django raises where a protected row
-        refers to one of these; the chunks before are gone then.
+        Cascades are followed and signals sent as by ``delete()``. A row that was opened again meanwhile stays, and so
+        does one that another transaction has locked. *limit* bounds the rows, *progress* is called with their number
+        as each chunk is committed. Raises TypeError for a model without ``completed_at``, and what Django raises where
+        a protected row refers to one of these; the chunks before are gone then.
         """
         age = conf.positive_duration(older_than, "older_than")
-        return removing.prune(self, age, limit, progress)
+        return operating.in_chunks(self, removing.Prune(age), limit, progress)
 
     # Holders that are people
 
@@ -291,7 +289,7 @@ class ClaimQuerySet(FencedQuerySet[M]):
 
         Its thread cannot be stopped: what that claims is given back. Rows of a named holder stay with the name.
         """
-        return await unless_cancelled(partial(self.claim_batch, limit, **options))
+        return await failing.unless_cancelled(partial(self.claim_batch, limit, **options))
 
     awith_token = async_twin(with_token)
     aholdings = async_twin(holdings)

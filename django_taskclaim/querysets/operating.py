@@ -1,31 +1,34 @@
 """Verbs over querysets, as operators call them. They lock keys first, never wait, and commit chunk by chunk."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from django.db import DatabaseError, models
+from django.db import models
 from django.db.models import Q
 
 from django_taskclaim import conf
 from django_taskclaim.columns import has_ranges, range_columns
 from django_taskclaim.db.notify import call_workers
-from django_taskclaim.db.sql import SQL, Change, Key, sql
+from django_taskclaim.db.sql import SKIP, SQL, Change, Key, both, sql
 from django_taskclaim.error_text import text_to_store
 from django_taskclaim.holders import checked_name
 from django_taskclaim.policy import policy_for, refuse_no_number
-from django_taskclaim.querysets.assignments import (
+from django_taskclaim.querysets.failing import store_text
+from django_taskclaim.querysets.isolating import RefusedRows
+from django_taskclaim.querysets.scope import (
     AS_NEW,
     FAILED,
     HELD_BY_ANOTHER,
     ONE_MORE,
     OPEN_AGAIN,
+    ClaimTarget,
     Columns,
+    Rows,
+    on_claim_table,
+    refuse_unclaimable,
 )
-from django_taskclaim.querysets.failing import store_text
-from django_taskclaim.querysets.isolating import RefusedRows
-from django_taskclaim.querysets.scope import ClaimTarget, Rows, on_claim_table, refuse_unclaimable
 from django_taskclaim.querysets.transactions import in_transaction
 from django_taskclaim.querysets.writes import Write
 from django_taskclaim.signals import rows_acted_on, rows_handed_over, send_after_commit
@@ -64,9 +67,6 @@ class BulkVerb:
         """Write rows that the open transaction has locked, repeating the condition, and return how many it wrote."""
         raise NotImplementedError
 
-    def committed(self) -> None:
-        """Take note that the last chunk has been committed."""
-
 
 def in_chunks(
     queryset: Rows,
@@ -74,97 +74,68 @@ def in_chunks(
     limit: int | None = None,
     progress: Progressed | None = None,
 ) -> int:
-    """Lock, write and commit chunk by chunk, and return how many rows were written.
+    """Find rows in the order of their keys; lock, write and commit them chunk by chunk, and return how many.
 
-    *limit* bounds them, in the order of their keys but on SQLite; *progress* hears of each chunk. Rows that another
-    transaction has locked are left alone, and a few that the database refuses to have written, each with an ERROR in
-    the log. Inside a caller's transaction all chunks are part of it.
+    *limit* bounds how many; *progress* hears of each chunk. Rows that another transaction has locked are left alone,
+    and a few that the database refuses to have written, each with an ERROR in the log. Inside a caller's transaction
+    all chunks are part of it.
     """
     refuse_no_number(limit, "limit")
     refuse_unclaimable(queryset)
-    total = 0
-    for written in _chunks(queryset, verb, limit):
-        total += written
+    vars(queryset)["_for_write"] = True
+    target = ClaimTarget.of(queryset.model, queryset.db)
+    dialect, table, key = target.dialect, target.table, target.columns.key
+    rows = on_claim_table(queryset, target).filter(verb.condition(target))
+    condition = table.where_of(rows)
+    if condition is None:
+        return 0
+
+    def write(keys: Sequence[Key]) -> int:
+        matching = both(table.keyed(keys), condition)
+        return in_transaction(target, _write_chunk, target, matching, verb)
+
+    rows = rows.order_by(*[field.attname for field in key])
+    total, search = 0, RefusedRows[Key](target)
+    while limit is None or total < limit:
+        most = dialect.chunk_size(table)
+        size = most if limit is None else min(most, limit - total)
+        keys = table.keys_of(dialect.first(rows, table, size, key))
+        for written in search.send(keys, write):
+            total += written
         if progress is not None:
             progress(total)
+        if search.left:
+            # There are more refused rows than one call finds.
+            raise search.found[-1].error
+        if len(keys) < size:
+            break
+        rows = rows.filter(pk__gt=keys[-1])
     return total
 
 
-def _chunks(queryset: Rows, verb: BulkVerb, limit: int | None) -> Iterator[int]:
-    """Yield how many rows each chunk has written, once it is committed."""
-    vars(queryset)["_for_write"] = True
-    target = ClaimTarget.of(queryset.model, queryset.db)
-    rows = on_claim_table(queryset, target).filter(verb.condition(target))
-    rows = rows.order_by(*[field.attname for field in target.columns.key])
-    left, refused = limit, RefusedRows[Key](target)
-    while left is None or left > 0:
-        chunk = int(conf.setting("CHUNK_SIZE"))
-        size = chunk if left is None else min(chunk, left)
-        locked: list[LockedRow] | None = None
-        try:
-            locked, written = in_transaction(target, _write_chunk, target, rows, size, verb)
-            verb.committed()
-        except DatabaseError as error:
-            written = _write_without_refused(rows, size, verb, refused, error)
-            rows = rows.exclude(pk__in=[key for key, _ in refused.found])
-        yield written
-        if left is not None:
-            left -= written
-        if locked is None:
-            continue
-        if len(locked) < size:
-            return
-        if not target.dialect.has_one_writer:
-            # In order, so each chunk need not walk past all that the ones before it have done.
-            rows = rows.filter(pk__gt=locked[-1].key)
-
-
-def _write_without_refused(
-    rows: Rows, size: int, verb: BulkVerb, refused: RefusedRows[Key], error: Exception
-) -> int:
-    """Write a chunk without the rows that *error* is of, and return how many rows were written."""
-    if not refused.is_of_a_row(error):
-        raise error
-    target = refused.target
-
-    def attempt(keys: Sequence[Key]) -> int:
-        part = rows.filter(pk__in=keys)
-        return in_transaction(target, _write_chunk, target, part, len(keys), verb)[1]
-
-    written = 0
-    found = target.dialect.first(rows, target.table, size, target.columns.key)
-    for written_part in refused.send(target.table.keys_of(found), attempt):
-        verb.committed()
-        written += written_part
-    refused.end(error, written)
-    return written
-
-
-def _write_chunk(
-    target: ClaimTarget, rows: Rows, size: int, verb: BulkVerb
-) -> tuple[list[LockedRow], int]:
+def _write_chunk(target: ClaimTarget, matching: SQL, verb: BulkVerb) -> int:
+    """Lock the rows that match and that nobody else has locked, and write them."""
     columns, table = target.columns, target.table
     tried = columns.attempts or columns.iteration
     waits = [] if columns.not_before is None else [columns.not_before]
     fields, width = [*columns.key, columns.claimed_by, *waits, tried], len(columns.key)
     locked = [
         LockedRow(table.key_of(row), row[width], row[-2] if waits else None, row[-1])
-        for row in target.dialect.lock_first(rows, table, size, fields)
+        for row in target.dialect.select(table, fields, matching, SKIP)
     ]
-    return locked, verb.write(target, locked) if locked else 0
+    return verb.write(target, locked) if locked else 0
 
 
 def write_locked(
     target: ClaimTarget, keys: Sequence[Key], condition: Q, change: Change | None
 ) -> int:
-    """Write, or delete (None), rows that this transaction has locked, and return how many.
+    """Write, or delete (None), a chunk of rows that this transaction has locked, and return how many.
 
     The statement repeats the condition of the SELECT.
     """
     repeated = target.table.where_of(target.rows.order_by().filter(condition))
     assert repeated is not None, "rows were found by it"
-    parts = target.dialect.chunks(keys, target.table)
-    return sum(target.dialect.write(target.table, part, change, repeated) for part in parts)
+    return target.dialect.write(target.table, keys, change, repeated)
 
 
 # Changes of state

@@ -1,6 +1,5 @@
 """Deleting rows that are done: at once, into an archive, or when they have been complete for long."""
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
@@ -9,20 +8,18 @@ from django.db import models
 from django.db.models import Max, Q
 from django.db.models.deletion import Collector
 
-from django_taskclaim.claim import carried_claim
+from django_taskclaim.claim import carried_claims
 from django_taskclaim.columns import KeyColumns, claim_columns, has_ranges
 from django_taskclaim.db import DatabaseLater
 from django_taskclaim.db.sql import SQL, Key, KeyTable
 from django_taskclaim.exceptions import TaskClaimError
+from django_taskclaim.querysets.conditions import is_claimed_by
 from django_taskclaim.querysets.operating import (
     BulkVerb,
     LockedRow,
-    Progressed,
-    in_chunks,
     write_locked,
 )
 from django_taskclaim.querysets.scope import ClaimTarget, Rows
-from django_taskclaim.querysets.writes import keys_of
 from django_taskclaim.signals import rows_acted_on, send_after_commit
 from django_taskclaim.states import Status
 
@@ -34,8 +31,8 @@ PRUNED = "pruned"
 
 def delete_locked(
     target: ClaimTarget, keys: Sequence[Key], condition: Q, *, cascade: bool = True
-) -> Counter[str]:
-    """Delete rows that this transaction has locked and that still match, and return how many of each model went.
+) -> int:
+    """Delete rows that this transaction has locked and that still match, and return how many.
 
     Django deletes them, with all that its cascades take, unless nothing but these rows would go or no *cascade* is
     asked for. What is on the tables of parents or of children always goes by its cascades.
@@ -43,13 +40,10 @@ def delete_locked(
     rows: Rows = models.QuerySet(target.model, using=target.alias)
     is_alone = Collector(using=target.alias).can_fast_delete(rows)
     if is_alone or not (cascade or is_on_many_tables(target.model)):
-        gone = write_locked(target, keys, condition, None)
-        return Counter({target.model._meta.label: gone})
+        return write_locked(target, keys, condition, None)
     path = target.columns.key_path(target.model)
-    gone_by_model: Counter[str] = Counter()
-    for part in target.dialect.chunks(keys, target.table):
-        gone_by_model.update(rows.filter(condition, **{f"{path}__in": part}).delete()[1])
-    return gone_by_model
+    _, by_model = rows.filter(condition, **{f"{path}__in": keys}).delete()
+    return by_model.get(target.model._meta.label, 0)
 
 
 def is_on_many_tables(model: Model) -> bool:
@@ -78,11 +72,10 @@ def remove(
     The instances keep their keys. One without a key would be stored as a new row by its next ``save()``, and be done
     again for ever.
     """
-    columns, token = target.columns, carried_claim(rows[0]).token
-    of_token = {columns.claimed_by.name: token.holder, columns.iteration.name: token.iteration}
-    condition = Q(**{columns.status.name: status}, **of_token)
-    gone = delete_locked(target, keys_of(rows), condition, cascade=cascade)
-    if (deleted := gone[target.model._meta.label]) != len(rows):
+    claims = carried_claims(rows)
+    condition = is_claimed_by(target.columns, claims[0].token, status)
+    deleted = delete_locked(target, [claim.pk for claim in claims], condition, cascade=cascade)
+    if deleted != len(rows):
         raise TaskClaimError(
             f"Deleted {deleted} of {len(rows)} rows that were locked for it; rolled back."
         )
@@ -95,9 +88,8 @@ def move_to(
     archive: Model, target: ClaimTarget, rows: Sequence[models.Model], *, cascade: bool
 ) -> None:
     """Copy rows that this transaction has completed to *archive*, and delete them."""
-    for part in target.dialect.chunks(rows, target.table):
-        _copy(target, archive, keys_of(part))
-        remove(target, part, Status.COMPLETE, cascade=cascade)
+    _copy(target, archive, [claim.pk for claim in carried_claims(rows)])
+    remove(target, rows, Status.COMPLETE, cascade=cascade)
 
 
 def _copy(target: ClaimTarget, archive: Model, keys: Sequence[object]) -> None:
@@ -152,15 +144,6 @@ def fills_itself(field: Any) -> bool:
 # When they have been complete for long
 
 
-def prune(
-    queryset: Rows, older_than: timedelta, limit: int | None, progress: Progressed | None
-) -> tuple[int, dict[str, int]]:
-    """Delete rows completed longer ago than *older_than*; see ``ClaimQuerySet.prune``."""
-    pruning = Prune(older_than)
-    rows = in_chunks(queryset, pruning, limit, progress)
-    return rows, dict(pruning.gone)
-
-
 def prunable(target: ClaimTarget, older_than: timedelta) -> Q:
     """Match complete rows that are old enough; without a ``completed_at`` nobody knows how old a row is.
 
@@ -182,14 +165,10 @@ def prunable(target: ClaimTarget, older_than: timedelta) -> Q:
 
 
 class Prune(BulkVerb):
-    """Deletes rows that have been complete for long, and counts what has gone with them."""
+    """Deletes rows that have been complete for long."""
 
     def __init__(self, older_than: timedelta) -> None:
         self.older_than = older_than
-        #: How many rows of each model the committed chunks took.
-        self.gone: Counter[str] = Counter()
-        #: The same of the chunk that is not committed yet, and may be tried again.
-        self._chunk: Counter[str] = Counter()
 
     def condition(self, target: ClaimTarget) -> Q:
         return prunable(target, self.older_than)
@@ -198,14 +177,7 @@ class Prune(BulkVerb):
         keys, condition = [row.key for row in rows], self.condition(target)
         # One by one where a statement by many keys might wait for rows that others have locked.
         parts = [[key] for key in keys] if target.dialect.walks_small_tables else [keys]
-        self._chunk = Counter()
-        for part in parts:
-            self._chunk.update(delete_locked(target, part, condition))
-        gone = self._chunk[target.model._meta.label]
+        gone = sum(delete_locked(target, part, condition) for part in parts)
         if gone:
             send_after_commit(rows_acted_on, target.model, target.alias, keys=keys, act=PRUNED)
         return gone
-
-    def committed(self) -> None:
-        self.gone += self._chunk
-        self._chunk = Counter()

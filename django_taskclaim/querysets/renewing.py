@@ -7,21 +7,16 @@ from typing import Any, NamedTuple
 
 from django_taskclaim.claim import carried_claim, carried_claims, clock
 from django_taskclaim.db.sql import Key
-from django_taskclaim.querysets.assignments import NOW
 from django_taskclaim.querysets.isolating import RefusedRows
 from django_taskclaim.querysets.losses import raise_lost
+from django_taskclaim.querysets.scope import NOW
 from django_taskclaim.querysets.transactions import (
     AmbiguousCommit,
     autocommit,
     can_autocommit,
     in_transaction,
 )
-from django_taskclaim.querysets.writes import (
-    Given,
-    HeldRows,
-    Rows,
-    show_state,
-)
+from django_taskclaim.querysets.writes import Given, HeldRows, show_state
 from django_taskclaim.signals import rows_renewed, send_of_rows
 
 
@@ -43,7 +38,7 @@ _Outcome = tuple[Sequence[Key], Sequence[Key], Sequence[Key]]
 def renew_all(rows: object, lease: timedelta | None) -> int:
     """Renew rows of any database, and raise ClaimLost for those that are lost; see ``ClaimQuerySet.renew``."""
     given = Given(rows)
-    outcome = _renew(given.held, lease)
+    outcome = renew(given, lease)
     show_state(outcome.renewed, {"expires_at": NOW})
     # Rows that were passed over are not lost.
     known = set(map(id, [*outcome.renewed, *outcome.skipped, *outcome.refused]))
@@ -52,19 +47,18 @@ def renew_all(rows: object, lease: timedelta | None) -> int:
     return len(outcome.renewed)
 
 
-def renew(rows: Rows, lease: timedelta | None) -> Renewed:
+def renew(given: Given, lease: timedelta | None = None) -> Renewed:
     """Extend the leases that stand, of rows of any database; by default for as long as they were asked for."""
-    return _renew(Given(rows).held, lease)
-
-
-def _renew(held: list[HeldRows], lease: timedelta | None) -> Renewed:
     started = clock()
     result = Renewed([], [], [], [])
     try:
-        for part in [part for one in held for part in one.parts()]:
+        for part in [part for one in given.held for part in one.parts()]:
             # The rows of one claim were asked for together, so their leases are nearly always alike.
             longest = lease or max([claim.lease for claim in carried_claims(part.rows)])
-            search, left = RefusedRows[Key](part.target), dict(part.by_key)
+            search, left = (
+                RefusedRows[Key](part.target),
+                dict(zip(part.keys, part.rows, strict=True)),
+            )
             for outcome in search.send(part.keys, partial(_send, part, longest)):
                 for rows, keys in zip(result, outcome, strict=False):
                     rows += [left.pop(key) for key in keys]

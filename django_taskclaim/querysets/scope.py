@@ -1,9 +1,10 @@
 """What a verb works on: the table that holds the claims of a queryset's rows, and those rows as its own queryset."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, cast
+from enum import Enum
+from typing import Any, Final, cast
 
 from django.core.exceptions import FieldError
 from django.db import DatabaseError, connections, models, router
@@ -14,13 +15,49 @@ from django_taskclaim.columns import ClaimColumns, KeyColumns, claim_columns, ke
 from django_taskclaim.db import ClaimStatement, Dialect, KeyIn, dialect_for
 from django_taskclaim.db.sql import SQL, Key, KeyTable, Table
 from django_taskclaim.policy import policy_for
-from django_taskclaim.querysets.assignments import Columns, Computed
 from django_taskclaim.states import Status
 
 Rows = models.QuerySet[Any]
 
 #: Where a connection keeps the claim targets of models: they refer to it, so a global map would keep both for ever.
 TARGETS = "_taskclaim_targets"
+
+
+# What the verbs set in the claim columns, by the roles of these
+
+
+class Computed(Enum):
+    """What only the database knows: its clock, and the number stored plus one."""
+
+    NOW, ONE_MORE = range(2)
+
+
+Columns = Mapping[str, Any]
+
+NOW: Final = Computed.NOW
+ONE_MORE: Final = Computed.ONE_MORE
+
+COMPLETED: Columns = {"status": Status.COMPLETE, "completed_at": NOW, "expires_at": None}
+
+FAILED: Columns = {"status": Status.FAILED, "expires_at": None}
+
+#: Open and held by nobody. No token was ever issued for the iteration.
+OPEN_AGAIN: Columns = {
+    "status": Status.OPEN,
+    "claimed_at": None,
+    "expires_at": None,
+    "iteration": ONE_MORE,
+    "claimed_by": None,
+}
+
+#: Without the failures of the row.
+AS_NEW: Columns = {"attempts": 0, "last_error": "", "error_class": ""}
+
+#: Held by somebody else, whose name and lease are to be added, as a claim of its own.
+HELD_BY_ANOTHER: Columns = {"claimed_at": NOW, "iteration": ONE_MORE}
+
+
+# What a verb works on
 
 
 @dataclass(frozen=True, slots=True)

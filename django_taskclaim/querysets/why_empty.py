@@ -4,19 +4,19 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from django.db import models
 from django.db.models import Count, Min, Q
 
-from django_taskclaim.db import SwitchIsOn
+from django_taskclaim.db import DatabaseNow, SwitchIsOn
 from django_taskclaim.db.sql import sql
 from django_taskclaim.fields import OPEN_ENDED
 from django_taskclaim.formatting import format_clock_time, format_number
 from django_taskclaim.limits.grant import Grant, Refusal
 from django_taskclaim.limits.key_limits import at_their_limit
 from django_taskclaim.querysets.conditions import in_state, is_due, is_open, is_running, is_waiting
-from django_taskclaim.querysets.everyone import everyones_stop
 from django_taskclaim.querysets.scope import ClaimTarget, Rows, on_claim_table, refuse_unclaimable
 from django_taskclaim.states import Status
-from django_taskclaim.tables import scopes_over
+from django_taskclaim.tables import Switch, own_scopes, scopes_over, throttle_scope
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ def why_empty(queryset: Rows, who: str) -> WhyEmpty:
     target = ClaimTarget.of(queryset.model, queryset.db)
     if _is_paused(target):
         return WhyEmpty("paused")
-    if (stop := everyones_stop(queryset.model, target.alias)) is not None and stop.until:
+    if (stop := _stop_of_everyone(queryset.model, target.alias)) is not None and stop.until:
         return WhyEmpty(f"throttled until {format_clock_time(stop.until)}: {stop.reason}")
     refusal = Grant(target).refused_now()
     if refusal is not None and refusal.option == "hours":
@@ -146,3 +146,12 @@ def _kept_back(found: WhyEmpty, refusal: Refusal) -> WhyEmpty:
         limit=limit,
         next_allowed=refusal.until,
     )
+
+
+def _stop_of_everyone(model: type[models.Model], using: str) -> Switch | None:
+    """Return the row of the stop that keeps claims of *model* back now, the longest; None where there is none."""
+    scopes = [throttle_scope(scope) for scope in own_scopes(model)]
+    held = Switch.objects.using(using).filter(
+        scope__in=scopes, paused_at__isnull=False, until__gt=DatabaseNow()
+    )
+    return held.order_by("-until").first()

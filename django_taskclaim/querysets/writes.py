@@ -1,6 +1,6 @@
 """The fenced write: a statement that changes claimed rows has their token in its WHERE, and its row count is compared.
 
-Every verb that ends or changes claims goes through ``write``. ``Given.write`` then updates the instances and sends the
+Every verb that ends or changes claims goes through ``Given.write``, which then updates the instances and sends the
 signal.
 """
 
@@ -27,9 +27,8 @@ from django_taskclaim.claim import (
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.db.sql import SKIP, WAIT, Change, Key, OwnValues
 from django_taskclaim.guard import show
-from django_taskclaim.querysets.assignments import Columns
-from django_taskclaim.querysets.losses import judge_ambiguous_commit, raise_unless_all
-from django_taskclaim.querysets.scope import ClaimTarget
+from django_taskclaim.querysets.losses import judge_ambiguous_commit, raise_lost
+from django_taskclaim.querysets.scope import ClaimTarget, Columns
 from django_taskclaim.querysets.transactions import (
     AmbiguousCommit,
     autocommit,
@@ -55,21 +54,15 @@ class HeldRows:
 
     target: ClaimTarget
     token: Token
-    #: By the keys under which they were claimed.
-    by_key: dict[Key, Any]
-
-    @property
-    def keys(self) -> list[Key]:
-        return list(self.by_key)
-
-    @property
-    def rows(self) -> list[Any]:
-        return list(self.by_key.values())
+    #: The keys under which they were claimed, and the instance of each.
+    keys: list[Key]
+    rows: list[Any]
 
     def parts(self, per_row: int = 0) -> list["HeldRows"]:
         """Cut them into what one statement takes, with so many values *per_row*."""
-        parts = self.target.dialect.chunks(self.keys, self.target.table, per_row)
-        return [self if len(part) == len(self.by_key) else self.only(part) for part in parts]
+        size, count = self.target.dialect.chunk_size(self.target.table, per_row), len(self.keys)
+        cuts = [slice(start, start + size) for start in range(0, count, size)]
+        return [replace(self, keys=self.keys[cut], rows=self.rows[cut]) for cut in cuts]
 
     def standing(self, keys: Sequence[Key], lock: str = "") -> "HeldRows":
         """Read, or lock, those with one of *keys* whose claim stands, and return them."""
@@ -79,8 +72,9 @@ class HeldRows:
 
     def only(self, keys: Collection[Key]) -> "HeldRows":
         """Return those with one of *keys*."""
-        found = set(keys)
-        return replace(self, by_key={key: self.by_key[key] for key in self.by_key if key in found})
+        found, by_key = set(keys), dict(zip(self.keys, self.rows, strict=True))
+        kept = [key for key in self.keys if key in found]
+        return replace(self, keys=kept, rows=[by_key[key] for key in kept])
 
 
 class Given:
@@ -89,14 +83,36 @@ class Given:
     def __init__(self, rows: Any) -> None:
         """Sort one row or many; TypeError for what is no instance of a claimable model."""
         given = [rows] if isinstance(rows, models.Model) else list(rows)
+        owners: dict[Any, type[models.Model]] = {}
         for kind in set(map(type, given)):
             if not issubclass(kind, models.Model):
                 wrong = next(row for row in given if type(row) is kind)
                 raise TypeError(f"Expected rows of a model, not {wrong!r}.")
-            claim_columns(kind)
+            owners[kind] = claim_columns(kind).owner
+        #: One instance of each row; further ones share the claim of the first, and show nothing of what a verb writes.
+        self.rows: list[Any] = []
+        firsts: dict[Any, models.Model] = {}
+        groups: dict[Any, dict[Key, models.Model]] = {}
+        for row in given:
+            kind = type(row)
+            if (claim := standing_claim(row)) is not None:
+                of_token = claim.alias, owners[kind], claim.token
+                first = firsts.setdefault((*of_token, claim.pk), row)
+                if first is not row:
+                    attach(row, carried_claim(first))
+                    show([row], dict.fromkeys(claim_columns(kind).guarded, models.DEFERRED))
+                    continue
+                groups.setdefault((*of_token, kind), {})[claim.pk] = row
+            self.rows.append(row)
+        held: list[HeldRows] = []
+        for (alias, _, token, kind), by_key in groups.items():
+            keys = sorted(by_key)
+            rows = [by_key[key] for key in keys]
+            held.append(HeldRows(ClaimTarget.of(kind, alias), token, keys, rows))
         #: In the order in which they are written: by database, table and token.
-        self.held, doubles = _sorted_by_token(given)
-        self.rows = [row for row in given if id(row) not in doubles] if doubles else given
+        self.held = sorted(
+            held, key=attrgetter("target.alias", "target.columns.owner._meta.label", "token")
+        )
         self._written: list[Any] = []
 
     def write(self, held: Iterable[HeldRows], verb: "Write") -> None:
@@ -106,14 +122,19 @@ class Given:
         written to, which may fail.
         """
         for _, same in groupby(held, attrgetter("target.alias")):
-            written = write(list(same), verb)
-            _finish(written, verb)
+            written = _write(list(same), verb)
+            if verb.how is not None:
+                end_claims(carried_claims(written), verb.how)
+                show_state(written, verb.shown)
+            if verb.signal is not None and verb.signal.receivers:
+                send_of_rows(verb.signal, written, **verb.facts)
             self._written += written
 
     def end(self) -> int:
         """Return how many rows were written; ClaimLost naming the others if these are not all."""
-        if len(self._written) < len(self.rows):
-            raise_unless_all(self.rows, self._written)
+        written = set(map(id, self._written))
+        if lost := [row for row in self.rows if id(row) not in written]:
+            raise_lost(lost, self._written)
         return len(self._written)
 
 
@@ -124,39 +145,9 @@ def write_all(rows: object, verb: "Write") -> int:
     return given.end()
 
 
-def rows_of(held: Iterable[HeldRows]) -> list[models.Model]:
+def rows_of(held: Iterable[HeldRows]) -> list[Any]:
     """Return all the rows."""
-    return [row for one in held for row in one.by_key.values()]
-
-
-def _sorted_by_token(given: Rows) -> tuple[list[HeldRows], set[int]]:
-    """Group rows that carry claims; further instances of a row share the claim of the first, and are left out."""
-    owners = {kind: claim_columns(kind).owner for kind in set(map(type, given))}
-    groups: dict[tuple[str, type[models.Model], Token], dict[Key, models.Model]] = {}
-    doubles: set[int] = set()
-    for row in given:
-        if (claim := standing_claim(row)) is None:
-            continue
-        by_key = groups.setdefault((claim.alias, owners[type(row)], claim.token), {})
-        first = by_key.setdefault(claim.pk, row)
-        if first is not row:
-            attach(row, carried_claim(first))
-            # What a verb writes, only the first shows.
-            show([row], dict.fromkeys(claim_columns(type(row)).guarded, models.DEFERRED))
-            doubles.add(id(row))
-    found: list[HeldRows] = []
-    for (alias, _, token), by_key in groups.items():
-        ordered = {key: by_key[key] for key in sorted(by_key)}
-        for model in dict.fromkeys(map(type, by_key.values())):
-            same = {key: row for key, row in ordered.items() if type(row) is model}
-            found.append(HeldRows(ClaimTarget.of(model, alias), token, same))
-    found.sort(key=attrgetter("target.alias", "target.columns.owner._meta.label", "token"))
-    return found, doubles
-
-
-def keys_of(rows: Rows) -> list[Key]:
-    """Return the keys under which *rows* were claimed."""
-    return [claim.pk for claim in carried_claims(rows)]
+    return [row for one in held for row in one.rows]
 
 
 # Writing
@@ -177,13 +168,18 @@ class Write:
     savepoint = True
 
     def __init__(
-        self, sets: Columns, signal: Signal | None = None, *, how: Ended = GIVEN_UP, **facts: object
+        self,
+        sets: Columns,
+        signal: Signal | None = None,
+        *,
+        how: Ended | None = GIVEN_UP,
+        **facts: object,
     ) -> None:
         #: What the statement sets in all rows alike.
         self.sets = sets
         #: The columns that the instances show as changed.
         self.shown = sets
-        #: How the verb ends their claims.
+        #: How the verb ends their claims; None where they go on, and the instances show nothing of it.
         self.how = how
         self.signal, self.facts = signal, facts
 
@@ -195,7 +191,7 @@ class Write:
         """Do what belongs to the same transaction, with the rows of one table that were just written."""
 
 
-def write(held: list[HeldRows], verb: Write) -> list[Any]:
+def _write(held: list[HeldRows], verb: Write) -> list[Any]:
     """Write rows, of one database, whose claims stand and return them; nothing is raised for the others.
 
     One statement that needs no transaction commits by itself. Otherwise all are written in one transaction.
@@ -212,7 +208,7 @@ def write(held: list[HeldRows], verb: Write) -> list[Any]:
         if unsure and no_transaction(held[0].target.dialect.connection):
             held = _ask_unanswered(held, verb, written)
         try:
-            return written + rows_of(_write(held, verb, may_autocommit) if held else [])
+            return written + rows_of(_send_all(held, verb, may_autocommit) if held else [])
         except AmbiguousCommit as error:
             held = held if error.result is None else error.result
             for claim in carried_claims(rows_of(held)):
@@ -222,7 +218,7 @@ def write(held: list[HeldRows], verb: Write) -> list[Any]:
     return written
 
 
-def _write(held: list[HeldRows], verb: Write, may_autocommit: bool) -> list[HeldRows]:
+def _send_all(held: list[HeldRows], verb: Write, may_autocommit: bool) -> list[HeldRows]:
     """Send what writes rows in the cheapest way there is, and return those written."""
     target, parts = held[0].target, _statements(held, verb)
     knows_keys = target.dialect.returns_updated
@@ -235,8 +231,8 @@ def _write(held: list[HeldRows], verb: Write, may_autocommit: bool) -> list[Held
     # What is written without knowing which rows is rolled back, which takes a savepoint.
     if not verb.only_locks and (knows_keys or verb.savepoint):
         with suppress(_SomeAreLost):
-            return send(target, partial(_send_all, parts, verb), block)
-    return send(target, partial(_send_all, parts, verb, lock=True), block)
+            return send(target, partial(_send_parts, parts, verb), block)
+    return send(target, partial(_send_parts, parts, verb, lock=True), block)
 
 
 class _SomeAreLost(Exception):
@@ -248,7 +244,7 @@ def _statements(held: list[HeldRows], verb: Write) -> list[list[HeldRows]]:
     parts = [part for one in held for part in one.parts(verb.per_row)]
     if verb.has_more or not 1 < len(parts) <= MOST_CLAIMS:
         return [[part] for part in parts]
-    target, keys = held[0].target, [key for one in held for key in one.by_key]
+    target, keys = held[0].target, [key for one in held for key in one.keys]
     fits = len(keys) <= target.dialect.chunk_size(target.table, verb.per_row)
     is_one_model = all(one.target.model is target.model for one in held)
     # Of a row that is there twice one claim is over: each statement tells of its own.
@@ -257,14 +253,14 @@ def _statements(held: list[HeldRows], verb: Write) -> list[list[HeldRows]]:
     return [[part] for part in parts]
 
 
-def _send_all(parts: list[list[HeldRows]], verb: Write, *, lock: bool = False) -> list[HeldRows]:
+def _send_parts(parts: list[list[HeldRows]], verb: Write, *, lock: bool = False) -> list[HeldRows]:
     """Write the rows of each statement; with *lock* those that are still held once they are locked."""
     written: list[HeldRows] = []
     for part in parts:
         sent: list[HeldRows] | None
         if lock:
             locked = [one.standing(one.keys, WAIT) for one in part]
-            sent = [one for one in locked if one.by_key]
+            sent = [one for one in locked if one.keys]
             if sent and not verb.only_locks:
                 # The count says nothing more: a server may count none that it has not changed.
                 _send(sent, verb)
@@ -275,7 +271,7 @@ def _send_all(parts: list[list[HeldRows]], verb: Write, *, lock: bool = False) -
         written += sent
     # Nothing is rolled back any more.
     for one in written if verb.has_more else ():
-        if one.by_key:
+        if one.keys:
             verb.then(one.target, one.rows)
     return written
 
@@ -285,10 +281,11 @@ def _send(part: list[HeldRows], verb: Write) -> list[HeldRows] | None:
     target = part[0].target
     change = None
     if not verb.deletes:
-        change = Change(target.setting(verb.sets), verb.own_values(target, rows_of(part)))
+        own = verb.own_values(target, rows_of(part)) if verb.per_row else ()
+        change = Change(target.setting(verb.sets), own)
     claims = [(one.token, one.keys) for one in part]
     keys = target.dialect.write_held(target.table, claims, change)
-    if keys is None or len(keys) == sum([len(one.by_key) for one in part]):
+    if keys is None or len(keys) == sum([len(one.keys) for one in part]):
         return None if keys is None else part
     return [one.only(keys) for one in part]
 
@@ -302,21 +299,10 @@ def _ask_unanswered(
     written += judged.committed
     # By instance: of a row that is there twice one claim is over, and the other may stand.
     settled = {id(row) for row in (*judged.committed, *judged.ambiguous)}
-    left = [
-        one.only([key for key, row in one.by_key.items() if id(row) not in settled]) for one in held
-    ]
-    return [one for one in left if one.by_key]
+    return Given([row for row in rows_of(held) if id(row) not in settled]).held
 
 
 # What a write leaves behind
-
-
-def _finish(rows: Rows, verb: Write) -> None:
-    end_claims(carried_claims(rows), verb.how)
-    show_state(rows, verb.shown)
-    if verb.signal is not None and verb.signal.receivers:
-        send_of_rows(verb.signal, rows, **verb.facts)
-
 
 #: What instances show of a value that is known without the database.
 _SHOWN: dict[Any, str | None] = {None: None, **{status: status.value for status in Status}}
@@ -346,15 +332,8 @@ def lock_free(rows: Rows) -> tuple[list[Any], list[Any]]:
     for held in (part for one in Given(rows).held for part in one.parts()):
         locked = held.standing(held.keys, SKIP)
         free += locked.rows
-        busy += held.standing([key for key in held.by_key if key not in locked.by_key]).rows
+        busy += held.standing(sorted(set(held.keys).difference(locked.keys))).rows
     return free, busy
-
-
-def lock_claim(row: models.Model, using: str) -> bool:
-    """Lock the row's claim in the current transaction and say whether it stands."""
-    claim, target = carried_claim(row), ClaimTarget.of(type(row), using)
-    fence = target.table.standing(claim.token)
-    return bool(target.dialect.select_keys(target.table, [claim.pk], fence, WAIT))
 
 
 def lock_claims(rows: Iterable[models.Model]) -> list[models.Model]:

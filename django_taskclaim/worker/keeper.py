@@ -24,7 +24,7 @@ from django_taskclaim.querysets.holdings import claimed_by
 from django_taskclaim.querysets.isolating import RefusedRows, is_refused
 from django_taskclaim.querysets.renewing import renew
 from django_taskclaim.querysets.scope import ClaimTarget
-from django_taskclaim.querysets.writes import lock_free
+from django_taskclaim.querysets.writes import Given, lock_free
 from django_taskclaim.tables import Switch
 from django_taskclaim.throttling.throttles import Throttles
 from django_taskclaim.worker.calls import WakeEvent
@@ -217,7 +217,7 @@ class LeaseKeeper:
         self._renewed = began = clock()
         # Unless all goes well, again soon: an outage that is over must not cost the rest of a long lease.
         self._renew_by = again = began + min(RENEW_AGAIN, self.renewal_interval() / 4)
-        outcome = renew([task.row for task in renewable.values()], None)
+        outcome = renew(Given([task.row for task in renewable.values()]))
         # Of many rows that are refused, a few are found each time.
         self._renew_by = again if outcome.skipped or outcome.refused else float("inf")
         for row in outcome.skipped:

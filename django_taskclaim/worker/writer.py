@@ -25,8 +25,7 @@ from django_taskclaim.error_text import class_and_text
 from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.completing import CallRaised
-from django_taskclaim.querysets.everyone import stop_everyone
-from django_taskclaim.querysets.failing import release
+from django_taskclaim.querysets.failing import release, stop_everyone
 from django_taskclaim.querysets.isolating import Bad, bisect
 from django_taskclaim.querysets.losses import judge_ambiguous_commit
 from django_taskclaim.querysets.results import with_locked_source

@@ -93,13 +93,17 @@ FAULTS = {
         ),
         fault(
             "save() of an instance whose claim was lost writes the row.",
-            (FENCE, "write(_fenced(base_qs, claim), values)", "write(base_qs, values)"),
+            (
+                FENCE,
+                "write(base_qs.filter(is_claimed_by(columns, claim.token)), values)",
+                "write(base_qs, values)",
+            ),
         ),
         fault(
             "delete() of an instance whose claim was lost deletes the row.",
             (
                 FENCE,
-                "stands = lock_claim(self, alias)\n                if stands",
+                "stands = not lock_claims([self])\n                if stands",
                 "stands = True\n                if stands",
             ),
         ),
@@ -107,23 +111,23 @@ FAULTS = {
             "complete() writes update_fields by a statement of its own, without the token.",
             (
                 COMPLETING,
-                "    for same in groups.values():",
+                "    for kind, verb in verbs.items():",
                 "    for row in [row for one in given.held for row in one.rows]:\n"
-                "        values = {f.attname: getattr(row, f.attname) for f in results[type(row)].own}\n"
-                "        rows = models.QuerySet(type(row), using=carried_claim(row).alias)\n"
+                "        values = {f.attname: getattr(row, f.attname) for f in verbs[type(row)].results.own}\n"
+                "        rows = models.QuerySet(type(row), using=carried_claims([row])[0].alias)\n"
                 "        rows.filter(pk=row.pk).update(**values) if values else None\n"
-                "    results = dict.fromkeys(results, Results())\n"
-                "    for same in groups.values():",
+                "    for kind, verb in verbs.items():\n"
+                "        verb.results, verb.per_row = Results(), 0",
             ),
         ),
         fault(
             "complete() of rows whose claim was lost raises nothing.",
-            ("querysets/writes.py", "if len(self._written) < len(self.rows):", "if False:"),
+            ("querysets/writes.py", "if lost := [row for", "if False and [row for"),
         ),
         fault(
             "A row that is released keeps its iteration.",
             (
-                "querysets/assignments.py",
+                SCOPE,
                 '    "iteration": ONE_MORE,\n    "claimed_by": None',
                 '    "claimed_by": None',
             ),

@@ -16,7 +16,6 @@ from tests.querysets.support import (
     at_once,
     clock,
     facts,
-    owner_of,
     set_raw,
     stored,
 )
@@ -37,8 +36,7 @@ def test_old_complete_rows_go_and_all_others_stay_as_they_are(model: Any) -> Non
         if facts(row).status != "complete":
             set_raw(row, "completed_at", clock("-31 DAY"))
     before = [stored(row) for row in others]
-    rows, gone = model.objects.exclude(note="kept").prune(older_than=MONTH)
-    assert rows == gone[owner_of(model)._meta.label] == 2
+    assert model.objects.exclude(note="kept").prune(older_than=MONTH) == 2
     assert [stored(row) for row in old] == [{}, {}]
     assert [stored(row) for row in others] == before
 
@@ -52,16 +50,15 @@ def test_an_age_that_makes_no_sense_and_a_model_without_the_moment_are_refused()
         ClaimOnly.objects.prune(older_than=MONTH)
 
 
-def test_relations_are_honoured_and_counted_as_delete_does() -> None:
+def test_relations_are_honoured_as_delete_does() -> None:
     completed(Child, 2)
     completed(Parent)
-    rows, gone = Child.objects.prune(older_than=MONTH)
-    assert (rows, gone) == (2, {"testapp.Child": 2, "testapp.Parent": 2})
+    assert Child.objects.prune(older_than=MONTH) == 2
     assert (Child.objects.count(), Parent.objects.count()) == (0, 1)
     first, second = completed(Parcel, 2)
     Stamp.objects.bulk_create([Stamp(parcel=first), Stamp(parcel=first), Stamp(parcel=second)])
     complaint = Complaint.objects.create(parcel=first)
-    assert Parcel.objects.prune(older_than=MONTH) == (2, {"testapp.Parcel": 2, "testapp.Stamp": 3})
+    assert (Parcel.objects.prune(older_than=MONTH), Stamp.objects.count()) == (2, 0)
     complaint.refresh_from_db()
     assert complaint.parcel_id is None
 
@@ -77,7 +74,7 @@ def test_signals_of_deletes_and_of_acts_are_sent() -> None:
     for signal in (post_delete, rows_acted_on):
         signal.connect(receiver, sender=Photo)
     try:
-        assert Photo.objects.prune(older_than=MONTH) == (1, {"testapp.Photo": 1})
+        assert Photo.objects.prune(older_than=MONTH) == 1
     finally:
         for signal in (post_delete, rows_acted_on):
             signal.disconnect(receiver, sender=Photo)
@@ -90,7 +87,7 @@ def test_a_limit_or_a_protected_row_ends_it_and_earlier_chunks_stay_deleted(sett
     rows = completed(Parcel, 8)
     Receipt.objects.create(parcel=rows[5])
     ordered, seen = Parcel.objects.order_by("pk"), []
-    assert ordered.prune(older_than=MONTH, limit=3, progress=seen.append)[0] == 3
+    assert ordered.prune(older_than=MONTH, limit=3, progress=seen.append) == 3
     assert seen == [2, 3]
     with pytest.raises(ProtectedError):
         ordered.prune(older_than=MONTH)
@@ -106,7 +103,7 @@ def test_a_limit_or_a_protected_row_ends_it_and_earlier_chunks_stay_deleted(sett
 def test_a_locked_row_is_left_alone_and_not_waited_for(rival: Rival, model: Any) -> None:
     locked, free = completed(model, 2)
     rival.lock(locked)
-    assert model.objects.prune(older_than=MONTH)[0] == 1
+    assert model.objects.prune(older_than=MONTH) == 1
     assert (bool(stored(locked)), stored(free)) == (True, {})
 
 
@@ -121,7 +118,7 @@ def test_a_row_is_opened_again_or_deleted_and_never_both(model: Any, settings: A
     def reopen() -> int:
         return sum(model.objects.filter(pk=key).reset(complete=True) for key in reversed(keys))
 
-    opened, (deleted, _) = at_once(reopen, lambda: model.objects.prune(older_than=MONTH))
+    opened, deleted = at_once(reopen, lambda: model.objects.prune(older_than=MONTH))
     left = list(model.objects.values_list("status", flat=True))
     # One that was locked at the wrong moment was left alone by both.
     assert left.count("open") == opened

@@ -41,7 +41,7 @@ def verbs_over_a_queryset() -> None:
     assert_type(Photo.objects.reset(complete=True, running=True), int)
     assert_type(Photo.objects.filter(country="NZ").take_back(), int)
     assert_type(Photo.objects.failed().reset(limit=10, progress=print), int)
-    assert_type(Photo.objects.prune(older_than=timedelta(days=30)), tuple[int, dict[str, int]])
+    assert_type(Photo.objects.prune(older_than=timedelta(days=30)), int)
     assert_type(Photo.objects.pause_rows(), int)
     assert_type(Photo.objects.resume_rows(), int)
     assert_type(Photo.objects.fail_rows("no", running=True), int)

@@ -27,7 +27,7 @@ from django_taskclaim.states import Status
 
 
 class Command(ClaimCommand):
-    """Delete old rows, and say what went with them."""
+    """Delete old rows."""
 
     help = """Delete rows that were completed longer ago than --older-than, by the database's clock.
 
@@ -70,12 +70,8 @@ exit codes:
         older_than: timedelta,
         **options: Any,
     ) -> None:
-        gone: dict[str, int] = {}
-
         def prune(rows: Rows, **limits: Any) -> int:
-            number, deleted = rows.prune(older_than=older_than, **limits)
-            gone.update(deleted)
-            return number
+            return int(rows.prune(older_than=older_than, **limits))
 
         with rows_of(model, database) as choice:
             if claim_columns(model).completed_at is None:
@@ -88,12 +84,6 @@ exit codes:
             choice.narrow(choice.rows.filter(old), f"for more than {format_duration(older_than)}")
             choice.by_filters(filters)
             run_action(self, PRUNE, choice, do=prune, warnings=list(_warnings(model)), **options)
-        others = sorted(
-            (label, n) for label, n in gone.items() if label not in _family(model) and n
-        )
-        if others:
-            also = [f"{n:,} {label}" for label, n in others]
-            self.stdout.write(f"With them went {listed(also, most=20)}.")
 
 
 def _warnings(model: object) -> Iterator[str]:
