@@ -11,8 +11,7 @@ from django_taskclaim.doctor.blockers import why_nothing_moves
 from django_taskclaim.doctor.contradictions import contradictions
 from django_taskclaim.doctor.findings import Finding, Kind
 from django_taskclaim.doctor.plans import judged_plans, missing_index
-from django_taskclaim.doctor.setup import missing_source, missing_tables, refused
-from django_taskclaim.doctor.vacuum import dead_rows
+from django_taskclaim.doctor.setup import dead_rows, missing_source, missing_tables, refused
 
 __all__ = ["Finding", "Kind", "examine"]
 

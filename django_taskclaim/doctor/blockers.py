@@ -85,9 +85,8 @@ def _expired(seen: Overview) -> Iterator[Finding]:
     stored = seen.switch.lease if seen.switch is not None else None
     renewal = (stored or policy_for(seen.model).lease) / RENEWALS_PER_LEASE
     late = None if seen.expired_since is None else seen.now - seen.expired_since
-    few = "at least " if Status.PROCESSING in seen.estimated else ""
     first = "" if late is None else f", the first {format_duration(late)} ago"
-    text = f"The leases of {few}{counted(seen.expired, 'row')} have ended{first}, and nobody has put them back"
+    text = f"The leases of {counted(seen.expired, 'row')} have ended{first}, and nobody has put them back"
     if late is not None and late <= 3 * conf.duration("REAPER_INTERVAL") + renewal:
         yield Finding.note(f"{text} yet.")
     else:
@@ -115,8 +114,7 @@ def _held(seen: Overview) -> Iterator[Finding]:
     running = seen.progress.processing - seen.expired
     if seen.progress.open or running <= 0:
         return
-    more = "+" if Status.PROCESSING in seen.estimated else ""
-    text = f"All rows left are held, by {listed([f'{one.name} ({one.rows:,}{more})' for one in seen.holders])}"
+    text = f"All rows left are held, by {listed([f'{one.name} ({one.rows:,})' for one in seen.holders])}"
     if seen.next_free is not None and seen.next_free > seen.now:
         text += f"; the next lease ends in {format_duration(seen.next_free - seen.now)}"
     yield Finding.note(f"{text}.")

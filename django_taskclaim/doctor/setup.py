@@ -1,22 +1,29 @@
 """The setup that claims need: tables, columns, settings and a server in order."""
 
 from collections.abc import Iterable, Iterator
+from datetime import timedelta
 from typing import Any
 
 from django.apps import apps
 from django.core.checks import ERROR, CheckMessage
-from django.db import Error, connections, models, router
+from django.db import DatabaseError, Error, connections, models, router
 
 from django_taskclaim.checks import check_servers
 from django_taskclaim.columns import has_ranges
 from django_taskclaim.db.sql import real_name
 from django_taskclaim.doctor.findings import Finding
-from django_taskclaim.doctor.vacuum import oldest_transaction
 from django_taskclaim.fields import AnyField, ClaimColumn
-from django_taskclaim.formatting import first_line, listed
+from django_taskclaim.formatting import first_line, format_duration, listed
 from django_taskclaim.links import is_companion, source_link
+from django_taskclaim.monitoring.server import server_for
 from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.ranges.keys import source_of
+
+#: Dead rows that are too many to wait for before a vacuum.
+TOO_MANY_DEAD = 50_000
+
+#: A transaction that is open for longer keeps what 100,000 claimed rows leave behind.
+LONG = timedelta(minutes=1)
 
 #: Known by name alone: this module stands below it in the import order.
 CONTROL, CONTROL_LABEL = "django_taskclaim.control", "taskclaim_control"
@@ -149,3 +156,47 @@ def refused(alias: str, error: Error) -> Finding:
         f"The database {alias!r} refused a question: {first_line(error)}",
         "Look at the server and at DATABASES, then ask again.",
     )
+
+
+# What a server keeps of rows that have changed; claims read past it
+
+
+def dead_rows(model: type[models.Model], alias: str) -> Iterator[Finding]:
+    """Yield how many dead rows the table of *model* has, where the server counts them."""
+    target = ClaimTarget.of(model, alias)
+    found = server_for(connections[alias]).dead_rows(target.table)
+    if found is None:
+        return
+    ago = found.vacuumed_ago
+    vacuumed = "" if ago is None else f"; vacuumed {format_duration(ago)} ago"
+    text = (
+        f"The table {real_name(target.columns.owner._meta.db_table)} has {found.dead:,} dead rows beside"
+        f" {found.living:,} living{vacuumed}"
+    )
+    if found.dead < TOO_MANY_DEAD or found.dead <= found.living * 0.2:
+        yield Finding.fine(f"{text}.")
+    else:
+        yield Finding.note(
+            f"{text}: each claim may read past many of them.",
+            "Look for a transaction that still needs them (above), then VACUUM the table. docs/performance.md has"
+            " settings that make a vacuum come sooner.",
+        )
+
+
+def oldest_transaction(alias: str) -> Iterator[Finding]:
+    """Yield how long the oldest transaction on one database has been open, where the server shows it."""
+    try:
+        oldest = server_for(connections[alias]).oldest_transaction()
+    except DatabaseError:
+        # On MySQL the user needs the privilege PROCESS for that, and the list may be refused for a moment.
+        return
+    if oldest is None:
+        return
+    text = f"The oldest transaction has been open for {format_duration(oldest.age)}"
+    if oldest.age <= LONG:
+        yield Finding.fine(f"{text}.")
+    else:
+        yield Finding.note(
+            f"{text} ({oldest.holder}): the server keeps old versions of rows for it, and claims read past them.",
+            f"End it, or let it commit more often: {oldest.remedy}",
+        )

@@ -34,15 +34,15 @@ class RowCounts:
     estimated: frozenset[str] = frozenset()
 
 
-def count_rows(model: type[models.Model], alias: str) -> RowCounts:
-    """Count the rows of a small table; of a large one count what is little and estimate the rest.
+def count_rows(model: type[models.Model], alias: str, *, exact: bool = False) -> RowCounts:
+    """Count the rows of a small table; unless *exact*, of a large one count what is little and estimate the rest.
 
     Where nothing can be estimated all are counted: of a model whose claim columns are in a parent's table, and, on a
     database without statistics, where keys are no whole numbers or mostly gaps.
     """
     target = ClaimTarget.of(model, alias)
     estimate = None
-    if target.columns.owned_by(model):
+    if not exact and target.columns.owned_by(model):
         server = server_for(connections[alias])
         estimate = _probed(target) or server.estimate(target.table)
     if estimate is None or estimate.rows <= SMALL:

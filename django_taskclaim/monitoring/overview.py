@@ -4,10 +4,10 @@ Everything here is read without locks, by the database's own clock, and may be a
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 from django.db import connections, models
 from django.db.models import Count, Min, Q
@@ -15,14 +15,15 @@ from django.db.models.functions import Substr
 
 from django_taskclaim.columns import ClaimColumns, claim_columns, has_ranges
 from django_taskclaim.db import dialect_for
+from django_taskclaim.error_text import one_line
 from django_taskclaim.fields import NEVER_WAITED, OPEN_ENDED, as_utc
 from django_taskclaim.formatting import with_source
 from django_taskclaim.limits.model_limits import ModelLimits, limits_by
 from django_taskclaim.links import is_companion, key_text, source_link
 from django_taskclaim.models import Switch, Throttle, WorkerProcess
-from django_taskclaim.monitoring.counts import MOST, RowCounts, count_rows
+from django_taskclaim.monitoring.counts import MOST, count_rows
 from django_taskclaim.querysets import ClaimQuerySet, Progress
-from django_taskclaim.querysets.conditions import is_due, is_expired, is_running
+from django_taskclaim.querysets.conditions import is_due, is_expired, is_running, never_waited
 from django_taskclaim.states import WORKER_MARK, Status
 from django_taskclaim.tables import (
     own_scopes,
@@ -78,20 +79,20 @@ class Summary:
 class Overview(Summary):
     """The state of one model's rows, with what is due and who holds rows.
 
-    Where ``processing`` is among the estimated states, ``expired`` and the holders' rows are those of the first MOST
-    running rows: there are so many at least. Where ``open`` is, ``due`` is an estimate as well.
+    Where ``open`` is among the estimated states, ``due`` is an estimate as well.
     """
 
     due: int
-    #: Of the due rows that had been put off, when the first became due; None where none had. Of others no column tells.
+    #: Since when the oldest due row is due: its waiting time is over, or it was created, where ``created_column`` says
+    #: so. None where no row is due, or nothing says since when.
     due_since: datetime | None
     #: When the first of the waiting rows becomes due.
     next_due: datetime | None
+    #: Ranges of keys among which rows may still be committed.
+    open_ended: int
     expired: int
     expired_since: datetime | None
-    holders: list[Holder] = field(default_factory=list)
-    #: Ranges of keys among which rows may still be committed.
-    open_ended: int = 0
+    holders: list[Holder]
 
     @property
     def waiting(self) -> int:
@@ -118,9 +119,6 @@ class Worker:
     failed: int
     last_error: str
     alive: bool
-    host: str = ""
-    pid: int = 0
-    version: str = ""
 
     def serves(self, model: type[models.Model]) -> bool:
         """Say whether the worker claims rows of *model*."""
@@ -132,30 +130,27 @@ def overview(model: type[models.Model], alias: str, *, exact: bool = True) -> Ov
 
     Unless it must be *exact*, a large table is not read: its ``estimated`` states are, counted in part and estimated.
     """
-    (seen,) = summaries([model], alias, exact=exact)
+    (facts,) = _facts([model], alias, exact=exact)
     rows: Any = ClaimQuerySet(model, using=alias)
-    columns = claim_columns(model)
-    bounded = Status.OPEN in seen.estimated
-    dueness = _dueness(_next(rows, columns) if bounded else rows.open(), columns, seen.now)
-    beyond = max(0, seen.progress.open - MOST) if bounded else 0
-    crowded = Status.PROCESSING in seen.estimated
-    running = _first_running(rows, columns, seen.now) if crowded else _running(rows, columns)
-    return Overview(
-        **{name.name: getattr(seen, name.name) for name in fields(Summary)},
-        due=dueness.due + beyond,
-        due_since=dueness.since,
-        next_due=dueness.next,
-        open_ended=dueness.open_ended,
-        expired=running.expired,
-        expired_since=running.since,
-        holders=running.holders,
-    )
+    opened, beyond = rows.open(), 0
+    if Status.OPEN in facts["estimated"]:
+        # The first in the order of the claim index; many due ones stand for all that follow.
+        opened = opened.order_by(*claim_columns(model).order)[:MOST]
+        beyond = max(0, facts["progress"].open - MOST)
+    waiting = _waiting(opened, model, facts["now"])
+    due = waiting.pop("due") + beyond
+    return Overview(**facts, **waiting, **_running(rows, claim_columns(model)), due=due)
 
 
-def summaries(
-    of: Sequence[type[models.Model]], alias: str, *, exact: bool = False
-) -> Iterator[Summary]:
+def summaries(of: Sequence[type[models.Model]], alias: str) -> Iterator[Summary]:
     """Yield how far each of the models has got; what stops and who serves them is asked once for all."""
+    return (Summary(**facts) for facts in _facts(of, alias, exact=False))
+
+
+def _facts(
+    of: Sequence[type[models.Model]], alias: str, *, exact: bool
+) -> Iterator[dict[str, Any]]:
+    """Yield what a ``Summary`` has of each of the models."""
     now = database_time(alias)
     scopes = {scope for model in of for scope in stop_scopes(model)}
     switches = {row.scope: row for row in Switch.objects.using(alias).filter(scope__in=scopes)}
@@ -163,24 +158,20 @@ def summaries(
     holding = list(throttles.order_by("-until", "process"))
     known = workers(alias, now)
     for model in of:
-        counts = RowCounts(_progress(model, alias)) if exact else count_rows(model, alias)
+        counts = count_rows(model, alias, exact=exact)
         pauses = (switches.get(scope) for scope in scopes_over(model))
-        yield Summary(
-            model=model,
-            alias=alias,
-            now=now,
-            progress=counts.progress,
-            estimated=counts.estimated,
-            pause=next((one for one in pauses if one and _holds(one, now)), None),
-            throttles=_throttles(model, switches, holding, now),
-            limits=limits_by(model, switches),
-            switch=switches.get(scope_of(model)),
-            workers=[worker for worker in known if worker.serves(model)],
-        )
-
-
-def _progress(model: type[models.Model], alias: str) -> Progress:
-    return ClaimQuerySet[Any](model, using=alias).progress()
+        yield {
+            "model": model,
+            "alias": alias,
+            "now": now,
+            "progress": counts.progress,
+            "estimated": counts.estimated,
+            "pause": next((one for one in pauses if one and _holds(one, now)), None),
+            "throttles": _throttles(model, switches, holding, now),
+            "limits": limits_by(model, switches),
+            "switch": switches.get(scope_of(model)),
+            "workers": [worker for worker in known if worker.serves(model)],
+        }
 
 
 def _holds(switch: Switch, now: datetime) -> bool:
@@ -215,26 +206,11 @@ def throttles_by_source(seen: Summary) -> dict[str, list[Throttle]]:
     return found
 
 
-def first_failed(model: type[models.Model], alias: str, most: int) -> list[str]:
-    """Return the keys of the first *most* failed companions, each with its source's key, in no particular order."""
-    link = source_link(model)
-    rows: Any = ClaimQuerySet(model, using=alias)
-    found = rows.failed().order_by().values_list("pk", *(field.attname for field in link.own))
-    return [with_source(str(pk), key_text(source)) for pk, *source in found[:most]]
+def last_errors(seen: Overview, most: int) -> list[str]:
+    """Return, a line each, what tries of rows ended with that failed or are to be tried again, the latest last.
 
-
-class Failure(NamedTuple):
-    """What the last try of a row ended with."""
-
-    key: str
-    error: str
-    text: str
-
-
-def last_errors(seen: Overview, most: int) -> list[Failure]:
-    """Return what tries of rows ended with that failed or are to be tried again, the latest last.
-
-    Among very many failed rows, and among open ones, those that the claim index has last stand for the latest.
+    Among very many failed rows, and among open ones, those that the claim index has last stand for the latest. The
+    line names the row, and the source of a companion.
     """
     columns = claim_columns(seen.model)
     if columns.error_class is None or columns.last_error is None:
@@ -250,7 +226,7 @@ def last_errors(seen: Overview, most: int) -> list[Failure]:
         *rows.open().order_by(*behind).values_list(*facts)[:most],
     ]
     return [
-        Failure(with_source(str(pk), key_text(of)), error or "", text or "")
+        f"{with_source(str(pk), key_text(of))}: {one_line(error or '', text or '')}"
         for pk, error, text, *of in reversed(found)
         if error or text
     ]
@@ -281,86 +257,64 @@ def _worker(report: WorkerProcess, now: datetime) -> Worker:
         failed=report.rows_failed,
         last_error=report.last_error,
         alive=now - as_utc(report.seen_at) <= ALIVE_WITHIN,
-        host=report.host,
-        pid=report.pid,
-        version=report.version,
     )
 
 
-def _next(rows: Any, columns: ClaimColumns) -> object:
-    """Return the first open rows in the order of the claim index; many due ones stand for all that follow."""
-    return rows.open().order_by(*columns.order)[:MOST]
+def created_column(model: type[models.Model]) -> "models.DateTimeField[Any, Any] | None":
+    """Return the first column that keeps when a row was created (``auto_now_add``); None where there is none."""
+    dates = (one for one in model._meta.concrete_fields if isinstance(one, models.DateTimeField))
+    return next((one for one in dates if one.auto_now_add), None)
 
 
-class _Dueness(NamedTuple):
-    due: int
-    #: Since when the first of those that had to wait, and when the next will be.
-    since: datetime | None = None
-    next: datetime | None = None
-    open_ended: int = 0
+def _waiting(opened: Any, model: type[models.Model], now: datetime) -> dict[str, Any]:
+    """Return which of the open rows are due, since when, and when the next will be."""
+    columns, created = claim_columns(model), created_column(model)
+    status = columns.status.name
+    asked: dict[str, Any] = {"due": Count(status)}
+    if created is not None:
+        asked["created"] = Min(created.name, filter=never_waited(columns))
+    if columns.not_before is not None:
+        name = columns.not_before.name
+        asked |= {
+            "due": Count(status, filter=is_due(columns, now)),
+            "waited": Min(name, filter=Q(**{f"{name}__lte": now, f"{name}__gt": NEVER_WAITED})),
+            "next": Min(name, filter=Q(**{f"{name}__gt": now, f"{name}__lt": OPEN_ENDED})),
+            "open_ended": Count(status, filter=Q(**{name: OPEN_ENDED})),
+        }
+    found = opened.aggregate(**asked)
+    since = [as_utc(found[name]) for name in ("created", "waited") if found.get(name)]
+    return {
+        "due": found["due"],
+        "due_since": min(since, default=None),
+        "next_due": as_utc(found["next"]) if found.get("next") else None,
+        "open_ended": found.get("open_ended", 0) if has_ranges(model) else 0,
+    }
 
 
-def _dueness(opened: Any, columns: ClaimColumns, now: datetime) -> _Dueness:
-    if columns.not_before is None:
-        return _Dueness(opened.count())
-    name = columns.not_before.name
-    facts = opened.aggregate(
-        due=Count(name, filter=is_due(columns, now)),
-        since=Min(name, filter=Q(**{f"{name}__lte": now, f"{name}__gt": NEVER_WAITED})),
-        next=Min(name, filter=Q(**{f"{name}__gt": now, f"{name}__lt": OPEN_ENDED})),
-        open_ended=Count(name, filter=Q(**{name: OPEN_ENDED})),
+def _running(rows: Any, columns: ClaimColumns) -> dict[str, Any]:
+    """Return which running rows have expired, and who holds rows, the largest holder first.
+
+    The batches of each worker process are taken together.
+    """
+    expiry, late = columns.expires_at.name, is_expired(columns)
+    running = rows.filter(is_running(columns)).order_by().values_list(columns.claimed_by.name)
+    batches = running.annotate(
+        rows=Count("*"),
+        first=Min(expiry),
+        expired=Count(columns.status.name, filter=late),
+        since=Min(expiry, filter=late),
     )
-    open_ended = facts["open_ended"] if has_ranges(opened.model) else 0
-    return _Dueness(facts["due"], _utc(facts["since"]), _utc(facts["next"]), open_ended)
-
-
-class _Running(NamedTuple):
-    expired: int
-    since: datetime | None
-    holders: list[Holder]
-
-
-def _running(rows: Any, columns: ClaimColumns) -> _Running:
-    """Return what is known of all running rows."""
-    who, expiry = columns.claimed_by.name, columns.expires_at.name
-    late = is_expired(columns)
-    batches = list(
-        rows.filter(is_running(columns))
-        .order_by()
-        .values_list(who)
-        .annotate(
-            rows=Count("*"),
-            first=Min(expiry),
-            expired=Count(columns.status.name, filter=late),
-            since=Min(expiry, filter=late),
-        )
-    )
-    since = min((as_utc(batch[4]) for batch in batches if batch[4]), default=None)
-    together = _together(batch[:3] for batch in batches)
-    return _Running(sum(batch[3] for batch in batches), since, together)
-
-
-def _first_running(rows: Any, columns: ClaimColumns, now: datetime) -> _Running:
-    """Return the same of the first MOST along the claim index, where there are more."""
-    running = rows.filter(is_running(columns)).order_by(*columns.order)
-    found = running.values_list(columns.claimed_by.name, columns.expires_at.name)[:MOST]
-    held = [(holder, _utc(end)) for holder, end in found]
-    expired = [end for _, end in held if end is None or end <= now]
-    ended = [end for end in expired if end is not None]
-    together = _together((holder, 1, end) for holder, end in held)
-    return _Running(len(expired), min(ended, default=None), together)
-
-
-def _together(batches: Iterable[tuple[str | None, int, datetime | None]]) -> list[Holder]:
-    """Take the batches of each worker process together, and return who holds most first."""
     by_name: dict[str, Holder] = {}
-    for holder, count, first in batches:
+    expired, expired_since = 0, []
+    for holder, count, first, ended, since in batches:
         name = (holder or "nobody").partition(WORKER_MARK)[0]
         known = by_name.get(name, Holder(name, 0, None))
-        ends = [end for end in (known.next_expiry, _utc(first)) if end is not None]
+        ends = [end for end in (known.next_expiry, first and as_utc(first)) if end]
         by_name[name] = Holder(name, known.rows + count, min(ends, default=None))
-    return sorted(by_name.values(), key=lambda holder: (-holder.rows, holder.name))
-
-
-def _utc(value: datetime | None) -> datetime | None:
-    return None if value is None else as_utc(value)
+        expired += ended
+        expired_since += [as_utc(since)] if since else []
+    return {
+        "expired": expired,
+        "expired_since": min(expired_since, default=None),
+        "holders": sorted(by_name.values(), key=lambda one: (-one.rows, one.name)),
+    }

@@ -10,7 +10,7 @@ from django.db import OperationalError, connection, transaction
 from django_taskclaim.monitoring import counts, overview
 from django_taskclaim.monitoring.server import server_for
 from tests.factories import make
-from tests.querysets.support import clock, set_raw, table_of
+from tests.querysets.support import table_of
 from tests.testapp.models import Child, CompositeKey, Job, TextKey
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -59,17 +59,6 @@ def test_keys_of_every_kind_are_estimated(model: Any) -> None:
     make(model, 120)
     analyse(model)
     assert counts.count_rows(model, "default").progress.open == pytest.approx(120, abs=40)
-
-
-def test_of_many_running_rows_only_the_first_are_read() -> None:
-    jobs(open_=400, complete=1600)
-    rows = Job.objects.claim_batch(400, claimed_by="user:17")
-    for row in rows[:2]:
-        set_raw(row, "expires_at", clock("-1 HOUR"))
-    analyse(Job)
-    seen = overview.overview(Job, "default", exact=False)
-    assert seen.expired == 2
-    assert [(holder.name, holder.rows) for holder in seen.holders] == [("user:17", 50)]
 
 
 #: Takes minutes, and touches no table of the app. MariaDB and MySQL bound recursions by themselves.

@@ -1,79 +1,96 @@
 """``manage.py claimstatus``: how far each table has got, who works on it, and who holds what."""
 
 import contextlib
-import io
-import shutil
+import json
 import textwrap
 import time
 from argparse import ArgumentParser
-from collections.abc import Callable, Iterator, Sequence
-from datetime import timedelta
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timedelta
 from typing import Any
 
-from django.core.management.base import CommandError, OutputWrapper
-from django.core.management.color import no_style
-from django.db import Error, connections
+from django.core.management.base import CommandError
+from django.db import Error, connections, models
 from django.utils import timezone
 
 from django_taskclaim.columns import has_ranges
 from django_taskclaim.control.switch_changes import in_words
-from django_taskclaim.error_text import one_line
+from django_taskclaim.doctor import Finding, Kind
+from django_taskclaim.doctor.blockers import reasons
 from django_taskclaim.fields import as_utc
-from django_taskclaim.formatting import counted, first_line, format_duration, format_moment, listed
-from django_taskclaim.links import is_companion
+from django_taskclaim.formatting import counted, first_line, format_duration, format_moment
+from django_taskclaim.handlers import handler_for
 from django_taskclaim.management.arguments import add_database, add_models, duration, places
-from django_taskclaim.management.base import USAGE, ClaimCommand
-from django_taskclaim.management.figures import (
-    AGAIN,
-    FIGURES,
-    Look,
-    ages_are_known,
-    as_json,
-    conditions,
-    incomplete,
-    look_at,
-    oldest_due,
-    reasons_to_fail,
-    unknown_ages,
+from django_taskclaim.management.base import USAGE, ClaimCommand, lacking_tables
+from django_taskclaim.management.figures import FIGURES, Condition, conditions, figures_of
+from django_taskclaim.management.terminal import Speed, can_draw_on, screen
+from django_taskclaim.monitoring.overview import (
+    Overview,
+    Worker,
+    created_column,
+    last_errors,
+    overview,
 )
-from django_taskclaim.management.terminal import (
-    Speed,
-    bar,
-    draw,
-    legend,
-    moves_cursor,
-    other_screen,
-    percent,
-    rows_of,
-)
-from django_taskclaim.monitoring.overview import Overview, Worker, first_failed, throttles_by_source
 from django_taskclaim.monitoring.server import server_for
 from django_taskclaim.policy import policy_for
-from django_taskclaim.ranges.strip import strip
+from django_taskclaim.ranges.strip import Strip, strip
 from django_taskclaim.states import Status
 
-#: How often --watch looks again by default.
-WATCH_EVERY = timedelta(seconds=2)
+#: How often --watch looks again by default, and how long the questions about one model may take then.
+WATCH_EVERY = PATIENCE = timedelta(seconds=2)
 
-#: Of the processes that are throttled for one cause that many are named.
-PROCESSES_NAMED = 3
+#: So many holders and recent errors of a model are shown.
+HOLDERS, ERRORS = 10, 3
 
-#: Of the holders of a model that many are named.
-NAMED = 10
+#: Goes up when a key of the JSON is taken away or changes its meaning; new keys come without.
+VERSION = 1
 
-#: Of the failed companions that many are named.
-FAILED_NAMED = 3
+PROGRESS = ("MODEL", "OPEN", "RUNNING", "COMPLETE", "FAILED", "PAUSED", "TOTAL", "DONE")
+WORKERS = ("NAME", "MODELS", "STATE", "HELD", "DONE", "FAILED", "SEEN", "UP")
 
-#: Seconds between two lines of a drain, or of --watch on a terminal that cannot be drawn on.
-LINE_EVERY = 5.0
 
-#: Characters of the bar in such a line, with the numbers behind it.
-BAR = 50
+@dataclass(slots=True)
+class Seen:
+    """What is shown of one model."""
 
-#: How many of the last errors are shown, and how many are remembered, so that an old one is not taken for a new one.
-ERRORS_SHOWN, ERRORS_KNOWN = 3, 200
+    rows: Overview
+    findings: list[Finding]
+    errors: list[str]
+    ranges: Strip | None
 
-Style = Callable[[str], str]
+
+@dataclass(slots=True)
+class Look:
+    """One look at several models: what was seen, and what could not be read."""
+
+    seen: list[Seen] = field(default_factory=list)
+    #: Model, database, and the message of the database.
+    refused: list[tuple[type[models.Model], str, str]] = field(default_factory=list)
+
+    @property
+    def workers(self) -> dict[str, list[Worker]]:
+        """By database, the processes that serve one of the models, the living first."""
+        found: dict[str, dict[str, Worker]] = {}
+        for one in self.seen:
+            workers = {worker.name: worker for worker in one.rows.workers}
+            found.setdefault(one.rows.alias, {}).update(workers)
+        return {
+            alias: sorted(known.values(), key=lambda one: (not one.alive, one.name))
+            for alias, known in found.items()
+        }
+
+    @property
+    def refusals(self) -> list[str]:
+        """What could not be read, a sentence each."""
+        found: dict[str, None] = {}
+        for model, alias, message in self.refused:
+            lacking: list[str] = []
+            with contextlib.suppress(Error):
+                lacking = lacking_tables(model, alias)
+            usual = f"{model._meta.label} on {alias!r} cannot be read: {message}"
+            found.update(dict.fromkeys(lacking or [usual]))
+        return list(found)
 
 
 class Command(ClaimCommand):
@@ -89,21 +106,15 @@ Reads without locks; counting reads every row of the table once, but for --watch
   manage.py claimstatus photos.Photo --watch  drawn again every 2 seconds
   manage.py claimstatus --format json
   manage.py claimstatus -v 0 --fail-if "oldest_due>15m,failed>0,workers<1"     for monitors
-  manage.py claimstatus photos.Photo --require-complete && deploy
+  manage.py claimstatus photos.Photo --fail-if "unfinished>0,failed>0" && deploy
 
 conditions of --fail-if are parted by commas and compare by > >= < <= = != a figure with a number or an age (15m):
 {textwrap.indent(textwrap.fill(", ".join(FIGURES), 100), "  ")}
 
 exit codes:
-  0  shown, and nothing is as --fail-if and --require-complete forbid
-  1  it is, or a model could not be read; the message says what
+  0  shown, and no condition of --fail-if holds
+  1  one does, or a model could not be read; the message says what
   2  wrong usage"""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._speed = Speed()
-        #: What went wrong since the first look, each once, in the order in which it was seen.
-        self._errors: dict[str, None] = {}
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         add_models(parser, "the models to show (default: every claimable model)")
@@ -127,360 +138,218 @@ exit codes:
             metavar="CONDITIONS",
             help="exit with 1 if one of these holds for one of the models",
         )
-        parser.add_argument(
-            "--require-complete",
-            action="store_true",
-            help="exit with 1 unless every row of the models is complete",
-        )
 
     def handle(self, *, models: list[Any], database: str | None, **options: Any) -> None:
-        where = places(models, database)
+        where, asked = places(models, database), options["fail_if"]
         if options["watch"] is not None:
-            self._watch(where, options)
+            if asked or options["format"] != "text" or not can_draw_on(self.stdout):
+                text = "--watch needs a terminal to draw on, and no --format or --fail-if."
+                raise CommandError(text, returncode=USAGE)
+            self._watch(where, options["watch"])
             return
         look = look_at(where)
-        failing = reasons_to_fail(look, options["fail_if"], named=bool(models))
-        if options["require_complete"]:
-            failing += incomplete(look)
+        failing = list(_reasons_to_fail(look, asked, named=bool(models)))
         if options["format"] == "json":
             self.stdout.write(as_json(look, failing))
         elif options["verbosity"]:
-            self._show(look)
-        for sentence in unknown_ages(look, options["fail_if"]):
-            self.stderr.write(self.style.WARNING(sentence))
-        self._end(look, failing)
+            self.stdout.write("\n".join(self._lines(look)))
+        for seen in (one.rows for one in look.seen):
+            if seen.due and not created_column(seen.model) and "oldest_due" in map(_figure, asked):
+                self.stderr.write(
+                    self.style.WARNING(
+                        f"{seen.model._meta.label}: oldest_due covers only rows that were put off; a column with"
+                        " auto_now_add would cover the others."
+                    )
+                )
+        if failing or look.refused:
+            raise CommandError("\n".join(["; ".join(failing)] * bool(failing) + look.refusals))
 
-    def _end(self, look: Look, failing: list[str]) -> None:
-        """Raise what has to be known."""
-        refusals = look.refusals
-        if failing or refusals:
-            raise CommandError("\n".join(["; ".join(failing)] * bool(failing) + refusals))
-
-    def _show(self, look: Look) -> None:
-        if not look.seen and not look.refused:
-            self.stdout.write(
-                "No installed model can be claimed; add django_taskclaim.models.TaskMixin to one."
-            )
-        self._progress(look.seen)
-        for one in look.seen:
-            self._details(one)
-        for alias in dict.fromkeys(one.alias for one in look.seen):
-            self._workers(look, alias)
-
-    # Again and again
-
-    def _watch(self, where: list[tuple[Any, str]], options: dict[str, Any]) -> None:
-        if options["format"] != "text" or options["fail_if"] or options["require_complete"]:
-            text = "--watch is for people to look at; leave out --format, --fail-if and --require-complete."
-            raise CommandError(text, returncode=USAGE)
-        if not self.stdout.isatty():
-            raise CommandError("--watch needs a terminal to draw on.", returncode=USAGE)
-        every = options["watch"]
-        if not moves_cursor(self.stdout):
-            self.style = no_style()
-            with contextlib.suppress(KeyboardInterrupt):
-                while True:
-                    self._print_lines(where)
-                    time.sleep(max(LINE_EVERY, every.total_seconds()))
-            return
-        terminal, picture = self.stdout, [""]
-        with contextlib.suppress(KeyboardInterrupt), other_screen(terminal):
+    def _watch(self, where: list[tuple[Any, str]], every: timedelta) -> None:
+        speed, lines = Speed(), [""]
+        with contextlib.suppress(KeyboardInterrupt), screen(self.stdout) as draw:
             while True:
-                picture = self._picture(self._look(where), shutil.get_terminal_size().columns)
+                look = look_at(where, exact=False)
+                refused = map(self.style.ERROR, look.refusals)
+                lines = [*self._lines(look, speed), *refused]
                 head = f"claimstatus every {format_duration(every)}, {format_moment(timezone.now())}. Ctrl-C ends it."
-                draw(terminal, [self.style.MIGRATE_LABEL(head), "", *picture])
+                draw([self.style.MIGRATE_LABEL(head), "", *lines])
+                for connection in {connections[alias] for _model, alias in where}:
+                    if not connection.in_atomic_block:
+                        connection.close_if_unusable_or_obsolete()
                 time.sleep(every.total_seconds())
         # What was seen last stays to be read.
-        terminal.write("\n".join(picture))
+        self.stdout.write("\n".join(lines))
 
-    def _look(self, where: list[tuple[Any, str]]) -> Look:
-        """Look once more; a database that is away is part of the picture."""
-        look = look_at(where, exact=False)
-        for seen in look.seen:
-            self._speed.note(seen)
-        for model, failure in look.errors:
-            said = "".join(
-                c if c.isprintable() else " " for c in one_line(failure.error, failure.text)
-            )
-            self._errors.setdefault(f"{model._meta.label} {failure.key}: {said}", None)
-        for old in list(self._errors)[:-ERRORS_KNOWN]:
-            del self._errors[old]
-        for connection in {connections[alias] for _model, alias in where}:
-            if not connection.in_atomic_block:
-                connection.close_if_unusable_or_obsolete()
-        return look
+    def _lines(self, look: Look, speed: Speed | None = None) -> Iterator[str]:
+        """Yield what is shown, with the *speed* of each model where one is measured."""
+        workers = look.workers
+        if look.seen:
+            rows = [_progress_cells(one.rows, several=len(workers) > 1) for one in look.seen]
+            yield from self._table(PROGRESS, rows)
+        elif not look.refused:
+            yield "No installed model can be claimed; add django_taskclaim.models.TaskMixin to one."
+        for one in look.seen:
+            about = [speed.describe(one.rows)] if speed else []
+            if details := [*filter(None, about), *self._details(one)]:
+                yield from ("", self.style.MIGRATE_LABEL(one.rows.model._meta.label))
+                yield from (f"  {line}" for line in details)
+        now = {one.rows.alias: one.rows.now for one in look.seen}
+        for alias, known in workers.items():
+            title = f"Workers on {alias}" if len(workers) > 1 else "Workers"
+            alive = any(worker.alive for worker in known)
+            yield from ("", self.style.MIGRATE_LABEL(title if alive else f"{title}: none alive"))
+            if known:
+                cells = [_worker_cells(worker, now[alias]) for worker in known]
+                yield from (f"  {line}" for line in self._table(WORKERS, cells))
 
-    def _picture(self, look: Look, width: int) -> list[str]:
-        """Return the lines that show how the work goes on."""
-        written = io.StringIO()
-        terminal, self.stdout = self.stdout, OutputWrapper(written)
+    def _table(self, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+        """Yield aligned columns: texts to the left, numbers to the right."""
+        columns = list(zip(*rows, strict=True))
+        widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+        right = [all(c.lstrip("~")[:1].isdigit() or c == "-" for c in cells) for cells in columns]
+        for cells in (heads, *rows):
+            padded = [
+                cell.rjust(width) if to_the_right else cell.ljust(width)
+                for cell, width, to_the_right in zip(cells, widths, right, strict=True)
+            ]
+            line = "  ".join(padded).rstrip()
+            yield self.style.MIGRATE_HEADING(line) if cells is heads else line
+
+    def _details(self, one: Seen) -> Iterator[str]:
+        """Yield what else there is to know of a model."""
+        seen = one.rows
+        if one.ranges is not None:
+            shown = one.ranges
+            yield f"{counted(shown.rows_done, 'row')} done of about {shown.rows_planned:,}"
+            if shown.text:
+                yield f"[{shown.text}]  # done, > running, . open, = paused, x failed"
+        for limits in seen.limits:
+            yield f"all together keep to: {limits}"
+        if seen.switch is not None and seen.switch.set_at is not None and seen.switch.overrides:
+            who = f" by {seen.switch.set_by}" if seen.switch.set_by else ""
+            since = format_moment(seen.switch.set_at)
+            yield f"set{who} since {since}: {in_words(seen.switch.overrides)}"
+        if seen.due_since is not None:
+            yield f"longest due: {format_duration(seen.now - seen.due_since)} (oldest_due)"
+        if note := policy_for(seen.model).completion.note:
+            yield note
+        style = {Kind.PROBLEM: self.style.ERROR, Kind.NOTE: self.style.WARNING}
+        for finding in one.findings:
+            if finding.kind in style:
+                yield style[finding.kind](finding.message)
+                if finding.advice:
+                    yield f"  {finding.advice}"
+        for error in one.errors:
+            yield "last error: " + "".join(c if c.isprintable() else " " for c in error)
+        width = max((len(holder.name) for holder in seen.holders[:HOLDERS]), default=0)
+        for holder in seen.holders[:HOLDERS]:
+            end = holder.next_expiry
+            lease = "no lease" if end is None else f"a lease ends at {format_moment(end)}"
+            rows = counted(holder.rows, "row").rjust(9)
+            yield f"held by {holder.name.ljust(width)}  {rows}, {lease}"
+        if rest := seen.holders[HOLDERS:]:
+            rows = counted(sum(holder.rows for holder in rest), "row")
+            yield f"and {counted(len(rest), 'more holder')} with {rows}"
+
+
+def look_at(where: Sequence[tuple[Any, str]], *, exact: bool = True) -> Look:
+    """Look at models, each on its database; one that cannot be read does not hide the others.
+
+    Where it need not be *exact* the questions may not take long.
+    """
+    look = Look()
+    for model, alias in where:
+        limit = server_for(connections[alias]).time_limit(PATIENCE)
         try:
-            for seen in look.seen:
-                lines = [*self._bar(seen, width - 2), *self._speed.describe(seen)]
-                with self._asking(seen.alias):
-                    self._details(seen, lines)
-            for sentence in look.refusals:
-                self.stdout.write(self.style.ERROR(sentence))
-            if self._errors:
-                self.stdout.write("")
-                self.stdout.write(self.style.MIGRATE_LABEL("Last errors"))
-                for said in list(self._errors)[-ERRORS_SHOWN:]:
-                    self.stdout.write(f"  {said}")
-            for alias in dict.fromkeys(one.alias for one in look.seen):
-                with self._asking(alias):
-                    self._workers(look, alias)
-        finally:
-            self.stdout = terminal
-        return written.getvalue().strip("\n").splitlines()
-
-    @contextlib.contextmanager
-    def _asking(self, alias: str) -> Iterator[None]:
-        """Let what the block asks take a moment at most, and show what the database says against that."""
-        try:
-            with server_for(connections[alias]).time_limit(AGAIN):
-                yield
+            with contextlib.nullcontext() if exact else limit:
+                seen = overview(model, alias, exact=exact)
+                ranges = strip(model, alias) if has_ranges(model) else None
+                errors = last_errors(seen, ERRORS)[-ERRORS:]
+                look.seen.append(Seen(seen, list(reasons(seen)), errors, ranges))
         except Error as error:
-            self.stdout.write(self.style.ERROR(first_line(error)))
-
-    def _bar(self, seen: Overview, width: int) -> Iterator[str]:
-        if not seen.progress.total:
-            yield "no rows"
-            return
-        yield bar(seen, width, coloured=self._coloured)
-        yield from legend(seen, width, coloured=self._coloured)
-
-    @property
-    def _coloured(self) -> bool:
-        return self.style.ERROR("") != ""
-
-    def _print_lines(self, where: list[tuple[Any, str]]) -> None:
-        """Print how the work goes on, in one line for each model."""
-        look = self._look(where)
-        for seen in look.seen:
-            failed = seen.progress.failed
-            wrong = [f"{failed:,} failed"] if failed else []
-            parts = [*wrong, *self._speed.describe(seen), *self._paused(seen)]
-            share = (
-                bar(seen, BAR, coloured=self._coloured) if seen.progress.total else rows_of(seen)
-            )
-            text = f"{seen.model._meta.label}: {', '.join([share, *parts])}"
-            self.stdout.write(f"{format_moment(timezone.now())} {text}")
-        for sentence in look.refusals:
-            self.stdout.write(sentence)
-        self.stdout.flush()
-
-    # One line a model
-
-    def _progress(self, seen: Sequence[Overview]) -> None:
-        if not seen:
-            return
-        heads = ("MODEL", "OPEN", "RUNNING", "COMPLETE", "FAILED", "PAUSED", "TOTAL", "DONE")
-        self._table(
-            heads, [self._progress_row(one, len({s.alias for s in seen}) > 1) for one in seen]
-        )
-
-    def _progress_row(self, seen: Overview, several: bool) -> list[tuple[str, Style]]:
-        progress, plain = seen.progress, str
-        name = f"{seen.model._meta.label} ({seen.alias})" if several else seen.model._meta.label
-        tells = progress.total and policy_for(seen.model).completion.keeps
-        share = percent(progress) if tells else "-"
-        done = progress.total > 0 and progress.complete == progress.total
-        return [
-            (name, plain),
-            (_number(seen, Status.OPEN), plain),
-            (_number(seen, Status.PROCESSING), plain),
-            (_number(seen, Status.COMPLETE), plain),
-            (_number(seen, Status.FAILED), self.style.ERROR if progress.failed else plain),
-            (_number(seen, Status.PAUSED), self.style.WARNING if progress.paused else plain),
-            (f"{'~' if seen.estimated else ''}{progress.total:,}", plain),
-            (share, self.style.SUCCESS if done else plain),
-        ]
-
-    def _table(
-        self, heads: Sequence[str], rows: Sequence[Sequence[tuple[str, Style]]], indent: str = ""
-    ) -> None:
-        """Write aligned columns: texts to the left, numbers to the right."""
-        widths = [
-            max(len(cell) for cell in column) for column in zip(heads, *_texts(rows), strict=True)
-        ]
-        right = [
-            all(cell.lstrip("~")[:1].isdigit() or cell == "-" for cell in column)
-            for column in zip(*_texts(rows), strict=True)
-        ]
-        line = self._line(heads, widths, right, [self.style.MIGRATE_HEADING] * len(heads))
-        self.stdout.write(indent + line)
-        for row in rows:
-            styles = [style for _, style in row]
-            self.stdout.write(indent + self._line([text for text, _ in row], widths, right, styles))
-
-    @staticmethod
-    def _line(
-        cells: Sequence[str], widths: Sequence[int], right: Sequence[bool], styles: Sequence[Style]
-    ) -> str:
-        padded = [
-            cell.rjust(width) if to_the_right else cell.ljust(width)
-            for cell, width, to_the_right in zip(cells, widths, right, strict=True)
-        ]
-        # Coloured after padding: colour codes have a length, but no width.
-        return "  ".join(style(cell) for style, cell in zip(styles, padded, strict=True)).rstrip()
-
-    # What else there is to know of a model
-
-    def _details(self, seen: Overview, first: Sequence[str] = ()) -> None:
-        lines = [
-            *first,
-            *_ranges(seen),
-            *self._paused(seen),
-            *self._throttled(seen),
-            *(f"all together keep to: {limits}" for limits in seen.limits),
-            *_settings(seen),
-            *self._waiting(seen),
-            *_done(seen),
-            *self._expired(seen),
-            *self._failed(seen),
-            *_held(seen),
-        ]
-        if lines:
-            self.stdout.write("")
-            self.stdout.write(self.style.MIGRATE_LABEL(seen.model._meta.label))
-            for line in lines:
-                self.stdout.write(f"  {line}")
-
-    def _paused(self, seen: Overview) -> Iterator[str]:
-        pause = seen.pause
-        if pause is None:
-            return
-        what = "PAUSED (with all models)" if pause.scope == "*" else "PAUSED"
-        who = f" by {pause.by}" if pause.by else ""
-        since = f" since {format_moment(pause.paused_at)}" if pause.paused_at is not None else ""
-        end = f" until {format_moment(pause.until)}" if pause.until is not None else ""
-        reason = f": {pause.reason}" if pause.reason else ""
-        yield self.style.WARNING(f"{what}{who}{since}{end}{reason}")
-
-    def _throttled(self, seen: Overview) -> Iterator[str]:
-        """Yield a line for each cause, with the reason of the process that it holds up longest."""
-        for source, same in throttles_by_source(seen).items():
-            who = listed([throttle.process for throttle in same], PROCESSES_NAMED)
-            since = format_moment(min(throttle.since_at for throttle in same))
-            yield self.style.WARNING(
-                f"THROTTLED on {who} by {source} since {since}: {same[0].reason}, until {format_moment(same[0].until)}"
-            )
-
-    def _waiting(self, seen: Overview) -> Iterator[str]:
-        if Status.OPEN not in seen.estimated and ages_are_known(seen.model):
-            if (age := oldest_due(seen)) is not None:
-                yield f"longest due: {format_duration(age)} (oldest_due)"
-        elif seen.due_since is not None:
-            since = format_duration(seen.now - seen.due_since)
-            yield f"longest due of the rows that were put off: {since} (oldest_due)"
-        if seen.next_due is not None:
-            waiting = counted(seen.waiting - seen.open_ended, "open row")
-            yield f"{waiting} not due yet, the first in {format_duration(seen.next_due - seen.now)}"
-        if seen.open_ended:
-            yield f"{counted(seen.open_ended, 'range')} not due before transactions end that may still add rows there"
-
-    def _expired(self, seen: Overview) -> Iterator[str]:
-        if seen.expired:
-            ago = (
-                f", the first {format_duration(seen.now - seen.expired_since)} ago"
-                if seen.expired_since
-                else ""
-            )
-            yield self.style.ERROR(
-                f"{counted(seen.expired, 'lease')} expired{ago}; manage.py release_expired"
-            )
-
-    def _failed(self, seen: Overview) -> Iterator[str]:
-        """Name failed companions by what people know: the rows of another table."""
-        failed = seen.progress.failed
-        if not failed or not is_companion(seen.model):
-            return
-        names = first_failed(seen.model, seen.alias, FAILED_NAMED)
-        more = [""] * max(0, failed - len(names))
-        yield self.style.ERROR(f"failed: {listed([*names, *more], len(names))}")
-
-    # Workers
-
-    def _workers(self, look: Look, alias: str) -> None:
-        known = look.workers[alias]
-        title = f"Workers on {alias}" if len(look.workers) > 1 else "Workers"
-        now = next(one.now for one in look.seen if one.alias == alias)
-        living = [worker for worker in known if worker.alive]
-        self.stdout.write("")
-        self.stdout.write(self.style.MIGRATE_LABEL(title if living else f"{title}: none alive"))
-        if living:
-            heads = ("NAME", "MODELS", "STATE", "HELD", "DONE", "FAILED", "SEEN", "UP")
-            self._table(heads, [self._worker_row(worker, now) for worker in living], indent="  ")
-        for worker in known:
-            if not worker.alive:
-                unseen = format_duration(now - worker.seen_at)
-                silence = f"{worker.name} was last seen {unseen} ago and has not signed off"
-                self.stdout.write("  " + self.style.WARNING(silence))
-        names = {worker.name for worker in known}
-        for one in look.commands[alias]:
-            if one.worker in names:
-                text = f"{one.worker} was told by {one.by} at {format_moment(as_utc(one.at))} to {one.command}"
-                self.stdout.write("  " + self.style.WARNING(text))
-
-    def _worker_row(self, worker: Worker, now: Any) -> list[tuple[str, Style]]:
-        return [
-            (worker.name, str),
-            (", ".join(worker.labels), str),
-            (worker.state, self.style.WARNING if worker.state != "running" else str),
-            (f"{worker.held:,}", str),
-            (f"{worker.done:,}", str),
-            (f"{worker.failed:,}", self.style.ERROR if worker.failed else str),
-            (f"{format_duration(now - worker.seen_at)} ago", str),
-            (format_duration(now - worker.started_at), str),
-        ]
+            look.refused.append((model, alias, first_line(error)))
+    return look
 
 
-def _texts(rows: Sequence[Sequence[tuple[str, Style]]]) -> list[list[str]]:
-    return [[text for text, _ in row] for row in rows]
+def _figure(condition: Condition) -> str:
+    return condition.figure
 
 
-def _number(seen: Overview, state: Status) -> str:
-    """Return how many rows are in a state; what is estimated is marked."""
-    sign = "~" if state in seen.estimated else ""
-    return f"{sign}{getattr(seen.progress, state.value):,}"
+def _reasons_to_fail(look: Look, asked: Sequence[Condition], *, named: bool) -> Iterator[str]:
+    """Yield a sentence for each model for which conditions hold.
+
+    Workers are asked of models that have a handler, because rows that people claim need none; of *named* ones always.
+    """
+    for seen in (one.rows for one in look.seen):
+        figures = figures_of(seen)
+        if not named and handler_for(seen.model) is None:
+            figures["workers"] = None
+        if found := [reason for one in asked if (reason := one.reason(figures))]:
+            yield f"{seen.model._meta.label}: {', '.join(found)}"
 
 
-def _settings(seen: Overview) -> Iterator[str]:
-    """Say what replaces options of handlers and command lines, and who has set that."""
-    switch = seen.switch
-    if switch is None or switch.set_at is None or not switch.overrides:
-        return
-    who = f" by {switch.set_by}" if switch.set_by else ""
-    yield f"set{who} since {format_moment(as_utc(switch.set_at))}: {in_words(switch.overrides)}"
+def _progress_cells(seen: Overview, *, several: bool) -> list[str]:
+    progress, label = seen.progress, seen.model._meta.label
+    states = (Status.OPEN, Status.PROCESSING, Status.COMPLETE, Status.FAILED, Status.PAUSED)
+    share = progress.complete / progress.total if progress.total else 0
+    tells = progress.total and policy_for(seen.model).completion.keeps
+    return [
+        f"{label} ({seen.alias})" if several else label,
+        *(f"{'~' * (one in seen.estimated)}{getattr(progress, one.value):,}" for one in states),
+        f"{'~' * bool(seen.estimated)}{progress.total:,}",
+        # Rounded down: never 100 % while other rows are there.
+        f"{int(share * 1000) / 10:.1f} %" if tells else "-",
+    ]
 
 
-def _done(seen: Overview) -> Iterator[str]:
-    """Say why there is no share of rows that are done, where the policy keeps none."""
-    if note := policy_for(seen.model).completion.note:
-        yield note
+def _worker_cells(worker: Worker, now: datetime) -> list[str]:
+    return [
+        worker.name,
+        ", ".join(worker.labels),
+        worker.state if worker.alive else "silent",
+        *(f"{number:,}" for number in (worker.held, worker.done, worker.failed)),
+        f"{format_duration(now - worker.seen_at)} ago",
+        format_duration(now - worker.started_at),
+    ]
 
 
-def _ranges(seen: Overview) -> Iterator[str]:
-    """Yield the strip of a model of ranges, from the first key to the last."""
-    if not has_ranges(seen.model):
-        return
-    shown = strip(seen.model, seen.alias)
-    yield f"{counted(shown.rows_done, 'row')} done of about {shown.rows_planned:,}"
-    if shown.text:
-        yield f"[{shown.text}]  # done, > running, . open, = paused, x failed"
+def as_json(look: Look, failing: Sequence[str]) -> str:
+    """Return all that was seen, with the reasons to fail; moments are ISO 8601 in UTC, durations are seconds."""
+    facts = {
+        "version": VERSION,
+        "at": timezone.now(),
+        "models": [
+            {
+                "model": seen.model._meta.label,
+                "database": seen.alias,
+                "at": seen.now,
+                "figures": figures_of(seen),
+                **{
+                    name: getattr(seen, name)
+                    for name in ("pause", "throttles", "switch", "holders")
+                },
+            }
+            for seen in (one.rows for one in look.seen)
+        ],
+        "workers": [
+            {"database": alias, **asdict(worker)}
+            for alias, known in look.workers.items()
+            for worker in known
+        ],
+        "failing": failing,
+        "unreadable": [
+            {"model": model._meta.label, "database": alias, "error": message}
+            for model, alias, message in look.refused
+        ],
+    }
+    return json.dumps(facts, default=_plain, indent=2)
 
 
-def _held(seen: Overview) -> Iterator[str]:
-    width = max((len(holder.name) for holder in seen.holders[:NAMED]), default=0)
-    for holder in seen.holders[:NAMED]:
-        end = holder.next_expiry
-        if end is None:
-            lease = "no lease"
-        elif end > seen.now:
-            lease = f"next lease ends in {format_duration(end - seen.now)}"
-        else:
-            lease = f"a lease ended {format_duration(seen.now - end)} ago"
-        yield f"held by {holder.name.ljust(width)}  {counted(holder.rows, 'row').rjust(9)}, {lease}"
-    rest = seen.holders[NAMED:]
-    if rest:
-        yield f"and {counted(len(rest), 'more holder')} with {counted(sum(holder.rows for holder in rest), 'row')}"
+def _plain(value: Any) -> object:
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, datetime):
+        return as_utc(value).isoformat()
+    if isinstance(value, models.Model):
+        return {one.name: getattr(value, one.attname) for one in value._meta.concrete_fields}
+    return asdict(value)
