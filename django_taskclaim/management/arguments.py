@@ -73,6 +73,17 @@ def add_models(parser: ArgumentParser, what: str) -> None:
     parser.add_argument("models", nargs="*", metavar="app.Model", type=claimable_model, help=what)
 
 
+def add_model(parser: ArgumentParser, what: str) -> None:
+    """Let the command take one model."""
+    parser.add_argument("model", metavar="app.Model", type=claimable_model, help=what)
+
+
+def add_record(parser: ArgumentParser) -> None:
+    """Let the command take what goes into the record of acts: ``--reason`` and ``--by``."""
+    parser.add_argument("--reason", default="", metavar="TEXT", help="why, for the record")
+    parser.add_argument("--by", metavar="NAME", help="who does it, for the record beside user@host")
+
+
 def add_database(parser: ArgumentParser, default: str) -> None:
     """Let the command take ``--database``."""
     parser.add_argument(

@@ -1,12 +1,13 @@
-"""What the commands share: help that reads well, and one sentence for what is wrong."""
+"""What the commands share: help that reads well, progress, and one sentence for what is wrong."""
 
 import argparse
 import contextlib
 import getpass
-import os
 import re
 import socket
 import sys
+import time
+from datetime import timedelta
 from typing import Any, ClassVar, NoReturn
 
 from django.core.management.base import (
@@ -21,12 +22,18 @@ from django.utils import translation
 from django_taskclaim.checks.databases import autocommit_faults
 from django_taskclaim.doctor import Finding
 from django_taskclaim.doctor.setup import missing_source, missing_tables
+from django_taskclaim.formatting import format_duration
 from django_taskclaim.management.arguments import places
 
 #: Exit code of a command line that makes no sense.
 USAGE = 2
-#: Exit code where nobody reads what is printed, as a shell shows SIGPIPE.
-BROKEN_PIPE = 141
+#: Exit code after Ctrl-C, as shells have it.
+STOPPED = 130
+
+EXIT_CODES = """  0    done, or there was nothing to do
+  1    a database refused, or the answer was no; the message says what was done
+  2    wrong usage, or a table that is not there
+  130  stopped by Ctrl-C; what was done stays"""
 
 
 def lacking_tables(model: type[models.Model], alias: str, *, whole: bool = False) -> list[str]:
@@ -74,27 +81,15 @@ class HelpFormatter(DjangoHelpFormatter, argparse.RawDescriptionHelpFormatter):
 class ClaimCommand(BaseCommand):
     """A command that parses, calls and reports."""
 
-    #: Shown under the options: examples, exit codes.
+    #: Shown under the options.
     epilog: ClassVar[str] = ""
+    exit_codes: ClassVar[str] = EXIT_CODES
     # An operator must be able to look, pause and put back also while something else of the project is wrong.
     requires_system_checks = []
-    #: Whether it prints sentences that pages show in their readers' languages; what commands print is English.
-    in_english: ClassVar[bool] = False
+    #: What commands print is English; handlers run in the language of the project.
+    in_english: ClassVar[bool] = True
     #: Whether it writes to the databases of its models.
     writes: ClassVar[bool] = True
-
-    def run_from_argv(self, argv: list[str]) -> None:
-        try:
-            try:
-                super().run_from_argv(argv)
-            finally:
-                sys.stdout.flush()
-        except BrokenPipeError:
-            # Nobody reads on, as behind "| head". What Python flushes as it ends must not complain again.
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            for stream in (sys.stdout, sys.stderr):
-                os.dup2(nowhere, stream.fileno())
-            sys.exit(BROKEN_PIPE)
 
     def execute(self, *args: object, **options: object) -> str | None:
         if self.writes:
@@ -104,7 +99,7 @@ class ClaimCommand(BaseCommand):
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: object) -> CommandParser:
         kwargs.setdefault("formatter_class", HelpFormatter)
-        kwargs.setdefault("epilog", self.epilog)
+        kwargs.setdefault("epilog", f"{self.epilog}\n\nexit codes:\n{self.exit_codes}")
         parser = super().create_parser(prog_name, subcommand, **kwargs)
         parser.error = self._refuse  # type: ignore[method-assign]  # argparse has no hook for it
         return parser
@@ -118,3 +113,31 @@ class ClaimCommand(BaseCommand):
             raise CommandError(sentence, returncode=USAGE)
         self.stderr.write(sentence)
         sys.exit(USAGE)
+
+
+class Report:
+    """How far a command has got: on a terminal one line that is written again and again, else a line now and then."""
+
+    def __init__(self, out: Any, total: int) -> None:
+        self.out, self.total, self.seen = out, total, 0
+        self.is_terminal = out.isatty()
+        self.every = 0.1 if self.is_terminal else 10.0
+        self.began = self.shown = time.monotonic()
+
+    def advance(self, seen: int) -> None:
+        """Note how many rows have been seen."""
+        self.seen, now = seen, time.monotonic()
+        if not seen or now - self.shown < self.every:
+            return
+        self.shown = now
+        left = timedelta(seconds=(now - self.began) * max(0, self.total - seen) / seen)
+        text = f"{seen:,} of {self.total:,}, {format_duration(left)} left"
+        self.out.write(
+            f"\r{text:<60}" if self.is_terminal else text, ending="" if self.is_terminal else None
+        )
+        self.out.flush()
+
+    def end(self) -> None:
+        """Leave the line as it is."""
+        if self.is_terminal and self.shown != self.began:
+            self.out.write("")

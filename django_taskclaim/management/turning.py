@@ -9,15 +9,22 @@ from django.core.management.base import CommandError
 from django_taskclaim.control.actions import Action
 from django_taskclaim.control.switch_changes import turn
 from django_taskclaim.exceptions import TaskClaimError
-from django_taskclaim.management.arguments import add_choice_of_rows, add_database, add_models
+from django_taskclaim.formatting import format_duration
+from django_taskclaim.management.arguments import (
+    add_choice_of_rows,
+    add_database,
+    add_models,
+    add_record,
+    places,
+)
 from django_taskclaim.management.base import USAGE, ClaimCommand, acting
 from django_taskclaim.management.rows import rows_of, run_action
+from django_taskclaim.switch import paused_by, paused_model
 
 
 class SwitchCommand(ClaimCommand):
     """Turns the switch *off*, or on."""
 
-    in_english = True
     off: ClassVar[bool]
     #: What ``--rows`` does, with rows in its states.
     on_rows: ClassVar[Action]
@@ -26,8 +33,7 @@ class SwitchCommand(ClaimCommand):
         word = "pause" if self.off else "resume"
         add_models(parser, f"the models to {word}")
         parser.add_argument("--all", action="store_true", help=f"{word} every model")
-        parser.add_argument("--reason", default="", metavar="TEXT", help="why, for the record")
-        parser.add_argument("--by", metavar="NAME", help="who does it, beside user@host")
+        add_record(parser)
         add_database(
             parser, "every database that holds the model; with --rows, where the router writes it"
         )
@@ -36,6 +42,9 @@ class SwitchCommand(ClaimCommand):
         add_choice_of_rows(parser, "with --rows: ")
 
     def handle(self, *, models: list[Any], database: str | None, **options: Any) -> None:
+        if options["rows"] and options.get("until") is not None:
+            text = "--until ends a pause of the switch; rows stay paused until manage.py claimresume --rows."
+            raise CommandError(text, returncode=USAGE)
         if options["rows"]:
             self._change_rows(models, database, **options)
         else:
@@ -46,12 +55,10 @@ class SwitchCommand(ClaimCommand):
     ) -> None:
         if len(models) != 1 or options["all"]:
             raise CommandError("--rows takes one model.", returncode=USAGE)
-        with rows_of(models[0], database) as choice:
-            choice.by_state(*self.on_rows.states)
-            choice.by_filters(filters)
+        with rows_of(models[0], database, sorted(self.on_rows.states), filters) as choice:
             changed = run_action(self, self.on_rows, choice, **options)
         if changed:
-            self.warn_of_pauses(models, database)
+            self._warn_of_pauses(models, database)
 
     def _turn(
         self,
@@ -74,12 +81,24 @@ class SwitchCommand(ClaimCommand):
                 turn(model, off=self.off, until=until, using=database, **facts)
         except TaskClaimError as error:
             raise CommandError(str(error)) from error
-        self.report(", ".join(model._meta.label for model in models) or "all models", until)
-        self.warn_of_pauses(models, database)
+        names = ", ".join(model._meta.label for model in models) or "all models"
+        if self.off:
+            end = f" for {format_duration(until)}" if until is not None else ""
+            self.stdout.write(self.style.WARNING(f"Paused {names}{end}. Running rows finish."))
+        else:
+            self.stdout.write(self.style.SUCCESS(f"Resumed {names}."))
+        self._warn_of_pauses(models, database)
 
-    def report(self, names: str, until: timedelta | None) -> None:
-        """Say what was done."""
-        raise NotImplementedError
-
-    def warn_of_pauses(self, models: list[Any], database: str | None) -> None:
-        """Say what else keeps rows of *models* from being claimed."""
+    def _warn_of_pauses(self, models: list[Any], database: str | None) -> None:
+        """After a resume, name each pause that stays: of everything, or of a parent."""
+        for model, alias in [] if self.off else places(models, database):
+            pause = paused_by(model, using=alias)
+            if pause is not None:
+                label = paused_model(pause)
+                who = f" by {pause.by}" if pause.by else ""
+                self.stdout.write(
+                    self.style.WARNING(
+                        f"{model._meta.label} stays paused: {label or 'everything'} is paused{who};"
+                        f" manage.py claimresume {label or '--all'}"
+                    )
+                )

@@ -48,7 +48,7 @@ def test_the_command_populates_and_removes_orphans() -> None:
     first = sorted(Page.objects.values_list("pk", flat=True))[:2]
     said = run("claimpopulate", "sources.PageTask", "--filter", "slug__lt=page 00005", "--paused")
     assert "Added 5 rows to sources.PageTask." in said
-    assert "Added 20 rows" in run("claimpopulate", "sources.PageTask", "--chunk", "7")
+    assert "Added 20 rows" in run("claimpopulate", "sources.PageTask")
     assert PageTask.objects.progress().paused == 5
     Page.objects.filter(pk__in=first).delete()
     assert "2 rows without a source" in run("claimdoctor", "sources.PageTask")

@@ -2,7 +2,6 @@
 
 import logging
 import re
-import sys
 from typing import Any
 
 import pytest
@@ -45,8 +44,7 @@ def test_a_pause_is_recorded_on_the_databases_that_it_names() -> None:
 
 
 @pytest.mark.once
-def test_expired_rows_that_cron_puts_back_are_not_an_act(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdin", None)
+def test_expired_rows_that_the_command_puts_back_are_not_an_act() -> None:
     lapsed(Photo)
     assert "put back 1 expired row" in run("release_expired", "testapp.Photo")
     assert recorded() == []

@@ -16,7 +16,7 @@ from django_taskclaim.adoption.writing import (
     text_of,
 )
 from django_taskclaim.columns import claim_columns
-from django_taskclaim.management.arguments import claimable_model
+from django_taskclaim.management.arguments import add_model
 from django_taskclaim.management.base import USAGE, ClaimCommand
 
 
@@ -32,20 +32,10 @@ come later are open. The same files run on PostgreSQL, MySQL, MariaDB and SQLite
     epilog = """examples:
   manage.py claimadopt photos.Photo --dry-run
   manage.py claimadopt photos.Photo
-  manage.py claimadopt photos.Photo --existing open       all that is there is work to do
-then:
-  manage.py migrate
-  manage.py claimresume photos.Photo --rows --limit 1000  let workers begin with some of the past
-  manage.py claimworker photos.Photo
-
-exit codes:
-  0  written
-  2  nothing to adopt; the message says what to do"""
+  manage.py claimadopt photos.Photo --existing open       all that is there is work to do"""
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument(
-            "model", metavar="app.Model", type=claimable_model, help="the model to adopt"
-        )
+        add_model(parser, "the model to adopt")
         parser.add_argument(
             "--existing",
             choices=EXISTING,

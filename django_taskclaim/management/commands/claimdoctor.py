@@ -26,7 +26,6 @@ class Command(ClaimCommand):
 Every statement that claims is explained (EXPLAIN) on the live table exactly as it would be sent, and none is run. A
 sort or a sequential scan is a problem; so is a missing index, which is reported with the statement that creates it.
 Nothing is changed."""
-    in_english = True
     epilog = """examples:
   manage.py claimdoctor                     every claimable model
   manage.py claimdoctor photos.Photo        one model
@@ -35,10 +34,8 @@ Nothing is changed."""
 signs:
   !!  a problem, and below it what to do
   ..  worth knowing: a reason for which rows stay where they are, or something that could be better
-  ok  in order
-
-exit codes:
-  0  no problem was found
+  ok  in order"""
+    exit_codes = """  0  no problem was found
   1  there are problems
   2  wrong usage"""
 

@@ -9,7 +9,7 @@ from django.db import Error
 
 from django_taskclaim.control.switch_changes import change_overrides, in_words
 from django_taskclaim.exceptions import TaskClaimError
-from django_taskclaim.management.arguments import add_database, add_models
+from django_taskclaim.management.arguments import add_database, add_models, add_record
 from django_taskclaim.management.base import USAGE, ClaimCommand, acting
 from django_taskclaim.switch import override_from_text, overrides_of, places_of
 from django_taskclaim.tables import LIMITS, OVERRIDES
@@ -36,18 +36,12 @@ class Command(ClaimCommand):
     help = """Override options of a model's handler on every host, while its workers run. Batch size and lease are for
 workers; rate, rows at once and hours are limits that all who claim share. What is set stands until it is changed;
 "default" gives one back to the handler, "none" is no limit. Without an option it shows what is set."""
-    in_english = True
     epilog = """examples:
   manage.py claimlimit photos.Photo
   manage.py claimlimit photos.Photo --rate 100/m --max-running 20 --reason "the API is slow today"
   manage.py claimlimit photos.Photo --hours 22:00-06:00
   manage.py claimlimit photos.Photo --batch-size 10 --lease 5m
-  manage.py claimlimit photos.Photo --rate default
-
-exit codes:
-  0  set, or shown
-  1  a database could not be reached; the message says which, and where the overrides were set
-  2  wrong usage"""
+  manage.py claimlimit photos.Photo --rate default"""
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         add_models(parser, "the models whose handlers are overridden")
@@ -60,8 +54,7 @@ exit codes:
                 default=SUPPRESS,
                 help=text,
             )
-        parser.add_argument("--by", metavar="NAME", help="who sets it, beside user@host")
-        parser.add_argument("--reason", default="", metavar="TEXT", help="why, for the record")
+        add_record(parser)
         add_database(parser, "every database that holds the model")
 
     def handle(

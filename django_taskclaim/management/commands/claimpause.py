@@ -1,15 +1,9 @@
 """``manage.py claimpause``: stop every claim of a model, on every host, until somebody resumes."""
 
 from argparse import ArgumentParser
-from datetime import timedelta
-from typing import Any
-
-from django.core.management.base import CommandError
 
 from django_taskclaim.control.actions import PAUSE_ROWS
-from django_taskclaim.formatting import format_duration
 from django_taskclaim.management.arguments import duration
-from django_taskclaim.management.base import USAGE
 from django_taskclaim.management.turning import SwitchCommand
 
 
@@ -25,13 +19,7 @@ any time. They stay out until manage.py claimresume --rows."""
     epilog = """examples:
   manage.py claimpause photos.Photo --reason "the image server is down"
   manage.py claimpause --all --until 30m --reason deployment
-  manage.py claimpause photos.Photo --rows --filter country=NZ
-
-exit codes:
-  0    paused
-  1    a database could not be reached, or the answer was no; the message says which, and where the pause stands
-  2    wrong usage
-  130  stopped by Ctrl-C; rows that were paused stay so"""
+  manage.py claimpause photos.Photo --rows --filter country=NZ"""
 
     off, on_rows = True, PAUSE_ROWS
 
@@ -43,15 +31,3 @@ exit codes:
             type=duration,
             help="end by itself after this long: seconds, or 30m, 2h, 1d (default: never)",
         )
-
-    def handle(self, **options: Any) -> None:
-        if options["rows"] and options["until"] is not None:
-            raise CommandError(
-                "--until ends a pause of the switch; rows stay paused until manage.py claimresume --rows.",
-                returncode=USAGE,
-            )
-        super().handle(**options)
-
-    def report(self, names: str, until: timedelta | None) -> None:
-        end = f" for {format_duration(until)}" if until is not None else ""
-        self.stdout.write(self.style.WARNING(f"Paused {names}{end}. Running rows finish."))

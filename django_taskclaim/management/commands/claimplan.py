@@ -33,12 +33,7 @@ class Command(ClaimCommand):
 Walks the primary key and reads nothing else. May be broken off and run again, also while workers run."""
     epilog = """examples:
   manage.py claimplan photos.PhotoRange
-  manage.py claimplan photos.PhotoRange --chunk-size 1000000
-
-exit codes:
-  0  planned, or nothing was left to plan
-  1  the database refused; what was planned before stays
-  2  wrong usage, or a table that is not there"""
+  manage.py claimplan photos.PhotoRange --chunk-size 1000000"""
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument(

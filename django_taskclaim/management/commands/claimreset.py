@@ -6,11 +6,7 @@ from typing import Any
 
 from django_taskclaim.control.actions import LOSE, NAMED, RESET
 from django_taskclaim.management.base import ClaimCommand
-from django_taskclaim.management.rows import (
-    add_rows_of_one_model,
-    rows_of,
-    run_action,
-)
+from django_taskclaim.management.rows import add_rows_of_one_model, rows_of, run_action
 from django_taskclaim.states import Status
 
 
@@ -19,34 +15,19 @@ class Command(ClaimCommand):
 
     help = """Open rows again that ended, with all their tries and without their errors.
 
-Failed ones unless --complete or --running is said; several of the three may be. First the rows are counted and, on a
+Failed ones, or with --complete or --running (or both) those. First the rows are counted and, on a
 terminal, you are asked. They are then reset chunk by chunk, each committed, so it may be stopped (Ctrl-C) at any time.
 Rows that are locked at the moment are left alone. What was done is recorded."""
     epilog = """examples:
   manage.py claimreset photos.Photo --dry-run                        how many rows failed
-  manage.py claimreset photos.Photo --error ConnectionError --limit 10
+  manage.py claimreset photos.Photo --filter error_class=ConnectionError --limit 10
   manage.py claimreset photos.Photo --filter country=NZ --reason "the image server is back"
-  manage.py claimreset photos.Photo --complete --filter width__isnull=true
-
-exit codes:
-  0    done, or nothing matched
-  1    a database refused, or the answer was no; the message says what was done
-  2    wrong usage, or a table that is not there
-  130  stopped by Ctrl-C; what was reset stays so"""
-    in_english = True
+  manage.py claimreset photos.Photo --complete --filter width__isnull=true"""
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument(
-            "--failed", action="store_true", help="failed rows (as if neither of the next is said)"
-        )
         parser.add_argument("--complete", action="store_true", help="complete rows")
         parser.add_argument(
             "--running", action="store_true", help="running rows; their holders lose them"
-        )
-        parser.add_argument(
-            "--error",
-            metavar="CLASS",
-            help="only rows whose last try ended with this error, as error_class has it",
         )
         add_rows_of_one_model(parser)
 
@@ -56,18 +37,11 @@ exit codes:
         model: Any,
         database: str | None,
         filters: list[str],
-        error: str | None,
         **options: Any,
     ) -> None:
         named = [name for name in NAMED.values() if options[name]]
-        states = [state for state, name in NAMED.items() if name in named]
-        if options["failed"] or not named:
-            states.insert(0, Status.FAILED)
-        with rows_of(model, database) as choice:
-            choice.by_state(*states)
-            if error is not None:
-                choice.by_error(error)
-            choice.by_filters(filters)
+        states = [state for state, name in NAMED.items() if name in named] or [Status.FAILED]
+        with rows_of(model, database, states, filters) as choice:
             run_action(
                 self,
                 RESET,

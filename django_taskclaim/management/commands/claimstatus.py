@@ -100,7 +100,6 @@ class Command(ClaimCommand):
     help = """Show how far the rows of each model have got, what is stopped and why, who holds rows, and who works.
 
 Reads without locks; counting reads every row of the table once, but for --watch, which estimates large tables (~)."""
-    in_english = True
     epilog = f"""examples:
   manage.py claimstatus                       every claimable model
   manage.py claimstatus photos.Photo --watch  drawn again every 2 seconds
@@ -109,10 +108,8 @@ Reads without locks; counting reads every row of the table once, but for --watch
   manage.py claimstatus photos.Photo --fail-if "unfinished>0,failed>0" && deploy
 
 conditions of --fail-if are parted by commas and compare by > >= < <= = != a figure with a number or an age (15m):
-{textwrap.indent(textwrap.fill(", ".join(FIGURES), 100), "  ")}
-
-exit codes:
-  0  shown, and no condition of --fail-if holds
+{textwrap.indent(textwrap.fill(", ".join(FIGURES), 100), "  ")}"""
+    exit_codes = """  0  shown, and no condition of --fail-if holds
   1  one does, or a model could not be read; the message says what
   2  wrong usage"""
 
@@ -153,16 +150,19 @@ exit codes:
             self.stdout.write(as_json(look, failing))
         elif options["verbosity"]:
             self.stdout.write("\n".join(self._lines(look)))
-        for seen in (one.rows for one in look.seen):
-            if seen.due and not created_column(seen.model) and "oldest_due" in map(_figure, asked):
-                self.stderr.write(
-                    self.style.WARNING(
-                        f"{seen.model._meta.label}: oldest_due covers only rows that were put off; a column with"
-                        " auto_now_add would cover the others."
-                    )
-                )
+        if any(one.figure == "oldest_due" for one in asked):
+            self._warn_of_unknown_ages(look)
         if failing or look.refused:
             raise CommandError("\n".join(["; ".join(failing)] * bool(failing) + look.refusals))
+
+    def _warn_of_unknown_ages(self, look: Look) -> None:
+        for seen in (one.rows for one in look.seen):
+            if seen.due and created_column(seen.model) is None:
+                text = (
+                    f"{seen.model._meta.label}: oldest_due covers only rows that were put off; a column with"
+                    " auto_now_add would cover the others."
+                )
+                self.stderr.write(self.style.WARNING(text))
 
     def _watch(self, where: list[tuple[Any, str]], every: timedelta) -> None:
         speed, lines = Speed(), [""]
@@ -269,10 +269,6 @@ def look_at(where: Sequence[tuple[Any, str]], *, exact: bool = True) -> Look:
         except Error as error:
             look.refused.append((model, alias, first_line(error)))
     return look
-
-
-def _figure(condition: Condition) -> str:
-    return condition.figure
 
 
 def _reasons_to_fail(look: Look, asked: Sequence[Condition], *, named: bool) -> Iterator[str]:

@@ -69,6 +69,7 @@ AS_GIVEN = (
 class Command(ClaimCommand):
     """Parse, run, exit with the worker's code."""
 
+    in_english = False
     help = """Claim rows of the given models and run their handlers on them, until told to stop.
 
 Run it on as many machines as you like. A worker that dies, hangs or is cut off loses its rows when their lease
@@ -83,10 +84,8 @@ is over, and others do them. While its tables or columns are not there yet it wa
 
 signals:
   SIGTERM or SIGINT: claim nothing more, give back what has not started, let running rows go on for the grace period.
-  A second one: give everything back and leave within 5 seconds.
-
-exit codes:
-  0  ended as asked: stopped, drained, or a limit of rows or time reached
+  A second one: give everything back and leave within 5 seconds."""
+    exit_codes = """  0  ended as asked: stopped, drained, or a limit of rows or time reached
   1  a running handler was cut short, or processes could not be kept alive
   2  wrong usage
   3  a drain ended with work left, because the model is paused or throttled"""

@@ -1,35 +1,31 @@
 """``manage.py release_expired``: put back the rows of workers that died, for projects without a standing worker."""
 
 import signal
-import sys
 import time
 from argparse import ArgumentParser
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 from django.core.management.base import CommandError
 from django.db import Error, connections
 
 from django_taskclaim.claim import clock
-from django_taskclaim.control.audit import record_action
+from django_taskclaim.control import keeping
+from django_taskclaim.control.installed import is_on
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.formatting import counted, first_line
-from django_taskclaim.management.arguments import (
-    add_database,
-    add_models,
-    duration,
-    places,
-    whole_number,
-)
-from django_taskclaim.management.base import USAGE, ClaimCommand, acting
-from django_taskclaim.management.keeping import forget
+from django_taskclaim.management.arguments import add_database, add_models, places, whole_number
+from django_taskclaim.management.base import ClaimCommand
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.expiry import Reaper
 from django_taskclaim.querysets.isolating import refusals
+from django_taskclaim.worker import heartbeat
 
 #: Seconds between two rounds of forgetting what is old, with --loop.
 FORGET_EVERY = 3600.0
+
+#: Chunks that one round deletes of each kind; what is left then is left for the next round.
+CHUNKS = 100
 
 Progress = Callable[[int], None]
 
@@ -49,13 +45,8 @@ after it was found, so that living workers renew first where the database was aw
 once."""
     epilog = """examples:
   manage.py release_expired                         every claimable model, once (from cron)
-  manage.py release_expired photos.Photo --loop     look every 10 seconds until SIGTERM or Ctrl-C
-  manage.py release_expired --by ada --reason "web-3 is gone"
-
-Who put rows back is recorded where a person did: typed in a terminal, or with --by or --reason. Cron's is no act.
-
-exit codes:
-  0  done, or stopped while looping
+  manage.py release_expired photos.Photo --loop     look again and again until SIGTERM or Ctrl-C"""
+    exit_codes = """  0  done, or stopped while looping
   1  the database refused (while looping it is asked again instead)
   2  wrong usage"""
 
@@ -68,16 +59,10 @@ exit codes:
             type=whole_number,
             help="put back at most N rows of each model; --loop goes on at once while there are more",
         )
-        parser.add_argument("--loop", action="store_true", help="go on until SIGTERM or Ctrl-C")
         parser.add_argument(
-            "--interval",
-            metavar="SECONDS",
-            type=duration,
-            help='pause between two looks of --loop; also 500ms, 5m, 1h (default: TASKCLAIM["REAPER_INTERVAL"])',
-        )
-        parser.add_argument("--reason", metavar="TEXT", help="why, for the record")
-        parser.add_argument(
-            "--by", metavar="NAME", help="who puts back, for the record beside user@host"
+            "--loop",
+            action="store_true",
+            help='look every TASKCLAIM["REAPER_INTERVAL"] until SIGTERM or Ctrl-C',
         )
 
     def handle(
@@ -87,24 +72,18 @@ exit codes:
         database: str | None,
         limit: int | None,
         loop: bool,
-        interval: timedelta | None,
-        by: str | None,
-        reason: str | None,
         **options: object,
     ) -> None:
         where = places(models, database)
-        if loop and (by or reason):
-            text = "A --loop is nobody's act: leave out --by and --reason."
-            raise CommandError(text, returncode=USAGE)
         if loop:
-            self._loop(where, limit, interval)
+            self._loop(where, limit)
             return
 
         def release(model: Any, alias: str, progress: Progress) -> int:
             rows = ClaimQuerySet[Any](model, using=alias)
             return rows.release_expired(limit, progress=progress)
 
-        total, refused = self._release(where, release, _act(by, reason))
+        total, refused = self._release(where, release)
         refused += _forgotten(where)
         if refused:
             raise CommandError("\n".join(refused))
@@ -112,12 +91,9 @@ exit codes:
             self.stdout.write("No claim has expired.")
 
     def _release(
-        self,
-        where: list[tuple[Any, str]],
-        release: Callable[[Any, str, Progress], int],
-        act: dict[str, Any] | None = None,
+        self, where: list[tuple[Any, str]], release: Callable[[Any, str, Progress], int]
     ) -> tuple[int, list[str]]:
-        """Have *release* put back what has expired of each model; recorded where it is somebody's *act*.
+        """Have *release* put back what has expired of each model.
 
         Returns how many rows that were, and what was said of models that could not be reached: one stops no other.
         """
@@ -129,22 +105,15 @@ exit codes:
             except (Error, TaskClaimError) as error:
                 refused.append(f"{model._meta.label} on {alias!r}: {first_line(error)}")
             refused += [str(one) for one in refusals(model, alias, since=began)]
-            rows = counts[-1]
-            self._report(model, rows)
-            if rows and act is not None:
-                record_action(model, "release expired", rows=rows, using=alias, **act)
-            total += rows
+            if counts[-1]:
+                text = f"{model._meta.label}: put back {counted(counts[-1], 'expired row')}."
+                self.stdout.write(text)
+                self.stdout.flush()
+            total += counts[-1]
         return total, refused
 
-    def _report(self, model: Any, count: int) -> None:
-        if count:
-            self.stdout.write(f"{model._meta.label}: put back {counted(count, 'expired row')}.")
-            self.stdout.flush()
-
-    def _loop(
-        self, where: list[tuple[Any, str]], limit: int | None, interval: timedelta | None
-    ) -> None:
-        reapers = {(model, alias): Reaper(model, alias, interval) for model, alias in where}
+    def _loop(self, where: list[tuple[Any, str]], limit: int | None) -> None:
+        reapers = {(model, alias): Reaper(model, alias) for model, alias in where}
 
         def turn(model: object, alias: str, progress: Progress) -> int:
             return reapers[model, alias].turn(limit) or 0
@@ -167,21 +136,17 @@ exit codes:
 
 
 def _forgotten(where: list[tuple[Any, str]]) -> list[str]:
-    """Forget what is too old on each database, and return what was said where that failed."""
+    """Delete what is too old on each database, as workers do, and return what was said where that failed."""
     refused = []
     for alias in dict.fromkeys(alias for _model, alias in where):
+        prunes = [heartbeat.prune, *([keeping.prune] if is_on(alias) else [])]
         try:
-            forget(alias)
+            for prune in prunes:
+                # True once that was all.
+                any(prune(alias) for _ in range(CHUNKS))
         except (Error, TaskClaimError) as error:
             refused.append(f"What is old on {alias!r} could not be forgotten: {first_line(error)}")
     return refused
-
-
-def _act(by: str | None, reason: str | None) -> dict[str, Any] | None:
-    """Return who puts rows back and why; None for cron, which would leave a record a minute for nobody to read."""
-    if not (by or reason or (sys.stdin is not None and sys.stdin.isatty())):
-        return None
-    return {"by": acting(by), "reason": reason or ""}
 
 
 def _is_stopped_within(seconds: float) -> bool:
