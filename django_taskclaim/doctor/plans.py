@@ -66,8 +66,8 @@ def judged_plans(model: type[models.Model], alias: str) -> Iterator[Finding]:
     index = _claim_index(target)
     yield Finding.problem(
         f"The claim {listed(faults)}.",
-        f"Create the index{f' {index.name}' if index is not None else ''} if it is missing, or refresh the statistics"
-        f" ({server.refresh_statistics(target.table)}). If the handler's queryset has a filter or an order of its own,"
+        f"Create the index{f' {index.name}' if index is not None else ''} if it is missing, or refresh the"
+        " statistics (ANALYZE). If the handler's queryset has a filter or an order of its own,"
         " add an index on the status, followed by those columns.",
         details=bad.lines,
     )

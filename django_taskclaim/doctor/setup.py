@@ -167,11 +167,9 @@ def dead_rows(model: type[models.Model], alias: str) -> Iterator[Finding]:
     found = server_for(connections[alias]).dead_rows(target.table)
     if found is None:
         return
-    ago = found.vacuumed_ago
-    vacuumed = "" if ago is None else f"; vacuumed {format_duration(ago)} ago"
     text = (
         f"The table {real_name(target.columns.owner._meta.db_table)} has {found.dead:,} dead rows beside"
-        f" {found.living:,} living{vacuumed}"
+        f" {found.living:,} living"
     )
     if found.dead < TOO_MANY_DEAD or found.dead <= found.living * 0.2:
         yield Finding.fine(f"{text}.")

@@ -52,18 +52,14 @@ class Refusal(NamedTuple):
     hint: str
 
 
-@dataclass(frozen=True, slots=True)
-class DeadRows:
+class DeadRows(NamedTuple):
     """The rows of one table, or of all its partitions, and the versions that nobody can see any more."""
 
     living: int
     dead: int
-    #: Since the last vacuum; None if there was none.
-    vacuumed_ago: timedelta | None
 
 
-@dataclass(frozen=True, slots=True)
-class OldestTransaction:
+class OldestTransaction(NamedTuple):
     """The transaction that keeps a server from removing old versions of rows."""
 
     age: timedelta
@@ -126,10 +122,6 @@ class Server:
     def ignored_indexes(self, table_name: str) -> set[str]:
         """Return the names of indexes that exist but that no statement uses."""
         return set()
-
-    def refresh_statistics(self, table: Table) -> str:
-        """Return the statement that lets the optimiser look at the table again."""
-        return f"ANALYZE {real_name(table.name)}"
 
     # Old versions of rows, which claims read past
 

@@ -91,9 +91,6 @@ class MySQLServer(Server):
         )
         return {name for (name,) in hidden}
 
-    def refresh_statistics(self, table: Table) -> str:
-        return f"ANALYZE TABLE {real_name(table.name)}"
-
     # Settings and versions
 
     def configured_faults(self) -> Iterator[Fault]:

@@ -53,27 +53,22 @@ class PostgreSQLServer(Server):
     on_a_busy_table = " (while the table is in use: CREATE INDEX CONCURRENTLY)"
 
     def explain(self, statement: SQL, table: Table) -> Plan:
-        """Ask twice: what is planned now, and what could be planned if reading and sorting everything were dear.
+        """Judge a large table by its plan, a small one by the plan where reading and sorting all of it are dear.
 
-        On a small table PostgreSQL rightly reads all of it, so there only the second answer counts.
+        On a small table PostgreSQL rightly reads all of it.
         """
-        ours = self._relations(table)
-        usual = self._plan(statement)
-        if self._counted_rows(table) >= LARGE:
-            found = _faults(usual, ours, LARGE // 10)
-            if any(found):
-                return Plan(_lines(usual), *found)
+        ours, known = self._relations(table), self._known_rows(table)
+        is_large = LARGE <= known < math.inf
         with transaction.atomic(using=self.alias):
-            for name in DEAR:
+            for name in () if is_large else DEAR:
                 self.dialect.run(SQL(f"SET LOCAL enable_{name} = off"))
-            best = self._plan(statement)
+            plan = self._plan(statement)
             # Takes the settings back.
             transaction.set_rollback(True, using=self.alias)
-        sorts, scans = _faults(best, ours, 0)
+        found = _faults(plan, ours, SMALL if is_large else 0)
         # Every claim reads the switch.
-        few = SMALL if _read_by(best) - ours - {SWITCH_TABLE} else TINY
-        known = self._known_rows(table)
-        return Plan(_lines(best), sorts and known > few, scans and known > SMALL)
+        few = SMALL if _read_by(plan) - ours - {SWITCH_TABLE} else TINY
+        return Plan(_lines(plan), found.sorts and known > few, found.scans and known > SMALL)
 
     def _plan(self, statement: SQL) -> object:
         (row,) = self.dialect.fetch(sql("EXPLAIN (FORMAT JSON) {}", statement))
@@ -86,13 +81,6 @@ class PostgreSQLServer(Server):
         parts = self.ask(f"SELECT oid::regclass::text FROM ({RELATIONS}) AS parts", name, name)
         own = real_name(unqualified(table.name)).strip('"')
         return frozenset({own, *(part.split(".")[-1].strip('"') for (part,) in parts)})
-
-    def _counted_rows(self, table: Table) -> float:
-        """Return how many rows the last ANALYZE counted in the table itself; 0 before the first."""
-        ((rows,),) = self.ask(
-            "SELECT reltuples FROM pg_class WHERE oid = %s::regclass", real_name(table.name)
-        )
-        return max(0.0, float(rows))
 
     def _known_rows(self, table: Table) -> float:
         """Return how many rows the planner knows of; of a table that was never analysed it assumes many."""
@@ -208,16 +196,14 @@ SELECT * FROM (
 
     def dead_rows(self, table: Table) -> DeadRows | None:
         name = real_name(table.name)
-        ((tables, living, dead, seconds),) = self.ask(
-            "SELECT COUNT(*), COALESCE(SUM(s.n_live_tup), 0), COALESCE(SUM(s.n_dead_tup), 0),"
-            " EXTRACT(EPOCH FROM CLOCK_TIMESTAMP() - MAX(GREATEST(s.last_vacuum, s.last_autovacuum)))"
+        ((tables, living, dead),) = self.ask(
+            "SELECT COUNT(*), COALESCE(SUM(s.n_live_tup), 0), COALESCE(SUM(s.n_dead_tup), 0)"
             " FROM pg_stat_all_tables s JOIN pg_class c ON c.oid = s.relid WHERE c.relkind = 'r'"
-            " AND c.oid IN (SELECT TO_REGCLASS(%s) UNION SELECT relid FROM pg_partition_tree(TO_REGCLASS(%s)))",
+            f" AND c.oid IN ({RELATIONS})",
             name,
             name,
         )
-        ago = None if seconds is None else timedelta(seconds=float(seconds))
-        return DeadRows(int(living), int(dead), ago) if tables else None
+        return DeadRows(int(living), int(dead)) if tables else None
 
     # Health
 
