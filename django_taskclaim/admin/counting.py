@@ -10,7 +10,6 @@ from django_taskclaim.columns import claim_columns
 from django_taskclaim.monitoring.counts import MOST
 from django_taskclaim.monitoring.server import server_for
 from django_taskclaim.querysets.scope import ClaimTarget
-from django_taskclaim.states import Status
 
 #: Up to so many rows that match a filter are counted; there is no estimate for the rest.
 MOST_MATCHES = 50_000
@@ -24,9 +23,6 @@ def counted_up_to(rows: models.QuerySet[models.Model], most: int) -> int | None:
 
 class BoundedPaginator(Paginator):  # type: ignore[type-arg]  # not generic when it runs
     """Counts small lists, estimates a whole large table, and counts a filtered one up to MOST_MATCHES."""
-
-    #: The state that the rows are in, where nothing else is asked of them: statistics know how many those are.
-    known_state = ""
 
     @cached_property
     def count(self) -> int:
@@ -42,7 +38,7 @@ class BoundedPaginator(Paginator):  # type: ignore[type-arg]  # not generic when
 
     @cached_property
     def _estimated(self) -> int | None:
-        return _estimated(self.object_list, self.known_state)  # type: ignore[arg-type]
+        return _estimated(self.object_list)  # type: ignore[arg-type]
 
     def page(self, number: int | str) -> Page:  # type: ignore[type-arg]  # not generic when it runs
         """Return a page as Django does; one far from the first costs keys alone, from the end that is nearer."""
@@ -63,13 +59,10 @@ class BoundedPaginator(Paginator):  # type: ignore[type-arg]  # not generic when
         return list(keys[bottom:top])
 
 
-def _estimated(rows: models.QuerySet[models.Model], state: str) -> int | None:
-    """Return about how many rows there are, by the server's statistics; None where they do not tell."""
-    is_known = state in Status.values or not rows.query.where
-    if not is_known or not claim_columns(rows.model).owned_by(rows.model):
+def _estimated(rows: models.QuerySet[models.Model]) -> int | None:
+    """Return about how many rows a whole table has, by the server's statistics; None where they do not tell."""
+    if rows.query.where or not claim_columns(rows.model).owned_by(rows.model):
         return None
     target = ClaimTarget.of(rows.model, rows.db)
     estimate = server_for(connections[rows.db]).estimate(target.table)
-    if estimate is None:
-        return None
-    return round(estimate.by_state.get(state, 0.0) if state else estimate.rows)
+    return None if estimate is None else round(estimate.rows)

@@ -65,7 +65,7 @@ class ClaimDisplay(Base):
 
     @admin.display(description=gettext_lazy("timeline"))
     def claim_timeline(self, obj: Any) -> str:
-        return timeline(obj, facts_of(obj), look_of(obj).alias) or self.get_empty_value_display()
+        return timeline(obj, look_of(obj).alias) or self.get_empty_value_display()
 
     @admin.display(description=gettext_lazy("source"))
     def claim_source(self, obj: Any) -> str:

@@ -31,13 +31,9 @@ IN_LIST: Mapping[str, str] = {
 #: What a list tells of a claim: all in one column, or in several where the user has named one of these.
 IN_ONE = "claim_summary"
 APART = ("claim_state", "claim_holder", "claim_tries", "claim_error")
-PAGE_FIELDS = (
-    "claim_state",
-    "claim_holder",
-    "claim_tries",
-    "claim_error_in_full",
-    "claim_timeline",
-)
+
+#: The columns that a page shows as they are, by their roles.
+MOMENTS = ("claimed_at", "expires_at", "completed_at")
 
 #: What a page tells of a range of keys.
 RANGE_FIELDS = ("range_begins", "range_ends", "range_done_to", "range_rows")
@@ -55,6 +51,14 @@ def raw_names(model: type[models.Model]) -> dict[str, str]:
     roles = [*IN_LIST, "completed_at"]
     found = {role: field.name for role in roles if (field := getattr(columns, role)) is not None}
     return {name: role for role, name in found.items() if name in guarded}
+
+
+def page_fields(model: type[models.Model]) -> list[str]:
+    """Return what a page tells of a claim."""
+    columns = claim_columns(model)
+    moments = [field.name for role in MOMENTS if (field := getattr(columns, role)) is not None]
+    words = ["claim_state", "claim_holder", "claim_tries"]
+    return [*words, *moments, *applicable(model, ["claim_error_in_full"]), "claim_timeline"]
 
 
 def applicable(model: type[models.Model], names: Iterable[str]) -> list[str]:
@@ -97,25 +101,25 @@ def read_only(model: type[models.Model], admin: object, *, on_page: bool) -> lis
     ranges = RANGE_FIELDS if has_ranges(model) else ()
     link = fixed_link(model)
     lost = (LOST_SOURCE,) if link else ()
-    return [*raw_names(model), *link, *lost, *ranges, *applicable(model, PAGE_FIELDS)]
+    return list(dict.fromkeys([*raw_names(model), *link, *lost, *ranges, *page_fields(model)]))
 
 
 def without_ours(model: type[models.Model], fields: Iterable[object]) -> list[object]:
     """Leave out of the fields that Django found by itself what the claim's own part of the page tells."""
-    ours = {*raw_names(model), LOST_SOURCE, *RANGE_FIELDS, *PAGE_FIELDS}
+    ours = {*raw_names(model), LOST_SOURCE, *RANGE_FIELDS, *page_fields(model)}
     return [name for name in fields if isinstance(name, (list, tuple)) or name not in ours]
 
 
-def with_claim(model: type[models.Model], sets: list[Any], *, has_error: bool) -> list[Any]:
-    """Add the claim's own part to the page, without what the user has put elsewhere, or what there is nothing of.
+def with_claim(model: type[models.Model], sets: list[Any], nothing_of: set[str]) -> list[Any]:
+    """Add the claim's own part to the page, without what the user has put elsewhere, or what there is *nothing_of*.
 
     That of a range goes before it.
     """
-    left_out = {*_names_in(sets), *(() if has_error else ("claim_error_in_full",))}
+    left_out = {*_names_in(sets), *nothing_of}
     ranges = RANGE_FIELDS if has_ranges(model) else ()
     parts = [
         (_("Range of keys"), ranges, {}),
-        (_("Claim"), applicable(model, PAGE_FIELDS), {"classes": ("taskclaim-claim",)}),
+        (_("Claim"), page_fields(model), {"classes": ("taskclaim-claim",)}),
     ]
     return [*sets, *_without(left_out, parts)]
 

@@ -3,7 +3,6 @@
 from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
-from django.contrib.admin.views.main import ORDER_VAR, PAGE_VAR
 from django.core.exceptions import ImproperlyConfigured
 from django.core.paginator import Paginator
 from django.http import HttpRequest
@@ -13,7 +12,7 @@ from django.urls import URLPattern
 from django.utils.http import urlencode
 from django.utils.text import capfirst
 
-from django_taskclaim.admin import control_room, fieldsets
+from django_taskclaim.admin import fieldsets
 from django_taskclaim.admin.actions import admin_action
 from django_taskclaim.admin.buttons import (
     list_buttons,
@@ -24,14 +23,17 @@ from django_taskclaim.admin.buttons import (
 )
 from django_taskclaim.admin.checking import problems
 from django_taskclaim.admin.confirming import Crumb
+from django_taskclaim.admin.control_room.page import Page
+from django_taskclaim.admin.control_room.views import urls_of as control_urls
 from django_taskclaim.admin.counting import BoundedPaginator
 from django_taskclaim.admin.display import ClaimDisplay
-from django_taskclaim.admin.filters import StateFilter, filters_for, order_of
+from django_taskclaim.admin.filters import filters_for, order_of
 from django_taskclaim.admin.permissions import OperatePermission
 from django_taskclaim.admin.rows import Look, facts_of, look_at, look_of
 from django_taskclaim.admin.running import alias_of
 from django_taskclaim.admin.switching import describe_pause
 from django_taskclaim.control.actions import ROW_ACTIONS
+from django_taskclaim.control.reading import is_kept
 from django_taskclaim.switch import pauses_over
 
 if TYPE_CHECKING:
@@ -119,16 +121,7 @@ class ClaimAdminMixin(ClaimDisplay, OperatePermission, ActionsModelAdmin, _Tuple
     def get_paginator(self, request: HttpRequest, queryset: Any, *args: Any, **kwargs: Any) -> Any:
         if self.paginator is not Paginator:
             return super().get_paginator(request, queryset, *args, **kwargs)
-        paginator = BoundedPaginator(queryset, *args, **kwargs)
-        paginator.known_state = self._state_asked_for(request)
-        return paginator
-
-    def _state_asked_for(self, request: HttpRequest) -> str:
-        """Return the state that the list is filtered by, if that is all that keeps rows from it."""
-        others = set(request.GET) - {StateFilter.parameter_name, ORDER_VAR, PAGE_VAR}
-        if others or self.get_queryset(request).query.where:
-            return ""
-        return request.GET.get(StateFilter.parameter_name, "")
+        return BoundedPaginator(queryset, *args, **kwargs)
 
     def get_changelist_instance(self, request: HttpRequest) -> Any:
         changes = super().get_changelist_instance(request)
@@ -181,9 +174,12 @@ class ClaimAdminMixin(ClaimDisplay, OperatePermission, ActionsModelAdmin, _Tuple
             return sets
         if fieldsets.without_source(obj):
             sets = fieldsets.naming_lost_source(sets)
-        facts = facts_of(obj)
-        has_error = bool(facts.error_class or facts.last_error)
-        return fieldsets.with_claim(self.model, sets, has_error=has_error)
+        facts, nothing_of = facts_of(obj), set()
+        if not (facts.error_class or facts.last_error):
+            nothing_of.add("claim_error_in_full")
+        if not is_kept(self.model, look_of(obj).alias):
+            nothing_of.add("claim_timeline")
+        return fieldsets.with_claim(self.model, sets, nothing_of)
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> object:
         row = super().get_object(request, object_id, from_field)
@@ -215,7 +211,7 @@ class ClaimAdminMixin(ClaimDisplay, OperatePermission, ActionsModelAdmin, _Tuple
         urls: list[Any] = super().get_urls()
         return [
             *urls_of(self),
-            *control_room.urls_for(self),
+            *control_urls(Page(self.model, self.admin_site, self), "control/"),
             *urls,
         ]
 

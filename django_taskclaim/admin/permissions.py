@@ -30,7 +30,7 @@ def may_view(
     request: HttpRequest, model: Model, *, model_admin: Admin = None, obj: object = None
 ) -> bool:
     """Say whether the user may see how the claims of *model* are getting on; with None, that of models in general."""
-    if not _on_staff(request) or (_with_control() and not _granted(request, "view_control")):
+    if not _granted(request, "view_control"):
         return False
     if model is None:
         return _with_control()
@@ -46,13 +46,7 @@ def may_operate(
 
     With *model_admin* that one is asked about the model, and about *obj*, so that its own rules count.
     """
-    if not _on_staff(request) or (_with_control() and not _granted(request, "operate")):
-        return False
-    if model is None:
-        return _with_control()
-    if model_admin is not None:
-        return model_admin.has_change_permission(request, obj)
-    return _on_model(request, model, "change")
+    return _granted(request, "operate") and _may_change(request, model, model_admin, obj)
 
 
 class OperatePermission:
@@ -89,12 +83,16 @@ def row_permission(
 
 def may_configure(request: HttpRequest, model: Model, *, model_admin: Admin = None) -> bool:
     """Say whether the user may change the overrides of *model*; never where the control app is not installed."""
-    if not (_with_control() and _on_staff(request) and _granted(request, "configure")):
-        return False
+    granted = _with_control() and _granted(request, "configure")
+    return granted and _may_change(request, model, model_admin)
+
+
+def _may_change(request: HttpRequest, model: Model, model_admin: Admin, obj: object = None) -> bool:
+    """Say so of rows of *model*, of all models with None; that takes the permissions of the control app."""
     if model is None:
-        return True
+        return _with_control()
     if model_admin is not None:
-        return model_admin.has_change_permission(request)
+        return model_admin.has_change_permission(request, obj)
     return _on_model(request, model, "change")
 
 
@@ -102,14 +100,12 @@ def _with_control() -> bool:
     return apps.is_installed("django_taskclaim.control")
 
 
-def _on_staff(request: HttpRequest) -> bool:
-    user: Any = getattr(request, "user", None)
-    return user is not None and user.is_active and user.is_staff
-
-
 def _granted(request: HttpRequest, codename: str) -> bool:
-    user: Any = request.user
-    return bool(user.has_perm(f"{CONTROL}.{codename}"))
+    """Say whether the user is on the staff, and has the permission where the control app is installed."""
+    user: Any = getattr(request, "user", None)
+    if user is None or not (user.is_active and user.is_staff):
+        return False
+    return not _with_control() or bool(user.has_perm(f"{CONTROL}.{codename}"))
 
 
 def _on_model(request: HttpRequest, model: type[models.Model], verb: str) -> bool:

@@ -97,10 +97,8 @@ class RowFacts:
     now: datetime
     status: str
     holder: str
-    claimed_at: datetime | None
     expires_at: datetime | None
     iteration: int
-    completed_at: datetime | None
     attempts: int | None
     not_before: datetime | None
     last_error: str | None
@@ -159,10 +157,8 @@ def facts_of(row: models.Model) -> RowFacts:
         now=look_of(row).now,
         status=str(read("status")),
         holder=read("claimed_by") or "",
-        claimed_at=read("claimed_at"),
         expires_at=read("expires_at"),
         iteration=read("iteration"),
-        completed_at=read("completed_at"),
         attempts=read("attempts"),
         not_before=read("not_before"),
         last_error=read("last_error"),

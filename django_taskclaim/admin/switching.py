@@ -43,7 +43,8 @@ def ask_to_turn(
     site: AdminSite,
 ) -> HttpResponseBase:
     """Ask, and then pause or resume claims of *model*, or of all models with None."""
-    names = {"name": name_of(model)}
+    name = _("all models") if model is None else str(model._meta.verbose_name_plural)
+    names = {"name": name}
     title = _("Pause claiming: %(name)s") if off else _("Resume claiming: %(name)s")
     sentence = _(
         "Workers will claim again within a few seconds. What was paused by itself, rows or models, stays so."
@@ -105,8 +106,3 @@ def _somebody_works(model: Model) -> bool:
         ):
             return True
     return False
-
-
-def name_of(model: Model) -> str:
-    """Return what the rows are called."""
-    return _("all models") if model is None else str(model._meta.verbose_name_plural)

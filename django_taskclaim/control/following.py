@@ -5,7 +5,6 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.db import connections
-from django.db.models import F, Func, Min, Subquery
 
 from django_taskclaim.claim import clock
 from django_taskclaim.control import keeping
@@ -13,8 +12,6 @@ from django_taskclaim.control.installed import is_on
 from django_taskclaim.control.models import WorkerCommand
 from django_taskclaim.control.throughput import Roll
 from django_taskclaim.db import DatabaseNow, dialect_for
-from django_taskclaim.fields import as_utc
-from django_taskclaim.models import WorkerProcess
 from django_taskclaim.worker import heartbeat
 from django_taskclaim.worker.records import logger
 from django_taskclaim.worker.service import Service
@@ -39,37 +36,31 @@ class Follower:
         self.process = heartbeat.process_name(service.options)
         self.models = [handler.model for handler in service.handlers]
         self.roll = Roll(self.process, self.using)
-        self._born = clock()
+        self._began = clock()
         self._looked = self._write_at = float("-inf")
         self._pause = random.uniform(0.95, 1.0)
-        #: The database's time at a moment of ``clock()``.
-        self._known_time: tuple[datetime, float] | None = None
+        #: The database's time when ``clock()`` was at ``_began``; known from the first look on.
+        self._began_at: datetime | None = None
         self._throttled: set[Any] = set()
 
     def turn(self, *, busy: bool) -> bool:
         """Look, and write, each when it is due."""
         asked = False
         if self._is_time_to_look(busy=busy):
-            self._look(busy=busy)
+            self._look()
             asked = True
-        if self._known_time is not None and clock() >= self._write_at:
+        if clock() >= self._write_at:
             self._write_at = clock() + random.uniform(0.8, 1.0) * WRITE_EVERY
-            asked |= self._write(busy=busy)
+            asked |= self._write()
         return asked
 
     def leave(self) -> bool:
         """Write what is left."""
-        return self._known_time is not None and self._write(busy=True)
+        return self._write()
 
     def prune(self) -> bool:
         """Delete a piece of what is too old, see ``keeping``."""
         return keeping.prune(self.using)
-
-    def _now(self) -> datetime:
-        """Return the database's time, as the last look has it."""
-        assert self._known_time is not None, "the first look is over"
-        then, at = self._known_time
-        return then + timedelta(seconds=clock() - at)
 
     # Commands
 
@@ -80,47 +71,30 @@ class Follower:
         self._looked, self._pause = clock(), random.uniform(0.95, 1.0)
         return True
 
-    def _look(self, *, busy: bool) -> None:
-        """Ask, in one statement, for the time and whether there is a command."""
-        ask = WorkerProcess.objects.using(self.using).filter(name=self.process)
-        began = clock()
-        found = list(ask.values_list(DatabaseNow(), self._first_command()))
-        # It has not reported yet, or cannot, or was forgotten: commands do not wait for that.
-        ((now, first),) = found or [self._ask_without_report()]
-        self._known_time = as_utc(now), began
-        if first is not None:
-            self._obey()
-
-    def _ask_without_report(self) -> tuple[datetime, int | None]:
-        now = dialect_for(connections[self.using]).current_time()
-        return now, self._open_commands().aggregate(first=Min("id"))["first"]
-
-    def _first_command(self) -> Subquery:
-        # A plain function, because an aggregate would group the rows.
-        return Subquery(self._open_commands().values(first=Func(F("id"), function="MIN")))
-
-    def _open_commands(self) -> Any:
-        commands = WorkerCommand.objects.using(self.using).filter(worker=self.process, done_at=None)
-        if self._known_time is None:
-            return commands
+    def _look(self) -> None:
+        """Do what a person has told this process since it began, by the database's clock."""
+        if self._began_at is None:
+            lived = timedelta(seconds=clock() - self._began)
+            self._began_at = dialect_for(connections[self.using]).current_time() - lived
         # Those of before were given to a process of the same name that is no more.
-        lived = timedelta(seconds=clock() - self._born)
-        return commands.filter(at__gte=self._now() - lived)
-
-    def _obey(self) -> None:
-        for command in self._open_commands().order_by("id"):
+        commands = WorkerCommand.objects.using(self.using).filter(
+            worker=self.process, done_at=None, at__gte=self._began_at
+        )
+        for command in commands.order_by("id"):
             _DOING[command.command](self.service)
             logger.info(
                 "%s: %s sent the command to %s",
                 *(self.service.options.name, command.by, command.command),
                 extra={"event": "command", "command": command.command, "by": command.by},
             )
-            self._open_commands().filter(pk=command.pk).update(done_at=DatabaseNow())
+            commands.filter(pk=command.pk).update(done_at=DatabaseNow())
 
     # Throughput
 
-    def _write(self, *, busy: bool) -> bool:
-        now = self._now()
+    def _write(self) -> bool:
+        if self._began_at is None:
+            return False
+        now = self._began_at + timedelta(seconds=clock() - self._began)
         self.roll.add(self.service.counters.take(), now)
         self._note_stops(now)
         sent = self.roll.write(now)

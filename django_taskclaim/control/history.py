@@ -16,9 +16,8 @@ from django_taskclaim import conf, signals
 from django_taskclaim.claim import claim_of
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.control.audit import storable
-from django_taskclaim.control.installed import is_on
 from django_taskclaim.control.models import ClaimEvent
-from django_taskclaim.control.reading import HANDED_TO
+from django_taskclaim.control.reading import HANDED_TO, is_kept
 from django_taskclaim.db import DatabaseNow
 from django_taskclaim.error_text import class_and_text, one_line
 from django_taskclaim.states import Status
@@ -48,19 +47,13 @@ EVENTS: dict[Signal, str] = {
 
 def _write(sender: Any, signal: Signal, using: str, **facts: Any) -> None:
     """Write what a signal says of the rows of *sender*."""
-    if not _is_kept(sender, using):
+    if not is_kept(sender, using):
         return
     about = _about_keys if "keys" in facts else _about_rows
     events = list(about(sender, EVENTS[signal], **facts))
     if signal is signals.rows_renewed:
         events = _without_known_renewals(events, using)
     ClaimEvent.objects.using(using).bulk_create(events, batch_size=int(conf.setting("CHUNK_SIZE")))
-
-
-def _is_kept(model: Any, using: str) -> bool:
-    """Say whether the history of rows of *model* is switched on, and can be written there."""
-    named = {str(label).lower() for label in conf.setting("HISTORY")}
-    return scope_of(model) in named and is_on(using)
 
 
 def _about_rows(

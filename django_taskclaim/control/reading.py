@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from django.db import models
 from django.utils.translation import gettext as _
 
+from django_taskclaim import conf
 from django_taskclaim.control.installed import is_on
 from django_taskclaim.fields import as_utc
 from django_taskclaim.formatting import format_number
@@ -209,6 +210,12 @@ def _acts(model: type[models.Model], using: str) -> Any:
     from django_taskclaim.control.models import OperatorAct
 
     return OperatorAct.objects.using(using).filter(model__in=[scope_of(model), EVERY_MODEL])
+
+
+def is_kept(model: Any, using: str) -> bool:
+    """Say whether the history of rows of *model* is switched on, and can be written on that database."""
+    named = {str(label).lower() for label in conf.setting("HISTORY")}
+    return scope_of(model) in named and is_on(using)
 
 
 def history(

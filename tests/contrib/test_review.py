@@ -161,6 +161,13 @@ def test_a_late_form_overwrites_nothing_and_loses_no_word(
     assert said[lost] in page
 
 
+def test_the_line_ends_of_a_browser_are_no_difference(ada: Editor, ben: Editor, held: int) -> None:
+    Article.objects.filter(pk=held).update(text="One.\nTwo.\n")
+    fields = ada.open(held) | {"text": "One.\r\nTwo."}
+    lose(Article.objects.get(pk=held), ben.who)
+    assert ada.send(address(held), **fields, act="save").context["differing"] == 0
+
+
 @pytest.mark.promise(3)
 def test_a_form_that_loses_the_claim_inside_the_save_writes_nothing(
     ada: Editor, ben: Editor, held: int, monkeypatch: pytest.MonkeyPatch

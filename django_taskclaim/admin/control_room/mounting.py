@@ -43,17 +43,6 @@ else:
     Base = ModelAdmin
 
 
-def page_urls(model_admin: "ModelAdmin[Any]") -> list[URLPattern]:
-    """Return the patterns of the page of a model whose ModelAdmin has our mixin."""
-    page = Page(model_admin.model, model_admin.admin_site, model_admin)
-    return urls_of(page, "control/")
-
-
-def has_own_page(model_admin: object) -> bool:
-    """Say whether a ModelAdmin mounts the page of its model itself."""
-    return bool(getattr(model_admin, "has_control_page", False))
-
-
 def pages_of(site: AdminSite) -> list[Page]:
     """Return every claimable model as the site knows it, in the order of their names."""
     registered: dict[Any, Any] = site._registry
@@ -81,7 +70,8 @@ class ControlAdmin(Base):
             at("resume", self.turn, off=False),
         ]
         for page in self.pages:
-            if not has_own_page(page.model_admin):
+            # One whose ModelAdmin has our mixin is mounted by that.
+            if not getattr(page.model_admin, "has_control_page", False):
                 pages += urls_of(page, f"{page.model._meta.label_lower}/")
         listed = [url for url in super().get_urls() if _name(url) == "taskclaim_control_changelist"]
         return [*pages, *listed]

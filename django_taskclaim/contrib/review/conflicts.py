@@ -38,8 +38,13 @@ def _written(field: Any, stored: Any) -> Written:
     if stored is None:
         return Written(str(field.label), mine, None, differs=bool(mine))
     there = stored[field.name]
-    differs = there.field.has_changed(there.initial, field.data)
+    differs = there.field.has_changed(_bare(there.initial), _bare(field.data))
     return Written(str(field.label), mine, _told(field.field, there.value()), differs=differs)
+
+
+def _bare(value: Any) -> Any:
+    """Return a text without what a browser and a form change of it by themselves: line ends, and space around it."""
+    return value.replace("\r\n", "\n").strip() if isinstance(value, str) else value
 
 
 def _told(field: Any, value: Any) -> str:

@@ -37,7 +37,7 @@ FORM_ACTS = ("finish", "save", "hand_over")
 CONFLICT = 409
 
 
-class HeldRowMixin(HolderMixin, _Form):
+class HeldRowView(HolderMixin, _Form, TemplateResponseMixin, View):
     """Edit a row that the user holds. ``get_queryset()``, ``fields`` or ``form_class`` and ``success_url`` are as ever.
 
     ``get_queryset()`` should find rows in any state, so that a form that came too late can be told what happened.
@@ -45,6 +45,7 @@ class HeldRowMixin(HolderMixin, _Form):
     ``conflict_template_name`` is answered with status 409: what became of the row, and what the user wrote.
     """
 
+    template_name = "taskclaim/review/held_row.html"
     conflict_template_name = "taskclaim/review/not_yours.html"
     #: How long a skipped row waits before anybody gets it again.
     skip_delay: timedelta | float | None = timedelta(minutes=10)
@@ -71,8 +72,7 @@ class HeldRowMixin(HolderMixin, _Form):
         return self._show()
 
     def _show(self, **context: object) -> HttpResponse:
-        answer: HttpResponse = self.render_to_response(self.get_context_data(**context))  # type: ignore[attr-defined]
-        return answer
+        return self.render_to_response(self.get_context_data(**context))
 
     def get_context_data(self, **kwargs: object) -> dict[str, Any]:
         mine = {
@@ -80,7 +80,7 @@ class HeldRowMixin(HolderMixin, _Form):
             "token": str(carried_claim(self.object).token),
             "pk": self.object.pk,
             "colleagues": [(user.pk, name_of("", user)) for user in self.colleagues()],
-            "presence": self.presence(),
+            "heartbeat": self.heartbeat(),
             "back": self.get_success_url(),
             "saved": "saved" in self.request.GET,
         }
@@ -270,9 +270,3 @@ class HeldRowMixin(HolderMixin, _Form):
     def _posted_row(self) -> Any:
         token = self.request.POST.get(TOKEN, "")
         return self.carrying(self.kwargs["pk"], token)
-
-
-class HeldRowView(HeldRowMixin, TemplateResponseMixin, View):
-    """The page with a template of its own: ``HeldRowView.as_view(model=Article, fields=["text"], success_url="/")``."""
-
-    template_name = "taskclaim/review/held_row.html"

@@ -207,7 +207,7 @@ class HolderMixin(LoginRequiredMixin, Base):
             return None
         return found
 
-    def presence(self) -> dict[str, Any]:
+    def heartbeat(self) -> dict[str, Any]:
         """Return what the template needs for the ping."""
         return {
             "url": self.request.path,

@@ -31,17 +31,19 @@ MOST_LOOKED_AT, PORTION = 200, 50
 SPARE = 4
 
 
-class MyWorkMixin(HolderMixin, _Many):
+class MyWorkView(HolderMixin, _Many, TemplateResponseMixin, View):
     """List what the user holds, and top it up to ``batch_size``.
+
+        MyWorkView.as_view(model=Article, row_url_name="article")
 
     A GET claims nothing: a page that a browser fetches ahead, or opens again in the morning, must not take rows that
     nobody looks at, and who wants to be done for today could never get an empty desk. It does extend what is held.
-    ``claims_on_get = True`` tops up with each look instead. POST ``act=more`` tops up, ``act=ping`` renews.
+    POST ``act=more`` tops up, ``act=ping`` renews.
     """
 
+    template_name = "taskclaim/review/my_work.html"
     #: How many rows a person gets to hold by asking.
     batch_size = 5
-    claims_on_get = False
     #: The name of the URL of a row's page, which takes its key; or override ``get_row_url``.
     row_url_name = ""
     #: How many rows held by others are listed; 0 for none.
@@ -51,12 +53,8 @@ class MyWorkMixin(HolderMixin, _Many):
     acts: ClassVar[dict[str, str]] = {"more": "more", "ping": "ping"}
 
     def get(self, request: HttpRequest, *args: object, **kwargs: object) -> HttpResponse:
-        if self.claims_on_get:
-            self.top_up()
         self.object_list = self.held()
-        context = self.get_context_data()
-        answer: HttpResponse = self.render_to_response(context)  # type: ignore[attr-defined]
-        return answer
+        return self.render_to_response(self.get_context_data())
 
     def more(self) -> HttpResponse:
         """Claim what is missing, and show the page again."""
@@ -136,7 +134,7 @@ class MyWorkMixin(HolderMixin, _Many):
     def get_context_data(self, **kwargs: object) -> dict[str, Any]:
         rows = self.object_list
         room = self.batch_size - len(rows)
-        asked = "asked" in self.request.GET or self.claims_on_get
+        asked = "asked" in self.request.GET
         meta = self.get_queryset().model._meta
         return super().get_context_data(
             **{
@@ -146,7 +144,7 @@ class MyWorkMixin(HolderMixin, _Many):
                 "names": meta.verbose_name_plural,
                 "room": max(0, room),
                 "why": self.why_empty() if room > 0 and (asked or not rows) else None,
-                "presence": self.presence(),
+                "heartbeat": self.heartbeat(),
                 **kwargs,
             }
         )
@@ -167,9 +165,3 @@ def _first(rows: Any) -> Iterator[object]:
         yield from portion
         if len(portion) < PORTION:
             return
-
-
-class MyWorkView(MyWorkMixin, TemplateResponseMixin, View):
-    """The page with a template of its own: ``MyWorkView.as_view(model=Article, row_url_name="article")``."""
-
-    template_name = "taskclaim/review/my_work.html"

@@ -1,6 +1,6 @@
 // Renews what the page shows as held while somebody can see the page, and says when a claim is lost.
 //
-//   <div data-taskclaim-presence="/articles/" data-every="60" …><input name="csrfmiddlewaretoken" …>
+//   <div data-taskclaim-heartbeat="/articles/" data-every="60" …><input name="csrfmiddlewaretoken" …>
 //     <p data-taskclaim-notice hidden></p></div>
 //   <li data-taskclaim-pk="17" data-taskclaim-token="0:user:3"> … <span data-taskclaim-left></span>
 //     <span data-taskclaim-why></span></li>
@@ -10,7 +10,7 @@
 (() => {
   "use strict";
 
-  const desk = document.querySelector("[data-taskclaim-presence]");
+  const desk = document.querySelector("[data-taskclaim-heartbeat]");
 
   function copying() {
     for (const button of document.querySelectorAll("[data-taskclaim-copy]")) {
@@ -95,7 +95,7 @@
       body.append("token", element.dataset.taskclaimToken);
     }
     try {
-      const answer = await fetch(desk.dataset.taskclaimPresence, {
+      const answer = await fetch(desk.dataset.taskclaimHeartbeat, {
         method: "POST",
         body,
         credentials: "same-origin",
