@@ -3,8 +3,6 @@
 import asyncio
 import threading
 import time
-from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -14,10 +12,9 @@ from django.db import Error, connections, models, router
 from django_taskclaim.claim import Ended, claim_of
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.completion import Clear
-from django_taskclaim.exceptions import ClaimLost, TaskClaimError
+from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.handlers import Handler
 from django_taskclaim.holders import new_holder
-from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.candidates import Request
 from django_taskclaim.querysets.claiming import claim
 from django_taskclaim.states import Status
@@ -101,8 +98,6 @@ class _Runner:
             self.inflight.add(units_of(self.handler, rows))
             for result in self._results():
                 self._count(result.task, _counter_of(result), _error_of(result))
-            for task in self.keeper.taken_back():
-                self._count(task, "released")
         return self.ran
 
     def _size(self, limit: int | None) -> int:
@@ -123,7 +118,7 @@ class _Runner:
     def _results(self) -> list[Result]:
         """Run all units and write what came of them, as a worker does: the rows of one claim together."""
         results: list[Result] = []
-        while (unit := self.inflight.take(0, _any, _NEVER)) is not None:
+        while (unit := self._take()) is not None:
             of_unit = self._run(unit)
             self.inflight.settle(unit, of_unit)
             results += of_unit
@@ -131,6 +126,9 @@ class _Runner:
             time.sleep(wait)
             self.writer.write()
         return results
+
+    def _take(self) -> Unit | None:
+        return self.inflight.take(0, _NEVER, is_async=self.handler.is_async)
 
     def _run(self, unit: Unit) -> list[Result]:
         if self.handler.is_async:
@@ -147,10 +145,6 @@ class _Runner:
 
 
 _NEVER = threading.Event()
-
-
-def _any(handler: Handler, inflight: InFlight) -> bool:
-    return True
 
 
 def _counter_of(result: Result) -> str:
@@ -177,21 +171,6 @@ def _error_of(result: Result) -> BaseException | str | None:
 
 class _NoKeeper:
     """What stands in for a worker's lease keeper: nothing is renewed, and the database is never away."""
-
-    def __init__(self) -> None:
-        self._back: list[Task] = []
-
-    def give_back(self, tasks: Iterable[Task]) -> None:
-        """Put back rows whose lease was nearly over before their turn came."""
-        for task in tasks:
-            with suppress(ClaimLost):
-                ClaimQuerySet(task.handler.model).release([task.row])
-            self._back.append(task)
-
-    def taken_back(self) -> list[Task]:
-        """Return what has been given back since the last call."""
-        back, self._back = self._back, []
-        return back
 
     def troubled_since(self, moment: float) -> bool:
         return False

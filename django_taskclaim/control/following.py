@@ -118,7 +118,7 @@ def _stop(service: Service) -> None:
 
 
 def _release(service: Service) -> None:
-    service.keeper.give_back(service.inflight.withdraw())
+    service.inflight.put_back()
 
 
 _DOING = {"drain": _drain, "stop": _stop, "release": _release}

@@ -2,6 +2,7 @@
 
 import random
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from django_taskclaim.claim import clock
@@ -94,21 +95,33 @@ class Claimer(threading.Thread):
         try:
             while not self._is_over():
                 self._last_turn = clock()
-                try:
-                    self._turn()
-                    tidy_up()
+                if self._has_done(self._turn):
                     failures = 0
-                except TROUBLE as error:
+                else:
                     failures += 1
-                    self._limited.warn(f"{self.options.name}: claiming and writing", error)
-                    drop_broken(self.options.using)
                     self._rest(failures)
-                except Exception as error:
-                    self._limited.broken(f"{self.options.name}: claiming and writing", error)
-                    drop_broken(self.options.using)
-                    self._rest(3)
+            self._has_done(self._end)
         finally:
             close_all()
+
+    def _has_done(self, part: Callable[[], None]) -> bool:
+        """Do a part of the work, and say whether it went well."""
+        what = f"{self.options.name}: claiming and writing"
+        try:
+            part()
+            tidy_up()
+            return True
+        except TROUBLE as error:
+            self._limited.warn(what, error)
+        except Exception as error:
+            self._limited.broken(what, error)
+        drop_broken(self.options.using)
+        return False
+
+    def _end(self) -> None:
+        """Give back what a claim may have taken whose COMMIT was not answered."""
+        if self.service.keeper.find_ambiguous(now=True):
+            self.writer.write()
 
     def _is_over(self) -> bool:
         return (
@@ -321,7 +334,7 @@ class Claimer(threading.Thread):
         return min(bound for bound in (most, room, left) if bound is not None)
 
     def _give_back(self, units: list[Unit]) -> None:
-        self.service.keeper.give_back(task for unit in units for task in unit.tasks)
+        self.inflight.give_back(task for unit in units for task in unit.tasks)
 
     # Ending by itself
 

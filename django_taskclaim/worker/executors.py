@@ -9,7 +9,6 @@ from asgiref.sync import sync_to_async
 from django_taskclaim.claim import Ended
 from django_taskclaim.connecting import close_all, drop_broken, guard_connections, has_opened
 from django_taskclaim.exceptions import Permanent
-from django_taskclaim.handlers import Handler
 from django_taskclaim.worker.blocking import StepTimer
 from django_taskclaim.worker.connections import tidy_up
 from django_taskclaim.worker.inflight import InFlight, Result, Unit
@@ -46,17 +45,13 @@ class Executor(threading.Thread):
         self.inflight.wake()
 
     def _settle(self, unit: Unit, results: list[Result]) -> None:
-        in_time = [result for result in results if not result.task.abandoned]
-        if len(in_time) < len(results):
-            for result in results:
-                if result.task.abandoned:
-                    logger.warning(
-                        "%s came back after its time was over; its result is not written",
-                        named(result.task.row),
-                    )
-        if self.throttles.has_breaker(unit.handler.model):
-            self._inform_breaker(unit, in_time)
-        self.inflight.settle(unit, in_time)
+        if not self.inflight.settle(unit, results):
+            logger.warning(
+                "%s came back after its time was over; its result is not written",
+                named(unit.tasks[0].row),
+            )
+        elif self.throttles.has_breaker(unit.handler.model):
+            self._inform_breaker(unit, results)
 
     def _inform_breaker(self, unit: Unit, results: list[Result]) -> None:
         """Count what says something of the surroundings: a bad row, and one put back, say nothing."""
@@ -111,7 +106,7 @@ class HandlerThread(Executor):
 
     def _take(self) -> Unit | None:
         """Wait for a unit; None once the thread is to leave."""
-        while (unit := self.inflight.take(LOOK, _is_plain, self.leaving)) is None:
+        while (unit := self.inflight.take(LOOK, self.leaving, is_async=False)) is None:
             if self.leaving.is_set():
                 break
             self._tidy_up(idle=True)
@@ -151,8 +146,8 @@ class LoopThread(Executor):
         working: set[asyncio.Task[None]] = set()
         while not self.leaving.is_set():
             # What waits already needs no other thread to wait for it.
-            unit = self.inflight.take(0, _has_room, self.leaving) or await asyncio.to_thread(
-                self.inflight.take, LOOK, _has_room, self.leaving
+            unit = self.inflight.take(0, self.leaving, is_async=True) or await asyncio.to_thread(
+                self.inflight.take, LOOK, self.leaving, is_async=True
             )
             if unit is None:
                 await sync_to_async(self._tidy_up)(idle=True)
@@ -178,11 +173,3 @@ class LoopThread(Executor):
             self._settle(unit, results)
             if has_opened(self.running.orm_thread):
                 await sync_to_async(self._tidy_up)()
-
-
-def _is_plain(handler: Handler, inflight: InFlight) -> bool:
-    return not handler.is_async
-
-
-def _has_room(handler: Handler, inflight: InFlight) -> bool:
-    return handler.is_async and inflight.calls_of(handler) < handler.concurrency

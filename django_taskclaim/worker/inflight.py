@@ -1,7 +1,7 @@
 """The rows that one process holds: waiting for a handler, running in one, or waiting to be written.
 
 The claimer puts units in at one end, executors run them, and the writer takes the results out at the other.
-A row is held, and its lease renewed, until its result has been written.
+A row is held, and its lease renewed, until its result has been written. A row that goes back has a result, too.
 """
 
 import asyncio
@@ -11,14 +11,20 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from django_taskclaim.claim import ATTRIBUTE, Claim, clock
+from django_taskclaim.claim import ATTRIBUTE, Claim, Ended, clock
 from django_taskclaim.exceptions import Permanent
 from django_taskclaim.formatting import listed
 from django_taskclaim.handlers import Handler
 from django_taskclaim.policy import SELF_FENCE
 from django_taskclaim.querysets.instances import bare
 from django_taskclaim.worker.claim_notes import Batch, Notes
-from django_taskclaim.worker.outcomes import Outcome
+from django_taskclaim.worker.outcomes import NOT_STARTED, Outcome, PutBack
+
+#: What a coroutine may take to end once it has been cancelled, in seconds.
+CANCELLING = 2.0
+
+#: The part of its timeout after which a handler is asked to stop at its next resting place.
+PATIENT_FOR = 0.8
 
 
 @dataclass(eq=False, slots=True)
@@ -34,7 +40,7 @@ class Task:
     ending: bool = False
     #: Its lease could not be renewed in time; it may still stand, and is renewed if it does.
     fenced: bool = False
-    #: Somebody else decides about the row now (its time is over); what its handler makes of it is not written.
+    #: Nobody waits for its handler: its time is over, or it goes back. It is not renewed any more.
     abandoned: bool = False
     #: The handler has saved its instance as another row (``row.pk = None``); ``row`` is a bare one of this row since.
     remade: bool = False
@@ -112,6 +118,20 @@ class Unit:
             return 0.0
         return clock() - self.started - self.blocked - self.blocked_now()
 
+    def overran(self) -> bool:
+        """Say whether the call under way is still at it after its time."""
+        limit = self.handler.timeout
+        if limit is None:
+            return False
+        # A coroutine is cancelled at its timeout; what is still there then holds up the event loop.
+        patience = CANCELLING if self.handler.is_async else 0.0
+        return self.ran() > limit.total_seconds() + patience
+
+    def will_overrun(self) -> bool:
+        """Say whether the call under way has had so much of its time that it had better stop at a resting place."""
+        limit = self.handler.timeout
+        return limit is not None and self.ran() > PATIENT_FOR * limit.total_seconds()
+
     def excuse(self, seconds: float) -> None:
         """Take so many seconds off the time that the call under way has used."""
         self.blocked += seconds
@@ -130,11 +150,6 @@ class Unit:
         """Whether it may kill the process that runs it; such a row is alone in its unit, and in its claim."""
         return len(self.tasks) == 1 and self.tasks[0].claim.quarantined
 
-    @property
-    def awaited(self) -> bool:
-        """Whether anybody still waits for what becomes of it."""
-        return not all(task.abandoned for task in self.tasks)
-
 
 @dataclass(eq=False, slots=True)
 class Result:
@@ -146,8 +161,10 @@ class Result:
     ran: float
     #: By ``clock()``, when it came, or when a row that somebody has locked is tried again.
     came: float = field(default_factory=clock)
-    #: Somebody had the row locked at the last try.
+    #: Somebody had the row locked at the last try, or may have: nobody waits for the lock.
     locked: bool = False
+    #: The thread of an abandoned handler: its database session is ended if the row is locked.
+    thread: int | None = None
 
 
 def units_of(handler: Handler, rows: Iterable[object]) -> list[Unit]:
@@ -168,8 +185,6 @@ class InFlight:
     _waiting: dict[Any, deque[Unit]] = field(default_factory=dict)
     _running: list[Unit] = field(default_factory=list)
     _unwritten: dict[int, Result] = field(default_factory=dict)
-    #: Results whose rows somebody has locked.
-    _postponed: list[Result] = field(default_factory=list)
     #: A quarantined unit that runs, while which nothing else begins.
     _alone: Unit | None = None
     closed: bool = False
@@ -207,20 +222,17 @@ class InFlight:
             label = first.handler.model._meta.label
             self.notes.add(batch, label, first.claim.token.holder, keys)
 
-    def take(
-        self,
-        timeout: float,
-        wants: Callable[[Handler, "InFlight"], bool],
-        leaving: threading.Event,
-    ) -> Unit | None:
-        """Start the next unit whose handler is wanted; None after *timeout* seconds or when *leaving* is set."""
+    def take(self, timeout: float, leaving: threading.Event, *, is_async: bool) -> Unit | None:
+        """Start the next unit of a coroutine function, or of a plain one, that may start now.
+
+        None after *timeout* seconds or when *leaving* is set.
+        """
         with self._lock:
-            model = None if leaving.is_set() else self._next(wants)
-            if model is None and timeout:
+            if timeout:
                 self._arrived.wait_for(
-                    lambda: leaving.is_set() or self._next(wants) is not None, timeout
+                    lambda: leaving.is_set() or self._next(is_async=is_async) is not None, timeout
                 )
-                model = None if leaving.is_set() else self._next(wants)
+            model = None if leaving.is_set() else self._next(is_async=is_async)
             if model is None:
                 return None
             units = self._waiting.pop(model)
@@ -240,18 +252,21 @@ class InFlight:
                 self._changed.notify_all()
             return unit
 
-    def _next(self, wants: Callable[[Handler, "InFlight"], bool]) -> object:
+    def _next(self, *, is_async: bool) -> object:
+        """Return the model whose first unit may start, if any."""
         if self._alone is not None:
             return None
         for model, units in self._waiting.items():
             first = units[0]
-            if wants(first.handler, self) and not (first.quarantined and self._has_others()):
+            if first.handler.is_async != is_async or (is_async and self._is_full(first.handler)):
+                continue
+            # A crash of the process would end the claims of rows that run, or wait to be written.
+            if not (first.quarantined and (self._running or self._unwritten)):
                 return model
         return None
 
-    def _has_others(self) -> bool:
-        """Say whether rows run, or wait to be written, whose claims a crash of the process would end."""
-        return bool(self._running or self.unwritten_count())
+    def _is_full(self, handler: Handler) -> bool:
+        return sum(unit.handler is handler for unit in self._running) >= handler.concurrency
 
     def holds_quarantined(self) -> bool:
         """Say whether the process holds a row that runs alone: nothing else may be claimed before it has ended."""
@@ -261,13 +276,49 @@ class InFlight:
             is_waiting = any(one[0].quarantined or one[-1].quarantined for one in waiting)
             return is_waiting or self._alone is not None
 
-    def calls_of(self, handler: Handler) -> int:
-        """Return how many units of *handler* executors have taken."""
-        return sum([unit.handler is handler for unit in self._running])
+    # Out at the other
 
-    def withdraw(self, which: Callable[[Task], bool] = lambda task: True) -> list[Task]:
-        """Take back those waiting rows that *which* accepts, so that no handler is called with them."""
+    def settle(self, unit: Unit, results: Iterable[Result]) -> bool:
+        """Note what came of a unit that ran; False, and nothing noted, if it was abandoned before."""
         with self._lock:
+            if unit is self._alone:
+                self._alone = None
+            if unit not in self._running:
+                return False
+            model, before = unit.handler.model, len(self._unwritten)
+            self._running.remove(unit)
+            self._unwritten |= {id(result): result for result in results}
+            if self._waiting:
+                # A coroutine that has ended makes room for another.
+                self._arrived.notify_all()
+            if not before or len(self._unwritten) >= self.enough or model not in self._waiting:
+                self._changed.notify_all()
+            return True
+
+    def abandon(self, unit: Unit, outcome: Outcome, ran: float = 0.0) -> None:
+        """Wait no more for a unit whose thread goes on: *outcome* is that of the call, and its other rows go back."""
+        with self._lock:
+            if unit not in self._running:
+                return
+            self._running.remove(unit)
+            for task in unit.tasks:
+                task.abandoned = True
+                one = outcome if task in unit.called else NOT_STARTED
+                self._add(Result(task, one, ran, locked=True, thread=unit.thread))
+            self.wake()
+
+    def put_back(
+        self, which: Callable[[Task], bool] = lambda task: True, *, recall: str = ""
+    ) -> int:
+        """Have those waiting rows released that *which* accepts, and return how many there were.
+
+        Where *recall* says why, those that run are asked to stop at their next resting place.
+        """
+        with self._lock:
+            if recall:
+                for unit in self._running:
+                    if which(unit.tasks[0]):
+                        unit.ask_back(recall)
             taken: list[Task] = []
             for units in self._waiting.values():
                 for unit in units:
@@ -279,56 +330,53 @@ class InFlight:
                 model: deque(u for u in units if u.tasks) for model, units in self._waiting.items()
             }
             self._waiting = {model: units for model, units in kept.items() if units}
-            self._changed.notify_all()
-            self._arrived.notify_all()
-            return taken
+            self.give_back(taken)
+            return len(taken)
 
-    def close(self) -> list[Task]:
-        """Let nothing more in, take back every waiting row, and ask for those that run."""
+    def give_back(self, tasks: Iterable[Task], outcome: PutBack = NOT_STARTED) -> None:
+        """Have rows released that neither wait for a handler nor run; their leases are not renewed meanwhile."""
+        with self._lock:
+            for task in tasks:
+                task.abandoned = True
+                self._add(Result(task, outcome, 0.0, locked=True))
+            self.wake()
+
+    def _add(self, result: Result) -> None:
+        self._unwritten[id(result)] = result
+
+    def close(self) -> int:
+        """Let nothing more in, put back every waiting row, and ask for those that run."""
         with self._lock:
             self.closed = True
-            for unit in self._running:
-                unit.ask_back("the worker stops")
-        return self.withdraw()
+            return self.put_back(recall="the worker stops")
 
-    # Out at the other
-
-    def settle(self, unit: Unit, results: Iterable[Result]) -> None:
-        """Note that the unit is no longer run, and what is to be written of it."""
+    def give_up_results(self) -> None:
+        """Have rows released whose results could not be written until now."""
         with self._lock:
-            model, before = unit.handler.model, len(self._unwritten)
-            for result in results:
-                self._unwritten[id(result)] = result
-            now = len(self._unwritten)
-            if unit in self._running:
-                self._running.remove(unit)
-            if unit is self._alone:
-                self._alone = None
-            if self._waiting:
-                # A coroutine that has ended makes room for another.
-                self._arrived.notify_all()
-            if not before or now >= self.enough or model not in self._waiting:
-                self._changed.notify_all()
+            for result in self._unwritten.values():
+                result.came = clock()
+                if not isinstance(result.outcome, (PutBack, Ended)):
+                    result.outcome = PutBack("its result could not be written")
+            self.wake()
 
     def unwritten(self) -> list[Result]:
         """Return what may be written now, the oldest first; what has met a lock comes last."""
         with self._lock:
+            fresh, locked = self._fresh_and_locked()
             now = clock()
-            again = [result for result in self._postponed if result.came <= now]
-            return [*self._unwritten.values(), *sorted(again, key=lambda result: result.came)]
+            again = [result for result in locked if result.came <= now]
+            return [*fresh, *sorted(again, key=lambda result: result.came)]
 
-    def undelivered(self) -> list[Task]:
-        """Return the rows whose result is not written yet."""
-        with self._lock:
-            results = [*self._unwritten.values(), *self._postponed]
-            return [result.task for result in results]
+    def _fresh_and_locked(self) -> tuple[list[Result], list[Result]]:
+        results = list(self._unwritten.values())
+        locked = [result for result in results if result.locked]
+        return [result for result in results if not result.locked] if locked else results, locked
 
     def written(self, results: Iterable[Result]) -> None:
         """Let go of these rows."""
         with self._lock:
             for result in results:
-                if self._unwritten.pop(id(result), None) is None and result in self._postponed:
-                    self._postponed.remove(result)
+                self._unwritten.pop(id(result), None)
             self._changed.notify_all()
             if self._waiting:
                 # A quarantined row waits for that.
@@ -339,8 +387,6 @@ class InFlight:
         with self._lock:
             for result in results:
                 result.came, result.locked = clock() + seconds, True
-                if self._unwritten.pop(id(result), None) is not None:
-                    self._postponed.append(result)
 
     def write_at(self, linger: float, *, more_to_come: bool = False) -> float | None:
         """Return when, by ``clock()``, there is something to be written; None where there is nothing.
@@ -348,20 +394,19 @@ class InFlight:
         At once where enough has come, or nothing runs nor is *more_to_come*; else when the oldest result has waited for
         *linger* seconds, or a row that somebody had locked is to be tried again.
         """
-        if not self._unwritten and not self._postponed:
+        if not self._unwritten:
             return None
         with self._lock:
+            fresh, locked = self._fresh_and_locked()
             is_last = not more_to_come and self.runs_dry()
-            if self._unwritten and (is_last or self.unwritten_count() >= self.enough):
+            if fresh and (is_last or len(fresh) >= self.enough):
                 return 0.0
-            moments = [result.came for result in self._postponed]
-            for oldest in self._unwritten.values():
-                moments.append(oldest.came + linger)
-                break
+            moments = [result.came for result in locked]
+            moments += [fresh[0].came + linger] if fresh else []
             return min(moments, default=None)
 
     def unwritten_count(self) -> int:
-        return len(self._unwritten) + len(self._postponed)
+        return len(self._unwritten)
 
     # Looking
 
@@ -370,10 +415,11 @@ class InFlight:
         with self._lock:
             running = [task for unit in self._running for task in unit.tasks]
             waiting = [task for units in self._waiting.values() for u in units for task in u.tasks]
-            return [*running, *waiting, *self.undelivered()]
+            results = self._unwritten.values()
+            return [*running, *waiting, *(result.task for result in results)]
 
     def running(self) -> list[Unit]:
-        """Return the units that executors have taken."""
+        """Return the units that executors have taken, without the abandoned ones."""
         with self._lock:
             return list(self._running)
 
@@ -391,11 +437,9 @@ class InFlight:
             return self.runs_dry() and not self.unwritten_count()
 
     def runs_dry(self) -> bool:
-        """Say whether nothing waits and nothing runs that anybody waits for: no more results are to come."""
+        """Say whether nothing waits and nothing runs: no more results are to come."""
         with self._lock:
-            if self._waiting:
-                return False
-            return not self._running or not any(unit.awaited for unit in self._running)
+            return not self._waiting and not self._running
 
     def wait_for(self, condition: Callable[[], bool], timeout: float) -> bool:
         """Wait until *condition*, looked at after each change, holds; for *timeout* seconds at most."""

@@ -33,7 +33,7 @@ class Answer:
 UNMENTIONED = "The batch handler said nothing about this row."
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False, slots=True)
 class Done:
     """The row is to be completed."""
 
@@ -59,6 +59,9 @@ class PutBack:
     quarantined: bool = False
     #: Nobody is to claim rows of the model while this one waits.
     everyone: bool = False
+
+
+NOT_STARTED = PutBack("not started")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,9 @@ from django_taskclaim.worker.claimer import Claimer
 from django_taskclaim.worker.executors import Executor, HandlerThread, LoopThread
 from django_taskclaim.worker.health import HangDetector
 from django_taskclaim.worker.inflight import InFlight
+from django_taskclaim.worker.keeper import stack_of
 from django_taskclaim.worker.options import ExitCode, WorkerOptions
-from django_taskclaim.worker.overruns import stack_of
+from django_taskclaim.worker.outcomes import PutBack
 from django_taskclaim.worker.records import logger, named, summary
 from django_taskclaim.worker.service import Service
 
@@ -101,39 +102,38 @@ class Process:
             return
         self._stopping = True
         self.claimer.leave()
-        waiting = self.inflight.close()
+        put_back = self.inflight.close()
         logger.info(
             "%s stops: %s given back, %d running",
             self.options.name,
-            counted(len(waiting), self.service.unit),
+            counted(put_back, self.service.unit),
             len(self.inflight.running()),
             extra={"event": "stopping"},
         )
-        self.service.keeper.give_back(waiting)
 
     def is_idle(self) -> bool:
-        """Say whether no row runs that anybody waits for, and nothing is left to write or to give back."""
-        if any(unit.awaited for unit in self.inflight.running()):
-            return False
-        return not self.service.keeper.has_to_give_back() and not self.claimer.is_alive()
+        """Say whether no row runs that anybody waits for, and nothing is left to write."""
+        return not self.inflight.running() and not self.claimer.is_alive()
 
     def finish(self, *, recycle: bool = False) -> ExitCode:
         """Give back what still runs, sign off, and return how the process ends."""
-        cut_short = [unit for unit in self.inflight.running() if unit.awaited]
+        cut_short = self.inflight.running()
         for unit in cut_short:
             logger.warning("%s was cut short; it is given back", named(unit.called[0].row))
         self.claimer.leave()
         for executor in self.executors:
             executor.leave()
-        self.service.keeper.cut_short(cut_short)
-        self.service.keeper.give_back(
-            self.inflight.undelivered(), "its result could not be written"
-        )
+        for unit in cut_short:
+            self.inflight.abandon(unit, PutBack("cut short"))
+        end = clock() + GIVE_BACK
+        self.claimer.join(GIVE_BACK / 2)
+        self.inflight.give_up_results()
+        self.claimer.join(GIVE_BACK / 2)
         self.service.leave()
-        self.service.join(GIVE_BACK)
+        self.service.join(max(LAST_WORDS, end - clock()))
         if not cut_short:
             # A thread that closes its connection while the interpreter goes down may hold that up.
-            for thread in (self.claimer, *self.executors):
+            for thread in self.executors:
                 thread.join(LAST_WORDS)
         # What was cut short has just been given back.
         summary(self.options.name, self.service.counters, 0, self.service.unit)

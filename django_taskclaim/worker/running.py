@@ -1,13 +1,11 @@
 """How a unit is run: one call for a row, for a batch one call and, where that raises, halves of it.
 
-What to call next, and what the answers mean, is decided here once; the drivers below only make the calls.
+What to call next, and what the answers mean, is decided here once, for functions and for coroutines.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Generator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
-from typing import Any, ParamSpec, TypeVar
 
 from asgiref.sync import sync_to_async
 from django.db import InterfaceError, OperationalError, connections
@@ -44,9 +42,9 @@ from django_taskclaim.worker.inflight import (
 from django_taskclaim.worker.keeper import LeaseKeeper
 from django_taskclaim.worker.outcomes import (
     DONE,
+    NOT_STARTED,
     Ambiguous,
     Answer,
-    Done,
     Outcome,
     PutBack,
     judged,
@@ -54,13 +52,6 @@ from django_taskclaim.worker.outcomes import (
     outlived,
 )
 from django_taskclaim.worker.records import broken, logger, lost, named
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-#: Yields the rows of the next call, is sent the answer, and returns the results of all of them.
-Calls = Generator[list[Task], Answer, list[Result]]
-
 
 #: What nearly all calls come to.
 NOTHING_SAID = Answer()
@@ -90,102 +81,86 @@ class Running:
         self._looked = clock()
         #: By ``clock()``, when an atomic handler was last committed.
         self._used = 0.0
-        #: Whether the server ends this thread's session where it is idle, as it may for an atomic handler.
-        self._limits_idle = True
         #: Where Django's own async methods have their connections, for coroutines.
         self.orm_thread = 0
 
     def run(self, unit: Unit) -> list[Result]:
         """Run *unit* in this thread."""
-        if len(unit.tasks) == 1 and not unit.quarantined:
-            return self._run_row(unit)
-        calls = self._calls(unit)
-        step = _advance(calls, None)
-        while not isinstance(step, _End):
-            step = _advance(calls, self._call(unit, step))
-        return step.results
-
-    def _run_row(self, unit: Unit) -> list[Result]:
-        """Run a row alone, as nearly all are run: without what ``_calls`` costs."""
-        results: list[Result] = []
-        if tasks := self._callable(unit.tasks, results):
-            unit.begin(tasks)
-            self._note(unit, tasks, self._call(unit, tasks), results)
+        results = self._held_up(unit) if unit.quarantined else []
+        todo = [] if results else [unit.tasks]
+        while tasks := self._next(unit, todo, results):
+            self._judge(unit, tasks, self._call(unit, tasks), results, todo)
         return results
 
     async def arun(self, unit: Unit) -> list[Result]:
         """Run *unit* on the event loop of this thread."""
-        calls = self._calls(unit)
-        # The start of a quarantined row is written first.
-        begin = sync_to_async(_advance) if unit.quarantined else _at_once
-        step = await begin(calls, None)
-        while not isinstance(step, _End):
-            answer = await self._acall(unit, step)
-            is_plain = answer.error is None and not unit.handler.batch
-            go_on = _at_once if is_plain else self._in_another_thread(_advance)
-            step = await go_on(calls, answer)
-        return step.results
+        results = await sync_to_async(self._held_up)(unit) if unit.quarantined else []
+        todo = [] if results else [unit.tasks]
+        while tasks := self._next(unit, todo, results):
+            answer = await self._acall(unit, tasks)
+            if answer.error is None and not unit.handler.batch:
+                self._judge(unit, tasks, answer, results, todo)
+            else:
+                # It may have to wait for news of the database.
+                judge = sync_to_async(self._judge, thread_sensitive=not self.judging_waits)
+                await judge(unit, tasks, answer, results, todo)
+        return results
 
-    def _in_another_thread(self, judge: Callable[P, R]) -> Callable[P, Coroutine[Any, Any, R]]:
-        """Return *judge* as a coroutine function, because it may have to wait for news of the database."""
-        return sync_to_async(judge, thread_sensitive=not self.judging_waits)
-
-    def _held_up(self, unit: Unit) -> list[Result] | None:
-        """Write down that a row which may kill its worker starts, right before it does; None if it may.
+    def _held_up(self, unit: Unit) -> list[Result]:
+        """Write down that a row which may kill its worker starts, right before it does; not empty if it may not start.
 
         If its worker ends from here on, the row has failed. Otherwise it was not started, and has killed nobody.
         """
         (task,) = unit.tasks
         if task.claim.lost or task.abandoned or task.is_overdue():
             # It will not be called, so it must not seem to have started.
-            return None
+            return []
         try:
             ensure_usable(self.using)
             note_start(task.row)
         except ClaimLost:
             lost(task.row, "before it could begin")
-            return []
+            return [Result(task, Ended(), 0.0)]
         except Exception as error:
             drop_broken(self.using)
             return [Result(task, PutBack(f"it could not be started: {describe(error)}"), 0.0)]
-        return None
+        return []
 
     # What to call with
 
-    def _calls(self, unit: Unit) -> Calls:
-        if unit.quarantined and (held_up := self._held_up(unit)) is not None:
-            return held_up
-        results: list[Result] = []
-        todo = [unit.tasks]
+    def _next(self, unit: Unit, todo: list[list[Task]], results: list[Result]) -> list[Task]:
+        """Begin the next call of what is *todo*, and return its rows; none where nothing is left."""
         while todo:
             tasks = self._callable(todo.pop(), results)
-            if not tasks:
-                continue
-            if self.inflight.closed and results:
-                # Told to stop between two halves: the rest has not been started.
-                results += [Result(task, PutBack("not started"), 0.0) for task in tasks]
-                continue
-            unit.begin(tasks)
-            answer = yield tasks
-            if not self._note(unit, tasks, answer, results):
-                for task in tasks:
-                    task.carrier()
-                half = (len(tasks) + 1) // 2
-                todo += [tasks[half:], tasks[:half]]
-        return results
+            if tasks and results and self.inflight.closed:
+                # The worker stops between two halves: the rest has not been started.
+                results += [Result(task, NOT_STARTED, 0.0) for task in tasks]
+            elif tasks:
+                unit.begin(tasks)
+                return tasks
+        return []
 
-    def _note(self, unit: Unit, tasks: list[Task], answer: Answer, results: list[Result]) -> bool:
-        """Note what became of the rows of a call; False, and nothing noted, where it must be made with halves."""
-        # Each row's share, so that they add up to what the call took.
+    def _judge(
+        self,
+        unit: Unit,
+        tasks: list[Task],
+        answer: Answer,
+        results: list[Result],
+        todo: list[list[Task]],
+    ) -> None:
+        """Note what became of the rows of a call, or have it made again with halves of them."""
         now = clock()
-        ran = (now - (unit.started or now)) / len(tasks)
         outcomes = self._outcomes(tasks, answer, since=unit.started or 0.0)
         if outcomes is None:
-            return False
-        results += [
-            Result(task, outcome, ran, now) for task, outcome in zip(tasks, outcomes, strict=True)
-        ]
-        return True
+            for task in tasks:
+                task.carrier()
+            half = (len(tasks) + 1) // 2
+            todo += [tasks[half:], tasks[:half]]
+            return
+        # Each row's share, so that they add up to what the call took.
+        ran = (now - (unit.started or now)) / len(tasks)
+        for task, outcome in zip(tasks, outcomes, strict=True):
+            results.append(Result(task, outcome, ran, now))
 
     def _callable(self, given: list[Task], results: list[Result]) -> list[Task]:
         """Return the rows that the handler can be called with, and note what becomes of the others, if anything."""
@@ -194,18 +169,15 @@ class Running:
             # Between two halves: the handler may have ended some claims itself.
             ended = [task for task in given if task.claim.ended]
             results += [Result(task, task.claim.how_ended() or Ended(), 0.0) for task in ended]
-            tasks = self._startable([task for task in given if task not in ended])
+            late = [task for task in given if task.claim.lost or task.is_overdue()]
+            results += [Result(task, NOT_STARTED, 0.0) for task in late if task not in ended]
+            tasks = [task for task in given if task not in ended and task not in late]
+            tasks = [task for task in tasks if not task.abandoned]
         if tasks and tasks[0].handler.needs_source:
             gone = [task for task in tasks if lacks_source(task.row)]
             results += [Result(task, _without_source(task), 0.0) for task in gone]
             tasks = [task for task in tasks if task not in gone]
         return tasks
-
-    def _startable(self, tasks: list[Task]) -> list[Task]:
-        """Return the rows that are still ours; of the others the keeper has said so, and gives back what stands."""
-        late = [task for task in tasks if task.claim.lost or task.is_overdue()]
-        self.keeper.give_back(late)
-        return [task for task in tasks if task not in late and not task.abandoned]
 
     # What the answers mean
 
@@ -302,16 +274,13 @@ class Running:
         if handler.atomic:
             idle = timedelta.max if self.idle is None else self.idle
             used_lately = clock() - self._used < min(USED_LATELY, idle.total_seconds() / 4)
-            self._limits_idle = True
             answer = call_atomically(unit, tasks, self.using, self.idle, used_lately=used_lately)
             self._used = clock() if answer.committed else 0.0
             return self._unless_left_open(answer, self.using)
         try:
             if self.keeper.troubled_since(self._looked):
                 self._replace_broken_connections()
-            if self._limits_idle:
-                limit_idle_session(self.using, None)
-                self._limits_idle = False
+            limit_idle_session(self.using, None)
             value = call(handler, [task.row for task in tasks])
             answer = NOTHING_SAID if value is None else Answer(value)
         except BaseException as error:
@@ -365,7 +334,7 @@ def _done(task: Task) -> Outcome:
 def _without_source(task: Task) -> Outcome:
     """Say what becomes of a companion whose source is gone: its handler cannot be called."""
     if task.handler.missing_source == "complete":
-        return Done()
+        return DONE
     return judged(task.row, SourceGone([task.row]))
 
 
@@ -382,22 +351,3 @@ def _read(
         except Exception as refused:
             error = refused
     return [error] * len(tasks), error
-
-
-@dataclass(frozen=True, slots=True)
-class _End:
-    """What a generator returned; StopIteration cannot travel through a coroutine."""
-
-    results: list[Result]
-
-
-async def _at_once(calls: Calls, answer: Answer | None) -> list[Task] | _End:
-    return _advance(calls, answer)
-
-
-def _advance(calls: Calls, answer: Answer | None) -> list[Task] | _End:
-    """Send the answer to the last call, and return the rows of the next one, or the end."""
-    try:
-        return next(calls) if answer is None else calls.send(answer)
-    except StopIteration as end:
-        return _End(end.value)

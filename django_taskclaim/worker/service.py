@@ -91,7 +91,7 @@ class Service(threading.Thread):
         #: What this thread waits for between two rounds.
         self.calls = Calls(options, handlers, inflight.wake)
         self.keeper = LeaseKeeper(
-            options, handlers, inflight, self.counters, self.throttles, self.calls.wake_event
+            options, handlers, inflight, self.throttles, self.calls.wake_event
         )
         #: By ``clock()``, when this thread last came to one of its duties.
         self.last_turn = clock()
@@ -113,7 +113,6 @@ class Service(threading.Thread):
         duties = [
             Duty("looking for ambiguous claims", keeper.find_ambiguous),
             Duty("looking for rows never started", keeper.find_unstarted),
-            Duty("giving rows back", keeper.release_returned),
             Duty("renewing leases", keeper.renew_when_due),
             Duty("giving up what is late", keeper.fence),
             Duty("reading the switch", self._read_switch_when_it_matters, self._switch_pause),
@@ -172,10 +171,6 @@ class Service(threading.Thread):
                 self._guarded("renewing leases", self.keeper.renew_when_due)
 
     def _end(self) -> None:
-        keeper = self.keeper
-        self._guarded("looking for unanswered claims", partial(keeper.find_ambiguous, now=True))
-        self._guarded("looking for rows never started", keeper.find_unstarted)
-        self._guarded("giving rows back", keeper.release_the_last)
         for one in self._attachments:
             self._guarded(f"ending {type(one).__name__}", one.leave)
         self._guarded("signing off", lambda: heartbeat.sign_off(self.options))

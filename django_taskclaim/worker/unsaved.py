@@ -1,12 +1,11 @@
 """Warns of columns that a handler sets although nothing writes them: a completion writes ``update_fields`` alone."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from functools import cache
 from typing import Any, NamedTuple
 
 from django.db import Error, models
-from django.db.models import DEFERRED
 
 from django_taskclaim.claim import claim_of
 from django_taskclaim.columns import claim_columns, is_claimable
@@ -30,7 +29,7 @@ class Before(NamedTuple):
 
     row: Any
     instance: Any
-    values: dict[str, Any]
+    values: dict[AnyField, Any]
 
 
 @cache
@@ -45,44 +44,60 @@ class UnsavedColumns:
     def __init__(self, handler: Handler) -> None:
         self._handler = handler
         self._left = COMPARED
-        self._unwritten = cache(self._find_unwritten)
         self._warned: set[str] = set()
 
-    def before(self, rows: Sequence[object]) -> list[Before]:
+    def before(self, rows: Sequence[Any]) -> list[Before]:
         """Return the values that the handler is given; nothing once enough rows have been compared."""
         rows = rows[: self._left]
         self._left -= len(rows)
-        return [
-            Before(row, instance, {one.attname: _copied(instance, one) for one in fields})
-            for row in rows
-            for instance in self._instances(row)
-            if (fields := self._unwritten(instance.__class__))
-        ]
+        given = [(row, row) for row in rows]
+        if rows and is_companion(type(rows[0])):
+            field = source_link(type(rows[0])).field
+            given += [(row, getattr(row, LINK)) for row in rows if field.is_cached(row)]
+        return [Before(row, instance, self._values(instance)) for row, instance in given]
+
+    def _values(self, instance: models.Model) -> dict[AnyField, Any]:
+        """Return the loaded values that a completion of the row neither removes nor writes."""
+        kind, model = type(instance), self._handler.model
+        completion, is_row = policy_for(model).completion, issubclass(kind, model)
+        # A function of the user's may write anything.
+        if isinstance(completion, Call) or (is_row and not isinstance(completion, (Mark, Clear))):
+            return {}
+        names = writable(kind)
+        if is_claimable(kind):
+            names -= claim_columns(kind).guarded_names
+        results = checked_results(model, self._handler.update_fields)
+        written = [*results.own, *results.inherited] if is_row else results.of_source
+        loaded = {
+            one: instance.__dict__.get(one.attname, one) for one in kind._meta.concrete_fields
+        }
+        return {
+            field: deepcopy(value) if isinstance(value, _MUTABLE) else value
+            for field, value in loaded.items()
+            if value is not field and field.attname in names and field not in written
+        }
 
     def warn(self, seen: Sequence[Before]) -> None:
         """Warn, once for each column, where the handler has set it and the database still has the old value."""
         for row, instance, before in seen:
-            fields = [
-                field
-                for field in self._unwritten(instance.__class__)
-                if not _is_same(field, before[field.attname], _value(instance, field))
+            now = instance.__dict__
+            changed = [
+                one
+                for one, old in before.items()
+                if not _is_same(one, old, now.get(one.attname, old))
             ]
             # Without a claim it was saved as another row.
-            if not fields or claim_of(row) is None:
+            if not changed or (claim := claim_of(row)) is None:
                 continue
-            stored = _stored(instance, self._alias(row, instance), fields)
-            lost = [
-                self._name(row, instance, field)
-                for field in fields
-                if field.attname in stored
-                # A value that is neither was written by somebody, or made by the database.
-                and (
-                    before[field.attname] is DEFERRED
-                    or _is_same(field, before[field.attname], stored[field.attname])
-                )
-                and not _is_same(field, stored[field.attname], _value(instance, field))
+            alias = claim.alias if instance is row else instance._state.db
+            stored = _stored(instance, alias, changed)
+            names = [
+                self._name(row, instance, one)
+                for one in changed
+                # Another value was written by somebody, or made by the database.
+                if one.attname in stored and _is_same(one, before[one], stored[one.attname])
             ]
-            if columns := [name for name in lost if name not in self._warned]:
+            if columns := [name for name in names if name not in self._warned]:
                 self._warned.update(columns)
                 self._log(row, columns)
 
@@ -100,49 +115,16 @@ class UnsavedColumns:
             },
         )
 
-    def _alias(self, row: models.Model, instance: models.Model) -> Any:
-        claim = claim_of(row)
-        return claim.alias if instance is row and claim else instance._state.db
-
-    def _instances(self, row: Any) -> Iterator[Any]:
-        yield row
-        if is_companion(type(row)) and source_link(type(row)).field.is_cached(row):
-            yield getattr(row, LINK)
-
-    def _find_unwritten(self, kind: type[models.Model]) -> list[AnyField]:
-        """Return the columns that stay when a row is done and that its completion does not write."""
-        model = self._handler.model
-        completion, is_row = policy_for(model).completion, issubclass(kind, model)
-        # A function of the user's may write anything.
-        if isinstance(completion, Call) or (is_row and not isinstance(completion, (Mark, Clear))):
-            return []
-        names = writable(kind)
-        if is_claimable(kind):
-            names -= claim_columns(kind).guarded_names
-        results = checked_results(model, self._handler.update_fields)
-        written = [*results.own, *results.inherited] if is_row else results.of_source
-        fields = kind._meta.concrete_fields
-        return [one for one in fields if one.attname in names and one not in written]
-
     def _name(self, row: models.Model, instance: models.Model, field: AnyField) -> str:
         """Return how ``update_fields`` names a column."""
         is_hidden = instance is not row and field.name in writable(self._handler.model)
         return f"{PREFIX}{field.name}" if is_hidden else field.name
 
 
-def _value(instance: object, field: AnyField) -> Any:
-    return instance.__dict__.get(field.attname, DEFERRED)
-
-
-def _copied(instance: object, field: AnyField) -> Any:
-    value = _value(instance, field)
-    return deepcopy(value) if isinstance(value, _MUTABLE) else value
-
-
 def _is_same(field: AnyField, one: object, other: object) -> bool:
-    """Say whether two values are stored alike; one that is not loaded is no change."""
+    """Say whether two values are stored alike."""
     try:
-        return other is DEFERRED or bool(field.get_prep_value(one) == field.get_prep_value(other))
+        return bool(field.get_prep_value(one) == field.get_prep_value(other))
     except Exception:
         # No value of this column, or an array.
         return one is other

@@ -1,19 +1,20 @@
-"""The writer: takes what handlers made of their rows and writes it, many rows in a statement.
+"""The writer: writes what became of each row, many rows in a statement; an atomic handler completes its rows itself.
 
 It runs in the claimer's thread, on a connection where no code of the user's runs: so the server may end a session
 that is frozen in the middle of a completion, on MySQL too, and nobody waits for a row that somebody has locked.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from django.db import connections
 
-from django_taskclaim.claim import Ended, clock
+from django_taskclaim.claim import COMPLETED, Ended, clock
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.connecting import (
     TROUBLE,
     drop_broken,
+    end_session_of,
     ensure_usable,
     is_contention,
     is_refusal,
@@ -21,15 +22,15 @@ from django_taskclaim.connecting import (
 )
 from django_taskclaim.contention import server_code
 from django_taskclaim.db import dialect_for
-from django_taskclaim.error_text import class_and_text
+from django_taskclaim.error_text import class_and_text, text_to_store
 from django_taskclaim.exceptions import ClaimLost
-from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.completing import CallRaised
-from django_taskclaim.querysets.failing import release, stop_everyone
+from django_taskclaim.querysets.failing import fail, release, stop_everyone
 from django_taskclaim.querysets.isolating import Bad, bisect
 from django_taskclaim.querysets.losses import judge_ambiguous_commit
 from django_taskclaim.querysets.results import with_locked_source
 from django_taskclaim.querysets.writes import lock_free
+from django_taskclaim.ranges.walking import halve
 from django_taskclaim.states import WORKER_MARK, Status
 from django_taskclaim.throttling.throttles import working_on
 from django_taskclaim.worker.calling import complete
@@ -48,6 +49,7 @@ from django_taskclaim.worker.records import (
     broken,
     changed,
     failed,
+    logger,
     lost,
     named,
     unrecorded,
@@ -60,6 +62,8 @@ LINGER = 0.05
 ENOUGH = 500
 #: Seconds until a result that has met a lock is tried again.
 LOCKED = 1.0
+#: Seconds until it is tried again once the session was ended that had the row locked.
+FREED = 0.05
 #: Seconds that such a result waits for the lock then, where the database counts parts of a second.
 WAIT_AGAIN = 0.1
 #: Seconds for which results are tried one by one before others get their turn.
@@ -110,42 +114,40 @@ class Writer:
 
     def _write(self, results: Sequence[Result], *, around_locks: bool = False) -> None:
         """Write results that one statement can write; where it fails because of a few, all the others."""
-        began = clock()
-        try:
-            self._send(results, around_locks=around_locks)
-        except Exception as error:
-            search = _Search(self, began)
-            if not search.is_of_a_row(error):
-                raise
-            # What a session in trouble refused may pass at a second try.
-            known = [] if isinstance(error, TROUBLE) else [error]
+        search = _Search(self, clock())
 
-            def attempt(part: Sequence[Result]) -> None:
-                if known:
-                    raise known.pop()
+        def attempt(part: Sequence[Result]) -> None:
+            try:
+                self._send(part, around_locks=around_locks)
+            except TROUBLE as error:
+                # What a session in trouble refused may pass at a second try.
+                if not search.is_of_a_row(error):
+                    raise
                 self._send(part, around_locks=around_locks)
 
-            found: list[Bad[Result]] = []
-            for bad in bisect(results, attempt, search.is_of_a_row):
-                if isinstance(bad, Bad):
-                    search.check(bad.error, is_first=not found)
-                    found.append(bad)
-            for result, refusal in found:
-                self._refused(result, refusal)
+        found: list[Bad[Result]] = []
+        for bad in bisect(results, attempt, search.is_of_a_row):
+            if isinstance(bad, Bad):
+                search.check(bad.error, is_first=not found)
+                found.append(bad)
+        for result, refusal in found:
+            self._refused(result, refusal)
 
     def _send(self, results: Sequence[Result], *, around_locks: bool) -> None:
         """Write results in one statement, or go around what somebody has locked."""
         results = list(results)
         for result in results:
             result.task.ending = True
-        verb = self._verbs[type(results[0].outcome)]
+            if result.task.abandoned:
+                # Its handler may be saving it as another row.
+                result.task.carrier()
         self.last_turn = clock()
         try:
             with waiting_once(self.using):
                 if around_locks:
-                    results = self._write_unlocked(results, verb)
+                    results = self._write_unlocked(results)
                 else:
-                    verb(self, results)
+                    self._apply(results)
         except ClaimLost as error:
             self._log_lost(_those_of(results, error.lost))
         except Exception as error:
@@ -180,18 +182,18 @@ class Writer:
         if ran and type(results[0].outcome) in (Done, Ended):
             self.sizes[results[0].task.handler.model].note(len(results), ran)
 
-    def _write_unlocked(self, results: list[Result], verb: "Verb") -> list[Result]:
+    def _write_unlocked(self, results: list[Result]) -> list[Result]:
         """Write the rows that nobody has locked, and return all but the locked ones, which come round again."""
         dialect = dialect_for(connections[self.using])
         with dialect.own_transaction():
-            free, busy = lock_free([result.task.row for result in results])
+            free, busy = lock_free(_rows_of(results))
             if isinstance(results[0].outcome, Done):
                 held_up = with_locked_source(free, results[0].task.handler.update_fields)
                 free, busy = [row for row in free if row not in held_up], [*busy, *held_up]
             unlocked, locked = _those_of(results, free), _those_of(results, busy)
             if unlocked:
                 with dialect.limit_lock_wait(WAIT_AGAIN):
-                    verb(self, unlocked)
+                    self._apply(unlocked)
         self._postpone(locked)
         decided = [result for result in results if result not in locked]
         self._log_lost(result for result in decided if result not in unlocked)
@@ -223,6 +225,9 @@ class Writer:
         """Let results wait, and their rows be renewed meanwhile."""
         for result in results:
             result.task.ending = False
+            if result.thread is not None and end_session_of(result.thread, self.using):
+                logger.error("%s: its database session was ended", named(result.task.row))
+                result.thread, seconds = None, FREED
         self.inflight.postpone(results, seconds)
 
     def _refused(self, result: Result, error: Exception) -> None:
@@ -246,89 +251,91 @@ class Writer:
 
     # The verbs
 
-    def _complete(self, results: list[Result]) -> None:
+    def _apply(self, results: list[Result]) -> None:
+        """Write by the verb of their outcome, and note what is written; ClaimLost names the others."""
+        verb, note = self._verbs[type(results[0].outcome)]
         began = clock()
-        rows = [result.task.row for result in results]
         try:
-            complete(results[0].task.handler, rows)
+            verb(self, results, results[0].outcome)
         except ClaimLost as error:
-            self._completed(_those_of(results, error.written), clock() - began)
+            if written := _those_of(results, error.written):
+                note(self, written, results[0].outcome, clock() - began)
             raise
-        self._completed(results, clock() - began)
+        note(self, results, results[0].outcome, clock() - began)
 
-    def _completed(self, results: list[Result], seconds: float) -> None:
-        if results:
-            self.counters.count_done(results[0].task.handler.model, len(results))
-            ran = sum(result.ran for result in results)
-            changed("completed", [result.task.row for result in results], seconds, ran=ran)
+    def _complete(self, results: list[Result], outcome: Done) -> None:
+        complete(results[0].task.handler, _rows_of(results))
 
-    def _release(self, results: list[Result]) -> None:
-        began = clock()
-        rows = [result.task.row for result in results]
-        outcome: Any = results[0].outcome
-        if outcome.everyone:
+    def _completed(self, results: list[Result], outcome: Done | Ended, seconds: float) -> None:
+        self.counters.count_done(results[0].task.handler.model, len(results))
+        ran = sum(result.ran for result in results)
+        changed("completed", _rows_of(results), seconds, ran=ran)
+
+    def _release(self, results: list[Result], outcome: PutBack) -> None:
+        if outcome.everyone and outcome.delay is not None:
             # First, or somebody else would claim the row and ask the same in vain.
             task = results[0].task
             holder, _, _ = task.claim.token.holder.partition(WORKER_MARK)
             stop_everyone(task.handler.model, self.using, outcome.delay, outcome.reason, holder)
-        try:
-            if outcome.quarantined:
-                release(rows, quarantined=True)
-            else:
-                self._rows(results).release(rows, delay=outcome.delay)
-        except ClaimLost as error:
-            self._released(error.written, clock() - began, outcome.reason)
-            raise
-        self._released(rows, clock() - began, outcome.reason)
+        release(_rows_of(results), outcome.delay, quarantined=outcome.quarantined)
 
-    def _released(self, rows: list[Any], seconds: float, why: str) -> None:
-        if rows:
-            changed("released", rows, seconds, why=why)
+    def _released(self, results: list[Result], outcome: PutBack, seconds: float) -> None:
+        changed("released", _rows_of(results), seconds, why=outcome.reason)
 
-    def _fail(self, results: list[Result]) -> None:
+    def _fail(self, results: list[Result], outcome: Failed) -> None:
+        fail(_rows_of(results), outcome.error, retry=True)
+
+    def _failed(self, results: list[Result], outcome: Failed, seconds: float) -> None:
         for result in results:
-            began, row = clock(), result.task.row
-            error: Any = result.outcome.error  # type: ignore[union-attr]
-            self._rows([result]).fail([row], error)
-            note_failure(self.counters, row, error, clock() - began, ran=result.ran)
+            # Each row shows its own traceback.
+            error = getattr(result.outcome, "error", outcome.error)
+            raised = error if isinstance(error, BaseException) else None
+            self._note_failed(result, class_and_text(error), seconds, raised)
+            if result.task.claim.too_long and result.task.handler.has_ranges:
+                halve(result.task.row)
 
-    def _decide(self, results: list[Result]) -> None:
+    def _note_failed(
+        self,
+        result: Result,
+        described: tuple[str, str],
+        seconds: float,
+        raised: BaseException | None = None,
+    ) -> None:
+        row, (name, text) = result.task.row, described
+        final = row.__dict__.get(claim_columns(type(row)).status.attname) == Status.FAILED
+        self.counters.count_error(type(row), f"{name}: {text}" if name else text, final=final)
+        failed(row, seconds, name, text, ran=result.ran, final=final, raised=raised)
+
+    def _decide(self, results: list[Result], outcome: Ambiguous) -> None:
         """Find out, by the token, whether a transaction was committed whose COMMIT was not answered."""
-        began = clock()
         (result,) = results
-        undecided = result.outcome
-        assert isinstance(undecided, Ambiguous)
         found = judge_ambiguous_commit([result.task.row], patience=0)
         if found.still_held:
-            result.outcome = undecided.otherwise
-            self._verbs[type(result.outcome)](self, results)
+            result.outcome = outcome.otherwise
+            self._apply(results)
         elif found.committed:
-            self._completed(results, clock() - began)
+            result.outcome = COMPLETED
         else:
-            _log_undecided(result, undecided.error)
+            _log_undecided(result, outcome.error)
 
-    def _settled(self, results: list[Result]) -> None:
-        """Count what is written already."""
-        outcome: Any = results[0].outcome
+    def _settled(self, results: list[Result], outcome: object, seconds: float) -> None:
+        """Count what was written before: by the handler, with its transaction, or once it was decided."""
+        if not isinstance(outcome, Ended):
+            return
         if outcome.completed:
-            self._completed(results, 0.0)
+            self._completed(results, outcome, seconds)
         elif outcome.failure is not None:
             for result in results:
-                _note_failed(self.counters, result.task.row, outcome.failure, 0.0, ran=result.ran)
+                self._note_failed(result, outcome.failure, seconds)
 
-    _verbs: "dict[type, Verb]" = {
-        Done: _complete,
-        PutBack: _release,
-        Failed: _fail,
-        Ambiguous: _decide,
-        Ended: _settled,
+    #: What writes each kind of outcome, and what notes that it is written.
+    _verbs: ClassVar[dict[type, tuple[Callable[..., None], Callable[..., None]]]] = {
+        Done: (_complete, _completed),
+        PutBack: (_release, _released),
+        Failed: (_fail, _failed),
+        Ambiguous: (_decide, _settled),
+        Ended: (lambda *given: None, _settled),
     }
-
-    def _rows(self, results: list[Result]) -> ClaimQuerySet[Any]:
-        return ClaimQuerySet(type(results[0].task.row))
-
-
-Verb = Callable[[Writer, list[Result]], None]
 
 
 class _Search:
@@ -370,52 +377,25 @@ def _log_undecided(result: Result, error: BaseException | str) -> None:
     )
 
 
-def note_failure(
-    counters: Counters, row: Any, error: BaseException | str, seconds: float, *, ran: float
-) -> None:
-    """Count and log a failure that has just been written, by a statement of *seconds*."""
-    raised = error if isinstance(error, BaseException) else None
-    _note_failed(counters, row, class_and_text(error), seconds, ran=ran, raised=raised)
-
-
-def _note_failed(
-    counters: Counters,
-    row: Any,
-    described: tuple[str, str],
-    seconds: float,
-    *,
-    ran: float,
-    raised: BaseException | None = None,
-) -> None:
-    name, text = described
-    final = row.__dict__.get(claim_columns(type(row)).status.attname) == Status.FAILED
-    counters.count_error(type(row), f"{name}: {text}" if name else text, final=final)
-    failed(row, seconds, name, text, ran=ran, final=final, raised=raised)
-
-
 def _alike(results: list[Result]) -> list[list[Result]]:
     """Group results so that one statement can write each group; nearly always there is one, of rows that are done."""
-    first = type(results[0].task.row) if results else None
+    groups: dict[object, list[Result]] = {}
     for result in results:
-        if result.outcome is not DONE or result.locked or type(result.task.row) is not first:
-            break
-    else:
-        return [results] if results else []
-    groups: dict[Any, list[Result]] = {}
-    for result in results:
-        groups.setdefault(_kind(result), []).append(result)
+        kind = DONE if result.outcome is DONE else _kind(result)
+        groups.setdefault((type(result.task.row), result.locked, kind), []).append(result)
     return list(groups.values())
 
 
 def _kind(result: Result) -> object:
-    """Return what results have in common that one statement can write."""
     outcome = result.outcome
-    if type(outcome) is Done:
-        # They are all the same, and this one is asked for nearly each row.
-        return type(result.task.row), Done, result.locked
-    if isinstance(outcome, (PutBack, Ended)):
-        return type(result.task.row), outcome, result.locked
-    return id(result)
+    if isinstance(outcome, Failed):
+        # Rows that have failed as often are all tried again, or none of them.
+        return text_to_store(outcome.error), result.task.claim.attempts
+    return id(result) if isinstance(outcome, Ambiguous) else outcome
+
+
+def _rows_of(results: list[Result]) -> list[Any]:
+    return [result.task.row for result in results]
 
 
 def _those_of(results: list[Result], rows: Iterable[object]) -> list[Result]:

@@ -234,7 +234,7 @@ FAULTS = {
         ),
         fault(
             "Rows that are given back unstarted are charged a try.",
-            (KEEPER, "(target.model).release(free)", '(target.model).fail(free, "not started")'),
+            ("worker/outcomes.py", "NOT_STARTED = PutBack(", "NOT_STARTED = Failed("),
         ),
         fault(
             "A drain that ends with work left exits with 0.",
