@@ -16,7 +16,6 @@ from django_taskclaim.control.reading import acts, history
 from django_taskclaim.db import DatabaseLater
 from django_taskclaim.models import Throttle, WorkerProcess
 from django_taskclaim.switch import set_overrides
-from tests.commands import no_savepoint, refused, table_away
 from tests.limits.test_workers import closed_now
 from tests.testapp.models import Job
 from tests.worker.conftest import Worker, jobs, start_worker, states, wait_until
@@ -179,7 +178,7 @@ def test_the_history_of_a_killed_worker_explains_the_second_run(start_worker: St
     assert events[2].detail == "put back, one try used up"
 
 
-# Without the app, and without its tables
+# Without the app
 
 
 @pytest.mark.once
@@ -198,13 +197,3 @@ def test_without_the_app_workers_ask_nothing_of_its_tables(
     assert "taskclaim_workerprocess" in statements
     for table in ("workercommand", "throughput", "operatoract", "claimevent"):
         assert table not in statements
-
-
-@pytest.mark.once
-@pytest.mark.promise(14)
-@no_savepoint
-def test_missing_tables_keep_a_worker_from_starting() -> None:
-    with table_away(WorkerCommand):
-        code, sentence = refused("claimworker", "testapp.Job", "--drain")
-    assert code == 2
-    assert "lacks taskclaim_workercommand" in sentence
