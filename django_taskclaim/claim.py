@@ -122,23 +122,6 @@ class Claim:
         return state
 
 
-def claims_of(
-    claimed: Sequence[Any], holder: str, alias: str, lease: timedelta, started: float
-) -> list[Claim]:
-    """Return what the instances of rows just claimed are to carry; they have ``key``, ``iteration`` and ``attempts``.
-
-    Their leases run from *started*, by ``clock()``.
-    """
-    tokens = {number: Token(holder, number) for number in {row.iteration for row in claimed}}
-    deadline = started + lease.total_seconds()
-    claims = []
-    for row in claimed:
-        claim = Claim(tokens[row.iteration], alias, row.key, lease=lease, attempts=row.attempts)
-        claim.local_deadline = deadline
-        claims.append(claim)
-    return claims
-
-
 def end_claims(claims: Sequence[Claim], how: Ended) -> None:
     """Note how a verb has ended these claims, of one database; undone if the caller's transaction is rolled back."""
     if not claims:
@@ -219,12 +202,6 @@ def standing_claim(row: models.Model) -> Claim | None:
 def attach(row: models.Model, claim: Claim) -> None:
     """Let *row* carry *claim*."""
     row.__dict__[ATTRIBUTE] = claim
-
-
-def attach_all(rows: Iterable[models.Model], claims: Iterable[Claim]) -> None:
-    """Let each of *rows* carry the claim at its place."""
-    for row, claim in zip(rows, claims, strict=True):
-        row.__dict__[ATTRIBUTE] = claim
 
 
 def detach(row: models.Model) -> None:

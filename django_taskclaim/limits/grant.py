@@ -10,8 +10,7 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from django_taskclaim.fields import as_utc
-from django_taskclaim.limits.model_limits import ModelLimits, limits_of
-from django_taskclaim.limits.rate_and_hours import Rate
+from django_taskclaim.limits.model_limits import ModelLimits, Rate, limits_of
 from django_taskclaim.querysets.conditions import is_running
 from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.querysets.transactions import refuse_old_snapshots

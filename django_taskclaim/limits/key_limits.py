@@ -9,7 +9,7 @@ condition.
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db import models
 from django.db.models import Count, Q
@@ -32,28 +32,18 @@ READ_AHEAD = 200
 MORE_READS = 5
 
 
-class KeyLimit:
-    """At most ``most`` rows with one value of ``field`` are processing; rows where it is NULL are not limited.
+class KeyLimit(NamedTuple):
+    """At most ``most`` rows with one value of ``field`` are processing; rows where it is NULL are not limited."""
 
-    Made for one claim: it counts the rows of each key once.
-    """
+    field: AnyField
+    most: int
+    #: For ``serial_by``: in which order the rows of a key follow each other, and which are first.
+    series: Series | None = None
 
-    def __init__(self, field: AnyField, most: int, series: Series | None = None) -> None:
-        self.field, self.most = field, most
-        #: For ``serial_by``: in which order the rows of a key follow each other.
-        self.series = series
-        #: The field as querysets call it, without a join.
-        self.name = field.attname
-        #: How many rows of each key are processing, for any holder, expired or not.
-        self.running: Counter[Any] = Counter()
-
-    def count(self, target: ClaimTarget, values: Iterable[object]) -> None:
-        """Count what is processing of these keys, by value: what two values are equal each database says otherwise."""
-        new = [one for one in dict.fromkeys(values) if one is not None and one not in self.running]
-        for part in target.dialect.chunks(new, target.table):
-            rows = _running(target).filter(**{f"{self.name}__in": part})
-            found = Counter(rows.values_list(self.name, flat=True))
-            self.running.update({key: found[key] for key in part})
+    @property
+    def name(self) -> str:
+        """The field as querysets call it, without a join."""
+        return self.field.attname
 
     def full(self, target: ClaimTarget) -> Q:
         """Match rows of keys that have as many rows processing as they may."""
@@ -61,17 +51,9 @@ class KeyLimit:
         counts = running.values(self.name).annotate(n=Count("*"))
         return Q(**{f"{self.name}__in": counts.filter(n__gte=self.most).values(self.name)})
 
-    def without_closed(self, target: ClaimTarget, rows: Rows) -> Rows:
-        """Return *rows* without those of keys of which this claim takes no more."""
-        closed = [key for key, number in self.running.items() if number >= self.most]
-        if self.series is not None:
-            closed += self.series.looked_up
-        if closed:
-            rows = rows.exclude(**{f"{self.name}__in": closed})
-        return rows.exclude(self.full(target))
-
 
 def _running(target: ClaimTarget) -> Rows:
+    """Return what is processing, for any holder, expired or not."""
     return target.rows.order_by().filter(is_running(target.columns))
 
 
@@ -81,6 +63,11 @@ class KeyChooser:
     def __init__(self, target: ClaimTarget, candidates: Rows, limit: int) -> None:
         self.target, self.candidates = target, candidates
         self.limits = limits_over(target.model)
+        #: How many rows of each key are processing. Counted by value: which values are equal, each database says
+        #: otherwise.
+        self._running = [
+            Counter(_running(target).values_list(one.name, flat=True)) for one in self.limits
+        ]
         limited = [one.field for one in self.limits]
         self._fields = list(dict.fromkeys([*target.columns.key, *limited]))
         self._places = [self._fields.index(field) for field in limited]
@@ -112,33 +99,33 @@ class KeyChooser:
                 yield key
 
     def _admits(self, key: Key, values: Sequence[object]) -> bool:
-        for limit, value in zip(self.limits, values, strict=True):
+        """Say whether the row may be claimed now."""
+        for number, (limit, value) in enumerate(zip(self.limits, values, strict=True)):
             if value is None:
                 continue
-            if limit.running[value] >= limit.most:
+            if self._running[number][value] >= limit.most:
                 return False
-            if limit.series is not None and not self._is_head(limit, limit.series, value, key):
-                return False
+            if limit.series is not None:
+                if value not in limit.series.looked_up:
+                    self._look_up(number, limit.series, value)
+                if key not in limit.series.heads:
+                    return False
         return True
 
-    def _is_head(self, limit: KeyLimit, series: Series, value: object, key: Key) -> bool:
-        """Say whether the row is the first of its key; looks up the next few keys together."""
-        if value not in series.looked_up:
-            place = self._places[self.limits.index(limit)]
-            expected = dict.fromkeys([value, *[row[place] for row in self._rows]])
-            values = [
-                one for one in expected if one is not None and limit.running[one] < limit.most
-            ]
-            heads = series.look_up(self.target, limit.field, values)
-            # A row that waited for its retry may stand far behind others of its key.
-            known = {self.target.table.key_of(row) for row in self._rows}
-            if elsewhere := [head for head in heads if head not in known]:
-                self._look_at(with_keys(self.candidates, self.target, elsewhere), len(elsewhere))
-        return key in series.heads
+    def _look_up(self, number: int, series: Series, value: object) -> None:
+        """Find the heads of this key and of those that are expected next."""
+        place, running = self._places[number], self._running[number]
+        expected = dict.fromkeys([value, *[row[place] for row in self._rows]])
+        values = [one for one in expected if one is not None and not running[one]]
+        heads = series.look_up(self.target, self.limits[number].field, values)
+        # A row that waited for its retry may stand far behind others of its key.
+        known = {self.target.table.key_of(row) for row in self._rows}
+        if elsewhere := [head for head in heads if head not in known]:
+            self._rows += self._first(with_keys(self.candidates, self.target, elsewhere))
 
     def _add(self, values: Sequence[object], number: int) -> None:
-        for limit, value in zip(self.limits, values, strict=True):
-            limit.running[value] += number
+        for running, value in zip(self._running, values, strict=True):
+            running[value] += number
 
     def _read(self) -> bool:
         """Read more candidates, at first without a look at limits; False where there are no more."""
@@ -146,17 +133,16 @@ class KeyChooser:
             return False
         rows = self.candidates
         for limit in self.limits if self._reads else ():
-            rows = limit.without_closed(self.target, rows)
+            # What this claim has taken is processing by now.
+            rows = rows.exclude(limit.full(self.target))
+            if limit.series is not None and limit.series.looked_up:
+                rows = rows.exclude(**{f"{limit.name}__in": limit.series.looked_up})
         self._reads += 1
-        self._rows = []
-        self._look_at(rows, self._most)
+        self._rows = self._first(rows)
         return bool(self._rows)
 
-    def _look_at(self, rows: Rows, most: int) -> None:
-        found = self.target.dialect.first(rows, self.target.table, most, self._fields)
-        for limit, place in zip(self.limits, self._places, strict=True):
-            limit.count(self.target, [row[place] for row in found])
-        self._rows += found
+    def _first(self, rows: Rows) -> list[list[Any]]:
+        return self.target.dialect.first(rows, self.target.table, self._most, self._fields)
 
 
 # Which limits a model has

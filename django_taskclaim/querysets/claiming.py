@@ -14,7 +14,7 @@ from typing import Any
 from django.db import OperationalError, models
 
 from django_taskclaim import conf
-from django_taskclaim.claim import Claim, attach_all, claims_of, clock
+from django_taskclaim.claim import Claim, attach, clock
 from django_taskclaim.db import ClaimedRow
 from django_taskclaim.fields import is_quarantine_mark
 from django_taskclaim.holders import checked_name, new_holder
@@ -51,7 +51,7 @@ from django_taskclaim.querysets.transactions import (
     wait_for_answer,
 )
 from django_taskclaim.signals import rows_claimed, send_after_commit
-from django_taskclaim.states import WORKER_MARK
+from django_taskclaim.states import WORKER_MARK, Token
 
 
 def checked_request(
@@ -99,8 +99,8 @@ def claim(queryset: Rows, request: Request) -> list[Any]:
 
 
 def _call_of(queryset: Rows, request: Request) -> ClaimCall:
-    refuse_unclaimable(queryset)
     policies = policies_over(queryset.model)
+    refuse_unclaimable(queryset)
     if policies:
         queryset = in_policy_order(queryset)
     if remembered:
@@ -165,18 +165,28 @@ def _instances(call: ClaimCall, claimed: Sequence[ClaimedRow]) -> list[Any]:
     if len(claimed) == 1:
         claims[0].quarantined = is_quarantine_mark(claimed[0].not_before)
     if call.is_plain:
-        rows = build(call.queryset, claimed)
-    else:
-        by_key = {one.pk: one for one in claims}
-        rows = read_again(call.queryset, call.target, [*by_key])
-        claims = [by_key[call.target.columns.key_of(row)] for row in rows]
-    attach_all(rows, claims)
+        return build(call.queryset, claimed, claims)
+    by_key = {one.pk: one for one in claims}
+    rows = read_again(call.queryset, call.target, [*by_key])
+    for row in rows:
+        attach(row, by_key[call.target.columns.key_of(row)])
     return rows
 
 
 def _claims(call: ClaimCall, claimed: Sequence[ClaimedRow]) -> list[Claim]:
-    request = call.request
-    return claims_of(claimed, request.holder, call.target.alias, request.lease, call.started)
+    """Return what the instances of rows just claimed are to carry."""
+    request, alias = call.request, call.target.alias
+    tokens = {
+        number: Token(request.holder, number) for number in {row.iteration for row in claimed}
+    }
+    deadline = call.started + request.lease.total_seconds()
+    claims = []
+    for row in claimed:
+        token = tokens[row.iteration]
+        claim = Claim(token, alias, row.key, lease=request.lease, attempts=row.attempts)
+        claim.local_deadline = deadline
+        claims.append(claim)
+    return claims
 
 
 # After an error

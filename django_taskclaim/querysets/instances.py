@@ -11,23 +11,27 @@ from django.db.models.fields.related_descriptors import ForeignKeyDeferredAttrib
 from django.db.models.signals import post_init, pre_init
 from django.db.models.sql.where import WhereNode
 
-from django_taskclaim.claim import Claim, attach
+from django_taskclaim.claim import ATTRIBUTE, Claim, attach
 from django_taskclaim.db import ClaimedRow
 from django_taskclaim.guard import LOADED, UNCHANGED
 from django_taskclaim.querysets.scope import ClaimTarget, Rows
 
 
-def build(queryset: Rows, claimed: Sequence[ClaimedRow]) -> list[Any]:
-    """Return an instance of each row, whose values are those of all columns of the model, at little cost."""
-    model, alias = queryset.model, queryset.db
+def build(
+    queryset: Rows, claimed: Sequence[ClaimedRow], claims: Sequence[Claim]
+) -> list[models.Model]:
+    """Return an instance of each row, with its claim; the values are those of all columns, so it costs little."""
+    model = queryset.model
     names = [field.attname for field in model._meta.concrete_fields]
     values = [row.values for row in claimed]
     if _is_laid_out(cast("Hashable", model)) and not (
         pre_init.has_listeners(model) or post_init.has_listeners(model)
     ):
-        rows = _laid_out(model, alias, names, values)
+        rows = _laid_out(model, names, values, claims)
     else:
-        rows = [model.from_db(alias, names, given) for given in values]
+        rows = [model.from_db(queryset.db, names, given) for given in values]
+        for row, claim in zip(rows, claims, strict=True):
+            attach(row, claim)
     prefetch(queryset, rows)
     return rows
 
@@ -62,19 +66,20 @@ def _listens(attribute: object) -> bool:
 
 
 def _laid_out(
-    model: type[models.Model], alias: str, names: list[str], values: Iterable[Any]
+    model: type[models.Model], names: list[str], values: Iterable[Any], claims: Iterable[Claim]
 ) -> list[Any]:
     rows = []
     new = object.__new__
     # Everything of a row in one place: each call that is made for all of them counts, and each check of what is known.
-    for given in values:
+    for given, claim in zip(values, claims, strict=True):
         row = new(model)
         own = row.__dict__
         state = own["_state"] = new(ModelState)
         state.adding = False
-        state.db = alias
+        state.db = claim.alias
         own.update(zip(names, given))  # noqa: B905 - as long as each other, and asked for each row
         own[LOADED] = (names, given, UNCHANGED)
+        own[ATTRIBUTE] = claim
         rows.append(row)
     return rows
 
@@ -84,9 +89,8 @@ def bare(model: type[models.Model], claim: Claim) -> models.Model:
 
     No code of the user's takes part in it.
     """
-    (row,) = _laid_out(model, claim.alias, [], [()])
+    (row,) = _laid_out(model, [], [()], [claim])
     row.pk = claim.pk
-    attach(row, claim)
     return cast("models.Model", row)
 
 
@@ -95,14 +99,10 @@ def read_again(queryset: Rows, target: ClaimTarget, keys: list[Any]) -> list[Any
     if not keys:
         return []
     path = f"{target.columns.key_path(queryset.model)}__in"
-    rows = like(queryset, target).filter(**{path: keys})
-    ordered = (
-        rows.order_by(*queryset.query.order_by) if queryset.query.order_by else rows.order_by()
-    )
-    if not queryset.query.standard_ordering:
-        ordered = ordered.reverse()
+    rows = like(queryset, target).filter(**{path: keys}).order_by(*queryset.query.order_by)
+    rows.query.standard_ordering = queryset.query.standard_ordering
     by_key: dict[Any, Any] = {}
-    for row in ordered:
+    for row in rows:
         # A join of the user's may show a row more than once.
         by_key.setdefault(target.columns.key_of(row), row)
     missing = [key for key in keys if key not in by_key]

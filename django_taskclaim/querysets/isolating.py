@@ -196,8 +196,7 @@ def refusals(model: type[models.Model], alias: str, since: float | None = None) 
 
 def is_refused(model: type[models.Model], alias: str, key: Key) -> bool:
     """Say whether this row was refused lately."""
-    one = remembered.get((claim_columns(model).owner, alias, key)) if remembered else None
-    return one is not None and one.at >= clock() - REMEMBERED
+    return bool(remembered) and any(one.key == key for one in refusals(model, alias))
 
 
 def last_refusal(alias: str) -> str:

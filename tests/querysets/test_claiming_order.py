@@ -52,6 +52,7 @@ def test_an_explicit_order_decides_which_rows_are_taken_and_how_they_come(model:
     cases: list[tuple[Any, list[int]]] = [
         (ordered("note"), [3, 2, 0]),
         (ordered("note").reverse(), [1, 0, 2]),
+        (ordered("note").reverse().annotate(twice=F("counter") * 2), [1, 0, 2]),
         (ordered("counter", "-note"), [0, 3, 2]),
         (ordered(F("note").desc()), [1, 0, 2]),
         (ordered(Lower("note").asc(), "pk"), [3, 2, 0]),
