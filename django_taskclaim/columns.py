@@ -129,11 +129,6 @@ def has_ranges(model: type[models.Model]) -> bool:
     return concrete is not None and bool(range_columns(concrete))
 
 
-def row_noun(models_at_work: Iterable[type[models.Model]]) -> str:
-    """Return what the rows of these models are called: ``range`` where all are ranges of keys, else ``row``."""
-    return "range" if all(has_ranges(model) for model in models_at_work) else "row"
-
-
 def is_claimable(model: Any) -> bool:
     """Say whether rows of *model* can be claimed: it has all the columns, and no field of the user's replaces one."""
     try:

@@ -119,8 +119,8 @@ def _read_breaker(value: object) -> dict[str, object]:
     return {name: kind.read(value.get(name, default)) for name, (default, kind) in kinds}
 
 
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else ""
+def _matches(pattern: str) -> Callable[[object], bool]:
+    return lambda value: isinstance(value, str) and re.fullmatch(pattern, value) is not None
 
 
 DURATION = Kind(
@@ -128,6 +128,8 @@ DURATION = Kind(
     _read_duration,
 )
 BATCH_SIZE = whole_number(most=MAX_BATCH_SIZE)
+#: A number that may be left out.
+NUMBER_OR_NONE = or_none(whole_number())
 NAMES = accepting(
     "a list of names",
     lambda value: (
@@ -140,35 +142,27 @@ FLAG = accepting("True or False", lambda value: isinstance(value, bool))
 #: ``auto`` takes the best claim of each database; the others are for comparison and old servers.
 CLAIM_STRATEGIES = ("auto", "update_limit")
 
-_RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?)/[smhd]")
-_HOURS = re.compile(r"((?:[01][0-9]|2[0-3]):[0-5][0-9])-((?:[01][0-9]|2[0-3]):[0-5][0-9]|24:00)")
-
-
-def _is_rate(value: object) -> bool:
-    found = _RATE.fullmatch(_text(value))
-    return found is not None and float(found[1]) > 0
-
-
-def _is_window(value: object) -> bool:
-    found = _HOURS.fullmatch(_text(value))
-    return found is not None and found[1] != found[2]
-
+#: A number with a digit that is not 0, and a unit of time.
+_RATE = r"(?=[0-9.]*[1-9])[0-9]+(\.[0-9]+)?/[smhd]"
+_TIME = "([01][0-9]|2[0-3]):[0-5][0-9]"
+#: Two times that differ.
+_HOURS = rf"(?P<opens>{_TIME})-(?!(?P=opens))({_TIME}|24:00)"
 
 RATE = accepting(
-    "a number of rows in a second, a minute, an hour or a day, such as 100/m", _is_rate
+    "a number of rows in a second, a minute, an hour or a day, such as 100/m", _matches(_RATE)
 )
-HOURS = accepting("a window such as 22:00-06:00, which does not end where it begins", _is_window)
+HOURS = accepting(
+    "a window such as 22:00-06:00, which does not end where it begins", _matches(_HOURS)
+)
 
 _SHARE = accepting("above 0 and up to 1", lambda value: _is_number(value) and 0 < value <= 1)
-_PATH = accepting("the dotted path of a function", lambda value: "." in _text(value))
+_PATH = accepting("the dotted path of a function", _matches(r".*\..*"))
 _STRATEGY = accepting(f"one of {', '.join(CLAIM_STRATEGIES)}", CLAIM_STRATEGIES.__contains__)
 _CHECKS = list_of(
     "a list of health checks, or of dotted paths to some",
     lambda entry: callable(entry) or isinstance(entry, str),
 )
-_LABELS = list_of(
-    'a list of models, such as ["photos.Photo"]', lambda entry: _text(entry).count(".") == 1
-)
+_LABELS = list_of('a list of models, such as ["photos.Photo"]', _matches(r"[^.]*\.[^.]*"))
 _BREAKER = Kind(
     "a dictionary with some of: rate above 0 and up to 1, outcomes from 1, within and rest in seconds",
     _read_breaker,
@@ -187,7 +181,6 @@ _SETTINGS: Mapping[str, tuple[Any, Kind[Any]]] = {
     "LEASE": (60.0, DURATION),
     "TIMEOUT": (900.0, or_none(DURATION)),
     "BATCH_SIZE": (50, BATCH_SIZE),
-    "CONCURRENCY": (10, whole_number()),
     "MAX_ATTEMPTS": (5, whole_number()),
     "BACKOFF_FIRST": (1.0, DURATION),
     "BACKOFF_MAX": (600.0, DURATION),
@@ -201,15 +194,12 @@ _SETTINGS: Mapping[str, tuple[Any, Kind[Any]]] = {
     "REDACT": (None, or_none(_PATH)),
     "CLAIM_STRATEGY": ("auto", _STRATEGY),
     "FIXTURES_WRITE_CLAIMS": (False, FLAG),
-    "WORKER_RETENTION": (86400.0, DURATION),
     "HEALTH_CHECKS": ((), _CHECKS),
     "HEALTH_EVERY": (10.0, DURATION),
     "BREAKER": (None, or_none(_BREAKER)),
     "PAGE_TIMEOUT": (1.5, DURATION),
     "HISTORY": ((), _LABELS),
-    "HISTORY_RETENTION": (604800.0, DURATION),
-    "THROUGHPUT_RETENTION": (604800.0, DURATION),
-    "ACT_RETENTION": (7776000.0, DURATION),
+    "RETENTION": (2592000.0, DURATION),
 }
 
 DEFAULTS: dict[str, Any] = {name: default for name, (default, _) in _SETTINGS.items()}
@@ -253,11 +243,6 @@ def duration(name: str) -> timedelta:
     """Return a setting that is a duration."""
     value: timedelta = setting(name)
     return value
-
-
-def positive_duration(value: float | str | timedelta, what: str) -> timedelta:
-    """Return *value* as a timedelta longer than zero; ValueError in one sentence otherwise."""
-    return DURATION.check(value, what)
 
 
 def waiting_time(value: float | timedelta, what: str = "delay") -> timedelta:

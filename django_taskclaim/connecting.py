@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any, TypeAlias
 
 from django.db import InterfaceError, InternalError, OperationalError, connections
+from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 from django.db.utils import load_backend
 
@@ -60,26 +61,6 @@ def waiting_once(using: str) -> Iterator[None]:
         del own[WAITS_ONCE]
 
 
-def small_pool(using: str, threads: int) -> list[str]:
-    """Say that Django's pool cannot give so many handler threads of a process a connection each, and what to write.
-
-    Claims, completions and renewals use connections outside the pool.
-    """
-    pool = connections.settings[using]["OPTIONS"].get("pool")
-    if not pool:
-        return []
-    given = pool if isinstance(pool, dict) else {}
-    # What psycopg_pool takes where nothing is said.
-    size = given.get("max_size") or given.get("min_size", 4)
-    if size >= threads:
-        return []
-    return [
-        f"The pool of the database {using!r} has {size} connections for each process, and --threads {threads} may need"
-        f" {threads} at once: a handler that gets none within the pool's timeout fails."
-        f' Write OPTIONS = {{"pool": {{"max_size": {threads}}}}}, or --threads {size}.'
-    ]
-
-
 #: Where a connection keeps its session as it was opened, and what tells it from all others of the server.
 SESSION = "_taskclaim_session"
 
@@ -101,7 +82,7 @@ def end_session_of(thread: int | None, using: str) -> bool:
 
 
 #: The connections that each guarded thread has opened, by alias: what it never opened needs no looking after.
-_Opened: TypeAlias = dict[str, "weakref.ref[Any]"]
+_Opened: TypeAlias = dict[str, "weakref.ref[BaseDatabaseWrapper]"]
 _opened: dict[int, _Opened] = {}
 
 
@@ -110,7 +91,8 @@ class _Duty(threading.local):
 
     idle: timedelta | None = None
     ours_alone = False
-    session_idle: timedelta | None = None
+    #: Whether the thread runs an atomic handler; None as long as it has run none.
+    atomic: bool | None = None
     #: None in a thread that is not guarded.
     opened: _Opened | None = None
 
@@ -145,7 +127,7 @@ def _opened_by_this_thread() -> _Opened:
     return _duty.opened
 
 
-def opened_here() -> list[Any]:
+def opened_here() -> list[BaseDatabaseWrapper]:
     """Return the connections of the calling thread that it has opened and still uses, open or closed by now."""
     if _duty.opened is None:
         return list(connections.all(initialized_only=True))
@@ -162,31 +144,35 @@ def has_opened(thread: int) -> bool:
     return bool(_opened.get(thread))
 
 
-def _guard(connection: Any, **kwargs: Any) -> None:
+def _guard(connection: BaseDatabaseWrapper, **kwargs: object) -> None:
     if _duty.idle is None:
         return
     _opened_by_this_thread()[connection.alias] = weakref.ref(connection)
-    dialect = dialect_for(connection)
-    vars(connection)[SESSION] = connection.connection, dialect.session_mark()
-    dialect.end_idle_transactions(_duty.idle, ours_alone=_duty.ours_alone)
-    if _duty.session_idle is not None:
-        dialect.limit_idle_session(_duty.session_idle)
+    vars(connection)[SESSION] = connection.connection, dialect_for(connection).session_mark()
+    _end_idle_transactions(connection, _duty.idle)
 
 
-def limit_idle_session(using: str, idle: timedelta | None) -> None:
-    """Have the server end the calling thread's session once it has been idle for so long, or never again with None.
+def _end_idle_transactions(connection: BaseDatabaseWrapper, idle: timedelta) -> None:
+    dialect_for(connection).end_idle_transactions(
+        idle, ours_alone=_duty.ours_alone, atomic=_duty.atomic
+    )
 
-    Where the server knows idle transactions this changes nothing: MySQL knows idle sessions only, and there a plain
-    handler that thinks between two queries must not be cut off while an atomic one must.
+
+def begin_handler(using: str, *, atomic: bool) -> None:
+    """Have the server end what a frozen handler leaves open on the calling thread's connection, and no healthy one.
+
+    MySQL knows idle sessions only: a plain handler that thinks between two queries must not be cut off, an atomic one
+    must.
     """
-    if _duty.session_idle == idle:
+    if bool(_duty.atomic) == atomic:
         return
-    _duty.session_idle = idle
+    _duty.atomic = atomic
     connection = connections[using]
+    if _duty.idle is None or connection.connection is None:
+        return
+    ensure_usable(using)
     if connection.connection is not None:
-        ensure_usable(using)
-    if connection.connection is not None:
-        dialect_for(connection).limit_idle_session(idle)
+        _end_idle_transactions(connection, _duty.idle)
 
 
 connection_created.connect(_guard, dispatch_uid="django_taskclaim.guard")

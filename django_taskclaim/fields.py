@@ -48,10 +48,11 @@ def is_unstarted_mark(moment: datetime | None) -> bool:
     return moment is not None and as_utc(moment) == QUARANTINED_UNSTARTED
 
 
-def without_name(deconstructed: Any) -> Any:
-    """Leave the column's name for people out of what migrations keep: a better word is no change of the table."""
+def without_looks(deconstructed: Any) -> Any:
+    """Leave out of what migrations keep how people see the column: a better word is no change of the table."""
     name, path, args, kwargs = deconstructed
-    return name, path, args, {key: value for key, value in kwargs.items() if key != "verbose_name"}
+    looks = ("verbose_name", "editable")
+    return name, path, args, {key: value for key, value in kwargs.items() if key not in looks}
 
 
 class ClaimColumn(models.Field):
@@ -67,7 +68,7 @@ class ClaimColumn(models.Field):
         super().__init__(*args, **{**self.usual, **kwargs})
 
     def deconstruct(self) -> Any:
-        return without_name(super().deconstruct())
+        return without_looks(super().deconstruct())
 
 
 class StatusField(ClaimColumn, models.CharField):
@@ -114,9 +115,7 @@ class PriorityField(models.IntegerField):
     """The user's own order of claims; higher comes first."""
 
     def deconstruct(self) -> Any:
-        """Leave out whether forms have it: a change of that is no change of the table."""
-        name, path, args, kwargs = without_name(super().deconstruct())
-        return name, path, args, {key: kwargs[key] for key in kwargs if key != "editable"}
+        return without_looks(super().deconstruct())
 
 
 class RangeColumn(ClaimColumn):

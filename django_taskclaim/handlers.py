@@ -37,6 +37,9 @@ from django_taskclaim.querysets.scope import refuse_unclaimable, refuse_unknown_
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+#: Calls of a coroutine function that are under way in one process, where the handler names no number.
+CONCURRENCY = 10
+
 #: How often in a lease an atomic handler may block all other writers of a database that has one writer.
 WAITS_PER_LEASE = 4
 
@@ -63,7 +66,7 @@ class Handler:
     atomic: bool = False
     own_concurrency: int | None = conf.option(conf.or_none(conf.whole_number()))
     #: Asked beside those of the settings, for this model alone.
-    health_checks: Sequence[Any] = conf.option(
+    health_checks: Sequence[object] = conf.option(
         conf.list_of("a list of checks", lambda _: True), default=()
     )
     queryset: "models.QuerySet[Any] | None" = conf.option(
@@ -118,7 +121,7 @@ class Handler:
     @property
     def concurrency(self) -> int:
         """How many calls of a coroutine function may be under way in one process."""
-        return self.own_concurrency or int(conf.setting("CONCURRENCY"))
+        return self.own_concurrency or CONCURRENCY
 
     @property
     def timeout(self) -> timedelta | None:
@@ -159,7 +162,7 @@ class HandlerOptions(TypedDict, total=False):
     batch: bool
     atomic: bool
     concurrency: int | None
-    health_checks: Sequence[Any]
+    health_checks: Sequence[object]
     queryset: "models.QuerySet[Any] | None"
     order_by: Sequence[str | Combinable]
     limit_per: Mapping[str, int] | None
@@ -298,8 +301,6 @@ def _register(
 
 def _model_of(given: object) -> type[models.Model]:
     """Return the model that ``@handler`` was given, or the one that its label names."""
-    if given is None or inspect.isroutine(given):
-        raise TypeError("The model is missing. Write @handler(Photo), or @handler('photos.Photo').")
     if isinstance(given, str):
         try:
             return apps.get_model(given)
@@ -332,7 +333,7 @@ def _mistakes(new: Handler, policy: Policy) -> Iterator[str]:
         yield "cannot be atomic: Django has no transactions across await. Make it a plain function"
     if new.own_concurrency is not None and not new.is_async:
         yield "is no coroutine function; what bounds it is claimworker --threads"
-    rows: Any = new.queryset
+    rows = new.queryset
     if rows is not None and rows.model._meta.concrete_model is not new.model._meta.concrete_model:
         yield f"has a queryset of {rows.model._meta.label}, not of {new.model._meta.label}"
     elif rows is not None and not hasattr(rows, "claim_batch"):

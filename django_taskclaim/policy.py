@@ -33,7 +33,6 @@ SHORTEST_LEASE, LONGEST_LEASE = timedelta(seconds=2), timedelta(days=1)
 #: Given how often a row has failed (1 for the first time), how long it waits.
 Backoff = Callable[[int], timedelta | float]
 
-_NUMBER = conf.or_none(conf.whole_number())
 _BACKOFF = conf.or_none(accepting("a function of the number of failures", callable))
 
 
@@ -41,7 +40,7 @@ _BACKOFF = conf.or_none(accepting("a function of the number of failures", callab
 class Retry:
     """How often a row is tried again after errors of one kind, and how long it waits; None as for any other error."""
 
-    max_attempts: int | None = conf.option(_NUMBER)
+    max_attempts: int | None = conf.option(conf.NUMBER_OR_NONE)
     backoff: Backoff | None = conf.option(_BACKOFF)
 
     def __post_init__(self) -> None:
@@ -97,7 +96,7 @@ class Policy:
     """The rules of one model's claims; a field left None follows the settings, read at the moment of use."""
 
     own_lease: timedelta | None = conf.option(conf.or_none(conf.DURATION))
-    own_max_attempts: int | None = conf.option(_NUMBER)
+    own_max_attempts: int | None = conf.option(conf.NUMBER_OR_NONE)
     own_backoff: Backoff | None = conf.option(_BACKOFF)
     #: What errors of these classes mean, and of their subclasses that are not named themselves.
     errors: Mapping[type[BaseException], Rule] = conf.option(
@@ -116,7 +115,7 @@ class Policy:
     #: How many rows all who claim may claim in a time, how many may be processing at once, and at which hours of the
     #: day rows are claimed; what is stored for the model goes before these.
     rate: str | None = conf.option(conf.or_none(conf.RATE))
-    max_running: int | None = conf.option(_NUMBER)
+    max_running: int | None = conf.option(conf.NUMBER_OR_NONE)
     hours: str | None = conf.option(conf.or_none(conf.HOURS))
     #: The column whose rows of one value are claimed one by one and in order.
     serial_by: str | None = conf.option(
@@ -237,11 +236,6 @@ def _waiting_time(backoff: Backoff, failures: int) -> timedelta:
         return usual_backoff()(failures)
 
 
-def refuse_no_number(given: int | None, name: str = "max_running") -> None:
-    """Raise ValueError in one sentence unless *given* is None or a whole number from 1."""
-    _NUMBER.check(given, name)
-
-
 # The policies of models
 
 #: What could not be registered while Django started: the model, where it is known, and why. ``check`` reports each.
@@ -285,11 +279,6 @@ def known_policy(model: type[models.Model]) -> Policy:
     return policy_for(model)
 
 
-def policies_over(model: type[Any]) -> list[Policy]:
-    """Return every policy set for *model* or for a class it inherits from, the nearest first."""
-    return [policy for _, policy in policies_by_class(model)]
-
-
-def policies_by_class(model: type[Any]) -> list[tuple[type[models.Model], Policy]]:
-    """Return the policies of ``policies_over``, each with the class that it was set for."""
-    return [(cls, _policies[cls]) for cls in model.__mro__ if cls in _policies]
+def policies_over(model: type[Any]) -> dict[type[models.Model], Policy]:
+    """Return the policies set for *model* and for classes it inherits from, the nearest first, by class."""
+    return {cls: _policies[cls] for cls in model.__mro__ if cls in _policies}

@@ -39,7 +39,7 @@ Until = datetime | timedelta | float | None
 _RUNNING = {"paused_at": None, "until": None, "reason": "", "by": ""}
 
 #: How "no limit" is stored, also against a limit of the handler's.
-_NO_LIMIT: dict[str, Any] = {"rate": "", "max_running": 0, "hours": ""}
+_NO_LIMIT: dict[str, str | int] = {"rate": "", "max_running": 0, "hours": ""}
 
 
 def _read_lease(value: object) -> timedelta:
@@ -168,22 +168,12 @@ def _refuse_short_lease(model: type[models.Model], lease: timedelta, aliases: li
 
 def overrides_of(model: type[models.Model], *, using: str) -> dict[str, object]:
     """Return the overrides that are stored for *model*, by name; an empty text or 0 is no limit."""
-    switch = Switch.objects.using(using).filter(scope=scope_of(model)).first()
-    return switch.overrides if switch is not None else {}
-
-
-def pauses_over(model: type[models.Model], *, using: str | None = None) -> list[Switch]:
-    """Return the pauses that stop claims of *model* now, the widest first."""
-    scopes = scopes_over(model)
-    rows = Switch.objects.using(using or router.db_for_write(model))
-    in_force = models.Q(until=None) | models.Q(until__gt=DatabaseNow())
-    found = rows.filter(in_force, scope__in=scopes, paused_at__isnull=False)
-    return sorted(found, key=lambda switch: scopes.index(switch.scope))
+    return stops_of(model, using=using).own.overrides
 
 
 def paused_by(model: type[models.Model], *, using: str | None = None) -> Switch | None:
     """Return the pause that stops claims of *model* now, the widest first; None while the switch is on."""
-    return next(iter(pauses_over(model, using=using)), None)
+    return next(iter(stops_of(model, using=using).pauses), None)
 
 
 def paused_model(pause: Switch) -> str | None:
@@ -200,20 +190,21 @@ class Stops(NamedTuple):
     """What stops claims of one model at the moment *now* of the database's clock, and the model's own switch."""
 
     own: Switch
-    now: datetime | None = None
-    #: The widest pause.
-    pause: Switch | None = None
+    now: datetime | None
+    #: The pauses of persons, the widest first.
+    pauses: list[Switch]
     #: The stop that ends by itself and holds for everyone.
-    throttle: Switch | None = None
+    throttle: Switch | None
     #: The hours that are over.
-    closed: Refusal | None = None
+    closed: Refusal | None
 
 
-def stops_of(model: type[models.Model], *, using: str) -> Stops:
+def stops_of(model: type[models.Model], *, using: str | None = None) -> Stops:
     """Return what is stored for *model* now, and whether its hours are over; the process learns of limits, too.
 
     It is one question, and one for the time where nothing is stored and the handler names hours.
     """
+    using = using or router.db_for_write(model)
     rows: Any = Switch.objects.using(using).filter(scope__in=stop_scopes(model))
     found: dict[str, Any] = {row.scope: row for row in rows.annotate(now=DatabaseNow())}
     note_stored(model, using, found)
@@ -230,7 +221,7 @@ def stops_of(model: type[models.Model], *, using: str) -> Stops:
     return Stops(
         found.get(scope_of(model)) or Switch(),
         now,
-        next((stops[scope] for scope in scopes_over(model) if scope in stops), None),
+        [stops[scope] for scope in scopes_over(model) if scope in stops],
         max(filter(None, throttles), key=lambda row: as_utc(row.until), default=None),
         None if now is None else closed_hours(limits, now),
     )
@@ -244,9 +235,9 @@ def claimable_models() -> list[type[models.Model]]:
 
 
 def _paused(reason: str, by: str, until: Until) -> dict[str, object]:
-    end: Any = until
+    end: object = until
     if until is not None and not isinstance(until, datetime):
-        end = DatabaseLater(conf.positive_duration(until, "until"))
+        end = DatabaseLater(conf.DURATION.check(until, "until"))
     return {"paused_at": DatabaseNow(), "until": end, "reason": reason[:500], "by": by[:200]}
 
 
@@ -264,7 +255,7 @@ def holds(alias: str, model: type[models.Model]) -> bool:
     return router.allow_migrate_model(alias, model) or router.db_for_write(model) == alias
 
 
-def _turn(scope: str, aliases: list[str], columns: dict[str, Any]) -> None:
+def _turn(scope: str, aliases: list[str], columns: Mapping[str, object]) -> None:
     """Write these columns of the switch, and no others, on each database; one that fails keeps no other from it."""
 
     def write(alias: str) -> None:

@@ -1,5 +1,6 @@
 """The tables of this app, and the scopes of the switch. They live on every database that holds a claimable model."""
 
+from datetime import timedelta
 from typing import Any
 
 from django.apps import apps
@@ -17,6 +18,9 @@ if apps.apps_ready and not apps.is_installed("django_taskclaim"):
     )
 
 SWITCH_TABLE = "taskclaim_switch"
+
+#: How long the rows of a worker that fell silent are kept, and a lease name that nobody holds.
+SILENCE_KEPT = timedelta(days=1)
 
 #: The scope of the switch that stops every model.
 EVERY_MODEL = "*"

@@ -1,17 +1,17 @@
-"""``take``: rows of a table without claim columns, locked for the length of a block and then deleted or updated."""
+"""``take``: rows of a table without claim columns, locked for the length of a block and then deleted."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from django.db import models, transaction
 from django.db.models.manager import BaseManager
 
 from django_taskclaim import conf
+from django_taskclaim.db.sql import Key
 from django_taskclaim.exceptions import CommitUnknown, TaskClaimError
 from django_taskclaim.querysets.scope import (
-    Rows,
     Target,
     in_claim_order,
     on_claim_table,
@@ -36,7 +36,7 @@ def take(
     queryset: models.QuerySet[M] | models.Manager[M],
     limit: int,
     *,
-    update: Mapping[str, object] | None = None,
+    delete: bool = True,
     idle: float | timedelta | None = None,
 ) -> AbstractContextManager[list[M]]:
     """Lock the first *limit* rows that nobody else has, hand them to a block, and delete them when it ends well.
@@ -46,17 +46,15 @@ def take(
     and the next taker gets them. An empty list where nothing is left. The order is that of ``order_by()``, else by
     key; ``Meta.ordering`` is ignored.
 
-    With *update*, what ``QuerySet.update()`` takes, the rows are updated instead; ``update={}`` leaves them as the
-    block left them. Rows that the block has deleted itself are done. They are deleted by one statement by key, without
-    Django's cascades and signals; where those are wanted the block deletes its rows itself.
+    With ``delete=False`` the rows stay as the block leaves them: it updates them, or deletes those that are done. Else
+    they are deleted by one statement by key, without Django's cascades and signals.
 
     The server ends a session whose block sends no query for *idle* (seconds or a timedelta; None is two leases), so
     that a frozen process blocks others no longer; SQLite has no server, and nobody else can write during the block.
 
-    RuntimeError inside the caller's transaction, TypeError or ValueError for what cannot be taken, Django's own errors
-    for an update that cannot be written, NotSupportedError where the database cannot pass over locked rows.
-    CommitUnknown where the answer to the COMMIT was lost; any other error means that nothing was committed, unless an
-    ``on_commit`` hook raised it.
+    RuntimeError inside the caller's transaction, TypeError or ValueError for what cannot be taken, NotSupportedError
+    where the database cannot pass over locked rows. CommitUnknown where the answer to the
+    COMMIT was lost; any other error means that nothing was committed, unless an ``on_commit`` hook raised it.
     """
     if isinstance(queryset, BaseManager):
         queryset = queryset.all()
@@ -64,29 +62,23 @@ def take(
         raise TypeError(f"take() wants a queryset, such as Outbox.objects.all(), not {queryset!r}.")
     refuse_unclaimable(queryset)
     # A copy, sent where rows are written, whose rows are locked by nothing but this.
-    rows: Rows = queryset.all()
+    rows = queryset.all()
     rows.query.select_for_update = False
     vars(rows)["_for_write"] = True
     rows = rows.using(rows.db)
-    keys = {"pk", *(field.name for field in rows.model._meta.pk_fields)}
-    if wrong := sorted(keys.intersection(update or ())):
-        raise ValueError(f"update names {', '.join(wrong)}, by which the rows are found.")
-    if update:
-        # Sends nothing, and refuses before the block what could not be written after it.
-        rows.order_by().none().update(**update)
-    if update is None and (rows.model._meta.concrete_model or rows.model)._meta.parents:
+    if delete and (rows.model._meta.concrete_model or rows.model)._meta.parents:
         raise TypeError(
-            f"A row of {rows.model.__name__} lies in several tables; pass update={{}} and delete the rows in the block."
+            f"A row of {rows.model.__name__} lies in several tables; pass delete=False and delete them in the block."
         )
     conf.BATCH_SIZE.check(limit, "limit")
     span = IDLE_LEASES * conf.duration("LEASE") if idle is None else idle
-    return _taken(rows, limit, update, conf.positive_duration(span, "idle"))
+    return _taken(rows, limit, delete, conf.DURATION.check(span, "idle"))
 
 
 @contextmanager
 def _taken(
-    queryset: Rows, limit: int, update: Mapping[str, object] | None, idle: timedelta
-) -> Iterator[list[Any]]:
+    queryset: models.QuerySet[M], limit: int, delete: bool, idle: timedelta
+) -> Iterator[list[M]]:
     target = Target.of_rows(queryset.model, queryset.db)
     connection = target.dialect.connection
     if belongs_to_the_caller(connection):
@@ -106,11 +98,13 @@ def _taken(
             if outermost:
                 # The first hook of all: one that raises afterwards says nothing about the COMMIT.
                 transaction.on_commit(lambda: committed.append(True), using=target.alias)
-            with unbroken_transaction(target.alias, complaint, asking=True):
-                rows = _lock(queryset, limit, target, deleting=update is None)
+            with unbroken_transaction(target.alias, complaint):
+                rows = _lock(queryset, limit, target, deleting=delete)
                 keys = [target.columns.key_of(row) for row in rows]
                 yield rows
-            _finish(queryset, target, keys, update)
+            for part in target.dialect.chunks(keys if delete else (), target.table):
+                gone = target.dialect.write(target.table, part, None)
+                _refuse_shared_keys(target, gone, len(part))
             committing = outermost
     except AWAY as error:
         if not committing or committed or not is_ambiguous(error, target):
@@ -119,7 +113,7 @@ def _taken(
         raise CommitUnknown(rows, (), rows) from error
 
 
-def _lock(queryset: Rows, limit: int, target: Target, *, deleting: bool) -> list[Any]:
+def _lock(queryset: models.QuerySet[M], limit: int, target: Target, *, deleting: bool) -> list[M]:
     """Lock rows and return them as the queryset shows them, in its order."""
     if queryset.query.is_empty():
         return []
@@ -130,7 +124,7 @@ def _lock(queryset: Rows, limit: int, target: Target, *, deleting: bool) -> list
     keys = target.table.keys_of(locked)
     # MySQL and MariaDB lock by key, so they may lock both rows of one.
     _refuse_shared_keys(target, len(keys), len(set(keys)))
-    by_key: dict[Any, Any] = {}
+    by_key: dict[Key, M] = {}
     for part in target.dialect.chunks(keys, target.table):
         # Under its conditions again: through a join the lock may have met a row that has just been finished by others.
         for row in queryset.filter(**{f"{target.columns.key_path(queryset.model)}__in": part}):
@@ -139,21 +133,6 @@ def _lock(queryset: Rows, limit: int, target: Target, *, deleting: bool) -> list
     if queryset.query.order_by:
         return list(by_key.values())
     return [by_key[key] for key in keys if key in by_key]
-
-
-def _finish(
-    queryset: Rows, target: Target, keys: list[Any], update: Mapping[str, object] | None
-) -> None:
-    """Delete or update the rows; those that the block has deleted itself are done."""
-    key_path = f"{target.columns.key_path(queryset.model)}__in"
-    for part in target.dialect.chunks(keys, target.table):
-        if update:
-            # Without the caller's conditions: the block may have changed what they ask for.
-            rows = type(queryset)(queryset.model, using=target.alias)
-            rows.filter(**{key_path: part}).update(**update)
-        elif update is None:
-            gone = target.dialect.write(target.table, part, None)
-            _refuse_shared_keys(target, gone, len(part))
 
 
 def _refuse_shared_keys(target: Target, rows: int, keys: int) -> None:

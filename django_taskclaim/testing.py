@@ -12,6 +12,7 @@ from django.db import Error, connections, models, router
 from django_taskclaim.claim import Ended, claim_of
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.completion import Clear
+from django_taskclaim.db.sql import Key
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.handlers import Handler
 from django_taskclaim.holders import new_holder
@@ -91,7 +92,7 @@ class _Runner:
         self.writer = Writer(using, self.inflight, Counters(), sizes, self.keeper.was_away_since)
         self.ran = Ran()
         #: Keys of rows that have come back, or may have.
-        self._had: list[Any] = []
+        self._had: list[Key] = []
 
     def run(self, limit: int | None) -> Ran:
         while (size := self._size(limit)) and (rows := self._claimed(size)):

@@ -18,6 +18,7 @@ from django_taskclaim.control.models import (
 )
 from django_taskclaim.db import DatabaseLater
 from django_taskclaim.models import NamedLease, RateLevel, Switch, Throttle, WorkerProcess
+from django_taskclaim.tables import SILENCE_KEPT
 from tests import documents
 from tests.commands import no_savepoint, run
 from tests.querysets.support import claimable_rows
@@ -30,15 +31,16 @@ BOUNDED = {RateLevel, Switch}
 
 PROCESS = {"host": "h", "pid": 1, "version": "1"}
 
-#: The setting that limits the age, the columns that tell it, the one that differs, and what else a row needs.
+#: The setting that limits the age (a day without one), the columns that tell it, the one that differs, and what else a
+#: row needs.
 AGES: dict[Any, tuple[str, str, str, dict[str, Any]]] = {
-    WorkerProcess: ("WORKER_RETENTION", "started_at seen_at", "name", PROCESS),
-    Throttle: ("WORKER_RETENTION", "since_at until", "process", {"source": "lag"}),
-    NamedLease: ("WORKER_RETENTION", "claimed_at", "name", {}),
-    OperatorAct: ("ACT_RETENTION", "at", "by", {"act": "reset"}),
-    ThroughputMinute: ("THROUGHPUT_RETENTION", "at", "run", {"model": "testapp.photo"}),
-    ClaimEvent: ("HISTORY_RETENTION", "at", "key", {"event": "claimed"}),
-    WorkerCommand: ("WORKER_RETENTION", "at", "worker", {"command": "stop"}),
+    WorkerProcess: ("", "started_at seen_at", "name", PROCESS),
+    Throttle: ("", "since_at until", "process", {"source": "lag"}),
+    NamedLease: ("", "claimed_at", "name", {}),
+    OperatorAct: ("RETENTION", "at", "by", {"act": "reset"}),
+    ThroughputMinute: ("RETENTION", "at", "run", {"model": "testapp.photo"}),
+    ClaimEvent: ("RETENTION", "at", "key", {"event": "claimed"}),
+    WorkerCommand: ("", "at", "worker", {"command": "stop"}),
 }
 
 
@@ -61,7 +63,8 @@ def test_old_rows_of_every_table_are_deleted_in_chunks(settings: Any) -> None:
     settings.TASKCLAIM = {"CHUNK_SIZE": 2}
     young = DatabaseLater(timedelta(minutes=-5))
     for table, (name, moments, differs, rest) in AGES.items():
-        old = DatabaseLater(-conf.duration(name) - timedelta(hours=1))
+        age = conf.duration(name) if name else SILENCE_KEPT
+        old = DatabaseLater(-age - timedelta(hours=1))
         for number, at in enumerate([old] * 5 + [young] * 2):
             table.objects.create(
                 **dict.fromkeys(moments.split(), at), **{differs: str(number)}, **rest

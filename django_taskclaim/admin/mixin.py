@@ -34,7 +34,7 @@ from django_taskclaim.admin.running import alias_of
 from django_taskclaim.admin.switching import describe_pause
 from django_taskclaim.control.actions import ROW_ACTIONS
 from django_taskclaim.control.reading import is_kept
-from django_taskclaim.switch import pauses_over
+from django_taskclaim.switch import stops_of
 
 if TYPE_CHECKING:
 
@@ -145,7 +145,7 @@ class ClaimAdminMixin(ClaimDisplay, OperatePermission, ActionsModelAdmin, _Tuple
         response = super().changelist_view(request, extra_context)
         context = response.context_data if isinstance(response, TemplateResponse) else None
         if context is not None and "cl" in context:
-            pauses = pauses_over(self.model, using=alias_of(context["cl"].queryset))
+            pauses = stops_of(self.model, using=alias_of(context["cl"].queryset)).pauses
             context["actions_list"] = [
                 *context.get("actions_list", ()),
                 *list_buttons(self, request),
@@ -197,7 +197,7 @@ class ClaimAdminMixin(ClaimDisplay, OperatePermission, ActionsModelAdmin, _Tuple
         obj: Any = None,
     ) -> Any:
         if obj is not None:
-            pauses = pauses_over(self.model, using=look_of(obj).alias)
+            pauses = stops_of(self.model, using=look_of(obj).alias).pauses
             context["actions_list"] = [
                 *context.get("actions_list", ()),
                 *row_buttons(self, request, obj, page=True),

@@ -19,7 +19,7 @@ from django_taskclaim.control.switch_changes import turn
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.models import Switch
 from django_taskclaim.monitoring.overview import workers
-from django_taskclaim.switch import claimable_models, pauses_over
+from django_taskclaim.switch import claimable_models, stops_of
 from django_taskclaim.tables import EVERY_MODEL, scope_of
 
 Model = type[models.Model] | None
@@ -56,7 +56,7 @@ def ask_to_turn(
         )
     if off and model is None:
         warning = _("This is about all models, also about those that you do not see.")
-    pauses = [] if off or model is None else pauses_over(model)
+    pauses = [] if off or model is None else stops_of(model).pauses
     own = EVERY_MODEL if model is None else scope_of(model)
     others = [describe_pause(one) for one in pauses if one.scope != own]
     if others:

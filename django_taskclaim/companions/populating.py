@@ -7,11 +7,11 @@ from django.db import IntegrityError, models
 from django.db.models import Exists, F, OuterRef, Q, Value
 
 from django_taskclaim.columns import KeyColumns
+from django_taskclaim.conf import NUMBER_OR_NONE
 from django_taskclaim.db.notify import call_workers
 from django_taskclaim.db.sql import SQL, KeyTable
 from django_taskclaim.fields import AnyField
 from django_taskclaim.links import SourceLink, source_link
-from django_taskclaim.policy import refuse_no_number
 from django_taskclaim.querysets.scope import ClaimTarget, Rows, refuse_unclaimable
 from django_taskclaim.querysets.transactions import in_transaction
 from django_taskclaim.ranges.keys import Keys
@@ -40,7 +40,7 @@ class Population:
 
     def run(self, chunk_size: int | None, progress: Progress | None) -> int:
         """Add what is missing chunk by chunk, without a size all at once if that can be, and return how many."""
-        refuse_no_number(chunk_size, "chunk_size")
+        NUMBER_OR_NONE.check(chunk_size, "chunk_size")
         if self.sources.query.is_empty():
             return 0
         if chunk_size is None and self._is_one_statement:

@@ -13,15 +13,11 @@ from django_taskclaim.control.reading import AGE_OF_MINUTES, TEN_MINUTES, slot_s
 from django_taskclaim.db import DatabaseLater, dialect_for
 from django_taskclaim.fields import as_utc
 from django_taskclaim.monitoring.overview import database_time
+from django_taskclaim.tables import SILENCE_KEPT
 from django_taskclaim.worker.histogram import packed, unpacked
 
-#: Each table, and the setting that says how long its rows are kept.
-AGES = {
-    OperatorAct: "ACT_RETENTION",
-    ClaimEvent: "HISTORY_RETENTION",
-    ThroughputMinute: "THROUGHPUT_RETENTION",
-    WorkerCommand: "WORKER_RETENTION",
-}
+#: The tables whose rows are kept as long as the setting RETENTION says.
+KEPT = (OperatorAct, ClaimEvent, ThroughputMinute)
 
 COUNTS = ("done", "failed", "errors", "batches", "seconds")
 
@@ -29,7 +25,8 @@ COUNTS = ("done", "failed", "errors", "batches", "seconds")
 def prune(using: str) -> bool:
     """Delete a piece of what is too old and take a piece of old minutes together; True if that was all there was."""
     chunk = int(conf.setting("CHUNK_SIZE"))
-    left = [forget(table, conf.duration(name), using, chunk) for table, name in AGES.items()]
+    left = [forget(table, conf.duration("RETENTION"), using, chunk) for table in KEPT]
+    left.append(forget(WorkerCommand, SILENCE_KEPT, using, chunk))
     return compact(using, chunk) and all(left)
 
 

@@ -13,7 +13,6 @@ from django_taskclaim.db.base import Dialect
 from django_taskclaim.db.claim_statement import Bound, ClaimedRow, ClaimSpec, ClaimStatement
 from django_taskclaim.db.mysql import MySQL
 from django_taskclaim.db.postgresql import PostgreSQL
-from django_taskclaim.db.sessions import guarding_savepoint
 from django_taskclaim.db.sql import SQL, Table
 from django_taskclaim.db.sqlite import SQLite
 from django_taskclaim.fields import MomentField
@@ -30,7 +29,6 @@ __all__ = [
     "KeyIn",
     "SwitchIsOn",
     "dialect_for",
-    "guarding_savepoint",
     "is_supported",
 ]
 

@@ -6,7 +6,7 @@ A dialect sends statements and reports which rows they touched. What a row's nex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Any, ClassVar
+from typing import ClassVar, TypeVar
 
 from django.core.exceptions import EmptyResultSet
 
@@ -41,6 +41,8 @@ from django_taskclaim.db.sql import (
 )
 from django_taskclaim.states import Status, Token
 
+T = TypeVar("T")
+
 
 class Dialect(Sessions):
     """How one connection claims, ends and renews; one subclass for each database."""
@@ -68,9 +70,7 @@ class Dialect(Sessions):
         most = self.connection.features.max_query_params
         return max(1, min(size, (most - 40) // (len(table.key) + per_key))) if most else size
 
-    def chunks(
-        self, keys: Sequence[object], table: KeyTable, per_key: int = 0
-    ) -> Iterator[Sequence[Any]]:
+    def chunks(self, keys: Sequence[T], table: KeyTable, per_key: int = 0) -> Iterator[Sequence[T]]:
         """Cut *keys* into what one statement may have."""
         size = self.chunk_size(table, per_key)
         for start in range(0, len(keys), size):
@@ -254,48 +254,24 @@ class Dialect(Sessions):
         Columns with a value for each row are joined to the table: a CASE would grow with the square of the rows.
         """
         if change is None:
-            return self.deletion(table, keys, condition)
-        assignments = list(change.shared)
-        if len(keys) > 1 and change.own:
-            assignments += [
-                table.assign(one.field, SQL(one.stored.format(f"{VALUES}.v{n}")))
-                for n, one in enumerate(change.own)
-            ]
-            return self.joined_update(table, keys, change.own, assignments, condition)
-        assignments += [
-            table.assign(one.field, sql(one.stored, one.values[0])) for one in change.own
-        ]
-        return sql(
-            "UPDATE {} SET {} WHERE {}",
-            self.update_target(table),
-            SQL.join(", ", assignments),
-            both(table.keyed(keys), condition),
-        )
-
-    def deletion(self, table: KeyTable, keys: Keys, condition: SQL | None) -> SQL:
-        """Return the DELETE of the rows with these keys that also match *condition*."""
-        return sql("DELETE FROM {} WHERE {}", table.name, both(table.keyed(keys), condition))
-
-    def joined_update(
-        self,
-        table: KeyTable,
-        keys: Keys,
-        own: Sequence[OwnValues],
-        assignments: Sequence[SQL],
-        condition: SQL | None,
-    ) -> SQL:
-        """Return the UPDATE that takes each row's own values from a list that it joins."""
+            return sql("DELETE FROM {} WHERE {}", table.name, both(table.keyed(keys), condition))
+        if len(keys) == 1 or not change.own:
+            return sql(
+                "UPDATE {} SET {} WHERE {}",
+                self.update_target(table),
+                change.assignments(table),
+                both(table.keyed(keys), condition),
+            )
         names = [f"k{n}" for n in range(len(table.key))]
-        same = SQL(table.same_key(VALUES, names))
         return sql(
             "WITH {} ({}) AS (VALUES ({})) UPDATE {} SET {} FROM {} WHERE {}",
             VALUES,
-            ", ".join([*names, *[f"v{n}" for n in range(len(own))]]),
-            SQL.join("), (", self.value_rows(table, keys, own)),
+            ", ".join([*names, *[f"v{n}" for n in range(len(change.own))]]),
+            SQL.join("), (", self.value_rows(table, keys, change.own)),
             table.name,
-            SQL.join(", ", assignments),
+            change.assignments(table, joined=True),
             VALUES,
-            both(same, condition),
+            both(SQL(table.same_key(VALUES, names)), condition),
         )
 
     def value_rows(self, table: KeyTable, keys: Keys, own: Sequence[OwnValues]) -> list[SQL]:

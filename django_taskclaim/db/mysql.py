@@ -3,7 +3,7 @@
 import hashlib
 import math
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from itertools import pairwise
@@ -27,7 +27,6 @@ from django_taskclaim.db.sql import (
     Key,
     Keys,
     KeyTable,
-    OwnValues,
     Raw,
     Row,
     Rows,
@@ -96,22 +95,18 @@ class MySQL(Dialect):
             self._set("innodb_lock_wait_timeout", whole)
             yield
 
-    def end_idle_transactions(self, idle: timedelta, *, ours_alone: bool) -> None:
+    def end_idle_transactions(
+        self, idle: timedelta, *, ours_alone: bool, atomic: bool | None
+    ) -> None:
         seconds = max(1, math.ceil(idle.total_seconds()))
         if ours_alone:
             self._set("innodb_lock_wait_timeout", LOCK_WAIT)
             self._set("lock_wait_timeout", 2)
         if is_mariadb(self.connection):
             self._set("idle_transaction_timeout", seconds)
-        elif ours_alone:
-            self.limit_idle_session(idle)
-
-    def limit_idle_session(self, idle: timedelta | None) -> None:
-        if is_mariadb(self.connection):
-            return
-        # MySQL knows idle sessions only; a handler that thinks between two queries must not be cut off.
-        seconds = "DEFAULT" if idle is None else max(1, math.ceil(idle.total_seconds()))
-        self._set("wait_timeout", seconds)
+        elif ours_alone or atomic is not None:
+            # MySQL knows idle sessions only; a handler that thinks between two queries must not be cut off.
+            self._set("wait_timeout", "DEFAULT" if atomic is False else seconds)
 
     @contextmanager
     def guarded_transaction(self, idle: timedelta) -> Iterator[None]:
@@ -211,11 +206,6 @@ class MySQL(Dialect):
         look = limit * self.LOOK_AHEAD
         return self._lock_chosen(table, candidates, condition, limit, fields, look=look)
 
-    def deletion(self, table: KeyTable, keys: Keys, condition: SQL | None) -> SQL:
-        # On a small table every plainer form walks all rows, index hint or not, and waits for those of others. A SELECT
-        # of the keys may walk another index and lock all its entries: two deletions that meet would deadlock.
-        return sql("DELETE {} FROM {}", table.name, self._listed(table, keys, [], condition))
-
     def _lock_chosen(
         self,
         table: KeyTable,
@@ -300,37 +290,34 @@ class MySQL(Dialect):
             )
         )
 
-    def joined_update(
-        self,
-        table: KeyTable,
-        keys: Keys,
-        own: Sequence[OwnValues],
-        assignments: Sequence[SQL],
-        condition: SQL | None,
+    def writing(
+        self, table: KeyTable, keys: Keys, change: Change | None, condition: SQL | None = None
     ) -> SQL:
-        listed = self._listed(table, keys, own, condition)
-        return sql("UPDATE {} SET {}", listed, SQL.join(", ", assignments))
-
-    def _listed(
-        self, table: KeyTable, keys: Keys, own: Sequence[OwnValues], condition: SQL | None
-    ) -> SQL:
-        """Return the join of a list of keys and values with the table, whose rows are found by their keys.
+        """Join a list of keys and values with the table, whose rows are found by their keys.
 
         The list reads no row. It begins with a row of nothing but types: those of the columns, collations included.
         """
+        if change is not None and (len(keys) == 1 or not change.own):
+            return super().writing(table, keys, change, condition)
+        own = () if change is None else change.own
         names = [f"k{n}" for n in range(len(table.key))]
         columns = [f"{column} AS {name}" for column, name in zip(table.key, names, strict=True)]
         for n, one in enumerate(own):
             typed = table.column(one.field) if one.stored == "{}" else "NULL"
             columns.append(f"{typed} AS v{n}")
         types = SQL(f"SELECT {', '.join(columns)} FROM {table.name} WHERE 1 = 0")
-        return sql(
+        listed = sql(
             "({}) {} STRAIGHT_JOIN {} ON {}",
             SQL.join(" UNION ALL SELECT ", [types, *self.value_rows(table, keys, own)]),
             VALUES,
             self.update_target(table),
             both(SQL(table.same_key(VALUES, names)), condition),
         )
+        if change is not None:
+            return sql("UPDATE {} SET {}", listed, change.assignments(table, joined=True))
+        # On a small table every plainer form walks all rows, index hint or not, and waits for those of others. A SELECT
+        # of the keys may walk another index and lock all its entries: two deletions that meet would deadlock.
+        return sql("DELETE {} FROM {}", table.name, listed)
 
     def advisory_lock(self, name: str) -> None:
         """Wait for a row of that name: GET_LOCK belongs to the session, not to the transaction."""
@@ -355,7 +342,7 @@ def is_mariadb(connection: BaseDatabaseWrapper) -> bool:
 
 
 @contextmanager
-def restoring_setting(dialect: Dialect, name: str) -> Iterator[Any]:
+def restoring_setting(dialect: Dialect, name: str) -> Iterator[int]:
     """Give the session back, after the block, the setting that it has now: none counts for a transaction alone."""
     ((before,),) = dialect.fetch(SQL(f"SELECT @@SESSION.{name}"))
     session = dialect.connection.connection

@@ -108,7 +108,9 @@ class PostgreSQL(Dialect):
         self.run(SQL(f"SET LOCAL lock_timeout = {max(1, int(seconds * 1000))}"))
         yield
 
-    def end_idle_transactions(self, idle: timedelta, *, ours_alone: bool) -> None:
+    def end_idle_transactions(
+        self, idle: timedelta, *, ours_alone: bool, atomic: bool | None
+    ) -> None:
         milliseconds = int(idle / timedelta(milliseconds=1))
         wait = min(LOCK_WAIT, max(1, milliseconds // RENEWALS_PER_LEASE))
         if self._is_pooled:
@@ -122,7 +124,6 @@ class PostgreSQL(Dialect):
     @contextmanager
     def guarded_transaction(self, idle: timedelta) -> Iterator[None]:
         asked = max(1, int(idle / timedelta(milliseconds=1)))
-        inside = self.connection.in_atomic_block
         with self.own_transaction(durable=True):
             name = "idle_in_transaction_session_timeout"
             known = SQL(f"SELECT setting::bigint FROM pg_settings WHERE name = '{name}'")
@@ -131,8 +132,6 @@ class PostgreSQL(Dialect):
             if not 0 < usual <= asked:
                 self.run(SQL(f"SET LOCAL {name} = {asked}"))
             yield
-            if inside:
-                self.run(SQL(f"SET LOCAL {name} = {usual}"))
 
     @property
     def _is_pooled(self) -> bool:

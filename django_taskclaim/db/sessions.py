@@ -71,8 +71,13 @@ class Sessions:
 
         Questions may be answered all the while: beside SQLite's one writer, or beside a migration that locks the table.
         """
-        self.run(sql("UPDATE {} SET {} WHERE 1 = 0", table.name, table.unchanged))
+        self.wait_to_write(table)
         return self.current_time()
+
+    def wait_to_write(self, table: Table) -> None:
+        """Write no row of the table; on SQLite the transaction is the one writer from then on."""
+        column = table.column(table.columns.iteration)
+        self.run(SQL(f"UPDATE {table.name} SET {column} = {column} WHERE 1 = 0"))
 
     # Transactions and sessions
 
@@ -104,8 +109,9 @@ class Sessions:
     @contextmanager
     def detecting_rollback(self) -> Iterator[None]:
         """Raise a DatabaseError at the end of the block if what it wrote in the open transaction is gone."""
-        with guarding_savepoint(self.connection):
-            yield
+        savepoint = str(self.connection.savepoint())
+        yield
+        self.connection.savepoint_commit(savepoint)
 
     @contextmanager
     def guarded_transaction(self, idle: timedelta) -> Iterator[None]:
@@ -124,15 +130,15 @@ class Sessions:
         """
         yield
 
-    def end_idle_transactions(self, idle: timedelta, *, ours_alone: bool) -> None:
+    def end_idle_transactions(
+        self, idle: timedelta, *, ours_alone: bool, atomic: bool | None
+    ) -> None:
         """Let the server end this session once a transaction of it has been idle for so long.
 
         A process that is frozen in the middle of one would keep its row locks otherwise. *ours_alone* says that no
-        code of the user's runs on the connection, so a session that is idle outside a transaction may end as well.
+        code of the user's runs on the connection, *atomic* that it does so in our transaction (False that it does no
+        more): then a session that is idle outside a transaction may end as well.
         """
-
-    def limit_idle_session(self, idle: timedelta | None) -> None:
-        """Let the server end this session once it has been idle for so long, where it knows no idle transactions."""
 
     def session_mark(self) -> Raw | None:
         """Return what ``end_session`` finds this connection's new session by; None where nothing can end it."""
@@ -164,11 +170,3 @@ class Sessions:
         all that are half committed.
         """
         return None
-
-
-@contextmanager
-def guarding_savepoint(connection: BaseDatabaseWrapper) -> Iterator[None]:
-    """Take a savepoint and release it after the block: an error of the database where it is gone."""
-    savepoint = str(connection.savepoint())
-    yield
-    connection.savepoint_commit(savepoint)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property, partial
 from itertools import chain
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias
 
 from django.conf import settings
 from django.core.exceptions import EmptyResultSet, FullResultSet
@@ -25,8 +25,6 @@ Key = Any
 Keys: TypeAlias = Sequence[Key]
 Fields: TypeAlias = Sequence[AnyField]
 Rows: TypeAlias = "models.QuerySet[Any]"
-
-T = TypeVar("T")
 
 #: The values of one row, in the order of the columns asked for: as the driver gives them, and as Python shows them.
 Raw: TypeAlias = tuple[Any, ...]
@@ -57,9 +55,6 @@ VALUES = "taskclaim_values"
 
 #: What a SELECT does about rows that another transaction has locked.
 WAIT, SKIP, NOWAIT = " ", " SKIP LOCKED", " NOWAIT"
-
-#: How many fragments are cached for each table.
-MOST_CACHED = 500
 
 
 class SQL(NamedTuple):
@@ -126,6 +121,15 @@ class Change(NamedTuple):
     shared: Sequence[SQL]
     own: Sequence[OwnValues] = ()
 
+    def assignments(self, table: "KeyTable", *, joined: bool = False) -> SQL:
+        """Return the SET list for a single row, or, if a list of values is *joined*, for several."""
+        values = [
+            SQL(one.stored.format(f"{VALUES}.v{n}")) if joined else sql(one.stored, one.values[0])
+            for n, one in enumerate(self.own)
+        ]
+        own = [table.assign(one.field, to) for one, to in zip(self.own, values, strict=True)]
+        return SQL.join(", ", [*self.shared, *own])
+
 
 class KeyTable:
     """A table whose rows are found by their key, as one connection spells it."""
@@ -136,7 +140,8 @@ class KeyTable:
         self.columns = columns
         self.connection = connection
         self._names: dict[str | None, str] = {}
-        self._cached: dict[Hashable, Any] = {}
+        #: By the fields of rows, what Django passes their values through.
+        self._converters: dict[Hashable, dict[int, Convert]] = {}
         self.name = self._quote(columns.owner._meta.db_table)
         self.key = [self.column(field) for field in columns.key]
         self.key_list = self.list_of(columns.key)
@@ -250,27 +255,15 @@ class KeyTable:
             return SQL("1 = 1")
         return SQL(text or "1 = 1", tuple(params))
 
-    def cached(self, kind: Hashable, make: Callable[[], T]) -> T:
-        """Return what *make* returns, which is the same for all of this *kind*: made once, and kept."""
-        found: T | None = self._cached.get(kind)
-        if found is None:
-            if len(self._cached) >= MOST_CACHED:
-                # A field of the user's may need other text for each of its values.
-                self._cached.clear()
-            found = self._cached[kind] = make()
-        return found
-
     def python_rows(self, fields: Fields, raw: Iterable[Raw]) -> list[Row]:
         """Turn what the driver returned for *fields* into what Django would show."""
-        return converted(raw, self.converters(fields))
-
-    def converters(self, fields: Fields) -> dict[int, Convert]:
-        """Return what Django passes the values of *fields* through, by place; most need nothing."""
         # What converts moments follows the settings. To hash a field takes longer than to find its address.
         kind = (*map(id, fields), settings.USE_TZ, settings.TIME_ZONE)
-        return self.cached(kind, lambda: self._converters(fields))
+        if kind not in self._converters:
+            self._converters[kind] = self._converters_of(fields)
+        return converted(raw, self._converters[kind])
 
-    def _converters(self, fields: Fields) -> dict[int, Convert]:
+    def _converters_of(self, fields: Fields) -> dict[int, Convert]:
         compiler = models.sql.Query(self.columns.owner).get_compiler(connection=self.connection)
         found = compiler.get_converters([Col(self.name, field) for field in fields])
         passed: dict[int, Convert] = {
@@ -311,8 +304,6 @@ class Table(KeyTable):
         self.status = "+" * (connection.vendor == "sqlite") + self.qualified(columns.status)
         self.holder = self.qualified(columns.claimed_by)
         self.iteration = self.qualified(columns.iteration)
-        #: The SET that changes nothing.
-        self.unchanged = "{0} = {0}".format(self.column(columns.iteration))
 
     def in_state(self, *states: Status) -> SQL:
         """Match rows in one of *states*; literals, so that a partial index is found to fit."""

@@ -31,7 +31,7 @@ IO_ERROR = 10
 
 
 class SQLite(Dialect):
-    """SQLite ignores ``select_for_update`` silently; a lock here is an UPDATE that changes nothing."""
+    """SQLite ignores ``select_for_update`` silently; a lock here is an UPDATE of no row."""
 
     # Its clock has milliseconds; one shape everywhere, so that comparing texts compares moments.
     now = "STRFTIME('%%Y-%%m-%%d %%H:%%M:%%f', 'now')"
@@ -98,9 +98,9 @@ class SQLite(Dialect):
         ordered: bool = False,
         limit: int | None = None,
     ) -> list[Row]:
-        # Else the immediate transaction that this runs in is the lock, of all rows there are.
+        # Of other tables the immediate transaction that this runs in is the lock; a caller's own may be a deferred one.
         if lock in (WAIT, SKIP) and isinstance(table, Table):
-            return self._touch(table, condition, fields)
+            self.wait_to_write(table)
         return super().select(table, fields, condition, ordered=ordered, limit=limit)
 
     def lock_first(
@@ -108,17 +108,6 @@ class SQLite(Dialect):
     ) -> list[Row]:
         # The immediate transaction that this runs in is the lock.
         return self.first(queryset, table, limit, fields)
-
-    def _touch(self, table: Table, condition: SQL, fields: Fields) -> list[Row]:
-        """Lock claim rows by an UPDATE that changes nothing; the caller's own transaction may be a deferred one."""
-        statement = sql(
-            "UPDATE {} SET {} WHERE {} RETURNING {}",
-            table.name,
-            table.unchanged,
-            condition,
-            table.shown(fields),
-        )
-        return table.python_rows(fields, self.fetch(statement))
 
     def renew_held(self, table: Table, token: Token, keys: Keys, lease: timedelta) -> Keys:
         # Nobody else has a row locked: who writes has the database.

@@ -72,8 +72,8 @@ def named_lease(
         raise ValueError(f"A lease is named by a text of 1 to 200 characters, not {name!r:.300}.")
     return HeldLease(
         name,
-        lease=conf.duration("LEASE") if lease is None else conf.positive_duration(lease, "lease"),
-        wait=conf.positive_duration(wait, "wait") if wait else timedelta(),
+        lease=conf.duration("LEASE") if lease is None else conf.DURATION.check(lease, "lease"),
+        wait=conf.DURATION.check(wait, "wait") if wait else timedelta(),
         using=using or router.db_for_write(NamedLease),
     )
 

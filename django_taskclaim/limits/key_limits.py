@@ -153,7 +153,11 @@ def limits_over(model: type[models.Model]) -> list[KeyLimit]:
 
     Raises ValueError in one sentence for a column that cannot be counted by.
     """
-    return [limit for policy in policies_over(model) for limit in limits_of_policy(model, policy)]
+    return [
+        limit
+        for policy in policies_over(model).values()
+        for limit in limits_of_policy(model, policy)
+    ]
 
 
 def limits_of_policy(model: type[models.Model], policy: Policy) -> list[KeyLimit]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from django.db import models
 from django.utils import timezone
 
-from django_taskclaim.policy import Policy, policies_by_class
+from django_taskclaim.policy import Policy, policies_over
 from django_taskclaim.tables import LIMITS, Switch, own_scopes, scope_of
 
 # What a rate and hours mean
@@ -156,7 +156,7 @@ def limits_by(model: type[models.Model], switches: dict[str, Switch]) -> list[Mo
 
 
 def _in_force(model: type[models.Model], scope: str, switch: Switch | None) -> ModelLimits:
-    policies = [policy for cls, policy in policies_by_class(model) if scope_of(cls) == scope]
+    policies = [policy for cls, policy in policies_over(model).items() if scope_of(cls) == scope]
     rate, most, hours = (_value(name, switch, policies) for name in LIMITS)
     return ModelLimits(
         scope,

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Self
 
 from django.db import models
 
-from django_taskclaim.conf import positive_duration
+from django_taskclaim.conf import DURATION, NUMBER_OR_NONE
 from django_taskclaim.fields import (
     RangeCountField,
     RangeKeyField,
@@ -14,7 +14,6 @@ from django_taskclaim.fields import (
     RangePositionField,
 )
 from django_taskclaim.models.mixins import ClaimBase
-from django_taskclaim.policy import refuse_no_number
 from django_taskclaim.ranges import RangeManager, walking
 from django_taskclaim.ranges.keys import Keys, source_of
 
@@ -83,8 +82,8 @@ class RangeMixin(ClaimBase):
         range: it stops, or the model was paused, or the range takes longer than its timeout. RuntimeError in a
         transaction of the caller's that does not see what others commit.
         """
-        refuse_no_number(size, "size")
-        return walking.walk(self, size, positive_duration(target, "target"), largest)
+        NUMBER_OR_NONE.check(size, "size")
+        return walking.walk(self, size, DURATION.check(target, "target"), largest)
 
     def advance(self, key: object, *, rows: int = 0) -> None:
         """Write that the claimed range is done up to and with *key* of the source; for loops that ``rows()`` is not.

@@ -69,7 +69,7 @@ def checked_request(
         )
     holder = new_holder() if claimed_by is None else checked_name(claimed_by)
     usual = known_policy(model).lease
-    duration = usual if lease is None else conf.positive_duration(lease, "lease")
+    duration = usual if lease is None else conf.DURATION.check(lease, "lease")
     conf.BATCH_SIZE.check(limit, "limit")
     return Request(limit, holder, duration, include_held=include_held, durable=durable)
 
@@ -99,8 +99,8 @@ def claim(queryset: Rows, request: Request) -> list[Any]:
 
 
 def _call_of(queryset: Rows, request: Request) -> ClaimCall:
-    policies = policies_over(queryset.model)
     refuse_unclaimable(queryset)
+    policies = policies_over(queryset.model).values()
     if policies:
         queryset = in_policy_order(queryset)
     if remembered:

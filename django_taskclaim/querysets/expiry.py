@@ -12,7 +12,7 @@ from django.db.models import Q
 
 from django_taskclaim import conf
 from django_taskclaim.claim import clock
-from django_taskclaim.columns import claim_columns, row_noun
+from django_taskclaim.columns import claim_columns
 from django_taskclaim.db.sql import Change
 from django_taskclaim.fields import QUARANTINED, is_quarantine_mark, is_unstarted_mark
 from django_taskclaim.formatting import counted
@@ -113,7 +113,7 @@ def _write(target: ClaimTarget, outcome: str, rows: list[LockedRow]) -> int:
         logger.log,
         logging.ERROR if outcome == "failed" else logging.WARNING,
         "%s of %s expired: %s",
-        counted(written, row_noun([target.model])),
+        counted(written, "row"),
         label,
         words,
         extra={

@@ -155,7 +155,7 @@ class ClaimQuerySet(FencedQuerySet[M]):
         renewed nor lost, and so is, with an ERROR in the log, one that the database refuses to have written. Raises
         ClaimLost as ``complete`` does.
         """
-        duration = None if lease is None else conf.positive_duration(lease, "lease")
+        duration = None if lease is None else conf.DURATION.check(lease, "lease")
         return renewing.renew_all(rows, duration)
 
     # Acting on many rows
@@ -235,7 +235,7 @@ class ClaimQuerySet(FencedQuerySet[M]):
         as each chunk is committed. Raises TypeError for a model without ``completed_at``, and what Django raises where
         a protected row refers to one of these; the chunks before are gone then.
         """
-        age = conf.positive_duration(older_than, "older_than")
+        age = conf.DURATION.check(older_than, "older_than")
         return operating.in_chunks(self, removing.Prune(age), limit, progress)
 
     # Holders that are people

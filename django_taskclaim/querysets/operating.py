@@ -14,7 +14,7 @@ from django_taskclaim.db.notify import call_workers
 from django_taskclaim.db.sql import SKIP, SQL, Change, Key, both, sql
 from django_taskclaim.error_text import text_to_store
 from django_taskclaim.holders import checked_name
-from django_taskclaim.policy import policy_for, refuse_no_number
+from django_taskclaim.policy import policy_for
 from django_taskclaim.querysets.failing import store_text
 from django_taskclaim.querysets.isolating import RefusedRows
 from django_taskclaim.querysets.scope import (
@@ -80,7 +80,7 @@ def in_chunks(
     and a few that the database refuses to have written, each with an ERROR in the log. Inside a caller's transaction
     all chunks are part of it.
     """
-    refuse_no_number(limit, "limit")
+    conf.NUMBER_OR_NONE.check(limit, "limit")
     refuse_unclaimable(queryset)
     vars(queryset)["_for_write"] = True
     target = ClaimTarget.of(queryset.model, queryset.db)
@@ -270,7 +270,7 @@ def take_over(queryset: Rows, by: str, reason: str, lease: Lease) -> int:
 
 
 def _lease(model: type[models.Model], lease: Lease) -> timedelta:
-    return policy_for(model).lease if lease is None else conf.positive_duration(lease, "lease")
+    return policy_for(model).lease if lease is None else conf.DURATION.check(lease, "lease")
 
 
 def hand_over(model: type[models.Model], to: str, lease: Lease) -> Write:

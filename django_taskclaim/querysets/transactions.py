@@ -24,7 +24,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django_taskclaim.claim import clock, commits_by_itself
 from django_taskclaim.connecting import WAITS_ONCE
 from django_taskclaim.contention import ContentionRetry, contention_code, retry_on_contention
-from django_taskclaim.db import dialect_for, guarding_savepoint
+from django_taskclaim.db import dialect_for
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.querysets.scope import ClaimTarget, Target
 
@@ -193,20 +193,16 @@ def no_transaction(connection: BaseDatabaseWrapper) -> bool:
 
 
 @contextmanager
-def unbroken_transaction(using: str, complaint: str, *, asking: bool = False) -> Iterator[None]:
+def unbroken_transaction(using: str, complaint: str) -> Iterator[None]:
     """Raise TaskClaimError with *complaint* if what the block wrote is gone although it ended well.
 
     A deadlock rolls back the whole transaction on MySQL and MariaDB, DDL commits it, and a block that catches the
-    error, or meets none, would be taken for done all the same. With *asking* the server is asked also where the driver
-    should know, so that a session that it has ended meanwhile leads to the same complaint.
+    error, or meets none, would be taken for done all the same.
     """
     connection = connections[using]
-    guard = (
-        guarding_savepoint(connection) if asking else dialect_for(connection).detecting_rollback()
-    )
     returned = False
     try:
-        with guard:
+        with dialect_for(connection).detecting_rollback():
             yield
             returned = True
             if connection.needs_rollback:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.db import models
 
-from django_taskclaim.policy import refuse_no_number
+from django_taskclaim.conf import NUMBER_OR_NONE
 from django_taskclaim.querysets.manager import ClaimManager, ClaimQuerySet
 from django_taskclaim.ranges import planning
 from django_taskclaim.ranges.keys import RangeTarget
@@ -37,8 +37,8 @@ class RangeQuerySet(ClaimQuerySet[M]):
         once. Commits as it goes, unless called in a transaction; *progress* is called with how many are stored so far.
         """
         self._for_write = True
-        refuse_no_number(chunk_size, "chunk_size")
-        refuse_no_number(limit, "limit")
+        NUMBER_OR_NONE.check(chunk_size, "chunk_size")
+        NUMBER_OR_NONE.check(limit, "limit")
         size = chunk_size or size_of_ranges(self.model)
         return planning.plan(RangeTarget.of(self.model, self.db), size, limit, progress)
 
@@ -51,7 +51,7 @@ class RangeQuerySet(ClaimQuerySet[M]):
         that find nothing open do this by themselves.
         """
         self._for_write = True
-        refuse_no_number(at_least, "at_least")
+        NUMBER_OR_NONE.check(at_least, "at_least")
         return split_largest(RangeTarget.of(self.model, self.db), at_least)
 
     vars(split)["alters_data"] = True

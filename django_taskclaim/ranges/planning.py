@@ -16,10 +16,9 @@ from typing import Any
 from django.db import models
 from django.db.models.fields import AutoFieldMixin
 
-from django_taskclaim.conf import positive_duration
+from django_taskclaim.conf import DURATION, NUMBER_OR_NONE
 from django_taskclaim.db.sql import PREPARED
 from django_taskclaim.fields import NEVER_WAITED, OPEN_ENDED
-from django_taskclaim.policy import refuse_no_number
 from django_taskclaim.querysets.conditions import is_open
 from django_taskclaim.querysets.manager import ClaimQuerySet
 from django_taskclaim.querysets.transactions import in_transaction, refuse_old_snapshots
@@ -143,7 +142,7 @@ def is_unplanned(model: type[models.Model], alias: str, until: Key | None) -> bo
 def _commits_within(model: Any) -> timedelta | None:
     named = model.commits_within
     name = f"{model._meta.label}.commits_within"
-    return None if named is None else positive_duration(named, name)
+    return None if named is None else DURATION.check(named, name)
 
 
 def refuse_unplannable(target: RangeTarget) -> None:
@@ -152,7 +151,7 @@ def refuse_unplannable(target: RangeTarget) -> None:
     ValueError where ``commits_within`` is no duration, or ``plan_ahead`` no number of rows.
     """
     model: Any = target.model
-    refuse_no_number(model.plan_ahead, f"{model._meta.label}.plan_ahead")
+    NUMBER_OR_NONE.check(model.plan_ahead, f"{model._meta.label}.plan_ahead")
     if not model.growing:
         return
     label, source, fields = model._meta.label, target.keys.source._meta.label, target.keys.fields

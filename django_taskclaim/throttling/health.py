@@ -65,7 +65,7 @@ class ReplicaLag(ServerCheck):
     def __init__(
         self, at_most: float | timedelta = 10, *, using: str | None = None, replicas: int = 0
     ) -> None:
-        self.at_most = conf.positive_duration(at_most, "at_most")
+        self.at_most = conf.DURATION.check(at_most, "at_most")
         self.using = using
         self.replicas = replicas
         self.name = "replica lag" if using is None else f"replica lag of {using}"

@@ -8,11 +8,10 @@ from typing import NamedTuple
 
 from django.db.models import Model, QuerySet
 
-from django_taskclaim import conf
 from django_taskclaim.claim import clock
 from django_taskclaim.db import DatabaseLater, DatabaseNow
 from django_taskclaim.models import Throttle
-from django_taskclaim.tables import scope_of
+from django_taskclaim.tables import SILENCE_KEPT, scope_of
 
 logger = logging.getLogger("django_taskclaim.throttling")
 
@@ -89,6 +88,6 @@ def _log(event: str, text: str, key: ThrottleKey, state: ThrottleState) -> None:
 
 
 def prune(using: str) -> None:
-    """Forget throttles that ended WORKER_RETENTION ago and whose process never signed off."""
-    past = DatabaseLater(-conf.duration("WORKER_RETENTION"))
+    """Forget throttles that ended a day ago and whose process never signed off."""
+    past = DatabaseLater(-SILENCE_KEPT)
     Throttle.objects.using(using).filter(until__lt=past).delete()

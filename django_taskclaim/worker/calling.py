@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Any
 
 from asgiref.sync import sync_to_async
@@ -10,7 +9,7 @@ from django.db import connections
 
 from django_taskclaim.awaitables import refuse_not_run
 from django_taskclaim.companions.sources import hand_out, load_readable_sources
-from django_taskclaim.connecting import ensure_usable, limit_idle_session
+from django_taskclaim.connecting import begin_handler, ensure_usable
 from django_taskclaim.db import dialect_for
 from django_taskclaim.handlers import Handler
 from django_taskclaim.querysets.completing import complete as complete_rows
@@ -99,18 +98,15 @@ class _NotAllDone(Exception):
         self.by_row = said
 
 
-def call_atomically(
-    unit: Unit, tasks: list[Task], using: str, idle: timedelta | None, *, used_lately: bool
-) -> Answer:
+def call_atomically(unit: Unit, tasks: list[Task], using: str, *, used_lately: bool) -> Answer:
     """Call an atomic handler with *tasks*, all or some of the unit's, and complete them, or leave all as it was.
 
-    Once the transaction was *idle* for so long between two queries, the server ends it: a frozen process would block
-    others. A connection that was *used lately* is taken to be there still.
+    A connection that was *used lately* is taken to be there still.
     """
     handler = unit.handler
     at_commit = False
     try:
-        limit_idle_session(using, idle)
+        begin_handler(using, atomic=True)
         if not used_lately:
             ensure_usable(using)
         with dialect_for(connections[using]).own_transaction(durable=True):

@@ -7,7 +7,7 @@ from django.db import connections
 from django.db.models import Model, Q
 
 from django_taskclaim.claim import clock
-from django_taskclaim.columns import claim_columns, row_noun
+from django_taskclaim.columns import claim_columns
 from django_taskclaim.completion import Clear
 from django_taskclaim.db import dialect_for
 from django_taskclaim.formatting import counted
@@ -120,7 +120,7 @@ class Drain:
         if not found:
             return ""
         more = found > MOST_COUNTED
-        many = counted(min(found, MOST_COUNTED), row_noun([handler.model]))
+        many = counted(min(found, MOST_COUNTED), "row")
         label = handler.model._meta.label
         return (
             f"{'more than ' if more else ''}{many} of {label} {'is' if found == 1 else 'are'} paused and"

@@ -9,6 +9,7 @@ from django_taskclaim.db import DatabaseLater, DatabaseNow
 from django_taskclaim.leases import LeaseRows
 from django_taskclaim.models import WorkerProcess
 from django_taskclaim.querysets.isolating import last_refusal
+from django_taskclaim.tables import SILENCE_KEPT
 from django_taskclaim.throttling import records
 from django_taskclaim.worker.counters import Counters
 from django_taskclaim.worker.options import WorkerOptions
@@ -51,20 +52,20 @@ def report(
 
 
 def prune(using: str) -> bool:
-    """Forget workers and throttles that ended WORKER_RETENTION ago, and some lease names unused since.
+    """Forget workers and throttles that ended a day ago, and some lease names unused since.
 
     Returns whether that was all of them.
 
     Among those are, on MySQL, the queues of holders nobody has asked for.
     """
-    retention, chunk = conf.duration("WORKER_RETENTION"), int(conf.setting("CHUNK_SIZE"))
-    silent = WorkerProcess.objects.using(using).filter(seen_at__lt=DatabaseLater(-retention))
+    chunk = int(conf.setting("CHUNK_SIZE"))
+    silent = WorkerProcess.objects.using(using).filter(seen_at__lt=DatabaseLater(-SILENCE_KEPT))
     gone = list(silent.values_list("pk", flat=True)[:chunk])
     silent.filter(pk__in=gone).delete()
     if len(gone) == chunk:
         return False
     records.prune(using)
-    return LeaseRows.on(using).forget(retention, chunk) < chunk
+    return LeaseRows.on(using).forget(SILENCE_KEPT, chunk) < chunk
 
 
 def sign_off(options: WorkerOptions) -> bool:

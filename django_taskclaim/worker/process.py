@@ -106,7 +106,7 @@ class Process:
         logger.info(
             "%s stops: %s given back, %d running",
             self.options.name,
-            counted(put_back, self.service.unit),
+            counted(put_back, "row"),
             len(self.inflight.running()),
             extra={"event": "stopping"},
         )
@@ -136,7 +136,7 @@ class Process:
             for thread in self.executors:
                 thread.join(LAST_WORDS)
         # What was cut short has just been given back.
-        summary(self.options.name, self.service.counters, 0, self.service.unit)
+        summary(self.options.name, self.service.counters, 0)
         for sentence in self.claimer.drain.set_aside:
             logger.info("%s", sentence)
         if recycle:

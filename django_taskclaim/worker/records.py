@@ -9,7 +9,6 @@ from django.conf import settings
 from django.db import models
 
 from django_taskclaim.claim import carried_claims, claim_of, clock
-from django_taskclaim.columns import row_noun
 from django_taskclaim.error_text import class_and_text, describe, log, one_line
 from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.fields import is_quarantine_mark
@@ -54,7 +53,7 @@ def changed(
         return
     first = rows[0]
     claim = claim_of(first)
-    many = f"{counted(len(rows), row_noun([type(first)]))} of {first._meta.label}"
+    many = f"{counted(len(rows), 'row')} of {first._meta.label}"
     what = named(first) if len(rows) == 1 else many
     log(
         logger,
@@ -155,12 +154,12 @@ def unrecorded(row: models.Model, error: BaseException) -> None:
     broken(f"{named(row)}: {what}", error, event="unrecorded", keys=[_key(row)])
 
 
-def summary(name: str, counters: Any, held: int, unit: str = "row") -> None:
-    """Record how far one process has got; *unit* is what its rows are called."""
+def summary(name: str, counters: Any, held: int) -> None:
+    """Record how far one process has got."""
     logger.info(
         "%s: %s done, %s failed, %s held",
         name,
-        counted(counters.done, unit),
+        counted(counters.done, "row"),
         f"{counters.failed:,}",
         f"{held:,}",
         extra={"event": "summary", "done": counters.done, "failed": counters.failed, "held": held},

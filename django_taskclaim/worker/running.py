@@ -15,13 +15,13 @@ from django_taskclaim.columns import claim_columns
 from django_taskclaim.companions.sources import lacks_source
 from django_taskclaim.connecting import (
     TROUBLE,
+    begin_handler,
     drop_broken,
     ensure_all_usable,
     ensure_usable,
     has_opened,
     is_contention,
     is_refusal,
-    limit_idle_session,
 )
 from django_taskclaim.contention import server_code
 from django_taskclaim.db import dialect_for
@@ -274,13 +274,13 @@ class Running:
         if handler.atomic:
             idle = timedelta.max if self.idle is None else self.idle
             used_lately = clock() - self._used < min(USED_LATELY, idle.total_seconds() / 4)
-            answer = call_atomically(unit, tasks, self.using, self.idle, used_lately=used_lately)
+            answer = call_atomically(unit, tasks, self.using, used_lately=used_lately)
             self._used = clock() if answer.committed else 0.0
             return self._unless_left_open(answer, self.using)
         try:
             if self.keeper.troubled_since(self._looked):
                 self._replace_broken_connections()
-            limit_idle_session(self.using, None)
+            begin_handler(self.using, atomic=False)
             value = call(handler, [task.row for task in tasks])
             answer = NOTHING_SAID if value is None else Answer(value)
         except BaseException as error:

@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any
 
 from django_taskclaim.claim import clock
-from django_taskclaim.columns import row_noun
 from django_taskclaim.conf import setting
 from django_taskclaim.connecting import (
     TROUBLE,
@@ -72,8 +71,6 @@ class Service(threading.Thread):
         super().__init__(name="taskclaim-service", daemon=True)
         self.options = options
         self.handlers = handlers
-        #: What the rows of these models are called in the log.
-        self.unit = row_noun(handler.model for handler in handlers)
         self.inflight = inflight
         #: Models whose claims a person has stopped, by what the last look said.
         self.paused: dict[Any, str] = {}
@@ -218,7 +215,7 @@ class Service(threading.Thread):
             if is_first:
                 self.let_claim([model])
             self._impose(model, stops)
-            if (pause := stops.pause) is None:
+            if (pause := next(iter(stops.pauses), None)) is None:
                 if self.paused.pop(model, None) is not None:
                     self.let_claim([model])
                 continue
@@ -270,7 +267,7 @@ class Service(threading.Thread):
         self._reports += 1
         if clock() >= self._next_summary:
             self._next_summary = clock() + SUMMARY_EVERY
-            summary(self.options.name, self.counters, held, self.unit)
+            summary(self.options.name, self.counters, held)
         return True
 
     def _report_pause(self) -> float:
