@@ -18,8 +18,7 @@ E014      a handler could not be registered while Django started: an option, its
 E016      a database that holds a claimable model is of a kind that nothing is claimed on
 E021      the buttons of ``ClaimAdminMixin`` need ``admin_actions`` in INSTALLED_APPS
 E022      ``list_editable`` of a ModelAdmin with ``ClaimAdminMixin`` names a claim column, which verbs alone write
-E031      an entry of ``TASKCLAIM["HEALTH_CHECKS"]`` leads to nothing, or to what is no check
-E032      a health check asks what the database cannot answer
+E031      a health check of a handler, or of ``TASKCLAIM["HEALTH_CHECKS"]``, leads to nothing, or to what is no check
 E041      ``TASKCLAIM["HISTORY"]`` names what is no claimable model, or the app that keeps histories is not installed
 E043      a router keeps the tables of the control app away from a database that holds a claimable model
 E051      the archive of a handler is no installed model on a table of its own
@@ -42,7 +41,6 @@ W051      rows are deleted past Django, which would follow relations or call rec
 E101–E106 asked of the server, with ``--database`` only: it is too old for the claims (E101), a table has no
           transactions (E102), the binary log holds statements (E103), holders are not compared exactly (E104),
           the default isolation makes claims fail each other (E105), it cannot be written to (E106)
-E131      a server does not answer a health check: the user may not ask, or an alias is no replica
 W107      a connection pooler, and server-side cursors are on (PostgreSQL)
 W108      a Galera cluster (MariaDB)
 ========= ====================================================================================================
@@ -78,7 +76,6 @@ def check_project(**kwargs: object) -> list[CheckMessage]:
         found += chain.from_iterable(map(sources.problems_of, claimable))
         found += settings.check_hooks()
         found += servers.check_databases()
-        found += servers.check_health()
     return found
 
 
@@ -88,4 +85,4 @@ def check_servers(databases: Sequence[str] | None = None, **kwargs: object) -> l
     """What the servers themselves answer: the ids from E101 on."""
     if not databases or settings.check_settings() or any(servers.check_aliases()):
         return []
-    return [*servers.check_servers(databases), *servers.check_health(databases)]
+    return list(servers.check_servers(databases))

@@ -1,22 +1,18 @@
-"""The databases that hold claimable models, and the health checks that they are to answer."""
+"""The databases that hold claimable models."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 from django.core.checks import CheckMessage
 from django.db import NotSupportedError, connections, models, router
-from django.utils.connection import ConnectionDoesNotExist
 
 from django_taskclaim import conf
 from django_taskclaim.checks.messages import message
 from django_taskclaim.columns import is_claimable
 from django_taskclaim.db import dialect_for, is_supported
-from django_taskclaim.handlers import handler_for
 from django_taskclaim.models import Switch
 from django_taskclaim.monitoring.server import Fault, server_for
 from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.switch import claimable_models, holds
-from django_taskclaim.throttling.health import loaded, refusal
 
 
 def check_aliases() -> Iterator[CheckMessage]:
@@ -90,33 +86,3 @@ def first_models() -> dict[str, type[models.Model]]:
     """Return the databases that hold claimable models, each with one of them."""
     found = reversed(_sound_models())
     return {alias: model for model in found for alias in connections if holds(alias, model)}
-
-
-# Health checks
-
-
-def check_health(databases: Sequence[str] | None = None) -> list[CheckMessage]:
-    """E031 and E032, which ask no database; of *databases* E131, which asks their servers."""
-    asks, found = databases is not None, {}
-    for entry, alias in _health_checks():
-        if databases is not None and alias not in databases:
-            continue
-        try:
-            refused = refusal(loaded(entry), alias, ask=asks)
-        except (ImportError, TypeError, ConnectionDoesNotExist) as error:
-            text = f"The entry {entry!r} among the health checks is none: {error}"
-            hint = 'TASKCLAIM = {"HEALTH_CHECKS": [ReplicaLag(at_most=10)]}  # from django_taskclaim.throttling'
-            if not asks:
-                found[text] = message("E031", text, hint)
-        else:
-            if refused is not None:
-                found[refused.message] = message("E131" if asks else "E032", *refused)
-    return list(found.values())
-
-
-def _health_checks() -> Iterator[tuple[Any, str]]:
-    """Yield the health checks that workers ask, each with the database that it is asked on."""
-    for model in _sound_models():
-        if (found := handler_for(model)) is not None:
-            for entry in (*conf.setting("HEALTH_CHECKS"), *found.health_checks):
-                yield entry, router.db_for_write(model)

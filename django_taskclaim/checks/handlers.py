@@ -1,4 +1,4 @@
-"""Registered handlers: times that make sense, and completion policies that the tables allow."""
+"""Registered handlers: times and health checks that make sense, and completion policies that the tables allow."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -9,6 +9,7 @@ from django.core.checks import CheckMessage
 from django.db import connections, models, router
 from django.db.models.deletion import Collector, get_candidate_relations_to_delete
 
+from django_taskclaim import conf
 from django_taskclaim.checks.messages import message
 from django_taskclaim.columns import claim_columns, has_claim_columns, is_claimable
 from django_taskclaim.completion import Archive, Clear, Delete
@@ -17,6 +18,7 @@ from django_taskclaim.formatting import format_duration, listed
 from django_taskclaim.handlers import WAITS_PER_LEASE, Handler, handler_for
 from django_taskclaim.policy import LONGEST_LEASE, SHORTEST_LEASE, faults
 from django_taskclaim.querysets.removing import fills_itself, is_on_many_tables, shared_columns
+from django_taskclaim.throttling.health import loaded
 
 
 def check_handlers() -> Iterator[CheckMessage]:
@@ -36,6 +38,7 @@ def problems_of(handler: Handler) -> Iterator[CheckMessage]:
     completion = handler.policy.completion
     yield from _lease(handler)
     yield from _one_writer(handler)
+    yield from _health_checks(handler)
     if isinstance(completion, Archive):
         yield from _archive(handler, completion)
     if isinstance(completion, Clear):
@@ -64,6 +67,16 @@ def _one_writer(handler: Handler) -> Iterator[CheckMessage]:
         )
         hint = f"@handler({handler.model.__name__}, atomic=True, timeout={most.total_seconds():g})"
         yield message("W009", text, f"{hint}  # a quarter of the lease at most", handler.model)
+
+
+def _health_checks(handler: Handler) -> Iterator[CheckMessage]:
+    for entry in (*conf.setting("HEALTH_CHECKS"), *handler.health_checks):
+        try:
+            loaded(entry)
+        except (ImportError, TypeError) as error:
+            text = f"The health check {entry!r} of {handler.name} cannot be loaded: {error}"
+            hint = 'TASKCLAIM = {"HEALTH_CHECKS": [ReplicaLag(at_most=10)]}  # from django_taskclaim.throttling'
+            yield message("E031", text, hint, handler.model)
 
 
 # The completion policies

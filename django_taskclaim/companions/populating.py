@@ -33,17 +33,26 @@ class Population:
     ) -> None:
         self.link = source_link(model)
         self.target = ClaimTarget.of(model, alias)
+        self.owner = self.target.columns.owner
         self.paused = paused
         self.sources = _checked(sources, self.link, alias)
-        own_key = KeyColumns(self.target.columns.owner, self.link.own)
-        self.table = KeyTable(own_key, self.target.dialect.connection)
+        #: The columns of a companion beside its source's key.
+        self.others: list[AnyField] = [
+            field
+            for field in self.owner._meta.concrete_fields
+            if field not in self.link.own and not getattr(field, "generated", False)
+        ]
+        #: Whether the database can make the rows by itself: it has both tables, and no value comes from Python.
+        self.is_one_statement = self.sources.db == alias and not any(
+            map(_made_in_python, self.others)
+        )
 
     def run(self, chunk_size: int | None, progress: Progress | None) -> int:
         """Add what is missing chunk by chunk, without a size all at once if that can be, and return how many."""
         NUMBER_OR_NONE.check(chunk_size, "chunk_size")
         if self.sources.query.is_empty():
             return 0
-        if chunk_size is None and self._is_one_statement:
+        if chunk_size is None and self.is_one_statement:
             return self._add(self.sources, Q())
         keys, by_key = Keys(self.sources.model, self.sources.db), self.sources.order_by("pk")
         own = [field.attname for field in self.link.own]
@@ -60,17 +69,6 @@ class Population:
                 progress(seen, added)
         return added
 
-    @property
-    def _is_one_statement(self) -> bool:
-        """Whether the database can make the rows by itself: it has both tables, and no value comes from Python."""
-        return self.sources.db == self.target.alias and not any(map(_made_in_python, self._others))
-
-    @property
-    def _others(self) -> list[AnyField]:
-        """The columns of a companion beside its source's key."""
-        fields = self.target.columns.owner._meta.concrete_fields
-        return [f for f in fields if f not in self.link.own and not getattr(f, "generated", False)]
-
     def _add(self, sources: Rows, near: Q) -> int:
         """Add the companions that *sources* lack, again where others have added one of them meanwhile."""
         try:
@@ -79,65 +77,53 @@ class Population:
             return in_transaction(self.target, self._add_once, sources, Q(), again=True)
 
     def _add_once(self, sources: Rows, near: Q, *, again: bool = False) -> int:
-        owner = self.target.columns.owner
         # Calls of ``populate`` wait for each other: one that began later finds what those before have made.
-        self.target.dialect.advisory_lock(f"{owner._meta.label_lower}:#populate")
-        if self._is_one_statement:
-            added = self._insert(sources, near, again)
+        self.target.dialect.advisory_lock(f"{self.owner._meta.label_lower}:#populate")
+        there = self.target.rows.filter(near)
+        if self.is_one_statement:
+            added = self._insert(sources, there, again)
         else:
             added = self._copy(sources)
         if added:
-            call_workers(owner, self.target.alias)
+            call_workers(self.owner, self.target.alias)
         return added
 
-    # One statement
-
-    def _insert(self, sources: Rows, near: Q, again: bool) -> int:
-        """Insert what is missing as far as *near* shows it; a second try passes over what is there all the same."""
-        constants = self._constants()
-        there = self.target.rows.filter(near)
+    def _insert(self, sources: Rows, there: Rows, again: bool) -> int:
+        """Insert what *there* lacks, by one INSERT … SELECT. The second try skips duplicates, if the database can."""
         # On an empty table a look for what is there already would only cost time.
         if there.exists():
             pairs = zip(self.link.own, self.link.theirs, strict=True)
             same = {own.attname: OuterRef(theirs.attname) for own, theirs in pairs}
             sources = sources.filter(~Exists(there.filter(**same)))
-        values = [*(F(field.attname) for field in self.link.theirs), *constants.values()]
-        named = {f"taskclaim_{number}": one for number, one in enumerate(values)}
-        chosen = sources.annotate(**named).values_list(*named)
-        dialect = self.target.dialect
-        text, params = chosen.query.get_compiler(connection=dialect.connection).as_sql()
-        return dialect.insert_selected(
-            self.table,
-            [*self.link.own, *constants],
-            SQL(text, tuple(params)),
-            passing_over=again and dialect.passes_over_duplicates,
-        )
-
-    def _constants(self) -> dict[AnyField, Value]:
-        """Return what each new row has beside the key and what the database's own defaults give."""
-        found = {
+        # What each new row has beside the key and what the database's own defaults give.
+        constants = {
             field: Value(default, output_field=field)
-            for field in self._others
+            for field in self.others
             if not field.has_db_default() and (default := field.get_default()) is not None
         }
         if self.paused:
-            found[self.target.columns.status] = Value(Status.PAUSED.value)
-        return found
-
-    # Copying
+            constants[self.target.columns.status] = Value(Status.PAUSED.value)
+        values = [*(F(field.attname) for field in self.link.theirs), *constants.values()]
+        named = {f"taskclaim_{number}": one for number, one in enumerate(values)}
+        chosen, dialect = sources.annotate(**named).values_list(*named), self.target.dialect
+        text, params = chosen.query.get_compiler(connection=dialect.connection).as_sql()
+        into = [*self.link.own, *constants]
+        skip_by = self.link.own if again and dialect.skips_duplicates else ()
+        selected = SQL(text, tuple(params))
+        return dialect.insert_selected(self.target.table, into, selected, skip_by=skip_by)
 
     def _copy(self, sources: Rows) -> int:
+        """Read the keys of *sources* and insert those that are not there."""
         names, own = [f.attname for f in self.link.theirs], [f.attname for f in self.link.own]
-        dialect, table = self.target.dialect, self.table
-        # As keys of the table are: a tuple only where it has several columns.
+        dialect = self.target.dialect
+        by_source = KeyTable(KeyColumns(self.owner, self.link.own), dialect.connection)
+        # As keys of that table are: a tuple only where it has several columns.
         given = list(sources.values_list(*names, flat=len(names) == 1))
-        there = {
-            k for part in dialect.chunks(given, table) for k in dialect.select_keys(table, part)
-        }
-        columns = self.target.columns
-        state = {columns.status.attname: Status.PAUSED.value} if self.paused else {}
+        chunks = dialect.chunks(given, by_source)
+        there = {key for part in chunks for key in dialect.select_keys(by_source, part)}
+        state = {self.target.columns.status.attname: Status.PAUSED.value} if self.paused else {}
         new = [
-            columns.owner(**dict(zip(own, key if len(own) > 1 else [key], strict=True)), **state)
+            self.owner(**dict(zip(own, key if len(own) > 1 else [key], strict=True)), **state)
             for key in given
             if key not in there
         ]

@@ -57,8 +57,8 @@ class Dialect(Sessions):
     walks_small_tables: ClassVar[bool] = False
     #: Whether ``(a, b) > (1, 2)`` is found by an index over a and b.
     seeks_row_values: ClassVar[bool] = True
-    #: Whether an INSERT can pass over rows whose key is there already, and over nothing else.
-    passes_over_duplicates: ClassVar[bool] = False
+    #: Whether an INSERT can skip rows whose key exists, and no others; INSERT IGNORE of MySQL hides other errors too.
+    skips_duplicates: ClassVar[bool] = False
     #: Whether the claim index leaves out rows that are complete; see ``indexes``.
     leaves_out_complete: ClassVar[bool] = False
 
@@ -287,16 +287,15 @@ class Dialect(Sessions):
         ]
 
     def insert_selected(
-        self, table: KeyTable, into: Fields, selected: SQL, *, passing_over: bool = False
+        self, table: KeyTable, into: Fields, selected: SQL, *, skip_by: Fields = ()
     ) -> int:
         """Insert the rows that a SELECT returns into the columns *into*, and return how many.
 
-        With *passing_over*, for databases with ``passes_over_duplicates``, rows whose key is there already are left
-        out; it costs a third more. INSERT IGNORE of MySQL would do more than that: it also stores cut-off values and
-        leaves out what any constraint refuses.
+        Rows that exist already by the unique columns *skip_by* are skipped, at the cost of a third more time. Only a
+        database with ``skips_duplicates`` can do that.
         """
-        names = ", ".join(table.column(field) for field in into)
+        names, unique = (", ".join(map(table.column, fields)) for fields in (into, skip_by))
         insertion = sql("INSERT INTO {} ({}) {}", table.name, names, selected)
-        if passing_over:
-            insertion = sql("{} ON CONFLICT ({}) DO NOTHING", insertion, ", ".join(table.key))
+        if unique:
+            insertion = sql("{} ON CONFLICT ({}) DO NOTHING", insertion, unique)
         return self.run(insertion)

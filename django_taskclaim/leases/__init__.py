@@ -5,7 +5,7 @@ the rows. A token names each hold for ever, and every write carries it. Only the
 that cannot renew treats its lease as lost before it ends.
 """
 
-from django_taskclaim.leases.named import HeldLease, LeaseLost, named_lease
+from django_taskclaim.leases.named import HeldLease, named_lease
 from django_taskclaim.leases.rows import LeaseRows
 
-__all__ = ["HeldLease", "LeaseLost", "LeaseRows", "named_lease"]
+__all__ = ["HeldLease", "LeaseRows", "named_lease"]

@@ -2,14 +2,11 @@
 
 import asyncio
 import logging
-import os
 import random
 import re
 import time
-from collections.abc import Callable
 from datetime import timedelta
-from functools import partial
-from typing import Self, TypeVar
+from typing import Self
 
 from asgiref.sync import sync_to_async
 from django.db import Error, connections, router
@@ -27,8 +24,6 @@ from django_taskclaim.policy import RENEWALS_PER_LEASE, SELF_FENCE
 from django_taskclaim.querysets.transactions import belongs_to_the_caller
 from django_taskclaim.states import Token
 from django_taskclaim.tables import NamedLease
-
-R = TypeVar("R")
 
 logger = logging.getLogger("django_taskclaim.leases")
 
@@ -78,19 +73,6 @@ def named_lease(
     )
 
 
-class LeaseLost(ClaimLost):
-    """The ``ClaimLost`` of a named lease: ``name`` and ``token`` say which hold is gone."""
-
-    def __init__(self, name: str, token: Token, reason: str) -> None:
-        super().__init__([name], reason=reason)
-        self.name, self.token = name, token
-        # What a copy of the error is made from.
-        self.args = name, token, reason
-
-    def __str__(self) -> str:
-        return f"Lease {self.name!r} (token {self.token}) is not held here: {self.reason}."
-
-
 class HeldLease:
     """One hold of a named lease, entered once with ``with`` or ``async with``. Any thread may use it in the block."""
 
@@ -119,20 +101,18 @@ class HeldLease:
         Before the block begins it is False.
         """
         if self.renewed_at and clock() >= self.renewed_at + self.lease.total_seconds() * SELF_FENCE:
-            self.lose(NOT_RENEWED)
+            self._lose(NOT_RENEWED)
         return bool(self.gone)
 
     def check(self) -> bool:
         """Ask the database whether the lease is still held: True, or ClaimLost."""
         if not self.lost and not self._rows.standing(self.name, self.token).exists():
-            self.lose(TAKEN_OVER)
+            self._lose(TAKEN_OVER)
         if self.lost:
-            raise LeaseLost(self.name, self.token, self.gone)
+            raise self._loss()
         return True
 
     acheck = async_twin(check)
-
-    # The block
 
     def __enter__(self) -> Self:
         self._begin_once()
@@ -144,10 +124,9 @@ class HeldLease:
         self._end()
         if self.gone == ENDED:
             return
-        loss = LeaseLost(self.name, self.token, self.gone)
         if error is None:
-            raise loss
-        error.add_note(str(loss))
+            raise self._loss()
+        error.add_note(str(self._loss()))
 
     async def __aenter__(self) -> Self:
         self._begin_once()
@@ -156,12 +135,14 @@ class HeldLease:
                 await asyncio.sleep(pause)
         except asyncio.CancelledError:
             # The thread of a cancelled task goes on, and would take a lease for nobody.
-            await _shielded(self._end)
+            await asyncio.shield(asyncio.ensure_future(sync_to_async(self._end)()))
             raise
         return self
 
     async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        await _shielded(partial(self.__exit__, kind, error, traceback))
+        # Shielded: the lease is given back also when the task is cancelled meanwhile.
+        leaving = sync_to_async(self.__exit__)(kind, error, traceback)
+        await asyncio.shield(asyncio.ensure_future(leaving))
 
     def _begin_once(self) -> None:
         if self._waits_until is not None:
@@ -176,8 +157,8 @@ class HeldLease:
         if belongs_to_the_caller(connection):
             raise RuntimeError(
                 "named_lease() must commit before its block begins, but a transaction is open here (atomic(),"
-                " ATOMIC_REQUESTS, or autocommit switched off): others would not see the lease, and would take it too"
-                " once you commit. Take it outside and open the transaction inside its block."
+                " ATOMIC_REQUESTS, or autocommit switched off), so others would not see the lease. Open the transaction"
+                " inside the block."
             )
         try:
             taken = self._retry.call(self._rows.take, self.name, new_holder(), self.lease)
@@ -187,7 +168,6 @@ class HeldLease:
                 raise
             pause, self._pause = self._pause, min(self._pause * 2, LONGEST_PAUSE)
             return min(pause * random.uniform(0.5, 1.0), rest)
-        self._process = os.getpid()
         self.token, self.renewed_at = taken
         self._plan_renewal()
         try:
@@ -197,19 +177,15 @@ class HeldLease:
         except RuntimeError as error:
             self._end()
             raise RuntimeError(
-                f"named_lease() renews in a thread, and none can be started here ({error}). A server may need an"
-                " option for that; code that runs while the interpreter ends cannot take a lease."
+                f"named_lease() renews in a thread, and none can be started here ({error})."
             ) from error
         self._log(logging.INFO, "taken")
         return None
 
     def _end(self) -> None:
         """Give the lease back, if it was taken; a lease that was lost before stays lost."""
-        if not hasattr(self, "token"):
-            return
-        if os.getpid() != self._process:
-            # The connection is the parent's as well.
-            self.gone = self.gone or FORKED
+        # In a forked process the connection is the parent's as well.
+        if not hasattr(self, "token") or self.gone == FORKED:
             return
         was_lost = self.lost
         # From here on, a renewal that finds the lease given back is no loss.
@@ -222,21 +198,19 @@ class HeldLease:
                 self._log(logging.INFO, "released")
             elif not was_lost:
                 self.gone = ""
-                self.lose(TAKEN_OVER)
+                self._lose(TAKEN_OVER)
         except (Error, TaskClaimError) as error:
             self._log(logging.WARNING, "trouble", f"not given back, it ends by itself: {error}")
 
-    # In the thread of the renewer
-
     def renew_in_background(self) -> None:
-        """Renew the lease. The other leases depend on this thread, so no error may end it."""
+        """Renew the lease, in the thread of the renewer. The other leases depend on that, so no error may end it."""
         began, failure = clock(), ""
         try:
             connect(self.using)
             if self._rows.renew(self.name, self.token, self.lease):
                 self.renewed_at = began
             else:
-                self.lose(TAKEN_OVER)
+                self._lose(TAKEN_OVER)
         except Exception as error:
             failure = f"could not be renewed, {type(error).__name__}: {error}"
             drop_broken(self.using)
@@ -253,18 +227,16 @@ class HeldLease:
         else:
             self.renew_at = self.renewed_at + seconds / RENEWALS_PER_LEASE * jitter
 
-    def lose(self, reason: str) -> None:
+    def _lose(self, reason: str) -> None:
         """Note that the lease is gone; only the first reason counts."""
         if not self.gone:
             self.gone = reason
             self._log(logging.WARNING, "lost", reason)
 
+    def _loss(self) -> ClaimLost:
+        return ClaimLost([self.name], reason=f"the lease {self.token} is gone, {self.gone}")
+
     def _log(self, level: int, event: str, reason: str = "") -> None:
         because = f": {reason}" if reason else ""
         facts = {"event": event, "lease": self.name, **self.token._asdict(), "reason": reason}
         logger.log(level, "lease %r %s%s", self.name, event, because, extra=facts)
-
-
-async def _shielded(function: Callable[[], R]) -> R:
-    """Call *function* where Django's connections are; it ends also when the task is cancelled meanwhile."""
-    return await asyncio.shield(asyncio.ensure_future(sync_to_async(function)()))

@@ -1,7 +1,7 @@
 """``SourceMixin``: claims for the rows of a table that may not be altered, kept in a table beside it."""
 
 from inspect import signature
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
+from typing import Any, ClassVar, Self
 
 from django.db import models
 from django.db.models.fields import AutoFieldMixin
@@ -11,13 +11,6 @@ from django.db.models.fields.related_descriptors import ForwardManyToOneDescript
 from django_taskclaim.companions.manager import CompanionManager
 from django_taskclaim.fields import AnyField
 from django_taskclaim.models.mixins import ClaimBase
-
-if TYPE_CHECKING:
-    _ForeignObject: TypeAlias = models.ForeignObject[Any, Any]
-    _Descriptor: TypeAlias = ForwardManyToOneDescriptor[Any]
-else:
-    # Django's fields take no parameters while the program runs.
-    _ForeignObject, _Descriptor = models.ForeignObject, ForwardManyToOneDescriptor
 
 
 class SourceMixin(ClaimBase):
@@ -35,7 +28,7 @@ class SourceMixin(ClaimBase):
         abstract = True
 
 
-class _SourceDescriptor(_Descriptor):
+class _SourceDescriptor(ForwardManyToOneDescriptor):  # type: ignore[type-arg]  # takes none at run time
     """``row.source``, loaded from the database that the field names, if it names one."""
 
     def get_queryset(self, **hints: Any) -> Any:
@@ -43,7 +36,7 @@ class _SourceDescriptor(_Descriptor):
         return sources.using(self.field.using) if self.field.using else sources
 
 
-class SourceKey(_ForeignObject):
+class SourceKey(models.ForeignObject):  # type: ignore[type-arg]  # takes none at run time
     """The link to a source with a composite key, or on another database: the companion copies the key's columns.
 
     They are called ``source_<column>``, without constraint or cascade, and unique together. ``row.source`` loads

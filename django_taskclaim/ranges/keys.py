@@ -6,6 +6,7 @@ of keys: ``10`` comes before ``9`` there, and each database has its collations.
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -167,8 +168,7 @@ class RangeTarget:
 
         Waits for a chunk of its holder to end. While a range is locked its end stays where it is.
         """
-        fields = self.model._meta.concrete_fields
-        table = self.claims.table
+        fields, table = self.model._meta.concrete_fields, self.claims.table
         found = self.claims.dialect.select(table, fields, table.keyed([pk]), WAIT)
         names = [field.attname for field in fields]
         return self.model.from_db(self.claims.alias, names, found[0]) if found else None
@@ -183,13 +183,12 @@ def reached(range_: Any) -> str | None:
 def source_of(model: type[models.Model]) -> type[models.Model]:
     """Return the model whose keys the ranges of *model* are of; TypeError in one sentence where it names none."""
     named: Any = getattr(model, "source", None)
-    label = model._meta.label
-    try:
-        source = apps.get_model(named) if isinstance(named, str) else named
-    except (LookupError, ValueError) as error:
-        raise TypeError(f"{label}.source is {named!r}, and there is no such model.") from error
-    if not (isinstance(source, type) and issubclass(source, models.Model)) or source._meta.abstract:
-        raise TypeError(
-            f"{label}.source must be the model whose keys its ranges are of, not {named!r}."
-        )
-    return source
+    source: Any = named
+    if isinstance(named, str):
+        with suppress(LookupError, ValueError):
+            source = apps.get_model(named)
+    if isinstance(source, type) and issubclass(source, models.Model) and not source._meta.abstract:
+        return source
+    raise TypeError(
+        f"{model._meta.label}.source must be the installed model whose keys its ranges are of, not {named!r}."
+    )

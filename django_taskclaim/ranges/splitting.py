@@ -82,33 +82,16 @@ def _split(target: RangeTarget, pk: object, at_least: int) -> bool:
         range_ = target.locked(pk)
     # Once more: chunks may have been done since, perhaps beyond the middle.
     middle = None if range_ is None else _middle(target, range_, at_least)
-    position = None if middle is None else _position_before(target, range_.position)
-    if middle is None or position is None:
+    if middle is None:
         return False
-    as_seen = target.ranges.filter(pk=pk, upper=range_.upper, position=range_.position)
-    planned = range_.rows_done + middle.front
-    if not as_seen.update(upper=middle.key, position=position, rows_planned=planned):
+    # The tail keeps the position; the front gets one between that and the range before.
+    lower = target.ranges.filter(position__lt=range_.position).order_by("-position")
+    before: float = lower.values_list("position", flat=True).first() or 0.0
+    position = (before + range_.position) / 2
+    if not before < position < range_.position:
+        # No number is left between them.
         return False
-    _insert_tail(target, range_, middle)
-    label = target.model._meta.label
-    said = (
-        f"{label} {pk} was split: {middle.front} rows are left to it, {middle.tail} are open again"
-    )
-    facts = {"event": "split", "model": label, "keys": [str(pk)], "rows": middle.tail}
-    after_commit(target.claims.alias, partial(logger.info, "%s", said, extra=facts))
-    return True
-
-
-def _position_before(target: RangeTarget, position: float) -> float | None:
-    """Return a position between the range before and *position*, which the tail keeps; None where no number is left."""
-    before = target.ranges.filter(position__lt=position).order_by("-position")
-    previous: float = before.values_list("position", flat=True).first() or 0.0
-    middle = (previous + position) / 2
-    return middle if previous < middle < position else None
-
-
-def _insert_tail(target: RangeTarget, range_: Any, middle: Middle) -> None:
-    """Store the tail as a new open range, with the user's own columns as the range itself has them."""
+    # The tail has the user's own columns as the range itself has them.
     guarded = target.claims.columns.guarded_names
     own = {
         field.attname: getattr(range_, field.attname)
@@ -116,4 +99,13 @@ def _insert_tail(target: RangeTarget, range_: Any, middle: Middle) -> None:
         if not field.primary_key and field.name not in guarded
     }
     bounds = {"lower": middle.key, "upper": range_.upper, "position": range_.position}
+    planned = range_.rows_done + middle.front
+    target.ranges.filter(pk=pk).update(upper=middle.key, position=position, rows_planned=planned)
     target.ranges.bulk_create([target.model(**own, **bounds, rows_planned=middle.tail)])
+    label = target.model._meta.label
+    said = (
+        f"{label} {pk} was split: {middle.front} rows are left to it, {middle.tail} are open again"
+    )
+    facts = {"event": "split", "model": label, "keys": [str(pk)], "rows": middle.tail}
+    after_commit(target.claims.alias, partial(logger.info, "%s", said, extra=facts))
+    return True

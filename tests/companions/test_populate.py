@@ -63,6 +63,27 @@ def test_several_at_once_add_each_source_once(model: Any) -> None:
     assert len(linked(model)) == 60
 
 
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.skipif(
+    connection.vendor != "postgresql", reason="needs an INSERT that skips duplicates"
+)
+def test_rows_that_others_add_meanwhile_are_skipped() -> None:
+    """Also if that happens at each try: another session adds a row after the look for rows, and takes it away."""
+    pages = make_sources(PageTask, 3)
+    first = pages.order_by("pk")[0]
+
+    def meanwhile(execute: Any, statement: str, *rest: Any) -> Any:
+        if "advisory" in statement:
+            at_once(lambda: PageTask.objects.all().delete())
+        elif statement.startswith("INSERT"):
+            at_once(lambda: PageTask.objects.create(source=first))
+        return execute(statement, *rest)
+
+    with connection.execute_wrapper(meanwhile):
+        assert PageTask.objects.populate(pages) == 2
+    assert len(linked(PageTask)) == 3
+
+
 @pytest.mark.skipif(connection.vendor != "postgresql", reason="needs LISTEN and NOTIFY")
 @pytest.mark.parametrize("model", [PageTask, PageCheck])
 def test_new_rows_wake_idle_workers(

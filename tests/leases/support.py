@@ -41,7 +41,7 @@ def ends_lost(name: str, **options: Any) -> Iterator[HeldLease]:
     """Run a block that raises at its end that its lease was lost."""
     block = named_lease(name, **options)
     yield block.__enter__()
-    with pytest.raises(ClaimLost, match=f"Lease '{name}'"):
+    with pytest.raises(ClaimLost, match=f"'{name}': the lease"):
         block.__exit__(None, None, None)
 
 

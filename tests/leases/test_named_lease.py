@@ -145,7 +145,7 @@ def test_a_lease_that_was_taken_over_is_lost_and_nothing_is_written_for_it() -> 
         with pytest.raises(ClaimLost, match="taken it over"):
             held.check()
         assert held.lost
-        with pytest.raises(ClaimLost, match=r"Lease 'report' \(token ") as caught:
+        with pytest.raises(ClaimLost, match=r"'report': the lease .* is gone") as caught:
             block.__exit__(None, None, None)
         assert NamedLease.objects.values().get() == before
         assert next_one.check()
@@ -162,7 +162,7 @@ def test_a_loss_does_not_hide_the_exception_of_the_block() -> None:
 
     with pytest.raises(ZeroDivisionError) as caught:
         work()
-    assert "Lease 'report'" in caught.value.__notes__[0]
+    assert "'report': the lease" in caught.value.__notes__[0]
 
 
 def test_expiry_alone_loses_nothing_while_nobody_takes_over() -> None:

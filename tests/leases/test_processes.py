@@ -81,7 +81,7 @@ def test_one_process_at_a_time_is_inside_while_another_is_frozen(start: Start) -
     frozen.go_on()
     thawed = frozen.next_line()
     assert (thawed["lost"], thawed["wrote"]) == (True, 0)
-    assert "Lease 'counter'" in thawed["left"]
+    assert "'counter': the lease" in thawed["left"]
     seen = stored("counter").iteration
     wait_until(lambda: stored("counter").iteration > seen + 5)
     for probe in counting:

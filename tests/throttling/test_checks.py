@@ -7,7 +7,7 @@ from django.core.checks import run_checks
 from django.db import OperationalError, connection
 
 from django_taskclaim.handlers import handler, unregister
-from django_taskclaim.throttling import ReplicaLag, Sql
+from django_taskclaim.throttling import Sql
 from tests.factories import make
 from tests.testapp.models import Photo
 
@@ -62,10 +62,10 @@ def test_a_statement_that_hangs_is_ended() -> None:
 # Settings
 
 
-def found(*databases: str) -> dict[str, str]:
+def found() -> dict[str, str]:
     """Return what the system checks say of throttling, by id."""
-    ids = ("taskclaim.E001", "taskclaim.E031", "taskclaim.E032", "taskclaim.E131")
-    return {one.id: one.msg for one in run_checks(databases=databases) if one.id in ids}
+    ids = ("taskclaim.E001", "taskclaim.E031")
+    return {one.id: one.msg for one in run_checks() if one.id in ids}
 
 
 @pytest.mark.once
@@ -76,11 +76,9 @@ def found(*databases: str) -> dict[str, str]:
         ({"BREAKER": {"rate": 1.5}}, "taskclaim.E001"),
         ({"BREAKER": {"ratio": 0.5}}, "taskclaim.E001"),
         ({"HEALTH_CHECKS": ["nowhere.at_all"]}, "taskclaim.E031"),
-        ({"HEALTH_CHECKS": [ReplicaLag()]}, "taskclaim.E032"),
     ],
 )
 def test_a_wrong_setting_is_found(wrong: dict[str, Any], id_: str, settings: Any) -> None:
-    """SQLite has no replicas."""
     settings.TASKCLAIM = wrong
     assert list(found()) == [id_]
 
@@ -94,11 +92,3 @@ def test_the_checks_of_a_handler_are_looked_at_as_well() -> None:
         assert "'nowhere.at_all'" in found()["taskclaim.E031"]
     finally:
         unregister(Photo)
-
-
-@pytest.mark.promise(14)
-@pytest.mark.skipif(connection.vendor == "sqlite", reason="needs a server")
-def test_a_server_that_is_no_replica_is_named_when_it_is_asked(settings: Any) -> None:
-    settings.TASKCLAIM = {"HEALTH_CHECKS": [ReplicaLag(using="other")]}
-    assert found() == {}
-    assert "'other' is no replica" in found("default", "other")["taskclaim.E131"]

@@ -15,6 +15,7 @@ from typing import Any
 from django.core.checks.messages import ERROR
 from django.core.management.base import CommandError
 from django.db import Error, connections, router
+from django.utils.connection import ConnectionDoesNotExist
 
 from django_taskclaim import conf
 from django_taskclaim.checks import handlers as handlers_check
@@ -253,7 +254,7 @@ def _refused_checks(handler: Handler, using: str) -> list[str]:
     try:
         checks = health_checks(handler.health_checks)
         found = [refusal(check, using, ask=ask) for check in checks for ask in (False, True)]
-    except (ImportError, TypeError) as error:
+    except (ImportError, TypeError, ConnectionDoesNotExist) as error:
         return [f"A health check of {handler.name} cannot be loaded: {error}"]
     # A check that would be worthless keeps the worker from starting.
     return [f"{one.message} {one.hint}" for one in found if one is not None]
