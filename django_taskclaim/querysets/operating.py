@@ -94,12 +94,12 @@ def in_chunks(
         matching = both(table.keyed(keys), condition)
         return in_transaction(target, _write_chunk, target, matching, verb)
 
-    rows = rows.order_by(*[field.attname for field in key])
+    left = rows = rows.order_by(*[field.attname for field in key])
     total, search = 0, RefusedRows[Key](target)
     while limit is None or total < limit:
         most = dialect.chunk_size(table)
         size = most if limit is None else min(most, limit - total)
-        keys = table.keys_of(dialect.first(rows, table, size, key))
+        keys = table.keys_of(dialect.first(left, table, size, key))
         for written in search.send(keys, write):
             total += written
         if progress is not None:
@@ -109,7 +109,7 @@ def in_chunks(
             raise search.found[-1].error
         if len(keys) < size:
             break
-        rows = rows.filter(pk__gt=keys[-1])
+        left = rows.filter(pk__gt=keys[-1])
     return total
 
 
@@ -240,14 +240,27 @@ def fail_rows(
     """Fail rows by an operator's word, without charging a try; see ``ClaimQuerySet.fail_rows``."""
     states = _states(Status.OPEN, Status.PAUSED, complete=complete, running=running)
     error_class, text = text_to_store(error)
+    sets = {**FAILED, "completed_at": None, "iteration": ONE_MORE}
+    why = error_class or OPERATOR, text
+    verb = FailRows(act="failed", states=states, sets=sets, why=why)
+    return in_chunks(queryset, verb, limit, progress)
 
-    def write_as(error_class: str, text: str) -> int:
-        why = {"error_class": error_class, "last_error": text}
-        sets = {**FAILED, **why, "completed_at": None, "iteration": ONE_MORE}
-        verb = StateChange(act="failed", states=states, sets=sets)
-        return in_chunks(queryset, verb, limit, progress)
 
-    return store_text(write_as, (error_class or OPERATOR, text), OPERATOR)
+@dataclass(frozen=True, kw_only=True)
+class FailRows(StateChange):
+    """Fails rows with an error, of which each is told as much as the database stores."""
+
+    #: Class and text of the error.
+    why: tuple[str, str]
+
+    def write(self, target: ClaimTarget, rows: list[LockedRow]) -> int:
+        def write_as(error_class: str, text: str) -> int:
+            sets = {**self.sets, "error_class": error_class, "last_error": text}
+            verb = StateChange(act=self.act, states=self.states, sets=sets)
+            return in_transaction(target, verb.write, target, rows)
+
+        # Here, for a text that no row can store must not be taken for rows that are refused.
+        return store_text(write_as, self.why, OPERATOR)
 
 
 # Other holders

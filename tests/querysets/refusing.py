@@ -16,17 +16,17 @@ SAID = "this row is frozen"
 
 TRIGGERS = {
     "sqlite": [
-        "CREATE TRIGGER refusing BEFORE UPDATE ON {table} WHEN OLD.note = 'frozen'"
+        "CREATE TRIGGER refusing BEFORE UPDATE ON {table} WHEN {when}"
         f" BEGIN SELECT RAISE(ABORT, '{SAID}'); END"
     ],
     "mysql": [
-        "CREATE TRIGGER refusing BEFORE UPDATE ON {table} FOR EACH ROW IF OLD.note = 'frozen' THEN"
+        "CREATE TRIGGER refusing BEFORE UPDATE ON {table} FOR EACH ROW IF {when} THEN"
         f" SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = '{SAID}'; END IF"
     ],
     "postgresql": [
         "CREATE OR REPLACE FUNCTION refusing() RETURNS trigger LANGUAGE plpgsql AS"
         f" 'BEGIN RAISE EXCEPTION ''{SAID}''; END'",
-        "CREATE TRIGGER refusing BEFORE UPDATE ON {table} FOR EACH ROW WHEN (OLD.note = 'frozen')"
+        "CREATE TRIGGER refusing BEFORE UPDATE ON {table} FOR EACH ROW WHEN ({when})"
         " EXECUTE FUNCTION refusing()",
     ],
 }
@@ -42,13 +42,15 @@ WAYS = ["trigger"] if connection.vendor == "sqlite" else ["trigger", "check"]
 
 
 @contextmanager
-def refused(model: Any, way: str = "trigger") -> Iterator[None]:
-    """Have the database refuse every UPDATE of the rows that are frozen."""
+def refused(
+    model: Any, way: str = "trigger", *, when: str = "OLD.note = 'frozen'"
+) -> Iterator[None]:
+    """Have the database refuse every UPDATE of the rows that are frozen; a trigger may say *when* else."""
     table = table_of(model)
     if way == "check":
         execute(f"ALTER TABLE {table} ADD CONSTRAINT refusing {CHECKS[connection.vendor]}")
     for statement in TRIGGERS[connection.vendor] if way == "trigger" else ():
-        execute(statement.format(table=table))
+        execute(statement.format(table=table, when=when))
     try:
         yield
     finally:

@@ -3,10 +3,12 @@
 from typing import Any
 
 import pytest
-from django.db import transaction
+from django.db import connection, transaction
+from django.test.utils import CaptureQueriesContext
 
 from django_taskclaim.exceptions import ClaimLost
 from tests.commands import in_each_state
+from tests.factories import make
 from tests.querysets.support import facts, has, stored
 from tests.testapp.models import Child, ClaimOnly, CompositeKey
 
@@ -59,3 +61,16 @@ def test_running_rows_are_taken_back_uncounted_and_no_others(model: Any) -> None
         assert (now.attempts, now.not_before) == (then.attempts, then.not_before)
     with pytest.raises(ClaimLost):
         held.claim.complete()
+
+
+@TABLES
+def test_the_statements_of_a_chunk_are_as_long_however_many_went_before(
+    model: Any, settings: Any
+) -> None:
+    settings.TASKCLAIM = {"CHUNK_SIZE": 1}
+    make(model, 12)
+    with CaptureQueriesContext(connection) as sent:
+        assert model.objects.pause_rows() == 12
+    lengths = [len(one["sql"]) for one in sent.captured_queries]
+    half = len(lengths) // 2
+    assert max(lengths[half:]) < max(lengths[:half]) + 9, "keys may have a digit more"

@@ -119,3 +119,11 @@ def test_the_reaper_and_operators_change_all_others(
         assert Photo.objects.resume_rows() == 15
         assert Photo.objects.fail_rows("no more of them") == 15
         assert Photo.objects.reset() == 15
+
+
+def test_an_operators_text_that_no_row_can_store_is_stored_in_escapes(caplog: Any) -> None:
+    photos(3)
+    with refused(Photo, when="NEW.last_error = 'naïve'"):
+        assert Photo.objects.fail_rows("naïve") == 3
+    assert set(Photo.objects.failed().values_list("last_error", flat=True)) == {"na\\xefve"}
+    assert logged(caplog) == []
