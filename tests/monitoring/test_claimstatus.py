@@ -213,8 +213,10 @@ def test_a_model_is_a_line_of_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.once
-def test_holders_waits_pauses_and_workers_are_shown() -> None:
+@pytest.mark.parametrize("use_tz", [True, False])
+def test_holders_waits_pauses_and_workers_are_shown(use_tz: bool, settings: Any) -> None:
     """Two batches of one process are one holder; of many holders the first ten are shown."""
+    settings.USE_TZ = use_tz
     make(Photo, 16)
     for _ in range(2):
         Photo.objects.claim_batch(2)
