@@ -150,7 +150,7 @@ def _refused(seen: Overview) -> Iterator[Finding]:
     if any(f" {label} " in report and REFUSED in report for report in reports):
         yield Finding.note(
             f"The database refuses to have rows of {label} written; workers go on without them.",
-            "Their errors are in the log and in claimstatus. Mend the rows, or the check or trigger.",
+            "Their errors are in the log and in claimstatus --format json. Mend the rows, or the check or trigger.",
         )
 
 
