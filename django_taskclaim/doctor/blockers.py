@@ -165,7 +165,12 @@ def _hidden(seen: Overview) -> Iterator[Finding]:
     # Where open rows are too many to count, the hidden ones are too.
     if not seen.due or not hasattr(rows, "due") or Status.OPEN in seen.estimated:
         return
-    hidden = seen.due - rows.due().count()
+    visible = rows.due().count()
+    if visible >= seen.due:
+        return
+    # Counted again, because rows that were claimed or added since the first count are not hidden.
+    every: Any = ClaimQuerySet(seen.model, using=seen.alias)
+    hidden = min(seen.due, every.due().count()) - visible
     if hidden > 0:
         by = "handler's queryset" if found is not None and found.queryset else "default manager"
         yield Finding.note(

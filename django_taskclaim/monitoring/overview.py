@@ -96,8 +96,8 @@ class Overview(Summary):
 
     @property
     def waiting(self) -> int:
-        """Open rows that are not due yet."""
-        return self.progress.open - self.due
+        """Open rows that are not due yet; rows may be added between the two counts."""
+        return max(0, self.progress.open - self.due)
 
     @property
     def next_free(self) -> datetime | None:

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from django_taskclaim.doctor.blockers import reasons
+from django_taskclaim.monitoring.overview import overview
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.switch import pause, pause_all, set_overrides
 from tests.commands import live_worker
@@ -147,3 +149,12 @@ def test_a_missing_handler_and_rows_that_a_queryset_hides_are_named() -> None:
         text = doctor_text(HiddenRows)
     assert "The handler's queryset hides 1 due row of 3" in text
     assert "has no handler" not in text
+
+
+def test_rows_that_are_claimed_meanwhile_are_not_called_hidden() -> None:
+    make(HiddenRows, 1, hidden=True)
+    make(HiddenRows, 3)
+    seen = overview(HiddenRows, "default")
+    HiddenRows.objects.claim_batch(2)
+    (hidden,) = (one.message for one in reasons(seen) if "hides" in one.message)
+    assert hidden.startswith("The default manager hides 1 due row")
