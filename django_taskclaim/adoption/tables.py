@@ -1,7 +1,7 @@
-"""Claim columns and their index for a table that others read and write meanwhile, in the way of each database.
+"""Adding claim columns and their index to a table in use, in the way of each database.
 
-A statement that waits for the lock of a table makes all later statements queue behind it. So each step waits for a
-moment only, lets the others go first, and tries again.
+A statement that waits for the lock of a table makes all later statements queue behind it. So each step waits only a
+moment, lets the others go first, and tries again.
 """
 
 import copy
@@ -16,7 +16,7 @@ from django_taskclaim.contention import retry_on_contention
 from django_taskclaim.db.sql import real_name
 from django_taskclaim.fields import AnyField, StatusField
 
-#: Tries for the lock after the first; half a second lies between two of them, on average, so that is ten minutes.
+#: Tries for the lock after the first: ten minutes, with half a second between two tries on average.
 RETRIES = 1200
 
 #: A clause of ALTER TABLE, and its parameters.
@@ -24,7 +24,7 @@ Clause = tuple[str, Sequence[Any]]
 
 
 class LiveTable:
-    """A table in use. This class is for SQLite, which has one writer: others wait until a step has ended."""
+    """A table in use on SQLite, which has one writer: other writers wait until a step has ended."""
 
     #: Whether the steps need transactions of their own, or none.
     needs_own_transactions = False
@@ -102,7 +102,7 @@ class LiveTable:
 
 
 class PostgreSQLTable(LiveTable):
-    """A constant default is kept beside the table: no row is written, and changing it later changes none of them."""
+    """PostgreSQL keeps a constant default beside the table: adding a column, or changing its default, writes no row."""
 
     needs_own_transactions = True
     short_wait: ClassVar = {"lock_timeout": "'50ms'"}
@@ -121,7 +121,7 @@ class PostgreSQLTable(LiveTable):
         self._change(self._alter, clauses)
 
     def add_index(self, index: models.Index) -> None:
-        """Build the index; drop what a build that broke off has left, and keep an index that is there."""
+        """Build the index, unless it exists; an invalid one, left by an interrupted build, is dropped first."""
         with self.connection.cursor() as cursor:
             cursor.execute(
                 "SELECT i.indisvalid, i.indexrelid::regclass::text FROM pg_index i JOIN pg_class c"
@@ -142,12 +142,12 @@ class PostgreSQLTable(LiveTable):
             self.editor.remove_index(self.model, index, concurrently=True)
 
     def _without_time_limits(self) -> Any:
-        # They are meant for queries, and nobody waits behind this build.
+        # Time limits are meant for queries, and nobody waits behind this build.
         return self._session({"lock_timeout": "0", "statement_timeout": "0"})
 
 
 class MySQLTable(LiveTable):
-    """MySQL and MariaDB have no transaction around such statements, so what is there already is passed over."""
+    """MySQL and MariaDB have no transaction around such statements, so columns and an index that exist are skipped."""
 
     #: The shortest that these servers know.
     short_wait: ClassVar = {"lock_wait_timeout": "1"}
@@ -176,7 +176,7 @@ class MySQLTable(LiveTable):
         self._change(self.editor.execute, f"{create} ALGORITHM=INPLACE LOCK=NONE", None)
 
     def _alter(self, clauses: Sequence[Clause]) -> None:
-        """Send one statement: a server keeps count of such changes, and takes 64 of them."""
+        """Send one statement, because MySQL allows 64 such changes of a table."""
         params = [value for _, values in clauses for value in values]
         super()._alter([(", ".join(text for text, _ in clauses), params)])
 

@@ -23,7 +23,7 @@ from django_taskclaim.throttling.health import loaded
 
 def check_handlers() -> Iterator[CheckMessage]:
     """E014 for each handler that is not registered; E051 to E053 and the warnings for the others."""
-    hint = "Mend that line. Until then no worker runs the function, and nothing claims rows of its model."
+    hint = "Correct that line. Until then no worker runs the function, and nothing claims rows of its model."
     for broken, why in faults:
         # Of columns that are not as they must be, E003 and E005 tell more.
         if not has_claim_columns(broken) or is_claimable(broken):

@@ -1,4 +1,4 @@
-"""Making the rows of a companion: one INSERT … SELECT where source and companion share a database, else copied keys."""
+"""Making the rows of a companion: by one INSERT … SELECT if source and companion share a database, else key by key."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,9 +17,8 @@ from django_taskclaim.querysets.transactions import in_transaction
 from django_taskclaim.ranges.keys import Keys
 from django_taskclaim.states import Status
 
-#: How many source rows a transaction is about where they are copied.
+#: Source rows of one transaction where keys are copied.
 CHUNK = 2_000
-
 
 #: Called after each commit with how many sources were looked at so far, and how many companions added.
 Progress = Callable[[int, int], object]
@@ -48,7 +47,7 @@ class Population:
         )
 
     def run(self, chunk_size: int | None, progress: Progress | None) -> int:
-        """Add what is missing chunk by chunk, without a size all at once if that can be, and return how many."""
+        """Add what is missing, in one statement if no size is given and the database can do it, and return how many."""
         NUMBER_OR_NONE.check(chunk_size, "chunk_size")
         if self.sources.query.is_empty():
             return 0
@@ -60,8 +59,8 @@ class Population:
         seen = added = 0
         for part in keys.parts(by_key, chunk_size or CHUNK):
             sources = self.sources.filter(keys.between(part.after, part.until))
-            # Where companions of these can be: a server whose statistics know nothing of the rows just added would read
-            # all of them for each chunk.
+            # Companions of these sources have the same keys. Without this condition, a server whose statistics do not
+            # know the new rows yet would read all of them for each chunk.
             near = keys.between(part.after, part.until, own) if is_key else Q()
             added += self._add(sources, near)
             seen += part.rows
@@ -70,14 +69,14 @@ class Population:
         return added
 
     def _add(self, sources: Rows, near: Q) -> int:
-        """Add the companions that *sources* lack, again where others have added one of them meanwhile."""
+        """Add the companions that *sources* lack; try again if others have added one of them meanwhile."""
         try:
             return in_transaction(self.target, self._add_once, sources, near)
         except IntegrityError:
             return in_transaction(self.target, self._add_once, sources, Q(), again=True)
 
     def _add_once(self, sources: Rows, near: Q, *, again: bool = False) -> int:
-        # Calls of ``populate`` wait for each other: one that began later finds what those before have made.
+        # Calls of ``populate`` wait for each other, so each finds what the one before has made.
         self.target.dialect.advisory_lock(f"{self.owner._meta.label_lower}:#populate")
         there = self.target.rows.filter(near)
         if self.is_one_statement:
@@ -90,12 +89,12 @@ class Population:
 
     def _insert(self, sources: Rows, there: Rows, again: bool) -> int:
         """Insert what *there* lacks, by one INSERT … SELECT. The second try skips duplicates, if the database can."""
-        # On an empty table a look for what is there already would only cost time.
+        # On an empty table this condition would only cost time.
         if there.exists():
             pairs = zip(self.link.own, self.link.theirs, strict=True)
             same = {own.attname: OuterRef(theirs.attname) for own, theirs in pairs}
             sources = sources.filter(~Exists(there.filter(**same)))
-        # What each new row has beside the key and what the database's own defaults give.
+        # All columns but the key and those with a default in the database.
         constants = {
             field: Value(default, output_field=field)
             for field in self.others
@@ -145,7 +144,7 @@ def _checked(sources: object, link: SourceLink, alias: str) -> Rows:
         raise ValueError(
             f"The sources of {label} are on the database {beside!r}, and the queryset reads from {sources.db!r}."
         )
-    # By name, for a router might send it to a replica that lags behind.
+    # The alias is named, because a router might send the query to a replica that lags behind.
     return _each_once(sources.using(beside).order_by().select_related(None))
 
 

@@ -55,13 +55,13 @@ def named_lease(
     block begins and renewed in the background while it runs. So it may be much shorter than the block: it says how
     long a holder that died keeps others out. ``None`` is the setting LEASE.
 
-    Where somebody else holds the name, the same thread included, ``LeaseUnavailable`` names the holder and the
-    expiry: at once, or after having tried for *wait* (seconds or a timedelta). Raises RuntimeError inside a
-    transaction, and where no thread can be started that would renew.
+    ``LeaseUnavailable`` names the holder and the expiry if the name is held, by the same thread too. It is raised at
+    once, or after *wait* (seconds or a timedelta). RuntimeError is raised inside a transaction, and if no thread can be
+    started to renew the lease. ValueError is raised for a name that is not 1 to 200 characters; names are compared byte
+    for byte.
 
-    A lease that could not be renewed, or was taken over, turns ``held.lost`` to True. Leaving its block then raises
-    ``ClaimLost``, unless another exception is on its way already. ValueError for a name that does not fit: 1 to 200
-    characters, compared byte for byte.
+    ``held.lost`` turns True if the lease could not be renewed or was taken over. The end of the block then raises
+    ``ClaimLost``, unless the block raises another exception.
     """
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise ValueError(f"A lease is named by a text of 1 to 200 characters, not {name!r:.300}.")

@@ -1,7 +1,7 @@
 """The ranges of a model, and the keys of their source.
 
-Keys are put in order and compared by the database alone, and stored as JSON text. Text cannot be compared for the order
-of keys: ``10`` comes before ``9`` there, and each database has its collations.
+The database alone orders and compares keys. They are stored as JSON text, whose order is not that of the keys: ``10``
+comes before ``9`` there, and each database has its collations.
 """
 
 import json

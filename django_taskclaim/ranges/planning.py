@@ -1,9 +1,9 @@
 """Cutting the keys of a source into ranges, by walking its primary key: by hand, or by workers that find none due.
 
-A range of a source that grows is due once nobody can commit a row among its keys any more. A transaction takes its key
-early and commits late: who has come to 3 may have passed a 2 that nobody could see yet. Where the database can name the
-open transactions, each range waits for those that were open when its keys had been read. Elsewhere it waits for as long
-as the model says that a row is committed after its key was given.
+A transaction takes its key early and commits late: a planner that has read key 3 may have passed key 2, whose row was
+not visible yet. So a range of a growing source is due only when nobody can commit a row among its keys any more. If the
+database can name the open transactions, each range waits for those that were open after its keys were read. Otherwise
+it waits for the model's ``commits_within``: the longest time between a key and the commit of its row.
 """
 
 import json
@@ -49,8 +49,8 @@ def plan(
 ) -> int:
     """Store ranges of *chunk_size* rows for all keys behind the last planned one, and return how many.
 
-    Plans no key beyond *until*, if that is given, and with *only_full* no range of fewer rows. Commits as it goes.
-    Where another planner has stored ranges meanwhile, throws away what it has found, and goes on behind those.
+    Plans no key beyond *until*, if that is given, and with *only_full* no range of fewer rows. Commits as it goes. If
+    another planner has stored ranges meanwhile, this one drops what it has found and goes on behind them.
     """
     refuse_unplannable(target)
     refuse_old_snapshots(target.claims, "plan() goes on behind what others have planned")
@@ -76,7 +76,7 @@ def end_of_plan(target: RangeTarget) -> End:
 
 
 def _store(target: RangeTarget, end: End, parts: list[Part]) -> int:
-    """Store these ranges, unless somebody has planned beyond *end* since; return how many."""
+    """Store these ranges, unless another planner has planned beyond *end* since; return how many."""
     target.claims.dialect.advisory_lock(f"{target.model._meta.label_lower}:#planner")
     if end_of_plan(target) != end:
         return 0
@@ -104,9 +104,9 @@ def open_more(
 ) -> bool:
     """Open a range for workers that find none, and say whether there is one more now.
 
-    Makes those due that have waited for late commits. Where none is due, plans the next if the model has
-    ``plan_ahead``, up to the key *until* if that is given. Where none is open at all, splits the running one with most
-    rows left.
+    Ranges that have waited long enough for late commits become due. If none is due and the model has ``plan_ahead``,
+    the next ranges are planned, up to the key *until* if that is given. If none is open at all, the running range with
+    most rows left is split.
     """
     target = RangeTarget.of(model, alias)
     if make_due(target):

@@ -1,6 +1,6 @@
-"""Giving a part of a range to others: its holder goes on with the front, a free worker takes the tail.
+"""Splitting a range: its holder goes on with the front, a free worker takes the tail.
 
-The holder has its range locked while it works on a chunk, so the end of the range never moves under a chunk.
+The holder locks its range while it works on a chunk, so the end of the range never moves during a chunk.
 """
 
 import logging
@@ -20,10 +20,10 @@ from django_taskclaim.states import Status
 
 logger = logging.getLogger("django_taskclaim")
 
-#: Of the ranges with most rows left that many are tried.
+#: How many of the ranges with most rows left are tried.
 TRIED = 3
 
-#: Rows that both parts of a range must have at least, where nobody says otherwise.
+#: The fewest rows that each part of a split range has by default.
 WORTH_SPLITTING = 1_000
 
 #: Seconds to wait for the holder of a range to finish its chunk.
@@ -49,10 +49,10 @@ def split_largest(target: RangeTarget, at_least: int = WORTH_SPLITTING) -> bool:
 def split(target: RangeTarget, pk: object, at_least: int = 1) -> bool:
     """Split the open or running range *pk* in the middle of what is left; the tail is a new open range.
 
-    False, and nothing changed, where fewer than *at_least* rows would be left to either part, or where the range stays
-    locked for longer than is sensible to wait.
+    Returns False and changes nothing if either part would have fewer than *at_least* rows, or if the range stays locked
+    for longer than PATIENCE.
     """
-    # Looked at without a lock first: the holder of a range that is too small to be split is not to wait for that.
+    # Without a lock first, so that the holder of a range that is too small never waits for this.
     seen = target.ranges.filter(pk=pk).first()
     if seen is None or _middle(target, seen, at_least) is None:
         return False
@@ -80,7 +80,7 @@ def _middle(target: RangeTarget, range_: Any, at_least: int) -> Middle | None:
 def _split(target: RangeTarget, pk: object, at_least: int) -> bool:
     with target.claims.dialect.limit_lock_wait(PATIENCE):
         range_ = target.locked(pk)
-    # Once more: chunks may have been done since, perhaps beyond the middle.
+    # Again under the lock: chunks may have been done since, perhaps beyond the middle.
     middle = None if range_ is None else _middle(target, range_, at_least)
     if middle is None:
         return False

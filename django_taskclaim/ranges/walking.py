@@ -29,10 +29,10 @@ STEP = 8
 #: How long a chunk should take.
 TARGET = timedelta(seconds=0.5)
 
-#: What a walk needs of a transaction of the caller's.
+#: Why a walk refuses a caller's transaction that reads an old snapshot.
 READS = "The rows of a range are all that others have committed"
 
-#: Where there is one writer, others can write for such a share of a chunk's time after it, and so many seconds at most.
+#: On a database with one writer, the pause after a chunk: a share of the chunk's time, and its longest in seconds.
 SHARE_OF_OTHERS, MOST_OF_OTHERS = 0.05, 0.05
 
 #: The columns of a range that its holder sees change.
@@ -66,8 +66,8 @@ def walk(
 def end_walks() -> None:
     """Roll back the chunks that this thread has begun and left.
 
-    A walk that its handler has kept in a variable lives as long as the traceback of the handler's error. The thread
-    that frees the traceback would roll back its own transaction.
+    A walk that a handler keeps in a variable lives as long as the traceback of the handler's error, and its transaction
+    stays open that long. Another thread may free the traceback, and would then roll back its own transaction.
     """
     for chunks in list(vars(_begun).get("walks", ())):
         chunks.close()
@@ -80,7 +80,7 @@ def _walk(row: Any, size: int | None, seconds: float, largest: int) -> Generator
         _refuse_interrupted(row, claim, target)
         began = clock()
         wanted = size or min(_sizes.get(target.model, FIRST), largest)
-        # Before the lock: where there is one writer, others write meanwhile.
+        # Before the lock, so that on a database with one writer others can write meanwhile.
         seen, chunk = (reached(row), row.upper), _next_chunk(row, target, wanted)
         time.sleep(max(0.0, others_until - clock()))
         with target.claims.dialect.own_transaction():
@@ -100,7 +100,7 @@ def _walk(row: Any, size: int | None, seconds: float, largest: int) -> Generator
             grown = wanted * min(STEP, max(1 / STEP, seconds / took))
             _sizes[target.model] = max(1, min(largest, int(grown)))
         if target.claims.dialect.has_one_writer:
-            # Those who wait look only now and then whether they may write.
+            # Other writers retry only now and then, so they need a pause to get the lock.
             others_until = clock() + min(MOST_OF_OTHERS, took * SHARE_OF_OTHERS)
 
 
