@@ -75,6 +75,9 @@ once."""
         **options: object,
     ) -> None:
         where = places(models, database)
+        if not where:
+            self.stdout.write("No installed model can be claimed, so nothing can expire.")
+            return
         if loop:
             self._loop(where, limit)
             return
