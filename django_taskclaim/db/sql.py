@@ -305,6 +305,11 @@ class Table(KeyTable):
         self.holder = self.qualified(columns.claimed_by)
         self.iteration = self.qualified(columns.iteration)
 
+    def beside_key(self, condition: SQL) -> SQL:
+        """Return a condition as it stands beside the keys of the rows, by which these are found; see ``status``."""
+        text = condition.text.replace(self.qualified(self.columns.status), self.status)
+        return SQL(text, condition.params)
+
     def in_state(self, *states: Status) -> SQL:
         """Match rows in one of *states*; literals, so that a partial index is found to fit."""
         names = ", ".join(f"'{state.value}'" for state in states)

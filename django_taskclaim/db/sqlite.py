@@ -76,15 +76,13 @@ class SQLite(Dialect):
 
     def single_statement_claim(self, statement: ClaimStatement) -> SQL:
         table = statement.table
-        text, params = statement.claimable
         return sql(
             "UPDATE {} SET {} WHERE {} IN ({}) AND {} RETURNING {}",
             table.name,
             statement.assignments,
             table.key_tuple,
             statement.limited_candidates,
-            # The state is a condition beside the key, never the way to find the row; see ``Table``.
-            SQL(text.replace(table.qualified(table.columns.status), table.status), params),
+            table.beside_key(statement.claimable),
             table.shown(statement.fields),
         )
 

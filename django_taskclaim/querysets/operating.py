@@ -91,7 +91,7 @@ def in_chunks(
         return 0
 
     def write(keys: Sequence[Key]) -> int:
-        matching = both(table.keyed(keys), condition)
+        matching = both(table.keyed(keys), table.beside_key(condition))
         return in_transaction(target, _write_chunk, target, matching, verb)
 
     left = rows = rows.order_by(*[field.attname for field in key])
@@ -135,7 +135,7 @@ def write_locked(
     """
     repeated = target.table.where_of(target.rows.order_by().filter(condition))
     assert repeated is not None, "rows were found by it"
-    return target.dialect.write(target.table, keys, change, repeated)
+    return target.dialect.write(target.table, keys, change, target.table.beside_key(repeated))
 
 
 # Changes of state
@@ -248,7 +248,7 @@ def fail_rows(
 
 @dataclass(frozen=True, kw_only=True)
 class FailRows(StateChange):
-    """Fails rows with an error, of which each is told as much as the database stores."""
+    """Fails rows with an error, as much of it as the database stores."""
 
     #: Class and text of the error.
     why: tuple[str, str]
