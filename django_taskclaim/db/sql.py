@@ -265,7 +265,7 @@ class KeyTable:
 
     def _converters_of(self, fields: Fields) -> dict[int, Convert]:
         compiler = models.sql.Query(self.columns.owner).get_compiler(connection=self.connection)
-        found = compiler.get_converters([Col(self.name, field) for field in fields])
+        found = compiler.get_converters([field.get_col(self.name) for field in fields])
         passed: dict[int, Convert] = {
             place: partial(_through, functions, column, self.connection)
             for place, (functions, column) in found.items()

@@ -24,7 +24,7 @@ from django_taskclaim.querysets.cursor import (
     Scan,
     quarantined_scans,
 )
-from django_taskclaim.querysets.isolating import Bad, RefusedRows
+from django_taskclaim.querysets.isolating import MOST_ROWS, Bad, RefusedRows
 from django_taskclaim.querysets.scope import (
     ClaimTarget,
     Rows,
@@ -37,7 +37,7 @@ from django_taskclaim.tables import stop_scopes
 
 R = TypeVar("R")
 
-#: How many rows are looked at for each one wanted, while some refuse to be claimed; others may have locked them.
+#: How many rows are looked at for each one wanted, beside those that are refused; others may have locked them.
 LOOK_AHEAD = 4
 
 #: How many claims this process has made, by database and model.
@@ -177,9 +177,8 @@ def _claim_from(call: ClaimCall, scan: Scan, limit: int) -> list[ClaimedRow]:
         return claimed
     if call.refused is None:
         return _send(call, _statement(call, scan), limit, scan)
-    found = target.dialect.first(
-        candidates(call, scan), target.table, LOOK_AHEAD * limit, target.columns.key
-    )
+    look = LOOK_AHEAD * limit + MOST_ROWS
+    found = target.dialect.first(candidates(call, scan), target.table, look, target.columns.key)
     return _claim_keys(call, scan, list(dict.fromkeys(target.table.keys_of(found))), limit)
 
 

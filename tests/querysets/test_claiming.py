@@ -13,7 +13,14 @@ from django.test.utils import isolate_apps
 from django.utils import timezone
 
 from tests.factories import make
-from tests.querysets.models import ChildOfOrdered, GrandChildProxy, Label, Labelled, OneToOneKey
+from tests.querysets.models import (
+    ChildOfOrdered,
+    GrandChildProxy,
+    Label,
+    Labelled,
+    OneToOneKey,
+    UuidLinks,
+)
 from tests.querysets.support import facts, fresh, keys, names
 from tests.testapp.models import (
     Author,
@@ -24,6 +31,7 @@ from tests.testapp.models import (
     OrderedByForeignKey,
     Photo,
     PhotoProxy,
+    UuidKey,
 )
 
 pytestmark = pytest.mark.django_db
@@ -143,6 +151,16 @@ def test_rows_of_any_family_are_claimed_in_the_order_of_their_keys_and_completed
     claimed[0].claim.complete(update_fields=["note"])
     assert model.objects.complete(claimed[1:], update_fields=["note"]) == 3
     assert [(fresh(row).note, facts(row).status) for row in claimed] == [("done", "complete")] * 4
+
+
+def test_links_have_the_values_that_django_reads_and_a_limit_counts_by_them(rule: Any) -> None:
+    twins = make(UuidKey, 2)
+    for twin in twins:
+        UuidLinks.objects.create(twin=twin, album=twins[0])
+    rule(UuidLinks, limit_per={"album": 1})
+    (row,) = UuidLinks.objects.claim_batch(2)
+    assert (row.twin_id, row.album_id) == (fresh(row).twin_id, twins[0].pk)
+    assert UuidLinks.objects.claim_batch(2) == []
 
 
 def test_a_custom_manager_and_a_proxy_claim_rows_of_their_own_kind() -> None:

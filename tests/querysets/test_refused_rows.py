@@ -43,6 +43,12 @@ def test_a_claim_takes_all_others_and_names_the_row(way: str, strategy: str, cap
     assert logged(caplog) == [str(made[place]) for place in (0, 7, 59)]
 
 
+def test_a_claim_of_one_row_gets_it_behind_several_that_are_refused() -> None:
+    made = photos(8, *range(6))
+    with refused(Photo):
+        assert keys(Photo.objects.claim_batch(1)) == made[6:7]
+
+
 def test_inside_a_callers_transaction_the_claim_leaves_that_usable() -> None:
     made = photos(4, 1)
     with refused(Photo), transaction.atomic():

@@ -12,7 +12,7 @@ from django.db.models.functions import Concat
 
 from django_taskclaim.models import TaskMixin
 from django_taskclaim.querysets import ClaimManager
-from tests.testapp.models import Author, Child, Payload, VisibleManager
+from tests.testapp.models import Author, Child, Payload, UuidKey, VisibleManager
 
 
 class ShoutedField(models.CharField):
@@ -109,6 +109,13 @@ class OneToOneKey(TaskMixin, Payload):
     """Its key is another table's."""
 
     author = models.OneToOneField(Author, on_delete=models.CASCADE, primary_key=True)
+
+
+class UuidLinks(TaskMixin):
+    """Its key, and another link, have the values of UUIDs."""
+
+    twin = models.OneToOneField(UuidKey, on_delete=models.CASCADE, primary_key=True)
+    album = models.ForeignKey(UuidKey, on_delete=models.CASCADE, related_name="+")
 
 
 class OrderedParent(Payload):
