@@ -55,8 +55,9 @@ def _companion(model: type[models.Model]) -> Iterator[CheckMessage]:
 
 def _is_unique(link: SourceLink) -> bool:
     names = {field.name for field in link.own}
-    together = [set(one) for one in link.companion._meta.unique_together]
-    return names in together or (len(link.own) == 1 and link.own[0].unique)
+    meta: Any = link.companion._meta
+    together = [*meta.unique_together, *(one.fields for one in meta.total_unique_constraints)]
+    return names in map(set, together) or (len(link.own) == 1 and link.own[0].unique)
 
 
 def _results(handler: Handler, link: SourceLink, elsewhere: str) -> Iterator[CheckMessage]:
