@@ -56,7 +56,11 @@ def ask_to_turn(
         )
     if off and model is None:
         warning = _("This is about all models, also about those that you do not see.")
-    pauses = [] if off or model is None else stops_of(model).pauses
+    pauses: list[Switch] = []
+    if not off and model is not None:
+        # A database that does not answer must not keep the others from claiming again.
+        stops = in_time(router.db_for_write(model), partial(stops_of, model))
+        pauses = stops.pauses if stops else []
     own = EVERY_MODEL if model is None else scope_of(model)
     others = [describe_pause(one) for one in pauses if one.scope != own]
     if others:

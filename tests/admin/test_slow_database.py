@@ -1,11 +1,15 @@
 """A slow, hanging or refusing database: the page shows what is known and says what is not, never an error."""
 
+from typing import Any
+
 import pytest
 from django.db import connection
 from django.test import Client, override_settings
 
 from django_taskclaim.control.models import WorkerCommand
+from django_taskclaim.switch import pause, paused_by
 from tests.admin.room import command_url, failed, overview, photos, said, text_of, worker
+from tests.commands import nobody_answers
 from tests.factories import make
 from tests.querysets.support import execute, held_open
 from tests.testapp.models import Photo
@@ -50,3 +54,22 @@ def test_a_table_that_hangs_costs_the_page_only_what_it_would_tell(boss: Client)
     assert answer.status_code == 200
     assert "some figures are older or missing" in text_of(answer)
     assert "some figures" not in text_of(boss.get(photos()))
+
+
+class _PhotosElsewhere:
+    """Keeps photos on "other"."""
+
+    def db_for_write(self, model: Any, **hints: Any) -> str | None:
+        return "other" if model is Photo else None
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "other"])
+def test_a_resume_asks_and_says_where_a_database_did_not_answer(boss: Client) -> None:
+    """It is done on the others."""
+    pause(Photo)
+    with override_settings(DATABASE_ROUTERS=[_PhotosElsewhere()]), nobody_answers("other"):
+        asked = boss.get(photos("resume"))
+        done = boss.post(photos("resume"), {"reason": ""})
+    assert (asked.status_code, done.status_code) == (200, 302)
+    assert "The switch was set on default, but not on other" in said(done)
+    assert paused_by(Photo, using="default") is None
