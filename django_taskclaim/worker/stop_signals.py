@@ -8,7 +8,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any, NoReturn, TypeVar
 
 from django_taskclaim.claim import clock
@@ -41,10 +41,12 @@ def hold_stop_signals() -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
 
 
-def answer_unless_stopped(question: Callable[[], T], patience: float) -> T | None:
+def answer_unless_stopped(
+    question: Callable[[], T], patience: float, meanwhile: Callable[[], object]
+) -> T | None:
     """Return the answer, None if it takes longer than *patience* seconds; a stop signal ends the process with 0.
 
-    The database may be silent, and its driver deaf to signals: so another thread asks.
+    The database may be silent, and its driver deaf to signals: so another thread asks. *meanwhile* is called often.
     """
     answer: Future[T] = Future()
 
@@ -55,12 +57,13 @@ def answer_unless_stopped(question: Callable[[], T], patience: float) -> T | Non
             answer.set_exception(error)
 
     threading.Thread(target=ask, name="taskclaim-question", daemon=True).start()
-    if not hasattr(signal, "sigtimedwait"):
+    if not hasattr(signal, "sigpending"):
         return answer.result()
     end = clock() + patience
-    while not answer.done() and clock() < end:
-        if signal.sigtimedwait(STOP_SIGNALS, 0.02) is not None:
+    while not wait([answer], 0.02).done and clock() < end:
+        if signal.sigpending() & {*STOP_SIGNALS}:
             leave(0)
+        meanwhile()
     return answer.result() if answer.done() else None
 
 

@@ -1,7 +1,7 @@
 """``manage.py claimworker``: run workers until told to stop, or until the work is done."""
 
-import contextlib
 import logging
+import math
 import signal
 import sys
 import threading
@@ -32,7 +32,7 @@ from django_taskclaim.management.arguments import (
     models_to_claim,
     whole_number,
 )
-from django_taskclaim.management.base import ClaimCommand, lacking_tables
+from django_taskclaim.management.base import ClaimCommand, lacking_source, lacking_tables
 from django_taskclaim.policy import faults
 from django_taskclaim.switch import holds
 from django_taskclaim.throttling.health import health_checks, refusal
@@ -151,7 +151,7 @@ signals:
         log_to_console(worker.verbosity)
         if not self._wait_for_tables(worker):
             sys.exit(ExitCode.WORK_LEFT if worker.drain else ExitCode.ENDED)
-        _refuse(self._answer(partial(_sentences_of, _refused_checks, worker)))
+        _refuse(self._answer(partial(_sentences_of, _refused_checks, worker)) or ())
         if in_process:
             code = run_in_process(worker)
         else:
@@ -181,27 +181,37 @@ signals:
         """Whether this process is ours alone, with the stop signals held since its first line."""
         return bool(getattr(self, "_called_from_command_line", False))
 
-    def _answer(self, question: Callable[[], Sequence[str] | None]) -> Sequence[str]:
-        """Return the answer, none of a silent database; a stop signal ends a process of our own meanwhile."""
-        return (answer_unless_stopped(question, PATIENCE) if self._from_shell else question()) or ()
+    def _answer(
+        self,
+        question: Callable[[], list[str] | None],
+        patience: float = PATIENCE,
+        meanwhile: Callable[[], object] = int,
+    ) -> list[str] | None:
+        """Return the answer, None of a silent database; a stop signal ends a process of our own meanwhile."""
+        if self._from_shell:
+            return answer_unless_stopped(question, patience, meanwhile)
+        return question()
 
     def _wait_for_tables(self, worker: WorkerOptions) -> bool:
         """Return once the database has what the worker's rows need; False where its time is over before."""
-        health, waits = HealthFile(worker.health_file), False
-        while lacking := self._answer(partial(_sentences_of, _lacking, worker)):
-            if not waits:
-                logger.warning(
-                    "Waiting: %s The worker goes on by itself then.",
-                    " ".join(_ended(sentence) for sentence in lacking),
-                    extra={"event": "waiting"},
-                )
-            waits = True
+        health, end = HealthFile(worker.health_file), worker.ends_at or math.inf
+        look = partial(_sentences_of, _lacking, worker)
+        lacking = self._answer(look)
+        if not lacking:
+            return True
+        logger.warning(
+            "Waiting: %s The worker goes on by itself then.",
+            " ".join(_ended(sentence) for sentence in lacking),
+            extra={"event": "waiting"},
+        )
+        # A migration may have a table locked for long, or the database be away: that is no answer.
+        while lacking is None or lacking:
             health.touch()
-            if worker.ends_at is not None and clock() >= worker.ends_at:
+            if clock() >= end:
                 return False
             self._answer(partial(time.sleep, LOOK_EVERY))
-        if waits:
-            logger.warning("Tables and columns are there; going on.", extra={"event": "migrated"})
+            lacking = self._answer(look, end - clock(), health.touch)
+        logger.warning("Tables and columns are there; going on.", extra={"event": "migrated"})
         return True
 
 
@@ -231,23 +241,26 @@ def why_not_to_start(handler: Handler) -> list[str]:
     ]
 
 
-def _sentences_of(question: Question, worker: WorkerOptions) -> list[str]:
-    """Return what is wrong for any of the worker's handlers.
-
-    A database that does not answer is no reason: the worker waits for it.
-    """
+def _sentences_of(question: Question, worker: WorkerOptions) -> list[str] | None:
+    """Return what is wrong for any of the worker's handlers; None where a database does not say."""
     sentences: dict[str, None] = {}
+    has_answered = True
     try:
         for handler in worker.handlers():
-            with contextlib.suppress(Error):
+            try:
                 sentences |= dict.fromkeys(question(handler, worker.using))
+            except Error:
+                has_answered = False
     finally:
         connections.close_all()
-    return [*sentences]
+    return [*sentences] if sentences or has_answered else None
 
 
 def _lacking(handler: Handler, using: str) -> list[str]:
-    return lacking_tables(handler.model, using, whole=True)
+    return [
+        *lacking_tables(handler.model, using, whole=True),
+        *lacking_source(handler.model, using),
+    ]
 
 
 def _refused_checks(handler: Handler, using: str) -> list[str]:
