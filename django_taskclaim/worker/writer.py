@@ -5,6 +5,7 @@ that is frozen in the middle of a completion, on MySQL too, and nobody waits for
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 from django.db import connections
@@ -31,6 +32,7 @@ from django_taskclaim.querysets.losses import judge_ambiguous_commit
 from django_taskclaim.querysets.results import with_locked_source
 from django_taskclaim.querysets.writes import lock_free
 from django_taskclaim.ranges.walking import halve
+from django_taskclaim.signals import after_commit
 from django_taskclaim.states import WORKER_MARK, Status
 from django_taskclaim.throttling.throttles import working_on
 from django_taskclaim.worker.calling import complete
@@ -242,6 +244,11 @@ class Writer:
 
     def _log_lost(self, results: Iterable[Result]) -> None:
         for result in results:
+            if (ended := result.task.claim.how_ended()) is not None:
+                # By its handler, which went on after its time was over.
+                result.outcome = ended
+                self._settled([result], ended, 0.0)
+                continue
             raised = getattr(result.outcome, "error", None)
             error = raised if isinstance(raised, BaseException) else None
             if result.task.claim.ambiguous:
@@ -253,15 +260,17 @@ class Writer:
 
     def _apply(self, results: list[Result]) -> None:
         """Write by the verb of their outcome, and note what is written; ClaimLost names the others."""
-        verb, note = self._verbs[type(results[0].outcome)]
+        # Read once, for a process that ends gives up what is not written yet.
+        outcome = results[0].outcome
+        verb, note = self._verbs[type(outcome)]
         began = clock()
         try:
-            verb(self, results, results[0].outcome)
+            verb(self, results, outcome)
         except ClaimLost as error:
             if written := _those_of(results, error.written):
-                note(self, written, results[0].outcome, clock() - began)
+                note(self, written, outcome, clock() - began)
             raise
-        note(self, results, results[0].outcome, clock() - began)
+        note(self, results, outcome, clock() - began)
 
     def _complete(self, results: list[Result], outcome: Done) -> None:
         complete(results[0].task.handler, _rows_of(results))
@@ -292,7 +301,15 @@ class Writer:
             raised = error if isinstance(error, BaseException) else None
             self._note_failed(result, class_and_text(error), seconds, raised)
             if result.task.claim.too_long and result.task.handler.has_ranges:
-                halve(result.task.row)
+                # Contention there would roll back the failure with it.
+                after_commit(self.using, partial(self._halve, result.task.row))
+
+    def _halve(self, row: Any) -> None:
+        """Split a range that took too long; where that fails it is tried again as it is."""
+        try:
+            halve(row)
+        except Exception as error:
+            self._limited.warn(f"splitting {named(row)}", error)
 
     def _note_failed(
         self,
@@ -318,8 +335,9 @@ class Writer:
         else:
             _log_undecided(result, outcome.error)
 
-    def _settled(self, results: list[Result], outcome: object, seconds: float) -> None:
+    def _settled(self, results: list[Result], before: object, seconds: float) -> None:
         """Count what was written before: by the handler, with its transaction, or once it was decided."""
+        outcome = results[0].outcome
         if not isinstance(outcome, Ended):
             return
         if outcome.completed:
