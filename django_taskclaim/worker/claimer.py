@@ -36,6 +36,9 @@ from django_taskclaim.worker.writer import ENOUGH, Writer
 #: The longest wait, in seconds, between two tries to claim from a database that is away.
 LONGEST_WAIT = 5.0
 
+#: The same in a process that ends: it has little time left in which its rows can go back.
+LAST_WAIT = 0.5
+
 #: For so many seconds after a statement its connection is taken to be there still, and not asked.
 USED_LATELY = 5.0
 
@@ -131,8 +134,9 @@ class Claimer(threading.Thread):
         )
 
     def _rest(self, failures: int) -> None:
-        end = clock() + random.uniform(0.5, 1.0) * min(LONGEST_WAIT, 0.1 * 2 ** min(failures, 10))
         was_leaving = self.leaving.is_set()
+        longest = LAST_WAIT if was_leaving else LONGEST_WAIT
+        end = clock() + random.uniform(0.5, 1.0) * min(longest, 0.1 * 2 ** min(failures, 10))
         self.inflight.wait_for(
             lambda: clock() >= end or self.leaving.is_set() != was_leaving, end - clock()
         )
