@@ -59,7 +59,7 @@ register(own_site)
 urlpatterns = [*project, path("own/", own_site.urls)]
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def _routes() -> Iterator[None]:
     with override_settings(ROOT_URLCONF=__name__):
         yield

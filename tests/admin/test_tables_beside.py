@@ -42,7 +42,7 @@ site.register(Page, PageAdmin)
 urlpatterns = [*project, path("beside/", site.urls)]
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def _routes() -> Iterator[None]:
     with override_settings(ROOT_URLCONF=__name__):
         yield

@@ -30,12 +30,17 @@ class Command(flush.Command):
         connection = connections[options["database"]]
         if options["interactive"] or facts(connection) != _facts.get(name_of(connection)):
             super().handle(**options)
-            _facts[name_of(connection)] = facts(connection)
+            remember(connection)
             return
         tables = filled(connection)
         statements = connection.ops.sql_flush(no_style(), tables, allow_cascade=True)
         connection.ops.execute_sql_flush(statements)
         empty_tables(connection.alias)
+
+
+def remember(connection: BaseDatabaseWrapper) -> None:
+    """Note what the tables that are kept hold in a database that is as Django has just made it."""
+    _facts[name_of(connection)] = facts(connection)
 
 
 def name_of(connection: BaseDatabaseWrapper) -> str:
