@@ -22,7 +22,7 @@ from django_taskclaim.checks import handlers as handlers_check
 from django_taskclaim.checks import models as models_check
 from django_taskclaim.checks import sources as sources_check
 from django_taskclaim.claim import clock
-from django_taskclaim.connecting import work_in_schema
+from django_taskclaim.connecting import small_pool, work_in_schema
 from django_taskclaim.formatting import counted, listed
 from django_taskclaim.handlers import Handler, models_with_handler
 from django_taskclaim.management.arguments import (
@@ -152,6 +152,8 @@ signals:
         if not self._wait_for_tables(worker):
             sys.exit(ExitCode.WORK_LEFT if worker.drain else ExitCode.ENDED)
         _refuse(self._answer(partial(_sentences_of, _refused_checks, worker)) or ())
+        for sentence in small_pool(worker.using, worker.threads):
+            self.stderr.write(self.style.WARNING(sentence))
         if in_process:
             code = run_in_process(worker)
         else:
