@@ -95,7 +95,7 @@ def test_what_could_be_neither_claimed_nor_written_is_refused_at_once(
         (Photo, Archive(Photo), ["E051"], "on a table of its own"),
         (Child, Archive(Parent), ["E051"], "on a table of its own"),
         (Photo, Archive(Child), ["E051"], "on a table of its own"),
-        (UuidKey, Archive(ParcelArchive), ["E053", "E053"], "lacks id,"),
+        (UuidKey, Archive(ParcelArchive), ["E053", "E053", "W051"], "lacks id,"),
         (ClaimOnly, "clear", ["E052"], "needs RetryMixin"),
     ],
 )

@@ -1,8 +1,7 @@
 """What a companion's handler gets, and where its results go."""
 
 import pickle
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ from django.test.utils import CaptureQueriesContext
 
 from django_taskclaim.companions import companion_of, load_sources
 from django_taskclaim.exceptions import ClaimColumnError, ClaimLost, SourceGone
+from django_taskclaim.signals import rows_claimed
 from django_taskclaim.testing import run_due
 from tests.companions.app.models import FarPage, FarTask, Page, PageCheck, PageTask, Task, TaskAudit
 from tests.companions.conftest import claimed_pages, make_sources
@@ -184,29 +184,29 @@ def test_a_source_that_cannot_be_read_fails_its_own_row_alone() -> None:
     assert sorted(failed) == [(slug, "LookupError") for slug in unreadable]
 
 
-@contextmanager
-def table_away(until: Callable[[], Any]) -> Iterator[None]:
-    """Rename the table of far pages until a state has come."""
-    name = FarPage._meta.db_table
-    execute(f"ALTER TABLE {name} RENAME TO {name}_away", using="other")
-
-    def bring_back() -> None:
-        try:
-            wait_for(until)
-        finally:
-            execute(f"ALTER TABLE {name}_away RENAME TO {name}", using="other")
-
-    session = elsewhere(bring_back)
-    yield
-    session.result(0)
-
-
 @pytest.mark.promise(12)
 @pytest.mark.django_db(databases=["default", "other"], transaction=True)
 def test_rows_go_back_uncharged_while_their_sources_cannot_be_read() -> None:
     """The same worker does them once the other database answers again."""
     FarTask.objects.populate(make_sources(FarTask, 1))
-    with table_away(until=lambda: FarTask.objects.get().iteration):
-        drain(FarTask)
+    name = FarPage._meta.db_table
+    sessions = []
+
+    def bring_back() -> None:
+        try:
+            wait_for(lambda: FarTask.objects.get().iteration)
+        finally:
+            execute(f"ALTER TABLE {name}_away RENAME TO {name}", using="other")
+
+    def take_away(**facts: Any) -> None:
+        """Rename the table between the first claim and the look at the sources."""
+        rows_claimed.disconnect(take_away)
+        execute(f"ALTER TABLE {name} RENAME TO {name}_away", using="other")
+        sessions.append(elsewhere(bring_back))
+
+    rows_claimed.connect(take_away, weak=False)
+    drain(FarTask)
+    (session,) = sessions
+    session.result(0)
     row = FarTask.objects.get()
     assert (row.status, row.attempts, row.title) == ("complete", 0, "0")
