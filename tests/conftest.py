@@ -3,6 +3,7 @@
 import os
 import zlib
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -28,8 +29,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     if session.config.getoption("numprocesses", None) and connections["default"].vendor != "mysql":
         if apps.is_installed("tests.testapp"):
             # What only some tests import has tables, too.
-            import tests.querysets.models
-            import tests.taking.models  # noqa: F401
+            import_module("tests.querysets.models")
+            import_module("tests.taking.models")
         with session.config.stash[blocking_manager_key].unblock():
             _originals.extend(setup_databases(verbosity=0, interactive=False))
             connections.close_all()

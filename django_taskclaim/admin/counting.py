@@ -38,7 +38,8 @@ class BoundedPaginator(Paginator):  # type: ignore[type-arg]  # not generic when
 
     @cached_property
     def _estimated(self) -> int | None:
-        return _estimated(self.object_list)  # type: ignore[arg-type]
+        rows: Any = self.object_list
+        return _estimated(rows)
 
     def page(self, number: int | str) -> Page:  # type: ignore[type-arg]  # not generic when it runs
         """Return a page as Django does; one far from the first costs keys alone, from the end that is nearer."""
