@@ -1,6 +1,7 @@
 """What the handlers of ``tests.testapp.claims`` do: the act that a job names is a function here."""
 
 import ctypes
+import logging
 import os
 import threading
 import time
@@ -12,6 +13,8 @@ from django.db import Error, connection, transaction
 from django_taskclaim.exceptions import Permanent, RetryLater
 from django_taskclaim.signals import rows_claimed
 from tests.testapp.models import Job, Ledger
+
+log = logging.getLogger("django_taskclaim.testapp")
 
 
 def note(job: Job, remark: str = "") -> None:
@@ -65,6 +68,8 @@ def sleep(job: Job, detail: str) -> None:
 
 def stay(job: Job, detail: str) -> None:
     """Run for as long as the row says so, that is until a test writes another act into it."""
+    # In the log, too: where the handler runs in a transaction, nobody sees a row of its ledger yet.
+    log.info("job %s stays", job.pk, extra={"event": "stays"})
     while Job.objects.filter(pk=job.pk, act=job.act).exists():
         time.sleep(0.05)
 

@@ -57,7 +57,9 @@ def test_what_a_killed_child_had_not_started_comes_back(
     worker = start_worker(*HOUR, model=f"testapp.{kind}")
     if act != "segfault":
         wait_until(lambda: states() == {"processing": started + 30}, what="all are claimed")
-        if kind != "AtomicJob":  # Its row in the ledger is not committed.
+        if kind == "AtomicJob":  # Its row in the ledger is not committed.
+            wait_until(lambda: worker.events("stays"), what="the first one runs")
+        else:
             wait_until(lambda: Ledger.objects.count() == started, what="the first ones run")
         kill(worker)
     only_started_rows_are_left(running, others)
