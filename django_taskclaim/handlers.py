@@ -14,13 +14,12 @@ from django.db.models.expressions import Combinable
 
 from django_taskclaim import conf
 from django_taskclaim.awaitables import is_coroutine_function, name_of
-from django_taskclaim.columns import claim_columns, has_ranges, is_claimable
+from django_taskclaim.columns import claim_columns, has_ranges, is_claimable, is_companion
 from django_taskclaim.completion import CompletionOption, Mark
 from django_taskclaim.conf import accepting
 from django_taskclaim.db import dialect_for, is_supported
 from django_taskclaim.db.notify import called_for
 from django_taskclaim.limits.key_limits import limits_of_policy
-from django_taskclaim.links import is_companion
 from django_taskclaim.policy import (
     SHORTEST_LEASE,
     Backoff,

@@ -8,8 +8,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from django_taskclaim.caching import memoized
-from django_taskclaim.columns import claim_columns
+from django_taskclaim.columns import claim_columns, memoized
 from django_taskclaim.fields import CounterField, ErrorClassField, HolderField, MomentField
 
 if apps.apps_ready and not apps.is_installed("django_taskclaim"):

@@ -18,9 +18,9 @@ from django_taskclaim.admin.rows import (
     look_of,
 )
 from django_taskclaim.admin.timeline import timeline
+from django_taskclaim.columns import source_key_text
 from django_taskclaim.control.actions import EXPIRED
 from django_taskclaim.formatting import format_duration
-from django_taskclaim.links import source_key_text
 from django_taskclaim.states import Status
 
 if TYPE_CHECKING:

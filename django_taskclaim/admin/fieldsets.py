@@ -12,8 +12,7 @@ from django.db import models
 from django.urls import reverse
 from django.utils.translation import gettext_lazy as _
 
-from django_taskclaim.columns import claim_columns, has_ranges
-from django_taskclaim.links import LINK, is_companion
+from django_taskclaim.columns import LINK, claim_columns, has_ranges, is_companion
 
 #: What tells of each column in the list; the first that is named brings the words.
 IN_LIST: Mapping[str, str] = {

@@ -7,11 +7,17 @@ from django.core.checks import CheckMessage
 from django.db import connections, models, router
 
 from django_taskclaim.checks.messages import message
-from django_taskclaim.columns import has_ranges, is_claimable
+from django_taskclaim.columns import (
+    LINK,
+    SourceLink,
+    has_ranges,
+    is_claimable,
+    is_companion,
+    source_link,
+)
 from django_taskclaim.db import is_supported
 from django_taskclaim.formatting import listed
 from django_taskclaim.handlers import Handler, handler_for
-from django_taskclaim.links import LINK, SourceLink, is_companion, source_link
 from django_taskclaim.models import RangeMixin
 from django_taskclaim.querysets.results import PREFIX, writable
 from django_taskclaim.ranges.keys import RangeTarget, source_of

@@ -6,12 +6,11 @@ from typing import Any
 from django.db import IntegrityError, models
 from django.db.models import Exists, F, OuterRef, Q, Value
 
-from django_taskclaim.columns import KeyColumns
+from django_taskclaim.columns import KeyColumns, SourceLink, source_link
 from django_taskclaim.conf import NUMBER_OR_NONE
 from django_taskclaim.db.notify import call_workers
 from django_taskclaim.db.sql import SQL, KeyTable
 from django_taskclaim.fields import AnyField
-from django_taskclaim.links import SourceLink, source_link
 from django_taskclaim.querysets.scope import ClaimTarget, Rows, refuse_unclaimable
 from django_taskclaim.querysets.transactions import in_transaction
 from django_taskclaim.ranges.keys import Keys

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from django.db import models
 from django.db.models import Exists, OuterRef, Q
 
-from django_taskclaim.links import COMPANION, LINK, source_link
+from django_taskclaim.columns import COMPANION, LINK, source_link
 from django_taskclaim.querysets.conditions import is_running
 from django_taskclaim.querysets.isolating import Bad, isolate_unreadable
 from django_taskclaim.querysets.operating import BulkVerb, LockedRow, in_chunks

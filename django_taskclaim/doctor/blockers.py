@@ -7,13 +7,12 @@ from django.db import models
 from django.db.models import Count
 
 from django_taskclaim import conf
-from django_taskclaim.columns import claim_columns
+from django_taskclaim.columns import claim_columns, is_companion, source_link
 from django_taskclaim.companions import CompanionQuerySet
 from django_taskclaim.doctor.findings import Finding
 from django_taskclaim.formatting import counted, format_duration, format_moment, listed
 from django_taskclaim.handlers import handler_for
 from django_taskclaim.limits.key_limits import at_their_limit, limits_over
-from django_taskclaim.links import is_companion, source_link
 from django_taskclaim.monitoring.overview import Overview, overview, throttles_by_source
 from django_taskclaim.policy import RENEWALS_PER_LEASE, policy_for
 from django_taskclaim.querysets import ClaimQuerySet

@@ -9,12 +9,11 @@ from django.core.checks import ERROR, CheckMessage
 from django.db import DatabaseError, Error, connections, models, router
 
 from django_taskclaim.checks import check_servers
-from django_taskclaim.columns import has_ranges
+from django_taskclaim.columns import has_ranges, is_companion, source_link
 from django_taskclaim.db.sql import real_name
 from django_taskclaim.doctor.findings import Finding
 from django_taskclaim.fields import AnyField, ClaimColumn
 from django_taskclaim.formatting import first_line, format_duration, listed
-from django_taskclaim.links import is_companion, source_link
 from django_taskclaim.monitoring.server import server_for
 from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.ranges.keys import source_of

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from django_taskclaim.columns import PLAIN_NAMES, PREFIXED_NAMES
+from django_taskclaim.columns import PLAIN_NAMES, PREFIXED_NAMES, as_claimed
 from django_taskclaim.fields import (
     NEVER_WAITED,
     CounterField,
@@ -19,9 +19,8 @@ from django_taskclaim.fields import (
     PriorityField,
     StatusField,
 )
-from django_taskclaim.links import as_claimed
 from django_taskclaim.models import preparing  # noqa: F401 - prepares every model made from here on
-from django_taskclaim.models.handle import ClaimHandle
+from django_taskclaim.models.preparing import ClaimHandle
 from django_taskclaim.querysets import ClaimManager
 from django_taskclaim.querysets.fence import FencedModel
 from django_taskclaim.states import Status

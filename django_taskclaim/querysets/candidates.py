@@ -13,8 +13,8 @@ from django.db import models
 from django_taskclaim.db import ClaimedRow, ClaimSpec, ClaimStatement, SwitchIsOn
 from django_taskclaim.db.sql import Key
 from django_taskclaim.fields import QUARANTINED, QUARANTINED_UNSTARTED, AnyField
-from django_taskclaim.limits.grant import Answer
 from django_taskclaim.limits.key_limits import KeyChooser
+from django_taskclaim.limits.model_limits import Answer
 from django_taskclaim.querysets.conditions import is_open
 from django_taskclaim.querysets.cursor import (
     EVERYTHING,

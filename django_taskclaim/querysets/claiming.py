@@ -18,8 +18,7 @@ from django_taskclaim.claim import Claim, attach, clock
 from django_taskclaim.db import ClaimedRow
 from django_taskclaim.fields import is_quarantine_mark
 from django_taskclaim.holders import checked_name, new_holder
-from django_taskclaim.limits.grant import Grant
-from django_taskclaim.limits.model_limits import known, limits_are_stored
+from django_taskclaim.limits.model_limits import Grant, known, limits_are_stored
 from django_taskclaim.policy import known_policy, policies_over
 from django_taskclaim.querysets.candidates import ClaimCall, Request, take
 from django_taskclaim.querysets.failing import release

@@ -7,12 +7,18 @@ from typing import Any, NamedTuple
 from django.db import models
 
 from django_taskclaim.claim import carried_claim
-from django_taskclaim.columns import KeyColumns, claim_columns, is_claimable
+from django_taskclaim.columns import (
+    LINK,
+    KeyColumns,
+    claim_columns,
+    is_claimable,
+    is_companion,
+    source_link,
+)
 from django_taskclaim.db.sql import SKIP, Change, Key, KeyTable, OwnValues
 from django_taskclaim.exceptions import SourceGone
 from django_taskclaim.fields import AnyField
 from django_taskclaim.guard import refuse_names
-from django_taskclaim.links import LINK, is_companion, source_link
 from django_taskclaim.querysets.scope import ClaimTarget
 
 #: What names a column of the source's, where the companion has one of the same name.

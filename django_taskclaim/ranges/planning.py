@@ -23,7 +23,7 @@ from django_taskclaim.querysets.conditions import is_open
 from django_taskclaim.querysets.manager import ClaimQuerySet
 from django_taskclaim.querysets.transactions import in_transaction, refuse_old_snapshots
 from django_taskclaim.ranges.keys import Key, Part, RangeTarget, key_at
-from django_taskclaim.ranges.splitting import split_largest
+from django_taskclaim.ranges.walking import split_largest
 
 #: Ranges that are stored together.
 BATCH = 20

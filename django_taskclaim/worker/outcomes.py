@@ -8,11 +8,16 @@ from typing import Any, NamedTuple, TypeAlias
 from django.db import models
 
 from django_taskclaim.claim import Ended, carried_claim, claim_of
-from django_taskclaim.columns import claim_columns, has_claim_columns
+from django_taskclaim.columns import (
+    as_claimed,
+    claim_columns,
+    has_claim_columns,
+    is_companion,
+    source_link,
+)
 from django_taskclaim.error_text import describe
 from django_taskclaim.formatting import format_duration
 from django_taskclaim.handlers import Handler
-from django_taskclaim.links import as_claimed, is_companion, source_link
 from django_taskclaim.policy import policy_for
 
 

@@ -9,11 +9,11 @@ from django.conf import settings
 from django.db import models
 
 from django_taskclaim.claim import carried_claims, claim_of, clock
+from django_taskclaim.columns import source_key_text
 from django_taskclaim.error_text import class_and_text, describe, log, one_line
 from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.fields import is_quarantine_mark
 from django_taskclaim.formatting import counted, format_clock_time, with_source
-from django_taskclaim.links import source_key_text
 from django_taskclaim.states import Status
 
 logger = logging.getLogger("django_taskclaim.worker")

@@ -8,12 +8,11 @@ from typing import Any, NamedTuple
 from django.db import Error, models
 
 from django_taskclaim.claim import claim_of
-from django_taskclaim.columns import claim_columns, is_claimable
+from django_taskclaim.columns import LINK, claim_columns, is_claimable, is_companion, source_link
 from django_taskclaim.completion import Call, Clear, Mark
 from django_taskclaim.fields import AnyField
 from django_taskclaim.formatting import listed
 from django_taskclaim.handlers import Handler
-from django_taskclaim.links import LINK, is_companion, source_link
 from django_taskclaim.policy import policy_for
 from django_taskclaim.querysets.results import PREFIX, checked_results, writable
 from django_taskclaim.worker.records import logger, named

@@ -24,8 +24,7 @@ from django.test.utils import isolate_apps
 from django_taskclaim import conf, handlers
 from django_taskclaim.checks.handlers import problems_of as problems_of_handler
 from django_taskclaim.checks.models import problems_of as problems_of_model
-from django_taskclaim.columns import has_claim_columns
-from django_taskclaim.links import is_companion
+from django_taskclaim.columns import has_claim_columns, is_companion
 from django_taskclaim.management.figures import FIGURES
 from django_taskclaim.monitoring.server import server_for
 from tests import documents

@@ -13,9 +13,8 @@ from django.db.models.functions import Substr
 from django.utils.translation import gettext as _
 
 from django_taskclaim import conf
-from django_taskclaim.columns import claim_columns
+from django_taskclaim.columns import claim_columns, is_companion, key_text, source_link
 from django_taskclaim.fields import as_utc
-from django_taskclaim.links import is_companion, key_text, source_link
 from django_taskclaim.monitoring.server import server_for
 from django_taskclaim.states import Status
 

@@ -18,7 +18,7 @@ from django_taskclaim.doctor.blockers import reasons
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.monitoring.overview import Overview, overview
 from django_taskclaim.monitoring.server import server_for
-from django_taskclaim.ranges.strip import strip
+from django_taskclaim.ranges.manager import strip
 
 #: With less time than this nothing is asked.
 LEAST = timedelta(milliseconds=5)

@@ -6,10 +6,10 @@ from typing import Any
 from django.core.management.base import CommandError
 from django.db import Error, models, router
 
+from django_taskclaim.columns import is_companion, source_link
 from django_taskclaim.companions import CompanionQuerySet
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.formatting import counted, first_line
-from django_taskclaim.links import is_companion, source_link
 from django_taskclaim.management.arguments import add_database, add_filters, claimable_model
 from django_taskclaim.management.base import (
     STOPPED,

@@ -8,10 +8,9 @@ from typing import Any
 from django.core.management.base import CommandError
 from django.db.models import CASCADE
 
-from django_taskclaim.columns import claim_columns
+from django_taskclaim.columns import claim_columns, is_companion
 from django_taskclaim.control.actions import PRUNE
 from django_taskclaim.formatting import format_duration, listed
-from django_taskclaim.links import is_companion
 from django_taskclaim.management.arguments import duration
 from django_taskclaim.management.base import USAGE, ClaimCommand
 from django_taskclaim.management.rows import Rows, add_rows_of_one_model, rows_of, run_action

@@ -34,7 +34,7 @@ from django_taskclaim.monitoring.overview import (
 )
 from django_taskclaim.monitoring.server import server_for
 from django_taskclaim.policy import policy_for
-from django_taskclaim.ranges.strip import Strip, strip
+from django_taskclaim.ranges.manager import Strip, strip
 from django_taskclaim.states import Status
 
 #: How often --watch looks again by default, and how long the questions about one model may take then.
