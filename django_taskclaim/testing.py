@@ -24,10 +24,9 @@ from django_taskclaim.worker.connections import left_open
 from django_taskclaim.worker.counters import Counters
 from django_taskclaim.worker.inflight import InFlight, Result, Task, Unit, units_of
 from django_taskclaim.worker.keeper import LeaseKeeper
-from django_taskclaim.worker.options import WorkerOptions
+from django_taskclaim.worker.options import BatchSize, WorkerOptions
 from django_taskclaim.worker.outcomes import Answer, Done, Failed
 from django_taskclaim.worker.running import Running
-from django_taskclaim.worker.sizing import BatchSize
 from django_taskclaim.worker.writer import Writer
 
 __all__ = ["Ran", "arun_due", "run_due"]

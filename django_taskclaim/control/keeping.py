@@ -14,7 +14,7 @@ from django_taskclaim.db import DatabaseLater, dialect_for
 from django_taskclaim.fields import as_utc
 from django_taskclaim.monitoring.overview import database_time
 from django_taskclaim.tables import SILENCE_KEPT
-from django_taskclaim.worker.histogram import packed, unpacked
+from django_taskclaim.worker.counters import packed, unpacked
 
 #: The tables whose rows are kept as long as the setting RETENTION says.
 KEPT = (OperatorAct, ClaimEvent, ThroughputMinute)

@@ -57,7 +57,7 @@ class ThroughputMinute(models.Model):
     batches = models.BigIntegerField(default=0)
     #: How long these took, all together.
     seconds = models.FloatField(default=0.0)
-    #: How many took how long, as ``worker.histogram`` packs it.
+    #: How many took how long, as ``worker.counters`` packs it.
     durations = ErrorTextField(default="", blank=True)
     #: Why a throttle stopped claims, where one began in this minute.
     stopped = ErrorClassField(max_length=500, default="", blank=True)

@@ -16,7 +16,7 @@ from django_taskclaim.formatting import format_number
 from django_taskclaim.models import Switch
 from django_taskclaim.monitoring.overview import Worker, database_time
 from django_taskclaim.tables import EVERY_MODEL, scope_of
-from django_taskclaim.worker.histogram import quantile, unpacked
+from django_taskclaim.worker.counters import quantile, unpacked
 
 if TYPE_CHECKING:
     from django_taskclaim.control.models import ClaimEvent, OperatorAct, ThroughputMinute

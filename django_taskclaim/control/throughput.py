@@ -10,8 +10,7 @@ from django_taskclaim.control.audit import storable
 from django_taskclaim.control.models import ThroughputMinute
 from django_taskclaim.control.reading import MINUTE, slot_start
 from django_taskclaim.tables import scope_of
-from django_taskclaim.worker.counters import Counts
-from django_taskclaim.worker.histogram import packed
+from django_taskclaim.worker.counters import Counts, packed
 
 
 @dataclass(slots=True)

@@ -35,7 +35,7 @@ from django_taskclaim.management.base import (
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.isolating import refusals
 from django_taskclaim.states import Status
-from django_taskclaim.worker.selection import SelectionError, condition_of
+from django_taskclaim.worker.options import SelectionError, condition_of
 
 Rows = ClaimQuerySet[Any]
 
@@ -73,7 +73,7 @@ class Choice:
 def conditions_of(filters: Sequence[str], model: type[models.Model]) -> list[Q]:
     """Return the conditions of ``--filter``; CommandError for one that makes no sense."""
     try:
-        return [condition_of(text, model, of_claims=False) for text in filters]
+        return [condition_of(text, model) for text in filters]
     except SelectionError as error:
         raise CommandError(f"--filter {error}.", returncode=USAGE) from error
 

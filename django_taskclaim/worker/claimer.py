@@ -27,10 +27,9 @@ from django_taskclaim.worker.calling import prepare
 from django_taskclaim.worker.connections import tidy_up
 from django_taskclaim.worker.drain import Drain
 from django_taskclaim.worker.inflight import InFlight, Unit, units_of
-from django_taskclaim.worker.options import WorkerOptions
+from django_taskclaim.worker.options import BatchSize, WorkerOptions
 from django_taskclaim.worker.records import Limited, changed, watch
 from django_taskclaim.worker.service import Service
-from django_taskclaim.worker.sizing import BatchSize
 from django_taskclaim.worker.writer import ENOUGH, Writer
 
 #: The longest wait, in seconds, between two tries to claim from a database that is away.

@@ -59,17 +59,6 @@ def _module(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__", ""))
 
 
-def goes_on(process: Any) -> bool:
-    """Say whether claimer and service of a process make progress, or are about to end as asked.
-
-    A handler that has overrun is there until its process is replaced.
-    """
-    service, claimer, hung = process.service, process.claimer, process.hung()
-    if service.keeper.has_overrun or not service.is_alive() or service in hung:
-        return False
-    return claimer.leaving.is_set() or (claimer.is_alive() and claimer not in hung)
-
-
 class HealthFile:
     """A file that is touched every few seconds while all is well; without a path it does nothing."""
 

@@ -1,16 +1,42 @@
-"""What ``claimworker`` was asked for, in a form that travels to a child."""
+"""What ``claimworker`` was asked for, in a form that travels to a child, and what follows from it.
 
+That is which rows a worker is for, ``--filter country=NZ`` and the like, and how many of them a claim asks for.
+"""
+
+import datetime
+import json
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import IntEnum
 from typing import Any, Self
 
 from django.apps import apps
+from django.conf import settings
+from django.core.exceptions import FieldError, ValidationError
+from django.db import models
+from django.db.models.constants import LOOKUP_SEP
+from django.db.models.sql import Query
+from django.utils.timezone import is_naive, make_aware
 
 from django_taskclaim import conf
+from django_taskclaim.fields import MomentField
 from django_taskclaim.handlers import Handler, handler_for
 from django_taskclaim.policy import fault_of, faults
-from django_taskclaim.worker.selection import narrowed
+from django_taskclaim.querysets.scope import refuse_unclaimable
+
+_BOOLEANS = {"true": True, "false": False}
+
+#: Lookups that compare the column itself with values of its own type.
+_COMPARISONS = {"exact", "gt", "gte", "lt", "lte", "in", "range"}
+
+#: How long the rows of a claim shall take where nobody said how many to claim: what a process that dies holds back.
+TARGET = timedelta(seconds=1)
+#: So many rows at most where nobody said so: one statement's worth.
+LARGEST = 500
+#: What was known before weighs as much as this many new rows.
+REMEMBERED = 50
 
 
 class ExitCode(IntEnum):
@@ -86,3 +112,124 @@ class WorkerOptions:
             )
         given: dict[str, Any] = {"own_lease": self.lease, "own_batch_size": self.batch_size}
         return replace(found, **{name: one for name, one in given.items() if one is not None})
+
+
+# Filters
+
+
+class SelectionError(ValueError):
+    """A filter that makes no sense; the message is one sentence."""
+
+
+def condition_of(text: str, model: type[models.Model]) -> models.Q:
+    """Return the condition that *text* is for ``filter()``; SelectionError with what is wrong with it.
+
+    The database is not asked.
+    """
+    lookup, equals, value = text.partition("=")
+    if not (equals and lookup.isidentifier()):
+        raise SelectionError(f"{text!r} is no filter; write lookup=value, country=NZ for example")
+    try:
+        path = Query(model).names_to_path(lookup.split(LOOKUP_SEP), model._meta)
+        condition = models.Q((lookup, _value(path[2][0], path[3], value)))
+        models.QuerySet(model).filter(condition)
+    except (FieldError, TypeError, ValueError, ValidationError) as error:
+        raise SelectionError(f"{text}: {_sentence(error)}") from error
+    return condition
+
+
+def narrowed(handler: Handler, filters: Sequence[str]) -> Handler:
+    """Return the handler with its queryset narrowed to what *filters* select; SelectionError if one is wrong."""
+    conditions = [condition_of(text, handler.model) for text in filters]
+    if not conditions:
+        return handler
+    rows = handler.rows()
+    try:
+        refuse_unclaimable(rows)
+    except TypeError as error:
+        raise SelectionError(f"{handler.model._meta.label}: {_sentence(error)}") from error
+    return replace(handler, queryset=rows.filter(*conditions))
+
+
+def _value(field: object, rest: Sequence[str], text: str) -> Any:
+    """Return what ``filter()`` takes for *text*, where it would not take the text itself."""
+    compares = not rest or rest[0] in _COMPARISONS
+
+    def parse(part: str) -> Any:
+        if isinstance(field, models.BooleanField) and compares:
+            return _BOOLEANS.get(part.lower(), part)
+        if isinstance(field, models.JSONField):
+            with suppress(ValueError):
+                return json.loads(part)
+        if isinstance(field, (models.DateTimeField, MomentField)) and compares:
+            moment = field.to_python(part)
+            naive = isinstance(moment, datetime.datetime) and is_naive(moment)
+            return make_aware(moment) if naive and settings.USE_TZ else moment
+        return part
+
+    last = rest[-1] if rest else "exact"
+    if last == "isnull":
+        if text.lower() not in _BOOLEANS:
+            raise SelectionError(f"{text!r} is neither true nor false")
+        return _BOOLEANS[text.lower()]
+    if last not in ("in", "range"):
+        return parse(text)
+    parts = [parse(part) for part in text.split(",")]
+    if last == "range" and len(parts) != 2:
+        raise SelectionError("a range has two ends, as in width__range=1,9")
+    return parts
+
+
+def _sentence(error: Exception) -> str:
+    messages = error.messages if isinstance(error, ValidationError) else [str(error)]
+    return messages[0].rstrip(".")
+
+
+# Sizes
+
+
+class BatchSize:
+    """The size of the next claim of one model's rows in one process, learnt from how long its rows took.
+
+    A size given by an override, the command line, the handler or the settings is the most, for rows of any duration.
+    Elsewhere the first claim asks for the default, and once as many rows are done as were asked for a claim may ask for
+    twice as many. What a batch handler takes says little of one row, so its size stays what it is.
+    """
+
+    def __init__(self, handler: Handler, threads: int) -> None:
+        self._handler = handler
+        #: Rows that are worked on side by side.
+        self._abreast = handler.concurrency if handler.is_async else threads
+        #: Seconds that one row takes; None before the first.
+        self._each: float | None = None
+        self._last = handler.batch_size
+        #: Rows done since the size is what it is.
+        self._done = 0
+
+    def note(self, rows: int, seconds: float) -> None:
+        """Take into account that so many rows were done in so many seconds, all together."""
+        self._done += rows
+        new = seconds / rows
+        if self._each is None:
+            self._each = new
+        else:
+            self._each += (new - self._each) * rows / (rows + REMEMBERED)
+
+    def most(self, stored: int | None, lease: timedelta | None = None) -> int:
+        """Return how many rows to ask for, at least one; *stored* and *lease* are overrides."""
+        handler = self._handler
+        is_given = bool(stored or handler.own_batch_size) or conf.is_given("BATCH_SIZE")
+        size = stored or handler.batch_size
+        if self._each and not handler.batch:
+            if not is_given and not handler.has_ranges:
+                allowed = self._last if self._done < self._last else min(LARGEST, 2 * self._last)
+                size = min(allowed, self._within(TARGET))
+            size = max(1, min(size, self._within((lease or handler.lease) / 3)))
+        if size != self._last:
+            self._last, self._done = size, 0
+        return size
+
+    def _within(self, time: timedelta) -> int:
+        """Return how many rows can be worked off in that time."""
+        assert self._each
+        return int(min(conf.MAX_BATCH_SIZE, time.total_seconds() * self._abreast / self._each))

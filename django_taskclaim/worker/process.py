@@ -1,23 +1,45 @@
-"""The threads of one process, started together and stopped in order."""
+"""One worker process: its threads, started together and stopped in order, and the loop of its main thread.
 
+The main thread waits for signals and for its supervisor, and asks the database for nothing.
+"""
+
+import contextlib
+import gc
+import select
 import threading
 from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import NoReturn
 
 from django_taskclaim.claim import clock
+from django_taskclaim.connecting import work_in_schema
 from django_taskclaim.error_text import redact
 from django_taskclaim.formatting import counted
 from django_taskclaim.handlers import Handler
 from django_taskclaim.worker.claim_notes import Notes
 from django_taskclaim.worker.claimer import Claimer
 from django_taskclaim.worker.executors import Executor, HandlerThread, LoopThread
-from django_taskclaim.worker.health import HangDetector
+from django_taskclaim.worker.health import HangDetector, HealthFile
 from django_taskclaim.worker.inflight import InFlight
 from django_taskclaim.worker.keeper import stack_of
 from django_taskclaim.worker.options import ExitCode, WorkerOptions
 from django_taskclaim.worker.outcomes import PutBack
-from django_taskclaim.worker.records import logger, named, summary
+from django_taskclaim.worker.records import log_to_console, logger, named, summary
 from django_taskclaim.worker.service import Service
+from django_taskclaim.worker.stop_signals import SignalPipe, leave, leave_at_last
 
+#: How long running rows may go on once the supervisor is gone.
+ORPHAN_GRACE = 5.0
+#: When an orphan ends that could not end in good order.
+ORPHAN_END = 7.5
+#: What a process that must be replaced has beyond the grace period, in seconds.
+AFTER_GRACE = 4.0
+#: How long giving everything back may take after "now".
+NOW = 1.0
+#: Seconds between two signs of life.
+SIGN_EVERY = 1.0
+#: Seconds between two looks at the threads, and while a stop is under way.
+LOOK_EVERY, STOPPING = 0.2, 0.02
 #: Seconds between two looks at threads that start.
 LOOK = 0.05
 #: How long a process may take to give rows back once nothing runs any more.
@@ -77,6 +99,16 @@ class Process:
     def hung(self, beyond: float = 0.0) -> list[threading.Thread]:
         """Return those of claimer and service that hang, for so many seconds longer than would do."""
         return [one.thread for one in self.hang_detectors if one.hangs(beyond)]
+
+    def goes_on(self) -> bool:
+        """Say whether claimer and service make progress, or the process is about to end as asked.
+
+        A handler that has overrun is there until its process is replaced.
+        """
+        service, claimer, hung = self.service, self.claimer, self.hung()
+        if service.keeper.has_overrun or not service.is_alive() or service in hung:
+            return False
+        return claimer.leaving.is_set() or (claimer.is_alive() and claimer not in hung)
 
     def must_be_replaced(self) -> bool:
         """Say whether a thread can only be got rid of with the process, or be had again with another one."""
@@ -147,3 +179,173 @@ class Process:
             logger.warning("%s", self.claimer.drain.left_over)
             return ExitCode.WORK_LEFT
         return ExitCode.ENDED
+
+
+def run_child(
+    options: WorkerOptions, link: Connection, memory: object, signals: SignalPipe
+) -> None:
+    """Be a child of a supervisor: says ``ready``, hears ``stop`` and ``now``, and takes an end of file for its death.
+
+    It ends by ``os._exit``, because a handler that sleeps would never be joined.
+    """
+    log_to_console(options.verbosity)
+    work_in_schema(options.schema)
+    sender = Link(link)
+    sender.end_with_supervisor()
+    if signals.count_stops() or link.poll():
+        # Told to stop, or orphaned, while it imported.
+        sender.exit_cleanly(0)
+    process = Process(options, memory)
+    # What is loaded by now stays: looking through it for garbage again and again costs more than rows do.
+    gc.freeze()
+    # Ready before the first claim: a row that kills this process at once is no reason to give it up.
+    if not process.start(sender.ready):
+        process.log_why()
+        # It ends without that word: it is a start that failed.
+        leave(ExitCode.CUT_SHORT)
+    sender.exit_cleanly(MainLoop(process, options, signals, sender).run())
+
+
+def run_in_process(options: WorkerOptions) -> int:
+    """Be the whole worker, without supervisor or child, and return the exit code; Django is set up already."""
+    health = HealthFile(options.health_file)
+    with SignalPipe() as signals:
+        process = Process(options)
+        if signals.count_stops():
+            return 0
+        process.start()
+        try:
+            return MainLoop(process, options, signals, None, health).run()
+        finally:
+            health.remove()
+
+
+class Link:
+    """What a child says to its supervisor, from any thread, and hears from it; it never waits for a frozen one."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+
+    def fileno(self) -> int:
+        return self._connection.fileno()
+
+    def end_with_supervisor(self) -> None:
+        """See to it, in a thread of its own, that the process ends soon after its supervisor.
+
+        The main thread ends it in good order, unless it is held up by then, as in a log that nobody reads.
+        """
+        threading.Thread(target=self._follow, name="taskclaim-lifeline", daemon=True).start()
+
+    def _follow(self) -> None:
+        death = select.poll()
+        death.register(self._connection, 0)
+        death.poll()
+        leave_at_last(ORPHAN_END, ExitCode.CUT_SHORT)
+
+    def ready(self) -> None:
+        """Say that the process works now."""
+        self._send(b"ready")
+
+    def alive(self) -> None:
+        """Say that the threads go on."""
+        self._send(b"alive")
+
+    def exit_cleanly(self, code: int) -> NoReturn:
+        """End the process in good order: a code without this word came from a handler that ended the process."""
+        self._send(b"exiting")
+        leave(code)
+
+    def receive(self) -> bytes:
+        """Return the next order; EOFError or OSError once the supervisor is dead."""
+        return self._connection.recv_bytes()
+
+    def _send(self, word: bytes) -> None:
+        with self._lock, contextlib.suppress(OSError):
+            if select.select([], [self._connection], [], 0)[1]:
+                self._connection.send_bytes(word)
+
+
+class MainLoop:
+    """The main thread's loop."""
+
+    def __init__(
+        self,
+        process: Process,
+        options: WorkerOptions,
+        signals: SignalPipe,
+        link: Link | None,
+        health: HealthFile | None = None,
+    ) -> None:
+        self.process = process
+        self.signals = signals
+        self.link = link
+        self.health = health
+        self._grace: float = options.grace.total_seconds()
+        self._deadline: float | None = None
+        self._recycling = False
+        self._sign_due = 0.0
+
+    def run(self) -> int:
+        """Wait until the work is done or a stop is over, and return the exit code."""
+        while True:
+            self._listen()
+            self.process.service.keeper.fence()
+            self._show_life()
+            if self._deadline is None and self.process.must_be_replaced():
+                self._recycle()
+            if self.process.service.stop_asked.is_set() and self._deadline is None:
+                self._stop(self._grace)
+            if self._deadline is None:
+                if self.process.has_ended():
+                    return int(self.process.finish())
+            elif self.process.is_idle() or clock() >= self._deadline:
+                return int(self.process.finish(recycle=self._recycling))
+
+    def _listen(self) -> None:
+        sources: list[SignalPipe | Link] = [self.signals]
+        if self.link is not None:
+            sources.append(self.link)
+        pause = LOOK_EVERY if self._deadline is None else STOPPING
+        ready, _, _ = select.select(sources, [], [], pause)
+        if self.signals in ready and self.signals.count_stops():
+            # Without a supervisor to count them, a second signal means now.
+            again = self.link is None and self._deadline is not None
+            self._stop(NOW if again else self._grace)
+        if self.link is not None and self.link in ready:
+            self._obey(self.link)
+
+    def _obey(self, link: Link) -> None:
+        try:
+            order = link.receive()
+        except (EOFError, OSError):
+            # The supervisor is dead; so are we, soon.
+            self.link = None
+            self._stop(min(self._grace, ORPHAN_GRACE))
+            return
+        self._stop(NOW if order == b"now" else self._grace)
+
+    def _show_life(self) -> None:
+        """Tell the supervisor, or the health file where there is none, that the threads go on."""
+        if clock() < self._sign_due:
+            return
+        self._sign_due = clock() + SIGN_EVERY
+        if not self.process.goes_on():
+            return
+        if self.link is not None:
+            self.link.alive()
+        elif self.health is not None:
+            self.health.touch()
+
+    def _recycle(self) -> None:
+        self._recycling = True
+        if self.link is not None:
+            # First, for what hangs may hold the lock of a log.
+            leave_at_last(self._grace + AFTER_GRACE, ExitCode.RECYCLE)
+        self.process.log_why()
+        self._stop(self._grace)
+
+    def _stop(self, grace: float) -> None:
+        end = clock() + grace
+        self._deadline = end if self._deadline is None else min(end, self._deadline)
+        self.process.stop()

@@ -3,12 +3,14 @@
 import contextlib
 import logging
 import os
+import pickle
 import signal
 import socket
 import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
+from multiprocessing.connection import Connection
 from typing import Any, NoReturn, TypeVar
 
 from django_taskclaim.claim import clock
@@ -126,3 +128,17 @@ if hasattr(os, "register_at_fork"):
 
 def _noted(number: int, frame: object) -> None:
     """Do nothing: the wake-up pipe has the signal's number."""
+
+
+def run_spawned(options: bytes, link: Connection, memory: object) -> None:
+    """Set Django up, and be the child that the pickled *options* ask for.
+
+    The process comes with the stop signals blocked, so it cannot die of one while it imports.
+    """
+    signals = SignalPipe()
+    import django
+
+    django.setup()
+    from django_taskclaim.worker.process import run_child
+
+    run_child(pickle.loads(options), link, memory, signals)

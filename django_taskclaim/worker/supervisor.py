@@ -14,8 +14,7 @@ from django_taskclaim.claim import clock
 from django_taskclaim.worker.claim_notes import shared_memory
 from django_taskclaim.worker.health import HealthFile
 from django_taskclaim.worker.options import ExitCode, WorkerOptions
-from django_taskclaim.worker.spawned import run_spawned
-from django_taskclaim.worker.stop_signals import STOP_SIGNALS, SignalPipe
+from django_taskclaim.worker.stop_signals import STOP_SIGNALS, SignalPipe, run_spawned
 
 logger = logging.getLogger("django_taskclaim.worker")
 

@@ -38,6 +38,7 @@ from django_taskclaim.throttling.throttles import working_on
 from django_taskclaim.worker.calling import complete
 from django_taskclaim.worker.counters import Counters
 from django_taskclaim.worker.inflight import InFlight, Result
+from django_taskclaim.worker.options import BatchSize
 from django_taskclaim.worker.outcomes import (
     DONE,
     Ambiguous,
@@ -56,7 +57,6 @@ from django_taskclaim.worker.records import (
     named,
     unrecorded,
 )
-from django_taskclaim.worker.sizing import BatchSize
 
 #: Seconds that a result waits for others to be written with, while more are to come.
 LINGER = 0.05

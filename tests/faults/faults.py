@@ -172,7 +172,7 @@ FAULTS = {
         ),
         fault(
             "Children of a killed supervisor go on claiming.",
-            ("worker/child.py", "self._stop(min(self._grace, ORPHAN_GRACE))", "pass"),
+            (PROCESS, "self._stop(min(self._grace, ORPHAN_GRACE))", "pass"),
         ),
         fault(
             "The server never ends the transaction of a worker that is frozen in it.",

@@ -36,11 +36,10 @@ from django_taskclaim.management.base import ClaimCommand, lacking_source, lacki
 from django_taskclaim.policy import faults
 from django_taskclaim.switch import holds
 from django_taskclaim.throttling.health import health_checks, refusal
-from django_taskclaim.worker.child import run_in_process
 from django_taskclaim.worker.health import HealthFile
-from django_taskclaim.worker.options import ExitCode, WorkerOptions
+from django_taskclaim.worker.options import ExitCode, SelectionError, WorkerOptions
+from django_taskclaim.worker.process import run_in_process
 from django_taskclaim.worker.records import log_to_console
-from django_taskclaim.worker.selection import SelectionError
 from django_taskclaim.worker.stop_signals import answer_unless_stopped, hold_stop_signals, leave
 
 logger = logging.getLogger("django_taskclaim.worker")
