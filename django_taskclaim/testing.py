@@ -12,6 +12,7 @@ from django.db import Error, connections, models, router
 from django_taskclaim.claim import Ended, claim_of
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.completion import Clear
+from django_taskclaim.connecting import left_open
 from django_taskclaim.db.sql import Key
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.handlers import Handler
@@ -19,13 +20,12 @@ from django_taskclaim.holders import new_holder
 from django_taskclaim.querysets.candidates import Request
 from django_taskclaim.querysets.claiming import claim
 from django_taskclaim.states import Status
-from django_taskclaim.worker.calling import prepare
-from django_taskclaim.worker.connections import left_open
+from django_taskclaim.worker.batch import Done, Failed, Result, Task, Unit, units_of
+from django_taskclaim.worker.calling import Answer, prepare
 from django_taskclaim.worker.counters import Counters
-from django_taskclaim.worker.inflight import InFlight, Result, Task, Unit, units_of
+from django_taskclaim.worker.inflight import InFlight
 from django_taskclaim.worker.keeper import LeaseKeeper
 from django_taskclaim.worker.options import BatchSize, WorkerOptions
-from django_taskclaim.worker.outcomes import Answer, Done, Failed
 from django_taskclaim.worker.running import Running
 from django_taskclaim.worker.writer import Writer
 

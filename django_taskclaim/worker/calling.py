@@ -1,28 +1,54 @@
 """What a worker does with the rows of a handler: it loads what they need, calls the function, and completes them."""
 
 import inspect
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, NamedTuple
 
 from asgiref.sync import sync_to_async
-from django.db import connections
+from django.db import connections, models
 
 from django_taskclaim.awaitables import refuse_not_run
+from django_taskclaim.claim import carried_claim, claim_of
+from django_taskclaim.columns import (
+    as_claimed,
+    claim_columns,
+    has_claim_columns,
+    is_companion,
+    source_link,
+)
 from django_taskclaim.companions.sources import hand_out, load_readable_sources
 from django_taskclaim.connecting import begin_handler, ensure_usable
 from django_taskclaim.db import dialect_for
+from django_taskclaim.error_text import describe
+from django_taskclaim.formatting import format_duration
 from django_taskclaim.handlers import Handler
+from django_taskclaim.policy import policy_for
 from django_taskclaim.querysets.completing import complete as complete_rows
 from django_taskclaim.querysets.isolating import fail_unreadable
 from django_taskclaim.querysets.transactions import unbroken_transaction
 from django_taskclaim.ranges.walking import end_walks, refuse_unfinished
-from django_taskclaim.worker.inflight import Task, Unit
-from django_taskclaim.worker.outcomes import Answer, of_answer
+from django_taskclaim.worker.batch import Failed, PutBack, Task, Unit
 from django_taskclaim.worker.unsaved import unsaved_columns
 
 SWALLOWED = (
     "The handler swallowed a database error, or ended its transaction, so nothing it wrote was kept"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one call of a handler came to."""
+
+    value: Any = None
+    error: BaseException | None = None
+    #: What a batch handler said of each row, where that has been read already.
+    by_row: "list[BaseException | str | None] | None" = None
+    #: The completion is part of what the call has committed.
+    committed: bool = False
+    #: The error came once everything had been done, from the COMMIT or a hook after it.
+    at_commit: bool = False
 
 
 def prepare(handler: Handler, rows: Sequence[object]) -> list[Any]:
@@ -144,3 +170,91 @@ def _complete(handler: Handler, tasks: list[Task]) -> None:
             task.ending = True
             rows.append(task.row)
     complete(handler, rows, savepoint=False)
+
+
+# What the answers mean
+
+UNMENTIONED = "The batch handler said nothing about this row."
+
+
+def judged(row: models.Model, error: BaseException | str) -> Failed | PutBack:
+    """Say what the policy makes of a claimed row that came to *error*."""
+    verdict = policy_for(type(row)).judge(error, carried_claim(row).attempts + 1)
+    if verdict.counted:
+        return Failed(error)
+    return PutBack(describe(error), verdict.wait(), everyone=verdict.everyone)
+
+
+def outlived(handler: Handler) -> str:
+    """Return what is said of a row whose handler ran too long."""
+    return f"The handler ran longer than its timeout of {format_duration(handler.timeout or timedelta())}."
+
+
+def of_answer(rows: Sequence[models.Model], answer: object) -> list[BaseException | str | None]:
+    """Return what a batch handler's *answer* says of each row: None for done, else what went wrong.
+
+    The answer is None (all are done), a mapping from rows or their keys to outcomes, or an iterable of rows and keys
+    that are done and of pairs of a row and its outcome. An outcome is None for done, or an exception. A row that is
+    not mentioned has failed. Where the handler got the sources of the rows, it names those, or their keys. Raises
+    TypeError for an answer that is nothing of the kind.
+    """
+    if answer is None:
+        return [None] * len(rows)
+    said = dict(_pairs(answer))
+    return [_outcome(_said_of(row, said)) for row in rows]
+
+
+def _said_of(row: models.Model, said: Mapping[Any, Any]) -> object:
+    return next((said[name] for name in _names(row) if name in said), UNMENTIONED)
+
+
+def _names(row: models.Model) -> list[object]:
+    """Return what the answer may call the row: by its key, or its source's if it is a companion."""
+    if not is_companion(type(row)):
+        return [_key_of(row)]
+    key = source_link(type(row)).key_of(row)
+    return [_key_of(row), key if len(key) > 1 else key[0]]
+
+
+def _pairs(answer: object) -> Iterable[tuple[Any, Any]]:
+    if isinstance(answer, Mapping):
+        return [(_key(key), outcome) for key, outcome in answer.items()]
+    if isinstance(answer, (str, bytes)) or not isinstance(answer, Iterable):
+        raise TypeError(
+            f"A batch handler returns None, a mapping or an iterable of outcomes, not {answer!r:.200}."
+        )
+    return [_pair(item) for item in answer]
+
+
+def _pair(item: object) -> tuple[Any, Any]:
+    if isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], models.Model):
+        return _key_of(item[0]), item[1]
+    return _key(item), None
+
+
+def _key(given: object) -> object:
+    return _key_of(given) if isinstance(given, models.Model) else given
+
+
+class _CompanionKey(NamedTuple):
+    """The key of a companion, which may also be the key of another's source."""
+
+    key: Any
+
+
+def _key_of(row: models.Model) -> Any:
+    """Return the key that the row was claimed under; a handler may have deleted the row since."""
+    row = as_claimed(row)
+    if not has_claim_columns(type(row)):
+        return row.pk
+    claim = claim_of(row)
+    key = claim_columns(type(row)).key_of(row) if claim is None else claim.pk
+    return _CompanionKey(key) if is_companion(type(row)) else key
+
+
+def _outcome(said: object) -> BaseException | str | None:
+    if isinstance(said, type) and issubclass(said, BaseException):
+        return said()
+    if said is None or said is UNMENTIONED or isinstance(said, BaseException):
+        return said
+    return TypeError(f"The outcome of a row is None or an exception, not {said!r:.200}.")

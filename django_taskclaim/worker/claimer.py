@@ -13,6 +13,7 @@ from django_taskclaim.connecting import (
     ensure_usable,
     guard_connections,
     is_refusal,
+    tidy_up,
     use_own_connection,
 )
 from django_taskclaim.exceptions import TaskClaimError
@@ -23,10 +24,10 @@ from django_taskclaim.limits.model_limits import Answer
 from django_taskclaim.querysets.candidates import Request
 from django_taskclaim.querysets.claiming import claim
 from django_taskclaim.querysets.cursor import Cursor
+from django_taskclaim.worker.batch import Unit, units_of
 from django_taskclaim.worker.calling import prepare
-from django_taskclaim.worker.connections import tidy_up
 from django_taskclaim.worker.drain import Drain
-from django_taskclaim.worker.inflight import InFlight, Unit, units_of
+from django_taskclaim.worker.inflight import InFlight
 from django_taskclaim.worker.options import BatchSize, WorkerOptions
 from django_taskclaim.worker.records import Limited, changed, watch
 from django_taskclaim.worker.service import Service

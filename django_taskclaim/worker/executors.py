@@ -2,18 +2,27 @@
 
 import asyncio
 import threading
+import types
+from collections.abc import Callable, Coroutine, Generator, Iterable
+from contextvars import Context, ContextVar, copy_context
 from datetime import timedelta
+from functools import partial
+from typing import Any
 
 from asgiref.sync import sync_to_async
 
-from django_taskclaim.claim import Ended
-from django_taskclaim.connecting import close_all, drop_broken, guard_connections, has_opened
+from django_taskclaim.claim import Ended, clock
+from django_taskclaim.connecting import (
+    close_all,
+    drop_broken,
+    guard_connections,
+    has_opened,
+    tidy_up,
+)
 from django_taskclaim.exceptions import Permanent
-from django_taskclaim.worker.blocking import StepTimer
-from django_taskclaim.worker.connections import tidy_up
-from django_taskclaim.worker.inflight import InFlight, Result, Unit
+from django_taskclaim.worker.batch import Done, Failed, Result, Unit
+from django_taskclaim.worker.inflight import InFlight
 from django_taskclaim.worker.options import WorkerOptions
-from django_taskclaim.worker.outcomes import Done, Failed
 from django_taskclaim.worker.records import Limited, broken, logger, named
 from django_taskclaim.worker.running import Running
 from django_taskclaim.worker.service import Service
@@ -173,3 +182,70 @@ class LoopThread(Executor):
             self._settle(unit, results)
             if has_opened(self.running.orm_thread):
                 await sync_to_async(self._tidy_up)()
+
+
+#: Seconds from which on a step of one coroutine is taken off the time of the others.
+BLOCKS = 0.1
+
+_unit: ContextVar[Unit] = ContextVar("taskclaim_unit")
+
+
+class StepTimer:
+    """Times the steps of all tasks that the units of one loop start; *units* returns those it runs now."""
+
+    def __init__(self, units: Callable[[], Iterable[Unit]]) -> None:
+        self._units = units
+        #: Whose step is under way, and since when by ``clock()``; read by other threads.
+        self._step: tuple[Unit, float] | None = None
+
+    def start(self, unit: Unit, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        """Run *work* as a task of *unit*; the tasks that it starts are the unit's, too."""
+        unit.blocked_now = partial(self._blocked_now, unit)
+        context = copy_context()
+        context.run(_unit.set, unit)
+        return asyncio.get_running_loop().create_task(work, context=context)
+
+    def task_factory(
+        self, loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any
+    ) -> "asyncio.Task[Any]":
+        """Make a task of the loop, timed if a unit has started it."""
+        context: Context | None = options.get("context")
+        unit = _unit.get(None) if context is None else context.get(_unit)
+        timed = coroutine if unit is None else self._timed(unit, coroutine)
+        return asyncio.Task(timed, loop=loop, **options)
+
+    async def _timed(self, unit: Unit, coroutine: object) -> object:
+        return await self._steps(unit, coroutine)
+
+    @types.coroutine
+    def _steps(self, unit: Unit, coroutine: Any) -> Generator[Any, Any, Any]:
+        step = partial(coroutine.send, None)
+        while True:
+            self._step = unit, (began := clock())
+            try:
+                awaited = step()
+            except StopIteration as end:
+                return end.value
+            finally:
+                if clock() - began >= BLOCKS:
+                    self._excuse_others()
+                # Last: another thread that looks meanwhile counts a block twice rather than not at all.
+                self._step = None
+            try:
+                step = partial(coroutine.send, (yield awaited))
+            except BaseException as error:
+                # Cancelled, or closed: that is the coroutine's to deal with.
+                step = partial(coroutine.throw, error)
+
+    def _excuse_others(self) -> None:
+        for unit in self._units():
+            if (seconds := self._blocked_now(unit)) > 0:
+                unit.excuse(seconds)
+
+    def _blocked_now(self, unit: Unit) -> float:
+        """Return for how long the step of another unit has kept this one waiting."""
+        step = self._step
+        if step is None or step[0] is unit or unit.started is None:
+            return 0.0
+        seconds = clock() - max(step[1], unit.started)
+        return seconds if seconds >= BLOCKS else 0.0

@@ -26,10 +26,11 @@ from django_taskclaim.querysets.renewing import renew
 from django_taskclaim.querysets.writes import Given
 from django_taskclaim.tables import Switch
 from django_taskclaim.throttling.throttles import Throttles
+from django_taskclaim.worker.batch import Failed, PutBack, Task, Unit
+from django_taskclaim.worker.calling import outlived
 from django_taskclaim.worker.calls import WakeEvent
-from django_taskclaim.worker.inflight import InFlight, Task, Unit
+from django_taskclaim.worker.inflight import InFlight
 from django_taskclaim.worker.options import WorkerOptions
-from django_taskclaim.worker.outcomes import Failed, PutBack, outlived
 from django_taskclaim.worker.records import logger, lost, named
 
 #: Seconds until a renewal that failed, or passed over locked rows, is tried again; sooner for short leases.

@@ -22,6 +22,7 @@ from django_taskclaim.connecting import (
     has_opened,
     is_contention,
     is_refusal,
+    left_open,
 )
 from django_taskclaim.contention import server_code
 from django_taskclaim.db import dialect_for
@@ -30,27 +31,28 @@ from django_taskclaim.exceptions import ClaimLost, SourceGone, TaskClaimError
 from django_taskclaim.handlers import Handler
 from django_taskclaim.querysets.failing import note_start
 from django_taskclaim.querysets.scope import ClaimTarget
-from django_taskclaim.worker.calling import acall, call, call_atomically
-from django_taskclaim.worker.connections import left_open
-from django_taskclaim.worker.inflight import (
-    InFlight,
+from django_taskclaim.worker.batch import (
+    DONE,
+    NOT_STARTED,
+    Ambiguous,
+    Outcome,
+    PutBack,
     Result,
     Task,
     Unit,
     may_start,
 )
-from django_taskclaim.worker.keeper import LeaseKeeper
-from django_taskclaim.worker.outcomes import (
-    DONE,
-    NOT_STARTED,
-    Ambiguous,
+from django_taskclaim.worker.calling import (
     Answer,
-    Outcome,
-    PutBack,
+    acall,
+    call,
+    call_atomically,
     judged,
     of_answer,
     outlived,
 )
+from django_taskclaim.worker.inflight import InFlight
+from django_taskclaim.worker.keeper import LeaseKeeper
 from django_taskclaim.worker.records import broken, logger, lost, named
 
 #: What nearly all calls come to.

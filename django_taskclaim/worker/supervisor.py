@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from django_taskclaim.claim import clock
-from django_taskclaim.worker.claim_notes import shared_memory
+from django_taskclaim.worker.batch import shared_memory
 from django_taskclaim.worker.health import HealthFile
 from django_taskclaim.worker.options import ExitCode, WorkerOptions
 from django_taskclaim.worker.stop_signals import STOP_SIGNALS, SignalPipe, run_spawned

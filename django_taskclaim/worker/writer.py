@@ -35,18 +35,11 @@ from django_taskclaim.ranges.walking import halve
 from django_taskclaim.signals import after_commit
 from django_taskclaim.states import WORKER_MARK, Status
 from django_taskclaim.throttling.throttles import working_on
-from django_taskclaim.worker.calling import complete
+from django_taskclaim.worker.batch import DONE, Ambiguous, Done, Failed, PutBack, Result
+from django_taskclaim.worker.calling import complete, judged
 from django_taskclaim.worker.counters import Counters
-from django_taskclaim.worker.inflight import InFlight, Result
+from django_taskclaim.worker.inflight import InFlight
 from django_taskclaim.worker.options import BatchSize
-from django_taskclaim.worker.outcomes import (
-    DONE,
-    Ambiguous,
-    Done,
-    Failed,
-    PutBack,
-    judged,
-)
 from django_taskclaim.worker.records import (
     Limited,
     broken,

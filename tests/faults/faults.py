@@ -188,7 +188,7 @@ FAULTS = {
         fault(
             "A worker that cannot renew takes no claim for lost.",
             (
-                "worker/inflight.py",
+                "worker/batch.py",
                 "* (1 - SELF_FENCE)\n\n    def may_start",
                 "* -1000\n\n    def may_start",
             ),
@@ -234,7 +234,7 @@ FAULTS = {
         ),
         fault(
             "Rows that are given back unstarted are charged a try.",
-            ("worker/outcomes.py", "NOT_STARTED = PutBack(", "NOT_STARTED = Failed("),
+            ("worker/batch.py", "NOT_STARTED = PutBack(", "NOT_STARTED = Failed("),
         ),
         fault(
             "A drain that ends with work left exits with 0.",

@@ -13,7 +13,8 @@ from django.db import connection
 from django_taskclaim.handlers import Handler
 from django_taskclaim.policy import RENEWALS_PER_LEASE
 from django_taskclaim.tables import Switch
-from django_taskclaim.worker.inflight import InFlight, units_of
+from django_taskclaim.worker.batch import units_of
+from django_taskclaim.worker.inflight import InFlight
 from django_taskclaim.worker.options import WorkerOptions
 from django_taskclaim.worker.service import Service
 from tests.factories import make

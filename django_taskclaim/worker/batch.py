@@ -1,0 +1,326 @@
+"""The rows of one claim: what is known of each, what became of it, and what a successor of the process can read."""
+
+import asyncio
+import multiprocessing
+import pickle
+import struct
+import weakref
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, TypeAlias
+
+from django_taskclaim.claim import ATTRIBUTE, Claim, Ended, clock
+from django_taskclaim.exceptions import Permanent
+from django_taskclaim.formatting import listed
+from django_taskclaim.handlers import Handler
+from django_taskclaim.policy import SELF_FENCE
+from django_taskclaim.querysets.instances import bare
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Done:
+    """The row is to be completed."""
+
+
+#: What nearly all rows come to.
+DONE = Done()
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The row is to be failed, with this error."""
+
+    error: BaseException | str
+
+
+@dataclass(frozen=True, slots=True)
+class PutBack:
+    """The row is to be given back uncounted."""
+
+    reason: str
+    delay: timedelta | None = None
+    #: To be claimed alone next time, because it may be the one that holds up its batch.
+    quarantined: bool = False
+    #: Nobody is to claim rows of the model while this one waits.
+    everyone: bool = False
+
+
+NOT_STARTED = PutBack("not started")
+
+
+@dataclass(frozen=True, slots=True)
+class Ambiguous:
+    """The COMMIT was not answered well, so the row's token must be read back before anything is said of it."""
+
+    error: BaseException
+    #: What becomes of the row if nothing was committed.
+    otherwise: "Failed | PutBack"
+
+
+#: Of a claim that has ended, by a verb of the handler's own or with its transaction, nothing is left to be written.
+Outcome: TypeAlias = Done | Failed | PutBack | Ambiguous | Ended
+
+
+#: Bytes for each child: room for several claims of 1,000 rows.
+SIZE = 2**19
+#: A note takes whole pages, one after the other.
+PAGE = 512
+#: How a note begins: number of rows, length of the text, checksum. A byte for each row and the text follow.
+HEAD = struct.Struct("=III")
+
+
+def shared_memory() -> object:
+    """Return memory that children can be given; None where the machine has none to spare."""
+    try:
+        return multiprocessing.get_context("spawn").RawArray("B", SIZE)
+    except OSError:
+        return None
+
+
+@dataclass(eq=False, slots=True, weakref_slot=True)
+class Batch:
+    """The rows of one claim, until the last of them is written."""
+
+    left: int
+    #: Whether each row has started.
+    started: bytearray | memoryview
+    #: By ``clock()``, when they were claimed.
+    claimed_at: float = field(default_factory=clock)
+
+
+@dataclass(frozen=True, slots=True)
+class Unstarted:
+    """Rows of one claim that had not started when the process that held them died."""
+
+    label: str
+    holder: str
+    keys: list[Any]
+    batch: Batch
+
+
+class Notes:
+    """The notes of one process, each kept as long as its ``Batch``. Without memory nothing is noted."""
+
+    def __init__(self, memory: Any = None) -> None:
+        self._memory = memoryview(memory or b"").cast("B")
+        #: By page, whether a note takes it.
+        self._used = bytearray(len(self._memory) // PAGE)
+        #: What the processes before this one have left.
+        self.unstarted = list(self._read())
+
+    def add(self, batch: Batch, label: str, holder: str, keys: list[Any]) -> None:
+        """Note a claim if there is room; *batch* notes its rows there from now on."""
+        if not self._used:
+            return
+        try:
+            text = pickle.dumps((label, holder, keys))
+        except Exception:
+            # A class of the user's that cannot be pickled.
+            return
+        rows, length = len(keys), len(text)
+        page = self._used.find(bytes(_pages(rows, length)))
+        if page < 0:
+            return
+        started, place = self._keep(batch, page, rows, length)
+        started[:], place[:] = bytes(rows), text
+        # Last: the process may be killed between any two of these writes.
+        HEAD.pack_into(self._memory, page * PAGE, rows, length, zlib.crc32(text, rows))
+
+    def _keep(
+        self, batch: Batch, page: int, rows: int, length: int
+    ) -> tuple[memoryview, memoryview]:
+        """Take the pages of a note until its batch is gone, and return where its rows and its text are."""
+        pages = _pages(rows, length)
+        self._used[page : page + pages] = b"\1" * pages
+        weakref.finalize(batch, self._free, page, pages)
+        start = page * PAGE + HEAD.size
+        batch.started = started = self._memory[start : start + rows]
+        return started, self._memory[start + rows : start + rows + length]
+
+    def _free(self, page: int, pages: int) -> None:
+        # In this order: a page that is free has no note.
+        HEAD.pack_into(self._memory, page * PAGE, 0, 0, 0)
+        self._used[page : page + pages] = bytes(pages)
+
+    def _read(self) -> Iterator[Unstarted]:
+        """Yield what is noted of claims of which not every row had started; whole notes only."""
+        page = 0
+        while page < len(self._used):
+            rows, length, check = HEAD.unpack_from(self._memory, page * PAGE)
+            text = self._memory[page * PAGE + HEAD.size + rows :][:length]
+            if not length or zlib.crc32(text, rows) != check:
+                page += 1
+                continue
+            batch = Batch(rows, bytearray())
+            started, _ = self._keep(batch, page, rows, length)
+            page += _pages(rows, length)
+            try:
+                label, holder, keys = pickle.loads(text)
+            except Exception:
+                # Of another version of the user's code.
+                continue
+            if left := [key for key, has in zip(keys, started, strict=True) if not has]:
+                yield Unstarted(label, holder, left, batch)
+
+
+def _pages(rows: int, length: int) -> int:
+    return -(-(HEAD.size + rows + length) // PAGE)
+
+
+#: What a coroutine may take to end once it has been cancelled, in seconds.
+CANCELLING = 2.0
+
+#: The part of its timeout after which a handler is asked to stop at its next resting place.
+PATIENT_FOR = 0.8
+
+
+@dataclass(eq=False, slots=True)
+class Task:
+    """One held row."""
+
+    row: Any
+    handler: Handler
+    batch: Batch | None = None
+    #: Which of the batch it is.
+    number: int = 0
+    #: Its result is being written: what a renewal under way says of it no longer counts.
+    ending: bool = False
+    #: Its lease could not be renewed in time; it may still stand, and is renewed if it does.
+    fenced: bool = False
+    #: Nobody waits for its handler: its time is over, or it goes back. It is not renewed any more.
+    abandoned: bool = False
+    #: The handler has saved its instance as another row (``row.pk = None``); ``row`` is a bare one of this row since.
+    remade: bool = False
+    #: Kept here as well: the instance carries it no more then.
+    claim: Claim = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.claim = self.row.__dict__[ATTRIBUTE]
+
+    def carrier(self) -> Any:
+        """Return the instance that carries the claim, which verbs are given: the handler's as long as it is this row's.
+
+        A bare one reads its columns as they are asked for.
+        """
+        if self.row.__dict__.get(ATTRIBUTE) is not self.claim:
+            self.row, self.remade = bare(type(self.row), self.claim), True
+        return self.row
+
+    def without_results(self) -> Permanent | None:
+        """Return an error where nobody knows what the handler wanted written of this row."""
+        self.carrier()
+        names = self.handler.update_fields
+        if not self.remade or not names:
+            return None
+        return Permanent(
+            f"The handler saved its instance as another row, so what {listed(names)} shall be here is not known:"
+            " let it save a copy.copy() of it."
+        )
+
+    def is_overdue(self, now: float | None = None) -> bool:
+        """Say whether the lease has so little left, by this process's own clock, that it counts as lost."""
+        claim = self.claim
+        if claim.local_deadline is None:
+            return False
+        left = claim.local_deadline - (clock() if now is None else now)
+        return left < claim.lease.total_seconds() * (1 - SELF_FENCE)
+
+    def may_start(self, now: float | None = None) -> bool:
+        """Say whether a handler may be called with the row: its claim stands, as far as is known here."""
+        claim = self.claim
+        return not (claim.ended or self.abandoned or claim.lost or self.is_overdue(now))
+
+
+def may_start(tasks: Iterable[Task]) -> bool:
+    """Say whether a handler may be called with each of the rows."""
+    now = clock()
+    return not [task for task in tasks if not task.may_start(now)]
+
+
+@dataclass(eq=False, slots=True)
+class Unit:
+    """What one call of a handler is about: one row, or for a batch handler the rows of one claim."""
+
+    handler: Handler
+    tasks: list[Task]
+    #: By ``clock()``, when the call under way began; None until an executor has taken the unit.
+    started: float | None = None
+    thread: int | None = None
+    #: The rows of the call under way: fewer than the unit's while a batch is run in halves.
+    called: list[Task] = field(default_factory=list)
+    #: Seconds of the call under way for which others blocked the event loop that it runs on.
+    blocked: float = 0.0
+    #: Returns for how many seconds another unit has been blocking it just now.
+    blocked_now: Callable[[], float] = float
+    #: What cancels the call at its timeout, where it is a coroutine's.
+    limit: asyncio.Timeout | None = None
+
+    def begin(self, tasks: list[Task]) -> None:
+        """Note that a call with these rows begins."""
+        self.called, self.started, self.blocked = tasks, clock(), 0.0
+
+    def ran(self) -> float:
+        """Return how many seconds of its timeout the call under way has used."""
+        if self.started is None:
+            return 0.0
+        return clock() - self.started - self.blocked - self.blocked_now()
+
+    def overran(self) -> bool:
+        """Say whether the call under way is still at it after its time."""
+        limit = self.handler.timeout
+        if limit is None:
+            return False
+        # A coroutine is cancelled at its timeout; what is still there then holds up the event loop.
+        patience = CANCELLING if self.handler.is_async else 0.0
+        return self.ran() > limit.total_seconds() + patience
+
+    def will_overrun(self) -> bool:
+        """Say whether the call under way has had so much of its time that it had better stop at a resting place."""
+        limit = self.handler.timeout
+        return limit is not None and self.ran() > PATIENT_FOR * limit.total_seconds()
+
+    def excuse(self, seconds: float) -> None:
+        """Take so many seconds off the time that the call under way has used."""
+        self.blocked += seconds
+        if self.limit is not None and not self.limit.expired():
+            when = self.limit.when()
+            self.limit.reschedule(None if when is None else when + seconds)
+
+    def ask_back(self, why: str, *, too_long: bool = False) -> None:
+        """Have a handler that comes to resting places, as one that walks a range does, stop at the next one."""
+        for task in self.tasks:
+            task.claim.asked_back = task.claim.asked_back or why
+            task.claim.too_long = task.claim.too_long or too_long
+
+    @property
+    def quarantined(self) -> bool:
+        """Whether it may kill the process that runs it; such a row is alone in its unit, and in its claim."""
+        return len(self.tasks) == 1 and self.tasks[0].claim.quarantined
+
+
+@dataclass(eq=False, slots=True)
+class Result:
+    """What a handler made of a row, until it is written."""
+
+    task: Task
+    outcome: Outcome
+    #: Seconds that the handler took; of a call with several rows this one's share.
+    ran: float
+    #: By ``clock()``, when it came, or when a row that somebody has locked is tried again.
+    came: float = field(default_factory=clock)
+    #: Somebody had the row locked at the last try, or may have: nobody waits for the lock.
+    locked: bool = False
+    #: The thread of an abandoned handler: its database session is ended if the row is locked.
+    thread: int | None = None
+
+
+def units_of(handler: Handler, rows: Iterable[object]) -> list[Unit]:
+    """Return the rows of one claim as the units that *handler* is called with."""
+    held = list(rows)
+    batch = Batch(len(held), bytearray(len(held)))
+    tasks = [Task(row, handler, batch, number) for number, row in enumerate(held)]
+    if handler.batch:
+        return [Unit(handler, tasks)] if tasks else []
+    return [Unit(handler, [task]) for task in tasks]
