@@ -14,7 +14,7 @@ from typing import Any
 
 from django_taskclaim.fields import as_utc
 from django_taskclaim.formatting import format_duration
-from django_taskclaim.management.arguments import duration
+from django_taskclaim.management.base import duration
 from django_taskclaim.monitoring.overview import Overview
 from django_taskclaim.states import Status
 

@@ -6,9 +6,10 @@ import pytest
 from django.core.management import get_commands
 from django.db import connections
 
+from django_taskclaim.models import Switch
 from tests.commands import no_savepoint, nobody_answers, table_away, typed
 from tests.companions.app.models import PageTask
-from tests.testapp.models import IntRange, IntSource
+from tests.testapp.models import IntRange, IntSource, Photo
 
 pytestmark = [pytest.mark.once, no_savepoint]
 
@@ -132,7 +133,11 @@ def test_a_database_that_does_not_answer_is_a_sentence(command: str, capsys: Cap
 
 @pytest.mark.parametrize(
     ("command", "model", "table"),
-    [("claimplan", IntRange, IntSource), ("claimstatus", IntRange, IntRange)],
+    [
+        ("claimplan", IntRange, IntSource),
+        ("claimstatus", IntRange, IntRange),
+        *((name, Photo, Switch) for name in ("claimpause", "claimresume", "claimlimit")),
+    ],
 )
 def test_a_missing_table_is_named(command: str, model: Any, table: Any, capsys: Captured) -> None:
     with table_away(table):

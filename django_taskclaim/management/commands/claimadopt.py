@@ -16,8 +16,7 @@ from django_taskclaim.adoption.writing import (
     text_of,
 )
 from django_taskclaim.columns import claim_columns
-from django_taskclaim.management.arguments import add_model
-from django_taskclaim.management.base import USAGE, ClaimCommand
+from django_taskclaim.management.base import USAGE, ClaimCommand, add_model
 
 
 class Command(ClaimCommand):

@@ -11,8 +11,7 @@ from django_taskclaim.checks import check_project
 from django_taskclaim.doctor import Finding, Kind, examine
 from django_taskclaim.doctor.setup import check_findings, server_findings
 from django_taskclaim.formatting import counted
-from django_taskclaim.management.arguments import add_database, add_models, places
-from django_taskclaim.management.base import ClaimCommand
+from django_taskclaim.management.base import ClaimCommand, add_database, add_models, places
 
 _SIGNS = {Kind.PROBLEM: "!!", Kind.NOTE: "..", Kind.FINE: "ok"}
 

@@ -5,12 +5,16 @@ from collections.abc import Callable
 from typing import Any
 
 from django.core.management.base import CommandError
-from django.db import Error
 
 from django_taskclaim.control.switch_changes import change_overrides, in_words
-from django_taskclaim.exceptions import TaskClaimError
-from django_taskclaim.management.arguments import add_database, add_models, add_record
-from django_taskclaim.management.base import USAGE, ClaimCommand, acting
+from django_taskclaim.management.base import (
+    USAGE,
+    ClaimCommand,
+    acting,
+    add_database,
+    add_models,
+    add_record,
+)
 from django_taskclaim.switch import override_from_text, overrides_of, places_of
 from django_taskclaim.tables import LIMITS, OVERRIDES
 
@@ -33,6 +37,7 @@ _OPTIONS = {
 class Command(ClaimCommand):
     """Set the overrides of a model."""
 
+    everywhere = True
     help = """Override options of a model's handler on every host, while its workers run. Batch size and lease are for
 workers; rate, rows at once and hours are limits that all who claim share. What is set stands until it is changed;
 "default" gives one back to the handler, "none" is no limit. Without an option it shows what is set."""
@@ -77,8 +82,6 @@ workers; rate, rows at once and hours are limits that all who claim share. What 
                 self._show(model, database)
         except ValueError as error:
             raise CommandError(str(error), returncode=USAGE) from error
-        except (Error, TaskClaimError) as error:
-            raise CommandError(str(error)) from error
 
     def _show(self, model: Any, database: str | None) -> None:
         aliases = places_of(database, [model])

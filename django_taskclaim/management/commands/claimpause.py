@@ -3,7 +3,7 @@
 from argparse import ArgumentParser
 
 from django_taskclaim.control.actions import PAUSE_ROWS
-from django_taskclaim.management.arguments import duration
+from django_taskclaim.management.base import duration
 from django_taskclaim.management.turning import SwitchCommand
 
 

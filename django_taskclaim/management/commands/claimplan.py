@@ -5,12 +5,16 @@ from functools import partial
 from typing import Any
 
 from django.core.management.base import CommandError
-from django.db import Error, router
+from django.db import router
 
 from django_taskclaim.columns import has_ranges
 from django_taskclaim.formatting import counted, first_line
-from django_taskclaim.management.arguments import add_database, claimable_model, whole_number
-from django_taskclaim.management.base import USAGE, ClaimCommand, lacking_source, lacking_tables
+from django_taskclaim.management.base import (
+    ClaimCommand,
+    add_database,
+    claimable_model,
+    whole_number,
+)
 from django_taskclaim.ranges import RangeQuerySet
 from django_taskclaim.ranges.manager import CHUNK_SIZE, size_of_ranges
 
@@ -62,13 +66,10 @@ Walks the primary key and reads nothing else. May be broken off and run again, a
         ranges: RangeQuerySet[Any] = RangeQuerySet(
             model, using=database or router.db_for_write(model)
         )
+        progress = partial(self._report, chunk_size or size_of_ranges(model))
         try:
-            alias = ranges.db
-            if lacking := [*lacking_tables(model, alias), *lacking_source(model, alias)]:
-                raise CommandError("\n".join(lacking), returncode=USAGE)
-            progress = partial(self._report, chunk_size or size_of_ranges(model))
             planned = ranges.plan(chunk_size=chunk_size, limit=limit, progress=progress)
-        except (TypeError, ValueError, Error) as error:
+        except (TypeError, ValueError) as error:
             raise CommandError(f"{model._meta.label}: {first_line(error)}") from error
         self.stdout.write(f"Planned {counted(planned, 'range')} of {model._meta.label}.")
 

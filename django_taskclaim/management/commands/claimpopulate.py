@@ -4,20 +4,19 @@ from argparse import ArgumentParser, ArgumentTypeError
 from typing import Any
 
 from django.core.management.base import CommandError
-from django.db import Error, models, router
+from django.db import models, router
 
 from django_taskclaim.columns import is_companion, source_link
 from django_taskclaim.companions import CompanionQuerySet
-from django_taskclaim.exceptions import TaskClaimError
-from django_taskclaim.formatting import counted, first_line
-from django_taskclaim.management.arguments import add_database, add_filters, claimable_model
+from django_taskclaim.formatting import counted
 from django_taskclaim.management.base import (
     STOPPED,
     USAGE,
     ClaimCommand,
     Report,
-    lacking_source,
-    lacking_tables,
+    add_database,
+    add_filters,
+    claimable_model,
 )
 from django_taskclaim.management.rows import conditions_of
 
@@ -73,8 +72,6 @@ time: what has been added stays, and the same command goes on from there. Safe t
         alias = database or router.db_for_write(model)
         rows: CompanionQuerySet[Any] = CompanionQuerySet(model, using=alias)
         try:
-            if lacking := [*lacking_tables(model, alias), *lacking_source(model, alias)]:
-                raise CommandError("\n".join(lacking), returncode=USAGE)
             self._populate(rows, _sources(model, alias, filters), paused)
             if remove_orphans:
                 removed = rows.remove_orphans()
@@ -82,8 +79,6 @@ time: what has been added stays, and the same command goes on from there. Safe t
             if left := rows.orphans().count():
                 text = f"{counted(left, 'row')} without a source; --remove-orphans removes those that nobody holds."
                 self.stdout.write(self.style.WARNING(text))
-        except (Error, TaskClaimError) as error:
-            raise CommandError(f"{model._meta.label}: {first_line(error)}") from error
         except TypeError as error:
             raise CommandError(str(error), returncode=USAGE) from error
 
@@ -102,8 +97,6 @@ time: what has been added stays, and the same command goes on from there. Safe t
                 f"Stopped. {counted(added, 'row')} added and committed; the same command goes on from there.",
                 returncode=STOPPED,
             ) from None
-        finally:
-            report.end()
         self.stdout.write(f"Added {counted(added, 'row')} to {rows.model._meta.label}.")
 
 

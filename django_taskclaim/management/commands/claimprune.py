@@ -3,23 +3,24 @@
 from argparse import ArgumentParser
 from collections.abc import Iterator
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from django.core.management.base import CommandError
+from django.db import router
 from django.db.models import CASCADE
 
 from django_taskclaim.columns import claim_columns, is_companion
 from django_taskclaim.control.actions import PRUNE
 from django_taskclaim.formatting import format_duration, listed
-from django_taskclaim.management.arguments import duration
-from django_taskclaim.management.base import USAGE, ClaimCommand
-from django_taskclaim.management.rows import Rows, add_rows_of_one_model, rows_of, run_action
+from django_taskclaim.management.base import USAGE, duration
+from django_taskclaim.management.rows import RowsCommand
 from django_taskclaim.querysets.removing import prunable
 from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.states import Status
 
 
-class Command(ClaimCommand):
+class Command(RowsCommand):
     """Delete old rows."""
 
     help = """Delete rows that were completed longer ago than --older-than, by the database's clock.
@@ -42,27 +43,23 @@ Rows in any other state are never deleted, nor are complete ones without a compl
             required=True,
             help="rows that were completed so long ago: seconds, or 30m, 12h, 30d",
         )
-        add_rows_of_one_model(parser)
+        super().add_arguments(parser)
 
-    def handle(
-        self,
-        *,
-        model: Any,
-        database: str | None,
-        filters: list[str],
-        older_than: timedelta,
-        **options: Any,
-    ) -> None:
-        def prune(rows: Rows, **limits: Any) -> int:
-            return int(rows.prune(older_than=older_than, **limits))
-
-        with rows_of(model, database, [Status.COMPLETE], filters) as choice:
-            try:
-                old = prunable(ClaimTarget.of(model, choice.rows.db), older_than)
-            except TypeError as error:
-                raise CommandError(str(error), returncode=USAGE) from error
-            choice.narrow(old, f"for more than {format_duration(older_than)}")
-            run_action(self, PRUNE, choice, do=prune, warnings=list(_warnings(model)), **options)
+    def handle(self, *, model: Any, older_than: timedelta, **options: Any) -> None:
+        alias = options["database"] or router.db_for_write(model)
+        try:
+            old = prunable(ClaimTarget.of(model, alias), older_than)
+        except TypeError as error:
+            raise CommandError(str(error), returncode=USAGE) from error
+        self.act(
+            PRUNE,
+            model,
+            states=[Status.COMPLETE],
+            narrowed=(old, f"for more than {format_duration(older_than)}"),
+            warnings=list(_warnings(model)),
+            do=partial(PRUNE.verb, older_than=older_than),
+            **options,
+        )
 
 
 def _warnings(model: Any) -> Iterator[str]:

@@ -5,12 +5,11 @@ from functools import partial
 from typing import Any
 
 from django_taskclaim.control.actions import LOSE, NAMED, RESET
-from django_taskclaim.management.base import ClaimCommand
-from django_taskclaim.management.rows import add_rows_of_one_model, rows_of, run_action
+from django_taskclaim.management.rows import RowsCommand
 from django_taskclaim.states import Status
 
 
-class Command(ClaimCommand):
+class Command(RowsCommand):
     """Reset rows."""
 
     help = """Open rows again that ended, with all their tries and without their errors.
@@ -29,25 +28,16 @@ Rows that are locked at the moment are left alone. What was done is recorded."""
         parser.add_argument(
             "--running", action="store_true", help="running rows; their holders lose them"
         )
-        add_rows_of_one_model(parser)
+        super().add_arguments(parser)
 
-    def handle(
-        self,
-        *,
-        model: Any,
-        database: str | None,
-        filters: list[str],
-        **options: Any,
-    ) -> None:
+    def handle(self, *, model: Any, **options: Any) -> None:
         named = [name for name in NAMED.values() if options[name]]
-        states = [state for state, name in NAMED.items() if name in named] or [Status.FAILED]
-        with rows_of(model, database, states, filters) as choice:
-            run_action(
-                self,
-                RESET,
-                choice,
-                # Of rows chosen through a join the verb alone looks at the state again, once it has them locked.
-                do=partial(RESET.run, named=named),
-                warnings=[str(LOSE)] if "running" in named else [],
-                **options,
-            )
+        self.act(
+            RESET,
+            model,
+            states=[state for state, name in NAMED.items() if name in named] or [Status.FAILED],
+            # Of rows chosen through a join the verb alone looks at the state again, once it has them locked.
+            do=partial(RESET.run, named=named),
+            warnings=[str(LOSE)] if "running" in named else [],
+            **options,
+        )

@@ -21,8 +21,15 @@ from django_taskclaim.doctor.blockers import reasons
 from django_taskclaim.fields import as_utc
 from django_taskclaim.formatting import counted, first_line, format_duration, format_moment
 from django_taskclaim.handlers import handler_for
-from django_taskclaim.management.arguments import add_database, add_models, duration, places
-from django_taskclaim.management.base import USAGE, ClaimCommand, lacking_tables
+from django_taskclaim.management.base import (
+    USAGE,
+    ClaimCommand,
+    add_database,
+    add_models,
+    duration,
+    lacking_tables,
+    places,
+)
 from django_taskclaim.management.figures import FIGURES, Condition, conditions, figures_of
 from django_taskclaim.management.terminal import Speed, can_draw_on, screen
 from django_taskclaim.monitoring.overview import (

@@ -25,14 +25,16 @@ from django_taskclaim.claim import clock
 from django_taskclaim.connecting import small_pool, work_in_schema
 from django_taskclaim.formatting import counted, listed
 from django_taskclaim.handlers import Handler, models_with_handler
-from django_taskclaim.management.arguments import (
+from django_taskclaim.management.base import (
+    ClaimCommand,
     add_models,
     database_alias,
     duration,
+    lacking_source,
+    lacking_tables,
     models_to_claim,
     whole_number,
 )
-from django_taskclaim.management.base import ClaimCommand, lacking_source, lacking_tables
 from django_taskclaim.policy import faults
 from django_taskclaim.switch import holds
 from django_taskclaim.throttling.health import health_checks, refusal

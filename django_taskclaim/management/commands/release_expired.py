@@ -14,8 +14,13 @@ from django_taskclaim.control import keeping
 from django_taskclaim.control.installed import is_on
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.formatting import counted, first_line
-from django_taskclaim.management.arguments import add_database, add_models, places, whole_number
-from django_taskclaim.management.base import ClaimCommand
+from django_taskclaim.management.base import (
+    ClaimCommand,
+    add_database,
+    add_models,
+    places,
+    whole_number,
+)
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.expiry import Reaper
 from django_taskclaim.querysets.isolating import refusals
