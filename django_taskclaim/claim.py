@@ -5,7 +5,7 @@ holder's, and a late worker would then pass the fence.
 """
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from django.db import connections, models, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from django_taskclaim.fields import AnyField
 from django_taskclaim.states import Token
 
 ATTRIBUTE = "_taskclaim"
@@ -207,3 +208,36 @@ def attach(row: models.Model, claim: Claim) -> None:
 def detach(row: models.Model) -> None:
     """Let *row* carry no claim: it denotes another row now."""
     row.__dict__.pop(ATTRIBUTE, None)
+
+
+# What an instance shows of its row
+
+
+#: Where an instance keeps what its row has stored: names and values as they were loaded, by reference, and by attname
+#: what was written or loaded since. Nothing is copied for rows that are only read.
+LOADED = "_taskclaim_loaded"
+
+
+#: The last of the three for a row that was only loaded.
+UNCHANGED: Mapping[str, Any] = {}
+
+
+def remember(row: models.Model, attnames: Iterable[str]) -> None:
+    """Take the row's present values of these columns for the stored ones."""
+    stored = {name: row.__dict__.get(name, models.DEFERRED) for name in attnames}
+    names, values, since = row.__dict__.get(LOADED, ((), (), UNCHANGED))
+    row.__dict__[LOADED] = (names, values, {**since, **stored})
+
+
+def show(rows: Iterable[models.Model], values: Mapping[AnyField | None, Any]) -> None:
+    """Let instances show what a verb has written to all of them; ``DEFERRED`` values are read again when asked for."""
+    written = {field.attname: value for field, value in values.items() if field is not None}
+    unknown = [name for name, value in written.items() if value is models.DEFERRED]
+    for row in rows:
+        own = row.__dict__
+        own.update(written)
+        for name in unknown:
+            del own[name]
+        names, values, since = own.get(LOADED, ((), (), UNCHANGED))
+        # Rows that a verb has written alike share what it wrote.
+        own[LOADED] = (names, values, {**since, **written} if since else written)

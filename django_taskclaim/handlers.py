@@ -31,7 +31,7 @@ from django_taskclaim.policy import (
     policy_for,
     set_policy,
 )
-from django_taskclaim.querysets.results import checked_results
+from django_taskclaim.querysets.completing import checked_results
 from django_taskclaim.querysets.scope import refuse_unclaimable, refuse_unknown_order
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -16,7 +16,7 @@ from django_taskclaim.control.actions import EXPIRED
 from django_taskclaim.db import dialect_for
 from django_taskclaim.formatting import format_duration
 from django_taskclaim.monitoring.overview import database_time
-from django_taskclaim.querysets.conditions import is_expired, is_waiting
+from django_taskclaim.querysets.scope import is_expired, is_waiting
 from django_taskclaim.states import WORKER_MARK, Status
 
 #: So many running, or failed, rows are looked through for choices to offer.

@@ -17,7 +17,8 @@ from django_taskclaim.fields import PriorityField
 from django_taskclaim.formatting import format_duration, listed
 from django_taskclaim.handlers import WAITS_PER_LEASE, Handler, handler_for
 from django_taskclaim.policy import LONGEST_LEASE, SHORTEST_LEASE, faults
-from django_taskclaim.querysets.removing import fills_itself, is_on_many_tables, shared_columns
+from django_taskclaim.querysets.completing import fills_itself, shared_columns
+from django_taskclaim.querysets.operating import is_on_many_tables
 from django_taskclaim.throttling.health import loaded
 
 

@@ -19,7 +19,7 @@ from django_taskclaim.db import is_supported
 from django_taskclaim.formatting import listed
 from django_taskclaim.handlers import Handler, handler_for
 from django_taskclaim.models import RangeMixin
-from django_taskclaim.querysets.results import PREFIX, writable
+from django_taskclaim.querysets.completing import PREFIX, writable
 from django_taskclaim.ranges.keys import RangeTarget, source_of
 from django_taskclaim.ranges.planning import refuse_unplannable
 

@@ -9,10 +9,9 @@ from django.db import models
 from django.db.models import Exists, OuterRef, Q
 
 from django_taskclaim.columns import COMPANION, LINK, source_link
-from django_taskclaim.querysets.conditions import is_running
 from django_taskclaim.querysets.isolating import Bad, isolate_unreadable
 from django_taskclaim.querysets.operating import BulkVerb, LockedRow, in_chunks
-from django_taskclaim.querysets.scope import ClaimTarget
+from django_taskclaim.querysets.scope import ClaimTarget, is_running
 
 Found = TypeVar("Found", bound="models.QuerySet[Any]")
 

@@ -9,10 +9,10 @@ from django.db import InternalError
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_taskclaim.db.base import Dialect
-from django_taskclaim.db.claim_statement import ClaimStatement
 from django_taskclaim.db.sql import (
     PREPARED,
     SQL,
+    ClaimStatement,
     Keys,
     KeyTable,
     OwnValues,

@@ -8,14 +8,13 @@ from typing import Any
 
 from django.db import OperationalError
 
-from django_taskclaim.db.base import Dialect
-from django_taskclaim.db.claim_statement import ClaimStatement
-from django_taskclaim.db.sessions import NAMED_LEASES
+from django_taskclaim.db.base import NAMED_LEASES, Dialect
 from django_taskclaim.db.sql import (
     SKIP,
     SQL,
     WAIT,
     Change,
+    ClaimStatement,
     Fields,
     Keys,
     KeyTable,

@@ -22,8 +22,16 @@ from django_taskclaim.db import Bound
 from django_taskclaim.db.sql import SQL, Key
 from django_taskclaim.fields import AnyField
 from django_taskclaim.policy import Policy, policies_over
-from django_taskclaim.querysets.conditions import in_state, is_open, is_running, is_waiting
-from django_taskclaim.querysets.scope import ClaimTarget, Rows, in_claim_order, with_keys
+from django_taskclaim.querysets.scope import (
+    ClaimTarget,
+    Rows,
+    in_claim_order,
+    in_state,
+    is_open,
+    is_running,
+    is_waiting,
+    with_keys,
+)
 from django_taskclaim.states import Status
 
 #: The heads of so many keys are looked up in one statement.

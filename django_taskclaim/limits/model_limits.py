@@ -16,8 +16,7 @@ from django.utils import timezone
 
 from django_taskclaim.fields import as_utc
 from django_taskclaim.policy import Policy, policies_over
-from django_taskclaim.querysets.conditions import is_running
-from django_taskclaim.querysets.scope import ClaimTarget
+from django_taskclaim.querysets.scope import ClaimTarget, is_running
 from django_taskclaim.querysets.transactions import refuse_old_snapshots
 from django_taskclaim.tables import LIMITS, RateLevel, Switch, own_scopes, scope_of
 

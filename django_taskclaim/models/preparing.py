@@ -13,10 +13,9 @@ from django.db.models.query_utils import DeferredAttribute
 from django.db.models.signals import class_prepared
 
 from django_taskclaim.awaitables import async_twin
-from django_taskclaim.claim import Claim, claim_of, standing_claim
+from django_taskclaim.claim import Claim, claim_of, remember, standing_claim
 from django_taskclaim.columns import claim_columns, has_claim_columns, is_claimable
 from django_taskclaim.exceptions import ClaimLost
-from django_taskclaim.guard import remember
 from django_taskclaim.indexes import ClaimIndex
 from django_taskclaim.querysets import ClaimManager, ClaimQuerySet
 from django_taskclaim.querysets.fence import fence_delete

@@ -29,7 +29,7 @@ from django_taskclaim.limits.model_limits import ModelLimits, limits_by
 from django_taskclaim.models import Switch, Throttle, WorkerProcess
 from django_taskclaim.monitoring.counts import MOST, count_rows
 from django_taskclaim.querysets import ClaimQuerySet, Progress
-from django_taskclaim.querysets.conditions import is_due, is_expired, is_running, never_waited
+from django_taskclaim.querysets.scope import is_due, is_expired, is_running, never_waited
 from django_taskclaim.states import WORKER_MARK, Status
 from django_taskclaim.tables import (
     own_scopes,

@@ -15,7 +15,6 @@ from django_taskclaim.db.sql import Key
 from django_taskclaim.fields import QUARANTINED, QUARANTINED_UNSTARTED, AnyField
 from django_taskclaim.limits.key_limits import KeyChooser
 from django_taskclaim.limits.model_limits import Answer
-from django_taskclaim.querysets.conditions import is_open
 from django_taskclaim.querysets.cursor import (
     EVERYTHING,
     QUARANTINED_SCAN,
@@ -29,6 +28,7 @@ from django_taskclaim.querysets.scope import (
     ClaimTarget,
     Rows,
     in_claim_order,
+    is_open,
     on_claim_table,
     with_keys,
 )

@@ -9,6 +9,8 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 from django.db import OperationalError, models
@@ -16,13 +18,13 @@ from django.db import OperationalError, models
 from django_taskclaim import conf
 from django_taskclaim.claim import Claim, attach, clock
 from django_taskclaim.db import ClaimedRow
+from django_taskclaim.db.sql import WAIT, Change, Key, rows_by_role
 from django_taskclaim.fields import is_quarantine_mark
 from django_taskclaim.holders import checked_name, new_holder
 from django_taskclaim.limits.model_limits import Grant, known, limits_are_stored
 from django_taskclaim.policy import known_policy, policies_over
-from django_taskclaim.querysets.candidates import ClaimCall, Request, take
+from django_taskclaim.querysets.candidates import ClaimCall, Request, send_parts, take
 from django_taskclaim.querysets.failing import release
-from django_taskclaim.querysets.holdings import extend_held, rows_of_holder
 from django_taskclaim.querysets.instances import bare, build, like, read_again
 from django_taskclaim.querysets.isolating import (
     Bad,
@@ -33,12 +35,14 @@ from django_taskclaim.querysets.isolating import (
     remembered,
     without_refused,
 )
-from django_taskclaim.querysets.losses import judge_ambiguous_commit
 from django_taskclaim.querysets.scope import (
     ClaimTarget,
     Rows,
+    in_claim_order,
     in_policy_order,
     is_plain,
+    is_running,
+    on_claim_table,
     refuse_unclaimable,
 )
 from django_taskclaim.querysets.transactions import (
@@ -49,6 +53,7 @@ from django_taskclaim.querysets.transactions import (
     run_durable,
     wait_for_answer,
 )
+from django_taskclaim.querysets.writes import judge_ambiguous_commit
 from django_taskclaim.signals import rows_claimed, send_after_commit
 from django_taskclaim.states import WORKER_MARK, Token
 
@@ -251,3 +256,45 @@ def _read(call: ClaimCall, claimed: Sequence[ClaimedRow]) -> list[Any]:
     for one in _claims(call, [row for row in claimed if row.key in errors]):
         call.unreadable.append(Bad(bare(call.queryset.model, one), errors[one.pk]))
     return _instances(call, [row for row in claimed if row.key not in errors])
+
+
+# What the holder has already
+
+
+def rows_of_holder(call: ClaimCall) -> list[ClaimedRow]:
+    """Return the first rows that the holder of *call* has, as many as it asks for at most."""
+    target, fields = call.target, call.fields
+    columns = target.columns
+    # What an id of its own has is this call's, also where a condition like ``open()`` is true of it no more.
+    is_own = WORKER_MARK in call.request.holder
+    rows = target.rows if is_own else on_claim_table(call.queryset, target)
+    rows = in_claim_order(rows, call.queryset, target)
+    held = rows.filter(is_running(columns), **{columns.claimed_by.name: call.request.holder})
+    found = target.dialect.first(held, target.table, call.request.limit, fields)
+    return rows_by_role(fields, target.table, found)
+
+
+def extend_held(call: ClaimCall) -> list[ClaimedRow]:
+    """Return what the holder has of the queryset, each lease extended and none shortened.
+
+    Rows are found without locks and waited for: a row passed over because it is locked would be handed out twice.
+    """
+    call.target.lock_holder(call.request.holder)
+    held = rows_of_holder(call)
+    extended: set[Key] = set()
+    by_token = sorted(held, key=attrgetter("iteration", "key"))
+    for iteration, same in groupby(by_token, attrgetter("iteration")):
+        extend = partial(_extend, call, Token(call.request.holder, iteration))
+        for part in send_parts(call, [row.key for row in same], extend):
+            extended.update(part)
+    return [row for row in held if row.key in extended]
+
+
+def _extend(call: ClaimCall, token: Token, keys: Sequence[Key]) -> list[Key]:
+    """Wait for the rows that *token* holds, extend their leases, and return their keys."""
+    dialect, table = call.target.dialect, call.target.table
+    held = dialect.select_keys(table, keys, table.standing(token), WAIT)
+    if held:
+        extension = Change([dialect.extension(table, call.request.lease)])
+        dialect.write(table, held, extension, table.standing(token))
+    return held

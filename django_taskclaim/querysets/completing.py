@@ -1,29 +1,59 @@
 """Finishing rows well, each in the way that the policy of its model names; the worker comes here like any caller."""
 
-from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import cache
+from typing import Any, NamedTuple
 
 from django.db import connections, models, transaction
 
 from django_taskclaim.awaitables import refuse_not_run
 from django_taskclaim.claim import COMPLETED as ENDED_WELL
-from django_taskclaim.claim import carried_claims, end_claims
+from django_taskclaim.claim import carried_claim, carried_claims, end_claims
+from django_taskclaim.columns import (
+    LINK,
+    KeyColumns,
+    claim_columns,
+    is_claimable,
+    is_companion,
+    source_link,
+)
 from django_taskclaim.completion import Archive, Call, Clear, Completion, Delete
 from django_taskclaim.contention import contention_code, server_code
-from django_taskclaim.db.sql import OwnValues
-from django_taskclaim.exceptions import TaskClaimError
+from django_taskclaim.db.sql import SKIP, SQL, Change, Key, KeyTable, OwnValues
+from django_taskclaim.exceptions import SourceGone, TaskClaimError
+from django_taskclaim.fields import AnyField
 from django_taskclaim.policy import known_policy
-from django_taskclaim.querysets.removing import is_on_many_tables, move_to, remove
-from django_taskclaim.querysets.results import (
-    Results,
-    checked_results,
-    own_values,
-    write_elsewhere,
+from django_taskclaim.querysets.fence import refuse_names
+from django_taskclaim.querysets.operating import delete_locked, is_on_many_tables
+from django_taskclaim.querysets.scope import (
+    AS_NEW,
+    COMPLETED,
+    NOW,
+    OPEN_AGAIN,
+    ClaimTarget,
+    is_claimed_by,
 )
-from django_taskclaim.querysets.scope import AS_NEW, COMPLETED, NOW, OPEN_AGAIN, ClaimTarget
 from django_taskclaim.querysets.writes import Given, Rows, Write, show_state
 from django_taskclaim.signals import rows_completed
 from django_taskclaim.states import Status
+
+#: What names a column of the source's, where the companion has one of the same name.
+PREFIX = f"{LINK}__"
+
+
+class Results(NamedTuple):
+    """The columns that a completion writes from the instances of one model."""
+
+    #: On the table of the claim.
+    own: tuple[AnyField, ...] = ()
+    #: On the tables of parents and children.
+    inherited: tuple[AnyField, ...] = ()
+    #: Of the source, where the model is a companion.
+    of_source: tuple[AnyField, ...] = ()
+
+
+#: What nearly every completion names.
+NOTHING = Results()
 
 
 class CallRaised(Exception):
@@ -128,3 +158,223 @@ def _call(alias: str, rows: Rows, function: Callable[[list[Any]], object]) -> No
         if connections[alias].is_usable():
             raise CallRaised(error) from error
         raise
+
+
+# Results
+
+
+def checked_results(model: type[models.Model], names: Collection[str]) -> Results:
+    """Sort out what *update_fields* names; an error in one sentence for what cannot be written.
+
+    For a companion a name means a column of its own if it has one, else of its source; ``source__name`` means the
+    source's.
+    """
+    if isinstance(names, str):
+        raise TypeError(f"update_fields is a list of names, not the text {names!r}.")
+    if names is None:
+        # To Django's save() that is every column.
+        raise TypeError("update_fields is a list of names, not None.")
+    return _sorted_out(model, tuple(names)) if names else NOTHING
+
+
+@cache
+def _sorted_out(model: type[models.Model], names: tuple[str, ...]) -> Results:
+    refuse_names(model, names, "update_fields")
+    own = [name for name in names if name in writable(model)]
+    rest = [name for name in names if name not in own]
+    source = source_link(model).source if rest and is_companion(model) else None
+    of_source = [] if source is None else [name.removeprefix(PREFIX) for name in rest]
+    unknown = sorted(rest if source is None else set(of_source) - writable(source))
+    if unknown:
+        also = "" if source is None else f", and {source._meta.label} has none either"
+        raise ValueError(
+            f"{model._meta.label} has no column to write named {', '.join(unknown)}{also}."
+        )
+    if source is not None and is_claimable(source):
+        refuse_names(source, of_source, "update_fields")
+    fields, owner = _fields(model, own), claim_columns(model).owner
+    return Results(
+        tuple(field for field in fields if field.model is owner),
+        tuple(field for field in fields if field.model is not owner),
+        () if source is None else _fields(source, of_source),
+    )
+
+
+def _fields(model: type[models.Model], names: Iterable[str]) -> tuple[AnyField, ...]:
+    found: dict[Any, None] = dict.fromkeys(model._meta.get_field(name) for name in names)
+    return tuple(found)
+
+
+def writable(model: type[models.Model]) -> set[str]:
+    """Return the names, and attnames, of the columns that can be written."""
+    return {
+        name
+        for field in model._meta.concrete_fields
+        if not field.primary_key and not getattr(field, "generated", False)
+        for name in (field.name, field.attname)
+    }
+
+
+def own_values(
+    table: KeyTable, fields: Sequence[AnyField], instances: Sequence[models.Model]
+) -> list[OwnValues]:
+    """Return the values that the instances have in each of *fields*, prepared as ``save()`` does."""
+    return [
+        OwnValues(field, table.bound_all(field, [field.pre_save(one, False) for one in instances]))
+        for field in fields
+    ]
+
+
+def write_elsewhere(
+    target: ClaimTarget, rows: Sequence[models.Model], results: Results, *, may_be_gone: bool
+) -> None:
+    """Write results that are on other tables than the claim, inside the same transaction.
+
+    SourceGone where a source is not there any more, unless it *may be gone*.
+    """
+    _write(target, results.inherited, rows)
+    if not results.of_source:
+        return
+    link = source_link(target.model)
+    if (beside := link.alias_beside(target.alias)) != target.alias:
+        raise ValueError(
+            f"update_fields names columns of {link.source._meta.label} on the database {beside!r}, which no transaction"
+            f" of {target.model._meta.label} on {target.alias!r} can write; store results on the companion."
+        )
+    gone = _without_source(rows, beside)
+    there = [row for row in rows if row not in gone]
+    lost = _write(target, results.of_source, [getattr(row, LINK) for row in there])
+    gone += [row for row in there if getattr(row, LINK) in lost]
+    if gone and not may_be_gone:
+        raise SourceGone(gone)
+
+
+def _write(
+    target: ClaimTarget, fields: Sequence[AnyField], instances: Sequence[models.Model]
+) -> list[object]:
+    """Write *fields* from the instances, many in a statement, and return those whose rows are not there."""
+    gone: list[Any] = []
+    for table, of_table, by_key in _by_table(target, fields, instances):
+        for keys in target.dialect.chunks(sorted(by_key), table, len(of_table)):
+            values = own_values(table, of_table, [by_key[key] for key in keys])
+            if target.dialect.write(table, keys, Change([], values)) < len(keys):
+                there = set(target.dialect.select_keys(table, keys))
+                gone += [by_key[key] for key in keys if key not in there]
+    return gone
+
+
+def with_locked_source(rows: Sequence[Any], names: Collection[str]) -> list[Any]:
+    """Lock, in the current transaction, the sources that a completion of *rows* writes; nobody waits for a lock.
+
+    Returns the rows whose sources somebody else has locked.
+    """
+    of_source = checked_results(type(rows[0]), names).of_source if rows else ()
+    if not of_source:
+        return []
+    target = ClaimTarget.of(type(rows[0]), carried_claim(rows[0]).alias)
+    gone = _without_source(rows, target.alias)
+    there = [row for row in rows if row not in gone]
+    busy: list[Any] = []
+    for table, _, by_key in _by_table(target, of_source, [getattr(row, LINK) for row in there]):
+        for keys in target.dialect.chunks(sorted(by_key), table):
+            missed = set(keys).difference(target.dialect.select_keys(table, keys, lock=SKIP))
+            busy += [by_key[key] for key in target.dialect.select_keys(table, list(missed))]
+    return [row for row in there if getattr(row, LINK) in busy]
+
+
+def _without_source(rows: Sequence[Any], alias: str) -> list[Any]:
+    """Load the sources that are not loaded, and return the rows without one."""
+    # Where the completion is written: a replica may not have heard of the sources yet.
+    link = source_link(type(rows[0]))
+    return link.load([row for row in rows if not link.field.is_cached(row)], alias)
+
+
+def _by_table(
+    target: ClaimTarget, fields: Iterable[AnyField], instances: Sequence[Any]
+) -> Iterator[tuple[KeyTable, list[AnyField], dict[Key, Any]]]:
+    """Yield each table that has some of *fields*, for some may be inherited, and the instances by their keys there."""
+    tables: dict[Any, list[AnyField]] = {}
+    for field in fields:
+        tables.setdefault(field.model, []).append(field)
+    for model, of_table in tables.items():
+        table = KeyTable(KeyColumns(model), target.dialect.connection)
+        names = [field.attname for field in table.columns.key]
+        keys = [table.key_of([getattr(one, name) for name in names]) for one in instances]
+        yield table, of_table, dict(zip(keys, instances, strict=True))
+
+
+# Deleting, and moving to an archive
+
+
+def remove(
+    target: ClaimTarget, rows: Sequence[models.Model], status: Status, *, cascade: bool
+) -> None:
+    """Delete rows of one claim that this transaction has locked in *status*.
+
+    The instances keep their keys. One without a key would be stored as a new row by its next ``save()``, and be done
+    again for ever.
+    """
+    claims = carried_claims(rows)
+    condition = is_claimed_by(target.columns, claims[0].token, status)
+    deleted = delete_locked(target, [claim.pk for claim in claims], condition, cascade=cascade)
+    if deleted != len(rows):
+        raise TaskClaimError(
+            f"Deleted {deleted} of {len(rows)} rows that were locked for it; rolled back."
+        )
+
+
+def move_to(
+    archive: type[models.Model], target: ClaimTarget, rows: Sequence[models.Model], *, cascade: bool
+) -> None:
+    """Copy rows that this transaction has completed to *archive*, and delete them."""
+    _copy(target, archive, [claim.pk for claim in carried_claims(rows)])
+    remove(target, rows, Status.COMPLETE, cascade=cascade)
+
+
+def _copy(target: ClaimTarget, archive: type[models.Model], keys: Sequence[object]) -> None:
+    """Copy the rows with these keys, as they are now, by one INSERT … SELECT."""
+    shared = shared_columns(target.model, archive)
+    own = [
+        (field, models.Value(field.pre_save(archive(), add=True), output_field=field))
+        for field in archive._meta.local_concrete_fields
+        if field.attname not in shared and not fills_itself(field)
+    ]
+    rows: models.QuerySet[Any] = models.QuerySet(target.model, using=target.alias).order_by()
+    rows = rows.filter(**{f"{target.columns.key_path(target.model)}__in": keys})
+    query = rows.values_list(*shared, *(given for _, given in own)).query
+    text, params = query.get_compiler(connection=target.dialect.connection).as_sql()
+    by_name: dict[str, Any] = {field.attname: field for field in archive._meta.concrete_fields}
+    into = [*(by_name[name] for name in shared), *(field for field, _ in own)]
+    table = KeyTable(KeyColumns(archive), target.dialect.connection)
+    copied = target.dialect.insert_selected(table, into, SQL(text, tuple(params)))
+    if copied != len(keys):
+        raise TaskClaimError(f"Archived {copied} of {len(keys)} rows; rolled back.")
+
+
+def shared_columns(model: type[models.Model], archive: type[models.Model]) -> list[str]:
+    """Return what rows of *model* and of *archive* both have, by attname."""
+    there = {field.attname: field for field in archive._meta.local_concrete_fields}
+    return [
+        field.attname
+        for field in model._meta.concrete_fields
+        if field.attname in there and _can_take(there[field.attname], field)
+    ]
+
+
+def _can_take(target: object, field: object) -> bool:
+    """Say whether a column of the archive may be given a value, one of the kind that *field* has."""
+    if getattr(target, "generated", False):
+        return False
+    # An ``id`` that nobody wrote down, beside a key of another kind.
+    numbered = (models.AutoField, models.IntegerField, models.ForeignKey)
+    return not isinstance(target, models.AutoField) or isinstance(field, numbered)
+
+
+def fills_itself(field: Any) -> bool:
+    """Say whether the database gives the column a value where an INSERT names none."""
+    return (
+        getattr(field, "generated", False)
+        or field.has_db_default()
+        or isinstance(field, models.AutoField)  # the big and small ones say so, too
+        or (field.null and not field.has_default())
+    )

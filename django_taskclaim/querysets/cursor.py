@@ -16,8 +16,7 @@ from django_taskclaim.columns import ClaimColumns
 from django_taskclaim.db import Bound, ClaimedRow
 from django_taskclaim.db.sql import Table, sql
 from django_taskclaim.fields import NEVER_WAITED, QUARANTINED, as_utc
-from django_taskclaim.querysets.conditions import has_waited, is_quarantined, never_waited
-from django_taskclaim.querysets.scope import ClaimTarget
+from django_taskclaim.querysets.scope import ClaimTarget, has_waited, is_quarantined, never_waited
 from django_taskclaim.states import Status
 
 #: Under backlog everything is looked at so often, in seconds, …

@@ -17,7 +17,6 @@ from django_taskclaim.db.sql import Change
 from django_taskclaim.fields import QUARANTINED, is_quarantine_mark, is_unstarted_mark
 from django_taskclaim.formatting import counted
 from django_taskclaim.policy import RENEWALS_PER_LEASE, fault_of, policy_for
-from django_taskclaim.querysets.conditions import is_expired
 from django_taskclaim.querysets.isolating import without_refused
 from django_taskclaim.querysets.operating import (
     BulkVerb,
@@ -33,6 +32,7 @@ from django_taskclaim.querysets.scope import (
     ClaimTarget,
     Columns,
     Rows,
+    is_expired,
 )
 from django_taskclaim.signals import after_commit, rows_expired, send_after_commit
 from django_taskclaim.states import WORKER_MARK

@@ -1,33 +1,33 @@
 """What Django's own writes may do to claimable rows: never write a claim column, never pass a lost claim."""
 
 from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
+from datetime import datetime
 from functools import partial, wraps
 from typing import Any, Self, TypeVar, cast
 
 import django
+from django.core.exceptions import ValidationError
 from django.db import connections, models, router, transaction
 
 from django_taskclaim import conf
-from django_taskclaim.claim import claim_of, standing_claim
-from django_taskclaim.columns import claim_columns
-from django_taskclaim.db.notify import call_workers
-from django_taskclaim.exceptions import ClaimLost
-from django_taskclaim.guard import (
+from django_taskclaim.claim import (
     LOADED,
-    NEVER_INSERTED,
     UNCHANGED,
-    claim_on,
-    is_copy,
-    is_stored,
-    prepare_new_row,
-    refuse_assigned,
-    refuse_names,
+    Claim,
+    claim_of,
+    detach,
     remember,
     show,
+    standing_claim,
 )
-from django_taskclaim.querysets.conditions import is_claimed_by
-from django_taskclaim.querysets.losses import raise_lost
-from django_taskclaim.querysets.writes import lock_claims
+from django_taskclaim.columns import claim_columns
+from django_taskclaim.db.notify import call_workers
+from django_taskclaim.exceptions import ClaimColumnError, ClaimLost
+from django_taskclaim.fields import AnyField, RangeColumn, as_utc
+from django_taskclaim.querysets.scope import is_claimed_by
+from django_taskclaim.querysets.writes import lock_claims, raise_lost
+from django_taskclaim.states import Status
 
 M = TypeVar("M", bound=models.Model)
 
@@ -307,3 +307,112 @@ def _attnames(row: models.Model, names: Iterable[str] | None) -> list[str]:
         for field in row._meta.concrete_fields
         if wanted is None or not wanted.isdisjoint((field.name, field.attname))
     ]
+
+
+# What an instance may be saved with
+
+
+#: Why an instance that carries a claim, or once did, is not stored as a new row under the key that it had claimed.
+NEVER_INSERTED = "the row is gone, and an instance that was claimed never inserts its key again"
+
+_VERB_FOR: dict[Any, str] = {
+    Status.OPEN: "row.claim.release(), or reset() on a queryset",
+    Status.PROCESSING: "claim_batch()",
+    Status.COMPLETE: "row.claim.complete()",
+    Status.FAILED: "row.claim.fail(error)",
+    Status.PAUSED: "pause_rows() on a queryset",
+}
+
+
+def refuse_names(model: type[models.Model], names: Iterable[str] | None, where: str) -> None:
+    """Raise ClaimColumnError if *names* holds a claim column."""
+    wrong = sorted(claim_columns(model).guarded_names.intersection(names or ()))
+    if wrong:
+        raise ClaimColumnError(
+            f"{where} names {', '.join(wrong)} of {model._meta.label}: claim columns are written by the verbs alone"
+            f" (claim_batch, complete, fail, release, renew, reset, pause_rows, resume_rows)."
+        )
+
+
+def refuse_assigned(row: models.Model) -> None:
+    """Raise ClaimColumnError if a claim column of a stored row was assigned since it was loaded."""
+    if not is_stored(row):
+        return
+    own, columns = row.__dict__, claim_columns(type(row))
+    names, values, since = own[LOADED]
+    known = {**dict(zip(names, values, strict=False)), **since}
+    for field in columns.guarded:
+        name = field.attname
+        stored = known.get(name, models.DEFERRED)
+        if name in own and (stored is models.DEFERRED or _differs(stored, own[name])):
+            verb = _VERB_FOR.get(own[name]) if field is columns.status else None
+            raise ClaimColumnError(
+                f"{row._meta.label} {row.pk!r}: {field.name} was set to {own[name]!r}, but claim columns are written"
+                f" by the verbs alone; use {verb or 'one of the verbs'}."
+            )
+
+
+def _differs(known: object, value: object) -> bool:
+    """Compare as an export, a form or a spreadsheet keeps values: whole seconds, and no NULL beside an empty text."""
+    if known == value or (not known and value in ("", None)):
+        return False
+    if isinstance(known, datetime) and isinstance(value, datetime) and not value.microsecond:
+        return as_utc(known).replace(microsecond=0) != as_utc(value)
+    return True
+
+
+def is_stored(row: models.Model) -> bool:
+    """Say whether the row was loaded, or saved before: then its values of our columns are not the user's wish."""
+    return LOADED in row.__dict__
+
+
+def is_copy(row: models.Model) -> bool:
+    """Say whether the row is a loaded one about to be saved as a new row (Django's copy idiom)."""
+    return is_stored(row) and (row._state.adding or row.pk is None)
+
+
+def claim_on(row: models.Model, using: str) -> Claim | None:
+    """Return the claim that the instance carries, or once carried, on the very row that a save there would write."""
+    claim = claim_of(row)
+    if claim is None or claim.alias != using:
+        return None
+    columns = claim_columns(type(row))
+    key = columns.key_of(row)
+    if claim.pk == key:
+        return claim
+    # A key as its field would load it: "5" names the row 5.
+    with suppress(ValidationError):
+        return claim if claim.pk == columns.owner._meta.pk.to_python(key) else None
+    return None
+
+
+def prepare_new_row(row: models.Model) -> None:
+    """Prepare a row to be inserted: one that was loaded, or names what a claim writes, is a copy and is created open.
+
+    Raises ClaimColumnError for a constructed row whose state is none.
+    """
+    columns = claim_columns(type(row))
+    claim, ours = claim_of(row), columns.guarded
+    if not is_stored(row) and claim is None:
+        # What a new range is of, its maker says.
+        ours = [field for field in ours if not isinstance(field, RangeColumn)]
+        if not _names_a_claim(row, ours):
+            return
+    for field in ours:
+        row.__dict__[field.attname] = field.get_default()
+    if claim is not None and claim.pk != columns.key_of(row):
+        # With the same key, but on another database, the instance still carries the claim of the row here.
+        detach(row)
+
+
+def _names_a_claim(row: models.Model, ours: Iterable[AnyField]) -> bool:
+    columns, own = claim_columns(type(row)), row.__dict__
+    state = own.get(columns.status.attname, Status.OPEN)
+    if state not in Status.values:
+        raise ClaimColumnError(
+            f"A new {row._meta.label} cannot be {state!r}, only open, paused, complete or failed."
+        )
+    only_a_claim_writes = [one for one in ours if one not in (columns.status, columns.not_before)]
+    return state == Status.PROCESSING or any(
+        one.attname in own and own[one.attname] != one.get_default() for one in only_a_claim_writes
+    )

@@ -1,6 +1,6 @@
 """From claimed rows to the instances that the caller's queryset asks for."""
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from functools import cache
 from inspect import getattr_static
 from typing import Any, cast
@@ -11,10 +11,17 @@ from django.db.models.fields.related_descriptors import ForeignKeyDeferredAttrib
 from django.db.models.signals import post_init, pre_init
 from django.db.models.sql.where import WhereNode
 
-from django_taskclaim.claim import ATTRIBUTE, Claim, attach
+from django_taskclaim.claim import ATTRIBUTE, LOADED, UNCHANGED, Claim, attach
+from django_taskclaim.columns import claim_columns
 from django_taskclaim.db import ClaimedRow
-from django_taskclaim.guard import LOADED, UNCHANGED
-from django_taskclaim.querysets.scope import ClaimTarget, Rows
+from django_taskclaim.policy import policy_for
+from django_taskclaim.querysets.scope import (
+    ClaimTarget,
+    Rows,
+    in_policy_order,
+    is_running,
+)
+from django_taskclaim.states import Token
 
 
 def build(
@@ -135,3 +142,45 @@ def _fresh_like(queryset: Rows) -> Rows:
     if hasattr(queryset, "_fetch_mode"):
         fresh._fetch_mode = queryset._fetch_mode  # type: ignore[attr-defined]  # not in django-stubs
     return fresh
+
+
+# What somebody holds already, carrying its claims again
+
+
+def carrying(row: Any, token: Token, using: str) -> Any:
+    """Return *row*, carrying the claim that *token* names, whether that stands or not."""
+    columns = claim_columns(type(row))
+    attempts = getattr(row, (columns.attempts or columns.iteration).attname)
+    lease = policy_for(type(row)).lease
+    attach(row, Claim(token, using, columns.key_of(row), lease=lease, attempts=attempts))
+    return row
+
+
+def claimed_by(queryset: Rows, holders: Collection[str], *, whole: bool = False) -> list[Any]:
+    """Return the rows of *queryset* that these holders have now, each carrying its claim.
+
+    With *whole* they are as the queryset selects, defers and joins. Else nothing is read but the claim: a column of the
+    user's that cannot be read may be why nobody has got the rows.
+    """
+    columns = claim_columns(queryset.model)
+    vars(queryset)["_for_write"] = True
+    rows = queryset.filter(is_running(columns), **{f"{columns.claimed_by.name}__in": holders})
+    fields = columns.claimed_by.attname, columns.iteration.attname
+    ours = {*fields, (columns.attempts or columns.iteration).attname}
+    if whole:
+        names, are_deferred = rows.query.deferred_loading
+        named = names.difference(ours) if are_deferred else names.union(ours)
+        rows.query.deferred_loading = named, are_deferred
+    else:
+        rows = rows.only(*(field.attname for field in columns.key), *ours)
+    return [carrying(row, Token(*(getattr(row, f) for f in fields)), rows.db) for row in rows]
+
+
+def holdings(queryset: Rows, who: str) -> list[Any]:
+    """Return the rows that *who* holds; see ``ClaimQuerySet.holdings``."""
+    if queryset._fields is not None:  # type: ignore[attr-defined]  # not in django-stubs
+        raise TypeError("holdings() returns rows that carry claims; values() has none.")
+    ordered = in_policy_order(queryset)
+    if not ordered.query.order_by:
+        ordered = ordered.order_by(*claim_columns(queryset.model).order)
+    return claimed_by(ordered, [who], whole=True)

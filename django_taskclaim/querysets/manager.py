@@ -17,15 +17,14 @@ from django_taskclaim.querysets import (
     completing,
     expiry,
     failing,
-    holdings,
+    instances,
     operating,
-    removing,
     renewing,
     writes,
 )
-from django_taskclaim.querysets.conditions import in_state, is_due, is_expired
 from django_taskclaim.querysets.fence import FencedQuerySet
 from django_taskclaim.querysets.operating import Progressed
+from django_taskclaim.querysets.scope import in_state, is_due, is_expired
 from django_taskclaim.querysets.why_empty import Progress, WhyEmpty, progress_of
 from django_taskclaim.querysets.why_empty import why_empty as explain_empty
 from django_taskclaim.states import Status, Token
@@ -104,7 +103,7 @@ class ClaimQuerySet(FencedQuerySet[M]):
         manager finds also the rows that its own ``get_queryset`` hides, for a row may be hidden while it is worked on.
         """
         self._for_write = True
-        row: M = holdings.carrying(self.get(pk=pk), Token.parse(token), self.db)
+        row: M = instances.carrying(self.get(pk=pk), Token.parse(token), self.db)
         return row
 
     # Ending and extending claims
@@ -236,7 +235,7 @@ class ClaimQuerySet(FencedQuerySet[M]):
         a protected row refers to one of these; the chunks before are gone then.
         """
         age = conf.DURATION.check(older_than, "older_than")
-        return operating.in_chunks(self, removing.Prune(age), limit, progress)
+        return operating.in_chunks(self, operating.Prune(age), limit, progress)
 
     # Holders that are people
 
@@ -246,7 +245,7 @@ class ClaimQuerySet(FencedQuerySet[M]):
         What this queryset selects, defers, joins and annotates is kept; TypeError for ``values()``. With *lease* they
         are renewed as ``renew`` does, and rows lost in that moment are left out.
         """
-        rows: list[M] = holdings.holdings(self, who)
+        rows: list[M] = instances.holdings(self, who)
         if lease is None or not rows:
             return rows
         try:

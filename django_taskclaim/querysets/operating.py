@@ -1,15 +1,17 @@
 """Verbs over querysets, as operators call them. They lock keys first, never wait, and commit chunk by chunk."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from django.db import models
-from django.db.models import Q
+from django.db.models import Max, Q
+from django.db.models.deletion import Collector
 
 from django_taskclaim import conf
-from django_taskclaim.columns import has_ranges, range_columns
+from django_taskclaim.columns import claim_columns, has_ranges, range_columns
+from django_taskclaim.db import DatabaseLater
 from django_taskclaim.db.notify import call_workers
 from django_taskclaim.db.sql import SKIP, SQL, Change, Key, both, sql
 from django_taskclaim.error_text import text_to_store
@@ -291,3 +293,81 @@ def hand_over(model: type[models.Model], to: str, lease: Lease) -> Write:
     holder = checked_name(to, "to")
     sets = {**HELD_BY_ANOTHER, "claimed_by": holder, "expires_at": _lease(model, lease)}
     return Write(sets, rows_handed_over, to=holder)
+
+
+# Deleting rows that are done
+
+
+#: What the signal calls the act of ``prune``.
+PRUNED = "pruned"
+
+
+def delete_locked(
+    target: ClaimTarget, keys: Sequence[Key], condition: Q, *, cascade: bool = True
+) -> int:
+    """Delete rows that this transaction has locked and that still match, and return how many.
+
+    Django deletes them, with all that its cascades take, unless nothing but these rows would go or no *cascade* is
+    asked for. What is on the tables of parents or of children always goes by its cascades.
+    """
+    rows: Rows = models.QuerySet(target.model, using=target.alias)
+    is_alone = Collector(using=target.alias).can_fast_delete(rows)
+    if is_alone or not (cascade or is_on_many_tables(target.model)):
+        return write_locked(target, keys, condition, None)
+    path = target.columns.key_path(target.model)
+    _, by_model = rows.filter(condition, **{f"{path}__in": keys}).delete()
+    return by_model.get(target.model._meta.label, 0)
+
+
+def is_on_many_tables(model: type[models.Model]) -> bool:
+    """Say whether rows of *model* have a part on the table of a parent or of a child."""
+    return any(links_of(claim_columns(model).owner))
+
+
+def links_of(model: type[models.Model]) -> Iterator[tuple[type[models.Model], Any]]:
+    """Yield the direct parents and children of *model*, each with the column that links child to parent."""
+    for parent, link in model._meta.parents.items():
+        if link is not None and link.model is model:
+            yield parent, link
+    for relation in model._meta.get_fields(include_hidden=True):
+        if isinstance(relation, models.OneToOneRel) and relation.parent_link:
+            yield relation.related_model, relation.field
+
+
+def prunable(target: ClaimTarget, older_than: timedelta) -> Q:
+    """Match complete rows that are old enough; without a ``completed_at`` nobody knows how old a row is.
+
+    Of ranges the last one stays: what is planned next begins where it ends, or all over again.
+    """
+    columns = target.columns
+    if columns.completed_at is None:
+        raise TypeError(
+            f"{target.model.__name__} has no completed_at, so nobody knows how long its rows have been complete;"
+            " add CompletedAtMixin."
+        )
+    ended = {f"{columns.completed_at.name}__lt": DatabaseLater(-older_than)}
+    found = Q(**{columns.status.name: Status.COMPLETE}) & Q(**ended)
+    if not has_ranges(target.model):
+        return found
+    # A number, for MySQL deletes nothing by a look at the same table; what is planned later stands behind it.
+    last = target.rows.aggregate(last=Max("position"))["last"]
+    return found if last is None else found & Q(position__lt=last)
+
+
+class Prune(BulkVerb):
+    """Deletes rows that have been complete for long."""
+
+    def __init__(self, older_than: timedelta) -> None:
+        self.older_than = older_than
+
+    def condition(self, target: ClaimTarget) -> Q:
+        return prunable(target, self.older_than)
+
+    def write(self, target: ClaimTarget, rows: list[LockedRow]) -> int:
+        keys, condition = [row.key for row in rows], self.condition(target)
+        # One by one where a statement by many keys might wait for rows that others have locked.
+        parts = [[key] for key in keys] if target.dialect.walks_small_tables else [keys]
+        gone = sum(delete_locked(target, part, condition) for part in parts)
+        if gone:
+            send_after_commit(rows_acted_on, target.model, target.alias, keys=keys, act=PRUNED)
+        return gone

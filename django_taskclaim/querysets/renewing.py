@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 from django_taskclaim.claim import carried_claim, carried_claims, clock
 from django_taskclaim.db.sql import Key
 from django_taskclaim.querysets.isolating import RefusedRows
-from django_taskclaim.querysets.losses import raise_lost
 from django_taskclaim.querysets.scope import NOW
 from django_taskclaim.querysets.transactions import (
     AmbiguousCommit,
@@ -16,7 +15,7 @@ from django_taskclaim.querysets.transactions import (
     can_autocommit,
     in_transaction,
 )
-from django_taskclaim.querysets.writes import Given, HeldRows, show_state
+from django_taskclaim.querysets.writes import Given, HeldRows, raise_lost, show_state
 from django_taskclaim.signals import rows_renewed, send_of_rows
 
 

@@ -13,8 +13,17 @@ from django_taskclaim.fields import OPEN_ENDED
 from django_taskclaim.formatting import format_clock_time, format_number
 from django_taskclaim.limits.key_limits import at_their_limit
 from django_taskclaim.limits.model_limits import Grant, Refusal
-from django_taskclaim.querysets.conditions import in_state, is_due, is_open, is_running, is_waiting
-from django_taskclaim.querysets.scope import ClaimTarget, Rows, on_claim_table, refuse_unclaimable
+from django_taskclaim.querysets.scope import (
+    ClaimTarget,
+    Rows,
+    in_state,
+    is_due,
+    is_open,
+    is_running,
+    is_waiting,
+    on_claim_table,
+    refuse_unclaimable,
+)
 from django_taskclaim.states import Status
 from django_taskclaim.tables import Switch, own_scopes, scopes_over, throttle_scope
 

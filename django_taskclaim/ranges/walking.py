@@ -16,7 +16,7 @@ from weakref import WeakSet
 from django.db import DatabaseError, models
 from django.db.models import F
 
-from django_taskclaim.claim import Claim, carried_claim, clock, standing_claim
+from django_taskclaim.claim import Claim, carried_claim, clock, show, standing_claim
 from django_taskclaim.contention import contention_code
 from django_taskclaim.db.sql import SQL, Change, value
 from django_taskclaim.exceptions import (
@@ -25,10 +25,9 @@ from django_taskclaim.exceptions import (
     RangeUnfinished,
     RetriesExhausted,
 )
-from django_taskclaim.guard import show
-from django_taskclaim.querysets.conditions import is_running
-from django_taskclaim.querysets.losses import raise_lost
+from django_taskclaim.querysets.scope import is_running
 from django_taskclaim.querysets.transactions import in_transaction, refuse_old_snapshots
+from django_taskclaim.querysets.writes import raise_lost
 from django_taskclaim.ranges.keys import RangeTarget, reached
 from django_taskclaim.signals import after_commit
 from django_taskclaim.states import Status

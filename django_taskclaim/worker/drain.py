@@ -12,8 +12,8 @@ from django_taskclaim.completion import Clear
 from django_taskclaim.db import dialect_for
 from django_taskclaim.formatting import counted
 from django_taskclaim.handlers import Handler
-from django_taskclaim.querysets.conditions import in_state, is_due
 from django_taskclaim.querysets.isolating import refusals, without_refused
+from django_taskclaim.querysets.scope import in_state, is_due
 from django_taskclaim.ranges.planning import end_of_source, is_unplanned, open_more
 from django_taskclaim.states import Status
 from django_taskclaim.worker.inflight import InFlight

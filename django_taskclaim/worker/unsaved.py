@@ -14,7 +14,7 @@ from django_taskclaim.fields import AnyField
 from django_taskclaim.formatting import listed
 from django_taskclaim.handlers import Handler
 from django_taskclaim.policy import policy_for
-from django_taskclaim.querysets.results import PREFIX, checked_results, writable
+from django_taskclaim.querysets.completing import PREFIX, checked_results, writable
 from django_taskclaim.worker.records import logger, named
 
 #: A process compares so many rows of a handler.

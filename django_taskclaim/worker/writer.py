@@ -25,12 +25,10 @@ from django_taskclaim.contention import server_code
 from django_taskclaim.db import dialect_for
 from django_taskclaim.error_text import class_and_text, text_to_store
 from django_taskclaim.exceptions import ClaimLost
-from django_taskclaim.querysets.completing import CallRaised
+from django_taskclaim.querysets.completing import CallRaised, with_locked_source
 from django_taskclaim.querysets.failing import fail, release, stop_everyone
 from django_taskclaim.querysets.isolating import Bad, bisect
-from django_taskclaim.querysets.losses import judge_ambiguous_commit
-from django_taskclaim.querysets.results import with_locked_source
-from django_taskclaim.querysets.writes import lock_free
+from django_taskclaim.querysets.writes import judge_ambiguous_commit, lock_free
 from django_taskclaim.ranges.walking import halve
 from django_taskclaim.signals import after_commit
 from django_taskclaim.states import WORKER_MARK, Status

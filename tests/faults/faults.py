@@ -46,7 +46,7 @@ FAULTS = {
         fault(
             "The reaper puts rows back a minute before their lease ends.",
             (
-                "querysets/conditions.py",
+                SCOPE,
                 'ended = Q(**{f"{expiry}__lte": DatabaseNow()})',
                 "from datetime import timedelta\n\n    from django_taskclaim.db import DatabaseLater\n\n"
                 '    ended = Q(**{f"{expiry}__lte": DatabaseLater(timedelta(minutes=1))})',

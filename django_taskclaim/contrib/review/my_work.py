@@ -12,8 +12,7 @@ from django.views.generic.list import MultipleObjectMixin
 
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.contrib.review.holding import HolderMixin
-from django_taskclaim.querysets.conditions import in_state, is_running
-from django_taskclaim.querysets.scope import in_policy_order
+from django_taskclaim.querysets.scope import in_policy_order, in_state, is_running
 from django_taskclaim.states import Status
 
 if TYPE_CHECKING:

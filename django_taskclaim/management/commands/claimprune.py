@@ -15,7 +15,7 @@ from django_taskclaim.control.actions import PRUNE
 from django_taskclaim.formatting import format_duration, listed
 from django_taskclaim.management.base import USAGE, duration
 from django_taskclaim.management.rows import RowsCommand
-from django_taskclaim.querysets.removing import prunable
+from django_taskclaim.querysets.operating import prunable
 from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.states import Status
 
