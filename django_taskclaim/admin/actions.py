@@ -1,25 +1,224 @@
-"""The actions of the list: on rows that are ticked, or on all that the filters match."""
+"""What an operator does to rows in the admin: the actions of the list, and the buttons of the list and of each row.
 
-from collections.abc import Callable, Mapping
+All are made from ``control.actions.ROW_ACTIONS``. django-admin-actions draws the buttons. It names addresses after the
+bare method and knows integer keys only, so the addresses are made here, and each leads to a page that asks first.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from django.contrib import admin
+from django import forms
+from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
-from django.http import HttpRequest, HttpResponseRedirect
+from django.contrib.admin.utils import quote, unquote
+from django.core.exceptions import PermissionDenied
+from django.db import Error, connections, models, router
+from django.http import Http404, HttpRequest, HttpResponseRedirect
 from django.http.response import HttpResponseBase
+from django.urls import URLPattern, path, reverse
+from django.utils.text import Truncator
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
-from django_taskclaim.admin.confirming import CONFIRMED, Crumb, confirm
-from django_taskclaim.admin.forms import ActionForm
+from django_taskclaim import conf
+from django_taskclaim.admin.confirming import CONFIRMED, Crumb, confirm, in_no_transaction
 from django_taskclaim.admin.localized import listed, number
-from django_taskclaim.admin.rows import STATES
-from django_taskclaim.admin.running import Rows, claims_of, run_action, states_of
-from django_taskclaim.control.actions import NAMED, Action
+from django_taskclaim.admin.permissions import Admin, may_view, row_permission
+from django_taskclaim.admin.rows import STATES, facts_of, holder_text
+from django_taskclaim.claim import clock
+from django_taskclaim.columns import claim_columns
+from django_taskclaim.control.actions import LOSE, NAMED, ROW_ACTIONS, Action
+from django_taskclaim.control.audit import record_action
+from django_taskclaim.exceptions import TaskClaimError
+from django_taskclaim.formatting import first_line
+from django_taskclaim.models import Switch
 from django_taskclaim.monitoring.counts import MOST
+from django_taskclaim.querysets import ClaimQuerySet
+from django_taskclaim.querysets.isolating import refusals
+from django_taskclaim.tables import scope_of
+
+Rows = ClaimQuerySet[Any]
+
+#: A request works for so many seconds, then answers; proxies give up on those that take long.
+SECONDS = 20.0
 
 #: What the form of the list sends: which action, and on which rows.
 SENT = ("action", "index", "select_across", ACTION_CHECKBOX_NAME)
+
+#: The form field that says which claim of the row the page has shown.
+SHOWN = "taskclaim_shown"
+
+
+class ActionForm(forms.Form):
+    """Which rows an action shall change that it leaves alone unless they are named, and why."""
+
+    running = forms.BooleanField(
+        label=gettext_lazy("Take running rows from their holders, too"),
+        required=False,
+        help_text=LOSE,
+    )
+    complete = forms.BooleanField(
+        label=gettext_lazy("Include rows that are complete"), required=False
+    )
+    reason = forms.CharField(
+        label=gettext_lazy("Reason"),
+        required=False,
+        max_length=500,
+        help_text=gettext_lazy("For everybody who looks later; it is kept in the record."),
+    )
+
+    def __init__(self, *args: Any, action: Action, holder: str | None = None, **options: Any):
+        """For a single row *holder* is who has it, if anybody; then a box must be ticked to take it away."""
+        super().__init__(*args, **options)
+        if action.stores_reason:
+            self.fields["reason"].required = True
+            self.fields["reason"].help_text = _("It is stored as the error of each row.")
+        for name in NAMED.values():
+            if name not in action.named or holder is not None:
+                del self.fields[name]
+        if holder:
+            box = forms.BooleanField(
+                label=_("Take the row from %(holder)s") % {"holder": holder},
+                error_messages={"required": _("Tick this, or the row stays with its holder.")},
+            )
+            self.fields = {"running": box, **self.fields}
+
+
+# The buttons
+
+
+def urls_of(admin: Any) -> list[URLPattern]:
+    """Return the addresses of the buttons; keys are quoted as Django's admin quotes them."""
+    view = admin.admin_site.admin_view(in_no_transaction(partial(button_view, admin)))
+    name = f"{admin.opts.app_label}_{admin.opts.model_name}_claim"
+    return [
+        path("<path:object_id>/claim/<slug:slug>/", view, name=name),
+        path("claim/<slug:slug>/", view, name=name),
+    ]
+
+
+def address(admin: Any, page: str, *args: str) -> str:
+    """Return the address of one of the pages of the model: ``changelist``, ``change``, ``claim``, ``control``."""
+    name = f"admin:{admin.opts.app_label}_{admin.opts.model_name}_{page}"
+    return reverse(name, args=args, current_app=admin.admin_site.name)
+
+
+def button(title: object, path: str) -> dict[str, object]:
+    """Return a button as the templates of django-admin-actions draw it."""
+    return {"title": title, "path": path}
+
+
+def row_buttons(
+    admin: Any, request: HttpRequest, row: Any, *, on_page: bool
+) -> list[dict[str, object]]:
+    """Return the buttons of a row: on its page all, in the list the first that is made for its state."""
+    if not admin.has_operate_permission(request, row):
+        return []
+    query, status = "" if on_page else admin.filters_kept(request), facts_of(row).status
+    fitting = [
+        action
+        for action in ROW_ACTIONS
+        if action.row_label and (status in action.states or (on_page and action.takes(status)))
+    ]
+    return [
+        button(action.row_label, address(admin, "claim", quote(row.pk), action.slug) + query)
+        for action in (fitting if on_page else fitting[:1])
+    ]
+
+
+def list_buttons(admin: Any, request: HttpRequest) -> list[dict[str, object]]:
+    """Return the buttons for all rows of the model."""
+    if not admin.has_operate_permission(request):
+        return []
+    # What follows "#" is lost: the filters that django-admin-actions adds, neither encoded nor complete.
+    query = f"{admin.filters_kept(request)}#"
+    return [
+        button(action.label, address(admin, "claim", action.slug) + query)
+        for action in ROW_ACTIONS
+        if action.of_all
+    ]
+
+
+def model_buttons(
+    admin: Any, request: HttpRequest, pauses: list[Switch]
+) -> Iterator[dict[str, object]]:
+    """Yield the buttons that lead to the control room of the model, and to its switch."""
+    if admin.has_operate_permission(request):
+        own = any(pause.scope == scope_of(admin.model) for pause in pauses)
+        label, page = (_("Resume claiming"), "resume") if own else (_("Pause claiming"), "pause")
+        yield button(label, address(admin, f"control_{page}"))
+    if may_view(request, admin.model, model_admin=admin):
+        yield button(_("Control room"), address(admin, "control"))
+
+
+def button_view(
+    admin: Any, request: HttpRequest, slug: str, object_id: str | None = None
+) -> HttpResponseBase:
+    """Ask, then act on one row, or on every row that the user's queryset shows, under any filter of the list."""
+    # Refused before anybody learns whether the row exists.
+    if not admin.has_operate_permission(request):
+        raise PermissionDenied
+    action = next((one for one in ROW_ACTIONS if one.slug == slug), None)
+    if action is None or not (action.of_all if object_id is None else action.row_label):
+        raise Http404
+    if object_id is None:
+        return ask_about_list(
+            admin, request, action, action.chosen(claims_of(admin.get_queryset(request)))
+        )
+    row = admin.get_object(request, unquote(object_id))
+    if row is None:
+        raise Http404(_("There is no such row."))
+    return ask_about_row(admin, request, action, row)
+
+
+def ask_about_row(admin: Any, request: HttpRequest, action: Action, row: Any) -> HttpResponseBase:
+    """Ask, then act on the row if it is still as the page has shown it."""
+    facts, columns = facts_of(row), claim_columns(type(row))
+    page = address(admin, "change", quote(row.pk))
+    back = admin.list_address(request) if "_changelist_filters" in request.GET else page
+    holder = holder_text(facts.holder) if facts.is_held else ""
+    words = {"action": action.row_label, "row": Truncator(str(row)).chars(60), "holder": holder}
+
+    def run(answer: Mapping[str, Any]) -> HttpResponseBase:
+        named = NAMED.get(facts.status, "")
+        run_action(
+            request,
+            action,
+            claims_of(admin.get_queryset(request)),
+            model_admin=admin,
+            keys=[[row.pk]],
+            # What changes the row after it was read keeps it from the action.
+            as_read={columns.status.name: facts.status, columns.iteration.name: facts.iteration},
+            named=[named] if named in action.named else [],
+            reason=answer["reason"],
+            key=str(row.pk),
+        )
+        return HttpResponseRedirect(back)
+
+    warning = _("%(holder)s is working on this row and will lose it.") if holder else ""
+    initial = {"reason": request.POST.get("reason", "")}
+    return confirm(
+        request,
+        allowed=admin.has_operate_permission(request, row),
+        title=_("%(action)s: %(row)s") % words,
+        sentence=str(action.sentence),
+        warning=warning % words,
+        facts=lambda: [_("The row is %(state)s.") % {"state": STATES[facts.kind]}],
+        form=partial(ActionForm, action=action, holder=holder, initial=initial),
+        hidden={SHOWN: [repr((row.pk, facts.status, facts.iteration, facts.holder, action.slug))]},
+        run=run,
+        button=str(action.row_label),
+        danger=bool(holder) or action.stores_reason,
+        back=back,
+        crumbs=[*admin.crumbs(request), Crumb(str(words["row"]), page)],
+        site=admin.admin_site,
+    )
+
+
+# The actions of the list
 
 
 def admin_action(action: Action) -> Callable[..., HttpResponseBase]:
@@ -28,60 +227,196 @@ def admin_action(action: Action) -> Callable[..., HttpResponseBase]:
 
     @admin.action(permissions=[action.permission], description=label)
     def run(model_admin: object, request: HttpRequest, queryset: Any) -> HttpResponseBase:
-        rows = claims_of(queryset)
         asks = action.confirm or request.POST.get("select_across") == "1"
-        if CONFIRMED not in request.POST and not asks:
-            return run_on_list(model_admin, request, action, rows, {})
-        hidden = {name: list(request.POST.getlist(name)) for name in SENT}
-        return confirm_list(model_admin, request, action, rows, hidden=hidden)
+        if not asks and CONFIRMED not in request.POST:
+            return run_on_list(model_admin, request, action, claims_of(queryset), {})
+        hidden = {name: request.POST.getlist(name) for name in SENT}
+        return ask_about_list(model_admin, request, action, claims_of(queryset), hidden)
 
     run.__name__ = f"claim_{action.slug.replace('-', '_')}"
     return run
 
 
-def confirm_list(
-    model_admin: Any, request: HttpRequest, action: Action, rows: Rows, **options: Any
+def ask_about_list(
+    model_admin: Any,
+    request: HttpRequest,
+    action: Action,
+    rows: Rows,
+    hidden: Mapping[str, list[str]] | None = None,
 ) -> HttpResponseBase:
-    """Show what is chosen, and go on once the page is answered."""
-    title = str(action.label).rstrip("…")
+    """Show which rows are chosen, and act once the page is answered."""
     return confirm(
         request,
         allowed=model_admin.has_operate_permission(request),
-        title=title,
+        title=str(action.label).rstrip("…"),
         sentence=str(action.sentence),
         warning=str(action.warning),
-        facts=lambda: [facts_of_list(rows)],
-        fields=partial(ActionForm, action=action),
-        run=lambda answer: run_on_list(model_admin, request, action, rows, answer),
-        button=title,
+        facts=lambda: [describe_rows(rows)],
+        form=partial(ActionForm, action=action),
+        hidden=hidden,
+        run=partial(run_on_list, model_admin, request, action, rows),
         danger=action.confirm,
         back=model_admin.list_address(request),
-        crumbs=[*model_admin.crumbs(request), Crumb(title)],
+        crumbs=model_admin.crumbs(request),
         site=model_admin.admin_site,
-        **options,
     )
 
 
 def run_on_list(
-    model_admin: Any, request: HttpRequest, action: Action, rows: Rows, answer: Mapping[str, object]
+    model_admin: Any, request: HttpRequest, action: Action, rows: Rows, answer: Mapping[str, Any]
 ) -> HttpResponseBase:
     """Act on as many rows as a request has time for; where there are more, the same page follows."""
     named = [name for name in NAMED.values() if answer.get(name)]
     facts: dict[str, Any] = {"model_admin": model_admin, "reason": answer.get("reason", "")}
-    result = run_action(request, action, rows, named=named, **facts)
-    back = model_admin.list_address(request) if result.is_over else request.get_full_path()
+    is_over = run_action(request, action, rows, named=named, **facts)
+    back = model_admin.list_address(request) if is_over else request.get_full_path()
     return HttpResponseRedirect(back)
 
 
-def facts_of_list(rows: Rows) -> str:
+def describe_rows(rows: Rows) -> str:
     """Say how many rows there are, and in which states where that is quickly counted."""
     states = states_of(rows)
     if states.total() > MOST:
         return _("More than %(number)s rows") % {"number": number(MOST)}
-    return listed(
-        [
-            _("%(number)s %(state)s") % {"number": number(states[state]), "state": text}
-            for state, text in STATES.items()
-            if states[state]
+    return listed([f"{number(states[one])} {STATES[one]}" for one in STATES if states[one]])
+
+
+# Acting
+
+
+@dataclass(slots=True)
+class Result:
+    """What one request has done with an action."""
+
+    #: Rows that were changed, part by part.
+    changed: list[int] = field(default_factory=list)
+    #: Rows that it should have changed, and those of these that the user may not change.
+    expected: int = 0
+    forbidden: int = 0
+    #: Rows in states that the action leaves alone.
+    others: Counter[str] = field(default_factory=Counter)
+    #: Rows that the database refuses to have written, by its error.
+    refused: Counter[str] = field(default_factory=Counter)
+    trouble: str = ""
+    is_over: bool = True
+
+    def progress(self, number: int) -> None:
+        """Take in how many rows of the part have been changed so far."""
+        self.changed[-1] = number
+
+    def tell(self, request: HttpRequest, action: Action) -> None:
+        """Tell the user what was done, what was left alone and why, and whether there is more to do."""
+        changed = sum(self.changed)
+        level, text = messages.SUCCESS if changed else messages.WARNING, action.result(changed)
+        refused = _("that the database refuses to have written (%(error)s)")
+        missed = self.expected - changed - self.forbidden - self.refused.total()
+        left = [
+            *((n, STATES[state]) for state, n in sorted(self.others.items())),
+            (self.forbidden, _("that you may not change")),
+            *((n, refused % {"error": error}) for error, n in self.refused.items()),
+            (missed, _("that somebody else has locked or changed meanwhile")),
         ]
-    )
+        reasons = listed([f"{number(count)} {why}" for count, why in left if count > 0])
+        if self.trouble:
+            level, more = messages.ERROR, _("Then the database refused: %(error)s")
+        elif not self.is_over:
+            more = _("The time was up; press again for the rest.")
+        else:
+            more = _("Left alone: %(reasons)s.") if reasons else ""
+        text = f"{text} {more % {'error': self.trouble, 'reasons': reasons}}"
+        messages.add_message(request, level, text.rstrip())
+
+
+def run_action(
+    request: HttpRequest,
+    action: Action,
+    rows: Rows,
+    *,
+    model_admin: Admin,
+    keys: Iterable[list[Any]] | None = None,
+    as_read: Mapping[str, object] | None = None,
+    named: Iterable[str] = (),
+    reason: str = "",
+    key: str = "",
+    recorded: str | None = None,
+) -> bool:
+    """Act on *rows* for as long as a request has time, record it, tell the user, and say whether it is over.
+
+    With *keys* only on those, and *as_read* only where columns still have these values. *named* are the states that the
+    user has named beside the action's own. *recorded* goes into the record instead of the reason, *key* where it was
+    one row.
+    """
+    result, began, may = Result(), clock(), row_permission(request, model_admin)
+
+    def chosen(rows: Rows) -> Rows:
+        return action.chosen(rows, named).filter(**(as_read or {}))
+
+    if keys is None and (states := states_of(rows)).total() <= MOST:
+        result.others = states - states_of(chosen(rows))
+    try:
+        for part in keys_of(chosen(rows)) if keys is None else keys:
+            if result.changed and clock() - began >= SECONDS:
+                result.is_over = False
+                break
+            result.expected += len(part)
+            allowed = part
+            if may is not None:
+                found = list(chosen(rows.filter(pk__in=part)))
+                allowed = [row.pk for row in found if may(row)]
+                result.forbidden += len(found) - len(allowed)
+            result.changed.append(0)
+            part_of = chosen(with_keys(rows, allowed))
+            action.run(part_of, named=named, reason=reason, progress=result.progress)
+    except (Error, TaskClaimError) as error:
+        result.trouble = first_line(error)
+        if connections[rows.db].needs_rollback:
+            # A transaction of the caller's, as with ATOMIC_REQUESTS: it will undo what was done.
+            result.changed = []
+    finally:
+        # Also where an error of the project's own ends it, out of a permission that it asks for, say.
+        facts: dict[str, Any] = {"by": str(request.user), "user": request.user, "key": key}
+        why = reason if recorded is None else recorded
+        changed = sum(result.changed)
+        record_action(rows.model, action.name, rows=changed, reason=why, using=rows.db, **facts)
+    result.refused = refused_of(rows, since=began)
+    result.tell(request, action)
+    return result.is_over
+
+
+def refused_of(rows: Rows, *, since: float) -> Counter[str]:
+    """Count those of *rows* that the database has refused to have written, by its error."""
+    refused = {one.key: one.error for one in refusals(rows.model, rows.db, since=since)}
+    # Another request may have met others at the same time.
+    ours = with_keys(rows, list(refused)).values_list("pk", flat=True) if refused else []
+    return Counter(refused[key] for key in ours)
+
+
+def keys_of(rows: Rows) -> Iterator[list[Any]]:
+    """Yield the keys of the rows in their order, a chunk at a time."""
+    left, size = rows.order_by("pk"), int(conf.setting("CHUNK_SIZE"))
+    while part := list(left.values_list("pk", flat=True)[:size]):
+        yield part
+        left = rows.order_by("pk").filter(pk__gt=part[-1])
+
+
+def with_keys(rows: Rows, keys: list[Any]) -> Rows:
+    """Return those of *rows*; no verb reaches them through an aggregate."""
+    if rows.query.group_by is not None:
+        rows = ClaimQuerySet(rows.model, using=rows.db)
+    return rows.filter(pk__in=keys)
+
+
+def claims_of(rows: models.QuerySet[models.Model]) -> Rows:
+    """Return the user's own queryset as one that has the verbs, on the database where its rows are written."""
+    return ClaimQuerySet(rows.model, query=rows.query.chain(), using=alias_of(rows))
+
+
+def alias_of(rows: models.QuerySet[models.Model]) -> str:
+    """Return the database on which *rows* are written: the one they were asked of by name, else the router's."""
+    return rows._db or router.db_for_write(rows.model)  # type: ignore[attr-defined]  # not in django-stubs
+
+
+def states_of(rows: models.QuerySet[models.Model]) -> Counter[str]:
+    """Count the states of the rows, of MOST + 1 at most."""
+    status = claim_columns(rows.model).status.name
+    return Counter(rows.order_by().values_list(status, flat=True)[: MOST + 1])

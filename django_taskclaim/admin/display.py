@@ -14,7 +14,7 @@ from django_taskclaim.admin.rows import (
     WAITING,
     RowFacts,
     facts_of,
-    holder_of,
+    holder_text,
     look_of,
 )
 from django_taskclaim.admin.timeline import timeline
@@ -115,11 +115,11 @@ def held(facts: RowFacts) -> str:
     """Return who has the row and for how long, or who had it last; nothing where nobody did."""
     if not facts.holder:
         return ""
-    who = holder_of(facts.holder)
+    who = holder_text(facts.holder)
     if not facts.is_held:
         text = _("by %(holder)s") % {"holder": who}
         return format_html('<span class="taskclaim-quiet" title="{}">{}</span>', facts.holder, text)
-    return format_html('<span title="{}">{}</span>', facts.holder, _held_now(facts, str(who)))
+    return format_html('<span title="{}">{}</span>', facts.holder, _held_now(facts, who))
 
 
 def _held_now(facts: RowFacts, who: str) -> str:

@@ -10,7 +10,7 @@ from django.http import HttpRequest
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_taskclaim.admin.rows import STATES, WAITING, holder_of
+from django_taskclaim.admin.rows import STATES, WAITING, holder_text
 from django_taskclaim.columns import ClaimColumns, claim_columns
 from django_taskclaim.control.actions import EXPIRED
 from django_taskclaim.db import dialect_for
@@ -77,7 +77,7 @@ class HolderFilter(ClaimFilter):
     def lookups(self, request: HttpRequest, model_admin: object) -> Choices:
         held = self.found(model_admin, request, Status.PROCESSING, self.columns.claimed_by)
         names = sorted({_process_of(holder) for holder in held if holder})
-        return [(name, str(holder_of(_as_holder(name)))) for name in names[:MOST_CHOICES]]
+        return [(name, holder_text(_as_holder(name))) for name in names[:MOST_CHOICES]]
 
     def queryset(self, request: HttpRequest, queryset: Rows) -> Rows:
         name = self.value()

@@ -13,16 +13,17 @@ from django.utils.http import urlencode
 from django.utils.text import capfirst
 
 from django_taskclaim.admin import fieldsets
-from django_taskclaim.admin.actions import admin_action
-from django_taskclaim.admin.buttons import (
+from django_taskclaim.admin.actions import (
+    address,
+    admin_action,
+    alias_of,
     list_buttons,
     model_buttons,
     row_buttons,
-    standard_address,
     urls_of,
 )
 from django_taskclaim.admin.checking import problems
-from django_taskclaim.admin.confirming import Crumb
+from django_taskclaim.admin.confirming import Crumb, describe_pause
 from django_taskclaim.admin.control_room.page import Page
 from django_taskclaim.admin.control_room.views import urls_of as control_urls
 from django_taskclaim.admin.counting import BoundedPaginator
@@ -30,8 +31,6 @@ from django_taskclaim.admin.display import ClaimDisplay
 from django_taskclaim.admin.filters import filters_for, order_of
 from django_taskclaim.admin.permissions import OperatePermission
 from django_taskclaim.admin.rows import Look, facts_of, look_at, look_of
-from django_taskclaim.admin.running import alias_of
-from django_taskclaim.admin.switching import describe_pause
 from django_taskclaim.control.actions import ROW_ACTIONS
 from django_taskclaim.control.reading import is_kept
 from django_taskclaim.switch import stops_of
@@ -135,7 +134,7 @@ class ClaimAdminMixin(ClaimDisplay, OperatePermission, ActionsModelAdmin, _Tuple
         if request is None:
             return ""
         buttons = [
-            *row_buttons(self, request, instance, page=False),
+            *row_buttons(self, request, instance, on_page=False),
             *fieldsets.package_buttons(self, instance),
         ]
         context = {"instance": instance, "actions_row": buttons}
@@ -200,7 +199,7 @@ class ClaimAdminMixin(ClaimDisplay, OperatePermission, ActionsModelAdmin, _Tuple
             pauses = stops_of(self.model, using=look_of(obj).alias).pauses
             context["actions_list"] = [
                 *context.get("actions_list", ()),
-                *row_buttons(self, request, obj, page=True),
+                *row_buttons(self, request, obj, on_page=True),
                 *model_buttons(self, request, pauses),
             ]
         return super().render_change_form(request, context, add, change, form_url, obj)
@@ -217,17 +216,12 @@ class ClaimAdminMixin(ClaimDisplay, OperatePermission, ActionsModelAdmin, _Tuple
 
     def list_address(self, request: HttpRequest) -> str:
         """Return the address of the list, filtered as it was."""
-        kept = request.GET.get("_changelist_filters")
-        if kept is None:
-            own = request.GET.copy()
-            own.pop("from", None)
-            kept = own.urlencode()
-        return standard_address(self, "changelist") + (f"?{kept}" if kept else "")
+        kept = request.GET.get("_changelist_filters", request.GET.urlencode())
+        return address(self, "changelist") + (f"?{kept}" if kept else "")
 
     def filters_kept(self, request: HttpRequest) -> str:
         """Return the query by which a page that is left for a button finds back to the list as it is."""
-        query = request.GET.urlencode()
-        return "?" + urlencode({"_changelist_filters": query}) if query else ""
+        return "?" + urlencode({"_changelist_filters": request.GET.urlencode()})
 
     def crumbs(self, request: HttpRequest) -> list[Crumb]:
         """Return the way from the index to the list."""

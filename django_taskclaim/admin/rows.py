@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 from django.db import DEFAULT_DB_ALIAS, models
 from django.http import HttpRequest
@@ -36,30 +36,18 @@ STATES: Mapping[str, Any] = {
 }
 
 
-class Holder(NamedTuple):
-    """A holder as people speak of it."""
-
-    name: str
-    host: str = ""
-
-    def __str__(self) -> str:
-        if not self.host:
-            return self.name
-        return _("%(worker)s on %(host)s") % {"worker": self.name, "host": self.host}
-
-
-def holder_of(claimed_by: str) -> Holder:
-    """Read a worker's ``<name>@<host>[:<pid>]#<random>``; other names are those of people."""
+def holder_text(claimed_by: str) -> str:
+    """Return ``worker-3 on web-2`` of a worker's ``<name>@<host>[:<pid>]#<random>``; people keep their names."""
     process, mark, _batch = claimed_by.partition(WORKER_MARK)
     name, at, place = process.rpartition("@")
     if not mark or not at:
-        return Holder(claimed_by)
+        return claimed_by
     host, _colon, pid = place.rpartition(":")
-    if not pid.isdigit():
-        host = place
-    if name.isdigit():
-        return Holder(_("process %(pid)s") % {"pid": name}, host)
-    return Holder(name, host)
+    worker = _("process %(pid)s") % {"pid": name} if name.isdigit() else name
+    return _("%(worker)s on %(host)s") % {
+        "worker": worker,
+        "host": host if pid.isdigit() else place,
+    }
 
 
 class Look:

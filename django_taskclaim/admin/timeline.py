@@ -11,7 +11,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_taskclaim.admin.localized import listed, moment, number
-from django_taskclaim.admin.rows import WAITING, holder_of
+from django_taskclaim.admin.rows import WAITING, holder_text
 from django_taskclaim.control.actions import EXPIRED
 from django_taskclaim.control.reading import HANDED_TO, history
 from django_taskclaim.fields import as_utc
@@ -62,7 +62,7 @@ def _steps(events: list[Any]) -> Iterator[tuple[str, ...]]:
     since: datetime | None = None
     for event in events:
         at = as_utc(event.at)
-        who = str(holder_of(event.holder)) if event.holder else ""
+        who = holder_text(event.holder) if event.holder else ""
         parts = [_("by %(holder)s") % {"holder": who}] if who else []
         if event.event == "claimed":
             since = at
@@ -82,7 +82,7 @@ def _detail(event: str, detail: str) -> str:
     if event == "expired":
         return _(detail)
     if event == "handed over":
-        return _("to %(holder)s") % {"holder": holder_of(detail.removeprefix(HANDED_TO))}
+        return _("to %(holder)s") % {"holder": holder_text(detail.removeprefix(HANDED_TO))}
     return detail
 
 

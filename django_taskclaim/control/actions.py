@@ -48,6 +48,10 @@ class Action:
     of_all: bool = False
     permission: str = "operate"
 
+    def takes(self, status: str) -> bool:
+        """Say whether it changes rows of this state, be it only when they are named."""
+        return status in self.states or NAMED.get(status) in self.named
+
     def chosen(self, rows: ClaimQuerySet[Any], named: Iterable[str] = ()) -> ClaimQuerySet[Any]:
         """Return those of *rows* that it changes."""
         if EXPIRED in self.states:

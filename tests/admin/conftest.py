@@ -6,7 +6,7 @@ import pytest
 from django.test import Client
 
 from django_taskclaim import conf
-from django_taskclaim.admin import running
+from django_taskclaim.admin import actions
 from tests.admin.room import somebody
 from tests.factories import make
 from tests.querysets.support import clock, set_raw
@@ -15,7 +15,7 @@ from tests.querysets.support import clock, set_raw
 @pytest.fixture(autouse=True)
 def _patient_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(conf.DEFAULTS, "PAGE_TIMEOUT", 60.0)
-    monkeypatch.setattr(running, "SECONDS", 60.0)
+    monkeypatch.setattr(actions, "SECONDS", 60.0)
 
 
 @pytest.fixture

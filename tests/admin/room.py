@@ -48,8 +48,7 @@ def address(model: Any, page: str = "changelist", *args: Any, site: str = "admin
 
 def act_on(model: Any, act: str, row: Any = None) -> str:
     """Return the address of a button: of one row, or of the whole list."""
-    args = () if row is None else (quote(row.pk),)
-    return address(model, f"claim_{act.replace('-', '_')}", *args)
+    return address(model, "claim", *(() if row is None else (quote(row.pk),)), act)
 
 
 def url(page: str = "", model: str = "testapp_job", **kwargs: Any) -> str:

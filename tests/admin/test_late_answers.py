@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from django_taskclaim.admin import buttons
+from django_taskclaim.admin import actions
 from django_taskclaim.switch import overrides_of, pause, paused_by, set_overrides
 from tests.admin.room import act_on, form_of, perform, photos, recorded, said, text_of
 from tests.factories import make
@@ -86,13 +86,13 @@ def test_a_row_that_changes_between_the_look_and_the_act_is_left_alone(
     boss: Client, in_states: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The answer was compared already; the statement that acts compares again."""
-    row, usual = in_states(Photo)["processing"], buttons.run_action
+    row, usual = in_states(Photo)["processing"], actions.run_action
 
     def late(*given: Any, **options: Any) -> Any:
         taken_by("user:2")(row)
         return usual(*given, **options)
 
-    monkeypatch.setattr(buttons, "run_action", late)
+    monkeypatch.setattr(actions, "run_action", late)
     answer = perform(boss, act_on(Photo, "release", row), {"running": "on"})
     assert facts(row).claimed_by == "user:2"
     assert "somebody else has locked or changed meanwhile" in said(answer)

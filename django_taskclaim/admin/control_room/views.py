@@ -25,7 +25,8 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from django_taskclaim import conf
-from django_taskclaim.admin.confirming import Crumb, confirm, in_no_transaction
+from django_taskclaim.admin.actions import claims_of, run_action
+from django_taskclaim.admin.confirming import Crumb, ask_to_turn, confirm, in_no_transaction
 from django_taskclaim.admin.control_room.charts import charts, strip_parts
 from django_taskclaim.admin.control_room.failures import (
     GROUPS,
@@ -41,8 +42,6 @@ from django_taskclaim.admin.control_room.snapshot import in_time, parts_of, read
 from django_taskclaim.admin.control_room.state import state_of
 from django_taskclaim.admin.control_room.workers import lines
 from django_taskclaim.admin.localized import number
-from django_taskclaim.admin.running import claims_of, run_action
-from django_taskclaim.admin.switching import ask_to_turn
 from django_taskclaim.control.actions import RESET_FAILED, WORKER_ACTIONS, WorkerAction
 from django_taskclaim.control.commands import models_of, send_command
 from django_taskclaim.control.installed import is_on
@@ -238,12 +237,11 @@ class PageViews:
             allowed=self._may_command(request, worker),
             title=title,
             sentence=str(action.sentence),
-            fields=ReasonForm,
-            button=title,
+            form=ReasonForm,
             danger=action.danger,
             run=run,
             back=page.url(),
-            crumbs=[*_crumbs_of(page), Crumb(worker.name)],
+            crumbs=_crumbs_of(page),
             site=page.site,
         )
 
@@ -312,10 +310,10 @@ class PageViews:
             )
             % {"name": page.name},
             facts=lambda: [f"{number(found.all)}{more} × {found.error}: {found.message}"],
-            fields=RetryForm,
+            form=RetryForm,
             run=lambda answer: self._retry(request, found, answer),
             back=page.url(),
-            crumbs=[*_crumbs_of(page), Crumb(_("Retry"))],
+            crumbs=_crumbs_of(page),
             site=page.site,
         )
 
@@ -327,7 +325,7 @@ class PageViews:
             keys = [[failure.key for failure in group.failures[:FIRST]]]
         name = _("group %(group)s") % {"group": group.id}
         which = ", ".join(filter(None, [group.error, name]))
-        result = run_action(
+        is_over = run_action(
             request,
             RESET_FAILED,
             rows,
@@ -335,7 +333,7 @@ class PageViews:
             keys=keys,
             recorded=" – ".join(filter(None, [which, answer["reason"]])),
         )
-        return self._back() if result.is_over else redirect(request.get_full_path())
+        return self._back() if is_over else redirect(request.get_full_path())
 
     def export(self, request: HttpRequest, group: str = "") -> HttpResponseBase:
         """Stream the failed rows as CSV."""
