@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 from django.apps import apps
 from django.db import models
+from django.utils.translation import gettext_noop
 
 from django_taskclaim import conf
 from django_taskclaim.awaitables import is_coroutine_function, name_of
@@ -42,7 +43,7 @@ class Delete(Completion):
 
     cascade: bool = False
     keeps: ClassVar[bool] = False
-    note: ClassVar[str] = "rows that are done are deleted"
+    note: ClassVar[str] = gettext_noop("rows that are done are deleted")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class Archive(Completion):
     leave_out: Sequence[str] = field(default=(), kw_only=True)
     cascade: bool = field(default=False, kw_only=True)
     keeps: ClassVar[bool] = False
-    note: ClassVar[str] = "rows that are done are moved to the archive"
+    note: ClassVar[str] = gettext_noop("rows that are done are moved to the archive")
 
     def __post_init__(self) -> None:
         if not isinstance(self.to, str) and not _is_model(self.to):
@@ -82,7 +83,7 @@ class Clear(Completion):
 
     every: timedelta | float | None = conf.option(conf.or_none(conf.DURATION))
     keeps: ClassVar[bool] = False
-    note: ClassVar[str] = "rows that are done are open again"
+    note: ClassVar[str] = gettext_noop("rows that are done are open again")
 
     def __post_init__(self) -> None:
         conf.check_options(self)

@@ -33,8 +33,7 @@ from django.template.response import TemplateResponse
 from django.utils.translation import gettext as _
 
 from django_taskclaim.admin.control_room.forms import PauseForm, ReasonForm
-from django_taskclaim.admin.control_room.snapshot import in_time
-from django_taskclaim.admin.control_room.state import pause_sentence
+from django_taskclaim.admin.control_room.snapshot import in_time, pause_sentence
 from django_taskclaim.control.switch_changes import turn
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.models import Switch

@@ -24,7 +24,7 @@ from django_taskclaim.admin.actions import (
 )
 from django_taskclaim.admin.checking import problems
 from django_taskclaim.admin.confirming import Crumb, describe_pause
-from django_taskclaim.admin.control_room.page import Page
+from django_taskclaim.admin.control_room.views import Page
 from django_taskclaim.admin.control_room.views import urls_of as control_urls
 from django_taskclaim.admin.counting import BoundedPaginator
 from django_taskclaim.admin.display import ClaimDisplay

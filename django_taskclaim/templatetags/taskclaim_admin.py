@@ -20,5 +20,13 @@ for _filter in (
     localized.rows,
 ):
     register.filter(_filter.__name__, _filter)
+
+
+@register.filter
+def count(value: int, is_estimate: object) -> str:
+    """Return a number of rows in full, an estimate in three digits."""
+    return localized.short(value) if is_estimate else localized.number(value)
+
+
 register.filter("duration", format_duration)
 register.filter("act_done", what_was_done)

@@ -16,7 +16,7 @@ from tests.testapp.models import Photo
 
 pytestmark = pytest.mark.django_db(databases=["default", "other"])
 
-impatient = override_settings(TASKCLAIM={"PAGE_TIMEOUT": 0.001})
+impatient = override_settings(TASKCLAIM={"PAGE_TIMEOUT": 0.000001})
 
 
 def test_what_was_never_known_is_shown_as_unknown_and_not_as_none(boss: Client) -> None:

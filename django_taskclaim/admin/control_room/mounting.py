@@ -25,11 +25,14 @@ from django.urls import URLPattern, URLResolver, path
 from django.utils.translation import gettext as _
 
 from django_taskclaim.admin.confirming import Crumb, ask_to_turn, in_no_transaction
-from django_taskclaim.admin.control_room.page import Page, address, overview_url
-from django_taskclaim.admin.control_room.progress import bar_of
-from django_taskclaim.admin.control_room.snapshot import Snapshot, read
-from django_taskclaim.admin.control_room.state import state_of
-from django_taskclaim.admin.control_room.views import page_response, urls_of
+from django_taskclaim.admin.control_room.snapshot import Snapshot, bar_of, read, state_of
+from django_taskclaim.admin.control_room.views import (
+    Page,
+    address,
+    overview_url,
+    page_response,
+    urls_of,
+)
 from django_taskclaim.admin.permissions import may_operate
 from django_taskclaim.models import Control
 from django_taskclaim.monitoring.overview import Summary, summaries

@@ -1,4 +1,4 @@
-"""What the pages of one model answer. GET shows; what changes something is a POST."""
+"""The page of one model: where it is, who may do what there, and what it answers. A GET only shows; a POST acts."""
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -7,8 +7,9 @@ from typing import Any
 import django
 from django.contrib import messages
 from django.contrib.admin import AdminSite
+from django.contrib.admin.utils import quote
 from django.core.exceptions import PermissionDenied, ValidationError
-from django.db import Error
+from django.db import Error, models, router
 from django.http import (
     Http404,
     HttpRequest,
@@ -19,8 +20,9 @@ from django.http import (
 from django.http.response import HttpResponseBase
 from django.shortcuts import redirect
 from django.template.response import TemplateResponse
-from django.urls import URLPattern, path
+from django.urls import NoReverseMatch, URLPattern, path, reverse
 from django.utils import timezone
+from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
@@ -36,12 +38,17 @@ from django_taskclaim.admin.control_room.failures import (
     sample,
 )
 from django_taskclaim.admin.control_room.forms import FIRST, ReasonForm, RetryForm, SettingsForm
-from django_taskclaim.admin.control_room.page import Page, overview_url
-from django_taskclaim.admin.control_room.progress import bar_of
-from django_taskclaim.admin.control_room.snapshot import in_time, parts_of, read
-from django_taskclaim.admin.control_room.state import state_of
-from django_taskclaim.admin.control_room.workers import lines
+from django_taskclaim.admin.control_room.snapshot import (
+    Snapshot,
+    bar_of,
+    in_time,
+    lines,
+    parts_of,
+    read,
+    state_of,
+)
 from django_taskclaim.admin.localized import number
+from django_taskclaim.admin.permissions import Admin, may_act, may_configure, may_view
 from django_taskclaim.control.actions import RESET_FAILED, WORKER_ACTIONS, WorkerAction
 from django_taskclaim.control.commands import models_of, send_command
 from django_taskclaim.control.installed import is_on
@@ -58,8 +65,85 @@ LATE = gettext_lazy("Nothing was changed: the database did not answer in time.")
 #: Milliseconds between two refreshes.
 EVERY = 2500
 
-#: The parts of a page; without the control app those behind "failed" are never read.
-PARTS = ("overview", "findings", "failed", "hour", "acts")
+
+def address(site: AdminSite, name: str, *args: str) -> str:
+    """Return the address of a page of the site; empty where it has none."""
+    try:
+        return reverse(f"{site.name}:{name}", args=args)
+    except NoReverseMatch:
+        return ""
+
+
+def overview_url(site: AdminSite) -> str:
+    """Return the address of the overview; empty on a site that has none."""
+    return address(site, "taskclaim_control_changelist")
+
+
+class Page:
+    """The page of one claimable model on one AdminSite, with its ModelAdmin where it has one."""
+
+    def __init__(self, model: type[models.Model], site: AdminSite, model_admin: Admin) -> None:
+        self.model = model
+        self.site = site
+        self.model_admin = model_admin
+
+    @property
+    def alias(self) -> str:
+        """The database that the page tells of."""
+        return router.db_for_write(self.model)
+
+    @property
+    def name(self) -> str:
+        """The plural of what the rows are called."""
+        return str(capfirst(str(self.model._meta.verbose_name_plural)))
+
+    @property
+    def label(self) -> str:
+        return self.model._meta.label
+
+    def url_name(self, page: str = "") -> str:
+        """Return the name of one of the pages without the site's namespace."""
+        meta = self.model._meta
+        return f"{meta.app_label}_{meta.model_name}_control{'_' if page else ''}{page}"
+
+    def url(self, page: str = "", **kwargs: object) -> str:
+        return reverse(f"{self.site.name}:{self.url_name(page)}", kwargs=kwargs)
+
+    def may_view(self, request: HttpRequest) -> bool:
+        return may_view(request, self.model, model_admin=self.model_admin)
+
+    def may_operate(self, request: HttpRequest) -> bool:
+        return may_act(request, self.model, self.model_admin)
+
+    def may_configure(self, request: HttpRequest) -> bool:
+        return may_configure(request, self.model, model_admin=self.model_admin)
+
+    def rows(self, request: HttpRequest) -> "models.QuerySet[Any]":
+        """Return the rows that the user may see one by one; counts are of all of them."""
+        if self.model_admin is not None:
+            return self.model_admin.get_queryset(request).using(self.alias)
+        return models.QuerySet(self.model, using=self.alias)
+
+    def shows_all(self, request: HttpRequest) -> bool:
+        """Say whether the user may see every row there is."""
+        query = self.rows(request).query
+        return not (query.where or query.is_sliced or query.combinator)
+
+    def beside(self, model: type[models.Model]) -> "Page":
+        """Return the page of another model on the same site."""
+        return Page(model, self.site, self.site._registry.get(model))
+
+    def row_url(self, key: Any) -> str:
+        """Return the address of one row in the admin; empty where it has none."""
+        return self._admin_url("change", quote(key))
+
+    def list_url(self) -> str:
+        """Return the address of the model's list in the admin; empty where it has none."""
+        return self._admin_url("changelist")
+
+    def _admin_url(self, page: str, *args: str) -> str:
+        meta = self.model._meta
+        return address(self.site, f"{meta.app_label}_{meta.model_name}_{page}", *args)
 
 
 def urls_of(page: Page, base: str) -> list[URLPattern]:
@@ -136,14 +220,7 @@ class PageViews:
         if not page.may_view(request):
             raise PermissionDenied
         known = read(page.alias, parts_of(page.model, page.alias, page.rows(request)))
-        seen, strip, failed = known.get("overview"), known.get("strip"), known.get("failed")
-        # Without a living worker that may claim, what was done before foretells nothing.
-        goes_on = seen is not None and seen.pause is None and seen.living
-        past = (known.get("hour") or [], known.get("day") or []) if goes_on else ()
-        now = seen.now if seen else timezone.now()
-        slots = known.get("hour"), known.get("day")
-        has_control = is_on(page.alias)
-        switch = seen.switch if seen else None
+        names = ("live", "pause", "resume", "commands", "settings", "export")
         return page_response(
             request,
             page.site,
@@ -151,37 +228,44 @@ class PageViews:
             _("%(name)s: control room") % {"name": page.name},
             _crumbs_of(page),
             page=page,
-            url={
-                name: page.url(name)
-                for name in ("live", "pause", "resume", "commands", "settings", "export")
-            },
+            url={name: page.url(name) for name in names},
             overview_url=overview_url(page.site),
-            as_of=known.as_of,
-            is_late=known.is_late,
-            # What was not read is not shown as none, and the script keeps what it has.
-            unknown={name for name in PARTS if known.get(name) is None},
             may_operate=page.may_operate(request),
             may_configure=page.may_configure(request),
-            has_control=has_control,
-            state=state_of(seen),
-            bar=bar_of(seen, *past),
-            strip=strip,
-            strip_parts=strip_parts(strip.states) if strip else [],
-            charts=charts(*slots, known.get("marks") or [], now) if has_control else [],
-            workers=lines(
-                seen,
-                known.get("commands") or {},
-                known.get("rates"),
-                sees_all=page.shows_all(request),
-            ),
-            findings=known.get("findings") or [],
-            failed=failed,
-            failures=[self._failure(group) for group in failed.groups[:GROUPS]] if failed else [],
-            settings_form=form
-            or SettingsForm(page.model, stored=switch.overrides if switch else {}),
-            switch_row=switch,
-            acts=known.get("acts") or [],
+            has_control=is_on(page.alias),
+            **self._shown(known, form, sees_all=page.shows_all(request)),
         )
+
+    def _shown(
+        self, known: Snapshot, form: SettingsForm | None, *, sees_all: bool
+    ) -> dict[str, Any]:
+        """Return what the templates show; None is what was not read, and the script keeps what it has of that."""
+        seen, strip, failed = known.get("overview"), known.get("strip"), known.get("failed")
+        hour, day = known.get("hour"), known.get("day")
+        # Without a living worker that may claim, what was done before foretells nothing.
+        goes_on = seen is not None and seen.pause is None and seen.living
+        now = seen.now if seen else timezone.now()
+        stored = seen.switch.overrides if seen and seen.switch else {}
+        return {
+            "as_of": known.as_of,
+            "is_late": known.is_late,
+            "seen": seen,
+            "state": state_of(seen),
+            "bar": bar_of(seen, hour or [], day or []) if goes_on else bar_of(seen),
+            "strip": strip,
+            "strip_parts": strip_parts(strip.states) if strip else [],
+            "charts": charts(hour, day, known.get("marks") or [], now),
+            "workers": lines(
+                seen, known.get("commands") or {}, known.get("rates"), sees_all=sees_all
+            ),
+            "findings": known.get("findings"),
+            "failed": failed,
+            "failures": [self._failure(group) for group in failed.groups[:GROUPS]]
+            if failed
+            else [],
+            "settings_form": form or SettingsForm(self.page.model, stored=stored),
+            "acts": known.get("acts"),
+        }
 
     def _failure(self, group: Group) -> dict[str, Any]:
         urls = {name: self.page.url(name, group=group.id) for name in ("retry", "export")}

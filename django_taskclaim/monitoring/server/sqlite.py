@@ -71,7 +71,7 @@ class SQLiteServer(Server):
             )
 
     @contextmanager
-    def time_limit(self, limit: timedelta) -> Iterator[None]:
+    def limiting_statements(self, limit: timedelta) -> Iterator[None]:
         """Interrupt what still runs when the block has taken so long: all its statements together."""
         self.connection.ensure_connection()
         driver: Any = self.connection.connection
