@@ -57,6 +57,15 @@ def lacking_source(model: type[models.Model], alias: str) -> list[str]:
     return [_sentence(found) for found in missing_source(model, alias)]
 
 
+def lacking_of(where: Sequence[tuple[Any, str]]) -> list[str]:
+    """Return what the databases lack for these models; nothing where a database does not answer."""
+    found: list[str] = []
+    with contextlib.suppress(Error):
+        for model, alias in where:
+            found += [*lacking_tables(model, alias), *lacking_source(model, alias)]
+    return list(dict.fromkeys(found))
+
+
 def _sentence(found: Finding) -> str:
     command = found.advice.startswith("manage.py")
     return f"{found.message} {'Run: ' if command else ''}{found.advice}"
@@ -86,12 +95,7 @@ def _refuse_without_autocommit(aliases: set[str]) -> None:
 
 def _failure(error: Exception, where: Sequence[tuple[Any, str]]) -> CommandError:
     """Return what to say of an error of the database: the tables that are not there, or what the database said."""
-    lacking: dict[str, None] = {}
-    with contextlib.suppress(Error):
-        for model, alias in where:
-            lacking.update(
-                dict.fromkeys([*lacking_tables(model, alias), *lacking_source(model, alias)])
-            )
+    lacking = lacking_of(where)
     if lacking:
         done = [str(error)] if isinstance(error, SwitchError) and error.done else []
         return CommandError("\n".join([*done, *lacking]), returncode=USAGE)

@@ -1,4 +1,4 @@
-"""The figures of ``claimstatus``: what ``--fail-if`` compares and ``--format json`` contains.
+"""The figures of ``claimstatus``: what ``--fail-if`` compares and ``--format json`` contains, and the speed.
 
 The names of the figures and the grammar of conditions are part of the interface: new ones may come, none goes, none
 changes its meaning.
@@ -6,16 +6,19 @@ changes its meaning.
 
 import operator
 import re
+import time
 from argparse import ArgumentTypeError
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
+from django_taskclaim.completion import Clear
 from django_taskclaim.fields import as_utc
 from django_taskclaim.formatting import format_duration
 from django_taskclaim.management.base import duration
 from django_taskclaim.monitoring.overview import Overview
+from django_taskclaim.policy import policy_for
 from django_taskclaim.states import Status
 
 #: A number of rows or workers, a duration, or None where there is none of it.
@@ -52,7 +55,7 @@ def figures_of(seen: Overview) -> dict[str, Figure]:
     }
 
 
-_OPERATORS: Mapping[str, Callable[[Any, Any], bool]] = {
+_COMPARISONS: Mapping[str, Callable[[Any, Any], bool]] = {
     ">": operator.gt,
     ">=": operator.ge,
     "<": operator.lt,
@@ -62,19 +65,18 @@ _OPERATORS: Mapping[str, Callable[[Any, Any], bool]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Condition:
-    """One comparison of a figure with a number, or with an age, and its text."""
+class Condition(NamedTuple):
+    """One comparison of a figure with a number, or with an age."""
 
     figure: str
-    compare: Callable[[Any, Any], bool]
+    sign: str
     value: int | timedelta
     text: str
 
     def reason(self, figures: Mapping[str, Figure]) -> str:
         """Return ``failed is 3 (failed>0)`` where the condition holds, else nothing; what is None fulfils none."""
         found = figures[self.figure]
-        if found is None or not self.compare(found, self.value):
+        if found is None or not _COMPARISONS[self.sign](found, self.value):
             return ""
         shown = format_duration(found) if isinstance(found, timedelta) else f"{found:,}"
         return f"{self.figure} is {shown} ({self.text})"
@@ -82,27 +84,56 @@ class Condition:
 
 def conditions(text: str) -> list[Condition]:
     """Parse ``oldest_due>15m,failed>0``; ArgumentTypeError, in one sentence, for what is no condition."""
-    return [_condition(part) for part in text.split(",")]
+    return [_condition("".join(part.split())) for part in text.split(",")]
 
 
 def _condition(text: str) -> Condition:
-    match = re.fullmatch(r"\s*(\w+)\s*([<>!=]+)\s*([\w.]+)\s*", text)
+    match = re.fullmatch(r"(\w+)([<>]=?|!?=)([\w.]+)", text)
     if match is None:
         raise ArgumentTypeError(
-            f"{text.strip()!r} is no condition; write failed>0, or several as in oldest_due>15m,workers<1"
+            f"{text!r} is no condition; write failed>0, or several as in oldest_due>15m,workers<1"
         )
     figure, sign, value = match.groups()
     if figure not in FIGURES:
         raise ArgumentTypeError(f"there is no figure {figure!r}; there are {', '.join(FIGURES)}")
-    if sign not in _OPERATORS:
-        raise ArgumentTypeError(f"{sign!r} compares nothing; there are {', '.join(_OPERATORS)}")
-    written = "".join(text.split())
-    return Condition(figure, _OPERATORS[sign], _value(figure, value), written)
-
-
-def _value(figure: str, text: str) -> int | timedelta:
     if figure in AGES:
-        return timedelta(0) if text == "0" else duration(text)
-    if not (text.isascii() and text.isdecimal()):
-        raise ArgumentTypeError(f"{figure} is compared with a whole number, not {text!r}")
-    return int(text)
+        return Condition(figure, sign, timedelta(0) if value == "0" else duration(value), text)
+    if not (value.isascii() and value.isdecimal()):
+        raise ArgumentTypeError(f"{figure} is compared with a whole number, not {value!r}")
+    return Condition(figure, sign, int(value), text)
+
+
+class Speed:
+    """How fast rows of each model are done, by the last looks.
+
+    Where rows are estimated, or do not stay, it counts what the workers report that serve this model alone.
+    """
+
+    #: How many looks back it goes, and how many seconds at least: workers report every few seconds.
+    LOOKS, LEAST = 15, 10.0
+
+    def __init__(self) -> None:
+        self._looks: dict[Any, deque[tuple[float, int]]] = defaultdict(
+            lambda: deque(maxlen=self.LOOKS)
+        )
+
+    def describe(self, seen: Overview) -> str:
+        """Note one more look, and say how fast it goes and how long the rest takes; empty where that is unknown."""
+        completion, done = policy_for(seen.model).completion, seen.progress.finished
+        is_reported = bool(seen.estimated) or not completion.keeps
+        if is_reported:
+            alone = [worker for worker in seen.workers if len(worker.labels) == 1]
+            done = sum(worker.done + worker.failed for worker in alone)
+        looks = self._looks[seen.model, seen.alias, is_reported]
+        if looks and done < looks[-1][1]:
+            # A worker has left with what it reported, or rows were opened again.
+            looks.clear()
+        looks.append((time.monotonic(), done))
+        span, count = looks[-1][0] - looks[0][0], done - looks[0][1]
+        if span < self.LEAST or not count:
+            return ""
+        rate, rest = count / span, seen.progress.open + seen.progress.processing
+        text = f"{rate:,.1f} rows/s over the last {format_duration(timedelta(seconds=span))}"
+        if not rest or isinstance(completion, Clear):
+            return text
+        return f"{text}, about {format_duration(timedelta(seconds=min(rest / rate, 1e9)))} left"

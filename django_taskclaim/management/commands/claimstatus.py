@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import shutil
 import textwrap
 import time
 from argparse import ArgumentParser
@@ -16,7 +17,7 @@ from django.utils import timezone
 
 from django_taskclaim.columns import has_ranges
 from django_taskclaim.control.switch_changes import in_words
-from django_taskclaim.doctor import Finding, Kind
+from django_taskclaim.doctor import Kind
 from django_taskclaim.doctor.blockers import reasons
 from django_taskclaim.fields import as_utc
 from django_taskclaim.formatting import counted, first_line, format_duration, format_moment
@@ -27,11 +28,10 @@ from django_taskclaim.management.base import (
     add_database,
     add_models,
     duration,
-    lacking_tables,
+    lacking_of,
     places,
 )
-from django_taskclaim.management.figures import FIGURES, Condition, conditions, figures_of
-from django_taskclaim.management.terminal import Speed, can_draw_on, screen
+from django_taskclaim.management.figures import FIGURES, Condition, Speed, conditions, figures_of
 from django_taskclaim.monitoring.overview import (
     Overview,
     Worker,
@@ -41,7 +41,7 @@ from django_taskclaim.monitoring.overview import (
 )
 from django_taskclaim.monitoring.server import server_for
 from django_taskclaim.policy import policy_for
-from django_taskclaim.ranges.manager import Strip, strip
+from django_taskclaim.ranges.manager import strip
 from django_taskclaim.states import Status
 
 #: How often --watch looks again by default, and how long the questions about one model may take then.
@@ -53,51 +53,32 @@ HOLDERS, ERRORS = 10, 3
 #: Goes up when a key of the JSON is taken away or changes its meaning; new keys come without.
 VERSION = 1
 
+# Codes of a terminal; after each picture it is as it was before.
+CLEAR, HOME, REST_OF_LINE, REST_OF_SCREEN = "\x1b[H\x1b[2J", "\x1b[H", "\x1b[K", "\x1b[J"
+NO_WRAP, WRAP = "\x1b[?7l", "\x1b[?7h"
+
 PROGRESS = ("MODEL", "OPEN", "RUNNING", "COMPLETE", "FAILED", "PAUSED", "TOTAL", "DONE")
 WORKERS = ("NAME", "MODELS", "STATE", "HELD", "DONE", "FAILED", "SEEN", "UP")
 
 
 @dataclass(slots=True)
-class Seen:
-    """What is shown of one model."""
-
-    rows: Overview
-    findings: list[Finding]
-    errors: list[str]
-    ranges: Strip | None
-
-
-@dataclass(slots=True)
 class Look:
-    """One look at several models: what was seen, and what could not be read."""
+    """One look at several models: what was seen, with the details for people, and what could not be read."""
 
-    seen: list[Seen] = field(default_factory=list)
-    #: Model, database, and the message of the database.
+    seen: list[tuple[Overview, list[str]]] = field(default_factory=list)
+    #: Model, database, and what is wrong there.
     refused: list[tuple[type[models.Model], str, str]] = field(default_factory=list)
 
     @property
-    def workers(self) -> dict[str, list[Worker]]:
-        """By database, the processes that serve one of the models, the living first."""
-        found: dict[str, dict[str, Worker]] = {}
-        for one in self.seen:
-            workers = {worker.name: worker for worker in one.rows.workers}
-            found.setdefault(one.rows.alias, {}).update(workers)
-        return {
-            alias: sorted(known.values(), key=lambda one: (not one.alive, one.name))
-            for alias, known in found.items()
-        }
+    def workers(self) -> list[tuple[Worker, Overview]]:
+        """The processes that serve one of the models, the living first, each with where it was seen."""
+        found = {worker.name: (worker, seen) for seen, _ in self.seen for worker in seen.workers}
+        return sorted(found.values(), key=lambda one: (not one[0].alive, one[0].name))
 
     @property
     def refusals(self) -> list[str]:
         """What could not be read, a sentence each."""
-        found: dict[str, None] = {}
-        for model, alias, message in self.refused:
-            lacking: list[str] = []
-            with contextlib.suppress(Error):
-                lacking = lacking_tables(model, alias)
-            usual = f"{model._meta.label} on {alias!r} cannot be read: {message}"
-            found.update(dict.fromkeys(lacking or [usual]))
-        return list(found)
+        return list(dict.fromkeys(message for *_, message in self.refused))
 
 
 class Command(ClaimCommand):
@@ -146,87 +127,103 @@ conditions of --fail-if are parted by commas and compare by > >= < <= = != a fig
     def handle(self, *, models: list[Any], database: str | None, **options: Any) -> None:
         where, asked = places(models, database), options["fail_if"]
         if options["watch"] is not None:
-            if asked or options["format"] != "text" or not can_draw_on(self.stdout):
+            if asked or options["format"] != "text" or not self.stdout.isatty():
                 text = "--watch needs a terminal to draw on, and no --format or --fail-if."
                 raise CommandError(text, returncode=USAGE)
             self._watch(where, options["watch"])
             return
-        look = look_at(where)
+        look = self._look(where)
         failing = list(_reasons_to_fail(look, asked, named=bool(models)))
         if options["format"] == "json":
             self.stdout.write(as_json(look, failing))
         elif options["verbosity"]:
             self.stdout.write("\n".join(self._lines(look)))
-        if any(one.figure == "oldest_due" for one in asked):
-            self._warn_of_unknown_ages(look)
-        if failing or look.refused:
-            raise CommandError("\n".join(["; ".join(failing)] * bool(failing) + look.refusals))
-
-    def _warn_of_unknown_ages(self, look: Look) -> None:
-        for seen in (one.rows for one in look.seen):
+        for seen, _ in look.seen if any(one.figure == "oldest_due" for one in asked) else ():
             if seen.due and created_column(seen.model) is None:
                 text = (
                     f"{seen.model._meta.label}: oldest_due covers only rows that were put off; a column with"
                     " auto_now_add would cover the others."
                 )
                 self.stderr.write(self.style.WARNING(text))
+        if failing or look.refused:
+            raise CommandError("\n".join(["; ".join(failing)] * bool(failing) + look.refusals))
+
+    def _look(self, where: Sequence[tuple[Any, str]], speed: Speed | None = None) -> Look:
+        """Look at models, each on its database; one that cannot be read does not hide the others.
+
+        Where a *speed* is measured, tables are not counted in full, and the questions may not take long.
+        """
+        look = Look()
+        for model, alias in where:
+            limit = server_for(connections[alias]).time_limit(PATIENCE)
+            try:
+                with limit if speed else contextlib.nullcontext():
+                    seen = overview(model, alias, exact=speed is None)
+                    about = speed.describe(seen) if speed else ""
+                    look.seen.append((seen, [*filter(None, [about]), *self._details(seen)]))
+            except Error as error:
+                lacking = "\n".join(lacking_of([(model, alias)]))
+                usual = f"{model._meta.label} on {alias!r} cannot be read: {first_line(error)}"
+                look.refused.append((model, alias, lacking or usual))
+        return look
 
     def _watch(self, where: list[tuple[Any, str]], every: timedelta) -> None:
-        speed, lines = Speed(), [""]
-        with contextlib.suppress(KeyboardInterrupt), screen(self.stdout) as draw:
+        speed = Speed()
+        self.stdout.write(CLEAR, ending="")
+        with contextlib.suppress(KeyboardInterrupt):
             while True:
-                look = look_at(where, exact=False)
-                refused = map(self.style.ERROR, look.refusals)
-                lines = [*self._lines(look, speed), *refused]
+                look = self._look(where, speed)
                 head = f"claimstatus every {format_duration(every)}, {format_moment(timezone.now())}. Ctrl-C ends it."
-                draw([self.style.MIGRATE_LABEL(head), "", *lines])
+                refused = map(self.style.ERROR, look.refusals)
+                self._draw([self.style.MIGRATE_LABEL(head), "", *self._lines(look), *refused])
                 for connection in {connections[alias] for _model, alias in where}:
                     if not connection.in_atomic_block:
                         connection.close_if_unusable_or_obsolete()
                 time.sleep(every.total_seconds())
-        # What was seen last stays to be read.
-        self.stdout.write("\n".join(lines))
 
-    def _lines(self, look: Look, speed: Speed | None = None) -> Iterator[str]:
-        """Yield what is shown, with the *speed* of each model where one is measured."""
-        workers = look.workers
+    def _draw(self, lines: list[str]) -> None:
+        room = shutil.get_terminal_size().lines - 1
+        if len(lines) > room:
+            hidden = len(lines) - room + 1
+            lines = [*lines[: room - 1], f"… {hidden} more lines; name fewer models, or enlarge"]
+        picture = "".join(f"{line}{REST_OF_LINE}\n" for line in lines)
+        # In one piece, and over what was there: nothing flickers.
+        self.stdout.write(f"{HOME}{NO_WRAP}{picture}{WRAP}{REST_OF_SCREEN}", ending="")
+        self.stdout.flush()
+
+    def _lines(self, look: Look) -> Iterator[str]:
+        """Yield what is shown."""
         if look.seen:
-            rows = [_progress_cells(one.rows, several=len(workers) > 1) for one in look.seen]
-            yield from self._table(PROGRESS, rows)
+            several = len({seen.alias for seen, _ in look.seen}) > 1
+            rows = [_progress_cells(seen, several=several) for seen, _ in look.seen]
+            yield from self._table(1, PROGRESS, *rows)
         elif not look.refused:
             yield "No installed model can be claimed; add django_taskclaim.models.TaskMixin to one."
-        for one in look.seen:
-            about = [speed.describe(one.rows)] if speed else []
-            if details := [*filter(None, about), *self._details(one)]:
-                yield from ("", self.style.MIGRATE_LABEL(one.rows.model._meta.label))
+        for seen, details in look.seen:
+            if details:
+                yield from ("", self.style.MIGRATE_LABEL(seen.model._meta.label))
                 yield from (f"  {line}" for line in details)
-        now = {one.rows.alias: one.rows.now for one in look.seen}
-        for alias, known in workers.items():
-            title = f"Workers on {alias}" if len(workers) > 1 else "Workers"
-            alive = any(worker.alive for worker in known)
-            yield from ("", self.style.MIGRATE_LABEL(title if alive else f"{title}: none alive"))
-            if known:
-                cells = [_worker_cells(worker, now[alias]) for worker in known]
-                yield from (f"  {line}" for line in self._table(WORKERS, cells))
+        workers = look.workers
+        alive = any(worker.alive for worker, _ in workers)
+        yield from ("", self.style.MIGRATE_LABEL("Workers" if alive else "Workers: none alive"))
+        if workers:
+            cells = [_worker_cells(worker, seen.now) for worker, seen in workers]
+            yield from (f"  {line}" for line in self._table(3, WORKERS, *cells))
 
-    def _table(self, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-        """Yield aligned columns: texts to the left, numbers to the right."""
-        columns = list(zip(*rows, strict=True))
-        widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
-        right = [all(c.lstrip("~")[:1].isdigit() or c == "-" for c in cells) for cells in columns]
-        for cells in (heads, *rows):
+    def _table(self, left: int, *rows: Sequence[str]) -> Iterator[str]:
+        """Yield aligned columns under the heads in the first row, so many to the *left* and the others to the right."""
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for number, cells in enumerate(rows):
             padded = [
-                cell.rjust(width) if to_the_right else cell.ljust(width)
-                for cell, width, to_the_right in zip(cells, widths, right, strict=True)
+                cell.ljust(width) if place < left else cell.rjust(width)
+                for place, (cell, width) in enumerate(zip(cells, widths, strict=True))
             ]
-            line = "  ".join(padded).rstrip()
-            yield self.style.MIGRATE_HEADING(line) if cells is heads else line
+            line = "  ".join(padded)
+            yield line if number else self.style.MIGRATE_HEADING(line)
 
-    def _details(self, one: Seen) -> Iterator[str]:
+    def _details(self, seen: Overview) -> Iterator[str]:
         """Yield what else there is to know of a model."""
-        seen = one.rows
-        if one.ranges is not None:
-            shown = one.ranges
+        if has_ranges(seen.model) and (shown := strip(seen.model, seen.alias)) is not None:
             yield f"{counted(shown.rows_done, 'row')} done of about {shown.rows_planned:,}"
             if shown.text:
                 yield f"[{shown.text}]  # done, > running, . open, = paused, x failed"
@@ -241,12 +238,11 @@ conditions of --fail-if are parted by commas and compare by > >= < <= = != a fig
         if note := policy_for(seen.model).completion.note:
             yield note
         style = {Kind.PROBLEM: self.style.ERROR, Kind.NOTE: self.style.WARNING}
-        for finding in one.findings:
+        for finding in reasons(seen):
             if finding.kind in style:
                 yield style[finding.kind](finding.message)
-                if finding.advice:
-                    yield f"  {finding.advice}"
-        for error in one.errors:
+                yield from [f"  {finding.advice}"] * bool(finding.advice)
+        for error in last_errors(seen, ERRORS)[-ERRORS:]:
             yield "last error: " + "".join(c if c.isprintable() else " " for c in error)
         width = max((len(holder.name) for holder in seen.holders[:HOLDERS]), default=0)
         for holder in seen.holders[:HOLDERS]:
@@ -259,31 +255,12 @@ conditions of --fail-if are parted by commas and compare by > >= < <= = != a fig
             yield f"and {counted(len(rest), 'more holder')} with {rows}"
 
 
-def look_at(where: Sequence[tuple[Any, str]], *, exact: bool = True) -> Look:
-    """Look at models, each on its database; one that cannot be read does not hide the others.
-
-    Where it need not be *exact* the questions may not take long.
-    """
-    look = Look()
-    for model, alias in where:
-        limit = server_for(connections[alias]).time_limit(PATIENCE)
-        try:
-            with contextlib.nullcontext() if exact else limit:
-                seen = overview(model, alias, exact=exact)
-                ranges = strip(model, alias) if has_ranges(model) else None
-                errors = last_errors(seen, ERRORS)[-ERRORS:]
-                look.seen.append(Seen(seen, list(reasons(seen)), errors, ranges))
-        except Error as error:
-            look.refused.append((model, alias, first_line(error)))
-    return look
-
-
 def _reasons_to_fail(look: Look, asked: Sequence[Condition], *, named: bool) -> Iterator[str]:
     """Yield a sentence for each model for which conditions hold.
 
     Workers are asked of models that have a handler, because rows that people claim need none; of *named* ones always.
     """
-    for seen in (one.rows for one in look.seen):
+    for seen, _ in look.seen:
         figures = figures_of(seen)
         if not named and handler_for(seen.model) is None:
             figures["workers"] = None
@@ -332,13 +309,9 @@ def as_json(look: Look, failing: Sequence[str]) -> str:
                     for name in ("pause", "throttles", "switch", "holders")
                 },
             }
-            for seen in (one.rows for one in look.seen)
+            for seen, _ in look.seen
         ],
-        "workers": [
-            {"database": alias, **asdict(worker)}
-            for alias, known in look.workers.items()
-            for worker in known
-        ],
+        "workers": [{"database": seen.alias, **asdict(worker)} for worker, seen in look.workers],
         "failing": failing,
         "unreadable": [
             {"model": model._meta.label, "database": alias, "error": message}
