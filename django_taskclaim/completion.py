@@ -4,17 +4,16 @@ A model has one of them as part of its policy (``@handler(Photo, completion=…)
 follows it: ``complete()``, ``row.complete()``, and workers of every kind. The statements are in ``querysets``.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 from django.apps import apps
 from django.db import models
 from django.utils.translation import gettext_noop
 
 from django_taskclaim import conf
-from django_taskclaim.awaitables import is_coroutine_function, name_of
 
 
 class Completion:
@@ -94,20 +93,8 @@ class Clear(Completion):
         return self.every if isinstance(self.every, timedelta) else timedelta()
 
 
-@dataclass(frozen=True, slots=True)
-class Call(Completion):
-    """The row is marked, and *function* gets the rows just completed, in the transaction that completes them.
-
-    What it raises rolls the completion back and is judged as what a handler raises.
-    """
-
-    function: Callable[[list[Any]], Any]
-
-
 #: What ``@handler(completion=…)`` takes.
-CompletionOption: TypeAlias = (
-    Literal["mark", "delete", "clear"] | Completion | Callable[[list[Any]], Any]
-)
+CompletionOption: TypeAlias = Literal["mark", "delete", "clear"] | Completion
 
 _BY_NAME: dict[str, Completion] = {
     "mark": Mark(),
@@ -122,16 +109,9 @@ def as_completion(given: object) -> Completion:
         return given
     if isinstance(given, str) and given in _BY_NAME:
         return _BY_NAME[given]
-    if isinstance(given, type) or not callable(given):
-        raise TypeError(
-            'completion must be "mark", "delete", "clear", Delete(…), Archive(…), Clear(…) or a function of the rows,'
-            f" not {given!r:.200}."
-        )
-    if is_coroutine_function(given):
-        raise TypeError(
-            f"{name_of(given)} cannot be a coroutine function: it is called in the transaction of the completion."
-        )
-    return Call(given)
+    raise TypeError(
+        f'completion must be "mark", "delete", "clear", Delete(…), Archive(…) or Clear(…), not {given!r:.200}.'
+    )
 
 
 def _is_model(given: object) -> bool:

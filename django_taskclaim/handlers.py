@@ -197,7 +197,7 @@ def handler(model: type[models.Model] | str, **options: Unpack[HandlerOptions]) 
 
     - *update_fields*: columns that are written from the instance in the statement that completes the row, so no
       ``save()`` is needed. Other columns that the function sets are not written, and the worker warns of that.
-      The statement sends no ``post_save``; a function as ``completion`` may save each row.
+      The statement sends no ``post_save``.
     - *completion*: what becomes of a row that is done, see ``django_taskclaim.completion``.
     - *atomic*: the function and the completion are one transaction on the row's database, so what it writes there
       happens exactly once. A coroutine function cannot be atomic.

@@ -1,14 +1,13 @@
 """Finishing rows well, each in the way that the policy of its model names; the worker comes here like any caller."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
-from django.db import connections, models, transaction
+from django.db import models
 
-from django_taskclaim.awaitables import refuse_not_run
 from django_taskclaim.claim import COMPLETED as ENDED_WELL
-from django_taskclaim.claim import carried_claim, carried_claims, end_claims
+from django_taskclaim.claim import carried_claim, carried_claims
 from django_taskclaim.columns import (
     LINK,
     KeyColumns,
@@ -17,8 +16,7 @@ from django_taskclaim.columns import (
     is_companion,
     source_link,
 )
-from django_taskclaim.completion import Archive, Call, Clear, Completion, Delete
-from django_taskclaim.contention import contention_code, server_code
+from django_taskclaim.completion import Archive, Clear, Completion, Delete
 from django_taskclaim.db.sql import SKIP, SQL, Change, Key, KeyTable, OwnValues
 from django_taskclaim.exceptions import SourceGone, TaskClaimError
 from django_taskclaim.fields import AnyField
@@ -33,7 +31,7 @@ from django_taskclaim.querysets.scope import (
     ClaimTarget,
     is_claimed_by,
 )
-from django_taskclaim.querysets.writes import Given, Rows, Write, show_state
+from django_taskclaim.querysets.writes import Given, Rows, Write
 from django_taskclaim.signals import rows_completed
 from django_taskclaim.states import Status
 
@@ -56,14 +54,6 @@ class Results(NamedTuple):
 NOTHING = Results()
 
 
-class CallRaised(Exception):
-    """A function of the user's that belongs to the completion raised *error*; nothing was written."""
-
-    def __init__(self, error: BaseException) -> None:
-        super().__init__(error)
-        self.error = error
-
-
 def complete(
     model: type[models.Model],
     rows: object,
@@ -76,9 +66,6 @@ def complete(
 
     A source of a companion that is to be written *may be gone*, or SourceGone is raised. Without a *savepoint* an
     error ends the transaction that is open.
-
-    CallRaised where the policy is a function that raised. A database error inside it passes as it is if it says
-    something of the database: contention, or a session that broke.
     """
     checked_results(model, update_fields)
     given = Given(rows)
@@ -114,7 +101,7 @@ class Completing(Write):
             self.only_locks = policy.cascade or is_on_many_tables(model)
             self.results = Results(of_source=results.of_source)
         self.per_row = len(self.results.own)
-        acts = self.only_locks or isinstance(policy, (Archive, Call))
+        acts = self.only_locks or isinstance(policy, Archive)
         self.has_more = acts or bool(self.results.inherited or self.results.of_source)
 
     def own_values(self, target: ClaimTarget, rows: Rows) -> Sequence[OwnValues]:
@@ -127,37 +114,6 @@ class Completing(Write):
                 remove(target, rows, Status.PROCESSING, cascade=True)
             case Archive():
                 move_to(self.policy.model, target, rows, cascade=self.policy.cascade)
-            case Call(function):
-                _call(target.alias, rows, function)
-
-
-def _call(alias: str, rows: Rows, function: Callable[[list[Any]], object]) -> None:
-    """Call a function of the user's, to which the rows are ordinary ones that are complete.
-
-    It has a savepoint, which is missing in the end if that code has lost the transaction.
-    """
-    end_claims(carried_claims(rows), ENDED_WELL)
-    show_state(rows, COMPLETED)
-    returned = False
-    try:
-        with transaction.atomic(using=alias):
-            refuse_not_run(function(list(rows)), function)
-            returned = True
-    except BaseException as error:
-        show_state(rows, {"status": Status.PROCESSING, "completed_at": NOW, "expires_at": NOW})
-        # SystemExit included: in a worker it would end the thread that writes for all rows.
-        if contention_code(error) is not None or server_code(error) is not None:
-            raise
-        if returned:
-            raise CallRaised(
-                TaskClaimError(
-                    "The function of the completion swallowed a database error, or ended its transaction, so nothing"
-                    f" was kept: {error}"
-                )
-            ) from error
-        if connections[alias].is_usable():
-            raise CallRaised(error) from error
-        raise
 
 
 # Results

@@ -121,12 +121,7 @@ class ClaimQuerySet(FencedQuerySet[M]):
         ``.written``). The caller's transaction stays usable. Rows of several databases are written one database after
         the other: an error of one leaves those before it written, and their claims ended.
         """
-        raised: completing.CallRaised
-        try:
-            return completing.complete(self.model, rows, update_fields)
-        except completing.CallRaised as caught:
-            raised = caught
-        raise raised.error
+        return completing.complete(self.model, rows, update_fields)
 
     def fail(self, rows: M | Iterable[M], error: BaseException | str, *, retry: bool = True) -> int:
         """Finish rows badly and return how many; a row with tries left is put back and waits its back-off first.

@@ -9,7 +9,7 @@ from django.db import Error, models
 
 from django_taskclaim.claim import claim_of
 from django_taskclaim.columns import LINK, claim_columns, is_claimable, is_companion, source_link
-from django_taskclaim.completion import Call, Clear, Mark
+from django_taskclaim.completion import Clear, Mark
 from django_taskclaim.fields import AnyField
 from django_taskclaim.formatting import listed
 from django_taskclaim.handlers import Handler
@@ -59,8 +59,7 @@ class UnsavedColumns:
         """Return the loaded values that a completion of the row neither removes nor writes."""
         kind, model = type(instance), self._handler.model
         completion, is_row = policy_for(model).completion, issubclass(kind, model)
-        # A function of the user's may write anything.
-        if isinstance(completion, Call) or (is_row and not isinstance(completion, (Mark, Clear))):
+        if is_row and not isinstance(completion, (Mark, Clear)):
             return {}
         names = writable(kind)
         if is_claimable(kind):

@@ -25,7 +25,7 @@ from django_taskclaim.contention import server_code
 from django_taskclaim.db import dialect_for
 from django_taskclaim.error_text import class_and_text, text_to_store
 from django_taskclaim.exceptions import ClaimLost
-from django_taskclaim.querysets.completing import CallRaised, with_locked_source
+from django_taskclaim.querysets.completing import with_locked_source
 from django_taskclaim.querysets.failing import fail, release, stop_everyone
 from django_taskclaim.querysets.isolating import Bad, bisect
 from django_taskclaim.querysets.writes import judge_ambiguous_commit, lock_free
@@ -224,10 +224,9 @@ class Writer:
         self.inflight.postpone(results, seconds)
 
     def _refused(self, result: Result, error: Exception) -> None:
-        """Fail a row whose result the database, or the policy's function, refuses: that is its own fault."""
+        """Fail a row whose result the database refuses: that is its own fault."""
         if isinstance(result.outcome, Done):
-            raised = error.error if isinstance(error, CallRaised) else error
-            result.outcome = judged(result.task.row, raised)
+            result.outcome = judged(result.task.row, error)
             self._write([result])
         else:
             unrecorded(result.task.row, error)

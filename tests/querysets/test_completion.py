@@ -6,15 +6,15 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
+from django.db import transaction
 
 from django_taskclaim.completion import Archive, Clear, Delete
-from django_taskclaim.exceptions import ClaimLost, CommitUnknown, TaskClaimError
+from django_taskclaim.exceptions import ClaimLost, CommitUnknown
 from django_taskclaim.signals import rows_completed
 from tests.factories import make
 from tests.proxy import swallowed, withheld
 from tests.querysets.completing import claimed, gone, refused
-from tests.querysets.models import Complaint, Parcel, ParcelArchive
+from tests.querysets.models import Parcel, ParcelArchive
 from tests.querysets.support import (
     DEADLINE,
     clock,
@@ -26,7 +26,7 @@ from tests.querysets.support import (
     set_raw,
     stored,
 )
-from tests.testapp.models import Child, ClaimOnly, CompositeKey, Effect, Photo
+from tests.testapp.models import Child, ClaimOnly, CompositeKey, Photo
 
 pytestmark = pytest.mark.django_db
 
@@ -38,7 +38,6 @@ POLICIES: dict[str, Any] = {
     "cascade": Delete(cascade=True),
     "archive": Archive(ParcelArchive),
     "clear": Clear(),
-    "function": lambda rows: None,
 }
 
 
@@ -151,29 +150,6 @@ def test_a_completion_without_a_trace_is_undecided_or_sent_again(
     assert ParcelArchive.objects.count() == (2 if how == "archive" else 0)
 
 
-@pytest.mark.promise(5)
-@pytest.mark.parametrize("arrives", [True, False], ids=["committed", "not committed"])
-def test_the_function_of_a_policy_takes_effect_once(
-    commits: Any, rule: Rule, arrives: bool
-) -> None:
-    """It gets complete rows, in their transaction, and is called again where the first COMMIT did not arrive."""
-    called: list[int] = []
-
-    def note(rows: list[Any]) -> None:
-        called.append(len(rows))
-        for row in rows:
-            assert (row.status, facts(row).status) == ("complete", "complete")
-            Effect.objects.create(key=str(row.pk))
-
-    rule(Parcel, completion=note)
-    rows = claimed(Parcel, 2)
-    commits.arm(swallowed if arrives else withheld)
-    assert Parcel.objects.complete(rows) == 2
-    assert Effect.objects.count() == 2
-    assert called == ([2] if arrives else [2, 2])
-    assert [facts(row).status for row in rows] == ["complete"] * 2
-
-
 # "clear": open again
 
 
@@ -209,59 +185,3 @@ def test_cleared_rows_take_turns_and_wait_for_their_interval(rule: Rule) -> None
     assert facts(row).not_before - facts(row).completed_at == timedelta(hours=1)
     assert row.not_before == facts(row).not_before
     assert row not in Photo.objects.claim_batch(6)
-
-
-# A function of the user's
-
-
-def test_what_a_function_raises_rolls_the_completion_back(rule: Rule) -> None:
-    def refuse(rows: list[Photo]) -> None:
-        Complaint.objects.create()
-        raise LookupError("not yet")
-
-    rule(Photo, completion=refuse)
-    (row,) = claimed(Photo, 1)
-    before = stored(row)
-    row.note = "result"
-    with pytest.raises(LookupError, match="not yet"):
-        row.claim.complete(update_fields=["note"])
-    assert stored(row) == before
-    assert (row.status, Complaint.objects.exists()) == ("processing", False)
-    assert row.claim.check()
-
-
-@pytest.mark.promise(5)
-def test_a_transaction_that_the_function_lost_is_noticed(
-    transactional_db: None, rule: Rule
-) -> None:
-    """A deadlock undoes all of it on MySQL and MariaDB, also where the function swallows the error."""
-    rule(Photo, completion=lambda rows: connection.connection.rollback())
-    (row,) = claimed(Photo, 1)
-    with pytest.raises(TaskClaimError):
-        row.claim.complete()
-    connection.close()
-    assert facts(row).status == "processing"
-    rule(Photo)
-    row.claim.complete()
-
-
-def save_each(rows: list[Any]) -> None:
-    for row in rows:
-        row.save()
-
-
-@pytest.mark.parametrize("model", [Photo, Child, CompositeKey])
-def test_a_function_saves_rows_of_every_kind(model: Any, rule: Rule) -> None:
-    rule(model, completion=save_each)
-    rows = claimed(model, 3)
-    for row in rows:
-        row.note, row.counter = "result", 7
-    lose(rows[2])
-    with pytest.raises(ClaimLost):
-        model.objects.complete(rows[1:], update_fields=["note"])
-    rows[0].claim.complete()
-    assert [(fresh(row).note, fresh(row).counter) for row in rows[:2]] == [
-        ("result", 7),
-        ("result", 7),
-    ]
-    assert facts(rows[0]).status == facts(rows[1]).status == "complete"

@@ -7,7 +7,7 @@ import os
 import time
 from typing import Any
 
-from django.db import OperationalError, transaction
+from django.db import transaction
 from django.db.models import F
 
 from django_taskclaim import handler
@@ -44,26 +44,10 @@ OPTIONS: dict[str, Any] = {
 }
 
 
-def picky(rows: list[Job]) -> None:
-    """Refuse rows as they say; the others leave an effect in the same transaction."""
-    for row in rows:
-        if (refusal := row.act.partition(":")[2]) in REFUSALS:
-            raise REFUSALS[refusal]
-        Effect.objects.create(key=str(row.pk))
-
-
-REFUSALS: dict[str, BaseException] = {
-    "permanent": Permanent("refused"),
-    "exit": SystemExit("3"),
-    # As a broken connection would, but this one is the row's own.
-    "operational": OperationalError("no such table"),
-}
-
-
 def completion_of(model: str) -> Any:
     """Return what the test that started this process wants of rows of *model* that are done."""
     named = os.environ.get(f"TASKCLAIM_TEST_COMPLETION_{model}", "mark")
-    return {"picky": picky, "hourly": Clear(every=3600)}.get(named, named)
+    return {"hourly": Clear(every=3600)}.get(named, named)
 
 
 @handler(Job, completion=completion_of("Job"), **OPTIONS)
