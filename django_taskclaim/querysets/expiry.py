@@ -147,15 +147,13 @@ class Reaper:
         self,
         model: type[models.Model],
         using: str,
-        every: timedelta | None = None,
         lease: Callable[[], timedelta] | None = None,
     ) -> None:
-        """Look *every* so often; None follows the setting REAPER_INTERVAL.
+        """*lease* says how long the claims of this process last, from which the renewal interval follows.
 
-        *lease* says how long the claims of this process last, from which the renewal interval follows; without it the
-        model's policy does.
+        Without it the model's policy does.
         """
-        self.model, self.using, self._every = model, using, every
+        self.model, self.using = model, using
         self._lease = lease or (lambda: policy_for(model).lease)
         #: What the database's clock said, and for how many seconds there had been prompt answers by then.
         self._readings: deque[tuple[datetime, float]] = deque()
@@ -229,8 +227,7 @@ class Reaper:
         self._due = self._answered + (min(wait, missing) if missing > 0 else wait)
 
     def _interval(self) -> float:
-        every = conf.duration("REAPER_INTERVAL") if self._every is None else self._every
-        return every.total_seconds()
+        return conf.duration("REAPER_INTERVAL").total_seconds()
 
     def _rows(self) -> Rows:
         return without_refused(models.QuerySet(self.model, using=self.using))

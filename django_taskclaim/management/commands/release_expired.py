@@ -4,6 +4,7 @@ import signal
 import time
 from argparse import ArgumentParser
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from django.core.management.base import CommandError
@@ -31,10 +32,6 @@ FORGET_EVERY = 3600.0
 
 #: Chunks that one round deletes of each kind; what is left then is left for the next round.
 CHUNKS = 100
-
-Progress = Callable[[int], None]
-
-STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT}
 
 
 class Command(ClaimCommand):
@@ -77,19 +74,20 @@ once."""
         database: str | None,
         limit: int | None,
         loop: bool,
-        **options: object,
+        **options: Any,
     ) -> None:
         where = places(models, database)
         if not where:
             self.stdout.write("No installed model can be claimed, so nothing can expire.")
             return
         if loop:
-            self._loop(where, limit)
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
+            with suppress(KeyboardInterrupt):
+                self._loop(where, limit)
             return
 
-        def release(model: Any, alias: str, progress: Progress) -> int:
-            rows = ClaimQuerySet[Any](model, using=alias)
-            return rows.release_expired(limit, progress=progress)
+        def release(model: Any, alias: str) -> int:
+            return int(ClaimQuerySet[Any](model, using=alias).release_expired(limit))
 
         total, refused = self._release(where, release)
         refused += _forgotten(where)
@@ -99,7 +97,7 @@ once."""
             self.stdout.write("No claim has expired.")
 
     def _release(
-        self, where: list[tuple[Any, str]], release: Callable[[Any, str, Progress], int]
+        self, where: list[tuple[Any, str]], release: Callable[[Any, str], int]
     ) -> tuple[int, list[str]]:
         """Have *release* put back what has expired of each model.
 
@@ -107,28 +105,26 @@ once."""
         """
         total, refused = 0, []
         for model, alias in where:
-            began, counts = clock(), [0]
+            began = clock()
             try:
-                counts.append(release(model, alias, counts.append))
+                count = release(model, alias)
             except (Error, TaskClaimError) as error:
+                count = 0
                 refused.append(f"{model._meta.label} on {alias!r}: {first_line(error)}")
             refused += [str(one) for one in refusals(model, alias, since=began)]
-            if counts[-1]:
-                text = f"{model._meta.label}: put back {counted(counts[-1], 'expired row')}."
+            if count:
+                text = f"{model._meta.label}: put back {counted(count, 'expired row')}."
                 self.stdout.write(text)
                 self.stdout.flush()
-            total += counts[-1]
+            total += count
         return total, refused
 
     def _loop(self, where: list[tuple[Any, str]], limit: int | None) -> None:
         reapers = {(model, alias): Reaper(model, alias) for model, alias in where}
 
-        def turn(model: object, alias: str, progress: Progress) -> int:
+        def turn(model: object, alias: str) -> int:
             return reapers[model, alias].turn(limit) or 0
 
-        if hasattr(signal, "pthread_sigmask"):
-            # They wait while rows are put back, and end the pause.
-            signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         forget_at = time.monotonic()
         while True:
             _, refused = self._release(where, turn)
@@ -139,30 +135,17 @@ once."""
                 self.stderr.write(f"{sentence}; trying again.")
             for alias in {alias for _, alias in where}:
                 connections[alias].close_if_unusable_or_obsolete()
-            if _is_stopped_within(min(reaper.due_in() for reaper in reapers.values())):
-                return
+            time.sleep(min(reaper.due_in() for reaper in reapers.values()))
 
 
 def _forgotten(where: list[tuple[Any, str]]) -> list[str]:
     """Delete what is too old on each database, as workers do, and return what was said where that failed."""
     refused = []
     for alias in dict.fromkeys(alias for _model, alias in where):
-        prunes = [heartbeat.prune, *([keeping.prune] if is_on(alias) else [])]
         try:
-            for prune in prunes:
+            for prune in [heartbeat.prune, *([keeping.prune] if is_on(alias) else [])]:
                 # True once that was all.
                 any(prune(alias) for _ in range(CHUNKS))
         except (Error, TaskClaimError) as error:
             refused.append(f"What is old on {alias!r} could not be forgotten: {first_line(error)}")
     return refused
-
-
-def _is_stopped_within(seconds: float) -> bool:
-    """Wait so long for SIGTERM or Ctrl-C and say whether one came."""
-    if hasattr(signal, "sigtimedwait"):
-        return signal.sigtimedwait(STOP_SIGNALS, seconds) is not None
-    try:
-        time.sleep(seconds)
-    except KeyboardInterrupt:
-        return True
-    return False
