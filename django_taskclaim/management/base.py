@@ -136,6 +136,8 @@ class ClaimCommand(BaseCommand):
                 return super().execute(*args, **options)
             except (Error, TaskClaimError) as error:
                 raise _failure(error, where) from error
+            except KeyboardInterrupt:
+                raise CommandError("Stopped.", returncode=STOPPED) from None
 
     def _where(self, options: dict[str, Any]) -> list[tuple[Any, str]]:
         """Return the models that were named, or all, each with its databases."""
@@ -239,9 +241,11 @@ def _checked(kind: "conf.Kind[V]", text: str, value: object) -> V:
         raise ArgumentTypeError(f"{text!r} is not {kind.expected}") from None
 
 
-def add_models(parser: ArgumentParser, what: str) -> None:
-    """Let the command take any number of models; none means every claimable one."""
-    parser.add_argument("models", nargs="*", metavar="app.Model", type=claimable_model, help=what)
+def add_models(parser: ArgumentParser, what: str, number: str = "*") -> None:
+    """Let the command take any *number* of models, as argparse writes it; none means every claimable one."""
+    parser.add_argument(
+        "models", nargs=number, metavar="app.Model", type=claimable_model, help=what
+    )
 
 
 def add_model(parser: ArgumentParser, what: str) -> None:

@@ -17,7 +17,6 @@ from django_taskclaim.control.audit import record_action
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.formatting import counted
 from django_taskclaim.management.base import (
-    STOPPED,
     USAGE,
     ClaimCommand,
     Report,
@@ -107,10 +106,7 @@ class RowsCommand(ClaimCommand):
         report, began, done = Report(self.stdout, wanted), clock(), str(capfirst(str(action.done)))
         try:
             report.seen = do(rows, limit=limit, progress=report.advance)
-        except KeyboardInterrupt:
-            kept = f"Stopped. {done} {counted(report.seen, 'row')}, and that stays."
-            raise CommandError(kept, returncode=STOPPED) from None
-        except (Error, TaskClaimError):
+        except (Error, TaskClaimError, KeyboardInterrupt):
             self.stdout.write(f"{done} {counted(report.seen, 'row')}, and that stays.")
             raise
         finally:

@@ -73,7 +73,7 @@ WRONG: list[tuple[str, str]] = [
     ("claimstatus testapp.Photo --fail-if oldest_due>soon", "soon"),
     ("claimstatus testapp.Photo --watch", "terminal"),
     ("release_expired --limit 0", "--limit"),
-    ("claimlimit", "models"),
+    ("claimlimit", "app.Model"),
     ("claimlimit testapp.Photo --rate fast", "--rate"),
     ("claimlimit testapp.Photo --hours 22-6", "--hours"),
     ("claimpause", "--all"),

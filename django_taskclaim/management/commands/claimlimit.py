@@ -49,7 +49,7 @@ workers; rate, rows at once and hours are limits that all who claim share. What 
   manage.py claimlimit photos.Photo --rate default"""
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        add_models(parser, "the models whose handlers are overridden")
+        add_models(parser, "the models whose handlers are overridden", number="+")
         for name, (metavar, text) in _OPTIONS.items():
             parser.add_argument(
                 f"--{name.replace('_', '-')}",
@@ -71,14 +71,11 @@ workers; rate, rows at once and hours are limits that all who claim share. What 
         database: str | None,
         **options: object,
     ) -> None:
-        if not models:
-            raise CommandError("Name the models.", returncode=USAGE)
         values = {name: options[name] for name in OVERRIDES if name in options}
         try:
             for model in models:
                 if values:
-                    who = acting(by)
-                    change_overrides(model, values, by=who, reason=reason, using=database)
+                    change_overrides(model, values, by=acting(by), reason=reason, using=database)
                 self._show(model, database)
         except ValueError as error:
             raise CommandError(str(error), returncode=USAGE) from error

@@ -1,6 +1,6 @@
 """``manage.py claimplan``: cut the keys of a source into ranges."""
 
-from argparse import ArgumentParser, ArgumentTypeError
+from argparse import ArgumentParser
 from functools import partial
 from typing import Any
 
@@ -10,23 +10,14 @@ from django.db import router
 from django_taskclaim.columns import has_ranges
 from django_taskclaim.formatting import counted, first_line
 from django_taskclaim.management.base import (
+    USAGE,
     ClaimCommand,
     add_database,
-    claimable_model,
+    add_model,
     whole_number,
 )
 from django_taskclaim.ranges import RangeQuerySet
 from django_taskclaim.ranges.manager import CHUNK_SIZE, size_of_ranges
-
-
-def range_model(text: str) -> Any:
-    """Return the model of ranges that ``app.Model`` names."""
-    model = claimable_model(text)
-    if not has_ranges(model):
-        raise ArgumentTypeError(
-            f"the rows of {model._meta.label} are no ranges; it needs django_taskclaim.models.RangeMixin"
-        )
-    return model
 
 
 class Command(ClaimCommand):
@@ -40,9 +31,7 @@ Walks the primary key and reads nothing else. May be broken off and run again, a
   manage.py claimplan photos.PhotoRange --chunk-size 1000000"""
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument(
-            "model", metavar="app.Ranges", type=range_model, help="the model that has RangeMixin"
-        )
+        add_model(parser, "the model that has RangeMixin")
         add_database(parser, "where the router writes the model")
         parser.add_argument(
             "--chunk-size",
@@ -63,9 +52,11 @@ Walks the primary key and reads nothing else. May be broken off and run again, a
         limit: int | None,
         **options: Any,
     ) -> None:
-        ranges: RangeQuerySet[Any] = RangeQuerySet(
-            model, using=database or router.db_for_write(model)
-        )
+        if not has_ranges(model):
+            text = f"The rows of {model._meta.label} are no ranges; it needs django_taskclaim.models.RangeMixin."
+            raise CommandError(text, returncode=USAGE)
+        using = database or router.db_for_write(model)
+        ranges: RangeQuerySet[Any] = RangeQuerySet(model, using=using)
         progress = partial(self._report, chunk_size or size_of_ranges(model))
         try:
             planned = ranges.plan(chunk_size=chunk_size, limit=limit, progress=progress)

@@ -1,6 +1,6 @@
 """``manage.py claimpopulate``: make the rows of a companion, in chunks that stay when it is stopped."""
 
-from argparse import ArgumentParser, ArgumentTypeError
+from argparse import ArgumentParser
 from typing import Any
 
 from django.core.management.base import CommandError
@@ -10,28 +10,17 @@ from django_taskclaim.columns import is_companion, source_link
 from django_taskclaim.companions import CompanionQuerySet
 from django_taskclaim.formatting import counted
 from django_taskclaim.management.base import (
-    STOPPED,
     USAGE,
     ClaimCommand,
     Report,
     add_database,
     add_filters,
-    claimable_model,
+    add_model,
 )
 from django_taskclaim.management.rows import conditions_of
 
 #: Sources in one transaction.
 CHUNK = 10_000
-
-
-def companion_model(text: str) -> Any:
-    """Return the companion that ``app.Model`` names."""
-    model = claimable_model(text)
-    if not is_companion(model):
-        raise ArgumentTypeError(
-            f"the model {model._meta.label} has no source; add django_taskclaim.models.SourceMixin to it"
-        )
-    return model
 
 
 class Command(ClaimCommand):
@@ -47,9 +36,7 @@ time: what has been added stays, and the same command goes on from there. Safe t
   manage.py claimpopulate photos.PhotoTask --remove-orphans     then remove rows whose source is gone"""
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument(
-            "model", metavar="app.Model", type=companion_model, help="the companion to populate"
-        )
+        add_model(parser, "the companion to populate")
         add_filters(parser, "only sources")
         add_database(parser, "where the router writes the companion")
         parser.add_argument("--paused", action="store_true", help="add the rows paused, not open")
@@ -70,9 +57,17 @@ time: what has been added stays, and the same command goes on from there. Safe t
         **options: Any,
     ) -> None:
         alias = database or router.db_for_write(model)
+        if not is_companion(model):
+            text = (
+                f"{model._meta.label} has no source; add django_taskclaim.models.SourceMixin to it."
+            )
+            raise CommandError(text, returncode=USAGE)
         rows: CompanionQuerySet[Any] = CompanionQuerySet(model, using=alias)
         try:
-            self._populate(rows, _sources(model, alias, filters), paused)
+            link = source_link(model)
+            sources = link.source._default_manager.using(link.alias_beside(alias))
+            sources = sources.filter(*conditions_of(filters, link.source))
+            self._populate(rows, sources, paused)
             if remove_orphans:
                 removed = rows.remove_orphans()
                 self.stdout.write(f"Removed {counted(removed, 'row')} without a source.")
@@ -91,17 +86,7 @@ time: what has been added stays, and the same command goes on from there. Safe t
             report.advance(seen)
 
         try:
-            added = rows.populate(sources, paused=paused, chunk_size=CHUNK, progress=progress)
-        except KeyboardInterrupt:
-            raise CommandError(
-                f"Stopped. {counted(added, 'row')} added and committed; the same command goes on from there.",
-                returncode=STOPPED,
-            ) from None
-        self.stdout.write(f"Added {counted(added, 'row')} to {rows.model._meta.label}.")
-
-
-def _sources(model: type[models.Model], alias: str, filters: list[str]) -> object:
-    """Return the sources that all *filters* select."""
-    link = source_link(model)
-    sources = link.source._default_manager.using(link.alias_beside(alias))
-    return sources.filter(*conditions_of(filters, link.source))
+            rows.populate(sources, paused=paused, chunk_size=CHUNK, progress=progress)
+        finally:
+            # Also where it was stopped: that much is committed.
+            self.stdout.write(f"Added {counted(added, 'row')} to {rows.model._meta.label}.")
