@@ -179,9 +179,9 @@ def claim(table: Table, size: int) -> float:
 def claim_once(table: Table, size: int) -> list[Any]:
     from datetime import timedelta
 
-    from django_taskclaim.holders import new_holder
-    from django_taskclaim.querysets.candidates import Request
+    from django_taskclaim.claim import new_holder
     from django_taskclaim.querysets.claiming import claim
+    from django_taskclaim.querysets.cursor import Request
 
     lease = timedelta(seconds=60)
     request = Request(

@@ -4,6 +4,9 @@ A token read from the fields would be no token: ``refresh_from_db()`` or ``get(p
 holder's, and a late worker would then pass the fence.
 """
 
+import os
+import secrets
+import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
@@ -14,7 +17,7 @@ from django.db import connections, models, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_taskclaim.fields import AnyField
-from django_taskclaim.states import Token
+from django_taskclaim.states import WORKER_MARK, Token
 
 ATTRIBUTE = "_taskclaim"
 
@@ -241,3 +244,32 @@ def show(rows: Iterable[models.Model], values: Mapping[AnyField | None, Any]) ->
         names, values, since = own.get(LOADED, ((), (), UNCHANGED))
         # Rows that a verb has written alike share what it wrote.
         own[LOADED] = (names, values, {**since, **written} if since else written)
+
+
+# Who holds rows
+
+
+def new_holder(worker: str | None = None) -> str:
+    """Return an id for one batch: ``<process>#<random>``, never used before or again.
+
+    A worker's begins with the name that its process reports under.
+    """
+    process = process_name(worker) if worker else f"{os.getpid()}@{socket.gethostname()}"[:170]
+    return process + WORKER_MARK + secrets.token_hex(8)
+
+
+def process_name(worker: str) -> str:
+    """Return the name of this process of *worker*, unique on its host while it lives: ``<worker>@<host>:<pid>``."""
+    pid = f":{os.getpid()}"
+    return f"{worker}@{socket.gethostname()}"[: 170 - len(pid)] + pid
+
+
+def checked_name(name: str, argument: str = "claimed_by") -> str:
+    """Return a holder named by the caller; the mark of workers tells the reaper who is none of them."""
+    if not isinstance(name, str) or not name or len(name) > 200 or "\x00" in name:
+        raise ValueError(f"{argument} must be a text of 1 to 200 characters, not {name!r}.")
+    if WORKER_MARK in name:
+        raise ValueError(
+            f"{argument} {name!r} contains {WORKER_MARK!r}, which marks the ids of workers."
+        )
+    return name

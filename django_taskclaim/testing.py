@@ -9,16 +9,15 @@ from typing import Any, cast
 from asgiref.sync import async_to_sync, sync_to_async
 from django.db import Error, connections, models, router
 
-from django_taskclaim.claim import Ended, claim_of
+from django_taskclaim.claim import Ended, claim_of, new_holder
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.completion import Clear
 from django_taskclaim.connecting import left_open
 from django_taskclaim.db.sql import Key
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.handlers import Handler
-from django_taskclaim.holders import new_holder
-from django_taskclaim.querysets.candidates import Request
 from django_taskclaim.querysets.claiming import claim
+from django_taskclaim.querysets.cursor import Request
 from django_taskclaim.states import Status
 from django_taskclaim.worker.batch import Done, Failed, Result, Task, Unit, units_of
 from django_taskclaim.worker.calling import Answer, prepare

@@ -87,7 +87,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    from django_taskclaim.querysets import candidates, isolating
+    from django_taskclaim.querysets import claiming, isolating
 
     # Other people's apps are tested without it.
     if apps.is_installed("tests.testapp"):
@@ -96,7 +96,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         start_over()
     # Keys come again in the next test.
     isolating.remembered.clear()
-    candidates.claims_made.clear()
+    claiming.claims_made.clear()
 
 
 def server_version(alias: str = "default") -> str:

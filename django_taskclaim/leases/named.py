@@ -13,11 +13,10 @@ from django.db import Error, connections, router
 
 from django_taskclaim import conf
 from django_taskclaim.awaitables import async_twin
-from django_taskclaim.claim import clock
+from django_taskclaim.claim import clock, new_holder
 from django_taskclaim.connecting import drop_broken, ensure_usable
 from django_taskclaim.contention import retry_on_contention
 from django_taskclaim.exceptions import ClaimLost, LeaseUnavailable, TaskClaimError
-from django_taskclaim.holders import new_holder
 from django_taskclaim.leases.renewer import FORKED, RENEWER, connect
 from django_taskclaim.leases.rows import LeaseRows
 from django_taskclaim.policy import RENEWALS_PER_LEASE, SELF_FENCE

@@ -4,29 +4,48 @@ A plain claim of a worker's id is one statement that commits by itself. Any othe
 tables, is asked for what its holder has already, has limits, or a database claims by several statements.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
+from django.conf import settings
 from django.db import OperationalError, models
 
 from django_taskclaim import conf
-from django_taskclaim.claim import Claim, attach, clock
-from django_taskclaim.db import ClaimedRow
-from django_taskclaim.db.sql import WAIT, Change, Key, rows_by_role
-from django_taskclaim.fields import is_quarantine_mark
-from django_taskclaim.holders import checked_name, new_holder
+from django_taskclaim.claim import Claim, attach, checked_name, clock, new_holder
+from django_taskclaim.db import ClaimedRow, ClaimSpec, ClaimStatement
+from django_taskclaim.db.sql import Key
+from django_taskclaim.fields import QUARANTINED, QUARANTINED_UNSTARTED, is_quarantine_mark
+from django_taskclaim.limits.key_limits import KeyChooser
 from django_taskclaim.limits.model_limits import Grant, known, limits_are_stored
 from django_taskclaim.policy import known_policy, policies_over
-from django_taskclaim.querysets.candidates import ClaimCall, Request, send_parts, take
+from django_taskclaim.querysets.cursor import (
+    EVERYTHING,
+    QUARANTINED_SCAN,
+    TURN,
+    ClaimCall,
+    Cursor,
+    Request,
+    Scan,
+    quarantined_scans,
+    send_parts,
+)
 from django_taskclaim.querysets.failing import release
-from django_taskclaim.querysets.instances import bare, build, like, read_again
+from django_taskclaim.querysets.instances import (
+    bare,
+    build,
+    extend_held,
+    like,
+    read_again,
+    rows_of_holder,
+)
 from django_taskclaim.querysets.isolating import (
+    MOST_ROWS,
     Bad,
     RefusedRows,
     fail_unreadable,
@@ -40,14 +59,16 @@ from django_taskclaim.querysets.scope import (
     Rows,
     in_claim_order,
     in_policy_order,
+    is_open,
     is_plain,
-    is_running,
     on_claim_table,
     refuse_unclaimable,
+    with_keys,
 )
 from django_taskclaim.querysets.transactions import (
     PATIENCE,
     AmbiguousCommit,
+    autocommit,
     can_autocommit,
     in_transaction,
     run_durable,
@@ -56,6 +77,12 @@ from django_taskclaim.querysets.transactions import (
 from django_taskclaim.querysets.writes import judge_ambiguous_commit
 from django_taskclaim.signals import rows_claimed, send_after_commit
 from django_taskclaim.states import WORKER_MARK, Token
+
+#: How many rows are looked at for each one wanted, beside those that are refused; others may have locked them.
+LOOK_AHEAD = 4
+
+#: How many claims this process has made, by database and model.
+claims_made: Counter[tuple[str, type[models.Model]]] = Counter()
 
 
 def checked_request(
@@ -258,43 +285,154 @@ def _read(call: ClaimCall, claimed: Sequence[ClaimedRow]) -> list[Any]:
     return _instances(call, [row for row in claimed if row.key not in errors])
 
 
-# What the holder has already
+# Where a claim looks
 
 
-def rows_of_holder(call: ClaimCall) -> list[ClaimedRow]:
-    """Return the first rows that the holder of *call* has, as many as it asks for at most."""
-    target, fields = call.target, call.fields
-    columns = target.columns
-    # What an id of its own has is this call's, also where a condition like ``open()`` is true of it no more.
-    is_own = WORKER_MARK in call.request.holder
-    rows = target.rows if is_own else on_claim_table(call.queryset, target)
-    rows = in_claim_order(rows, call.queryset, target)
-    held = rows.filter(is_running(columns), **{columns.claimed_by.name: call.request.holder})
-    found = target.dialect.first(held, target.table, call.request.limit, fields)
-    return rows_by_role(fields, target.table, found)
+def take(call: ClaimCall, limit: int) -> list[ClaimedRow]:
+    """Claim up to *limit* rows, of which a quarantined one is alone."""
+    is_sorted = call.queryset.query.order_by or call.counts_by_key
+    cursor = None if is_sorted else call.request.cursor
+    place = call.target.alias, call.target.model
+    claims_made[place] += 1
+    turn = claims_made[place] % TURN
+    is_turn = turn == 0 or (cursor is not None and cursor.thorough)
+    rows = _take_quarantined(call) if is_turn else []
+    if not rows:
+        rows = _scan(call, cursor, limit, retried_first=turn == TURN // 2)
+    return rows or ([] if is_turn else _take_quarantined(call))
 
 
-def extend_held(call: ClaimCall) -> list[ClaimedRow]:
-    """Return what the holder has of the queryset, each lease extended and none shortened.
+def _take_quarantined(call: ClaimCall) -> list[ClaimedRow]:
+    """Claim one row that may have killed its worker, so that its next crash is charged to nobody else."""
+    scans = quarantined_scans(call.target)
+    return next(filter(None, (_claim_from(call, scan, 1) for scan in scans)), [])
 
-    Rows are found without locks and waited for: a row passed over because it is locked would be handed out twice.
+
+def _scan(
+    call: ClaimCall, cursor: Cursor | None, limit: int, *, retried_first: bool
+) -> list[ClaimedRow]:
+    """Claim up to *limit* rows, from one place after the other where a cursor says so, and return them in order."""
+    rows: list[ClaimedRow] = []
+    scan = EVERYTHING
+    scans = cursor.scans(call.target, retried_first=retried_first) if cursor else [EVERYTHING]
+    for scan in scans:
+        rows += _claim_from(call, scan, limit - len(rows))
+        if len(rows) == limit:
+            break
+    if not call.queryset.query.order_by:
+        # In an order of the caller's they are read again.
+        rows = _in_order(call.target, rows)
+    if cursor is not None:
+        cursor.advance(rows, scan, full=len(rows) == limit)
+    return rows
+
+
+def _in_order(target: ClaimTarget, rows: list[ClaimedRow]) -> list[ClaimedRow]:
+    """Put rows into the model's claim order; RETURNING has none.
+
+    Text is compared by the database alone, which costs one statement.
     """
-    call.target.lock_holder(call.request.holder)
-    held = rows_of_holder(call)
-    extended: set[Key] = set()
-    by_token = sorted(held, key=attrgetter("iteration", "key"))
-    for iteration, same in groupby(by_token, attrgetter("iteration")):
-        extend = partial(_extend, call, Token(call.request.holder, iteration))
-        for part in send_parts(call, [row.key for row in same], extend):
-            extended.update(part)
-    return [row for row in held if row.key in extended]
+    if len(rows) < 2:
+        return rows
+    # The least important column first: sorting leaves rows that are alike in the order that they have.
+    if target.table.sorts_as_python:
+        rows.sort(key=attrgetter("key"))
+    else:
+        keys = target.dialect.select_keys(target.table, [row.key for row in rows], ordered=True)
+        place = {key: number for number, key in enumerate(keys)}
+        rows.sort(key=lambda row: place.get(row.key, len(place)))
+    if target.columns.not_before is not None:
+        rows.sort(key=attrgetter("not_before"))
+    if target.columns.priority is not None:
+        rows.sort(key=attrgetter("priority"), reverse=True)
+    return rows
 
 
-def _extend(call: ClaimCall, token: Token, keys: Sequence[Key]) -> list[Key]:
-    """Wait for the rows that *token* holds, extend their leases, and return their keys."""
-    dialect, table = call.target.dialect, call.target.table
-    held = dialect.select_keys(table, keys, table.standing(token), WAIT)
-    if held:
-        extension = Change([dialect.extension(table, call.request.lease)])
-        dialect.write(table, held, extension, table.standing(token))
-    return held
+# The statements of a claim
+
+
+def _claim_from(call: ClaimCall, scan: Scan, limit: int) -> list[ClaimedRow]:
+    """Claim up to *limit* rows that *scan* finds."""
+    target = call.target
+    if call.counts_by_key:
+        claimed: list[ClaimedRow] = []
+        chooser = KeyChooser(target, candidates(call, scan), limit)
+        while keys := chooser.choose(limit - len(claimed)):
+            rows = _claim_keys(call, scan, keys, len(keys))
+            chooser.forget(set(keys).difference(row.key for row in rows))
+            claimed += rows
+        return claimed
+    if call.refused is None:
+        return _send(call, _statement(call, scan), limit, scan)
+    look = LOOK_AHEAD * limit + MOST_ROWS
+    found = target.dialect.first(candidates(call, scan), target.table, look, target.columns.key)
+    return _claim_keys(call, scan, list(dict.fromkeys(target.table.keys_of(found))), limit)
+
+
+def _claim_keys(call: ClaimCall, scan: Scan, keys: Sequence[Key], limit: int) -> list[ClaimedRow]:
+    """Claim up to *limit* of the rows with these keys, as far as *scan* finds them still."""
+    rows: list[ClaimedRow] = []
+    found = candidates(call, scan)
+
+    def claim_part(part: Sequence[Key]) -> list[ClaimedRow]:
+        wanted = limit - len(rows)
+        chosen = with_keys(found if wanted < len(part) else found.order_by(), call.target, part)
+        return _send(call, _prepare(call, scan, chosen, simple=False), wanted, scan)
+
+    for claimed in send_parts(call, keys, claim_part):
+        rows += claimed
+        if len(rows) == limit:
+            break
+    return rows
+
+
+def candidates(call: ClaimCall, scan: Scan) -> Rows:
+    """Return the rows that may be claimed and that *scan* finds, in claim order."""
+    columns = call.target.columns
+    rows = on_claim_table(call.queryset, call.target)
+    rows = rows.filter(is_open(columns) & scan.condition(columns), call.switch)
+    if scan.name == "quarantined":
+        # In no order of the caller's: such a row is claimed alone, and an index finds it in this one.
+        return rows.order_by(*columns.order)
+    return in_claim_order(rows, call.queryset, call.target)
+
+
+def _statement(call: ClaimCall, scan: Scan) -> ClaimStatement | None:
+    """Return the statement that claims what *scan* finds, kept for calls like this; None where that is nothing."""
+    query, target = call.queryset.query, call.target
+    simple = not query.where and not query.order_by and target.is_owner
+    if not simple or ("key" in scan.values and len(target.columns.key) > 1):
+        return _prepare(call, scan, candidates(call, scan), simple=simple)
+    shape = call.is_plain, call.is_limited, call.request.notes_start, settings.USE_TZ
+    kind = (scan.name, *scan.values, *shape)
+    if kind not in target.statements:
+        rows = candidates(call, scan.with_places())
+        target.statements[kind] = _prepare(call, scan, rows, simple=True)
+    return target.statements[kind]
+
+
+def _prepare(call: ClaimCall, scan: Scan, rows: Rows, *, simple: bool) -> ClaimStatement | None:
+    """Return the statement that claims the first of *rows*, which *scan* finds; None where they can be none."""
+    target, ours, mark = call.target, EVERYTHING, None
+    if scan.name == "quarantined":
+        # The mark says, should the claim expire, whether the row had been started.
+        mark = QUARANTINED_UNSTARTED if call.request.notes_start else QUARANTINED
+        ours = QUARANTINED_SCAN
+    claimable = is_open(target.columns) & ours.condition(target.columns)
+    rows_of_ours = target.rows.order_by().filter(claimable, call.switch)
+    return target.dialect.prepare_claim(
+        target.table, rows, rows_of_ours, call.fields, simple=simple, mark=mark
+    )
+
+
+def _send(
+    call: ClaimCall, statement: ClaimStatement | None, limit: int, scan: Scan
+) -> list[ClaimedRow]:
+    """Claim up to *limit* rows by *statement*; outside of a transaction it commits by itself."""
+    if statement is None:
+        return []
+    request = call.request
+    values = scan.prepared(call.target.table) if scan.values else scan.values
+    spec = ClaimSpec(statement, limit, request.holder, request.lease.total_seconds(), values)
+    claim = call.target.dialect.claim
+    return autocommit(call.target, claim, spec) if call.autocommits else claim(spec)

@@ -1,23 +1,35 @@
-"""How far one worker's claims have come, and so where the next claim looks: at one place after the other.
+"""What one claim asks for, and where it looks: at one place after the other, from where the last claim ended.
 
 What was claimed leaves dead entries at the head of the index for a while, and a claim that begins there reads past all
 of them again. So each claim goes on where the one before ended. Rows that are put back, or come in, in front of that
 are found by a full scan, which follows now and then, and whenever a claim comes back short.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, NamedTuple, TypeVar
 
+from django.db import models
 from django.db.models import Q
 
 from django_taskclaim.claim import clock
 from django_taskclaim.columns import ClaimColumns
-from django_taskclaim.db import Bound, ClaimedRow
-from django_taskclaim.db.sql import Table, sql
-from django_taskclaim.fields import NEVER_WAITED, QUARANTINED, as_utc
-from django_taskclaim.querysets.scope import ClaimTarget, has_waited, is_quarantined, never_waited
+from django_taskclaim.db import Bound, ClaimedRow, SwitchIsOn
+from django_taskclaim.db.sql import Key, Table, sql
+from django_taskclaim.fields import NEVER_WAITED, QUARANTINED, AnyField, as_utc
+from django_taskclaim.limits.model_limits import Answer
+from django_taskclaim.querysets.isolating import Bad, RefusedRows
+from django_taskclaim.querysets.scope import (
+    ClaimTarget,
+    Rows,
+    has_waited,
+    is_quarantined,
+    never_waited,
+)
+from django_taskclaim.querysets.transactions import in_transaction
 from django_taskclaim.states import Status
+from django_taskclaim.tables import stop_scopes
 
 #: Under backlog everything is looked at so often, in seconds, …
 FULL_SCAN_EVERY = 1.0
@@ -151,3 +163,76 @@ class Cursor:
             self._position = None
         elif found is not None:
             self._position = found.key, found.priority
+
+
+# What one call asks for
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One call of ``claim_batch``, checked."""
+
+    limit: int
+    holder: str
+    lease: timedelta
+    include_held: bool = False
+    durable: bool = True
+    #: Whether the holder notes in the database when it starts a quarantined row; see ``failing.note_start``.
+    notes_start: bool = False
+    #: How far the holder's claims before this one have come.
+    cursor: Cursor | None = None
+    #: Where limits say why the claim took no more than it did.
+    answer: Answer | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimCall:
+    """What all statements of one call of ``claim_batch`` have in common."""
+
+    queryset: Rows
+    request: Request
+    target: ClaimTarget
+    #: When the leases begin at the latest, by ``clock()``.
+    started: float
+    #: Whether the claim statement's own columns make the instances.
+    is_plain: bool
+    #: Whether limits of the model are known, of its handler's or stored ones, …
+    is_limited: bool
+    #: … and whether rows that share a value of a column wait for each other.
+    counts_by_key: bool
+    #: Whether each statement commits by itself.
+    autocommits: bool
+    #: Set once an error may be of single rows, which are then claimed apart from the others.
+    refused: RefusedRows[Key] | None = None
+    #: Instances that carry no more than their claims, of rows that cannot be read, each with the error.
+    unreadable: list[Bad[models.Model]] = field(default_factory=list)
+
+    @property
+    def fields(self) -> Sequence[AnyField]:
+        """The columns that the claim returns: all that make the instances, or those with a role."""
+        columns = self.target.columns
+        if self.is_plain:
+            return columns.owner._meta.concrete_fields
+        extra = (columns.iteration, columns.attempts, columns.not_before, columns.priority)
+        return [*columns.key, *(one for one in extra if one is not None)]
+
+    @property
+    def switch(self) -> SwitchIsOn:
+        """What stops this claim; where it looks at no limits, a stored limit does, too."""
+        return SwitchIsOn(stop_scopes(self.queryset.model), unlimited=not self.is_limited)
+
+
+R = TypeVar("R")
+
+
+def send_parts(
+    call: ClaimCall, keys: Sequence[Key], attempt: Callable[[Sequence[Key]], list[R]]
+) -> Iterator[list[R]]:
+    """Yield what *attempt* returns of *keys*, chunk by chunk; of smaller parts while some rows are refused."""
+    for part in call.target.dialect.chunks(keys, call.target.table):
+        if call.refused is None:
+            yield attempt(part)
+        else:
+            yield from call.refused.send(
+                part, lambda some: in_transaction(call.target, attempt, some)
+            )

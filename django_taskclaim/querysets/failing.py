@@ -22,13 +22,7 @@ from django_taskclaim.exceptions import ClaimLost, Permanent
 from django_taskclaim.fields import QUARANTINED
 from django_taskclaim.policy import known_policy
 from django_taskclaim.querysets.scope import FAILED, NOW, ONE_MORE, OPEN_AGAIN, ClaimTarget
-from django_taskclaim.querysets.writes import (
-    Given,
-    HeldRows,
-    Rows,
-    Write,
-    write_all,
-)
+from django_taskclaim.querysets.writes import Given, HeldRows, Rows, Write, write_all
 from django_taskclaim.signals import rows_failed, rows_released
 from django_taskclaim.states import WORKER_MARK
 from django_taskclaim.tables import Switch, scope_of, throttle_scope

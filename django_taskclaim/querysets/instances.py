@@ -1,8 +1,10 @@
-"""From claimed rows to the instances that the caller's queryset asks for."""
+"""From claimed rows, new ones and those that somebody holds already, to the instances that a queryset asks for."""
 
 from collections.abc import Collection, Hashable, Iterable, Sequence
-from functools import cache
+from functools import cache, partial
 from inspect import getattr_static
+from itertools import groupby
+from operator import attrgetter
 from typing import Any, cast
 
 from django.db import models
@@ -14,14 +16,18 @@ from django.db.models.sql.where import WhereNode
 from django_taskclaim.claim import ATTRIBUTE, LOADED, UNCHANGED, Claim, attach
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.db import ClaimedRow
+from django_taskclaim.db.sql import WAIT, Change, Key, rows_by_role
 from django_taskclaim.policy import policy_for
+from django_taskclaim.querysets.cursor import ClaimCall, send_parts
 from django_taskclaim.querysets.scope import (
     ClaimTarget,
     Rows,
+    in_claim_order,
     in_policy_order,
     is_running,
+    on_claim_table,
 )
-from django_taskclaim.states import Token
+from django_taskclaim.states import WORKER_MARK, Token
 
 
 def build(
@@ -184,3 +190,42 @@ def holdings(queryset: Rows, who: str) -> list[Any]:
     if not ordered.query.order_by:
         ordered = ordered.order_by(*claim_columns(queryset.model).order)
     return claimed_by(ordered, [who], whole=True)
+
+
+def rows_of_holder(call: ClaimCall) -> list[ClaimedRow]:
+    """Return the first rows that the holder of *call* has, as many as it asks for at most."""
+    target, fields = call.target, call.fields
+    columns = target.columns
+    # What an id of its own has is this call's, also where a condition like ``open()`` is true of it no more.
+    is_own = WORKER_MARK in call.request.holder
+    rows = target.rows if is_own else on_claim_table(call.queryset, target)
+    rows = in_claim_order(rows, call.queryset, target)
+    held = rows.filter(is_running(columns), **{columns.claimed_by.name: call.request.holder})
+    found = target.dialect.first(held, target.table, call.request.limit, fields)
+    return rows_by_role(fields, target.table, found)
+
+
+def extend_held(call: ClaimCall) -> list[ClaimedRow]:
+    """Return what the holder has of the queryset, each lease extended and none shortened.
+
+    Rows are found without locks and waited for: a row passed over because it is locked would be handed out twice.
+    """
+    call.target.lock_holder(call.request.holder)
+    held = rows_of_holder(call)
+    extended: set[Key] = set()
+    by_token = sorted(held, key=attrgetter("iteration", "key"))
+    for iteration, same in groupby(by_token, attrgetter("iteration")):
+        extend = partial(_extend, call, Token(call.request.holder, iteration))
+        for part in send_parts(call, [row.key for row in same], extend):
+            extended.update(part)
+    return [row for row in held if row.key in extended]
+
+
+def _extend(call: ClaimCall, token: Token, keys: Sequence[Key]) -> list[Key]:
+    """Wait for the rows that *token* holds, extend their leases, and return their keys."""
+    dialect, table = call.target.dialect, call.target.table
+    held = dialect.select_keys(table, keys, table.standing(token), WAIT)
+    if held:
+        extension = Change([dialect.extension(table, call.request.lease)])
+        dialect.write(table, held, extension, table.standing(token))
+    return held

@@ -10,12 +10,12 @@ from django.db.models import Max, Q
 from django.db.models.deletion import Collector
 
 from django_taskclaim import conf
+from django_taskclaim.claim import checked_name
 from django_taskclaim.columns import claim_columns, has_ranges, range_columns
 from django_taskclaim.db import DatabaseLater
 from django_taskclaim.db.notify import call_workers
 from django_taskclaim.db.sql import SKIP, SQL, Change, Key, both, sql
 from django_taskclaim.error_text import text_to_store
-from django_taskclaim.holders import checked_name
 from django_taskclaim.policy import policy_for
 from django_taskclaim.querysets.failing import store_text
 from django_taskclaim.querysets.isolating import RefusedRows

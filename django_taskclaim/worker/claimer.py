@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from django_taskclaim.claim import clock
+from django_taskclaim.claim import clock, new_holder
 from django_taskclaim.connecting import (
     TROUBLE,
     close_all,
@@ -18,12 +18,10 @@ from django_taskclaim.connecting import (
 )
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.handlers import Handler
-from django_taskclaim.holders import new_holder
 from django_taskclaim.limits.key_limits import limits_over
 from django_taskclaim.limits.model_limits import Answer
-from django_taskclaim.querysets.candidates import Request
 from django_taskclaim.querysets.claiming import claim
-from django_taskclaim.querysets.cursor import Cursor
+from django_taskclaim.querysets.cursor import Cursor, Request
 from django_taskclaim.worker.batch import Unit, units_of
 from django_taskclaim.worker.calling import prepare
 from django_taskclaim.worker.drain import Drain

@@ -4,7 +4,7 @@ import os
 import socket
 
 import django_taskclaim
-from django_taskclaim import conf, holders
+from django_taskclaim import claim, conf
 from django_taskclaim.db import DatabaseLater, DatabaseNow
 from django_taskclaim.leases import LeaseRows
 from django_taskclaim.models import WorkerProcess
@@ -20,7 +20,7 @@ EVERY, EVERY_IDLE = 5.0, 10.0
 
 def process_name(options: WorkerOptions) -> str:
     """Return the name under which this process reports and that its holders' names begin with."""
-    return holders.process_name(options.name)
+    return claim.process_name(options.name)
 
 
 def report(

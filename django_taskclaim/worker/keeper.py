@@ -19,7 +19,7 @@ from django_taskclaim.error_text import redact
 from django_taskclaim.handlers import Handler
 from django_taskclaim.policy import RENEWALS_PER_LEASE, SELF_FENCE
 from django_taskclaim.querysets import ClaimQuerySet
-from django_taskclaim.querysets.candidates import Request
+from django_taskclaim.querysets.cursor import Request
 from django_taskclaim.querysets.instances import claimed_by
 from django_taskclaim.querysets.isolating import is_refused
 from django_taskclaim.querysets.renewing import renew
