@@ -25,9 +25,9 @@ from django.utils.translation import gettext_lazy
 
 from django_taskclaim import conf
 from django_taskclaim.admin.confirming import CONFIRMED, Crumb, confirm, in_no_transaction
+from django_taskclaim.admin.display import STATES, facts_of, holder_text
 from django_taskclaim.admin.localized import listed, number
 from django_taskclaim.admin.permissions import Admin, may_view, row_permission
-from django_taskclaim.admin.rows import STATES, facts_of, holder_text
 from django_taskclaim.claim import clock
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.control.actions import LOSE, NAMED, ROW_ACTIONS, Action

@@ -1,27 +1,31 @@
-"""The claim columns as people read them, in a list and on a page. All that a row holds is text and stays text."""
+"""The claim columns as people read them, in a list and on a page. All that a row holds is text and stays text.
 
+The columns of a row are read by their roles, and seen at one moment of the database's clock.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
+from django.db import DEFAULT_DB_ALIAS, models
+from django.http import HttpRequest
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_taskclaim.admin.localized import listed, number
-from django_taskclaim.admin.rows import (
-    STATES,
-    WAITING,
-    RowFacts,
-    facts_of,
-    holder_text,
-    look_of,
-)
-from django_taskclaim.admin.timeline import timeline
-from django_taskclaim.columns import source_key_text
+from django_taskclaim.admin.localized import listed, moment, number
+from django_taskclaim.columns import claim_columns, source_key_text
 from django_taskclaim.control.actions import EXPIRED
+from django_taskclaim.control.reading import HANDED_TO, history
+from django_taskclaim.fields import OPEN_ENDED, QUARANTINED, as_utc
 from django_taskclaim.formatting import format_duration
-from django_taskclaim.states import Status
+from django_taskclaim.monitoring.overview import database_time
+from django_taskclaim.policy import policy_for
+from django_taskclaim.states import WORKER_MARK, Status
 
 if TYPE_CHECKING:
     Base = admin.ModelAdmin[Any]
@@ -33,6 +37,276 @@ GLIMPSE = 90
 
 #: What a traceback begins with in the text that a row keeps.
 TRACEBACK = "Traceback (most recent call last):"
+
+#: Open, but not due yet.
+WAITING = "waiting"
+
+#: The words on the pills.
+STATES: Mapping[str, Any] = {
+    Status.OPEN.value: gettext_lazy("open"),
+    WAITING: gettext_lazy("waiting"),
+    Status.PROCESSING.value: gettext_lazy("running"),
+    EXPIRED: gettext_lazy("expired"),
+    Status.COMPLETE.value: gettext_lazy("complete"),
+    Status.FAILED.value: gettext_lazy("failed"),
+    Status.PAUSED.value: gettext_lazy("paused"),
+}
+
+
+# What there is to say of a row
+
+
+def holder_text(claimed_by: str) -> str:
+    """Return ``worker-3 on web-2`` of a worker's ``<name>@<host>[:<pid>]#<random>``; people keep their names."""
+    process, mark, _batch = claimed_by.partition(WORKER_MARK)
+    name, at, place = process.rpartition("@")
+    if not mark or not at:
+        return claimed_by
+    host, _colon, pid = place.rpartition(":")
+    worker = _("process %(pid)s") % {"pid": name} if name.isdigit() else name
+    return _("%(worker)s on %(host)s") % {
+        "worker": worker,
+        "host": host if pid.isdigit() else place,
+    }
+
+
+class Look:
+    """One page's look at rows: the clock is read once for all of them, when the first is shown."""
+
+    #: Where an instance keeps the look that it is shown under.
+    KEPT = "_taskclaim_look"
+
+    def __init__(self, alias: str, request: HttpRequest | None, rows: Iterable[Any]) -> None:
+        self.alias = alias
+        #: Who looks; None where nobody knows, and then nobody may do anything.
+        self.request = request
+        for row in rows:
+            row.__dict__[self.KEPT] = self
+
+    @cached_property
+    def now(self) -> datetime:
+        return database_time(self.alias)
+
+    @classmethod
+    def at(cls, row: models.Model) -> "Look":
+        """Return the look that the row is shown under; one of its own where no page has given it one."""
+        return row.__dict__.get(cls.KEPT) or cls(row._state.db or DEFAULT_DB_ALIAS, None, [row])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowFacts:
+    """The claim columns of a row; those that its model does not have are None."""
+
+    now: datetime
+    max_attempts: int
+    status: str
+    holder: str
+    iteration: int
+    expires_at: datetime | None
+    attempts: int | None
+    not_before: datetime | None
+    last_error: str
+    error_class: str
+
+    @property
+    def kind(self) -> str:
+        """One of ``Status``, or ``waiting``, or ``expired``."""
+        if self.status == Status.OPEN and self.wait is not None:
+            return WAITING
+        if self.is_held and (self.left is None or self.left <= timedelta()):
+            return EXPIRED
+        return self.status
+
+    @property
+    def is_held(self) -> bool:
+        return self.status == Status.PROCESSING
+
+    @property
+    def left(self) -> timedelta | None:
+        """How long the lease still lasts, negative once it has ended; None without one."""
+        return None if self.expires_at is None else self.expires_at - self.now
+
+    @property
+    def wait(self) -> timedelta | None:
+        """How long an open row waits until it is due; None where it is."""
+        if self.status != Status.OPEN or self.not_before is None or self.crashed:
+            return None
+        return self.not_before - self.now if self.not_before > self.now else None
+
+    @property
+    def open_ended(self) -> bool:
+        """Whether the row is a range of keys among which rows may still be committed."""
+        return self.status == Status.OPEN and self.not_before == OPEN_ENDED
+
+    @property
+    def crashed(self) -> bool:
+        """Whether the row is to be claimed alone, because its worker died on its last try."""
+        marked = self.not_before is not None and self.not_before >= QUARANTINED
+        return self.status == Status.OPEN and marked
+
+
+def facts_of(row: models.Model) -> RowFacts:
+    """Return what there is to say of the row."""
+    columns = claim_columns(type(row))
+
+    def read(role: str) -> Any:
+        field = getattr(columns, role)
+        value = None if field is None else getattr(row, field.attname)
+        return as_utc(value) if isinstance(value, datetime) else value
+
+    return RowFacts(
+        now=Look.at(row).now,
+        max_attempts=policy_for(type(row)).max_attempts,
+        status=str(read("status")),
+        holder=read("claimed_by") or "",
+        last_error=read("last_error") or "",
+        error_class=read("error_class") or "",
+        **{name: read(name) for name in ("iteration", "expires_at", "attempts", "not_before")},
+    )
+
+
+# In words
+
+
+def pill(kind: str) -> SafeString:
+    """Return the state as a pill; its word is always there, for colour alone tells nobody everything."""
+    shape = '<span class="taskclaim-pill taskclaim-is-{}">{}</span>'
+    return format_html(shape, kind, STATES.get(kind, kind))
+
+
+def held(facts: RowFacts) -> str:
+    """Return who has the row and for how long, or who had it last; nothing where nobody did."""
+    if not facts.holder:
+        return ""
+    words = {
+        "holder": holder_text(facts.holder),
+        "time": format_duration(facts.left or timedelta()),
+    }
+    if not facts.is_held:
+        text = _("by %(holder)s")
+    elif facts.left is None:
+        text = _("held by %(holder)s, without an end")
+    elif facts.kind == EXPIRED:
+        text = _("held by %(holder)s, lease ended %(time)s ago")
+    else:
+        text = _("held by %(holder)s, %(time)s left")
+    quiet = "" if facts.is_held else "taskclaim-quiet"
+    return format_html('<span class="{}" title="{}">{}</span>', quiet, facts.holder, text % words)
+
+
+def tried(facts: RowFacts) -> str:
+    """Return how often the row was tried and when it will be again."""
+    parts = [_tries(facts)]
+    if facts.open_ended:
+        parts.append(_("waits for rows that may still be committed"))
+    elif facts.wait is not None:
+        parts.append(_("next in %(time)s") % {"time": format_duration(facts.wait)})
+    if facts.crashed:
+        parts.append(_("next alone, its worker died"))
+    return listed([part for part in parts if part])
+
+
+def _tries(facts: RowFacts) -> str:
+    if facts.attempts is None:
+        # Nobody counts tries; this is what is known of them.
+        put_back = _("put back %(times)s×") % {"times": number(facts.iteration)}
+        return put_back if facts.iteration else ""
+    counts = {"tries": facts.attempts, "next": facts.attempts + 1, "most": facts.max_attempts}
+    if facts.is_held:
+        return _("try %(next)s of %(most)s") % counts
+    if not facts.attempts:
+        return ""
+    if facts.status == Status.COMPLETE:
+        return _("done at try %(next)s") % counts
+    return _("tried %(tries)s of %(most)s") % counts
+
+
+def error_glimpse(facts: RowFacts) -> str:
+    """Return error class and message in one line, cut short; nothing where there is no error."""
+    if not (facts.error_class or facts.last_error):
+        return ""
+    message = facts.last_error.strip().partition("\n")[0].strip()
+    short = message if len(message) <= GLIMPSE else message[: GLIMPSE - 1] + "…"
+    name = facts.error_class.rpartition(".")[2]
+    shape = '<span class="taskclaim-error" title="{}"><b>{}</b> {}</span>'
+    return format_html(shape, facts.error_class, name, short)
+
+
+def summary(facts: RowFacts) -> SafeString:
+    """Return all that a list tells of a claim: its state, and below it a line for each thing."""
+    lines = [pill(facts.kind), held(facts), tried(facts), error_glimpse(facts)]
+    spans = format_html_join("", "<span>{}</span>", ((line,) for line in lines if line))
+    return format_html('<div class="taskclaim-told">{}</div>', spans)
+
+
+def error_in_full(facts: RowFacts) -> str:
+    """Return error class and message, with the rest of the text, the traceback, folded away."""
+    message, _newline, rest = facts.last_error.strip().partition("\n")
+    shape = '<div class="taskclaim-error"><b>{}</b> {}</div>'
+    head = format_html(shape, facts.error_class, message.strip())
+    if not rest.strip():
+        return head
+    label = _("Traceback") if TRACEBACK in rest else _("The whole text")
+    shape = '{}<details class="taskclaim-folded"><summary>{}</summary><pre>{}</pre></details>'
+    return format_html(shape, head, label, rest.strip("\n"))
+
+
+# The history of a row, where one is kept
+
+#: How its events are called, and the state whose colour they have; others go by their own names.
+EVENTS: Mapping[str, tuple[Any, str]] = {
+    "claimed": (gettext_lazy("claimed"), Status.PROCESSING.value),
+    "renewed": (gettext_lazy("renewed"), Status.PROCESSING.value),
+    "lost": (gettext_lazy("lost"), EXPIRED),
+    "released": (gettext_lazy("given back"), Status.OPEN.value),
+    "taken back": (gettext_lazy("taken back"), Status.OPEN.value),
+    "handed over": (gettext_lazy("handed over"), Status.PROCESSING.value),
+    "taken over": (gettext_lazy("taken over"), Status.PROCESSING.value),
+    "expired": (gettext_lazy("lease expired"), EXPIRED),
+    "completed": (gettext_lazy("complete"), Status.COMPLETE.value),
+    "retried": (gettext_lazy("failed, to be tried again"), WAITING),
+    "failed": (gettext_lazy("failed"), Status.FAILED.value),
+    "reset": (gettext_lazy("reset"), Status.OPEN.value),
+    "paused": (gettext_lazy("paused"), Status.PAUSED.value),
+    "resumed": (gettext_lazy("resumed"), Status.OPEN.value),
+    "pruned": (gettext_lazy("deleted, long after it was complete"), Status.COMPLETE.value),
+}
+
+#: Those with which a claim begins; every other but a renewal ends one.
+BEGINNINGS = {"claimed", "handed over", "taken over"}
+
+
+def timeline(row: models.Model, alias: str) -> SafeString:
+    """Return the history of the row as a list, oldest first; empty where none is kept."""
+    shape = (
+        '<li class="taskclaim-step taskclaim-is-{}"><time datetime="{}">{}</time> <b>{}</b> {}</li>'
+    )
+    steps = format_html_join("", shape, _steps(history(type(row), row.pk, using=alias)))
+    return format_html('<ol class="taskclaim-timeline">{}</ol>', steps) if steps else steps
+
+
+def _steps(events: Iterable[Any]) -> Iterator[tuple[str, ...]]:
+    """Yield of each event the state whose colour it has, its moment twice, what happened, and how."""
+    since: datetime | None = None
+    for event in events:
+        at, detail = as_utc(event.at), str(event.detail)
+        parts = [_("by %(holder)s") % {"holder": holder_text(event.holder)}] if event.holder else []
+        if since is not None and event.event not in {"claimed", "renewed"}:
+            parts.append(_("after %(time)s") % {"time": format_duration(at - since)})
+        if event.event != "renewed":
+            since = at if event.event in BEGINNINGS else None
+        if event.times > 1:
+            parts.append(_("%(times)s×") % {"times": number(event.times)})
+        if event.event == "handed over":
+            detail = _("to %(holder)s") % {"holder": holder_text(detail.removeprefix(HANDED_TO))}
+        elif event.event == "expired" and detail:
+            # One of the outcomes that the history stores; what people and errors say has no translation.
+            detail = _(detail)
+        what, kind = EVENTS.get(event.event, (event.event, Status.OPEN.value))
+        yield kind, at.isoformat(), moment(at), str(what), listed([*parts, *filter(None, [detail])])
+
+
+# As a ModelAdmin names it
 
 
 class ClaimDisplay(Base):
@@ -61,11 +335,11 @@ class ClaimDisplay(Base):
 
     @admin.display(description=gettext_lazy("error"))
     def claim_error_in_full(self, obj: Any) -> str:
-        return error_in_full(facts_of(obj)) or self.get_empty_value_display()
+        return error_in_full(facts_of(obj))
 
     @admin.display(description=gettext_lazy("timeline"))
     def claim_timeline(self, obj: Any) -> str:
-        return timeline(obj, look_of(obj).alias) or self.get_empty_value_display()
+        return timeline(obj, Look.at(obj).alias) or self.get_empty_value_display()
 
     @admin.display(description=gettext_lazy("source"))
     def claim_source(self, obj: Any) -> str:
@@ -100,115 +374,3 @@ class ClaimDisplay(Base):
 def _key_text(key: Any) -> str:
     # A key is no count: 4711, not 4,711.
     return ", ".join(str(part) for part in key) if isinstance(key, tuple) else str(key)
-
-
-def pill(kind: str) -> SafeString:
-    """Return the state as a pill; its word is always there, for colour alone tells nobody everything."""
-    return format_html(
-        '<span class="taskclaim-pill taskclaim-is-{}">{}</span>',
-        kind,
-        STATES.get(kind, kind),
-    )
-
-
-def held(facts: RowFacts) -> str:
-    """Return who has the row and for how long, or who had it last; nothing where nobody did."""
-    if not facts.holder:
-        return ""
-    who = holder_text(facts.holder)
-    if not facts.is_held:
-        text = _("by %(holder)s") % {"holder": who}
-        return format_html('<span class="taskclaim-quiet" title="{}">{}</span>', facts.holder, text)
-    return format_html('<span title="{}">{}</span>', facts.holder, _held_now(facts, who))
-
-
-def _held_now(facts: RowFacts, who: str) -> str:
-    if facts.left is None:
-        return _("held by %(holder)s, without an end") % {"holder": who}
-    words = {"holder": who, "time": format_duration(facts.left)}
-    if facts.kind == EXPIRED:
-        return _("held by %(holder)s, lease ended %(time)s ago") % words
-    return _("held by %(holder)s, %(time)s left") % words
-
-
-def tried(facts: RowFacts) -> str:
-    """Return how often the row was tried and when it will be again."""
-    parts = [_tries(facts)]
-    if facts.open_ended:
-        parts.append(_("waits for rows that may still be committed"))
-    elif facts.kind == WAITING and facts.wait is not None:
-        parts.append(_("next in %(time)s") % {"time": format_duration(facts.wait)})
-    if facts.crashed:
-        parts.append(_("next alone, its worker died"))
-    return listed([part for part in parts if part])
-
-
-def _tries(facts: RowFacts) -> str:
-    if facts.attempts is None:
-        return _put_back(facts.iteration)
-    counts = {"tries": facts.attempts, "most": facts.max_attempts}
-    if facts.is_held:
-        return _("try %(tries)s of %(most)s") % {**counts, "tries": facts.attempts + 1}
-    if not facts.attempts:
-        return ""
-    if facts.status == Status.COMPLETE:
-        return _("done at try %(tries)s") % {"tries": facts.attempts + 1}
-    return _("tried %(tries)s of %(most)s") % counts
-
-
-def _put_back(iteration: int) -> str:
-    """Return what is known of tries where nobody counts them."""
-    if not iteration:
-        return ""
-    return _("put back %(times)s×") % {"times": number(iteration)}
-
-
-def error_glimpse(facts: RowFacts) -> str:
-    """Return error class and message in one line, cut short; all of the first line shows on hovering."""
-    kind, message, _folded = error_parts(facts)
-    if not (kind or message):
-        return ""
-    short = message if len(message) <= GLIMPSE else message[: GLIMPSE - 1] + "…"
-    return format_html(
-        '<span class="taskclaim-error" title="{}"><b>{}</b> {}</span>',
-        facts.error_class or "",
-        kind,
-        short,
-    )
-
-
-def summary(facts: RowFacts) -> SafeString:
-    """Return all that a list tells of a claim: its state, and below it a line for each thing."""
-    lines = [line for line in (held(facts), tried(facts), error_glimpse(facts)) if line]
-    lines.insert(0, pill(facts.kind))
-    spans = format_html_join("", "<span>{}</span>", ((line,) for line in lines))
-    return format_html('<div class="taskclaim-told">{}</div>', spans)
-
-
-def error_in_full(facts: RowFacts) -> str:
-    """Return error class and message, with the rest of the text, the traceback, folded away."""
-    kind, message, folded = error_parts(facts)
-    if not (kind or message):
-        return ""
-    head = format_html(
-        '<div class="taskclaim-error"><b title="{}">{}</b> {}</div>',
-        facts.error_class or "",
-        facts.error_class or "",
-        message,
-    )
-    if not folded:
-        return head
-    label = _("Traceback") if TRACEBACK in folded else _("The whole text")
-    return format_html(
-        '{}<details class="taskclaim-folded"><summary>{}</summary><pre>{}</pre></details>',
-        head,
-        label,
-        folded,
-    )
-
-
-def error_parts(facts: RowFacts) -> tuple[str, str, str]:
-    """Return the class without its module, the first line of the text, and what follows it."""
-    kind = (facts.error_class or "").rpartition(".")[2]
-    message, _newline, rest = (facts.last_error or "").strip().partition("\n")
-    return kind, message.strip(), rest.strip("\n")

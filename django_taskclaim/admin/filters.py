@@ -1,22 +1,29 @@
-"""Filters of the list by what the claim columns mean. Each asks only what the claim index can answer."""
+"""Filters of the list by what the claim columns mean, and the paginator of large tables.
 
-from collections.abc import Iterable, Mapping
+Each filter asks only what the claim index can answer; the price of a count does not grow with the table.
+"""
+
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
 from django.contrib.admin import SimpleListFilter
+from django.core.paginator import Page, Paginator
 from django.db import connections, models
 from django.http import HttpRequest
+from django.utils.functional import cached_property
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_taskclaim.admin.rows import STATES, WAITING, holder_text
+from django_taskclaim.admin.display import STATES, WAITING, holder_text
 from django_taskclaim.columns import ClaimColumns, claim_columns
 from django_taskclaim.control.actions import EXPIRED
 from django_taskclaim.db import dialect_for
 from django_taskclaim.formatting import format_duration
+from django_taskclaim.monitoring.counts import MOST
 from django_taskclaim.monitoring.overview import database_time
-from django_taskclaim.querysets.scope import is_expired, is_waiting
+from django_taskclaim.monitoring.server import server_for
+from django_taskclaim.querysets.scope import ClaimTarget, is_expired, is_waiting
 from django_taskclaim.states import WORKER_MARK, Status
 
 #: So many running, or failed, rows are looked through for choices to offer.
@@ -76,8 +83,10 @@ class HolderFilter(ClaimFilter):
 
     def lookups(self, request: HttpRequest, model_admin: object) -> Choices:
         held = self.found(model_admin, request, Status.PROCESSING, self.columns.claimed_by)
-        names = sorted({_process_of(holder) for holder in held if holder})
-        return [(name, holder_text(_as_holder(name))) for name in names[:MOST_CHOICES]]
+        # All batches of a worker share the part up to its mark.
+        parts = [holder.partition(WORKER_MARK) for holder in held if holder]
+        names = sorted({process + mark for process, mark, _batch in parts})
+        return [(name, holder_text(name)) for name in names[:MOST_CHOICES]]
 
     def queryset(self, request: HttpRequest, queryset: Rows) -> Rows:
         name = self.value()
@@ -86,16 +95,6 @@ class HolderFilter(ClaimFilter):
         lookup = "__startswith" if name.endswith(WORKER_MARK) else ""
         held = self.in_state(queryset, Status.PROCESSING)
         return held.filter(**{f"{self.columns.claimed_by.name}{lookup}": name})
-
-
-def _process_of(holder: str) -> str:
-    """Return the part of a worker's name that all its batches share, its mark included; a person's name as it is."""
-    process, mark, _batch = holder.partition(WORKER_MARK)
-    return process + mark
-
-
-def _as_holder(name: str) -> str:
-    return name + "x" if name.endswith(WORKER_MARK) else name
 
 
 class AgeFilter(ClaimFilter):
@@ -148,12 +147,6 @@ class ErrorFilter(ClaimFilter):
 FILTERS: tuple[type[ClaimFilter], ...] = (StateFilter, HolderFilter, AgeFilter, ErrorFilter)
 
 
-def filters_for(model: type[models.Model]) -> Iterable[type[ClaimFilter]]:
-    """Yield the filters that make sense for the columns that *model* has."""
-    columns = claim_columns(model)
-    return [one for one in FILTERS if one is not ErrorFilter or columns.error_class is not None]
-
-
 def order_of(model: type[models.Model], asked: Mapping[str, object], alias: str) -> list[str]:
     """Return the order in which the rows that the filters *asked* for are found without reading all; [] for any.
 
@@ -166,3 +159,63 @@ def order_of(model: type[models.Model], asked: Mapping[str, object], alias: str)
     if by_key and dialect_for(connections[alias]).leaves_out_complete:
         return [field.attname for field in columns.key]
     return columns.order
+
+
+# How many rows a list has, and its pages far from the first
+
+#: Up to so many rows that match a filter are counted; there is no estimate for the rest.
+MOST_MATCHES = 50_000
+
+
+def counted_up_to(rows: models.QuerySet[models.Model], most: int) -> int | None:
+    """Return how many *rows* there are, or None where there are more than *most*."""
+    count = rows.order_by()[: most + 1].count()
+    return count if count <= most else None
+
+
+class BoundedPaginator(Paginator):  # type: ignore[type-arg]  # not generic when it runs
+    """Counts small lists, estimates a whole large table, and counts a filtered one up to MOST_MATCHES."""
+
+    @cached_property
+    def count(self) -> int:
+        rows: Any = self.object_list
+        if not isinstance(rows, models.QuerySet):
+            return len(rows)
+        exact = counted_up_to(rows, MOST)
+        if exact is not None:
+            return exact
+        if self._estimated is not None:
+            return max(self._estimated, MOST + 1)
+        return counted_up_to(rows, MOST_MATCHES) or MOST_MATCHES
+
+    @cached_property
+    def _estimated(self) -> int | None:
+        rows: Any = self.object_list
+        return _estimated(rows)
+
+    def page(self, number: int | str) -> Page:  # type: ignore[type-arg]  # not generic when it runs
+        """Return a page as Django does; one far from the first costs keys alone, from the end that is nearer."""
+        number = self.validate_number(number)
+        bottom = (number - 1) * self.per_page
+        rows: Any = self.object_list
+        if bottom < MOST or not isinstance(rows, models.QuerySet) or rows.query.distinct:
+            return super().page(number)
+        return Page(rows.filter(pk__in=self._keys(rows, bottom)), number, self)
+
+    def _keys(self, rows: models.QuerySet[models.Model], bottom: int) -> list[object]:
+        keys = rows.values_list("pk", flat=True)
+        top = min(bottom + self.per_page, self.count)
+        behind = self.count - top
+        # Where only the first MOST_MATCHES were counted, nobody knows how far the end is.
+        if self._estimated is not None and behind < bottom:
+            return list(keys.reverse()[behind : self.count - bottom])
+        return list(keys[bottom:top])
+
+
+def _estimated(rows: models.QuerySet[models.Model]) -> int | None:
+    """Return about how many rows a whole table has, by the server's statistics; None where they do not tell."""
+    if rows.query.where or not claim_columns(rows.model).owned_by(rows.model):
+        return None
+    target = ClaimTarget.of(rows.model, rows.db)
+    estimate = server_for(connections[rows.db]).estimate(target.table)
+    return None if estimate is None else round(estimate.rows)

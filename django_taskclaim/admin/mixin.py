@@ -1,38 +1,50 @@
 """``ClaimAdminMixin``: the user's ModelAdmin learns to show claims and to act on them."""
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from django.apps import apps
 from django.contrib import admin
-from django.core.exceptions import ImproperlyConfigured
+from django.contrib.admin.utils import flatten_fieldsets
+from django.core.checks import CheckMessage
+from django.core.exceptions import ImproperlyConfigured, ObjectDoesNotExist
 from django.core.paginator import Paginator
+from django.db import models
 from django.http import HttpRequest
 from django.template.loader import render_to_string
 from django.template.response import TemplateResponse
-from django.urls import URLPattern
+from django.urls import URLPattern, reverse
 from django.utils.http import urlencode
 from django.utils.text import capfirst
+from django.utils.translation import gettext_lazy as _
 
-from django_taskclaim.admin import fieldsets
 from django_taskclaim.admin.actions import (
     address,
     admin_action,
     alias_of,
+    button,
     list_buttons,
     model_buttons,
     row_buttons,
     urls_of,
 )
-from django_taskclaim.admin.checking import problems
 from django_taskclaim.admin.confirming import Crumb, describe_pause
 from django_taskclaim.admin.control_room.views import Page
 from django_taskclaim.admin.control_room.views import urls_of as control_urls
-from django_taskclaim.admin.counting import BoundedPaginator
-from django_taskclaim.admin.display import ClaimDisplay
-from django_taskclaim.admin.filters import filters_for, order_of
+from django_taskclaim.admin.display import ClaimDisplay, Look, facts_of
+from django_taskclaim.admin.filters import FILTERS, BoundedPaginator, order_of
 from django_taskclaim.admin.permissions import OperatePermission
-from django_taskclaim.admin.rows import Look, facts_of, look_at, look_of
+from django_taskclaim.checks.messages import message
+from django_taskclaim.columns import (
+    LINK,
+    claim_columns,
+    has_claim_columns,
+    has_ranges,
+    is_companion,
+)
 from django_taskclaim.control.actions import ROW_ACTIONS
 from django_taskclaim.control.reading import is_kept
+from django_taskclaim.formatting import listed
 from django_taskclaim.switch import stops_of
 
 if TYPE_CHECKING:
@@ -42,6 +54,8 @@ if TYPE_CHECKING:
 
     class ActionsModelAdmin(ModelAdmin):
         """That of django-admin-actions, which comes without types."""
+
+        actions_row: tuple[str, ...]
 
 else:
     ModelAdmin = admin.ModelAdmin
@@ -53,15 +67,18 @@ else:
             " and add 'admin_actions' to INSTALLED_APPS, before 'django.contrib.admin'."
         ) from error
 
+#: What a list tells of a claim: all in one column, unless the user has named some of the others.
+IN_ONE, APART = "claim_summary", ("claim_state", "claim_holder", "claim_tries", "claim_error")
 
-class _Tuples(ModelAdmin):
-    """Lets django-admin-actions add its column to a ``list_display`` that is a list."""
+#: The columns that a page shows as they are, by their roles.
+MOMENTS = ("claimed_at", "expires_at", "completed_at")
 
-    def get_list_display(self, request: HttpRequest) -> tuple[Any, ...]:
-        return tuple(super().get_list_display(request))
+#: What a page tells of a range of keys, and what any page may tell of a claim.
+RANGE_FIELDS = ("range_begins", "range_ends", "range_done_to", "range_rows")
+PAGE_FIELDS = (*APART[:3], "claim_error_in_full", "claim_timeline", "claim_lost_source")
 
 
-class ClaimAdminMixin(ClaimDisplay, OperatePermission, ActionsModelAdmin, _Tuples):
+class ClaimAdminMixin(ClaimDisplay, OperatePermission, ActionsModelAdmin, ModelAdmin):
     """For the ModelAdmin of a claimable model, named before any base of your own.
 
         @admin.register(Photo)
@@ -85,8 +102,10 @@ class ClaimAdminMixin(ClaimDisplay, OperatePermission, ActionsModelAdmin, _Tuple
         if self.actions is not None:
             own = list(self.actions)
             self.actions = [*(name for name in CLAIM_ACTIONS if name not in own), *own]
-        typed = fieldsets.link_to_type(self)
-        self.raw_id_fields = (*self.raw_id_fields, *typed)  # type: ignore[misc]
+        chosen = {*self.raw_id_fields, *self.autocomplete_fields, *self.radio_fields}
+        if takes_source(model) and LINK not in chosen:
+            # Else the form would offer every source there is.
+            self.raw_id_fields = (*self.raw_id_fields, LINK)  # type: ignore[misc]
 
     def check(self, **kwargs: object) -> Any:
         return [*super().check(**kwargs), *problems(self)]
@@ -95,19 +114,27 @@ class ClaimAdminMixin(ClaimDisplay, OperatePermission, ActionsModelAdmin, _Tuple
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         """Say whether the user may make a row by a form; nobody may where only ``plan()`` or ``populate()`` can."""
-        return fieldsets.made_by_hand(self.model) and super().has_add_permission(request)
+        by_hand = (
+            takes_source(self.model) if is_companion(self.model) else not has_ranges(self.model)
+        )
+        return by_hand and super().has_add_permission(request)
 
     # The list
 
     def get_list_display(self, request: HttpRequest) -> tuple[Any, ...]:
-        shown = fieldsets.in_list(self.model, super().get_list_display(request))
-        if not self.has_operate_permission(request):
-            return shown
-        return (*shown, "actions_holder")
+        """Return the user's columns, with the claim in one column beside the first unless they name its columns."""
+        # Past django-admin-actions, which cannot add its column to a list.
+        shown = list(super(ActionsModelAdmin, self).get_list_display(request))
+        if {IN_ONE, *APART}.isdisjoint(shown):
+            shown.insert(1, IN_ONE)
+        if is_companion(self.model) and {LINK, "claim_source"}.isdisjoint(shown):
+            shown.insert(1, "claim_source")
+        buttons = ["actions_holder"] if self.has_operate_permission(request) else []
+        return (*shown, *buttons)
 
     def get_list_filter(self, request: HttpRequest) -> Any:
         own = list(super().get_list_filter(request))
-        return [*own, *(one for one in filters_for(self.model) if one not in own)]
+        return [*own, *(one for one in FILTERS if one not in own)]
 
     def get_ordering(self, request: HttpRequest) -> Any:
         """Where the list is filtered by state, and nobody asks for an order, take one that an index has.
@@ -124,19 +151,23 @@ class ClaimAdminMixin(ClaimDisplay, OperatePermission, ActionsModelAdmin, _Tuple
 
     def get_changelist_instance(self, request: HttpRequest) -> Any:
         changes = super().get_changelist_instance(request)
-        look_at(changes.result_list, Look(alias_of(changes.queryset), request))
+        Look(alias_of(changes.queryset), request, changes.result_list)
         return changes
 
     @admin.display(description="")
     def actions_holder(self, instance: Any) -> str:
-        """Return the buttons of one row of the list; none where nobody knows who looks."""
-        request = look_of(instance).request
+        """Return the buttons of one row of the list, with those that the user has declared; none without a look."""
+        request = Look.at(instance).request
         if request is None:
             return ""
-        buttons = [
-            *row_buttons(self, request, instance, on_page=False),
-            *fieldsets.package_buttons(self, instance),
+        own = [
+            button(
+                getattr(getattr(self, name), "short_description", name),
+                reverse(f"admin:{name}", args=(instance.pk,)),
+            )
+            for name in self.actions_row
         ]
+        buttons = [*row_buttons(self, request, instance, on_page=False), *own]
         context = {"instance": instance, "actions_row": buttons}
         return render_to_string("admin/change_list_item_object_tools.html", context)
 
@@ -157,33 +188,38 @@ class ClaimAdminMixin(ClaimDisplay, OperatePermission, ActionsModelAdmin, _Tuple
     # The change page
 
     def get_readonly_fields(self, request: HttpRequest, obj: object = None) -> list[Any]:
+        """Return what no form may write: the claim columns, what describes them, and a companion's source."""
         own = list(super().get_readonly_fields(request, obj))
-        ours = fieldsets.read_only(self.model, self, on_page=obj is not None)
-        return [*own, *(name for name in ours if name not in own)]
+        # With another source, a row would be done that nobody did.
+        link = [LINK] if obj is not None and is_companion(self.model) else []
+        ours = [*raw_names(self.model), *link, *RANGE_FIELDS, *PAGE_FIELDS]
+        return list(dict.fromkeys([*own, *ours]))
 
     def get_fields(self, request: HttpRequest, obj: object = None) -> Any:
         fields = super().get_fields(request, obj)
-        if self.fields:
-            return fields
-        return fieldsets.without_ours(self.model, fields)
+        ours = {*raw_names(self.model), *RANGE_FIELDS, *PAGE_FIELDS}
+        return fields if self.fields else [name for name in fields if name not in ours]
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> list[Any]:
-        sets = list(super().get_fieldsets(request, obj))
+        """Return the user's parts, and behind them what a page tells of the claim and the user has not put there."""
+        sets: list[Any] = list(super().get_fieldsets(request, obj))
         if obj is None:
             return sets
-        if fieldsets.without_source(obj):
-            sets = fieldsets.naming_lost_source(sets)
-        facts, nothing_of = facts_of(obj), set()
-        if not (facts.error_class or facts.last_error):
-            nothing_of.add("claim_error_in_full")
-        if not is_kept(self.model, look_of(obj).alias):
-            nothing_of.add("claim_timeline")
-        return fieldsets.with_claim(self.model, sets, nothing_of)
+        placed = {*flatten_fieldsets(sets)}
+        ranges = RANGE_FIELDS if has_ranges(self.model) else ()
+        parts: list[Any] = [
+            (_("Range of keys"), ranges, {}),
+            (_("Claim"), tuple(page_fields(obj)), {"classes": ("taskclaim-claim",)}),
+        ]
+        for title, names, options in parts:
+            if fields := [name for name in names if name not in placed]:
+                sets.append((title, {"fields": fields, **options}))
+        return sets
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> object:
         row = super().get_object(request, object_id, from_field)
         if row is not None:
-            look_at([row], Look(alias_of(self.get_queryset(request)), request))
+            Look(alias_of(self.get_queryset(request)), request, [row])
         return row
 
     def render_change_form(
@@ -196,7 +232,7 @@ class ClaimAdminMixin(ClaimDisplay, OperatePermission, ActionsModelAdmin, _Tuple
         obj: Any = None,
     ) -> Any:
         if obj is not None:
-            pauses = stops_of(self.model, using=look_of(obj).alias).pauses
+            pauses = stops_of(self.model, using=Look.at(obj).alias).pauses
             context["actions_list"] = [
                 *context.get("actions_list", ()),
                 *row_buttons(self, request, obj, on_page=True),
@@ -208,11 +244,8 @@ class ClaimAdminMixin(ClaimDisplay, OperatePermission, ActionsModelAdmin, _Tuple
 
     def get_urls(self) -> list[URLPattern]:
         urls: list[Any] = super().get_urls()
-        return [
-            *urls_of(self),
-            *control_urls(Page(self.model, self.admin_site, self), "control/"),
-            *urls,
-        ]
+        room = control_urls(Page(self.model, self.admin_site, self), "control/")
+        return [*urls_of(self), *room, *urls]
 
     def list_address(self, request: HttpRequest) -> str:
         """Return the address of the list, filtered as it was."""
@@ -225,14 +258,86 @@ class ClaimAdminMixin(ClaimDisplay, OperatePermission, ActionsModelAdmin, _Tuple
 
     def crumbs(self, request: HttpRequest) -> list[Crumb]:
         """Return the way from the index to the list."""
-        app = self.opts.app_config
-        site = self.admin_site.name
-        return [
-            Crumb(str(app.verbose_name), fieldsets.app_address(self.opts.app_label, site)),
-            Crumb(capfirst(str(self.opts.verbose_name_plural)), self.list_address(request)),
-        ]
+        app, site = self.opts.app_config, self.admin_site.name
+        home = reverse("admin:app_list", args=[app.label], current_app=site)
+        name = capfirst(str(self.opts.verbose_name_plural))
+        return [Crumb(str(app.verbose_name), home), Crumb(name, self.list_address(request))]
 
 
 CLAIM_ACTIONS = {method.__name__: method for method in map(admin_action, ROW_ACTIONS)}
 for _name, _method in CLAIM_ACTIONS.items():
     setattr(ClaimAdminMixin, _name, _method)
+
+
+def raw_names(model: type[models.Model]) -> list[str]:
+    """Return the claim columns of *model* that verbs alone write."""
+    return [field.name for field in claim_columns(model).guarded]
+
+
+def page_fields(row: models.Model) -> Iterator[str]:
+    """Yield what a page tells of the row's claim."""
+    columns, facts = claim_columns(type(row)), facts_of(row)
+    if source_is_gone(row):
+        yield "claim_lost_source"
+    yield from APART[:3]
+    yield from (field.name for role in MOMENTS if (field := getattr(columns, role)) is not None)
+    if facts.error_class or facts.last_error:
+        yield "claim_error_in_full"
+    if is_kept(type(row), Look.at(row).alias):
+        yield "claim_timeline"
+
+
+def takes_source(model: type[models.Model]) -> bool:
+    """Say whether a form can fill in the link of a companion to its source; a copied key has no form field."""
+    # A wrong link is for ``manage.py check`` to tell.
+    links = [field for field in model._meta.fields if is_companion(model) and field.name == LINK]
+    return any(isinstance(link, models.ForeignKey) and link.editable for link in links)
+
+
+def source_is_gone(row: models.Model) -> bool:
+    """Say whether the row is a companion whose source is gone."""
+    if not is_companion(type(row)):
+        return False
+    try:
+        getattr(row, LINK)
+    except ObjectDoesNotExist:
+        return True
+    return False
+
+
+# What a project must have
+
+
+def problems(admin: Any) -> Iterator[CheckMessage]:
+    """Yield what keeps a ModelAdmin with ``ClaimAdminMixin`` from working."""
+    names, kind = [config.name for config in apps.get_app_configs()], type(admin)
+    hint = "Add 'admin_actions' to INSTALLED_APPS, before 'django.contrib.admin'."
+    theirs = "django.contrib.admin"
+    # The buttons are drawn by its templates, found before those of Django's admin.
+    if "admin_actions" not in names:
+        text = (
+            "ClaimAdminMixin draws its buttons by the app 'admin_actions', which is not installed."
+        )
+        yield message("E021", text, hint, kind)
+    elif theirs in names and names.index("admin_actions") > names.index(theirs):
+        text = f"The app 'admin_actions' comes after {theirs!r}, so buttons are not seen."
+        yield message("W021", text, hint, kind)
+    try:
+        raw = raw_names(admin.model)
+    except TypeError as error:
+        # Where the model has claim columns that are wrong, its own checks report it.
+        if not has_claim_columns(admin.model):
+            yield message(
+                "E022", str(error), "Use ClaimAdminMixin for claimable models only.", kind
+            )
+        return
+    # Django's own check says what is no list of names.
+    edited = admin.list_editable if isinstance(admin.list_editable, (list, tuple)) else ()
+    if ours := [name for name in edited if name in raw]:
+        rest = [name for name in edited if name not in raw]
+        yield message(
+            "E022",
+            f"{kind.__name__}.list_editable = {list(edited)!r} names {listed(ours)}, which verbs alone write.",
+            f"list_editable = {rest!r}; the actions and buttons of ClaimAdminMixin change the state of rows.",
+            kind,
+        )

@@ -10,8 +10,8 @@ from django.db import connection
 from django.test import Client, override_settings
 from django.test.utils import CaptureQueriesContext
 
-from django_taskclaim.admin import counting
-from django_taskclaim.admin.rows import STATES
+from django_taskclaim.admin import filters
+from django_taskclaim.admin.display import STATES
 from django_taskclaim.control.models import ClaimEvent
 from django_taskclaim.switch import pause
 from tests.admin.room import act_on, address, text_of
@@ -193,8 +193,8 @@ def test_a_list_of_one_state_has_the_order_in_which_rows_are_claimed(boss: Clien
 def test_a_large_table_is_never_counted_to_its_end(
     boss: Client, monkeypatch: pytest.MonkeyPatch, query: str
 ) -> None:
-    monkeypatch.setattr(counting, "MOST", 10)
-    monkeypatch.setattr(counting, "MOST_MATCHES", 15)
+    monkeypatch.setattr(filters, "MOST", 10)
+    monkeypatch.setattr(filters, "MOST_MATCHES", 15)
     make(Photo, 20)
     with CaptureQueriesContext(connection) as sent:
         assert boss.get(f"{address(Photo)}?{query}").context["cl"].result_count > 10
