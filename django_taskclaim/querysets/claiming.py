@@ -66,6 +66,7 @@ from django_taskclaim.querysets.scope import (
     with_keys,
 )
 from django_taskclaim.querysets.transactions import (
+    AWAY,
     PATIENCE,
     AmbiguousCommit,
     autocommit,
@@ -251,19 +252,19 @@ def _committed(call: ClaimCall, error: AmbiguousCommit) -> list[Any]:
 def _claim_without_bad_rows(call: ClaimCall, error: Exception) -> list[Any]:
     """Claim again after *error*, without the rows that it is of; raise it where it is not of single rows."""
     refused = RefusedRows[Any](call.target)
-    is_of_writing = refused.is_of_a_row(error)
-    if not is_of_writing and not is_unreadable(call.queryset, error):
-        raise error
     # What has committed by itself before it could not be read is what the holder has already.
     include_held = call.request.include_held or call.autocommits
     request = replace(call.request, include_held=include_held)
     again = replace(call, request=request, is_plain=False, autocommits=False, refused=refused)
     try:
+        is_of_writing = refused.is_of_a_row(error)
+        if not is_of_writing and not is_unreadable(call.queryset, error):
+            raise error
         rows = _claim(again)
         if is_of_writing:
             refused.end(error, rows or again.unreadable)
     except BaseException:
-        if call.autocommits:
+        if call.autocommits and not isinstance(error, AWAY):
             # Nobody gets what the first try has claimed. If this fails too, it returns with the end of its lease.
             with suppress(Exception):
                 held = _claims(again, rows_of_holder(again))

@@ -218,7 +218,8 @@ def extend_held(call: ClaimCall) -> list[ClaimedRow]:
         extend = partial(_extend, call, Token(call.request.holder, iteration))
         for part in send_parts(call, [row.key for row in same], extend):
             extended.update(part)
-    return [row for row in held if row.key in extended]
+    # Again, for what the instances show of their leases.
+    return [row for row in rows_of_holder(call) if row.key in extended] if held else []
 
 
 def _extend(call: ClaimCall, token: Token, keys: Sequence[Key]) -> list[Key]:

@@ -8,6 +8,7 @@ can read, because of a value that the driver refuses, or a field that raises. It
 """
 
 import logging
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
@@ -217,7 +218,10 @@ def without_refused(queryset: Q) -> Q:
 
 def is_unreadable(rows: "models.QuerySet[Any]", error: Exception) -> bool:
     """Say whether *error* may be of single rows among *rows*; reading none of them raises an error of the table."""
-    if isinstance(error, TaskClaimError):
+    # Where the caller prefetches what the model has not, every row fails.
+    where = deque(traceback.walk_tb(error.__traceback__), 1)
+    misnamed = any(frame.f_code is models.prefetch_related_objects.__code__ for frame, _ in where)
+    if misnamed or isinstance(error, TaskClaimError):
         return False
     if not dialect_for(connections[rows.db]).may_be_of_reading(error):
         return False

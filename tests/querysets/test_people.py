@@ -65,8 +65,10 @@ def test_a_lease_is_extended_and_never_shortened(model: Any) -> None:
     long = ask(model, 1, lease=3600)
     short = facts(ask(model, 2, lease=60)[0])
     assert short.expires_at == facts(long[0]).expires_at
-    extended = facts(ask(model, 2, lease=7200)[0])
+    (shown, _) = ask(model, 2, lease=7200)
+    extended = facts(shown)
     assert extended.expires_at > short.expires_at + timedelta(minutes=30)
+    assert shown.expires_at == extended.expires_at
 
 
 @pytest.mark.promise(3)
