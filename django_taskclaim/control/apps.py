@@ -24,11 +24,12 @@ class ControlConfig(AppConfig):
 
         history.listen()
         audit.listen()
-        attach(_follower)
+        attach(_poller)
 
 
-def _follower(service: Any) -> Any:
+def _poller(service: Any) -> Any:
     # Only a worker has use for it.
-    from django_taskclaim.control.following import follower
+    from django_taskclaim.control.models import is_on
+    from django_taskclaim.control.poller import Poller
 
-    return follower(service)
+    return Poller(service) if is_on(service.options.using) else None

@@ -11,7 +11,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_taskclaim.control.actions import what_was_done
-from django_taskclaim.control.installed import is_on
+from django_taskclaim.control.models import OperatorAct, is_on
 from django_taskclaim.db import DatabaseNow
 from django_taskclaim.formatting import counted, format_number
 from django_taskclaim.holders import name_of, user_of
@@ -131,8 +131,6 @@ def _guarded(alias: str, store: Any, *given: Any) -> None:
 
 
 def _store_act(alias: str, label: str, facts: dict[str, Any]) -> None:
-    from django_taskclaim.control.models import OperatorAct
-
     OperatorAct.objects.using(alias).create(
         at=DatabaseNow(),
         model=label,

@@ -4,7 +4,7 @@ from django.core.checks import CheckMessage, register
 
 from django_taskclaim.checks.databases import first_models
 from django_taskclaim.checks.messages import TAG, message
-from django_taskclaim.control.installed import is_on
+from django_taskclaim.control.models import is_on
 
 
 @register(TAG)

@@ -1,7 +1,7 @@
 """Commands that a person gives to one worker process. Each is recorded as an act."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured, ValidationError
@@ -13,7 +13,7 @@ from django_taskclaim.claim import clock
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.control.actions import WORKER_ACTIONS
 from django_taskclaim.control.audit import record_action, storable
-from django_taskclaim.control.installed import NAME, is_on
+from django_taskclaim.control.models import APP, WorkerCommand, is_on
 from django_taskclaim.db import DatabaseNow
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.formatting import first_line, format_number
@@ -22,9 +22,6 @@ from django_taskclaim.monitoring.overview import Worker, workers
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.isolating import refusals
 from django_taskclaim.states import WORKER_MARK
-
-if TYPE_CHECKING:
-    from django_taskclaim.control.models import WorkerCommand
 
 
 class PutBackRefused(TaskClaimError):
@@ -53,7 +50,7 @@ class PutBackRefused(TaskClaimError):
 
 def send_command(
     worker_name: str, command: str, *, by: str, user: object = None, reason: str = "", using: str
-) -> "WorkerCommand":
+) -> WorkerCommand:
     """Tell one worker process to ``drain``, ``stop`` or ``release``; it obeys within five seconds.
 
     A process that fell silent hears nothing: its rows are released here and now, all of them, and any other command is
@@ -62,8 +59,6 @@ def send_command(
     not be put back; those of the others were, and the command is at its end all the same.
     """
     _require(using)
-    from django_taskclaim.control.models import WorkerCommand
-
     action = WORKER_ACTIONS.get(command)
     if action is None:
         known = ", ".join(WORKER_ACTIONS)
@@ -107,7 +102,7 @@ def _worker(name: str, using: str) -> Worker:
     return found
 
 
-def _release_all(worker: Worker, sent: "WorkerCommand", facts: dict[str, Any]) -> int:
+def _release_all(worker: Worker, sent: WorkerCommand, facts: dict[str, Any]) -> int:
     """Put back all that a silent process holds, and end the command; what one table refuses keeps no other from it."""
     put_back, errors = 0, {}
     for model in _tables_of(worker):
@@ -170,12 +165,10 @@ def holders_of(process: str) -> str:
     return f"{process}{WORKER_MARK}"
 
 
-def open_commands(using: str) -> "list[WorkerCommand]":
+def open_commands(using: str) -> list[WorkerCommand]:
     """Return what workers were told to do and have not done yet; not what an earlier one of the name was told."""
     if not is_on(using):
         return []
-    from django_taskclaim.control.models import WorkerCommand
-
     named = WorkerProcess.objects.using(using).filter(name=models.OuterRef("worker"))
     heard = models.Q(at__gte=models.Subquery(named.values("started_at")))
     return list(WorkerCommand.objects.using(using).filter(heard, done_at=None).order_by("pk"))
@@ -184,6 +177,6 @@ def open_commands(using: str) -> "list[WorkerCommand]":
 def _require(using: str) -> None:
     if not is_on(using):
         raise ImproperlyConfigured(
-            f"Commands need the tables of {NAME} on the database {using!r}: add it to INSTALLED_APPS,"
+            f"Commands need the tables of {APP} on the database {using!r}: add it to INSTALLED_APPS,"
             " let routers migrate it there, and run manage.py migrate."
         )

@@ -19,7 +19,8 @@ from django_taskclaim.worker.counters import packed, unpacked
 #: The tables whose rows are kept as long as the setting RETENTION says.
 KEPT = (OperatorAct, ClaimEvent, ThroughputMinute)
 
-COUNTS = ("done", "failed", "errors", "batches", "seconds")
+#: The columns of a minute that add up.
+COUNTS = ("done", "failed", "errors")
 
 
 def prune(using: str) -> bool:

@@ -1,13 +1,22 @@
 """The tables of the control page; they live on every database that holds a claimable model.
 
+They can be imported where the app is not installed; whether they are there to be used, ``is_on`` says.
 ``model`` is everywhere what ``scope_of`` says, the label in lower case of the concrete model; ``*`` is all of them.
 Each table has an age at which workers prune it.
 """
 
-from django.db import models
+from django.apps import apps
+from django.db import models, router
 from django.utils.translation import gettext_lazy as _
 
 from django_taskclaim.fields import ErrorClassField, ErrorTextField, HolderField, MomentField
+
+APP, LABEL = "django_taskclaim.control", "taskclaim_control"
+
+
+def is_on(using: str) -> bool:
+    """Say whether these tables are to be found on the database *using*; asks no database."""
+    return apps.is_installed(APP) and router.allow_migrate(using, LABEL)
 
 
 class OperatorAct(models.Model):
@@ -23,6 +32,7 @@ class OperatorAct(models.Model):
     key = HolderField(max_length=255, default="", blank=True)
 
     class Meta:
+        app_label = LABEL
         db_table = "taskclaim_operatoract"
         default_permissions = ("view",)
         permissions = [
@@ -53,16 +63,13 @@ class ThroughputMinute(models.Model):
     failed = models.BigIntegerField(default=0)
     #: Tries that failed, the last ones of failed rows among them.
     errors = models.BigIntegerField(default=0)
-    #: Batches that came to their end, from the claim to the last row written.
-    batches = models.BigIntegerField(default=0)
-    #: How long these took, all together.
-    seconds = models.FloatField(default=0.0)
-    #: How many took how long, as ``worker.counters`` packs it.
+    #: How many batches took how long, from the claim to the last row written, as ``worker.counters`` packs it.
     durations = ErrorTextField(default="", blank=True)
     #: Why a throttle stopped claims, where one began in this minute.
     stopped = ErrorClassField(max_length=500, default="", blank=True)
 
     class Meta:
+        app_label = LABEL
         db_table = "taskclaim_throughput"
         default_permissions = ()
         verbose_name = _("minute of throughput")
@@ -93,6 +100,7 @@ class WorkerCommand(models.Model):
     put_back: int | None = None
 
     class Meta:
+        app_label = LABEL
         db_table = "taskclaim_workercommand"
         default_permissions = ()
         verbose_name = _("command to a worker")
@@ -118,6 +126,7 @@ class ClaimEvent(models.Model):
     detail = ErrorClassField(max_length=500, default="", blank=True)
 
     class Meta:
+        app_label = LABEL
         db_table = "taskclaim_claimevent"
         default_permissions = ()
         verbose_name = _("event in a row's history")

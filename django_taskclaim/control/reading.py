@@ -4,22 +4,19 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.db import models
 from django.utils.translation import gettext as _
 
 from django_taskclaim import conf
-from django_taskclaim.control.installed import is_on
+from django_taskclaim.control.models import ClaimEvent, OperatorAct, ThroughputMinute, is_on
 from django_taskclaim.fields import as_utc
 from django_taskclaim.formatting import format_number
 from django_taskclaim.models import Switch
 from django_taskclaim.monitoring.overview import Worker, database_time
 from django_taskclaim.tables import EVERY_MODEL, scope_of
 from django_taskclaim.worker.counters import quantile, unpacked
-
-if TYPE_CHECKING:
-    from django_taskclaim.control.models import ClaimEvent, OperatorAct, ThroughputMinute
 
 MINUTE = timedelta(minutes=1)
 #: What is older than AGE_OF_MINUTES is kept, and shown, in slots as long as this.
@@ -67,12 +64,10 @@ class Mark:
     text: str
 
 
-def minutes(model: type[models.Model], *, using: str, since: datetime) -> "list[ThroughputMinute]":
+def minutes(model: type[models.Model], *, using: str, since: datetime) -> list[ThroughputMinute]:
     """Return what worker processes have written down since then, oldest first."""
     if not is_on(using):
         return []
-    from django_taskclaim.control.models import ThroughputMinute
-
     rows = ThroughputMinute.objects.using(using).filter(
         model=scope_of(model), at__gte=slot_start(since, TEN_MINUTES)
     )
@@ -87,7 +82,7 @@ def throughput(model: type[models.Model], *, using: str, span: timedelta) -> lis
     return slots(minutes(model, using=using, since=now - span), now, span)
 
 
-def slots(written: "Sequence[ThroughputMinute]", now: datetime, span: timedelta) -> list[Slot]:
+def slots(written: Sequence[ThroughputMinute], now: datetime, span: timedelta) -> list[Slot]:
     """Return the throughput of the last *span* without gaps, oldest first: by minutes up to an hour, else by ten."""
     width = MINUTE if span <= AGE_OF_MINUTES else TEN_MINUTES
     rows: dict[datetime, list[ThroughputMinute]] = {}
@@ -97,7 +92,7 @@ def slots(written: "Sequence[ThroughputMinute]", now: datetime, span: timedelta)
 
 
 def rates(
-    written: "Sequence[ThroughputMinute]", living: Iterable[Worker], now: datetime
+    written: Sequence[ThroughputMinute], living: Iterable[Worker], now: datetime
 ) -> dict[str, float]:
     """Return rows a second of each living process over the last minutes, or since it began."""
     since = slot_start(now - LATELY, MINUTE)
@@ -127,7 +122,7 @@ def _starts(now: datetime, span: timedelta, width: timedelta) -> Iterator[dateti
         at += width
 
 
-def _slot(at: datetime, rows: "list[ThroughputMinute]", width: timedelta, now: datetime) -> Slot:
+def _slot(at: datetime, rows: list[ThroughputMinute], width: timedelta, now: datetime) -> Slot:
     durations: Counter[int] = Counter()
     for row in rows:
         durations.update(unpacked(row.durations))
@@ -147,7 +142,7 @@ def _slot(at: datetime, rows: "list[ThroughputMinute]", width: timedelta, now: d
 
 def marks(
     model: type[models.Model],
-    written: "Iterable[ThroughputMinute]",
+    written: Iterable[ThroughputMinute],
     shown: Iterable[Slot],
     pause: Switch | None,
     *,
@@ -186,7 +181,7 @@ def _turned(act: str, by: str, reason: str) -> str:
     return f"{told}: {reason}" if reason else told
 
 
-def _throttle_marks(written: "Iterable[ThroughputMinute]", since: datetime) -> Iterator[Mark]:
+def _throttle_marks(written: Iterable[ThroughputMinute], since: datetime) -> Iterator[Mark]:
     """Yield one mark for each stop, however many processes wrote it down."""
     stops = [(as_utc(row.at), row.stopped) for row in written if row.stopped]
     for at, reason in dict.fromkeys(stop for stop in stops if stop[0] >= since):
@@ -201,14 +196,12 @@ def _failure_marks(shown: Iterable[Slot]) -> Iterator[Mark]:
             yield Mark(slot.at, "failures", _("%(failed)s of %(tries)s tries failed") % counts)
 
 
-def acts(model: type[models.Model], *, using: str, limit: int = 20) -> "list[OperatorAct]":
+def acts(model: type[models.Model], *, using: str, limit: int = 20) -> list[OperatorAct]:
     """Return the latest acts on *model*, and on all models, newest first."""
     return list(_acts(model, using).order_by("-id")[:limit]) if is_on(using) else []
 
 
 def _acts(model: type[models.Model], using: str) -> Any:
-    from django_taskclaim.control.models import OperatorAct
-
     return OperatorAct.objects.using(using).filter(model__in=[scope_of(model), EVERY_MODEL])
 
 
@@ -220,11 +213,9 @@ def is_kept(model: Any, using: str) -> bool:
 
 def history(
     row_model: type[models.Model], pk: object, *, using: str, limit: int = 100
-) -> "list[ClaimEvent]":
+) -> list[ClaimEvent]:
     """Return the latest events of one row, oldest first; empty where the model's history is not switched on."""
     if not is_on(using):
         return []
-    from django_taskclaim.control.models import ClaimEvent
-
     events = ClaimEvent.objects.using(using).filter(model=scope_of(row_model), key=str(pk)[:255])
     return list(reversed(events.order_by("-id")[:limit]))

@@ -27,9 +27,7 @@ class Counts:
     failed: int = 0
     #: Tries that failed, the last ones of failed rows among them.
     errors: int = 0
-    #: Batches that came to their end, and how long they took from the claim on, in seconds.
-    batches: int = 0
-    seconds: float = 0.0
+    #: How many batches took how long, by bucket.
     durations: Counter[int] = field(default_factory=Counter)
 
     def add(self, other: "Counts") -> None:
@@ -37,8 +35,6 @@ class Counts:
         self.done += other.done
         self.failed += other.failed
         self.errors += other.errors
-        self.batches += other.batches
-        self.seconds += other.seconds
         self.durations.update(other.durations)
 
 
@@ -71,10 +67,7 @@ class Counters:
     def count_batch(self, model: object, seconds: float) -> None:
         """Note that the last row of a claim has been written, so many seconds after the claim."""
         with self._lock:
-            counts = self._of(model)
-            counts.batches += 1
-            counts.seconds += seconds
-            counts.durations[bucket_of(seconds)] += 1
+            self._of(model).durations[bucket_of(seconds)] += 1
 
     def take(self) -> dict[Any, Counts]:
         """Return what has been counted by model since the last call."""

@@ -80,11 +80,11 @@ def test_old_minutes_become_one_row_for_ten_of_them_and_nothing_is_lost(
     settings.TASKCLAIM = {"CHUNK_SIZE": 7}
     for ago in range(70, 110):
         for process in ("v", "w"):
-            minute(now, ago, process=process, done=3, batches=1)
+            minute(now, ago, process=process, done=3, errors=1)
     minute(now, 5, done=3)
     at_once(*[lambda: run("release_expired")] * 2)
     run("release_expired")
-    assert (total(), total("batches")) == (80 * 3 + 3, 80)
+    assert (total(), total("errors")) == (80 * 3 + 3, 80)
     # The last ten minutes of the old ones may still be a part of a younger row.
     assert ThroughputMinute.objects.count() <= 1 + 6 + 20
     assert ThroughputMinute.objects.get(at=now - timedelta(minutes=5)).done == 3

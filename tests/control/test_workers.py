@@ -16,6 +16,7 @@ from django_taskclaim.control.reading import acts, history
 from django_taskclaim.db import DatabaseLater
 from django_taskclaim.models import Throttle, WorkerProcess
 from django_taskclaim.switch import set_overrides
+from django_taskclaim.worker.counters import unpacked
 from tests.limits.test_workers import closed_now
 from tests.testapp.models import Job
 from tests.worker.conftest import Worker, jobs, start_worker, states, wait_until
@@ -72,7 +73,8 @@ def test_workers_write_what_they_did(start_worker: Start, tmp_path: Path) -> Non
     assert [worker.wait() for worker in workers] == [0, 0]
     assert states() == {"complete": 200, "failed": 6}
     assert [total(name) for name in ("done", "failed", "errors")] == [200, 6, 6]
-    assert total("batches") == len(claims(workers[0]))
+    durations = ThroughputMinute.objects.values_list("durations", flat=True)
+    assert sum(sum(unpacked(one).values()) for one in durations) == len(claims(workers[0]))
     lines = [line for line in log.read_text().splitlines() if "taskclaim_throughput" in line]
     assert {line.partition(":")[0] for line in lines} == {"taskclaim-service"}
 

@@ -18,7 +18,7 @@ from django_taskclaim.completion import Clear
 from django_taskclaim.control import reading
 from django_taskclaim.control.actions import WORKER_ACTIONS
 from django_taskclaim.control.commands import open_commands
-from django_taskclaim.control.installed import is_on
+from django_taskclaim.control.models import is_on
 from django_taskclaim.control.reading import Slot
 from django_taskclaim.doctor.blockers import reasons
 from django_taskclaim.exceptions import TaskClaimError

@@ -101,8 +101,6 @@ class Migration(migrations.Migration):
                 ("done", models.BigIntegerField(default=0)),
                 ("failed", models.BigIntegerField(default=0)),
                 ("errors", models.BigIntegerField(default=0)),
-                ("batches", models.BigIntegerField(default=0)),
-                ("seconds", models.FloatField(default=0.0)),
                 ("durations", django_taskclaim.fields.ErrorTextField(blank=True, default="")),
                 (
                     "stopped",

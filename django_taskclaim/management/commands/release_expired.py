@@ -12,7 +12,7 @@ from django.db import Error, connections
 
 from django_taskclaim.claim import clock
 from django_taskclaim.control import keeping
-from django_taskclaim.control.installed import is_on
+from django_taskclaim.control.models import is_on
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.formatting import counted, first_line
 from django_taskclaim.management.base import (
