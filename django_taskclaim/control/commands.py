@@ -167,8 +167,6 @@ def holders_of(process: str) -> str:
 
 def open_commands(using: str) -> list[WorkerCommand]:
     """Return what workers were told to do and have not done yet; not what an earlier one of the name was told."""
-    if not is_on(using):
-        return []
     named = WorkerProcess.objects.using(using).filter(name=models.OuterRef("worker"))
     heard = models.Q(at__gte=models.Subquery(named.values("started_at")))
     return list(WorkerCommand.objects.using(using).filter(heard, done_at=None).order_by("pk"))

@@ -12,8 +12,6 @@ from django.utils.translation import gettext as _
 from django_taskclaim import conf
 from django_taskclaim.control.models import ClaimEvent, OperatorAct, ThroughputMinute, is_on
 from django_taskclaim.fields import as_utc
-from django_taskclaim.formatting import format_number
-from django_taskclaim.models import Switch
 from django_taskclaim.monitoring.overview import Worker, database_time
 from django_taskclaim.tables import EVERY_MODEL, scope_of
 from django_taskclaim.worker.counters import quantile, unpacked
@@ -27,9 +25,6 @@ AGE_OF_MINUTES = timedelta(hours=1)
 LATELY = timedelta(minutes=4)
 #: A process is taken to have lived so long at least: about as often it writes down what it has done.
 LEAST = timedelta(seconds=5)
-
-#: So many failed tries in a slot, and such a share of all, are worth a mark.
-BURST, BURST_SHARE = 10, 0.5
 
 #: What the detail of a row that was handed over begins with; its new holder follows.
 HANDED_TO = "to "
@@ -54,10 +49,20 @@ class Slot:
     #: Tries that failed, put back or not.
     errors: int = 0
 
+    @property
+    def tries(self) -> int:
+        """Tries of rows that came to their end."""
+        return self.done + self.errors
+
+    @property
+    def failing(self) -> float:
+        """The share of the tries that failed."""
+        return self.errors / self.tries if self.tries else 0.0
+
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Something that explains a bend in the throughput; ``kind`` is pause, resume, throttle or failures."""
+    """Something that explains a bend in the throughput; ``kind`` is pause, resume or throttle."""
 
     at: datetime
     kind: str
@@ -66,8 +71,6 @@ class Mark:
 
 def minutes(model: type[models.Model], *, using: str, since: datetime) -> list[ThroughputMinute]:
     """Return what worker processes have written down since then, oldest first."""
-    if not is_on(using):
-        return []
     rows = ThroughputMinute.objects.using(using).filter(
         model=scope_of(model), at__gte=slot_start(since, TEN_MINUTES)
     )
@@ -143,57 +146,30 @@ def _slot(at: datetime, rows: list[ThroughputMinute], width: timedelta, now: dat
 def marks(
     model: type[models.Model],
     written: Iterable[ThroughputMinute],
-    shown: Iterable[Slot],
-    pause: Switch | None,
     *,
     using: str,
     since: datetime,
 ) -> list[Mark]:
-    """Return what explains the throughput that is *shown* since then, oldest first. *pause* is the one in force."""
+    """Return the pauses, resumes and throttles that explain the throughput since then, oldest first."""
+    turned = _acts(model, using).filter(act__in=SWITCH_ACTS, at__gte=since)
+    # One for each stop, however many processes wrote it down.
+    stops = {(as_utc(row.at), row.stopped) for row in written if row.stopped}
     found = [
-        *_switch_marks(model, pause, using, since),
-        *_throttle_marks(written, since),
-        *_failure_marks(shown),
+        *(Mark(as_utc(act.at), act.act, _turned(act)) for act in turned.order_by("id")),
+        *(
+            Mark(at, "throttle", _("Throttled: %(reason)s") % {"reason": reason})
+            for at, reason in stops
+            if at >= since
+        ),
     ]
     return sorted(found, key=lambda mark: mark.at)
 
 
-def _switch_marks(
-    model: type[models.Model], pause: Switch | None, using: str, since: datetime
-) -> Iterator[Mark]:
-    turned = _acts(model, using).filter(act__in=SWITCH_ACTS, at__gte=since).order_by("id")
-    latest = None
-    for act in turned:
-        yield Mark(as_utc(act.at), act.act, _turned(act.act, act.by, act.reason))
-        latest = as_utc(act.at)
-    if pause is None or pause.paused_at is None:
-        return
-    # From code, which leaves no act behind, the pause is known as long as it stands.
-    paused_at = as_utc(pause.paused_at)
-    if paused_at >= since and (latest is None or paused_at - latest > timedelta(seconds=2)):
-        yield Mark(paused_at, "pause", _turned("pause", pause.by, pause.reason))
-
-
-def _turned(act: str, by: str, reason: str) -> str:
+def _turned(act: OperatorAct) -> str:
     """Say who turned the switch, and why."""
-    told = _("Paused by %(who)s") if act == "pause" else _("Resumed by %(who)s")
-    told %= {"who": by or _("somebody")}
-    return f"{told}: {reason}" if reason else told
-
-
-def _throttle_marks(written: Iterable[ThroughputMinute], since: datetime) -> Iterator[Mark]:
-    """Yield one mark for each stop, however many processes wrote it down."""
-    stops = [(as_utc(row.at), row.stopped) for row in written if row.stopped]
-    for at, reason in dict.fromkeys(stop for stop in stops if stop[0] >= since):
-        yield Mark(at, "throttle", _("Throttled: %(reason)s") % {"reason": reason})
-
-
-def _failure_marks(shown: Iterable[Slot]) -> Iterator[Mark]:
-    for slot in shown:
-        tries = slot.done + slot.errors
-        if slot.errors >= BURST and slot.errors >= BURST_SHARE * tries:
-            counts = {"failed": format_number(slot.errors), "tries": format_number(tries)}
-            yield Mark(slot.at, "failures", _("%(failed)s of %(tries)s tries failed") % counts)
+    text = _("Paused by %(who)s") if act.act == "pause" else _("Resumed by %(who)s")
+    text %= {"who": act.by or _("somebody")}
+    return f"{text}: {act.reason}" if act.reason else text
 
 
 def acts(model: type[models.Model], *, using: str, limit: int = 20) -> list[OperatorAct]:

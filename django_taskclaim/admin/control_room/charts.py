@@ -2,19 +2,20 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 from itertools import groupby
+from statistics import median_high
 
 from django.utils.translation import gettext as _
 
 from django_taskclaim.control.reading import Mark, Slot
 from django_taskclaim.states import Status
 
-#: The drawing's own units; it is stretched to the width of the page.
-WIDTH, HEIGHT = 1000.0, 120.0
+#: The drawing's own units; it is stretched to the width of the page. What is not nothing is at least LEAST high.
+WIDTH, HEIGHT, LEAST = 1000.0, 120.0, 3.0
 
 #: Signs of the marks, so that colour is not all that tells them apart.
-SIGNS = {"pause": "❚❚", "resume": "▶", "throttle": "◔", "failures": "✕"}
+SIGNS = {"pause": "❚❚", "resume": "▶", "throttle": "◔"}
 
 #: So many marks are drawn and listed, the latest.
 MARKS = 30
@@ -39,9 +40,9 @@ class Chart:
     unknown: bool = False
     #: The slots in which anything came to its end, the latest first; empty where there was none.
     slots: list[Slot] = field(default_factory=list)
-    #: Paths: rows a second as an area, failures on top of it, durations as lines.
+    #: Paths: rows a second, the share of tries that failed, and how long batches took.
     area: str = ""
-    failed: str = ""
+    failing: str = ""
     p50: str = ""
     p95: str = ""
     #: Rows a second at most, and on average while work went on.
@@ -51,109 +52,62 @@ class Chart:
     median: float = 0.0
     slowest: float = 0.0
     begins: datetime | None = None
-    ends: datetime | None = None
     ticks: list[Tick] = field(default_factory=list)
 
 
 def charts(
-    hour: Sequence[Slot] | None, day: Sequence[Slot] | None, marks: Sequence[Mark], now: datetime
+    hour: Sequence[Slot] | None, day: Sequence[Slot] | None, marks: Sequence[Mark]
 ) -> list[Chart]:
-    """Return the charts of the last hour and of the last day, which end *now*; None is what is not known."""
+    """Return the charts of the last hour and of the last day; None is what is not known."""
     return [
-        _chart("hour", _("Last hour"), hour, marks, now),
-        _chart("day", _("Last 24 hours"), day, marks, now),
+        _chart("hour", _("Last hour"), hour, marks),
+        _chart("day", _("Last 24 hours"), day, marks),
     ]
 
 
-def _chart(
-    name: str, title: str, slots: Sequence[Slot] | None, marks: Sequence[Mark], now: datetime
-) -> Chart:
+def _chart(name: str, title: str, slots: Sequence[Slot] | None, marks: Sequence[Mark]) -> Chart:
     if slots is None:
         return Chart(name, title, unknown=True)
-    worked = [slot for slot in slots if slot.done or slot.failed]
-    if len(slots) < 2 or not worked:
+    worked = [slot for slot in slots if slot.tries]
+    if not worked:
         return Chart(name, title)
-    begins, step = slots[0].at, slots[1].at - slots[0].at
-    ends = _end(slots[-1].at, step, now)
-    # In slots: the last one is not over.
-    count = (ends - begins) / step
-    # What the last slot has so far says little.
-    over = [slot.rate for slot in worked if slot is not slots[-1]] or [worked[-1].rate]
-    slowest = max(slot.p95 or 0.0 for slot in slots)
-    top, longest = max(over) or 1.0, slowest or 1.0
+    # The last slot is not over, and what it has so far says little.
+    rates = [slot.rate for slot in worked if slot is not slots[-1]] or [worked[-1].rate]
+    p50, p95 = ([getattr(slot, which) or 0.0 for slot in slots] for which in ("p50", "p95"))
     return Chart(
         id=name,
         title=title,
         slots=worked[::-1],
-        area=_area([slot.rate / top for slot in slots], count),
-        failed=_bars([_failing(slot) for slot in slots], count),
-        p50=_line([(slot.p50 or 0.0) / longest for slot in slots], count),
-        p95=_line([(slot.p95 or 0.0) / longest for slot in slots], count),
-        top=max(over),
-        average=sum(over) / len(over),
-        median=_middle([slot.p50 for slot in worked if slot.p50]),
-        slowest=slowest,
-        begins=begins,
-        ends=ends,
-        ticks=_ticks(marks, begins, ends),
+        area=_area([slot.rate for slot in slots], max(rates)),
+        failing=_area([slot.failing for slot in slots], 1.0),
+        p50=_area(p50, max(p95)),
+        p95=_area(p95, max(p95)),
+        top=max(rates),
+        average=sum(rates) / len(rates),
+        median=median_high(list(filter(None, p50)) or [0.0]),
+        slowest=max(p95),
+        begins=slots[0].at,
+        ticks=_ticks(marks, slots),
     )
 
 
-def _failing(slot: Slot) -> float:
-    """Return the share of a slot's rows that failed."""
-    return slot.failed / (slot.done + slot.failed) if slot.failed else 0.0
-
-
-def _middle(values: Sequence[float]) -> float:
-    return sorted(values)[len(values) // 2] if values else 0.0
-
-
-def _end(last: datetime, step: timedelta, now: datetime) -> datetime:
-    """Return where the last slot ends, which has only begun; the figures may be older than *now*."""
-    return min(max(now, last + timedelta(seconds=1)), last + step)
-
-
-def _x(index: float, count: float) -> float:
-    return WIDTH * min(1.0, index / count)
-
-
-def _y(share: float) -> float:
-    return HEIGHT * (1 - min(1.0, share) * 0.94)
-
-
-def _area(shares: Sequence[float], count: float) -> str:
-    """Return steps: what is shown is a count for each slot, not a curve."""
+def _area(values: Sequence[float], top: float) -> str:
+    """Return a step for each value, as high as its share of *top*: it is a figure of each slot, and no curve."""
+    step = WIDTH / len(values)
     points = [f"M0 {HEIGHT:.0f}"]
-    for index, share in enumerate(shares):
-        y = f"{_y(share):.1f}"
-        points.append(f"L{_x(index, count):.1f} {y}L{_x(index + 1, count):.1f} {y}")
+    for index, value in enumerate(values):
+        height = max(LEAST, HEIGHT * min(1.0, value / top) * 0.94) if value and top else 0.0
+        y = f"{HEIGHT - height:.1f}"
+        points.append(f"L{step * index:.1f} {y}L{step * (index + 1):.1f} {y}")
     return "".join([*points, f"L{WIDTH:.0f} {HEIGHT:.0f}Z"])
 
 
-def _bars(shares: Sequence[float], count: float) -> str:
-    return "".join(
-        f"M{_x(index, count):.1f} {HEIGHT:.0f}v{-max(3.0, HEIGHT * share * 0.94):.1f}"
-        f"H{_x(index + 1, count):.1f}V{HEIGHT:.0f}Z"
-        for index, share in enumerate(shares)
-        if share
-    )
-
-
-def _line(shares: Sequence[float], count: float) -> str:
-    """Return steps, as wide as their slots; a gap stays a gap."""
-    path, drawing = [], False
-    for index, share in enumerate(shares):
-        if share:
-            start = f"{'L' if drawing else 'M'}{_x(index, count):.1f} {_y(share):.1f}"
-            path.append(f"{start}H{_x(index + 1, count):.1f}")
-        drawing = bool(share)
-    return "".join(path)
-
-
-def _ticks(marks: Sequence[Mark], begins: datetime, ends: datetime) -> list[Tick]:
-    inside = [mark for mark in marks if begins <= mark.at < ends]
+def _ticks(marks: Sequence[Mark], slots: Sequence[Slot]) -> list[Tick]:
+    begins = slots[0].at
+    span = (slots[1].at - begins) * len(slots)
+    inside = [mark for mark in marks if begins <= mark.at < begins + span]
     return [
-        Tick(WIDTH * ((mark.at - begins) / (ends - begins)), SIGNS.get(mark.kind, "•"), mark)
+        Tick(WIDTH * ((mark.at - begins) / span), SIGNS.get(mark.kind, "•"), mark)
         for mark in inside[-MARKS:]
     ]
 

@@ -103,8 +103,7 @@ def parts_of(model: type[models.Model], alias: str, rows: Rows) -> Iterator[tupl
     yield "day", day
     yield "rates", reading.rates(minutes, seen.living, seen.now)
     yield "acts", reading.acts(model, using=alias, limit=ACTS)
-    since = seen.now - DAY
-    yield "marks", reading.marks(model, minutes, day, seen.pause, using=alias, since=since)
+    yield "marks", reading.marks(model, minutes, using=alias, since=seen.now - DAY)
 
 
 # Whether claims flow, and if not, who or what stopped them
@@ -256,10 +255,10 @@ def _rates(hour: Sequence[Slot], day: Sequence[Slot]) -> list[float]:
     """
     # Where work went on in a few of the day's long slots only, it may have filled none of them.
     spans = ((hour[-11:-1], 1), (hour[:-1], 1), (day[:-1], 6))
-    # Slots in which nothing was finished do not count: a night of pause foretells nothing.
+    # Slots in which nothing was tried do not count: a night of pause foretells nothing.
     found = []
     for slots, least in spans:
-        rates = [slot.rate for slot in slots if slot.done or slot.failed]
+        rates = [slot.rate for slot in slots if slot.tries]
         if len(rates) >= least and any(rates):
             found.append(sum(rates) / len(rates))
     return found

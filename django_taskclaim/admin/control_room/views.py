@@ -21,7 +21,6 @@ from django.http.response import HttpResponseBase
 from django.shortcuts import redirect
 from django.template.response import TemplateResponse
 from django.urls import NoReverseMatch, URLPattern, path, reverse
-from django.utils import timezone
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
@@ -244,7 +243,6 @@ class PageViews:
         hour, day = known.get("hour"), known.get("day")
         # Without a living worker that may claim, what was done before foretells nothing.
         goes_on = seen is not None and seen.pause is None and seen.living
-        now = seen.now if seen else timezone.now()
         stored = seen.switch.overrides if seen and seen.switch else {}
         return {
             "as_of": known.as_of,
@@ -254,7 +252,7 @@ class PageViews:
             "bar": bar_of(seen, hour or [], day or []) if goes_on else bar_of(seen),
             "strip": strip,
             "strip_parts": strip_parts(strip.states) if strip else [],
-            "charts": charts(hour, day, known.get("marks") or [], now),
+            "charts": charts(hour, day, known.get("marks") or []),
             "workers": lines(
                 seen, known.get("commands") or {}, known.get("rates"), sees_all=sees_all
             ),
