@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
@@ -208,9 +208,6 @@ SETTING = "TASKCLAIM"
 
 # Reading the settings
 
-#: The value of each key as it was last found, and as it is used: the same object is not looked at again.
-_read: dict[str, tuple[Any, Any]] = {}
-
 
 def setting(name: str) -> Any:
     """Return the value of one key of ``TASKCLAIM``, or its default; a duration as a timedelta.
@@ -218,20 +215,25 @@ def setting(name: str) -> Any:
     Raises KeyError for an unknown key and ImproperlyConfigured for a value that E001 reports. A wrong REDACT is
     returned as it is, because its user then shows nothing.
     """
-    values = getattr(settings, SETTING, {})
-    if not isinstance(values, Mapping):
-        raise ImproperlyConfigured(_no_dictionary(values).message)
-    value = values.get(name, DEFAULTS[name])
-    if name in _read and _read[name][0] is value:
-        return _read[name][1]
-    used = value
+    value = _given().get(name, DEFAULTS[name])
     try:
-        used = _SETTINGS[name][1].read(value)
-    except ValueError:
-        if name != "REDACT":
-            raise ImproperlyConfigured(_wrong_value(name, value).message) from None
-    _read[name] = value, used
-    return used
+        return _checked(name, value)
+    except ValueError as error:
+        if name == "REDACT":
+            return value
+        raise ImproperlyConfigured(str(error)) from None
+
+
+def _given() -> Mapping[str, Any]:
+    """Return the dictionary as it is set; ImproperlyConfigured where it is none."""
+    given = getattr(settings, SETTING, {})
+    if not isinstance(given, Mapping):
+        raise ImproperlyConfigured(f"{SETTING} must be a dictionary, not {given!r:.200}.")
+    return given
+
+
+def _checked(name: str, value: object) -> Any:
+    return _SETTINGS[name][1].check(value, f"{SETTING}[{name!r}]")
 
 
 def is_given(name: str) -> bool:
@@ -254,36 +256,19 @@ def waiting_time(value: float | timedelta, what: str = "delay") -> timedelta:
     return timedelta(seconds=min(max(value, 0), LONGEST.total_seconds()))
 
 
-class Problem(NamedTuple):
-    """One wrong entry of the settings dictionary."""
-
-    message: str
-    hint: str
-
-
-def problems() -> Iterator[Problem]:
-    """Yield what is wrong with the dictionary, for the system checks."""
-    given = getattr(settings, SETTING, {})
-    if not isinstance(given, Mapping):
-        yield _no_dictionary(given)
+def problems() -> Iterator[tuple[str, str]]:
+    """Yield what is wrong with the dictionary, each with a hint, for the system checks."""
+    try:
+        given = _given()
+    except ImproperlyConfigured as error:
+        yield str(error), f"{SETTING} = {{}}"
         return
-    for key, value in given.items():
-        if key not in _SETTINGS:
+    for name, value in given.items():
+        if name not in _SETTINGS:
             known = ", ".join(sorted(_SETTINGS))
-            yield Problem(f"{SETTING} has no key {key!r}.", f"Known keys: {known}.")
+            yield f"{SETTING} has no key {name!r}.", f"Known keys: {known}."
             continue
         try:
-            _SETTINGS[key][1].read(value)
-        except ValueError:
-            yield _wrong_value(key, value)
-
-
-def _no_dictionary(given: object) -> Problem:
-    return Problem(f"{SETTING} is {given!r:.200}, not a dictionary.", f"{SETTING} = {{}}")
-
-
-def _wrong_value(key: str, value: object) -> Problem:
-    return Problem(
-        f"{SETTING}[{key!r}] is {value!r:.200}; expected {_SETTINGS[key][1].expected}.",
-        f'{SETTING} = {{"{key}": {DEFAULTS[key]!r}}}  # the default',
-    )
+            _checked(name, value)
+        except ValueError as error:
+            yield str(error), f'{SETTING} = {{"{name}": {DEFAULTS[name]!r}}}  # the default'

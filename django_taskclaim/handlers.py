@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import timedelta
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, TypedDict, TypeVar, Unpack
 
 from django.apps import apps
@@ -14,7 +14,13 @@ from django.db.models.expressions import Combinable
 
 from django_taskclaim import conf
 from django_taskclaim.awaitables import is_coroutine_function, name_of
-from django_taskclaim.columns import claim_columns, has_ranges, is_claimable, is_companion
+from django_taskclaim.columns import (
+    claim_columns,
+    has_claim_columns,
+    has_ranges,
+    is_claimable,
+    is_companion,
+)
 from django_taskclaim.completion import CompletionOption, Mark
 from django_taskclaim.conf import accepting
 from django_taskclaim.db import dialect_for, is_supported
@@ -25,8 +31,6 @@ from django_taskclaim.policy import (
     Backoff,
     Policy,
     Rule,
-    fault_of,
-    faults,
     forget_policy,
     policy_for,
     set_policy,
@@ -150,40 +154,85 @@ class Handler:
 class HandlerOptions(TypedDict, total=False):
     """The options of ``@handler``."""
 
-    batch_size: int | None
-    lease: float | timedelta | None
-    timeout: float | timedelta | None
-    max_attempts: int | None
-    backoff: Backoff | None
-    errors: Mapping[type[BaseException], Rule] | None
-    completion: CompletionOption
+    # What is written
+
+    #: Columns that are written from the instance in the statement that completes the row, so no ``save()`` is needed.
+    #: Other columns that the function sets are not written, and the worker warns of that. The statement sends no
+    #: ``post_save``.
     update_fields: Collection[str]
-    batch: bool
+    #: What becomes of a row that is done, see ``django_taskclaim.completion``.
+    completion: CompletionOption
+    #: The function and the completion are one transaction on the row's database, so what it writes there happens
+    #: exactly once. A coroutine function cannot be atomic.
     atomic: bool
-    concurrency: int | None
-    health_checks: Sequence[object]
+
+    # What is claimed, and when
+
+    #: Narrows what is claimed.
     queryset: "models.QuerySet[Any] | None"
+    #: The order of all claims of the model, as in ``QuerySet.order_by()``; the order of a queryset goes before it.
     order_by: Sequence[str | Combinable]
-    limit_per: Mapping[str, int] | None
+    #: The most rows of one claim; without it as many as take about a second.
+    batch_size: int | None
+    #: How long a claim lasts unless it is renewed, in seconds or a timedelta.
+    lease: float | timedelta | None
+    #: How many rows all workers and callers together may claim: ``100/m``, with s, m, h or d. What
+    #: ``switch.set_overrides`` or ``manage.py claimlimit`` has stored goes before this and the next two.
     rate: str | None
+    #: How many rows may be processing at once.
     max_running: int | None
+    #: When rows are claimed: ``22:00-06:00``, in ``TIME_ZONE``.
     hours: str | None
+    #: For columns of the model, how many rows with one value may be processing at once.
+    limit_per: Mapping[str, int] | None
+    #: A column; rows with one value are claimed one by one and in order. A row that waits for its retry keeps those
+    #: behind it back.
     serial_by: str | None
+    #: Whether a row that failed keeps those behind it back, too; True without it.
     failed_blocks: bool
-    missing_source: str
+    #: They stop the claims of this model while one of them says so, beside those of the settings.
+    health_checks: Sequence[object]
+    #: New rows are taken within milliseconds, not at the next poll, on PostgreSQL without a pooler.
     wake_up: bool
+
+    # How the function is called
+
+    #: It gets the list of rows of one claim. It returns None when all are done, or what became of each: a mapping from
+    #: rows (or keys) to None for done or to an exception, or an iterable of done rows and of (row, exception) pairs. A
+    #: row that it does not mention has failed. When it raises, it is called again with halves of the batch, until the
+    #: row that raises is alone; only that one is charged. An atomic batch is all or nothing.
+    batch: bool
+    #: Bounds one call; only a written None lifts it.
+    timeout: float | timedelta | None
+    #: How many calls of a coroutine function may run at once in one process.
+    concurrency: int | None
+    #: The tries of a row.
+    max_attempts: int | None
+    #: A function from the number of failures to the wait before the next try.
+    backoff: Backoff | None
+    #: What classes of exceptions mean: ``Permanent``, a ``RetryLater``, or a ``Retry``.
+    errors: Mapping[type[BaseException], Rule] | None
+    #: The function of a companion (``SourceMixin``) gets the source instead of the row, and ``update_fields`` may name
+    #: columns of either. A row whose source is gone fails, or with ``"complete"`` is completed.
+    missing_source: str
 
 
 _handlers: dict[type[models.Model], Handler] = {}
 
-#: Registrations made while models are still being loaded.
-_waiting: list[Callable[[], None]] = []
+#: What was decorated while models were still being loaded.
+_waiting: list[tuple[object, Callable[..., object], HandlerOptions]] = []
 
 
 def register_waiting() -> None:
     """Register what was decorated while models were still being loaded."""
     while _waiting:
-        _waiting.pop(0)()
+        model, function, options = _waiting.pop(0)
+        try:
+            _register(_model_of(model), function, options)
+        except Exception as error:
+            # Its line is not in the traceback.
+            error.add_note(f"This is what @handler says of {name_of(function)}.")
+            raise
 
 
 def handler(model: type[models.Model] | str, **options: Unpack[HandlerOptions]) -> Callable[[F], F]:
@@ -193,79 +242,29 @@ def handler(model: type[models.Model] | str, **options: Unpack[HandlerOptions]) 
     is tried again later or fails: ``Permanent`` fails it at once, ``RetryLater`` puts it back uncounted. A handler
     goes before a ``process()`` of the model.
 
-    What is written:
-
-    - *update_fields*: columns that are written from the instance in the statement that completes the row, so no
-      ``save()`` is needed. Other columns that the function sets are not written, and the worker warns of that.
-      The statement sends no ``post_save``.
-    - *completion*: what becomes of a row that is done, see ``django_taskclaim.completion``.
-    - *atomic*: the function and the completion are one transaction on the row's database, so what it writes there
-      happens exactly once. A coroutine function cannot be atomic.
-
-    What is claimed, and when:
-
-    - *queryset* narrows what is claimed. *order_by* orders all claims of the model, as ``QuerySet.order_by()`` does;
-      the order of a queryset goes before it.
-    - *batch_size*: the most rows of one claim; without it as many as take about a second.
-    - *lease*: how long a claim lasts unless it is renewed, in seconds or a timedelta.
-    - *rate* (``100/m``; s, m, h or d): how many rows all workers and callers together may claim. *max_running*: how
-      many rows may be processing at once. *hours* (``22:00-06:00``, in ``TIME_ZONE``): when rows are claimed. What
-      ``django_taskclaim.switch.set_overrides`` or ``manage.py claimlimit`` has stored goes before these.
-    - *limit_per*: for columns of the model, how many rows with one value may be processing at once.
-    - *serial_by*: a column; rows with one value are claimed one by one and in order. A row that waits for its retry
-      keeps those behind it back. So does a row that failed, unless *failed_blocks* is False.
-    - *health_checks*: stop the claims of this model while one of them says so, beside those of the settings.
-    - *wake_up*: new rows are taken within milliseconds, not at the next poll, on PostgreSQL without a pooler.
-
-    How it is called:
-
-    - *batch*: the function gets the list of rows of one claim. It returns None when all are done, or what became of
-      each: a mapping from rows (or keys) to None for done or to an exception, or an iterable of done rows and of
-      (row, exception) pairs. A row that it does not mention has failed. When it raises, it is called again with halves
-      of the batch, until the row that raises is alone; only that one is charged. An atomic batch is all or nothing.
-    - *timeout* bounds one call; only a written None lifts it.
-    - *concurrency*: how many calls of a coroutine function may run at once in one process.
-    - *max_attempts*, *backoff*: the tries of a row, and a function from the number of failures to the wait before the
-      next one. *errors*: what classes of exceptions mean: ``Permanent``, a ``RetryLater``, or a ``Retry``.
-    - *missing_source*: the function of a companion (``SourceMixin``) gets the source instead of the row, and
-      *update_fields* may name columns of either. A row whose source is gone fails, or with ``"complete"`` is completed.
+    The options, and what each means, are those of ``HandlerOptions``.
 
     Raises TypeError or ValueError in one sentence for options that make no sense, and ImproperlyConfigured for a
-    second handler of the same model. While Django starts nothing is raised: ``manage.py check`` reports it (E014), and
-    nothing claims rows of that model.
+    second handler of the same model.
     """
 
     def decorate(function: F) -> F:
         if apps.models_ready:
-            _register_or_note(model, function, options)
+            _register(_model_of(model), function, options)
         else:
-            _waiting.append(partial(_register_or_note, model, function, options))
+            _waiting.append((model, function, options))
         return function
 
-    # @handler without parentheses is noted as a mistake.
+    # @handler without parentheses is refused.
     return decorate(model) if inspect.isroutine(model) else decorate
-
-
-def _register_or_note(
-    given: object, function: Callable[..., object], options: HandlerOptions
-) -> None:
-    """Register *function*; while Django starts note what is refused, because a traceback would hide the checks."""
-    model: Any = None
-    try:
-        model = _model_of(given)
-        _register(model, function, options)
-    except Exception as error:
-        if apps.ready:
-            raise
-        code = getattr(inspect.unwrap(function), "__code__", None)
-        line = f" (line {code.co_firstlineno})" if code is not None else ""
-        why = f"{name_of(function)}{line} is not registered as a handler: {error}"
-        faults.append((model, why))
 
 
 def _register(
     model: type[models.Model], function: Callable[..., object], options: HandlerOptions
 ) -> None:
+    if has_claim_columns(model) and not is_claimable(model):
+        # The checks E003 and E005 say more about it.
+        return
     claim_columns(model)
     given: dict[str, Any] = {**options}
     of_policy, of_handler = _fields_by_option(Policy), _fields_by_option(Handler)
@@ -360,7 +359,7 @@ def _note_who_is_called() -> None:
 def handler_for(model: type[models.Model]) -> Handler | None:
     """Return the handler of *model*: the registered one, its own ``process()``, or None."""
     found, own = _handlers.get(model), getattr(model, "process", None)
-    if found is None and callable(own) and not fault_of(model) and not _why_not_one(own):
+    if found is None and callable(own) and not _why_not_one(own):
         found = Handler(model=model, function=own)
     return found
 

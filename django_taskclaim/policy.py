@@ -12,7 +12,6 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, TypeAlias
 
-from django.core.exceptions import ImproperlyConfigured
 from django.db import models
 from django.db.models.expressions import Combinable
 
@@ -238,18 +237,6 @@ def _waiting_time(backoff: Backoff, failures: int) -> timedelta:
 
 # The policies of models
 
-#: What could not be registered while Django started: the model, where it is known, and why. ``check`` reports each.
-faults: list[tuple[type[models.Model] | None, str]] = []
-
-
-def fault_of(model: type[models.Model]) -> str:
-    """Say why the handler of *model*, or of a class it inherits from, is not registered; empty where none is wrong."""
-    for named, why in faults:
-        if named is not None and issubclass(model, named):
-            return why
-    return ""
-
-
 _DEFAULT = Policy()
 _policies: dict[type[models.Model], Policy] = {}
 
@@ -270,13 +257,6 @@ def policy_for(model: type[Any]) -> Policy:
         if cls in _policies:
             return _policies[cls]
     return _DEFAULT
-
-
-def known_policy(model: type[models.Model]) -> Policy:
-    """Return the policy of *model*; ImproperlyConfigured where nobody knows it, because its handler is wrong."""
-    if faults and (why := fault_of(model)):
-        raise ImproperlyConfigured(why)
-    return policy_for(model)
 
 
 def policies_over(model: type[Any]) -> dict[type[models.Model], Policy]:

@@ -20,7 +20,7 @@ from django_taskclaim.db import DatabaseLater, DatabaseNow, dialect_for
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.fields import as_utc
 from django_taskclaim.handlers import handler_for, models_with_handler
-from django_taskclaim.limits.model_limits import Refusal, closed_hours, limits_by, note_stored
+from django_taskclaim.limits import Refusal, closed_hours, limits_by, note_stored
 from django_taskclaim.policy import LONGEST_LEASE, SHORTEST_LEASE
 from django_taskclaim.tables import (
     EVERY_MODEL,

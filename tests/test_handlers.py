@@ -5,9 +5,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from django.core.exceptions import ImproperlyConfigured
 
 from django_taskclaim import handler
 from django_taskclaim.handlers import handler_for, unregister
+from django_taskclaim.models import ClaimMixin
 from django_taskclaim.testing import run_due
 from tests.factories import make
 from tests.testapp.models import Effect, Photo
@@ -59,6 +61,11 @@ class Asynchronous:
         ({"batch_size": 0}, plain, ValueError, "batch_size"),
         ({"max_attempts": 0}, plain, ValueError, "max_attempts"),
         ({"missing_source": "skip"}, plain, ValueError, "missing_source"),
+        ({"batchsize": 3}, plain, TypeError, "batchsize"),
+        ({"lease": "soon"}, plain, ValueError, "lease must be seconds"),
+        ({"rate": 3}, plain, ValueError, "rate must be a number of rows"),
+        ({"completion": "x"}, plain, TypeError, "completion must be"),
+        ({"queryset": Photo.objects.all()[:3]}, plain, TypeError, "through a slice"),
     ],
 )
 def test_what_cannot_work_is_refused_and_named(
@@ -67,6 +74,19 @@ def test_what_cannot_work_is_refused_and_named(
     with pytest.raises(error, match=named):
         handler(Photo, **options)(function)
     assert handler_for(Photo) is None
+
+
+@pytest.mark.promise(14)
+@pytest.mark.parametrize("model", ["unknown.Foto", Photo(), ClaimMixin, Effect, plain])
+def test_what_is_no_claimable_model_is_refused(model: Any) -> None:
+    with pytest.raises((TypeError, ImproperlyConfigured), match=r"model|abstract|claim columns"):
+        handler(model)(plain)
+
+
+def test_a_second_handler_is_refused() -> None:
+    handler(Photo)(plain)
+    with pytest.raises(ImproperlyConfigured, match="another_coroutine is a second one"):
+        handler(Photo)(another_coroutine)
 
 
 def wrapped(function: Callable[..., Any]) -> Any:
@@ -93,7 +113,6 @@ async def another_coroutine(photo: Photo) -> Any:
         ({}, another_coroutine),
         ({"batch": True}, wrapped(async_generator)),
         ({"atomic": True}, wrapped(coroutine)),
-        ({"completion": wrapped(coroutine)}, plain),
     ],
 )
 def test_a_coroutine_that_nobody_ran_is_a_failure(options: dict[str, Any], function: Any) -> None:
@@ -104,5 +123,5 @@ def test_a_coroutine_that_nobody_ran_is_a_failure(options: dict[str, Any], funct
     row.refresh_from_db()
     assert row.status == "failed"
     assert "so its work was not done" in row.last_error
-    if "atomic" in options or "completion" in options:
+    if "atomic" in options:
         assert not Effect.objects.exists()

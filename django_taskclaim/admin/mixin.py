@@ -34,7 +34,7 @@ from django_taskclaim.admin.control_room.views import urls_of as control_urls
 from django_taskclaim.admin.display import ClaimDisplay, Look, facts_of
 from django_taskclaim.admin.filters import FILTERS, BoundedPaginator, order_of
 from django_taskclaim.admin.permissions import OperatePermission
-from django_taskclaim.checks.messages import message
+from django_taskclaim.checks.models import message
 from django_taskclaim.columns import (
     LINK,
     claim_columns,

@@ -4,17 +4,212 @@ Users' migrations name these classes, so this import path and the stored form ne
 database; ``tables`` has the way of each.
 """
 
-from collections.abc import Sequence
-from typing import Any
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any, ClassVar
 
 from django.core.exceptions import ImproperlyConfigured
-from django.db import migrations
+from django.db import migrations, models, transaction
 from django.db.migrations.operations.base import Operation
 from django.db.migrations.state import ProjectState
+from django.db.models import NOT_PROVIDED
 
-from django_taskclaim.adoption.tables import LiveTable, live_table
-from django_taskclaim.fields import AnyField
+from django_taskclaim.contention import retry_on_contention
+from django_taskclaim.db.sql import real_name
+from django_taskclaim.fields import AnyField, StatusField
 from django_taskclaim.states import Status
+
+#: Tries for the lock after the first: ten minutes, with half a second between two tries on average.
+RETRIES = 1200
+
+#: A clause of ALTER TABLE, and its parameters.
+Clause = tuple[str, Sequence[Any]]
+
+
+class LiveTable:
+    """A table in use on SQLite, which has one writer: other writers wait until a step has ended."""
+
+    #: Whether the steps need transactions of their own, or none.
+    needs_own_transactions = False
+    #: Settings of the session under which a step waits for a lock for a moment only.
+    short_wait: ClassVar[Mapping[str, str]] = {}
+
+    def __init__(self, schema_editor: Any, model: type[models.Model]) -> None:
+        self.editor = schema_editor
+        self.connection = schema_editor.connection
+        self.model = model
+        self.name = self.editor.quote_name(model._meta.db_table)
+
+    def add_columns(self, fields: Sequence[AnyField], existing: str) -> None:
+        """Add the columns: rows that are there get the state *existing*, new rows the defaults of the fields."""
+
+        def add() -> None:
+            # A default cannot be changed later here, so each column is added as it stays.
+            self._alter([self._clause("ADD COLUMN", field) for field in fields])
+            for field in fields:
+                if isinstance(field, StatusField):
+                    value = self.editor.quote_value(existing)
+                    self.editor.execute(
+                        f"UPDATE {self.name} SET {self._quoted(field)} = {value}", None
+                    )
+
+        self._change(add)
+
+    def drop_columns(self, fields: Sequence[AnyField]) -> None:
+        self._change(self._alter, [(f"DROP COLUMN {self._quoted(one)}", ()) for one in fields])
+
+    def add_index(self, index: models.Index) -> None:
+        self._change(self.editor.add_index, self.model, index)
+
+    def drop_index(self, index: models.Index) -> None:
+        self._change(self.editor.remove_index, self.model, index)
+
+    def _alter(self, clauses: Sequence[Clause]) -> None:
+        for text, params in clauses:
+            self.editor.execute(f"ALTER TABLE {self.name} {text}", params or None)
+
+    def _clause(self, verb: str, field: AnyField) -> Clause:
+        definition, params = self.editor.column_sql(self.model, field)
+        return f"{verb} {self._quoted(field)} {definition}", params
+
+    def _quoted(self, field: AnyField) -> str:
+        return str(self.editor.quote_name(field.column))
+
+    def _change(self, step: Callable[..., object], *args: object) -> None:
+        """Run the step, in one transaction where the database has one, once its lock can be had.
+
+        Raises RetriesExhausted where it cannot; then nothing was changed.
+        """
+        alias = self.connection.alias
+        is_transactional = self.connection.features.can_rollback_ddl
+
+        @retry_on_contention(retries=RETRIES, wait=1, using=alias, atomic=False)
+        def run() -> None:
+            with transaction.atomic(using=alias) if is_transactional else nullcontext():
+                step(*args)
+
+        with self._session(self.short_wait):
+            run()
+
+    @contextmanager
+    def _session(self, settings: Mapping[str, str]) -> Iterator[None]:
+        for name, value in settings.items():
+            self.editor.execute(f"SET SESSION {name} = {value}", None)
+        try:
+            yield
+        finally:
+            # On a lost connection this would fail as well, and hide the error.
+            if self.connection.connection is not None and self.connection.is_usable():
+                for name in settings:
+                    self.editor.execute(f"SET SESSION {name} = DEFAULT", None)
+
+
+class PostgreSQLTable(LiveTable):
+    """PostgreSQL keeps a constant default beside the table: adding a column, or changing its default, writes no row."""
+
+    needs_own_transactions = True
+    short_wait: ClassVar = {"lock_timeout": "'50ms'"}
+
+    def add_columns(self, fields: Sequence[AnyField], existing: str) -> None:
+        clauses = []
+        for field in fields:
+            is_state = isinstance(field, StatusField)
+            as_added = _with_default(field, existing) if is_state else field
+            clauses.append(self._clause("ADD COLUMN", as_added))
+            if is_state:
+                default, params = self.editor.db_default_sql(field)
+                clauses.append(
+                    (f"ALTER COLUMN {self._quoted(field)} SET DEFAULT {default}", params)
+                )
+        self._change(self._alter, clauses)
+
+    def add_index(self, index: models.Index) -> None:
+        """Build the index, unless it exists; an invalid one, left by an interrupted build, is dropped first."""
+        with self.connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT i.indisvalid, i.indexrelid::regclass::text FROM pg_index i JOIN pg_class c"
+                " ON c.oid = i.indexrelid WHERE i.indrelid = %s::regclass AND c.relname = %s",
+                [self.name, index.name],
+            )
+            found = cursor.fetchone()
+        is_valid, broken = found or (False, None)
+        if is_valid:
+            return
+        with self._without_time_limits():
+            if broken:
+                self.editor.execute(f"DROP INDEX CONCURRENTLY {broken}", None)
+            self.editor.add_index(self.model, index, concurrently=True)
+
+    def drop_index(self, index: models.Index) -> None:
+        with self._without_time_limits():
+            self.editor.remove_index(self.model, index, concurrently=True)
+
+    def _without_time_limits(self) -> Any:
+        # Time limits are meant for queries, and nobody waits behind this build.
+        return self._session({"lock_timeout": "0", "statement_timeout": "0"})
+
+
+class MySQLTable(LiveTable):
+    """MySQL and MariaDB have no transaction around such statements, so columns and an index that exist are skipped."""
+
+    #: The shortest that these servers know.
+    short_wait: ClassVar = {"lock_wait_timeout": "1"}
+
+    def add_columns(self, fields: Sequence[AnyField], existing: str) -> None:
+        look, table = self.connection.introspection, real_name(self.model._meta.db_table)
+        with self.connection.cursor() as cursor:
+            there = {one.name for one in look.get_table_description(cursor, table)}
+        added = {field: self._as_added(field, existing) for field in fields}
+        new = [one for one in added.values() if one.column not in there]
+        for verb, some in {
+            "ADD COLUMN": new,
+            "MODIFY COLUMN": [field for field, one in added.items() if one is not field],
+        }.items():
+            if some:
+                # The server refuses this if it would have to copy the table.
+                instant = ("ALGORITHM=INSTANT", ())
+                self._change(self._alter, [*(self._clause(verb, one) for one in some), instant])
+
+    def add_index(self, index: models.Index) -> None:
+        look, table = self.connection.introspection, real_name(self.model._meta.db_table)
+        with self.connection.cursor() as cursor:
+            if not self.editor.collect_sql and index.name in look.get_constraints(cursor, table):
+                return
+        create = index.create_sql(self.model, self.editor)
+        self._change(self.editor.execute, f"{create} ALGORITHM=INPLACE LOCK=NONE", None)
+
+    def _alter(self, clauses: Sequence[Clause]) -> None:
+        """Send one statement, because MySQL allows 64 such changes of a table."""
+        params = [value for _, values in clauses for value in values]
+        super()._alter([(", ".join(text for text, _ in clauses), params)])
+
+    def _as_added(self, field: AnyField, existing: str) -> AnyField:
+        """Return the field with the default that gives rows that are there their value."""
+        if isinstance(field, StatusField):
+            return _with_default(field, existing)
+        is_text = (field.db_type(self.connection) or "").endswith("text")
+        if is_text and not self.connection.mysql_is_mariadb:
+            # MySQL calls the default of a text an expression, and copies the table for it.
+            return _with_default(field, NOT_PROVIDED)
+        return field
+
+
+def _with_default(field: AnyField, value: Any) -> AnyField:
+    """Return the field with another default in the database, with none for NOT_PROVIDED."""
+    other = copy.copy(field)
+    other.__dict__.pop("_db_default_expression", None)
+    other.default = other.db_default = value
+    return other
+
+
+_KINDS: dict[str, type[LiveTable]] = {"postgresql": PostgreSQLTable, "mysql": MySQLTable}
+
+
+def live_table(schema_editor: Any, model: type[models.Model]) -> LiveTable:
+    """Return the table of *model*, to be changed in the way of the schema editor's database."""
+    return _KINDS.get(schema_editor.connection.vendor, LiveTable)(schema_editor, model)
+
 
 #: What existing rows may become: never running, and not failed without an error.
 EXISTING = (Status.PAUSED.value, Status.OPEN.value, Status.COMPLETE.value)

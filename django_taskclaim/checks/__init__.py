@@ -14,7 +14,6 @@ E008      the database has no claim of the kind that ``TASKCLAIM["CLAIM_STRATEGY
 E011      claim columns of one model lie on several tables
 E012      a database that holds a claimable model has ``AUTOCOMMIT`` False
 E013      the hook ``TASKCLAIM["REDACT"]`` cannot be imported or called, or returns no text
-E014      a handler could not be registered while Django started: an option, its queryset or ``update_fields`` is wrong
 E016      a database that holds a claimable model is of a kind that nothing is claimed on
 E021      the buttons of ``ClaimAdminMixin`` need ``admin_actions`` in INSTALLED_APPS
 E022      ``list_editable`` of a ModelAdmin with ``ClaimAdminMixin`` names a claim column, which verbs alone write
@@ -49,16 +48,22 @@ The ids are written ``taskclaim.E001``. Those from E101 on touch the database, s
 ``manage.py check --database default`` and ``migrate`` only; ``claimdoctor`` runs them always.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
 from django.apps import apps
 from django.core.checks import CheckMessage, Tags, register
+from django.db import NotSupportedError, connections, router
+from django.db.models import Model
 
-from django_taskclaim.checks import databases as servers
-from django_taskclaim.checks import handlers, models, settings, sources
-from django_taskclaim.checks.messages import TAG
-from django_taskclaim.columns import has_claim_columns
+from django_taskclaim import conf, error_text
+from django_taskclaim.checks.models import TAG, column_problems, message, work_problems
+from django_taskclaim.columns import has_claim_columns, is_claimable
+from django_taskclaim.db import dialect_for, is_supported
+from django_taskclaim.models import Switch
+from django_taskclaim.monitoring.server import Fault, server_for
+from django_taskclaim.querysets.scope import ClaimTarget
+from django_taskclaim.switch import claimable_models, holds
 
 __all__ = ["TAG", "check_project", "check_servers"]
 
@@ -68,14 +73,12 @@ def check_project(**kwargs: object) -> list[CheckMessage]:
     """What the project's code and settings show; no database is asked."""
     # Proxies are included: they may have managers of their own.
     claimable = [model for model in apps.get_models() if has_claim_columns(model)]
-    unusable = [*settings.check_settings(), *servers.check_aliases()]
-    found = [*unusable, *chain.from_iterable(map(models.problems_of, claimable))]
-    # The others need the settings and the databases.
-    if not unusable:
-        found += handlers.check_handlers()
-        found += chain.from_iterable(map(sources.problems_of, claimable))
-        found += settings.check_hooks()
-        found += servers.check_databases()
+    wrong = check_settings()
+    found = [*wrong, *chain.from_iterable(map(column_problems, claimable))]
+    # The others read the settings.
+    if not wrong:
+        found += chain.from_iterable(map(work_problems, claimable))
+        found += [*check_hooks(), *check_databases()]
     return found
 
 
@@ -83,6 +86,98 @@ def check_project(**kwargs: object) -> list[CheckMessage]:
 @register(Tags.database)
 def check_servers(databases: Sequence[str] | None = None, **kwargs: object) -> list[CheckMessage]:
     """What the servers themselves answer: the ids from E101 on."""
-    if not databases or settings.check_settings() or any(servers.check_aliases()):
-        return []
-    return list(servers.check_servers(databases))
+    return list(server_problems(databases or ())) if not check_settings() else []
+
+
+# What the settings and the databases show
+
+
+#: The app whose table keeps the histories of rows.
+CONTROL = "django_taskclaim.control"
+
+
+def check_settings() -> list[CheckMessage]:
+    """E001 for each wrong entry."""
+    return [message("E001", text, hint) for text, hint in conf.problems()]
+
+
+def check_hooks() -> Iterator[CheckMessage]:
+    """E013 and E041: what right entries name must be there."""
+    if fault := error_text.redaction_fault():
+        hint = 'TASKCLAIM = {"REDACT": "project.privacy.redact"}  # def redact(text: str) -> str'
+        yield message(
+            "E013", f"TASKCLAIM['REDACT'] is {conf.setting('REDACT')!r}, and {fault}.", hint
+        )
+    named = conf.setting("HISTORY")
+    known = {model._meta.label_lower: model._meta.label for model in claimable_models()}
+    for label in named:
+        if label.lower() not in known:
+            text = f"TASKCLAIM['HISTORY'] names {label!r}, which is no installed model that can be claimed."
+            yield message("E041", text, f"Choose from {sorted(known.values())!r}.")
+    if named and not apps.is_installed(CONTROL):
+        text = f"TASKCLAIM['HISTORY'] names models, and {CONTROL}, which keeps histories, is not installed."
+        yield message("E041", text, f'INSTALLED_APPS += ["{CONTROL}"]')
+
+
+def check_databases() -> Iterator[CheckMessage]:
+    """E006 to E008, E012, E016, W001 and W002, which the settings alone show; no connection is opened."""
+    for alias, model in first_models().items():
+        if not router.allow_migrate_model(alias, Switch):
+            text = (
+                f"A router keeps the tables of taskclaim away from the database {alias!r}, which holds"
+                f" {model._meta.label}: every claim there reads the switch in its own statement."
+            )
+            hint = f"Let allow_migrate({alias!r}, 'taskclaim') return True, and migrate --database {alias}."
+            yield message("E006", text, hint)
+    for alias in _written_to():
+        for fault in _configured_faults(alias):
+            yield message(fault.id, fault.message, fault.hint)
+
+
+def _configured_faults(alias: str) -> Iterator[Fault]:
+    connection, strategy = connections[alias], conf.setting("CLAIM_STRATEGY")
+    try:
+        known = dialect_for(connection).strategies
+    except NotSupportedError as error:
+        hint = "Let a router keep the models with claim columns on one of these databases."
+        yield Fault("E016", f"The database {alias!r} cannot claim. {error}", hint)
+        return
+    yield from autocommit_faults(alias)
+    yield from server_for(connection).configured_faults()
+    if strategy not in known:
+        text = f"TASKCLAIM['CLAIM_STRATEGY'] is {strategy!r}; the database {alias!r} has {', '.join(known)}."
+        yield Fault("E008", text, 'TASKCLAIM = {"CLAIM_STRATEGY": "auto"}')
+
+
+def autocommit_faults(alias: str) -> Iterator[Fault]:
+    """Yield that Django commits nothing by itself on this database, if that is so."""
+    if not connections[alias].settings_dict["AUTOCOMMIT"]:
+        text = f"The database {alias!r} has AUTOCOMMIT False: what a worker or a command writes is never committed."
+        hint = "Leave AUTOCOMMIT out of DATABASES; put transaction.atomic() around what belongs together."
+        yield Fault("E012", text, hint)
+
+
+def server_problems(databases: Iterable[str]) -> Iterator[CheckMessage]:
+    """E101 and the following, asked of each server about itself and the tables of claimable models there."""
+    for alias in databases:
+        if not is_supported(connections[alias]):
+            continue
+        there = (ClaimTarget.of(one, alias).table for one in _sound_models() if holds(alias, one))
+        if tables := {table.name: table for table in there}:
+            for fault in server_for(connections[alias]).server_faults(list(tables.values())):
+                yield message(fault.id, fault.message, fault.hint)
+
+
+def _sound_models() -> list[type[Model]]:
+    return [model for model in claimable_models() if is_claimable(model)]
+
+
+def _written_to() -> dict[str, type[Model]]:
+    """Return the databases on which rows are claimed, each with one of the models."""
+    return {router.db_for_write(model): model for model in reversed(_sound_models())}
+
+
+def first_models() -> dict[str, type[Model]]:
+    """Return the databases that hold claimable models, each with one of them."""
+    found = reversed(_sound_models())
+    return {alias: model for model in found for alias in connections if holds(alias, model)}

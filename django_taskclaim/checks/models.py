@@ -1,21 +1,76 @@
-"""Claimable models: our names left alone, our verbs in reach."""
+"""Claimable models, what they are companions or ranges of, and their handlers."""
 
 import inspect
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
-from django.core.checks import CheckMessage
-from django.db import models
+from django.core.checks import CheckMessage, Error, Warning
+from django.db import connections, models, router
+from django.db.models.deletion import Collector, get_candidate_relations_to_delete
 
-from django_taskclaim.checks.messages import message
-from django_taskclaim.columns import claim_columns
+from django_taskclaim import conf
+from django_taskclaim.columns import (
+    LINK,
+    SourceLink,
+    claim_columns,
+    has_ranges,
+    is_claimable,
+    is_companion,
+    source_link,
+)
+from django_taskclaim.completion import Archive, Clear, Delete
+from django_taskclaim.db import is_supported
 from django_taskclaim.fields import ClaimColumn, PriorityField
-from django_taskclaim.formatting import listed
+from django_taskclaim.formatting import format_duration, listed
+from django_taskclaim.handlers import WAITS_PER_LEASE, Handler, handler_for
+from django_taskclaim.models import RangeMixin
 from django_taskclaim.models.mixins import ClaimBase
+from django_taskclaim.policy import LONGEST_LEASE, SHORTEST_LEASE
+from django_taskclaim.querysets.completing import PREFIX, fills_itself, shared_columns, writable
+from django_taskclaim.querysets.operating import is_on_many_tables
+from django_taskclaim.ranges.keys import RangeTarget, source_of
+from django_taskclaim.ranges.planning import refuse_unplannable
+from django_taskclaim.throttling.health import loaded
+
+TAG = "taskclaim"
+
+
+def message(number: str, text: str, hint: str, obj: object = None) -> CheckMessage:
+    """Return an error for ``E…``, a warning for ``W…``."""
+    kind = Error if number.startswith("E") else Warning
+    return kind(text, hint=hint, obj=obj, id=f"{TAG}.{number}")
 
 
 def problems_of(model: type[models.Model]) -> Iterator[CheckMessage]:
-    """Yield E002 to E005 and E011 of one claimable model."""
+    """Yield what is wrong with a claimable model, and with what is done with its rows."""
+    yield from column_problems(model)
+    yield from work_problems(model)
+
+
+def work_problems(model: type[models.Model]) -> Iterator[CheckMessage]:
+    """Yield E031 and E051 to E074, W003, W009 and W051; TASKCLAIM must be right for that."""
+    if is_companion(model):
+        yield from _companion(model)
+    if issubclass(model, RangeMixin):
+        yield from _ranges(model)
+    handler = handler_for(model) if is_claimable(model) else None
+    if handler is None:
+        return
+    completion = handler.policy.completion
+    yield from _lease(handler)
+    yield from _one_writer(handler)
+    yield from _health_checks(handler)
+    if isinstance(completion, Archive):
+        yield from _archive(handler, completion)
+    if isinstance(completion, Clear):
+        yield from _clear(handler)
+    if isinstance(completion, (Archive, Delete)) and not completion.cascade:
+        yield from _skipped(handler)
+
+
+def column_problems(model: type[models.Model]) -> Iterator[CheckMessage]:
+    """Yield E002 to E005 and E011."""
     label, ours = model._meta.label, ClaimBase.__dict__["claim"]
     if issubclass(model, ClaimBase) and inspect.getattr_static(model, "claim", None) is not ours:
         text = f"{label}.claim replaces row.claim, through which a row's claim is completed and renewed."
@@ -71,3 +126,191 @@ def _gives_verbs(manager: Any) -> bool:
         # It may need what only a request or a worker has, such as a tenant.
         rows = manager
     return hasattr(rows, "claim_batch")
+
+
+# Companions and ranges, which work on the rows of another model
+
+
+def _companion(model: type[models.Model]) -> Iterator[CheckMessage]:
+    one_to_one = f"{LINK} = models.OneToOneField(%s, models.DO_NOTHING, db_constraint=False)"
+    try:
+        link = source_link(model)
+    except TypeError as error:
+        yield message("E061", str(error), one_to_one % "Photo", model)
+        return
+    label, source = model._meta.label, link.source.__name__
+    alias = router.db_for_write(model)
+    beside = link.alias_beside(alias)
+    if not _is_unique(link):
+        text = f"{label}.{LINK} is not unique, so one source could have two rows."
+        yield message("E062", text, one_to_one % source, model)
+    if beside != alias and getattr(link.field, "db_constraint", False):
+        text = (
+            f"{label}.{LINK} is a foreign key with a constraint into another database, {beside!r}."
+        )
+        yield message("E063", text, f"{LINK} = SourceKey({source})", model)
+    manager: Any = model._default_manager
+    if hasattr(manager, "claim_batch") and not hasattr(manager, "populate"):
+        text = f"{label}.{manager.name} = {type(manager).__name__}() has no populate()."
+        hint = "Inherit from CompanionManager and CompanionQuerySet of django_taskclaim.companions."
+        yield message("E061", text, hint, model)
+    if is_claimable(model) and (found := handler_for(model)):
+        yield from _results(found, link, "" if beside == alias else beside)
+
+
+def _is_unique(link: SourceLink) -> bool:
+    names = {field.name for field in link.own}
+    meta: Any = link.companion._meta
+    together = [*meta.unique_together, *(one.fields for one in meta.total_unique_constraints)]
+    return names in map(set, together) or (len(link.own) == 1 and link.own[0].unique)
+
+
+def _results(handler: Handler, link: SourceLink, elsewhere: str) -> Iterator[CheckMessage]:
+    """E064: a result that no transaction can store, or that two tables have a column for."""
+    own, named, label = writable(handler.model), handler.update_fields, link.source._meta.label
+    if elsewhere and (far := [name for name in named if name not in own]):
+        text = (
+            f"{handler.name} stores {listed(far)} of {label}, which is on another database, {elsewhere!r}:"
+            " no transaction writes both."
+        )
+        hint = f"Add columns to {link.companion._meta.label}, or save() the source in the handler."
+        yield message("E064", text, hint, handler.model)
+    if not elsewhere and (both := sorted(set(named) & own & writable(link.source))):
+        text = f"{handler.name} stores {listed(both)}, which the companion and {label} both have."
+        hint = f"update_fields=[{PREFIX + both[0]!r}] is the column of {label}, which the handler receives."
+        yield message("E064", text, hint, handler.model)
+
+
+def _ranges(model: type[models.Model]) -> Iterator[CheckMessage]:
+    label, declared = model._meta.label, f"class {model.__name__}(RangeMixin, TaskMixin):"
+    if model._meta.parents or not has_ranges(model):
+        text = f"{label} inherits from another table; its ranges must be on a table of their own."
+        yield message("E073", text, declared, model)
+    try:
+        source = source_of(model)
+    except TypeError as error:
+        yield message("E071", str(error), 'source = Photo, or source = "photos.Photo"', model)
+        return
+    own, others = router.db_for_write(model), router.db_for_write(source)
+    if own != others:
+        text = (
+            f"{label} is written to {own!r} and {source._meta.label} to {others!r}: a chunk and its checkpoint"
+            " cannot be one transaction."
+        )
+        hint = f"Let the router's db_for_write() send {model.__name__} to {others!r}."
+        yield message("E072", text, hint, model)
+    # A database of another kind has E016.
+    if is_claimable(model) and is_supported(connections[own]):
+        try:
+            refuse_unplannable(RangeTarget.of(model, own))
+        except (TypeError, ValueError) as error:
+            hint = f"{declared} commits_within = timedelta(minutes=10); plan_ahead = 100_000"
+            yield message("E074", str(error), hint, model)
+
+
+# Handlers
+
+
+def _lease(handler: Handler) -> Iterator[CheckMessage]:
+    model, lease = handler.model, handler.lease
+    if not SHORTEST_LEASE <= lease <= LONGEST_LEASE:
+        why = "rows of a worker that dies stay stuck for that long; running rows are renewed anyway"
+        if lease < SHORTEST_LEASE:
+            why = "one slow renewal, and a running row is lost"
+        text = f"Rows of {model._meta.label} are claimed for {format_duration(lease)}: {why}."
+        yield message("W003", text, f"@handler({model.__name__}, lease=60)", model)
+
+
+def _one_writer(handler: Handler) -> Iterator[CheckMessage]:
+    """Look at atomic handlers where an open transaction keeps everybody else from writing."""
+    alias, most = router.db_for_write(handler.model), handler.lease / WAITS_PER_LEASE
+    if handler.blocks_writers(alias) and (handler.timeout is None or handler.timeout > most):
+        text = (
+            f"{handler.name} is atomic, and {connections[alias].display_name} has one writer: while a row runs, no"
+            f" lease on the database {alias!r} can be renewed, no row claimed and none completed."
+        )
+        hint = f"@handler({handler.model.__name__}, atomic=True, timeout={most.total_seconds():g})"
+        yield message("W009", text, f"{hint}  # a quarter of the lease at most", handler.model)
+
+
+def _health_checks(handler: Handler) -> Iterator[CheckMessage]:
+    for entry in (*conf.setting("HEALTH_CHECKS"), *handler.health_checks):
+        try:
+            loaded(entry)
+        except (ImportError, TypeError) as error:
+            text = f"The health check {entry!r} of {handler.name} cannot be loaded: {error}"
+            hint = 'TASKCLAIM = {"HEALTH_CHECKS": [ReplicaLag(at_most=10)]}  # from django_taskclaim.throttling'
+            yield message("E031", text, hint, handler.model)
+
+
+# The completion policies
+
+
+def _archive(handler: Handler, completion: Archive) -> Iterator[CheckMessage]:
+    model, archive = handler.model, None
+    with suppress(LookupError, ValueError):
+        archive = completion.model
+    own: set[Any] = {model._meta.concrete_model, *model._meta.all_parents}
+    if archive is None or archive._meta.abstract or archive._meta.parents or archive in own:
+        text = (
+            f"The archive of {handler.name} must be another installed model on a table of its own, and"
+            f" {completion.to!r} is none."
+        )
+        yield message("E051", text, f"class {model.__name__}Archive(models.Model):", model)
+        return
+    shared, kept = set(shared_columns(model, archive)), set(completion.leave_out)
+    label = f"{archive._meta.label}, the archive of {handler.name},"
+    lost = [
+        field.name
+        for field in model._meta.concrete_fields
+        if field.attname not in shared
+        and _is_the_users(model, field)
+        and not {field.name, field.attname} & kept
+    ]
+    if lost:
+        hint = f"Add the columns, or let them go: Archive({archive.__name__}, leave_out={lost!r})."
+        yield message("E053", f"{label} lacks {listed(lost)}, which would be lost.", hint, model)
+    empty = [
+        field.name
+        for field in archive._meta.local_concrete_fields
+        if field.attname not in shared and not _finds_a_value(field)
+    ]
+    if empty:
+        text = f"{label} needs {listed(empty)}, which {model._meta.label} does not have."
+        yield message("E053", text, "Give the columns a default, or let them be NULL.", model)
+
+
+def _is_the_users(model: type[models.Model], field: Any) -> bool:
+    """Say whether a column holds what the user keeps: neither a claim column nor a link between inherited tables."""
+    ours = field in claim_columns(model).guarded or isinstance(field, PriorityField)
+    link = field.remote_field is not None and field.remote_field.parent_link
+    return not ours and not link and not getattr(field, "generated", False)
+
+
+def _finds_a_value(field: Any) -> bool:
+    moment = getattr(field, "auto_now", False) or getattr(field, "auto_now_add", False)
+    return fills_itself(field) or field.has_default() or moment or field.null
+
+
+def _clear(handler: Handler) -> Iterator[CheckMessage]:
+    columns, model = claim_columns(handler.model), handler.model
+    if columns.not_before is None or columns.attempts is None:
+        text = f"{handler.name} opens rows of {model._meta.label} again, which needs RetryMixin."
+        hint = f"class {model.__name__}(RetryMixin, ClaimMixin), or TaskMixin"
+        yield message("E052", text, hint, model)
+
+
+def _skipped(handler: Handler) -> Iterator[CheckMessage]:
+    model: Any = handler.model
+    rows: models.QuerySet[Any] = models.QuerySet(model)
+    # Rows on several tables are always deleted by Django.
+    if is_on_many_tables(model) or Collector(using=rows.db).can_fast_delete(rows):
+        return
+    relations: Any = get_candidate_relations_to_delete(model._meta)
+    names = [f"{one.related_model._meta.label}.{one.field.name}" for one in relations]
+    text = (
+        f"{handler.name} deletes done rows of {model._meta.label} without Django, which would follow"
+        f" {listed([*names, 'generic relations'])}, and call receivers of pre_delete and post_delete."
+    )
+    hint = f"{type(handler.policy.completion).__name__}(…, cascade=True) lets Django do so, and is slower."
+    yield message("W051", text, hint, model)

@@ -1,11 +1,101 @@
 """Companions: claims for the rows of a table that may not be altered, kept in a table beside it.
 
-``populating`` makes their rows. ``sources`` loads the sources, hands them to handlers, and finds rows whose source is
-gone. How a companion finds its source is in ``django_taskclaim.columns``, because completions ask that, too.
+Here are their manager and queryset, and what loads the sources and hands them to handlers. ``populating`` makes their
+rows. How a companion finds its source is in ``django_taskclaim.columns``.
 """
 
-from django_taskclaim.columns import companion_of
-from django_taskclaim.companions.manager import CompanionManager, CompanionQuerySet
-from django_taskclaim.companions.sources import load_sources
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from django.db import models
+
+from django_taskclaim.awaitables import async_twin
+from django_taskclaim.columns import COMPANION, LINK, companion_of, source_link
+from django_taskclaim.companions.populating import Population, Progress
+from django_taskclaim.querysets.isolating import Bad, isolate_unreadable
+from django_taskclaim.querysets.manager import ClaimManager, ClaimQuerySet
 
 __all__ = ["CompanionManager", "CompanionQuerySet", "companion_of", "load_sources"]
+
+
+M = TypeVar("M", bound=models.Model)
+
+
+class CompanionQuerySet(ClaimQuerySet[M]):
+    """The rows of a ``SourceMixin`` model; to inherit from, or to make a manager of."""
+
+    def populate(
+        self,
+        sources: "models.QuerySet[Any] | models.Manager[Any]",
+        *,
+        paused: bool = False,
+        chunk_size: int | None = None,
+        progress: Progress | None = None,
+    ) -> int:
+        """Add a row for each source of the queryset *sources* that has none, and return how many were added.
+
+        The new rows are open, or *paused*. Repeatable, also by several at once: no source ever gets two. One
+        INSERT … SELECT where both tables are on one database. Otherwise, or with *chunk_size*, the sources are taken in
+        chunks in the order of their key. Each chunk is committed, so a call that breaks off is simply repeated. After
+        each chunk *progress* is called with how many sources were looked at so far, and how many rows added.
+
+        Raises TypeError for what is no filtered queryset of the source model.
+        """
+        self._for_write = True
+        population = Population(self.model, self.db, sources, paused=paused)
+        return population.run(chunk_size, progress)
+
+    apopulate = async_twin(populate)
+
+
+if TYPE_CHECKING:
+
+    class _Manager(CompanionQuerySet[M], ClaimManager[M]):  # type: ignore[misc, override]
+        pass
+
+else:
+    _Manager = ClaimManager.from_queryset(CompanionQuerySet)
+
+
+class CompanionManager(_Manager[M]):  # type: ignore[override]  # a manager and a queryset in one
+    """The manager that ``SourceMixin`` brings; a custom one inherits from it or from ``from_queryset(…)``."""
+
+
+#: The sources of so many rows are loaded by one query.
+LOADED_AT_ONCE = 400
+
+
+def load_sources(rows: Sequence[Any]) -> list[Any]:
+    """Load the sources of companions, one query for hundreds, and return the rows whose source is gone.
+
+    Afterwards ``row.source`` of the others asks no database. All rows must be of one model and database.
+    """
+    gone: list[Any] = []
+    for start in range(0, len(rows), LOADED_AT_ONCE):
+        part = rows[start : start + LOADED_AT_ONCE]
+        link = source_link(type(part[0]))
+        gone += link.load(part, link.alias_beside(part[0]._state.db))
+    return gone
+
+
+def load_readable_sources(rows: Sequence[Any]) -> list[Bad[Any]]:
+    """Do what ``load_sources`` does, and return the rows whose source cannot be read, each with the error."""
+    if not rows:
+        return []
+    link = source_link(type(rows[0]))
+    using = link.alias_beside(rows[0]._state.db)
+    return isolate_unreadable(rows, load_sources, models.QuerySet(link.source, using=using))
+
+
+def hand_out(row: Any) -> Any:
+    """Return the source of a claimed companion, with ``source.claim`` the companion's where that name is free."""
+    source = getattr(row, LINK)
+    source.__dict__[COMPANION] = row
+    if not hasattr(type(source), "claim"):
+        source.__dict__["claim"] = row.claim
+    return source
+
+
+def lacks_source(row: models.Model) -> bool:
+    """Say whether ``load_sources`` has found no source for the companion *row*."""
+    return not source_link(type(row)).field.is_cached(row)

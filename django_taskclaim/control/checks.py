@@ -2,8 +2,8 @@
 
 from django.core.checks import CheckMessage, register
 
-from django_taskclaim.checks.databases import first_models
-from django_taskclaim.checks.messages import TAG, message
+from django_taskclaim.checks import first_models
+from django_taskclaim.checks.models import TAG, message
 from django_taskclaim.control.models import is_on
 
 

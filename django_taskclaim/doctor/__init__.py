@@ -7,11 +7,12 @@ from collections.abc import Iterator
 
 from django.db import Error, models
 
-from django_taskclaim.doctor.blockers import why_nothing_moves
+from django_taskclaim.doctor.blockers import reasons
 from django_taskclaim.doctor.contradictions import contradictions
 from django_taskclaim.doctor.findings import Finding, Kind
 from django_taskclaim.doctor.plans import judged_plans, missing_index
 from django_taskclaim.doctor.setup import dead_rows, missing_source, missing_tables, refused
+from django_taskclaim.monitoring.overview import overview
 
 __all__ = ["Finding", "Kind", "examine"]
 
@@ -36,4 +37,4 @@ def _examine(model: type[models.Model], alias: str) -> Iterator[Finding]:
     yield from judged_plans(model, alias)
     yield from dead_rows(model, alias)
     yield from contradictions(model, alias)
-    yield from why_nothing_moves(model, alias)
+    yield from reasons(overview(model, alias))

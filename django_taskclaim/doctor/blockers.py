@@ -3,36 +3,21 @@
 from collections.abc import Iterator
 from typing import Any
 
-from django.db import models
 from django.db.models import Count
 
 from django_taskclaim import conf
-from django_taskclaim.columns import claim_columns, is_companion, source_link
-from django_taskclaim.companions import CompanionQuerySet
+from django_taskclaim.columns import claim_columns
 from django_taskclaim.doctor.findings import Finding
 from django_taskclaim.formatting import counted, format_duration, format_moment, listed
 from django_taskclaim.handlers import handler_for
 from django_taskclaim.limits.key_limits import at_their_limit, limits_over
-from django_taskclaim.monitoring.overview import Overview, overview, throttles_by_source
+from django_taskclaim.monitoring.overview import Overview, throttles_by_source
 from django_taskclaim.policy import RENEWALS_PER_LEASE, policy_for
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.isolating import REFUSED
 from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.states import Status
 from django_taskclaim.switch import paused_model
-
-
-def why_nothing_moves(model: type[models.Model], alias: str) -> Iterator[Finding]:
-    """Yield every reason for which rows of *model* stay where they are, or that work goes on."""
-    yield from reasons(overview(model, alias))
-    # Orphans can be counted only where both tables are on one database.
-    if is_companion(model) and source_link(model).alias_beside(alias) == alias:
-        orphans = CompanionQuerySet(model, using=alias).orphans().count()
-        if orphans:
-            yield Finding.note(
-                f"{counted(orphans, 'row')} without a source.",
-                f"manage.py claimpopulate {model._meta.label} --remove-orphans",
-            )
 
 
 def reasons(seen: Overview) -> Iterator[Finding]:

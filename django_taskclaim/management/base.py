@@ -26,7 +26,7 @@ from django.db.models.deletion import ProtectedError, RestrictedError
 from django.utils import translation
 
 from django_taskclaim import conf
-from django_taskclaim.checks.databases import autocommit_faults
+from django_taskclaim.checks import autocommit_faults
 from django_taskclaim.columns import claim_columns, is_claimable
 from django_taskclaim.doctor import Finding
 from django_taskclaim.doctor.setup import missing_source, missing_tables

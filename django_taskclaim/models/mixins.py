@@ -1,14 +1,26 @@
 """The abstract models that bring the claim columns."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from django.db import models
+from django.db.models.query_utils import DeferredAttribute
+from django.db.models.signals import class_prepared
 from django.utils.translation import gettext_lazy as _
 
-from django_taskclaim.columns import PLAIN_NAMES, PREFIXED_NAMES, as_claimed
+from django_taskclaim.awaitables import async_twin
+from django_taskclaim.claim import Claim, claim_of, remember, standing_claim
+from django_taskclaim.columns import (
+    PLAIN_NAMES,
+    PREFIXED_NAMES,
+    as_claimed,
+    claim_columns,
+    has_claim_columns,
+    is_claimable,
+)
+from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.fields import (
     NEVER_WAITED,
     CounterField,
@@ -19,11 +31,170 @@ from django_taskclaim.fields import (
     PriorityField,
     StatusField,
 )
-from django_taskclaim.models import preparing  # noqa: F401 - prepares every model made from here on
-from django_taskclaim.models.preparing import ClaimHandle
-from django_taskclaim.querysets import ClaimManager
-from django_taskclaim.querysets.fence import FencedModel
-from django_taskclaim.states import Status
+from django_taskclaim.indexes import ClaimIndex
+from django_taskclaim.querysets import ClaimManager, ClaimQuerySet
+from django_taskclaim.querysets.fence import FencedModel, fence_delete
+from django_taskclaim.querysets.scope import ClaimTarget
+from django_taskclaim.states import Status, Token
+
+
+class ClaimHandle:
+    """The claim of one row. Every verb raises ClaimLost, and writes nothing, once the claim stands no more."""
+
+    __slots__ = ("_row",)
+
+    def __init__(self, row: models.Model) -> None:
+        self._row = row
+
+    def __repr__(self) -> str:
+        claim = claim_of(self._row)
+        return (
+            f"<no claim on {self._row!r}>"
+            if claim is None
+            else f"<claim {claim.token} on {self._row!r}>"
+        )
+
+    @property
+    def token(self) -> Token:
+        """Names this claim, with the row's key, for ever: ``(holder, iteration)``.
+
+        Raises ClaimLost for a row that carries no claim.
+        """
+        return self._standing().token
+
+    @property
+    def lost(self) -> bool:
+        """Whether this process already knows that the claim is gone; cheap, asks no database."""
+        claim = claim_of(self._row)
+        if claim is None or claim.ended or claim.lost:
+            return True
+        remaining = claim.remaining()
+        return remaining is not None and remaining <= timedelta(0)
+
+    def remaining(self) -> timedelta | None:
+        """Return how long the lease lasts by this process's own clock; None where that was never known."""
+        return self._standing().remaining()
+
+    def check(self) -> bool:
+        """Ask the database whether the claim stands: True, or ClaimLost."""
+        claim = self._standing()
+        target = ClaimTarget.of(type(self._row), claim.alias)
+        if not target.dialect.select_keys(
+            target.table, [claim.pk], target.table.standing(claim.token)
+        ):
+            claim.lost = True
+            raise ClaimLost([self._row])
+        return True
+
+    def complete(self, *, update_fields: Collection[str] = ()) -> None:
+        """Finish the row well, writing the named columns of your model in the same fenced statement."""
+        self._verbs().complete([self._row], update_fields=update_fields)
+
+    def fail(self, error: BaseException | str, *, retry: bool = True) -> None:
+        """Finish the row badly; it is tried again unless its tries are used up or *retry* is False."""
+        self._verbs().fail([self._row], error, retry=retry)
+
+    def release(self, *, delay: float | timedelta | None = None) -> None:
+        """Give the row back unfinished and uncounted."""
+        self._verbs().release([self._row], delay=delay)
+
+    def hand_over(self, to: str, *, lease: float | timedelta | None = None) -> None:
+        """Let *to* hold the row from now on; this claim is ended."""
+        self._verbs().hand_over([self._row], to=to, lease=lease)
+
+    def renew(self, lease: float | timedelta | None = None) -> bool:
+        """Extend the lease, never shorten it. False where another transaction has the row locked just now."""
+        return bool(self._verbs().renew([self._row], lease))
+
+    acheck = async_twin(check)
+    acomplete = async_twin(complete)
+    afail = async_twin(fail)
+    arelease = async_twin(release)
+    ahand_over = async_twin(hand_over)
+    arenew = async_twin(renew)
+
+    def _verbs(self) -> ClaimQuerySet[Any]:
+        return ClaimQuerySet(type(self._row))
+
+    def _standing(self) -> Claim:
+        claim = standing_claim(self._row)
+        if claim is None:
+            raise ClaimLost(
+                [self._row], reason="it carries no claim, or a verb of its own has ended it"
+            )
+        return claim
+
+
+SHORT_FORMS = ("complete", "fail", "release", "renew")
+
+
+def prepare(sender: type[models.Model], **kwargs: object) -> None:
+    """Prepare *sender* if it is claimable; a historical model of a migration is not."""
+    if not has_claim_columns(sender) or sender._meta.swapped:
+        return
+    _give_manager(sender)
+    fence_delete(sender)
+    for name in SHORT_FORMS:
+        if not hasattr(sender, name):
+            setattr(sender, name, _short_form(name))
+    # Where a user's field has replaced a claim column, the system checks report it.
+    if not sender._meta.proxy and is_claimable(sender) and claim_columns(sender).owner is sender:
+        _give_index(sender)
+        _prepare_columns(sender)
+
+
+def _short_form(name: str) -> object:
+    """Return the method that a model gets under *name*: the verb of ``row.claim``."""
+
+    def verb(self: Any, *args: Any, **kwargs: Any) -> object:
+        return getattr(self.claim, name)(*args, **kwargs)
+
+    verb.__name__ = name
+    verb.__doc__ = getattr(ClaimHandle, name).__doc__
+    vars(verb)["alters_data"] = True
+    return verb
+
+
+def _give_manager(model: type[models.Model]) -> None:
+    """Replace the plain manager that Django made for a concrete parent and that the child inherits."""
+    manager = model._meta.default_manager
+    if (
+        manager is not None
+        and type(manager) is models.Manager
+        and getattr(manager, "auto_created", False)
+    ):
+        model.add_to_class("objects", ClaimManager())
+
+
+def _give_index(model: type[models.Model]) -> None:
+    if any(isinstance(index, ClaimIndex) for index in model._meta.indexes):
+        return
+    columns = claim_columns(model)
+    order = ["-" * descending + field.name for field, descending in columns.ranking]
+    index = ClaimIndex(fields=[columns.status.name, *order])
+    index.set_name_with_model(model)
+    # Without the second, makemigrations would not see it.
+    model._meta.indexes = [*model._meta.indexes, index]
+    model._meta.original_attrs["indexes"] = [*model._meta.original_attrs.get("indexes", []), index]
+
+
+class WatchedAttribute(DeferredAttribute):
+    """A claim column whose value may be loaded later than its row; loaded so, it was not assigned."""
+
+    def fetch_many(self, instances: Iterable[models.Model]) -> None:
+        """Load the column of a whole result at once, as Django's fetch mode ``FETCH_PEERS`` does since 6.1."""
+        super().fetch_many(instances)
+        for instance in instances:
+            remember(instance, [self.field.attname])
+
+
+def _prepare_columns(model: type[models.Model]) -> None:
+    for field in claim_columns(model).guarded:
+        setattr(model, field.attname, WatchedAttribute(field))
+
+
+class_prepared.connect(prepare, dispatch_uid="django_taskclaim.prepare")
+
 
 _status = partial(
     StatusField, default=Status.OPEN.value, db_default=Status.OPEN.value, editable=False
@@ -57,7 +228,7 @@ class ClaimBase(FencedModel):
         return ClaimHandle(as_claimed(self))
 
     if TYPE_CHECKING:
-        # Added to each model where it leaves the name free, see `preparing`.
+        # Added to each model where it leaves the name free, see ``prepare``.
         def complete(self, *, update_fields: Collection[str] = ()) -> None: ...
         def fail(self, error: BaseException | str, *, retry: bool = True) -> None: ...
         def release(self, *, delay: float | timedelta | None = None) -> None: ...

@@ -8,7 +8,7 @@ from django.db.models.fields import AutoFieldMixin
 from django.db.models.fields.related import lazy_related_operation
 from django.db.models.fields.related_descriptors import ForwardManyToOneDescriptor
 
-from django_taskclaim.companions.manager import CompanionManager
+from django_taskclaim.companions import CompanionManager
 from django_taskclaim.fields import AnyField
 from django_taskclaim.models.mixins import ClaimBase
 

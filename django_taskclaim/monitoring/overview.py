@@ -25,7 +25,7 @@ from django_taskclaim.db import dialect_for
 from django_taskclaim.error_text import one_line
 from django_taskclaim.fields import NEVER_WAITED, OPEN_ENDED, as_utc
 from django_taskclaim.formatting import with_source
-from django_taskclaim.limits.model_limits import ModelLimits, limits_by
+from django_taskclaim.limits import ModelLimits, limits_by
 from django_taskclaim.models import Switch, Throttle, WorkerProcess
 from django_taskclaim.monitoring.counts import MOST, count_rows
 from django_taskclaim.querysets import ClaimQuerySet, Progress

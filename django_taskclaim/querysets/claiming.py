@@ -21,9 +21,9 @@ from django_taskclaim.claim import Claim, attach, checked_name, clock, new_holde
 from django_taskclaim.db import ClaimedRow, ClaimSpec, ClaimStatement
 from django_taskclaim.db.sql import Key
 from django_taskclaim.fields import QUARANTINED, QUARANTINED_UNSTARTED, is_quarantine_mark
+from django_taskclaim.limits import Grant, known, limits_are_stored
 from django_taskclaim.limits.key_limits import KeyChooser
-from django_taskclaim.limits.model_limits import Grant, known, limits_are_stored
-from django_taskclaim.policy import known_policy, policies_over
+from django_taskclaim.policy import policies_over, policy_for
 from django_taskclaim.querysets.cursor import (
     EVERYTHING,
     QUARANTINED_SCAN,
@@ -100,7 +100,7 @@ def checked_request(
             "include_held=True returns what claimed_by holds, so claimed_by must be given."
         )
     holder = new_holder() if claimed_by is None else checked_name(claimed_by)
-    usual = known_policy(model).lease
+    usual = policy_for(model).lease
     duration = usual if lease is None else conf.DURATION.check(lease, "lease")
     conf.BATCH_SIZE.check(limit, "limit")
     return Request(limit, holder, duration, include_held=include_held, durable=durable)

@@ -20,7 +20,7 @@ from django_taskclaim.completion import Archive, Clear, Completion, Delete
 from django_taskclaim.db.sql import SKIP, SQL, Change, Key, KeyTable, OwnValues
 from django_taskclaim.exceptions import SourceGone, TaskClaimError
 from django_taskclaim.fields import AnyField
-from django_taskclaim.policy import known_policy
+from django_taskclaim.policy import policy_for
 from django_taskclaim.querysets.fence import refuse_names
 from django_taskclaim.querysets.operating import delete_locked, is_on_many_tables
 from django_taskclaim.querysets.scope import (
@@ -74,7 +74,7 @@ def complete(
     for held in given.held:
         kind = held.target.model
         if kind not in verbs:
-            policy, results = known_policy(kind).completion, checked_results(kind, update_fields)
+            policy, results = policy_for(kind).completion, checked_results(kind, update_fields)
             verbs[kind] = Completing(kind, policy, results, may_be_gone)
             verbs[kind].savepoint = savepoint
     for kind, verb in verbs.items():

@@ -18,7 +18,7 @@ from django_taskclaim.columns import ClaimColumns
 from django_taskclaim.db import Bound, ClaimedRow, SwitchIsOn
 from django_taskclaim.db.sql import Key, Table, sql
 from django_taskclaim.fields import NEVER_WAITED, QUARANTINED, AnyField, as_utc
-from django_taskclaim.limits.model_limits import Answer
+from django_taskclaim.limits import Answer
 from django_taskclaim.querysets.isolating import Bad, RefusedRows
 from django_taskclaim.querysets.scope import (
     ClaimTarget,

@@ -16,7 +16,7 @@ from django_taskclaim.columns import claim_columns
 from django_taskclaim.db.sql import Change
 from django_taskclaim.fields import QUARANTINED, is_quarantine_mark, is_unstarted_mark
 from django_taskclaim.formatting import counted
-from django_taskclaim.policy import RENEWALS_PER_LEASE, fault_of, policy_for
+from django_taskclaim.policy import RENEWALS_PER_LEASE, policy_for
 from django_taskclaim.querysets.isolating import without_refused
 from django_taskclaim.querysets.operating import (
     BulkVerb,
@@ -92,8 +92,7 @@ def _outcome(target: ClaimTarget, row: LockedRow) -> str:
     """Say what an expired claim makes of its row: ``uncharged``, ``charged``, ``quarantined`` or ``failed``."""
     if WORKER_MARK not in (row.claimed_by or "") or is_unstarted_mark(row.not_before):
         return "uncharged"
-    # With a handler that could not be registered, nobody knows how many tries there are.
-    if fault_of(target.model) or row.tried + 1 < policy_for(target.model).max_attempts:
+    if row.tried + 1 < policy_for(target.model).max_attempts:
         return "charged"
     if target.columns.not_before is None or is_quarantine_mark(row.not_before):
         return "failed"

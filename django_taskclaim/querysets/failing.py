@@ -20,7 +20,7 @@ from django_taskclaim.db.sql import SQL, Key, OwnValues
 from django_taskclaim.error_text import describe, escape_to_ascii, text_to_store
 from django_taskclaim.exceptions import ClaimLost, Permanent
 from django_taskclaim.fields import QUARANTINED
-from django_taskclaim.policy import known_policy
+from django_taskclaim.policy import policy_for
 from django_taskclaim.querysets.scope import FAILED, NOW, ONE_MORE, OPEN_AGAIN, ClaimTarget
 from django_taskclaim.querysets.writes import Given, HeldRows, Rows, Write, write_all
 from django_taskclaim.signals import rows_failed, rows_released
@@ -36,9 +36,8 @@ logger = logging.getLogger("django_taskclaim")
 def fail(rows: object, error: BaseException | str, *, retry: bool) -> int:
     """End rows badly as their policy judges *error*; see ``ClaimQuerySet.fail``."""
     given, text = Given(rows), text_to_store(error)
-    # Policies are asked before the first rows are written, for one that nobody knows raises an error.
     judges = {
-        model: cache(partial(known_policy(model).judge, error, retry=retry))
+        model: cache(partial(policy_for(model).judge, error, retry=retry))
         for model in {held.target.model for held in given.held}
     }
     for held in given.held:

@@ -11,8 +11,8 @@ from django_taskclaim.db import DatabaseNow, SwitchIsOn
 from django_taskclaim.db.sql import sql
 from django_taskclaim.fields import OPEN_ENDED
 from django_taskclaim.formatting import format_clock_time, format_number
+from django_taskclaim.limits import Grant, Refusal
 from django_taskclaim.limits.key_limits import at_their_limit
-from django_taskclaim.limits.model_limits import Grant, Refusal
 from django_taskclaim.querysets.scope import (
     ClaimTarget,
     Rows,

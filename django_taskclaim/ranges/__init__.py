@@ -1,9 +1,97 @@
 """Ranges of keys: planned over the primary key of a source, worked through in chunks, split where workers idle.
 
-``keys`` compares and stores keys and finds the ranges of a model, ``planning`` cuts them and makes them due,
-``walking`` does chunks and checkpoints and splits, ``manager`` has what is done with all ranges of a source.
+Here is what is done with all ranges of a source. ``keys`` compares and stores keys and finds the ranges of a model,
+``planning`` cuts them and makes them due, ``walking`` does chunks and checkpoints, and splits.
 """
 
-from django_taskclaim.ranges.manager import RangeManager, RangeQuerySet
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from django.db import models
+from django.db.models import Sum
+
+from django_taskclaim.conf import NUMBER_OR_NONE
+from django_taskclaim.querysets.manager import ClaimManager, ClaimQuerySet
+from django_taskclaim.ranges import planning
+from django_taskclaim.ranges.keys import RangeTarget
+from django_taskclaim.ranges.walking import WORTH_SPLITTING, split_largest
 
 __all__ = ["RangeManager", "RangeQuerySet"]
+
+
+M = TypeVar("M", bound=models.Model)
+
+#: Rows of a range unless the caller or the model says otherwise.
+CHUNK_SIZE = 100_000
+
+
+class RangeQuerySet(ClaimQuerySet[M]):
+    """A queryset of ranges; to inherit from, as ``ClaimQuerySet`` is."""
+
+    def plan(
+        self,
+        *,
+        chunk_size: int | None = None,
+        limit: int | None = None,
+        progress: Callable[[int], object] | None = None,
+    ) -> int:
+        """Store ranges of *chunk_size* rows of the source, *limit* ranges at most, and return how many.
+
+        Without a size it is the model's ``plan_ahead``, or 100,000. Ranges of a ``growing`` source are due later; those
+        of earlier calls that have waited long enough become due. TypeError where that moment is not known,
+        RuntimeError in a transaction of the caller's that does not see what others commit.
+
+        Goes on behind the last planned key, so it may be repeated and broken off at any moment, and run twice at
+        once. Commits as it goes, unless called in a transaction; *progress* is called with how many are stored so far.
+        """
+        self._for_write = True
+        NUMBER_OR_NONE.check(chunk_size, "chunk_size")
+        NUMBER_OR_NONE.check(limit, "limit")
+        size = chunk_size or size_of_ranges(self.model)
+        return planning.plan(RangeTarget.of(self.model, self.db), size, limit, progress)
+
+    vars(plan)["alters_data"] = True
+
+    def split(self, *, at_least: int = WORTH_SPLITTING) -> bool:
+        """Split the running range with most rows left, of all of the model, and say whether there was one.
+
+        Its holder goes on with the front part; the other part is a new open range. Both have *at_least* rows. Workers
+        that find nothing open do this by themselves.
+        """
+        self._for_write = True
+        NUMBER_OR_NONE.check(at_least, "at_least")
+        return split_largest(RangeTarget.of(self.model, self.db), at_least)
+
+    vars(split)["alters_data"] = True
+
+
+def size_of_ranges(model: Any) -> int:
+    """Return how many rows the ranges of *model* have unless the caller says otherwise."""
+    return model.plan_ahead or CHUNK_SIZE
+
+
+if TYPE_CHECKING:
+
+    class _Manager(RangeQuerySet[M], ClaimManager[M]):  # type: ignore[misc,override]  # a manager and a queryset in one
+        pass
+
+else:
+    _Manager = ClaimManager.from_queryset(RangeQuerySet)
+
+
+class RangeManager(_Manager[M]):  # type: ignore[override]  # a manager and a queryset in one
+    """The manager that ``RangeMixin`` brings."""
+
+
+class RowCounts(NamedTuple):
+    """How many rows of the source the ranges have, about, and how many are done."""
+
+    planned: int
+    done: int
+
+
+def row_counts(model: type[models.Model], alias: str) -> RowCounts:
+    """Return the rows of all ranges of *model*."""
+    rows: models.QuerySet[Any] = models.QuerySet(model, using=alias)
+    totals = rows.aggregate(planned=Sum("rows_planned"), done=Sum("rows_done"))
+    return RowCounts(totals["planned"] or 0, totals["done"] or 0)

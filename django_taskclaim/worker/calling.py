@@ -18,7 +18,7 @@ from django_taskclaim.columns import (
     is_companion,
     source_link,
 )
-from django_taskclaim.companions.sources import hand_out, load_readable_sources
+from django_taskclaim.companions import hand_out, load_readable_sources
 from django_taskclaim.connecting import begin_handler, ensure_usable
 from django_taskclaim.db import dialect_for
 from django_taskclaim.error_text import describe

@@ -18,8 +18,8 @@ from django_taskclaim.connecting import (
 )
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.handlers import Handler
+from django_taskclaim.limits import Answer
 from django_taskclaim.limits.key_limits import limits_over
-from django_taskclaim.limits.model_limits import Answer
 from django_taskclaim.querysets.claiming import claim
 from django_taskclaim.querysets.cursor import Cursor, Request
 from django_taskclaim.worker.batch import Unit, units_of

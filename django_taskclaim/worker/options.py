@@ -23,7 +23,6 @@ from django.utils.timezone import is_naive, make_aware
 from django_taskclaim import conf
 from django_taskclaim.fields import MomentField
 from django_taskclaim.handlers import Handler, handler_for
-from django_taskclaim.policy import fault_of, faults
 from django_taskclaim.querysets.scope import refuse_unclaimable
 
 _BOOLEANS = {"true": True, "false": False}
@@ -99,13 +98,8 @@ class WorkerOptions:
         return [narrowed(handler, self.filters) for handler in found]
 
     def _handler(self, model: Any) -> Handler:
-        if why := fault_of(model):
-            raise LookupError(why)
         found = handler_for(model)
         if found is None:
-            # What names no model that is known may have been meant for this one.
-            if why := next((why for named, why in faults if named is None), ""):
-                raise LookupError(f"{model._meta.label} has no handler, and {why}")
             raise LookupError(
                 f"{model._meta.label} has no handler: write one with @handler({model.__name__}) in the claims.py of an"
                 f" installed app, or give the model a process() method."

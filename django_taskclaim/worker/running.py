@@ -12,7 +12,7 @@ from django.db import InterfaceError, OperationalError, connections
 
 from django_taskclaim.claim import Ended, clock, standing_claim
 from django_taskclaim.columns import claim_columns
-from django_taskclaim.companions.sources import lacks_source
+from django_taskclaim.companions import lacks_source
 from django_taskclaim.connecting import (
     TROUBLE,
     begin_handler,

@@ -8,7 +8,7 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, connection
 
-from django_taskclaim.adoption import tables
+from django_taskclaim.adoption import operations
 from django_taskclaim.exceptions import RetriesExhausted
 from tests.adoption.conftest import Project, execute, shape
 from tests.querysets.support import DEADLINE, elsewhere, held_open
@@ -42,7 +42,7 @@ def test_readers_do_not_queue_behind_a_wait_for_a_long_transaction(
     with caplog.at_level(logging.WARNING):
         with held_open(lambda: execute("SELECT COUNT(*) FROM adoption_parcel")):
             with monkeypatch.context() as patch:
-                patch.setattr(tables, "RETRIES", 1)
+                patch.setattr(operations, "RETRIES", 1)
                 with pytest.raises(RetriesExhausted):
                     project.migrate()
             migration = elsewhere(project.migrate)

@@ -60,8 +60,6 @@ FUNCTION = "\ndef measure(photo): print('measured')\n"
 #: The models, the handlers, the exit code, and a part of what is printed.
 PROJECTS = {
     "no_handler": (PHOTO, "", 2, "no_handler.Photo has no handler"),
-    "no_brackets": (PHOTO, "@handler" + FUNCTION, 2, "no_brackets.claims.measure (line 5) is not"),
-    "no_option": (PHOTO, "@handler(Photo, rate=3)" + FUNCTION, 2, "rate must be a number of rows"),
     "no_verbs": (
         "class Photo(TaskMixin):\n    objects = models.Manager()",
         MEASURE,
@@ -95,4 +93,4 @@ def test_a_worker_that_cannot_work_ends_with_a_sentence(project: Project) -> Non
         assert part in said[app][1], (app, said[app])
     assert said["right"][1] == "measured\n"
     assert said["setting"][0] == 2
-    assert "TASKCLAIM['POLL'] is" in said["setting"][1]
+    assert "TASKCLAIM['POLL'] must be" in said["setting"][1]

@@ -11,7 +11,7 @@ from django.db.migrations.writer import MigrationWriter
 from django.test import override_settings
 from django.test.utils import isolate_apps
 
-from django_taskclaim.checks.sources import problems_of
+from django_taskclaim.checks.models import problems_of
 from django_taskclaim.companions import CompanionManager, CompanionQuerySet
 from django_taskclaim.handlers import handler, unregister
 from django_taskclaim.models import ClaimMixin, PrefixedTaskMixin, SourceKey, SourceMixin, TaskMixin

@@ -6,11 +6,18 @@ from typing import Any
 import pytest
 from django.db import IntegrityError, connection, models, transaction
 
+from django_taskclaim.companions import load_sources
+from tests.commands import run
 from tests.companions.app.models import FarTask, Line, Page, PageCheck, PageTask, Task, TaskAudit
 from tests.companions.conftest import make_sources
 from tests.querysets.support import at_once
 
 pytestmark = pytest.mark.django_db(databases=["default", "other"])
+
+
+class Hiding(models.Manager[Any]):
+    def get_queryset(self) -> Any:
+        return super().get_queryset().none()
 
 
 def linked(model: Any) -> list[tuple[Any, ...]]:
@@ -120,3 +127,23 @@ def test_what_another_constraint_refuses_is_an_error() -> None:
 def test_anything_but_a_filtered_queryset_of_the_source_is_refused(wrong: Any) -> None:
     with pytest.raises(TypeError, match=r"populate\(\) of sources\.PageTask|rows of Page cannot"):
         PageTask.objects.populate(wrong())
+
+
+@pytest.mark.once
+def test_the_command_populates() -> None:
+    make_sources(PageTask, 25)
+    said = run("claimpopulate", "sources.PageTask", "--filter", "slug__lt=page 00005", "--paused")
+    assert "Added 5 rows to sources.PageTask." in said
+    assert "Added 20 rows" in run("claimpopulate", "sources.PageTask")
+    assert PageTask.objects.progress().paused == 5
+
+
+def test_a_source_that_its_base_manager_hides_is_not_gone(
+    companion: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sources = make_sources(companion, 3)
+    companion.objects.populate(sources)
+    hiding = Hiding()
+    hiding.model = sources.model
+    monkeypatch.setitem(vars(sources.model._meta), "base_manager", hiding)
+    assert load_sources(companion.objects.claim_batch(10)) == []

@@ -292,7 +292,7 @@ FAULTS = {
         fault(
             "A database that commits nothing by itself is taken without a word.",
             (
-                "checks/databases.py",
+                "checks/__init__.py",
                 'if not connections[alias].settings_dict["AUTOCOMMIT"]:',
                 "if False:",
             ),

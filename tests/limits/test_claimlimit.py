@@ -5,7 +5,7 @@ import re
 import pytest
 
 from django_taskclaim.control.models import OperatorAct
-from django_taskclaim.limits.model_limits import limits_of
+from django_taskclaim.limits import limits_of
 from django_taskclaim.management.base import acting
 from tests.commands import run
 from tests.factories import make

@@ -10,7 +10,7 @@ from django.test import override_settings
 from django.utils import timezone
 
 from django_taskclaim.handlers import handler
-from django_taskclaim.limits.model_limits import Hours, ModelLimits, limits_of
+from django_taskclaim.limits import Hours, ModelLimits, limits_of
 from django_taskclaim.switch import set_overrides
 from tests.commands import shell
 from tests.factories import make

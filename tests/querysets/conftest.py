@@ -8,7 +8,7 @@ from django.apps import apps
 from django.db import connection
 from django.test import override_settings
 
-from django_taskclaim.limits import model_limits
+from django_taskclaim import limits
 from django_taskclaim.policy import Policy, forget_policy, set_policy
 from tests.factories import DIFFERENT
 from tests.proxy import commits  # noqa: F401
@@ -90,7 +90,7 @@ def rule() -> Iterator[Callable[..., None]]:
 @pytest.fixture
 def nothing_learned() -> None:
     """Begin each test as a process that has never heard of a stored limit."""
-    model_limits.known.clear()
+    limits.known.clear()
 
 
 @pytest.fixture

@@ -1,15 +1,13 @@
-"""Throughput, and the ranges of a source, as coordinates of an SVG: no script draws it, so it is there without one."""
+"""Throughput as coordinates of an SVG: no script draws it, so it is there without one."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from itertools import groupby
 from statistics import median_high
 
 from django.utils.translation import gettext as _
 
 from django_taskclaim.control.reading import Mark, Slot
-from django_taskclaim.states import Status
 
 #: The drawing's own units; it is stretched to the width of the page. What is not nothing is at least LEAST high.
 WIDTH, HEIGHT, LEAST = 1000.0, 120.0, 3.0
@@ -110,12 +108,3 @@ def _ticks(marks: Sequence[Mark], slots: Sequence[Slot]) -> list[Tick]:
         Tick(WIDTH * ((mark.at - begins) / span), SIGNS.get(mark.kind, "•"), mark)
         for mark in inside[-MARKS:]
     ]
-
-
-def strip_parts(states: Sequence[Status]) -> Iterator[tuple[str, float, float]]:
-    """Yield the name, the place and the width of each part of the keys in one state, from the first key to the last."""
-    x = 0.0
-    for state, same in groupby(states):
-        width = WIDTH * len(list(same)) / len(states)
-        yield state.value, x, width
-        x += width

@@ -27,12 +27,9 @@ from django_taskclaim.models import Switch
 from django_taskclaim.monitoring.overview import Holder, Overview, Summary, Worker, overview
 from django_taskclaim.monitoring.server import server_for
 from django_taskclaim.policy import RENEWALS_PER_LEASE, policy_for
-from django_taskclaim.ranges.manager import strip
+from django_taskclaim.ranges import row_counts
 from django_taskclaim.states import Status
 from django_taskclaim.tables import EVERY_MODEL
-
-#: Of more ranges than this no strip is drawn.
-MOST_RANGES = 20_000
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 
@@ -92,7 +89,7 @@ def parts_of(model: type[models.Model], alias: str, rows: Rows) -> Iterator[tupl
     yield "overview", seen
     yield "findings", list(reasons(seen))
     if has_ranges(model):
-        yield "strip", strip(model, alias, most=MOST_RANGES)
+        yield "ranges", row_counts(model, alias)
     yield "failed", failures.sample(rows, seen.now)
     if not is_on(alias):
         return

@@ -28,7 +28,7 @@ from django.utils.translation import gettext_lazy, ngettext
 from django_taskclaim import conf
 from django_taskclaim.admin.actions import claims_of, run_action
 from django_taskclaim.admin.confirming import Crumb, ask_to_turn, confirm, in_no_transaction
-from django_taskclaim.admin.control_room.charts import charts, strip_parts
+from django_taskclaim.admin.control_room.charts import charts
 from django_taskclaim.admin.control_room.failures import (
     GROUPS,
     Group,
@@ -239,7 +239,7 @@ class PageViews:
         self, known: Snapshot, form: SettingsForm | None, *, sees_all: bool
     ) -> dict[str, Any]:
         """Return what the templates show; None is what was not read, and the script keeps what it has of that."""
-        seen, strip, failed = known.get("overview"), known.get("strip"), known.get("failed")
+        seen, failed = known.get("overview"), known.get("failed")
         hour, day = known.get("hour"), known.get("day")
         # Without a living worker that may claim, what was done before foretells nothing.
         goes_on = seen is not None and seen.pause is None and seen.living
@@ -250,8 +250,7 @@ class PageViews:
             "seen": seen,
             "state": state_of(seen),
             "bar": bar_of(seen, hour or [], day or []) if goes_on else bar_of(seen),
-            "strip": strip,
-            "strip_parts": strip_parts(strip.states) if strip else [],
+            "ranges": known.get("ranges"),
             "charts": charts(hour, day, known.get("marks") or []),
             "workers": lines(
                 seen, known.get("commands") or {}, known.get("rates"), sees_all=sees_all

@@ -16,8 +16,7 @@ from django_taskclaim.management.base import (
     add_model,
     whole_number,
 )
-from django_taskclaim.ranges import RangeQuerySet
-from django_taskclaim.ranges.manager import CHUNK_SIZE, size_of_ranges
+from django_taskclaim.ranges import CHUNK_SIZE, RangeQuerySet, size_of_ranges
 
 
 class Command(ClaimCommand):

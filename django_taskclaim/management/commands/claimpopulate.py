@@ -32,19 +32,13 @@ Goes through the source in the order of its key and commits chunk by chunk, so i
 time: what has been added stays, and the same command goes on from there. Safe to run again, and by several at once."""
     epilog = """examples:
   manage.py claimpopulate photos.PhotoTask
-  manage.py claimpopulate photos.PhotoTask --filter country=NZ --paused
-  manage.py claimpopulate photos.PhotoTask --remove-orphans     then remove rows whose source is gone"""
+  manage.py claimpopulate photos.PhotoTask --filter country=NZ --paused"""
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         add_model(parser, "the companion to populate")
         add_filters(parser, "only sources")
         add_database(parser, "where the router writes the companion")
         parser.add_argument("--paused", action="store_true", help="add the rows paused, not open")
-        parser.add_argument(
-            "--remove-orphans",
-            action="store_true",
-            help="then remove rows whose source is gone, but none that is running",
-        )
 
     def handle(
         self,
@@ -53,7 +47,6 @@ time: what has been added stays, and the same command goes on from there. Safe t
         filters: list[str],
         database: str | None,
         paused: bool,
-        remove_orphans: bool,
         **options: Any,
     ) -> None:
         alias = database or router.db_for_write(model)
@@ -68,12 +61,6 @@ time: what has been added stays, and the same command goes on from there. Safe t
             sources = link.source._default_manager.using(link.alias_beside(alias))
             sources = sources.filter(*conditions_of(filters, link.source))
             self._populate(rows, sources, paused)
-            if remove_orphans:
-                removed = rows.remove_orphans()
-                self.stdout.write(f"Removed {counted(removed, 'row')} without a source.")
-            if left := rows.orphans().count():
-                text = f"{counted(left, 'row')} without a source; --remove-orphans removes those that nobody holds."
-                self.stdout.write(self.style.WARNING(text))
         except TypeError as error:
             raise CommandError(str(error), returncode=USAGE) from error
 

@@ -41,7 +41,7 @@ from django_taskclaim.monitoring.overview import (
 )
 from django_taskclaim.monitoring.server import server_for
 from django_taskclaim.policy import policy_for
-from django_taskclaim.ranges.manager import strip
+from django_taskclaim.ranges import row_counts
 from django_taskclaim.states import Status
 
 #: How often --watch looks again by default, and how long the questions about one model may take then.
@@ -223,10 +223,9 @@ conditions of --fail-if are parted by commas and compare by > >= < <= = != a fig
 
     def _details(self, seen: Overview) -> Iterator[str]:
         """Yield what else there is to know of a model."""
-        if has_ranges(seen.model) and (shown := strip(seen.model, seen.alias)) is not None:
-            yield f"{counted(shown.rows_done, 'row')} done of about {shown.rows_planned:,}"
-            if shown.text:
-                yield f"[{shown.text}]  # done, > running, . open, = paused, x failed"
+        if has_ranges(seen.model):
+            planned, done = row_counts(seen.model, seen.alias)
+            yield f"{counted(done, 'row')} done of about {planned:,}"
         for limits in seen.limits:
             yield f"all together keep to: {limits}"
         if seen.switch is not None and seen.switch.set_at is not None and seen.switch.overrides:

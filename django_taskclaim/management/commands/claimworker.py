@@ -18,9 +18,7 @@ from django.db import Error, connections, router
 from django.utils.connection import ConnectionDoesNotExist
 
 from django_taskclaim import conf
-from django_taskclaim.checks import handlers as handlers_check
-from django_taskclaim.checks import models as models_check
-from django_taskclaim.checks import sources as sources_check
+from django_taskclaim.checks.models import problems_of
 from django_taskclaim.claim import clock
 from django_taskclaim.connecting import small_pool, work_in_schema
 from django_taskclaim.formatting import counted, listed
@@ -35,7 +33,6 @@ from django_taskclaim.management.base import (
     models_to_claim,
     whole_number,
 )
-from django_taskclaim.policy import faults
 from django_taskclaim.switch import holds
 from django_taskclaim.throttling.health import health_checks, refusal
 from django_taskclaim.worker.health import HealthFile
@@ -128,7 +125,7 @@ signals:
         super().run_from_argv(argv)
 
     def handle(self, *, models: list[Any], in_process: bool, **options: Any) -> None:
-        _refuse([f"{found.message} {found.hint}" for found in conf.problems()])
+        _refuse([f"{text} {hint}" for text, hint in conf.problems()])
         if in_process and options["processes"] != 1:
             _refuse(["--in-process is one process; leave --processes out."])
         _refuse_platform(in_process)
@@ -232,14 +229,9 @@ def refuse_wrong_handlers(worker: WorkerOptions) -> None:
 
 def why_not_to_start(handler: Handler) -> list[str]:
     """Return what would make every claim, or every completion, of these rows an error."""
-    wrong = [
-        *models_check.problems_of(handler.model),
-        *handlers_check.problems_of(handler),
-        *sources_check.problems_of(handler.model),
-    ]
     return [
         f"{found.msg} {found.hint or ''}".rstrip()
-        for found in wrong
+        for found in problems_of(handler.model)
         if found.level >= ERROR and not found.is_silenced()
     ]
 
@@ -316,7 +308,6 @@ def _supervisor(worker: WorkerOptions) -> Any:
 
 def _all_models(alias: str | None) -> list[Any]:
     """Return the models that have a handler; those on the database *alias* where one is named."""
-    _refuse([why for _model, why in faults])
     found = [model for model in models_with_handler() if alias is None or holds(alias, model)]
     if not found:
         known = models_to_claim()
