@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from datetime import timedelta
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from django.db import transaction
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
@@ -15,10 +15,8 @@ from django.views.generic.edit import ModelFormMixin
 
 from django_taskclaim.claim import carried_claim
 from django_taskclaim.columns import claim_columns
-from django_taskclaim.contrib.review.conflicts import Written, written
-from django_taskclaim.contrib.review.holding import HolderMixin
-from django_taskclaim.contrib.review.outcomes import outcome_of
-from django_taskclaim.contrib.review.permissions import may_operate
+from django_taskclaim.contrib.review.holding import HolderMixin, may_operate
+from django_taskclaim.contrib.review.outcomes import Written, as_written, outcome_of, written
 from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.holders import holder_of, name_of
 from django_taskclaim.states import Status
@@ -33,6 +31,9 @@ TOKEN, TO, REASON, SEEN = "taskclaim_token", "taskclaim_to", "taskclaim_reason",
 
 #: The acts that send the form.
 FORM_ACTS = ("finish", "save", "hand_over")
+
+#: The prefix of the fields that show what is stored.
+STORED = "stored"
 
 CONFLICT = 409
 
@@ -49,15 +50,7 @@ class HeldRowView(HolderMixin, _Form, TemplateResponseMixin, View):
     conflict_template_name = "taskclaim/review/not_yours.html"
     #: How long a skipped row waits before anybody gets it again.
     skip_delay: timedelta | float | None = timedelta(minutes=10)
-    acts: ClassVar[dict[str, str]] = {
-        "finish": "finish",
-        "save": "save",
-        "skip": "skip",
-        "hand_over": "hand_over",
-        "take": "take",
-        "take_over": "take_over",
-        "ping": "ping",
-    }
+    acts = ("finish", "save", "skip", "hand_over", "take", "take_over", "ping")
 
     # Looking
 
@@ -69,10 +62,7 @@ class HeldRowView(HolderMixin, _Form, TemplateResponseMixin, View):
         if not held:
             return self.not_yours()
         self.object = held[0]
-        return self._show()
-
-    def _show(self, **context: object) -> HttpResponse:
-        return self.render_to_response(self.get_context_data(**context))
+        return self.render_to_response(self.get_context_data())
 
     def get_context_data(self, **kwargs: object) -> dict[str, Any]:
         mine = {
@@ -109,9 +99,9 @@ class HeldRowView(HolderMixin, _Form, TemplateResponseMixin, View):
     def skip(self) -> HttpResponse:
         """Give the row back, unchanged, for somebody else and for later."""
         row = self._posted_row()
-        if row is None:
-            return self.not_yours()
         try:
+            if row is None:
+                return self.not_yours()
             row.claim.release(delay=self.skip_delay)
         except ClaimLost:
             return self.not_yours()
@@ -164,7 +154,7 @@ class HeldRowView(HolderMixin, _Form, TemplateResponseMixin, View):
             if problem:
                 form.add_error(None, problem)
             if not form.is_valid():
-                return self._show(form=form)
+                return self.render_to_response(self.get_context_data(form=form))
             self.object = self.write(form, then)
         except ClaimLost:
             return self.not_yours(self.get_form())
@@ -210,7 +200,7 @@ class HeldRowView(HolderMixin, _Form, TemplateResponseMixin, View):
             self.object = None
             return [field for field in written(self.get_form(), None) if field.differs]
         reason = sent.get(REASON, "")
-        return [Written(_("Reason"), reason, None, differs=True)] if reason else []
+        return [as_written(_("Reason"), reason)] if reason else []
 
     # A row that is not the user's
 
@@ -227,7 +217,11 @@ class HeldRowView(HolderMixin, _Form, TemplateResponseMixin, View):
             "fields": sent,
             "differing": sum(field.differs for field in sent),
             "may_take": outcome.status == Status.OPEN,
-            "may_take_over": self._can_be_taken(outcome) and self.may_take_over(row),
+            "may_take_over": (
+                outcome.status == Status.PROCESSING
+                and not outcome.is_own
+                and self.may_take_over(row)
+            ),
             "seen": self._seen(),
             "problem": problem,
             "back": self.success_url or "",
@@ -241,9 +235,6 @@ class HeldRowView(HolderMixin, _Form, TemplateResponseMixin, View):
         """The row as it is stored now, without a claim."""
         return self.stored_row(self.kwargs["pk"])
 
-    def _can_be_taken(self, outcome: Any) -> bool:
-        return outcome.status == Status.PROCESSING and not outcome.is_own
-
     def _seen(self) -> str:
         """Return which claim the page shows, so that no other is taken over."""
         if self._now is None:
@@ -256,9 +247,7 @@ class HeldRowView(HolderMixin, _Form, TemplateResponseMixin, View):
         """Return the form of the stored row, to compare with; None where it is gone."""
         if row is None:
             return None
-        return self.get_form_class()(
-            instance=row, initial=self.get_initial(), prefix=self.get_prefix()
-        )
+        return self.get_form_class()(instance=row, initial=self.get_initial(), prefix=STORED)
 
     def _is_anothers_token(self) -> bool:
         _iteration, _colon, holder = self.request.POST.get(TOKEN, "").partition(":")

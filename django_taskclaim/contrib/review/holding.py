@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from django.apps import apps
+from django.contrib.auth import get_backends, get_permission_codename
 from django.contrib.auth.mixins import LoginRequiredMixin
 from django.core.exceptions import ObjectDoesNotExist, ValidationError
 from django.db import connections, models
@@ -18,9 +20,7 @@ from django.views.decorators.csrf import csrf_protect
 from django.views.generic import View
 
 from django_taskclaim.columns import claim_columns
-from django_taskclaim.contrib.review.conflicts import Written
-from django_taskclaim.contrib.review.outcomes import outcome_of
-from django_taskclaim.contrib.review.permissions import backends_know_rows, may_change
+from django_taskclaim.contrib.review.outcomes import Written, outcome_of
 from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.fields import as_utc
 from django_taskclaim.holders import holder_of
@@ -63,7 +63,7 @@ class HolderMixin(LoginRequiredMixin, Base):
     #: How long a claim lasts after the last sign of its holder.
     lease: timedelta | float = timedelta(hours=1)
     #: The methods that a POST may name in ``act``.
-    acts: ClassVar[dict[str, str]] = {"ping": "ping"}
+    acts: ClassVar[tuple[str, ...]] = ("ping",)
     #: The page of status 403.
     refused_template_name = "taskclaim/review/refused.html"
 
@@ -95,10 +95,6 @@ class HolderMixin(LoginRequiredMixin, Base):
     def is_allowed(self) -> bool:
         """Say whether the user may do anything here; asked before each request."""
         return self.may_edit(self.request.user)
-
-    def asks_each_row(self) -> bool:
-        """Say whether ``may_edit()`` can answer differently for two rows."""
-        return type(self).may_edit is not HolderMixin.may_edit or backends_know_rows()
 
     def refused(self, sentence: str = "") -> HttpResponseBase:
         """Answer 403 with a *sentence* and with what was typed; nothing was written."""
@@ -134,8 +130,8 @@ class HolderMixin(LoginRequiredMixin, Base):
         return round(max(PING_AT_LEAST, min(seconds, PING_AT_MOST)))
 
     def post(self, request: HttpRequest, *args: object, **kwargs: object) -> HttpResponseBase:
-        name = self.acts.get(request.POST.get("act", ""))
-        if name is None:
+        name = request.POST.get("act", "")
+        if name not in self.acts:
             return HttpResponseBadRequest(_("There is no such act."))
         answer: HttpResponseBase = getattr(self, name)()
         return answer
@@ -212,10 +208,6 @@ class HolderMixin(LoginRequiredMixin, Base):
         return {
             "url": self.request.path,
             "every": self.ping_every(),
-            "unheard": _("The server does not answer, so nothing can be saved at the moment."),
-            "out": _(
-                "You are signed out. Keep a copy of what you have written, then sign in again."
-            ),
         }
 
 
@@ -228,3 +220,34 @@ def _seconds_left(row: models.Model, now: datetime | None) -> float | None:
     if expiry is None or now is None:
         return None
     return round((as_utc(expiry) - now).total_seconds(), 1)
+
+
+# What is asked of Django's permissions
+
+#: By these methods a backend answers for a single row. Django's own backends have no such answer.
+_ANSWERS = ("has_perm", "get_all_permissions", "get_user_permissions", "get_group_permissions")
+
+
+def may_change(user: Any, model: Any, row: Any = None) -> bool:
+    """Say whether *user* has the change permission of *model*, and that of *row* where a backend knows single rows."""
+    meta = model._meta
+    permission = f"{meta.app_label}.{get_permission_codename('change', meta)}"
+    if not user.has_perm(permission):
+        return False
+    return row is None or not backends_know_rows() or bool(user.has_perm(permission, row))
+
+
+def may_operate(user: Any) -> bool:
+    """Say whether *user* may take rows from others: with ``taskclaim_control.operate``, where that app is installed."""
+    with_control = apps.is_installed("django_taskclaim.control")
+    return not with_control or bool(user.has_perm("taskclaim_control.operate"))
+
+
+def backends_know_rows() -> bool:
+    """Say whether one of ``AUTHENTICATION_BACKENDS`` may have an answer for a single row."""
+    return any(
+        getattr(backend, name).__module__ != "django.contrib.auth.backends"
+        for backend in get_backends()
+        for name in _ANSWERS
+        if hasattr(backend, name)
+    )

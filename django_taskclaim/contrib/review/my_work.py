@@ -1,9 +1,8 @@
 """The page "my work": what a person holds, extended by each look, and a button that fetches more."""
 
-from collections.abc import Iterator
-from functools import partial
-from itertools import islice
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import reverse
@@ -12,8 +11,8 @@ from django.views.generic.list import MultipleObjectMixin
 
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.contrib.review.holding import HolderMixin
-from django_taskclaim.querysets.scope import in_policy_order, in_state, is_running
-from django_taskclaim.states import Status
+from django_taskclaim.exceptions import ClaimLost
+from django_taskclaim.querysets.scope import is_running
 
 if TYPE_CHECKING:
     _Many = MultipleObjectMixin[Any]
@@ -23,11 +22,8 @@ else:
 #: Put back in one request, where no worker and no cron job does it.
 MOST_PUT_BACK = 100
 
-#: Where the user may edit some rows only, a request looks at so many of the first ones, a portion with each query.
-MOST_LOOKED_AT, PORTION = 200, 50
-
-#: How many rows are offered to a claim for each that it may take, since others claim meanwhile.
-SPARE = 4
+#: How often one request claims, where the user may not edit what it got.
+ROUNDS = 10
 
 
 class MyWorkView(HolderMixin, _Many, TemplateResponseMixin, View):
@@ -49,7 +45,7 @@ class MyWorkView(HolderMixin, _Many, TemplateResponseMixin, View):
     others_shown = 10
     #: Put lapsed claims back before an answer comes back short. Off where workers or ``release_expired`` do it.
     puts_back_expired = True
-    acts: ClassVar[dict[str, str]] = {"more": "more", "ping": "ping"}
+    acts = ("more", "ping")
 
     def get(self, request: HttpRequest, *args: object, **kwargs: object) -> HttpResponse:
         self.object_list = self.held()
@@ -61,61 +57,41 @@ class MyWorkView(HolderMixin, _Many, TemplateResponseMixin, View):
         return HttpResponseRedirect(f"{self.request.path}?asked")
 
     def held(self) -> list[Any]:
-        """Return what the user holds, renewed; more than ``batch_size`` where colleagues handed rows over."""
-        rows = self.get_queryset()
-        if self.asks_each_row():
-            # Those that the user may not edit any more are not renewed, and go back when their lease ends.
-            rows = self._only(self._editable_held())
-        found: list[Any] = rows.holdings(self.holder(), lease=self.get_lease())
-        return found
+        """Return what the user holds and may edit, renewed; more than ``batch_size`` where rows were handed over."""
+        rows = self._editable(self.get_queryset().holdings(self.holder()))
+        lost = self._renewed(rows)
+        return [row for row in rows if row not in lost]
 
     def top_up(self) -> None:
         """Claim as many rows as ``batch_size`` leaves room for."""
-        is_short = len(self._asked_for()) < self.batch_size
+        if len(self._asked_for()) >= self.batch_size or not self.puts_back_expired:
+            return
         # After what is the user's own was renewed, and only where there is not enough without.
-        if is_short and self.puts_back_expired and self._put_back():
+        if self.get_queryset().release_expired(limit=MOST_PUT_BACK):
             self._asked_for()
 
-    def _put_back(self) -> int:
-        rows = self.get_queryset()
-        if self.asks_each_row():
-            rows = self._only(self._editable(rows.expired().order_by("pk"), MOST_PUT_BACK))
-        return int(rows.release_expired(limit=MOST_PUT_BACK))
+    def _asked_for(self) -> list[Any]:
+        """Claim, and give back at once what the user may not edit; then other rows are tried, ROUNDS times at most."""
+        refused: list[Any] = []
+        for _ in range(ROUNDS):
+            rows = self.get_queryset().exclude(pk__in=[row.pk for row in refused])
+            found: list[Any] = rows.claim_batch(
+                self.batch_size,
+                claimed_by=self.holder(),
+                include_held=True,
+                lease=self.get_lease(),
+            )
+            kept = self._editable(found)
+            if len(kept) == len(found):
+                break
+            unwanted = [row for row in found if row not in kept]
+            refused += unwanted
+            with suppress(ClaimLost):
+                rows.release(unwanted)
+        return kept
 
-    def _asked_for(self) -> list[object]:
-        rows: list[Any] = self._claimable().claim_batch(
-            self.batch_size, claimed_by=self.holder(), include_held=True, lease=self.get_lease()
-        )
-        return rows
-
-    # Rows that the user may edit
-
-    def _claimable(self) -> Any:
-        """Return the rows to claim from, with what the user holds."""
-        rows = self.get_queryset()
-        if not self.asks_each_row():
-            return rows
-        due = in_policy_order(rows.due())
-        if not due.query.order_by:
-            due = due.order_by(*claim_columns(rows.model).order)
-        # In this order: what another request of this user claims in between counts as held then.
-        free = self._editable(due, SPARE * self.batch_size)
-        return self._only([*free, *self._editable_held()])
-
-    def _editable_held(self) -> list[Any]:
-        held = self.get_queryset().holdings(self.holder())
-        return [row for row in held if self.may_edit(self.request.user, row)]
-
-    def _editable(self, rows: Any, most: int) -> list[Any]:
-        """Return the first of *rows* that the user may edit, as many as *most*; see MOST_LOOKED_AT."""
-        if not self.asks_each_row():
-            return list(rows[:most])
-        rows._for_write = True  # A replica may not have heard of it yet.
-        return list(islice(filter(partial(self.may_edit, self.request.user), _first(rows)), most))
-
-    def _only(self, found: list[Any]) -> Any:
-        rows, keys = self.get_queryset(), [row.pk for row in found]
-        return rows.filter(pk__in=keys) if keys else rows.none()
+    def _editable(self, rows: Iterable[Any]) -> list[Any]:
+        return [row for row in rows if self.may_edit(self.request.user, row)]
 
     # What the page shows
 
@@ -124,7 +100,7 @@ class MyWorkView(HolderMixin, _Many, TemplateResponseMixin, View):
         columns = claim_columns(self.get_queryset().model)
         rows = self.get_queryset().filter(is_running(columns))
         rows = rows.exclude(**{columns.claimed_by.name: self.holder()})
-        return self._editable(rows.order_by(columns.expires_at.name, "pk"), self.others_shown)
+        return self._editable(rows.order_by(columns.expires_at.name, "pk")[: self.others_shown])
 
     def get_row_url(self, row: Any) -> str:
         """Return the address of the row's page."""
@@ -150,17 +126,4 @@ class MyWorkView(HolderMixin, _Many, TemplateResponseMixin, View):
 
     def why_empty(self) -> Any:
         """Say why there is not more, see ``ClaimQuerySet.why_empty``."""
-        rows = self.get_queryset()
-        if self.asks_each_row():
-            columns = claim_columns(rows.model)
-            to_do = rows.filter(in_state(columns, Status.OPEN, Status.PROCESSING))
-            rows = self._only(self._editable(to_do.order_by("pk"), MOST_LOOKED_AT))
-        return rows.why_empty(self.holder())
-
-
-def _first(rows: Any) -> Iterator[object]:
-    for start in range(0, MOST_LOOKED_AT, PORTION):
-        portion = list(rows[start : start + PORTION])
-        yield from portion
-        if len(portion) < PORTION:
-            return
+        return self.get_queryset().why_empty(self.holder())

@@ -1,9 +1,10 @@
-"""What became of a row that somebody thought was theirs, in a sentence."""
+"""What became of a row that somebody thought was theirs, and what they wrote beside what is stored by now."""
 
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from django import forms
 from django.db import models
 from django.utils.translation import gettext as _
 
@@ -70,3 +71,49 @@ def outcome_of(row: models.Model | None, asked_by: str) -> Outcome:
         since=finished or read(columns.claimed_at),
         until=read(columns.expires_at),
     )
+
+
+# What was written
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """One field of a form as a widget: what was sent, and what is stored now; None where the row is gone."""
+
+    label: str
+    mine: str
+    theirs: str | None
+    differs: bool
+
+
+def written(form: Any, stored: Any) -> list[Written]:
+    """Return each visible field of the bound *form* beside that of *stored*, a form of the row as it is, or None."""
+    fields = [one for one in form.visible_fields() if not _is_secret(one)]
+    return [_written(field, None if stored is None else stored[field.name]) for field in fields]
+
+
+def as_written(label: str, text: str) -> Written:
+    """Return a *text* that was sent in no form."""
+    return Written(label, forms.Textarea().render("", text, _attrs(label)), None, differs=True)
+
+
+def _is_secret(field: Any) -> bool:
+    return isinstance(field.field.widget, forms.PasswordInput)
+
+
+def _written(field: Any, there: Any) -> Written:
+    label = str(field.label)
+    mine = field.as_widget(attrs=_attrs(label))
+    if there is None:
+        return Written(label, mine, None, differs=bool(field.data))
+    differs = there.field.has_changed(_bare(there.initial), _bare(field.data))
+    return Written(label, mine, there.as_widget(attrs=_attrs(label)), differs)
+
+
+def _attrs(label: str) -> dict[str, Any]:
+    return {"readonly": True, "required": False, "aria-label": label}
+
+
+def _bare(value: Any) -> Any:
+    """Return a text without what a browser and a form change of it by themselves: line ends, and space around it."""
+    return value.replace("\r\n", "\n").strip() if isinstance(value, str) else value

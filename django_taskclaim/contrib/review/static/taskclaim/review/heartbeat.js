@@ -14,7 +14,8 @@
 
   function copying() {
     for (const button of document.querySelectorAll("[data-taskclaim-copy]")) {
-      const text = button.parentElement.querySelector("textarea");
+      const text = button.parentElement.querySelector("textarea, input[type=text]");
+      if (!text) continue;
       button.hidden = false;
       button.addEventListener("click", async () => {
         text.select();
