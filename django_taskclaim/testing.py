@@ -1,6 +1,7 @@
 """For tests of projects: ``run_due`` does what a worker would do, here and now, on the test's own connection."""
 
 import asyncio
+import math
 import threading
 import time
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ from typing import Any, cast
 from asgiref.sync import async_to_sync, sync_to_async
 from django.db import Error, connections, models, router
 
-from django_taskclaim.claim import Ended, claim_of, new_holder
+from django_taskclaim.claim import Ended, claim_of, clock, new_holder
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.completion import Clear
 from django_taskclaim.connecting import left_open
@@ -118,21 +119,22 @@ class _Runner:
         """Run all units and write what came of them, as a worker does: the rows of one claim together."""
         results: list[Result] = []
         while (unit := self._take()) is not None:
-            of_unit = self._run(unit)
-            self.inflight.settle(unit, of_unit)
-            results += of_unit
-        while (wait := self.writer.wait()) is not None:
-            time.sleep(wait)
+            self._run(unit)
+            self.inflight.settle(unit)
+            results += unit.results
+        while (moment := self.writer.next_write()) < math.inf:
+            time.sleep(max(0.0, moment - clock()))
             self.writer.write()
         return results
 
     def _take(self) -> Unit | None:
         return self.inflight.take(0, _NEVER, is_async=self.handler.is_async)
 
-    def _run(self, unit: Unit) -> list[Result]:
+    def _run(self, unit: Unit) -> None:
         if self.handler.is_async:
-            return async_to_sync(self.running.arun)(unit)
-        return self.running.run(unit)
+            async_to_sync(self.running.arun)(unit)
+        else:
+            self.running.run(unit)
 
     def _count(self, task: Task, counter: str, error: BaseException | str | None = None) -> None:
         setattr(self.ran, counter, getattr(self.ran, counter) + 1)

@@ -107,8 +107,6 @@ class Notes:
         self._memory = memoryview(memory or b"").cast("B")
         #: By page, whether a note takes it.
         self._used = bytearray(len(self._memory) // PAGE)
-        #: What the processes before this one have left.
-        self.unstarted = list(self._read())
 
     def add(self, batch: Batch, label: str, holder: str, keys: list[Any]) -> None:
         """Note a claim if there is room; *batch* notes its rows there from now on."""
@@ -144,8 +142,8 @@ class Notes:
         HEAD.pack_into(self._memory, page * PAGE, 0, 0, 0)
         self._used[page : page + pages] = bytes(pages)
 
-    def _read(self) -> Iterator[Unstarted]:
-        """Yield what is noted of claims of which not every row had started; whole notes only."""
+    def unstarted(self) -> Iterator[Unstarted]:
+        """Yield what the processes before this one had claimed and not started; for before the first note."""
         page = 0
         while page < len(self._used):
             rows, length, check = HEAD.unpack_from(self._memory, page * PAGE)
@@ -254,6 +252,8 @@ class Unit:
     blocked: float = 0.0
     #: Returns for how many seconds another unit has been blocking it just now.
     blocked_now: Callable[[], float] = float
+    #: What its rows have come to so far: a batch that is run in halves has those of the first before the second ends.
+    results: "list[Result]" = field(default_factory=list)
     #: What cancels the call at its timeout, where it is a coroutine's.
     limit: asyncio.Timeout | None = None
 
@@ -307,7 +307,7 @@ class Result:
     task: Task
     outcome: Outcome
     #: Seconds that the handler took; of a call with several rows this one's share.
-    ran: float
+    ran: float = 0.0
     #: By ``clock()``, when it came, or when a row that somebody has locked is tried again.
     came: float = field(default_factory=clock)
     #: Somebody had the row locked at the last try, or may have: nobody waits for the lock.

@@ -1,7 +1,9 @@
 """The claimer: one thread a process that feeds the executors, takes no more than they can use, and writes results."""
 
+import math
 import random
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -44,6 +46,31 @@ USED_LATELY = 5.0
 NOT_YET = 0.25
 
 
+class _Source:
+    """One model that is claimed from, and what its last claims have taught."""
+
+    def __init__(self, handler: Handler, threads: int) -> None:
+        self.handler = handler
+        self.model = handler.model
+        self.size = BatchSize(handler, threads)
+        self.cursor = Cursor()
+        #: What its last claim was told by limits of the whole fleet.
+        self.answer = Answer()
+        #: By ``clock()``, when to look for rows again.
+        self.next_look = 0.0
+        #: So many units may wait for the executors at least, so that these do not run dry.
+        self.least = 1
+        if not handler.batch:
+            self.least = handler.concurrency if handler.is_async else threads
+
+    def makes_room(self) -> bool:
+        """Say whether the next claim may take more once a row has ended."""
+        refusal = self.answer.refusal
+        if refusal is not None:
+            return refusal.option == "max_running"
+        return bool(limits_over(self.model))
+
+
 class Claimer(threading.Thread):
     """One for each process: it claims what the executors have room for, and writes what came of it."""
 
@@ -52,15 +79,16 @@ class Claimer(threading.Thread):
     ) -> None:
         super().__init__(name="taskclaim-claimer", daemon=True)
         self.options = options
-        self.handlers = handlers
         self.inflight = inflight
         self.service = service
-        self._sizes = {handler.model: BatchSize(handler, options.threads) for handler in handlers}
+        self.keeper = service.keeper
+        self.sources = [_Source(handler, options.threads) for handler in handlers]
         self.drain = Drain(options, handlers, inflight, service)
+        sizes = {source.model: source.size for source in self.sources}
         self.writer = Writer(
-            options.using, inflight, service.counters, self._sizes, service.keeper.was_away_since
+            options.using, inflight, service.counters, sizes, self.keeper.was_away_since
         )
-        inflight.low = max((self._least(handler) for handler in handlers), default=1)
+        inflight.low = max((source.least for source in self.sources), default=1)
         inflight.enough = ENOUGH
         #: Set by this thread once it is at work, and by the thread that lets it claim then.
         self.started, self.opened = threading.Event(), threading.Event()
@@ -69,11 +97,8 @@ class Claimer(threading.Thread):
         self.finished = threading.Event()
         self._last_turn = clock()
         self.claimed = 0
-        self._look_at_connection = 0.0
-        self._cursors = {handler.model: Cursor() for handler in handlers}
-        self._next_look = dict.fromkeys((handler.model for handler in handlers), 0.0)
-        #: What its last claim was told by limits of the whole fleet, by model.
-        self._answers = {handler.model: Answer() for handler in handlers}
+        #: By ``clock()``, until when the connection is taken to be there still.
+        self._usable_until = 0.0
         self._limited = Limited()
 
     @property
@@ -89,7 +114,7 @@ class Claimer(threading.Thread):
 
     def run(self) -> None:
         use_own_connection(self.options.using)
-        guard_connections(self.service.keeper.longest_lease, ours_alone=True)
+        guard_connections(self.keeper.longest_lease, ours_alone=True)
         self.started.set()
         self.opened.wait()
         failures = 0
@@ -120,8 +145,8 @@ class Claimer(threading.Thread):
         return False
 
     def _end(self) -> None:
-        """Give back what a claim may have taken whose COMMIT was not answered."""
-        if self.service.keeper.find_ambiguous(now=True):
+        """Give back rows on which nobody works, before there is nobody left to do it."""
+        if self.keeper.find_strays(now=True):
             self.writer.write()
 
     def _is_over(self) -> bool:
@@ -132,155 +157,149 @@ class Claimer(threading.Thread):
         )
 
     def _rest(self, failures: int) -> None:
-        was_leaving = self.leaving.is_set()
-        longest = LAST_WAIT if was_leaving else LONGEST_WAIT
-        end = clock() + random.uniform(0.5, 1.0) * min(longest, 0.1 * 2 ** min(failures, 10))
-        self.inflight.wait_for(
-            lambda: clock() >= end or self.leaving.is_set() != was_leaving, end - clock()
-        )
+        """Wait after a failure, longer after each one; an order to leave ends the wait."""
+        is_leaving = self.leaving.is_set()
+        longest = LAST_WAIT if is_leaving else LONGEST_WAIT
+        seconds = random.uniform(0.5, 1.0) * min(longest, 0.1 * 2 ** min(failures, 10))
+        if is_leaving:
+            time.sleep(seconds)
+        else:
+            self.leaving.wait(seconds)
 
     def _turn(self) -> None:
         """Wait until there is something to do, and do it."""
-        self.inflight.wait_until(self._has_to_act, self._longest_wait)
-        guard_connections(self.service.keeper.longest_lease, ours_alone=True)
-        if self._until_written() == 0.0:
+        self.inflight.wait_until(self._next_turn)
+        guard_connections(self.keeper.longest_lease, ours_alone=True)
+        if self._next_write() <= clock():
             self._write()
         looked = False
-        for handler in self.handlers:
-            if self._may_look_for(handler):
-                self._look(handler)
+        for source in self.sources:
+            if self._may_look_for(source):
+                self._look(source)
                 looked = True
         if self._may_claim() and (self._has_reached_a_limit() or (looked and self._has_drained())):
             self.finished.set()
 
-    def _may_look_for(self, handler: Handler) -> bool:
-        return self._may_claim() and not self._has_reached_a_limit() and self._wants(handler)
+    def _next_turn(self) -> float:
+        """Return when, by ``clock()``, there is something to do."""
+        if self._is_over():
+            return 0.0
+        moments = [clock() + LONGEST_WAIT, self._next_write()]
+        if self._may_claim():
+            if self.service.drain_asked.is_set():
+                return 0.0
+            if self.options.ends_at is not None:
+                moments.append(self.options.ends_at)
+            moments += [self._next_look(one) for one in self.sources if self._has_room(one)]
+        return min(moments)
 
-    def _until_written(self) -> float | None:
-        """Return for how many seconds nothing need be written yet; what is about to be claimed brings more to write."""
-        return self.writer.wait(more_to_come=any(map(self._may_look_for, self.handlers)))
+    # Writing
+
+    def _next_write(self) -> float:
+        """Return when to write; what is about to be claimed brings more to write."""
+        more_to_come = any(map(self._may_look_for, self.sources))
+        return self.writer.next_write(more_to_come=more_to_come)
 
     def _write(self) -> None:
         self._ensure_usable()
         if self.writer.write():
             self._note_use()
-        for handler in self.handlers:
-            # A row that has ended makes room for the next one.
-            if self._makes_room(handler.model):
-                self._next_look[handler.model] = 0.0
+        for source in self.sources:
+            if source.makes_room():
+                source.next_look = 0.0
 
     def _ensure_usable(self) -> None:
-        if clock() >= self._look_at_connection:
+        if clock() >= self._usable_until:
             ensure_usable(self.options.using)
 
     def _note_use(self) -> None:
         # A server that ends idle sessions ends this one after a lease.
-        lease = self.service.keeper.longest_lease.total_seconds()
-        self._look_at_connection = clock() + min(USED_LATELY, lease / 2)
+        lease = self.keeper.longest_lease.total_seconds()
+        self._usable_until = clock() + min(USED_LATELY, lease / 2)
 
-    def _makes_room(self, model: Any) -> bool:
-        refusal = self._answers[model].refusal
-        if refusal is not None:
-            return refusal.option == "max_running"
-        return bool(limits_over(model))
+    # Whether to claim
 
     def _may_claim(self) -> bool:
         return not self.leaving.is_set() and not self.finished.is_set()
 
-    def _has_to_act(self) -> bool:
-        if self._until_written() == 0.0 or self._is_over():
-            return True
-        if not self._may_claim():
-            return False
-        if self.service.drain_asked.is_set():
-            return True
-        return any(self._wants(handler) for handler in self.handlers)
+    def _may_look_for(self, source: _Source) -> bool:
+        return (
+            self._may_claim()
+            and not self._has_reached_a_limit()
+            and self._has_room(source)
+            and clock() >= self._next_look(source)
+        )
 
-    def _longest_wait(self) -> float:
-        moments = [clock() + LONGEST_WAIT]
-        if self._may_claim():
-            moments += [
-                self._look_at(handler) for handler in self.handlers if self._has_room(handler)
-            ]
-            moments += [] if self.options.ends_at is None else [self.options.ends_at]
-        until_written = self._until_written()
-        wait = max(0.0, min(moments) - clock())
-        return wait if until_written is None else min(wait, until_written)
-
-    def _wants(self, handler: Handler) -> bool:
-        return self._has_room(handler) and clock() >= self._look_at(handler)
-
-    def _look_at(self, handler: Handler) -> float:
+    def _next_look(self, source: _Source) -> float:
         """Return when, by ``clock()``, to look for rows of this model again."""
-        if handler.model in self.service.to_look_for:
+        if source.model in self.service.to_look_for:
             return 0.0
-        return min(self._next_look[handler.model], self.service.calls.look_at(handler.model))
+        return min(source.next_look, self.service.calls.look_at(source.model))
 
-    def _has_room(self, handler: Handler) -> bool:
+    def _has_room(self, source: _Source) -> bool:
         """Say whether the executors are about to run dry of this model's rows, and may have more."""
         if self.inflight.holds_quarantined():
             return False
-        enough = self._least(handler)
-        if handler.has_ranges:
+        enough = source.least
+        if source.handler.has_ranges:
             # Long work: what waits here could be done elsewhere.
-            enough -= self.inflight.running_of(handler.model)
-        return self.inflight.waiting(handler.model) < enough
+            enough -= self.inflight.running_of(source.model)
+        return self.inflight.waiting(source.model) < enough
 
-    def _least(self, handler: Handler) -> int:
-        """Return how many units may wait for the executors at least, so that these do not run dry."""
-        if handler.batch:
-            return 1
-        return handler.concurrency if handler.is_async else self.options.threads
+    # Claiming
 
-    def _look(self, handler: Handler) -> None:
+    def _look(self, source: _Source) -> None:
         """Claim once for a model; a full batch looks again as soon as there is room, else after the poll pause."""
         pause = self.options.poll.total_seconds() * random.uniform(0.75, 1.25)
-        self._answers[handler.model].refusal = None
-        self.service.to_look_for.discard(handler.model)
-        self.service.calls.begin_look(handler.model)
+        source.answer.refusal = None
+        self.service.to_look_for.discard(source.model)
+        self.service.calls.begin_look(source.model)
         full: bool | None = False
         try:
-            full = self._claim(handler)
+            full = self._claim(source)
         except Exception as error:
             if not is_refusal(error):
                 # The reason for this look still holds.
-                self._next_look[handler.model] = 0.0
+                source.next_look = 0.0
                 raise
             # Of this model alone: a column that is missing, a queryset that is wrong. The others go on.
-            self._limited.broken(f"{self.options.name}: claiming from {handler.name}", error)
+            self._limited.broken(f"{self.options.name}: claiming from {source.handler.name}", error)
             drop_broken(self.options.using)
             pause = max(pause, LONGEST_WAIT)
         if full is None:
             pause = min(pause, NOT_YET)
-        refusal = self._answers[handler.model].refusal
+        refusal = source.answer.refusal
         if refusal is not None:
             full = False
             if refusal.wait is not None:
                 # As soon as that is worth while, and not only after the usual pause.
                 pause = min(LONGEST_WAIT, refusal.wait * random.uniform(1.0, 1.1))
-        self._next_look[handler.model] = 0.0 if full else clock() + pause
+        source.next_look = 0.0 if full else clock() + pause
 
-    def _claim(self, handler: Handler) -> bool | None:
+    def _claim(self, source: _Source) -> bool | None:
         """Claim a batch and say whether it was a full one; None where nobody could look yet."""
-        if not self.service.keeper.healthy(self.service.keeper.lease_of(handler)):
+        handler, model = source.handler, source.model
+        if not self.keeper.healthy(self.keeper.lease_of(handler)):
             # A lease that cannot be renewed is not worth taking.
             return None
-        if handler.model in self.service.paused or self.service.throttles.reason_for(handler.model):
+        if model in self.service.paused or self.service.throttles.reason_for(model):
             # The service sees when that is over.
             return False
-        switch = self.service.keeper.switches.get(handler.model)
+        switch = self.keeper.switches.get(model)
         if switch is None:
             # The switch has not been read yet: the claim might get the wrong lease.
             return None
-        most = self._sizes[handler.model].most(switch.batch_size, switch.lease)
-        size = self._size(handler, most)
+        most = source.size.most(switch.batch_size, switch.lease)
+        left = math.inf if self.options.max_rows is None else self.options.max_rows - self.claimed
+        room = self.service.throttles.room(model)
+        size = int(min(most, left, math.inf if room is None else room))
         if size == 0:
             # Health checks have not answered yet.
             return None
         self._ensure_usable()
         if self.leaving.is_set():
             return None
-        rows = self._rows(handler, size)
+        rows = self._claimed(source, size)
         if not rows:
             return self.drain.open_more(handler)
         units = units_of(handler, rows)
@@ -289,38 +308,35 @@ class Claimer(threading.Thread):
             self._give_back(units)
         return len(rows) == most or units[0].quarantined
 
-    def _rows(self, handler: Handler, size: int) -> list[Any]:
-        """Claim so many rows."""
+    def _claimed(self, source: _Source, size: int) -> list[Any]:
+        """Claim so many rows, and load what the handler needs beside them."""
+        handler, throttles = source.handler, self.service.throttles
         began = clock()
         request = Request(
             size,
             new_holder(self.options.name),
-            self.service.keeper.lease_of(handler),
+            self.keeper.lease_of(handler),
             include_held=False,
             durable=True,
             notes_start=True,
-            cursor=self._cursors[handler.model],
-            answer=self._answers[handler.model],
+            cursor=source.cursor,
+            answer=source.answer,
         )
         try:
-            with self.service.throttles.working_on(handler.model):
+            with throttles.working_on(source.model):
                 rows: list[Any] = claim(self.drain.rows(handler), request)
         except Exception:
             # After any error some may have been claimed.
-            self.service.keeper.note_ambiguous(handler, request)
+            self.keeper.note_ambiguous(handler, request)
             raise
         self._note_use()
-        self.service.throttles.claimed(handler.model, len(rows))
-        if rows:
-            watch(rows)
-            changed("claimed", rows, clock() - began)
-            self.claimed += len(rows)
-            self.drain.note_claim()
-            rows = self._prepare(handler, rows)
-        return rows
-
-    def _prepare(self, handler: Handler, rows: list[Any]) -> list[object]:
-        """Load what the handler needs beside the rows; they go back uncounted where that cannot be had."""
+        throttles.claimed(source.model, len(rows))
+        if not rows:
+            return rows
+        watch(rows)
+        changed("claimed", rows, clock() - began)
+        self.claimed += len(rows)
+        self.drain.note_claim()
         try:
             return prepare(handler, rows)
         except Exception:
@@ -328,12 +344,6 @@ class Claimer(threading.Thread):
             # The connection to another database may have broken.
             tidy_up()
             raise
-
-    def _size(self, handler: Handler, most: int) -> int:
-        """Return how many rows the next claim asks for, *most* at most."""
-        room = self.service.throttles.room(handler.model)
-        left = None if self.options.max_rows is None else self.options.max_rows - self.claimed
-        return min(bound for bound in (most, room, left) if bound is not None)
 
     def _give_back(self, units: list[Unit]) -> None:
         self.inflight.give_back(task for unit in units for task in unit.tasks)
@@ -348,7 +358,7 @@ class Claimer(threading.Thread):
         return self.options.ends_at is not None and clock() >= self.options.ends_at
 
     def _has_drained(self) -> bool:
-        in_vain = all(moment > 0.0 for moment in self._next_look.values())
+        in_vain = all(source.next_look > 0.0 for source in self.sources)
         if not self.options.drain or not in_vain:
             return False
         try:

@@ -20,7 +20,7 @@ from django_taskclaim.connecting import (
     tidy_up,
 )
 from django_taskclaim.exceptions import Permanent
-from django_taskclaim.worker.batch import Done, Failed, Result, Unit
+from django_taskclaim.worker.batch import Done, Failed, Unit
 from django_taskclaim.worker.inflight import InFlight
 from django_taskclaim.worker.options import WorkerOptions
 from django_taskclaim.worker.records import Limited, broken, logger, named
@@ -53,18 +53,18 @@ class Executor(threading.Thread):
         self.leaving.set()
         self.inflight.wake()
 
-    def _settle(self, unit: Unit, results: list[Result]) -> None:
-        if not self.inflight.settle(unit, results):
+    def _settle(self, unit: Unit) -> None:
+        if not self.inflight.settle(unit):
             logger.warning(
                 "%s came back after its time was over; its result is not written",
                 named(unit.tasks[0].row),
             )
         elif self.throttles.has_breaker(unit.handler.model):
-            self._inform_breaker(unit, results)
+            self._inform_breaker(unit)
 
-    def _inform_breaker(self, unit: Unit, results: list[Result]) -> None:
+    def _inform_breaker(self, unit: Unit) -> None:
         """Count what says something of the surroundings: a bad row, and one put back, say nothing."""
-        outcomes = [result.outcome for result in results]
+        outcomes = [result.outcome for result in unit.results]
         good = sum(
             isinstance(one, Done) or (isinstance(one, Ended) and one.completed) for one in outcomes
         )
@@ -122,18 +122,17 @@ class HandlerThread(Executor):
         return unit
 
     def _work(self, unit: Unit) -> None:
-        results: list[Result] = []
         try:
             # Leases may have changed, and rows that were claimed before keep theirs. Those of a unit are of one claim.
             self._prepare_for(self._idle_beside(unit.tasks[0].claim.lease))
             with self.throttles.working_on(unit.handler.model):
-                results = self.running.run(unit)
+                self.running.run(unit)
         except BaseException as error:
             # The thread goes on; without a result the rows are left to their leases.
             broken(f"{named(unit.tasks[0].row)} could not be run", error)
             drop_broken(self.options.using)
         finally:
-            self._settle(unit, results)
+            self._settle(unit)
             if has_opened(threading.get_ident()):
                 self._tidy_up()
 
@@ -171,15 +170,14 @@ class LoopThread(Executor):
             await sync_to_async(self._prepare_for)(idle)
 
     async def _work(self, unit: Unit) -> None:
-        results: list[Result] = []
         try:
             await self._follow_leases()
             with self.throttles.working_on(unit.handler.model):
-                results = await self.running.arun(unit)
+                await self.running.arun(unit)
         except BaseException as error:
             broken(f"{named(unit.tasks[0].row)} could not be run", error)
         finally:
-            self._settle(unit, results)
+            self._settle(unit)
             if has_opened(self.running.orm_thread):
                 await sync_to_async(self._tidy_up)()
 

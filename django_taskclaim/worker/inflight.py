@@ -4,6 +4,7 @@ The claimer puts units in at one end, executors run them, and the writer takes t
 A row is held, and its lease renewed, until its result has been written. A row that goes back has a result, too.
 """
 
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -116,8 +117,8 @@ class InFlight:
 
     # Out at the other
 
-    def settle(self, unit: Unit, results: Iterable[Result]) -> bool:
-        """Note what came of a unit that ran; False, and nothing noted, if it was abandoned before."""
+    def settle(self, unit: Unit) -> bool:
+        """Take the results of a unit that ran; False, and nothing taken, if it was abandoned before."""
         with self._lock:
             if unit is self._alone:
                 self._alone = None
@@ -125,7 +126,7 @@ class InFlight:
                 return False
             model, before = unit.handler.model, len(self._unwritten)
             self._running.remove(unit)
-            self._unwritten |= {id(result): result for result in results}
+            self._unwritten |= {id(result): result for result in unit.results}
             if self._waiting:
                 # A coroutine that has ended makes room for another.
                 self._arrived.notify_all()
@@ -134,15 +135,23 @@ class InFlight:
             return True
 
     def abandon(self, unit: Unit, outcome: Outcome, ran: float = 0.0) -> None:
-        """Wait no more for a unit whose thread goes on: *outcome* is that of the call, and its other rows go back."""
+        """Wait no more for a unit whose thread goes on: *outcome* is that of the call under way.
+
+        Rows that have a result keep it, and those that were not called go back.
+        """
         with self._lock:
             if unit not in self._running:
                 return
             self._running.remove(unit)
+            # A copy, for the thread may add to them.
+            results = list(unit.results)
+            judged = [result.task for result in results]
             for task in unit.tasks:
-                task.abandoned = True
-                one = outcome if task in unit.called else NOT_STARTED
-                self._add(Result(task, one, ran, locked=True, thread=unit.thread))
+                if task not in judged:
+                    task.abandoned = True
+                    one = outcome if task in unit.called else NOT_STARTED
+                    results.append(Result(task, one, ran, locked=True, thread=unit.thread))
+            self._unwritten |= {id(result): result for result in results}
             self.wake()
 
     def put_back(
@@ -176,11 +185,9 @@ class InFlight:
         with self._lock:
             for task in tasks:
                 task.abandoned = True
-                self._add(Result(task, outcome, 0.0, locked=True))
+                result = Result(task, outcome, locked=True)
+                self._unwritten[id(result)] = result
             self.wake()
-
-    def _add(self, result: Result) -> None:
-        self._unwritten[id(result)] = result
 
     def close(self) -> int:
         """Let nothing more in, put back every waiting row, and ask for those that run."""
@@ -226,14 +233,14 @@ class InFlight:
             for result in results:
                 result.came, result.locked = clock() + seconds, True
 
-    def write_at(self, linger: float, *, more_to_come: bool = False) -> float | None:
-        """Return when, by ``clock()``, there is something to be written; None where there is nothing.
+    def write_at(self, linger: float, *, more_to_come: bool = False) -> float:
+        """Return when, by ``clock()``, there is something to be written; infinity where there is nothing.
 
         At once where enough has come, or nothing runs nor is *more_to_come*; else when the oldest result has waited for
         *linger* seconds, or a row that somebody had locked is to be tried again.
         """
         if not self._unwritten:
-            return None
+            return math.inf
         with self._lock:
             fresh, locked = self._fresh_and_locked()
             is_last = not more_to_come and self.runs_dry()
@@ -241,7 +248,7 @@ class InFlight:
                 return 0.0
             moments = [result.came for result in locked]
             moments += [fresh[0].came + linger] if fresh else []
-            return min(moments, default=None)
+            return min(moments, default=math.inf)
 
     def unwritten_count(self) -> int:
         return len(self._unwritten)
@@ -279,15 +286,10 @@ class InFlight:
         with self._lock:
             return not self._waiting and not self._running
 
-    def wait_for(self, condition: Callable[[], bool], timeout: float) -> bool:
-        """Wait until *condition*, looked at after each change, holds; for *timeout* seconds at most."""
+    def wait_until(self, moment: Callable[[], float]) -> None:
+        """Wait until the *moment*, by ``clock()``, which is asked again after each change."""
         with self._lock:
-            return self._changed.wait_for(condition, timeout)
-
-    def wait_until(self, condition: Callable[[], bool], longest: Callable[[], float]) -> None:
-        """Wait until *condition*, or until nothing is left of the *longest* wait; both are asked after each change."""
-        with self._lock:
-            while not condition() and (left := longest()) > 0:
+            while (left := moment() - clock()) > 0:
                 self._changed.wait(left)
 
     def wake(self) -> None:

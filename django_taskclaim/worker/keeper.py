@@ -6,11 +6,11 @@ stuck handler cannot cost the others their leases.
 
 import random
 import sys
+import threading
 import time
 import traceback
 from dataclasses import dataclass
 from datetime import timedelta
-from itertools import groupby
 from typing import Any
 
 from django_taskclaim.claim import clock
@@ -26,7 +26,7 @@ from django_taskclaim.querysets.renewing import renew
 from django_taskclaim.querysets.writes import Given
 from django_taskclaim.tables import Switch
 from django_taskclaim.throttling.throttles import Throttles
-from django_taskclaim.worker.batch import Failed, PutBack, Task, Unit
+from django_taskclaim.worker.batch import Batch, Failed, PutBack, Task, Unit
 from django_taskclaim.worker.calling import outlived
 from django_taskclaim.worker.calls import WakeEvent
 from django_taskclaim.worker.inflight import InFlight
@@ -37,18 +37,26 @@ from django_taskclaim.worker.records import logger, lost, named
 RENEW_AGAIN = 1.0
 #: Seconds for which this connection must live on before a broken session is the row's own fault.
 SETTLING = 0.5
-#: Seconds between two looks for rows of claims whose COMMIT was not answered; fewer for short leases.
+#: Seconds between two looks for rows on which nobody works; fewer for short leases.
 LOOK_EVERY = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class AmbiguousClaim:
-    """A claim that ended in an error: nobody knows whether it was made, and nobody works on its rows."""
+@dataclass(eq=False, frozen=True, slots=True)
+class Stray:
+    """A claim on whose rows nobody works: it ended in an error, or the process before this one had not started them."""
 
     handler: Handler
-    request: Request
+    holder: str
+    why: str
+    #: The only rows of the claim that are meant, and where they are noted; None for all that are found.
+    keys: list[Any] | None = None
+    batch: Batch | None = None
     #: By ``clock()``: after that its COMMIT can arrive no more.
-    until: float
+    until: float = 0.0
+
+    def has(self, key: object) -> bool:
+        """Say whether a row of the holder is one of these."""
+        return self.keys is None or key in self.keys
 
 
 class LeaseKeeper:
@@ -78,7 +86,16 @@ class LeaseKeeper:
         self._answered, self._last_trouble = clock(), float("-inf")
         #: By ``clock()``, when leases were last renewed, and when that must be tried again at the latest.
         self._renewed, self._renew_by = float("-inf"), float("inf")
-        self._ambiguous: list[AmbiguousClaim] = []
+        unstarted = inflight.notes.unstarted()
+        self._strays = [
+            Stray(
+                handler, one.holder, "the process before it had not started it", one.keys, one.batch
+            )
+            for one in unstarted
+            for handler in handlers
+            if handler.model._meta.label == one.label
+        ]
+        self._looking = threading.Lock()
         self._next_look = 0.0
 
     # How long leases last
@@ -154,7 +171,8 @@ class LeaseKeeper:
         """Have the rows given back that a claim which ended in an error may have taken; its holder is its alone."""
         # The COMMIT may be on its way for as long as the server lets the transaction stand.
         until = clock() + 2 * request.lease.total_seconds()
-        self._ambiguous.append(AmbiguousClaim(handler, request, until))
+        why = "the claim's COMMIT was not answered"
+        self._strays.append(Stray(handler, request.holder, why, until=until))
 
     def fence(self) -> None:
         """Take claims for lost before they expire when they could not be renewed in time; asks no database.
@@ -205,44 +223,36 @@ class LeaseKeeper:
 
     # Giving back
 
-    def find_ambiguous(self, *, now: bool = False) -> bool:
-        """Have rows of ambiguous claims given back before an expiry charges them a try that nobody made.
+    def find_strays(self, *, now: bool = False) -> bool:
+        """Have stray rows given back before an expiry charges them a try that nobody made; True if it has looked.
 
-        Looks once a second at most, or *now*, until the last COMMIT can arrive no more: a part of what a claim takes
-        may have been committed before. A row is found again until it has been given back.
+        Looks once a second at most, or *now*. A part of a claim may be found later than the rest.
         """
-        if not self._ambiguous or (clock() < self._next_look and not now):
-            return False
-        known = {(task.claim.token, task.claim.pk) for task in self.inflight.held()}
-        noted = sorted(self._ambiguous, key=lambda one: id(one.handler))
-        # Found before a reaper finds them, which waits for a quarter of the lease.
-        shortest = min(one.request.lease.total_seconds() for one in noted)
-        self._next_look = clock() + min(LOOK_EVERY, shortest / 16)
-        for handler, same in groupby(noted, lambda one: one.handler):
-            rows: Any = ClaimQuerySet(handler.model, using=self.using)
-            held = claimed_by(rows, [one.request.holder for one in same])
-            found = [Task(row, handler) for row in held]
-            new = [task for task in found if (task.claim.token, task.claim.pk) not in known]
-            self.inflight.give_back(new, PutBack("the claim's COMMIT was not answered"))
-        for one in noted:
-            if clock() >= one.until:
-                # One by one: a new list would lack what the other thread notes meanwhile.
-                self._ambiguous.remove(one)
-        return True
-
-    def find_unstarted(self) -> None:
-        """Have given back what the process before this one had claimed and not started when it died."""
-        unstarted = self.inflight.notes.unstarted
-        for one in list(unstarted):
+        # The thread that writes looks, too, when the process ends; one row must not be given back by both.
+        with self._looking:
+            if not self._strays or (clock() < self._next_look and not now):
+                return False
+            strays = list(self._strays)
+            # Found before a reaper finds them, which waits for a quarter of the lease.
+            self._next_look = clock() + min(LOOK_EVERY, self._shortest_lease() / 16)
+            known = {(task.claim.token, task.claim.pk) for task in self.inflight.held()}
             for handler in self.handlers:
-                if handler.model._meta.label == one.label:
-                    rows: Any = ClaimQuerySet(handler.model, using=self.using)
-                    held = claimed_by(rows.filter(pk__in=one.keys), [one.holder])
-                    tasks = [Task(row, handler, one.batch) for row in held]
-                    self.inflight.give_back(
-                        tasks, PutBack("the process before it had not started it")
-                    )
-            unstarted.remove(one)
+                by_holder = {one.holder: one for one in strays if one.handler is handler}
+                rows: Any = ClaimQuerySet(handler.model, using=self.using)
+                for row in claimed_by(rows, list(by_holder)) if by_holder else ():
+                    task = Task(row, handler)
+                    stray = by_holder[task.claim.token.holder]
+                    if (task.claim.token, task.claim.pk) not in known and stray.has(task.claim.pk):
+                        task.batch = stray.batch
+                        self.inflight.give_back([task], PutBack(stray.why))
+            for one in strays:
+                if clock() >= one.until:
+                    # One by one: a new list would lack what the other thread notes meanwhile.
+                    self._strays.remove(one)
+            return True
+
+    def _shortest_lease(self) -> float:
+        return min(map(self.lease_of, self.handlers)).total_seconds()
 
     # Overrun handlers
 

@@ -86,70 +86,64 @@ class Running:
         #: Where Django's own async methods have their connections, for coroutines.
         self.orm_thread = 0
 
-    def run(self, unit: Unit) -> list[Result]:
-        """Run *unit* in this thread."""
-        results = self._held_up(unit) if unit.quarantined else []
-        todo = [] if results else [unit.tasks]
-        while tasks := self._next(unit, todo, results):
-            self._judge(unit, tasks, self._call(unit, tasks), results, todo)
-        return results
+    def run(self, unit: Unit) -> None:
+        """Run *unit* in this thread, and note the results there."""
+        if unit.quarantined:
+            self._note_start(unit)
+        todo = [] if unit.results else [unit.tasks]
+        while tasks := self._next(unit, todo):
+            self._judge(unit, tasks, self._call(unit, tasks), todo)
 
-    async def arun(self, unit: Unit) -> list[Result]:
-        """Run *unit* on the event loop of this thread."""
-        results = await sync_to_async(self._held_up)(unit) if unit.quarantined else []
-        todo = [] if results else [unit.tasks]
-        while tasks := self._next(unit, todo, results):
+    async def arun(self, unit: Unit) -> None:
+        """Run *unit* on the event loop of this thread, and note the results there."""
+        if unit.quarantined:
+            await sync_to_async(self._note_start)(unit)
+        todo = [] if unit.results else [unit.tasks]
+        while tasks := self._next(unit, todo):
             answer = await self._acall(unit, tasks)
             if answer.error is None and not unit.handler.batch:
-                self._judge(unit, tasks, answer, results, todo)
+                self._judge(unit, tasks, answer, todo)
             else:
                 # It may have to wait for news of the database.
                 judge = sync_to_async(self._judge, thread_sensitive=not self.judging_waits)
-                await judge(unit, tasks, answer, results, todo)
-        return results
+                await judge(unit, tasks, answer, todo)
 
-    def _held_up(self, unit: Unit) -> list[Result]:
-        """Write down that a row which may kill its worker starts, right before it does; not empty if it may not start.
+    def _note_start(self, unit: Unit) -> None:
+        """Write down that a row which may kill its worker starts, right before it does; it has a result if it may not.
 
         If its worker ends from here on, the row has failed. Otherwise it was not started, and has killed nobody.
         """
         (task,) = unit.tasks
         if task.claim.lost or task.abandoned or task.is_overdue():
             # It will not be called, so it must not seem to have started.
-            return []
+            return
         try:
             ensure_usable(self.using)
             note_start(task.row)
         except ClaimLost:
             lost(task.row, "before it could begin")
-            return [Result(task, Ended(), 0.0)]
+            unit.results.append(Result(task, Ended()))
         except Exception as error:
             drop_broken(self.using)
-            return [Result(task, PutBack(f"it could not be started: {describe(error)}"), 0.0)]
-        return []
+            unit.results.append(
+                Result(task, PutBack(f"it could not be started: {describe(error)}"))
+            )
 
     # What to call with
 
-    def _next(self, unit: Unit, todo: list[list[Task]], results: list[Result]) -> list[Task]:
+    def _next(self, unit: Unit, todo: list[list[Task]]) -> list[Task]:
         """Begin the next call of what is *todo*, and return its rows; none where nothing is left."""
         while todo:
-            tasks = self._callable(todo.pop(), results)
-            if tasks and results and self.inflight.closed:
+            tasks = self._callable(todo.pop(), unit.results)
+            if tasks and unit.results and self.inflight.closed:
                 # The worker stops between two halves: the rest has not been started.
-                results += [Result(task, NOT_STARTED, 0.0) for task in tasks]
+                unit.results += [Result(task, NOT_STARTED) for task in tasks]
             elif tasks:
                 unit.begin(tasks)
                 return tasks
         return []
 
-    def _judge(
-        self,
-        unit: Unit,
-        tasks: list[Task],
-        answer: Answer,
-        results: list[Result],
-        todo: list[list[Task]],
-    ) -> None:
+    def _judge(self, unit: Unit, tasks: list[Task], answer: Answer, todo: list[list[Task]]) -> None:
         """Note what became of the rows of a call, or have it made again with halves of them."""
         now = clock()
         outcomes = self._outcomes(tasks, answer, since=unit.started or 0.0)
@@ -162,7 +156,7 @@ class Running:
         # Each row's share, so that they add up to what the call took.
         ran = (now - (unit.started or now)) / len(tasks)
         for task, outcome in zip(tasks, outcomes, strict=True):
-            results.append(Result(task, outcome, ran, now))
+            unit.results.append(Result(task, outcome, ran, now))
 
     def _callable(self, given: list[Task], results: list[Result]) -> list[Task]:
         """Return the rows that the handler can be called with, and note what becomes of the others, if anything."""
@@ -170,14 +164,14 @@ class Running:
         if not may_start(given):
             # Between two halves: the handler may have ended some claims itself.
             ended = [task for task in given if task.claim.ended]
-            results += [Result(task, task.claim.how_ended() or Ended(), 0.0) for task in ended]
+            results += [Result(task, task.claim.how_ended() or Ended()) for task in ended]
             late = [task for task in given if task.claim.lost or task.is_overdue()]
-            results += [Result(task, NOT_STARTED, 0.0) for task in late if task not in ended]
+            results += [Result(task, NOT_STARTED) for task in late if task not in ended]
             tasks = [task for task in given if task not in ended and task not in late]
             tasks = [task for task in tasks if not task.abandoned]
         if tasks and tasks[0].handler.needs_source:
             gone = [task for task in tasks if lacks_source(task.row)]
-            results += [Result(task, _without_source(task), 0.0) for task in gone]
+            results += [Result(task, _without_source(task)) for task in gone]
             tasks = [task for task in tasks if task not in gone]
         return tasks
 

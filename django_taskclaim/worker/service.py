@@ -108,8 +108,7 @@ class Service(threading.Thread):
     def _in_order(self) -> list[Duty]:
         keeper = self.keeper
         duties = [
-            Duty("looking for ambiguous claims", keeper.find_ambiguous),
-            Duty("looking for rows never started", keeper.find_unstarted),
+            Duty("looking for rows on which nobody works", keeper.find_strays),
             Duty("renewing leases", keeper.renew_when_due),
             Duty("giving up what is late", keeper.fence),
             Duty("reading the switch", self._read_switch_when_it_matters, self._switch_pause),

@@ -6,7 +6,7 @@ that is frozen in the middle of a completion, on MySQL too, and nobody waits for
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 from django.db import connections
 
@@ -33,7 +33,7 @@ from django_taskclaim.ranges.walking import halve
 from django_taskclaim.signals import after_commit
 from django_taskclaim.states import WORKER_MARK, Status
 from django_taskclaim.throttling.throttles import working_on
-from django_taskclaim.worker.batch import DONE, Ambiguous, Done, Failed, PutBack, Result
+from django_taskclaim.worker.batch import DONE, Ambiguous, Done, Failed, Outcome, PutBack, Result
 from django_taskclaim.worker.calling import complete, judged
 from django_taskclaim.worker.counters import Counters
 from django_taskclaim.worker.inflight import InFlight
@@ -85,13 +85,12 @@ class Writer:
         self.last_turn = clock()
         self._limited = Limited()
 
-    def wait(self, *, more_to_come: bool = False) -> float | None:
-        """Return for how many seconds nothing need be written yet: 0 for at once, None where nothing is to be.
+    def next_write(self, *, more_to_come: bool = False) -> float:
+        """Return when, by ``clock()``, there is something to be written; infinity where there is nothing.
 
         With *more_to_come* from rows not claimed yet, results wait for theirs although nothing runs just now.
         """
-        moment = self.inflight.write_at(LINGER, more_to_come=more_to_come)
-        return max(0.0, moment - clock()) if moment else moment
+        return self.inflight.write_at(LINGER, more_to_come=more_to_come)
 
     def write(self) -> bool:
         """Write all results that are due, and say whether that took a statement.
@@ -107,16 +106,19 @@ class Writer:
 
     def _write(self, results: Sequence[Result], *, around_locks: bool = False) -> None:
         """Write results that one statement can write; where it fails because of a few, all the others."""
-        search = _Search(self, clock())
+        search = _Search(self.using, self.was_away_since)
+        held_up: list[tuple[Sequence[Result], Exception]] = []
 
         def attempt(part: Sequence[Result]) -> None:
             try:
-                self._send(part, around_locks=around_locks)
+                contention = self._send(part, around_locks=around_locks)
             except TROUBLE as error:
                 # What a session in trouble refused may pass at a second try.
                 if not search.is_of_a_row(error):
                     raise
-                self._send(part, around_locks=around_locks)
+                contention = self._send(part, around_locks=around_locks)
+            if contention is not None:
+                held_up.append((part, contention))
 
         found: list[Bad[Result]] = []
         for bad in bisect(results, attempt, search.is_of_a_row):
@@ -125,9 +127,11 @@ class Writer:
                 found.append(bad)
         for result, refusal in found:
             self._refused(result, refusal)
+        for part, contention in held_up:
+            self._go_around(part, contention, tried=around_locks)
 
-    def _send(self, results: Sequence[Result], *, around_locks: bool) -> None:
-        """Write results in one statement, or go around what somebody has locked."""
+    def _send(self, results: Sequence[Result], *, around_locks: bool) -> Exception | None:
+        """Write results in one statement, or without what somebody has locked; return what contention stopped it."""
         results = list(results)
         for result in results:
             result.task.ending = True
@@ -144,23 +148,11 @@ class Writer:
         except ClaimLost as error:
             self._log_lost(_those_of(results, error.lost))
         except Exception as error:
-            if not is_contention(error):
-                raise
-            self._go_around(results, error, tried=around_locks)
-            return
+            if is_contention(error) and not dialect_for(connections[self.using]).has_one_writer:
+                return error
+            raise
         self._let_go(results)
-
-    def is_let_in_again(self, error: Exception) -> bool:
-        """Open a new session after one that has ended; False where it goes on, but the server can write nothing.
-
-        Raises the error of a database that is away.
-        """
-        connection = connections[self.using]
-        if connection.in_atomic_block or server_code(error) is not None:
-            return False
-        drop_broken(self.using)
-        connection.ensure_connection()
-        return True
+        return None
 
     def _let_go(self, results: list[Result]) -> None:
         """Hold these rows no longer; a batch of which nothing is left has come to its end."""
@@ -192,10 +184,8 @@ class Writer:
         self._log_lost(result for result in decided if result not in unlocked)
         return decided
 
-    def _go_around(self, results: list[Result], error: Exception, *, tried: bool) -> None:
+    def _go_around(self, results: Sequence[Result], error: Exception, *, tried: bool) -> None:
         """Write what meets no lock, on its own row or on another that it refers to; the rest comes round again."""
-        if dialect_for(connections[self.using]).has_one_writer:
-            raise error
         if not tried:
             self._write(results, around_locks=True)
         elif len(results) == 1:
@@ -205,7 +195,7 @@ class Writer:
         else:
             self._write_one_by_one(results)
 
-    def _write_one_by_one(self, results: list[Result]) -> None:
+    def _write_one_by_one(self, results: Sequence[Result]) -> None:
         """Try each result by itself; what there was no time for comes before what has met a lock, in the next turn."""
         end = clock() + PATIENCE
         for number, result in enumerate(results):
@@ -214,7 +204,7 @@ class Writer:
                 break
             self._write([result], around_locks=True)
 
-    def _postpone(self, results: list[Result], seconds: float = LOCKED) -> None:
+    def _postpone(self, results: Sequence[Result], seconds: float = LOCKED) -> None:
         """Let results wait, and their rows be renewed meanwhile."""
         for result in results:
             result.task.ending = False
@@ -237,7 +227,7 @@ class Writer:
             if (ended := result.task.claim.how_ended()) is not None:
                 # By its handler, which went on after its time was over.
                 result.outcome = ended
-                self._settled([result], ended, 0.0)
+                self._note_ended([result])
                 continue
             raised = getattr(result.outcome, "error", None)
             error = raised if isinstance(raised, BaseException) else None
@@ -252,47 +242,55 @@ class Writer:
         """Write by the verb of their outcome, and note what is written; ClaimLost names the others."""
         # Read once, for a process that ends gives up what is not written yet.
         outcome = results[0].outcome
-        verb, note = self._verbs[type(outcome)]
         began = clock()
         try:
-            verb(self, results, outcome)
+            self._call_verb(results, outcome)
         except ClaimLost as error:
             if written := _those_of(results, error.written):
-                note(self, written, outcome, clock() - began)
+                self._note(written, outcome, clock() - began)
             raise
-        note(self, results, outcome, clock() - began)
+        self._note(results, outcome, clock() - began)
 
-    def _complete(self, results: list[Result], outcome: Done) -> None:
-        complete(results[0].task.handler, _rows_of(results))
+    def _call_verb(self, results: list[Result], outcome: Outcome) -> None:
+        match outcome:
+            case Done():
+                complete(results[0].task.handler, _rows_of(results))
+            case PutBack():
+                if outcome.everyone and outcome.delay is not None:
+                    # First, or somebody else would claim the row and ask the same in vain.
+                    task = results[0].task
+                    holder, _, _ = task.claim.token.holder.partition(WORKER_MARK)
+                    model, why = task.handler.model, outcome.reason
+                    stop_everyone(model, self.using, outcome.delay, why, holder)
+                release(_rows_of(results), outcome.delay, quarantined=outcome.quarantined)
+            case Failed():
+                fail(_rows_of(results), outcome.error, retry=True)
+            case Ambiguous():
+                self._decide(results, outcome)
 
-    def _completed(self, results: list[Result], outcome: Done | Ended, seconds: float) -> None:
+    def _note(self, results: list[Result], outcome: Outcome, seconds: float) -> None:
+        """Count and log what has been written."""
+        match outcome:
+            case Done():
+                self._note_completed(results, seconds)
+            case PutBack():
+                changed("released", _rows_of(results), seconds, why=outcome.reason)
+            case Failed():
+                for result in results:
+                    # Each row shows its own traceback.
+                    error = getattr(result.outcome, "error", outcome.error)
+                    raised = error if isinstance(error, BaseException) else None
+                    self._note_failed(result, class_and_text(error), seconds, raised)
+                    if result.task.claim.too_long and result.task.handler.has_ranges:
+                        # Contention there would roll back the failure with it.
+                        after_commit(self.using, partial(self._halve, result.task.row))
+            case _:
+                self._note_ended(results, seconds)
+
+    def _note_completed(self, results: list[Result], seconds: float) -> None:
         self.counters.count_done(results[0].task.handler.model, len(results))
         ran = sum(result.ran for result in results)
         changed("completed", _rows_of(results), seconds, ran=ran)
-
-    def _release(self, results: list[Result], outcome: PutBack) -> None:
-        if outcome.everyone and outcome.delay is not None:
-            # First, or somebody else would claim the row and ask the same in vain.
-            task = results[0].task
-            holder, _, _ = task.claim.token.holder.partition(WORKER_MARK)
-            stop_everyone(task.handler.model, self.using, outcome.delay, outcome.reason, holder)
-        release(_rows_of(results), outcome.delay, quarantined=outcome.quarantined)
-
-    def _released(self, results: list[Result], outcome: PutBack, seconds: float) -> None:
-        changed("released", _rows_of(results), seconds, why=outcome.reason)
-
-    def _fail(self, results: list[Result], outcome: Failed) -> None:
-        fail(_rows_of(results), outcome.error, retry=True)
-
-    def _failed(self, results: list[Result], outcome: Failed, seconds: float) -> None:
-        for result in results:
-            # Each row shows its own traceback.
-            error = getattr(result.outcome, "error", outcome.error)
-            raised = error if isinstance(error, BaseException) else None
-            self._note_failed(result, class_and_text(error), seconds, raised)
-            if result.task.claim.too_long and result.task.handler.has_ranges:
-                # Contention there would roll back the failure with it.
-                after_commit(self.using, partial(self._halve, result.task.row))
 
     def _halve(self, row: Any) -> None:
         """Split a range that took too long; where that fails it is tried again as it is."""
@@ -325,53 +323,51 @@ class Writer:
         else:
             _log_undecided(result, outcome.error)
 
-    def _settled(self, results: list[Result], before: object, seconds: float) -> None:
+    def _note_ended(self, results: list[Result], seconds: float = 0.0) -> None:
         """Count what was written before: by the handler, with its transaction, or once it was decided."""
         outcome = results[0].outcome
         if not isinstance(outcome, Ended):
             return
         if outcome.completed:
-            self._completed(results, outcome, seconds)
+            self._note_completed(results, seconds)
         elif outcome.failure is not None:
             for result in results:
                 self._note_failed(result, outcome.failure, seconds)
-
-    #: What writes each kind of outcome, and what notes that it is written.
-    _verbs: ClassVar[dict[type, tuple[Callable[..., None], Callable[..., None]]]] = {
-        Done: (_complete, _completed),
-        PutBack: (_release, _released),
-        Failed: (_fail, _failed),
-        Ambiguous: (_decide, _settled),
-        Ended: (lambda *given: None, _settled),
-    }
 
 
 class _Search:
     """Tells the errors of results that cannot be written, as they are refused or end the session, from others."""
 
-    def __init__(self, writer: Writer, began: float) -> None:
-        self.writer, self.began = writer, began
+    def __init__(self, using: str, was_away_since: Callable[[float], bool]) -> None:
+        self.using, self.was_away_since = using, was_away_since
+        self.began = clock()
         self._ended_session: Exception | None = None
 
     def is_of_a_row(self, error: Exception) -> bool:
+        """Say whether the error may be of single results, which a session that works can find; a new one if needed.
+
+        Raises the error of a database that is away.
+        """
+        connection = connections[self.using]
         if is_contention(error):
             return False
-        if not is_refusal(error):
-            self._ended_session = error
-            return self.writer.is_let_in_again(error)
-        if not connections[self.writer.using].in_atomic_block:
-            # The answer may have been the last of its session.
-            ensure_usable(self.writer.using)
+        if is_refusal(error):
+            if not connection.in_atomic_block:
+                # The answer may have been the last of its session.
+                ensure_usable(self.using)
+            return True
+        self._ended_session = error
+        if connection.in_atomic_block or server_code(error) is not None:
+            # The session goes on, but the server can write nothing.
+            return False
+        drop_broken(self.using)
+        connection.ensure_connection()
         return True
 
     def check(self, error: Exception, *, is_first: bool) -> None:
         """Raise the error of a session that has ended because the database was away: no result is to blame."""
         is_doubtful = is_first or not is_refusal(error)
-        if (
-            is_doubtful
-            and self._ended_session is not None
-            and self.writer.was_away_since(self.began)
-        ):
+        if is_doubtful and self._ended_session is not None and self.was_away_since(self.began):
             raise self._ended_session
 
 

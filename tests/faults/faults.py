@@ -168,7 +168,7 @@ FAULTS = {
     7: [
         fault(
             "What a killed child had not begun waits for the end of its lease.",
-            (KEEPER, "unstarted = self.inflight.notes.unstarted", "unstarted = []"),
+            (KEEPER, "unstarted = inflight.notes.unstarted()", "unstarted = []"),
         ),
         fault(
             "Children of a killed supervisor go on claiming.",

@@ -1,12 +1,19 @@
 """What a worker does with rows that go well, and with rows that go badly."""
 
+import threading
 from collections.abc import Callable
 from datetime import timedelta
+from unittest.mock import Mock
 
 import pytest
 from django.db import connection
 
-from tests.testapp.models import Job, Ledger, TextKey
+from django_taskclaim.handlers import Handler
+from django_taskclaim.worker.batch import DONE, Failed, units_of
+from django_taskclaim.worker.inflight import InFlight
+from django_taskclaim.worker.running import Running
+from tests.factories import make
+from tests.testapp.models import Job, Ledger, Photo, TextKey
 from tests.worker.conftest import Worker, jobs, states, wait_until
 
 Start = Callable[..., Worker]
@@ -158,6 +165,29 @@ def test_a_row_that_its_handler_has_locked_is_failed_at_its_timeout(start_worker
     job = Job.objects.get()
     assert (job.status, job.note) == ("failed", "")
     assert "ran longer" in job.last_error
+
+
+@pytest.mark.once
+@pytest.mark.promise(10)
+def test_a_half_that_is_done_stays_done_when_the_other_half_overruns(
+    transactional_db: None,
+) -> None:
+    first, _ = make(Photo, 2)
+    inflight = InFlight()
+
+    def handle(photos: list[Photo]) -> None:
+        if len(photos) == 2:
+            raise ValueError("to be run in halves")
+        if photos != [first]:
+            inflight.abandon(unit, Failed("it ran too long"))
+
+    (unit,) = units_of(Handler(Photo, handle, batch=True), Photo.objects.claim_batch(2))
+    inflight.add([unit])
+    assert inflight.take(0, threading.Event(), is_async=False) is unit
+    Running("default", inflight, Mock(troubled_since=lambda moment: False), None).run(unit)
+    assert not inflight.settle(unit)
+    outcomes = [result.outcome for result in inflight.unwritten()]
+    assert outcomes == [DONE, Failed("it ran too long")]
 
 
 @pytest.mark.once
