@@ -1,7 +1,5 @@
 """The Django app of the control page's data."""
 
-from typing import Any
-
 from django.apps import AppConfig
 from django.utils.translation import gettext_lazy as _
 
@@ -15,21 +13,13 @@ class ControlConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
+        from django_taskclaim import worker
         from django_taskclaim.control import (  # noqa: F401 - the checks register themselves
             audit,
             checks,
             history,
         )
-        from django_taskclaim.worker.attachments import attach
 
         history.listen()
         audit.listen()
-        attach(_poller)
-
-
-def _poller(service: Any) -> Any:
-    # Only a worker has use for it.
-    from django_taskclaim.control.models import is_on
-    from django_taskclaim.control.poller import Poller
-
-    return Poller(service) if is_on(service.options.using) else None
+        worker.attachments.add("django_taskclaim.control.poller.poller")

@@ -15,7 +15,7 @@ from django.db import connections
 from django_taskclaim.claim import clock
 from django_taskclaim.control import keeping
 from django_taskclaim.control.audit import storable
-from django_taskclaim.control.models import ThroughputMinute, WorkerCommand
+from django_taskclaim.control.models import ThroughputMinute, WorkerCommand, is_on
 from django_taskclaim.control.reading import MINUTE, slot_start
 from django_taskclaim.db import DatabaseNow, dialect_for
 from django_taskclaim.tables import scope_of
@@ -37,6 +37,11 @@ class _Minute:
     counts: Counts = field(default_factory=Counts)
     stopped: str = ""
     unwritten: bool = True
+
+
+def poller(service: Service) -> "Poller | None":
+    """Return what polls in one worker process; None where the tables are not."""
+    return Poller(service) if is_on(service.options.using) else None
 
 
 class Poller:

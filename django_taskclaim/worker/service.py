@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
+
+from django.utils.module_loading import import_string
 
 from django_taskclaim.claim import clock
 from django_taskclaim.conf import setting
@@ -28,8 +30,7 @@ from django_taskclaim.querysets.expiry import Reaper
 from django_taskclaim.switch import Stops, stops_of
 from django_taskclaim.throttling.records import EVERYONE, HOURS
 from django_taskclaim.throttling.throttles import Throttles
-from django_taskclaim.worker import heartbeat
-from django_taskclaim.worker.attachments import attachments_of
+from django_taskclaim.worker import attachments, heartbeat
 from django_taskclaim.worker.calls import Calls
 from django_taskclaim.worker.counters import Counters
 from django_taskclaim.worker.inflight import InFlight
@@ -62,6 +63,25 @@ class Duty:
     pause: float | Callable[[], float] = 0.0
     #: By ``clock()``.
     due: float = 0.0
+
+
+class Attachment(Protocol):
+    """What another app has this thread do beside its duties, on its connection; errors are logged and stop nothing.
+
+    It must not wait for a row that somebody has locked: the leases of the process depend on the thread going on.
+    """
+
+    def turn(self, *, busy: bool) -> bool:
+        """Do what is due, several times a second; True if the database was asked and has answered."""
+        ...
+
+    def leave(self) -> bool:
+        """Do what is left: the process ends."""
+        ...
+
+    def prune(self) -> bool:
+        """Delete a piece of what is too old, and say whether that was all of it."""
+        ...
 
 
 class Service(threading.Thread):
@@ -102,7 +122,8 @@ class Service(threading.Thread):
             Reaper(handler.model, options.using, lease=partial(self.keeper.lease_of, handler))
             for handler in handlers
         ]
-        self._attachments = attachments_of(self)
+        made = [import_string(path)(self) for path in sorted(attachments)]
+        self._attachments: list[Attachment] = [one for one in made if one is not None]
         self._duties = self._in_order()
 
     def _in_order(self) -> list[Duty]:
@@ -274,8 +295,8 @@ class Service(threading.Thread):
             return SECOND_REPORT
         return heartbeat.EVERY if self.inflight.held() else heartbeat.EVERY_IDLE
 
-    def _attend(self, attachment: Any) -> bool:
-        return bool(attachment.turn(busy=bool(self.inflight.held())))
+    def _attend(self, attachment: Attachment) -> bool:
+        return attachment.turn(busy=bool(self.inflight.held()))
 
     def _prune(self) -> bool:
         # After an error not before the next time.
