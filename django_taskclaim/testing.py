@@ -20,7 +20,7 @@ from django_taskclaim.handlers import Handler
 from django_taskclaim.querysets.claiming import claim
 from django_taskclaim.querysets.cursor import Request
 from django_taskclaim.states import Status
-from django_taskclaim.worker.batch import Done, Failed, Result, Task, Unit, units_of
+from django_taskclaim.worker.batch import Done, Failed, Task, Unit, units_of
 from django_taskclaim.worker.calling import Answer, prepare
 from django_taskclaim.worker.counters import Counters
 from django_taskclaim.worker.inflight import InFlight
@@ -97,7 +97,7 @@ class _Runner:
         while (size := self._size(limit)) and (rows := self._claimed(size)):
             self.inflight.add(units_of(self.handler, rows))
             for result in self._results():
-                self._count(result.task, _counter_of(result), _error_of(result))
+                self._count(result, _counter_of(result), _error_of(result))
         return self.ran
 
     def _size(self, limit: int | None) -> int:
@@ -115,13 +115,13 @@ class _Runner:
         claimed: list[Any] = claim(rows.exclude(pk__in=self._had), request)
         return prepare(self.handler, claimed)
 
-    def _results(self) -> list[Result]:
+    def _results(self) -> list[Task]:
         """Run all units and write what came of them, as a worker does: the rows of one claim together."""
-        results: list[Result] = []
+        results: list[Task] = []
         while (unit := self._take()) is not None:
             self._run(unit)
             self.inflight.settle(unit)
-            results += unit.results
+            results += unit.tasks
         while (moment := self.writer.next_write()) < math.inf:
             time.sleep(max(0.0, moment - clock()))
             self.writer.write()
@@ -148,9 +148,9 @@ class _Runner:
 _NEVER = threading.Event()
 
 
-def _counter_of(result: Result) -> str:
+def _counter_of(result: Task) -> str:
     """Return the field of ``Ran`` in which a row is counted whose result has been written."""
-    row, outcome = result.task.row, result.outcome
+    row, outcome = result.row, result.outcome
     claim = claim_of(row)
     if claim is not None and claim.lost:
         return "lost"
@@ -162,7 +162,7 @@ def _counter_of(result: Result) -> str:
     return "completed" if isinstance(outcome, (Done, Ended)) else "released"
 
 
-def _error_of(result: Result) -> BaseException | str | None:
+def _error_of(result: Task) -> BaseException | str | None:
     """Return what the handler raised, or in words what it has failed the row with itself."""
     if isinstance(result.outcome, Ended):
         return ": ".join(filter(None, result.outcome.failure or ())) or None

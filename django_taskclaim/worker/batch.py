@@ -191,6 +191,16 @@ class Task:
     abandoned: bool = False
     #: The handler has saved its instance as another row (``row.pk = None``); ``row`` is a bare one of this row since.
     remade: bool = False
+    #: What is to become of it, once that is known. Of a batch that is run in halves some rows have it before others.
+    outcome: Outcome | None = None
+    #: Seconds that the handler took; of a call with several rows this one's share.
+    ran: float = 0.0
+    #: By ``clock()``, when the outcome came, or when a row that somebody has locked is to be written again.
+    came: float = 0.0
+    #: Somebody had the row locked at the last try to write it, or may have: nobody waits for the lock.
+    locked: bool = False
+    #: The thread of an abandoned handler: its database session is ended if the row is locked.
+    thread: int | None = None
     #: Kept here as well: the instance carries it no more then.
     claim: Claim = field(init=False)
 
@@ -252,14 +262,16 @@ class Unit:
     blocked: float = 0.0
     #: Returns for how many seconds another unit has been blocking it just now.
     blocked_now: Callable[[], float] = float
-    #: What its rows have come to so far: a batch that is run in halves has those of the first before the second ends.
-    results: "list[Result]" = field(default_factory=list)
     #: What cancels the call at its timeout, where it is a coroutine's.
     limit: asyncio.Timeout | None = None
 
     def begin(self, tasks: list[Task]) -> None:
         """Note that a call with these rows begins."""
         self.called, self.started, self.blocked = tasks, clock(), 0.0
+
+    def open_tasks(self) -> list[Task]:
+        """Return the rows of which it is not known yet what is to become of them."""
+        return [task for task in self.tasks if task.outcome is None]
 
     def ran(self) -> float:
         """Return how many seconds of its timeout the call under way has used."""
@@ -298,22 +310,6 @@ class Unit:
     def quarantined(self) -> bool:
         """Whether it may kill the process that runs it; such a row is alone in its unit, and in its claim."""
         return len(self.tasks) == 1 and self.tasks[0].claim.quarantined
-
-
-@dataclass(eq=False, slots=True)
-class Result:
-    """What a handler made of a row, until it is written."""
-
-    task: Task
-    outcome: Outcome
-    #: Seconds that the handler took; of a call with several rows this one's share.
-    ran: float = 0.0
-    #: By ``clock()``, when it came, or when a row that somebody has locked is tried again.
-    came: float = field(default_factory=clock)
-    #: Somebody had the row locked at the last try, or may have: nobody waits for the lock.
-    locked: bool = False
-    #: The thread of an abandoned handler: its database session is ended if the row is locked.
-    thread: int | None = None
 
 
 def units_of(handler: Handler, rows: Iterable[object]) -> list[Unit]:

@@ -64,7 +64,7 @@ class Executor(threading.Thread):
 
     def _inform_breaker(self, unit: Unit) -> None:
         """Count what says something of the surroundings: a bad row, and one put back, say nothing."""
-        outcomes = [result.outcome for result in unit.results]
+        outcomes = [task.outcome for task in unit.tasks]
         good = sum(
             isinstance(one, Done) or (isinstance(one, Ended) and one.completed) for one in outcomes
         )

@@ -13,7 +13,7 @@ from typing import Any
 
 from django_taskclaim.claim import Ended, clock
 from django_taskclaim.handlers import Handler
-from django_taskclaim.worker.batch import NOT_STARTED, Notes, Outcome, PutBack, Result, Task, Unit
+from django_taskclaim.worker.batch import NOT_STARTED, Notes, Outcome, PutBack, Task, Unit
 
 
 @dataclass(slots=True)
@@ -23,7 +23,7 @@ class InFlight:
     notes: Notes = field(default_factory=Notes)
     _waiting: dict[Any, deque[Unit]] = field(default_factory=dict)
     _running: list[Unit] = field(default_factory=list)
-    _unwritten: dict[int, Result] = field(default_factory=dict)
+    _unwritten: dict[Task, None] = field(default_factory=dict)
     #: A quarantined unit that runs, while which nothing else begins.
     _alone: Unit | None = None
     closed: bool = False
@@ -117,6 +117,14 @@ class InFlight:
 
     # Out at the other
 
+    def judge(self, unit: Unit, outcomes: Iterable[tuple[Task, Outcome]], ran: float = 0.0) -> None:
+        """Note what is to become of rows of a unit that runs; nothing of one that was abandoned before."""
+        with self._lock:
+            if unit in self._running:
+                now = clock()
+                for task, outcome in outcomes:
+                    task.outcome, task.ran, task.came = outcome, ran, now
+
     def settle(self, unit: Unit) -> bool:
         """Take the results of a unit that ran; False, and nothing taken, if it was abandoned before."""
         with self._lock:
@@ -126,7 +134,7 @@ class InFlight:
                 return False
             model, before = unit.handler.model, len(self._unwritten)
             self._running.remove(unit)
-            self._unwritten |= {id(result): result for result in unit.results}
+            self._unwritten |= dict.fromkeys(one for one in unit.tasks if one.outcome is not None)
             if self._waiting:
                 # A coroutine that has ended makes room for another.
                 self._arrived.notify_all()
@@ -137,22 +145,16 @@ class InFlight:
     def abandon(self, unit: Unit, outcome: Outcome, ran: float = 0.0) -> None:
         """Wait no more for a unit whose thread goes on: *outcome* is that of the call under way.
 
-        Rows that have a result keep it, and those that were not called go back.
+        Rows that have an outcome keep it, and those that were not called go back.
         """
         with self._lock:
             if unit not in self._running:
                 return
             self._running.remove(unit)
-            # A copy, for the thread may add to them.
-            results = list(unit.results)
-            judged = [result.task for result in results]
-            for task in unit.tasks:
-                if task not in judged:
-                    task.abandoned = True
-                    one = outcome if task in unit.called else NOT_STARTED
-                    results.append(Result(task, one, ran, locked=True, thread=unit.thread))
-            self._unwritten |= {id(result): result for result in results}
-            self.wake()
+            self._unwritten |= dict.fromkeys(unit.tasks)
+            for task in unit.open_tasks():
+                task.ran, task.thread = ran, unit.thread
+                self.give_back([task], outcome if task in unit.called else NOT_STARTED)
 
     def put_back(
         self, which: Callable[[Task], bool] = lambda task: True, *, recall: str = ""
@@ -180,13 +182,13 @@ class InFlight:
             self.give_back(taken)
             return len(taken)
 
-    def give_back(self, tasks: Iterable[Task], outcome: PutBack = NOT_STARTED) -> None:
+    def give_back(self, tasks: Iterable[Task], outcome: Outcome = NOT_STARTED) -> None:
         """Have rows released that neither wait for a handler nor run; their leases are not renewed meanwhile."""
         with self._lock:
             for task in tasks:
-                task.abandoned = True
-                result = Result(task, outcome, locked=True)
-                self._unwritten[id(result)] = result
+                task.abandoned = task.locked = True
+                task.outcome, task.came = outcome, clock()
+                self._unwritten[task] = None
             self.wake()
 
     def close(self) -> int:
@@ -198,13 +200,13 @@ class InFlight:
     def give_up_results(self) -> None:
         """Have rows released whose results could not be written until now."""
         with self._lock:
-            for result in self._unwritten.values():
+            for result in self._unwritten:
                 result.came = clock()
                 if not isinstance(result.outcome, (PutBack, Ended)):
                     result.outcome = PutBack("its result could not be written")
             self.wake()
 
-    def unwritten(self) -> list[Result]:
+    def unwritten(self) -> list[Task]:
         """Return what may be written now, the oldest first; what has met a lock comes last."""
         with self._lock:
             fresh, locked = self._fresh_and_locked()
@@ -212,22 +214,22 @@ class InFlight:
             again = [result for result in locked if result.came <= now]
             return [*fresh, *sorted(again, key=lambda result: result.came)]
 
-    def _fresh_and_locked(self) -> tuple[list[Result], list[Result]]:
-        results = list(self._unwritten.values())
+    def _fresh_and_locked(self) -> tuple[list[Task], list[Task]]:
+        results = list(self._unwritten)
         locked = [result for result in results if result.locked]
         return [result for result in results if not result.locked] if locked else results, locked
 
-    def written(self, results: Iterable[Result]) -> None:
+    def written(self, results: Iterable[Task]) -> None:
         """Let go of these rows."""
         with self._lock:
             for result in results:
-                self._unwritten.pop(id(result), None)
+                self._unwritten.pop(result, None)
             self._changed.notify_all()
             if self._waiting:
                 # A quarantined row waits for that.
                 self._arrived.notify_all()
 
-    def postpone(self, results: Iterable[Result], seconds: float) -> None:
+    def postpone(self, results: Iterable[Task], seconds: float) -> None:
         """Postpone these results by so many seconds; others are written before them."""
         with self._lock:
             for result in results:
@@ -260,8 +262,7 @@ class InFlight:
         with self._lock:
             running = [task for unit in self._running for task in unit.tasks]
             waiting = [task for units in self._waiting.values() for u in units for task in u.tasks]
-            results = self._unwritten.values()
-            return [*running, *waiting, *(result.task for result in results)]
+            return [*running, *waiting, *self._unwritten]
 
     def running(self) -> list[Unit]:
         """Return the units that executors have taken, without the abandoned ones."""

@@ -37,7 +37,6 @@ from django_taskclaim.worker.batch import (
     Ambiguous,
     Outcome,
     PutBack,
-    Result,
     Task,
     Unit,
     may_start,
@@ -90,7 +89,7 @@ class Running:
         """Run *unit* in this thread, and note the results there."""
         if unit.quarantined:
             self._note_start(unit)
-        todo = [] if unit.results else [unit.tasks]
+        todo = [unit.open_tasks()]
         while tasks := self._next(unit, todo):
             self._judge(unit, tasks, self._call(unit, tasks), todo)
 
@@ -98,7 +97,7 @@ class Running:
         """Run *unit* on the event loop of this thread, and note the results there."""
         if unit.quarantined:
             await sync_to_async(self._note_start)(unit)
-        todo = [] if unit.results else [unit.tasks]
+        todo = [unit.open_tasks()]
         while tasks := self._next(unit, todo):
             answer = await self._acall(unit, tasks)
             if answer.error is None and not unit.handler.batch:
@@ -109,7 +108,7 @@ class Running:
                 await judge(unit, tasks, answer, todo)
 
     def _note_start(self, unit: Unit) -> None:
-        """Write down that a row which may kill its worker starts, right before it does; it has a result if it may not.
+        """Write down that a row which may kill its worker starts, right before it does; it gets an outcome if not.
 
         If its worker ends from here on, the row has failed. Otherwise it was not started, and has killed nobody.
         """
@@ -122,22 +121,21 @@ class Running:
             note_start(task.row)
         except ClaimLost:
             lost(task.row, "before it could begin")
-            unit.results.append(Result(task, Ended()))
+            self.inflight.judge(unit, [(task, Ended())])
         except Exception as error:
             drop_broken(self.using)
-            unit.results.append(
-                Result(task, PutBack(f"it could not be started: {describe(error)}"))
-            )
+            why = f"it could not be started: {describe(error)}"
+            self.inflight.judge(unit, [(task, PutBack(why))])
 
     # What to call with
 
     def _next(self, unit: Unit, todo: list[list[Task]]) -> list[Task]:
         """Begin the next call of what is *todo*, and return its rows; none where nothing is left."""
         while todo:
-            tasks = self._callable(todo.pop(), unit.results)
-            if tasks and unit.results and self.inflight.closed:
+            tasks = self._callable(unit, todo.pop())
+            if tasks and self.inflight.closed and len(unit.open_tasks()) < len(unit.tasks):
                 # The worker stops between two halves: the rest has not been started.
-                unit.results += [Result(task, NOT_STARTED) for task in tasks]
+                self.inflight.judge(unit, [(task, NOT_STARTED) for task in tasks])
             elif tasks:
                 unit.begin(tasks)
                 return tasks
@@ -155,23 +153,22 @@ class Running:
             return
         # Each row's share, so that they add up to what the call took.
         ran = (now - (unit.started or now)) / len(tasks)
-        for task, outcome in zip(tasks, outcomes, strict=True):
-            unit.results.append(Result(task, outcome, ran, now))
+        self.inflight.judge(unit, zip(tasks, outcomes, strict=True), ran)
 
-    def _callable(self, given: list[Task], results: list[Result]) -> list[Task]:
+    def _callable(self, unit: Unit, given: list[Task]) -> list[Task]:
         """Return the rows that the handler can be called with, and note what becomes of the others, if anything."""
         tasks = given
         if not may_start(given):
             # Between two halves: the handler may have ended some claims itself.
             ended = [task for task in given if task.claim.ended]
-            results += [Result(task, task.claim.how_ended() or Ended()) for task in ended]
             late = [task for task in given if task.claim.lost or task.is_overdue()]
-            results += [Result(task, NOT_STARTED) for task in late if task not in ended]
+            self.inflight.judge(unit, [(task, NOT_STARTED) for task in late])
+            self.inflight.judge(unit, [(task, task.claim.how_ended() or Ended()) for task in ended])
             tasks = [task for task in given if task not in ended and task not in late]
             tasks = [task for task in tasks if not task.abandoned]
         if tasks and tasks[0].handler.needs_source:
             gone = [task for task in tasks if lacks_source(task.row)]
-            results += [Result(task, _without_source(task)) for task in gone]
+            self.inflight.judge(unit, [(task, _without_source(task)) for task in gone])
             tasks = [task for task in tasks if task not in gone]
         return tasks
 

@@ -33,7 +33,7 @@ from django_taskclaim.ranges.walking import halve
 from django_taskclaim.signals import after_commit
 from django_taskclaim.states import WORKER_MARK, Status
 from django_taskclaim.throttling.throttles import working_on
-from django_taskclaim.worker.batch import DONE, Ambiguous, Done, Failed, Outcome, PutBack, Result
+from django_taskclaim.worker.batch import DONE, Ambiguous, Done, Failed, Outcome, PutBack, Task
 from django_taskclaim.worker.calling import complete, judged
 from django_taskclaim.worker.counters import Counters
 from django_taskclaim.worker.inflight import InFlight
@@ -100,16 +100,16 @@ class Writer:
         groups = _alike(self.inflight.unwritten())
         for results in groups:
             # What met a lock a moment ago would hold up all the others again.
-            with working_on(results[0].task.handler.model):
+            with working_on(results[0].handler.model):
                 self._write(results, around_locks=results[0].locked)
         return any(type(results[0].outcome) is not Ended for results in groups)
 
-    def _write(self, results: Sequence[Result], *, around_locks: bool = False) -> None:
+    def _write(self, results: Sequence[Task], *, around_locks: bool = False) -> None:
         """Write results that one statement can write; where it fails because of a few, all the others."""
         search = _Search(self.using, self.was_away_since)
-        held_up: list[tuple[Sequence[Result], Exception]] = []
+        held_up: list[tuple[Sequence[Task], Exception]] = []
 
-        def attempt(part: Sequence[Result]) -> None:
+        def attempt(part: Sequence[Task]) -> None:
             try:
                 contention = self._send(part, around_locks=around_locks)
             except TROUBLE as error:
@@ -120,7 +120,7 @@ class Writer:
             if contention is not None:
                 held_up.append((part, contention))
 
-        found: list[Bad[Result]] = []
+        found: list[Bad[Task]] = []
         for bad in bisect(results, attempt, search.is_of_a_row):
             if isinstance(bad, Bad):
                 search.check(bad.error, is_first=not found)
@@ -130,14 +130,14 @@ class Writer:
         for part, contention in held_up:
             self._go_around(part, contention, tried=around_locks)
 
-    def _send(self, results: Sequence[Result], *, around_locks: bool) -> Exception | None:
+    def _send(self, results: Sequence[Task], *, around_locks: bool) -> Exception | None:
         """Write results in one statement, or without what somebody has locked; return what contention stopped it."""
         results = list(results)
         for result in results:
-            result.task.ending = True
-            if result.task.abandoned:
+            result.ending = True
+            if result.abandoned:
                 # Its handler may be saving it as another row.
-                result.task.carrier()
+                result.carrier()
         self.last_turn = clock()
         try:
             with waiting_once(self.using):
@@ -154,26 +154,26 @@ class Writer:
         self._let_go(results)
         return None
 
-    def _let_go(self, results: list[Result]) -> None:
+    def _let_go(self, results: list[Task]) -> None:
         """Hold these rows no longer; a batch of which nothing is left has come to its end."""
         self.inflight.written(results)
         for result in results:
-            if (batch := result.task.batch) is not None:
+            if (batch := result.batch) is not None:
                 batch.left -= 1
                 if not batch.left:
-                    model = result.task.handler.model
+                    model = result.handler.model
                     self.counters.count_batch(model, clock() - batch.claimed_at)
         ran = sum(result.ran for result in results)
         if ran and type(results[0].outcome) in (Done, Ended):
-            self.sizes[results[0].task.handler.model].note(len(results), ran)
+            self.sizes[results[0].handler.model].note(len(results), ran)
 
-    def _write_unlocked(self, results: list[Result]) -> list[Result]:
+    def _write_unlocked(self, results: list[Task]) -> list[Task]:
         """Write the rows that nobody has locked, and return all but the locked ones, which come round again."""
         dialect = dialect_for(connections[self.using])
         with dialect.own_transaction():
             free, busy = lock_free(_rows_of(results))
             if isinstance(results[0].outcome, Done):
-                held_up = with_locked_source(free, results[0].task.handler.update_fields)
+                held_up = with_locked_source(free, results[0].handler.update_fields)
                 free, busy = [row for row in free if row not in held_up], [*busy, *held_up]
             unlocked, locked = _those_of(results, free), _those_of(results, busy)
             if unlocked:
@@ -184,18 +184,18 @@ class Writer:
         self._log_lost(result for result in decided if result not in unlocked)
         return decided
 
-    def _go_around(self, results: Sequence[Result], error: Exception, *, tried: bool) -> None:
+    def _go_around(self, results: Sequence[Task], error: Exception, *, tried: bool) -> None:
         """Write what meets no lock, on its own row or on another that it refers to; the rest comes round again."""
         if not tried:
             self._write(results, around_locks=True)
         elif len(results) == 1:
-            model = results[0].task.handler.model._meta.label
+            model = results[0].handler.model._meta.label
             self._limited.warn(f"{model}: a result waits for a lock that somebody holds", error)
             self._postpone(results)
         else:
             self._write_one_by_one(results)
 
-    def _write_one_by_one(self, results: Sequence[Result]) -> None:
+    def _write_one_by_one(self, results: Sequence[Task]) -> None:
         """Try each result by itself; what there was no time for comes before what has met a lock, in the next turn."""
         end = clock() + PATIENCE
         for number, result in enumerate(results):
@@ -204,41 +204,41 @@ class Writer:
                 break
             self._write([result], around_locks=True)
 
-    def _postpone(self, results: Sequence[Result], seconds: float = LOCKED) -> None:
+    def _postpone(self, results: Sequence[Task], seconds: float = LOCKED) -> None:
         """Let results wait, and their rows be renewed meanwhile."""
         for result in results:
-            result.task.ending = False
+            result.ending = False
             if result.thread is not None and end_session_of(result.thread, self.using):
-                logger.error("%s: its database session was ended", named(result.task.row))
+                logger.error("%s: its database session was ended", named(result.row))
                 result.thread, seconds = None, FREED
         self.inflight.postpone(results, seconds)
 
-    def _refused(self, result: Result, error: Exception) -> None:
+    def _refused(self, result: Task, error: Exception) -> None:
         """Fail a row whose result the database refuses: that is its own fault."""
         if isinstance(result.outcome, Done):
-            result.outcome = judged(result.task.row, error)
+            result.outcome = judged(result.row, error)
             self._write([result])
         else:
-            unrecorded(result.task.row, error)
+            unrecorded(result.row, error)
             self._let_go([result])
 
-    def _log_lost(self, results: Iterable[Result]) -> None:
+    def _log_lost(self, results: Iterable[Task]) -> None:
         for result in results:
-            if (ended := result.task.claim.how_ended()) is not None:
+            if (ended := result.claim.how_ended()) is not None:
                 # By its handler, which went on after its time was over.
                 result.outcome = ended
                 self._note_ended([result])
                 continue
             raised = getattr(result.outcome, "error", None)
             error = raised if isinstance(raised, BaseException) else None
-            if result.task.claim.ambiguous:
+            if result.claim.ambiguous:
                 _log_undecided(result, error or "the answer to its COMMIT was lost")
             else:
-                lost(result.task.row, "noticed when its result was written", error=error)
+                lost(result.row, "noticed when its result was written", error=error)
 
     # The verbs
 
-    def _apply(self, results: list[Result]) -> None:
+    def _apply(self, results: list[Task]) -> None:
         """Write by the verb of their outcome, and note what is written; ClaimLost names the others."""
         # Read once, for a process that ends gives up what is not written yet.
         outcome = results[0].outcome
@@ -251,16 +251,15 @@ class Writer:
             raise
         self._note(results, outcome, clock() - began)
 
-    def _call_verb(self, results: list[Result], outcome: Outcome) -> None:
+    def _call_verb(self, results: list[Task], outcome: Outcome | None) -> None:
         match outcome:
             case Done():
-                complete(results[0].task.handler, _rows_of(results))
+                complete(results[0].handler, _rows_of(results))
             case PutBack():
                 if outcome.everyone and outcome.delay is not None:
                     # First, or somebody else would claim the row and ask the same in vain.
-                    task = results[0].task
-                    holder, _, _ = task.claim.token.holder.partition(WORKER_MARK)
-                    model, why = task.handler.model, outcome.reason
+                    holder, _, _ = results[0].claim.token.holder.partition(WORKER_MARK)
+                    model, why = results[0].handler.model, outcome.reason
                     stop_everyone(model, self.using, outcome.delay, why, holder)
                 release(_rows_of(results), outcome.delay, quarantined=outcome.quarantined)
             case Failed():
@@ -268,7 +267,7 @@ class Writer:
             case Ambiguous():
                 self._decide(results, outcome)
 
-    def _note(self, results: list[Result], outcome: Outcome, seconds: float) -> None:
+    def _note(self, results: list[Task], outcome: Outcome | None, seconds: float) -> None:
         """Count and log what has been written."""
         match outcome:
             case Done():
@@ -281,14 +280,14 @@ class Writer:
                     error = getattr(result.outcome, "error", outcome.error)
                     raised = error if isinstance(error, BaseException) else None
                     self._note_failed(result, class_and_text(error), seconds, raised)
-                    if result.task.claim.too_long and result.task.handler.has_ranges:
+                    if result.claim.too_long and result.handler.has_ranges:
                         # Contention there would roll back the failure with it.
-                        after_commit(self.using, partial(self._halve, result.task.row))
+                        after_commit(self.using, partial(self._halve, result.row))
             case _:
                 self._note_ended(results, seconds)
 
-    def _note_completed(self, results: list[Result], seconds: float) -> None:
-        self.counters.count_done(results[0].task.handler.model, len(results))
+    def _note_completed(self, results: list[Task], seconds: float) -> None:
+        self.counters.count_done(results[0].handler.model, len(results))
         ran = sum(result.ran for result in results)
         changed("completed", _rows_of(results), seconds, ran=ran)
 
@@ -301,20 +300,20 @@ class Writer:
 
     def _note_failed(
         self,
-        result: Result,
+        result: Task,
         described: tuple[str, str],
         seconds: float,
         raised: BaseException | None = None,
     ) -> None:
-        row, (name, text) = result.task.row, described
+        row, (name, text) = result.row, described
         final = row.__dict__.get(claim_columns(type(row)).status.attname) == Status.FAILED
         self.counters.count_error(type(row), f"{name}: {text}" if name else text, final=final)
         failed(row, seconds, name, text, ran=result.ran, final=final, raised=raised)
 
-    def _decide(self, results: list[Result], outcome: Ambiguous) -> None:
+    def _decide(self, results: list[Task], outcome: Ambiguous) -> None:
         """Find out, by the token, whether a transaction was committed whose COMMIT was not answered."""
         (result,) = results
-        found = judge_ambiguous_commit([result.task.row], patience=0)
+        found = judge_ambiguous_commit([result.row], patience=0)
         if found.still_held:
             result.outcome = outcome.otherwise
             self._apply(results)
@@ -323,7 +322,7 @@ class Writer:
         else:
             _log_undecided(result, outcome.error)
 
-    def _note_ended(self, results: list[Result], seconds: float = 0.0) -> None:
+    def _note_ended(self, results: list[Task], seconds: float = 0.0) -> None:
         """Count what was written before: by the handler, with its transaction, or once it was decided."""
         outcome = results[0].outcome
         if not isinstance(outcome, Ended):
@@ -371,37 +370,37 @@ class _Search:
             raise self._ended_session
 
 
-def _log_undecided(result: Result, error: BaseException | str) -> None:
+def _log_undecided(result: Task, error: BaseException | str) -> None:
     broken(
-        f"{named(result.task.row)}: whether its transaction was committed cannot be told any more, so this run is not"
+        f"{named(result.row)}: whether its transaction was committed cannot be told any more, so this run is not"
         " repeated",
         error,
         event="undecided",
-        keys=[str(result.task.claim.pk)],
+        keys=[str(result.claim.pk)],
     )
 
 
-def _alike(results: list[Result]) -> list[list[Result]]:
+def _alike(results: list[Task]) -> list[list[Task]]:
     """Group results so that one statement can write each group; nearly always there is one, of rows that are done."""
-    groups: dict[object, list[Result]] = {}
+    groups: dict[object, list[Task]] = {}
     for result in results:
         kind = DONE if result.outcome is DONE else _kind(result)
-        groups.setdefault((type(result.task.row), result.locked, kind), []).append(result)
+        groups.setdefault((type(result.row), result.locked, kind), []).append(result)
     return list(groups.values())
 
 
-def _kind(result: Result) -> object:
+def _kind(result: Task) -> object:
     outcome = result.outcome
     if isinstance(outcome, Failed):
         # Rows that have failed as often are all tried again, or none of them.
-        return text_to_store(outcome.error), result.task.claim.attempts
+        return text_to_store(outcome.error), result.claim.attempts
     return id(result) if isinstance(outcome, Ambiguous) else outcome
 
 
-def _rows_of(results: list[Result]) -> list[Any]:
-    return [result.task.row for result in results]
+def _rows_of(results: list[Task]) -> list[Any]:
+    return [result.row for result in results]
 
 
-def _those_of(results: list[Result], rows: Iterable[object]) -> list[Result]:
+def _those_of(results: list[Task], rows: Iterable[object]) -> list[Task]:
     wanted = {id(row) for row in rows}
-    return [result for result in results if id(result.task.row) in wanted]
+    return [result for result in results if id(result.row) in wanted]
