@@ -36,7 +36,7 @@ from django_taskclaim.policy import (
     set_policy,
 )
 from django_taskclaim.querysets.completing import checked_results
-from django_taskclaim.querysets.scope import refuse_unclaimable, refuse_unknown_order
+from django_taskclaim.querysets.scope import Rows, refuse_unclaimable, refuse_unknown_order
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -72,7 +72,7 @@ class Handler:
     health_checks: Sequence[object] = conf.option(
         conf.list_of("a list of checks", lambda _: True), default=()
     )
-    queryset: "models.QuerySet[Any] | None" = conf.option(
+    queryset: Rows | None = conf.option(
         conf.or_none(accepting("a queryset", lambda rows: isinstance(rows, models.QuerySet)))
     )
     #: The function gets the sources of the rows, which are companions.
@@ -169,7 +169,7 @@ class HandlerOptions(TypedDict, total=False):
     # What is claimed, and when
 
     #: Narrows what is claimed.
-    queryset: "models.QuerySet[Any] | None"
+    queryset: Rows | None
     #: The order of all claims of the model, as in ``QuerySet.order_by()``; the order of a queryset goes before it.
     order_by: Sequence[str | Combinable]
     #: The most rows of one claim; without it as many as take about a second.

@@ -23,9 +23,8 @@ E043      a router keeps the tables of the control app away from a database that
 E051      the archive of a handler is no installed model on a table of its own
 E052      rows are to be open again on a model without ``RetryMixin``
 E053      an archive lacks columns of the model, or needs some that the model does not have
-E061      a companion (``SourceMixin``) has no link ``source``, or its manager no ``populate()``
+E061      a companion (``SourceMixin``) has no link ``source``
 E062      the link of a companion is not unique
-E063      the link of a companion is a foreign key with a constraint into another database
 E064      ``update_fields`` of a companion's handler names a column that both tables have, or one on another database
 E071      a model of ranges names no source
 E072      a model of ranges and its source are written to different databases

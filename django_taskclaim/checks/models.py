@@ -144,16 +144,6 @@ def _companion(model: type[models.Model]) -> Iterator[CheckMessage]:
     if not _is_unique(link):
         text = f"{label}.{LINK} is not unique, so one source could have two rows."
         yield message("E062", text, one_to_one % source, model)
-    if beside != alias and getattr(link.field, "db_constraint", False):
-        text = (
-            f"{label}.{LINK} is a foreign key with a constraint into another database, {beside!r}."
-        )
-        yield message("E063", text, f"{LINK} = SourceKey({source})", model)
-    manager: Any = model._default_manager
-    if hasattr(manager, "claim_batch") and not hasattr(manager, "populate"):
-        text = f"{label}.{manager.name} = {type(manager).__name__}() has no populate()."
-        hint = "Inherit from CompanionManager and CompanionQuerySet of django_taskclaim.companions."
-        yield message("E061", text, hint, model)
     if is_claimable(model) and (found := handler_for(model)):
         yield from _results(found, link, "" if beside == alias else beside)
 

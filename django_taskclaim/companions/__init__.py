@@ -14,6 +14,7 @@ from django_taskclaim.columns import COMPANION, LINK, companion_of, source_link
 from django_taskclaim.companions.populating import Population, Progress
 from django_taskclaim.querysets.isolating import Bad, isolate_unreadable
 from django_taskclaim.querysets.manager import ClaimManager, ClaimQuerySet
+from django_taskclaim.querysets.scope import Rows
 
 __all__ = ["CompanionManager", "CompanionQuerySet", "companion_of", "load_sources"]
 
@@ -26,7 +27,7 @@ class CompanionQuerySet(ClaimQuerySet[M]):
 
     def populate(
         self,
-        sources: "models.QuerySet[Any] | models.Manager[Any]",
+        sources: Rows | models.Manager[Any],
         *,
         paused: bool = False,
         chunk_size: int | None = None,

@@ -4,8 +4,6 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any, ClassVar, Self
 
-from django.db import models
-
 from django_taskclaim.conf import DURATION, NUMBER_OR_NONE
 from django_taskclaim.fields import (
     RangeCountField,
@@ -14,6 +12,7 @@ from django_taskclaim.fields import (
     RangePositionField,
 )
 from django_taskclaim.models.mixins import ClaimBase
+from django_taskclaim.querysets.scope import Rows
 from django_taskclaim.ranges import RangeManager, walking
 from django_taskclaim.ranges.keys import Keys, source_of
 
@@ -55,7 +54,7 @@ class RangeMixin(ClaimBase):
         abstract = True
 
     @classmethod
-    def source_rows(cls) -> "models.QuerySet[Any]":
+    def source_rows(cls) -> Rows:
         """Return the rows that are worked through, in any order; override it to leave some out.
 
         What it selects may change by the work itself (``filter(width=None)``), but not by that of others meanwhile.

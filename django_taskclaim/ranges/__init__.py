@@ -12,6 +12,7 @@ from django.db.models import Sum
 
 from django_taskclaim.conf import NUMBER_OR_NONE
 from django_taskclaim.querysets.manager import ClaimManager, ClaimQuerySet
+from django_taskclaim.querysets.scope import Rows
 from django_taskclaim.ranges import planning
 from django_taskclaim.ranges.keys import RangeTarget
 from django_taskclaim.ranges.walking import WORTH_SPLITTING, split_largest
@@ -92,6 +93,6 @@ class RowCounts(NamedTuple):
 
 def row_counts(model: type[models.Model], alias: str) -> RowCounts:
     """Return the rows of all ranges of *model*."""
-    rows: models.QuerySet[Any] = models.QuerySet(model, using=alias)
+    rows: Rows = models.QuerySet(model, using=alias)
     totals = rows.aggregate(planned=Sum("rows_planned"), done=Sum("rows_done"))
     return RowCounts(totals["planned"] or 0, totals["done"] or 0)

@@ -18,7 +18,7 @@ from django.db.models import Q
 
 from django_taskclaim.db import dialect_for
 from django_taskclaim.db.sql import WAIT
-from django_taskclaim.querysets.scope import ClaimTarget
+from django_taskclaim.querysets.scope import ClaimTarget, Rows
 
 #: As ``row.pk`` has it: a tuple for a composite key.
 Key = Any
@@ -41,9 +41,9 @@ class Keys:
         self.fields = [_plain(field) for field in source._meta.pk_fields]
         self.names = [field.attname for field in source._meta.pk_fields]
 
-    def rows(self, after: Key | None = None, until: Key | None = None) -> "models.QuerySet[Any]":
+    def rows(self, after: Key | None = None, until: Key | None = None) -> Rows:
         """Return every row between two keys in the order of keys, also those that a manager hides."""
-        rows: models.QuerySet[Any] = models.QuerySet(self.source, using=self.alias)
+        rows: Rows = models.QuerySet(self.source, using=self.alias)
         return rows.filter(self.between(after, until)).order_by("pk")
 
     def between(
@@ -70,9 +70,7 @@ class Keys:
             )
         return steps
 
-    def parts(
-        self, rows: "models.QuerySet[models.Model]", size: int, after: Key | None = None
-    ) -> Iterator[Part]:
+    def parts(self, rows: Rows, size: int, after: Key | None = None) -> Iterator[Part]:
         """Cut what follows *after* of ordered *rows* into parts of *size*, the last of which may be smaller.
 
         No row is read, and rows may come and go meanwhile.
@@ -107,7 +105,7 @@ class Keys:
         return key if len(key) > 1 else key[0]
 
 
-def key_at(rows: "models.QuerySet[models.Model]", place: int) -> Key | None:
+def key_at(rows: Rows, place: int) -> Key | None:
     """Return the key of the row at *place* (from 0) of ordered *rows*; None where there are not so many."""
     return next(iter(rows.values_list("pk", flat=True)[place : place + 1]), None)
 
@@ -146,7 +144,7 @@ class RangeTarget:
         return cls(model, ClaimTarget.of(model, alias), Keys(source_of(model), alias))
 
     @property
-    def ranges(self) -> "models.QuerySet[Any]":
+    def ranges(self) -> Rows:
         """Every range, also those that a manager hides."""
         return models.QuerySet(self.model, using=self.claims.alias).order_by()
 
@@ -154,11 +152,11 @@ class RangeTarget:
         """Match the source's keys beyond *after* up to and with *until*; None is no bound."""
         return self.keys.between(self.keys.decode(after), self.keys.decode(until))
 
-    def source_rows(self, after: str | None, until: str | None) -> "models.QuerySet[Any]":
+    def source_rows(self, after: str | None, until: str | None) -> Rows:
         """Return the rows of the source between two keys, in the order of keys."""
         return self.keys.rows().filter(self.between(after, until))
 
-    def key_at(self, rows: "models.QuerySet[models.Model]", place: int) -> str | None:
+    def key_at(self, rows: Rows, place: int) -> str | None:
         """Return the key of the row at *place* (from 0) of ordered *rows*; None where there are not so many."""
         key = key_at(rows, place)
         return None if key is None else self.keys.encode(key)

@@ -25,7 +25,7 @@ from django_taskclaim.exceptions import (
     RangeUnfinished,
     RetriesExhausted,
 )
-from django_taskclaim.querysets.scope import is_running
+from django_taskclaim.querysets.scope import Rows, is_running
 from django_taskclaim.querysets.transactions import in_transaction, refuse_old_snapshots
 from django_taskclaim.querysets.writes import raise_lost
 from django_taskclaim.ranges.keys import RangeTarget, reached
@@ -154,7 +154,7 @@ _begun = threading.local()
 class Chunk(NamedTuple):
     """The next rows of a range, and the key that they end with."""
 
-    rows: "models.QuerySet[Any]"
+    rows: Rows
     last: str
     size: int
 
