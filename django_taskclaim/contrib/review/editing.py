@@ -5,6 +5,7 @@ from datetime import timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from django.core.exceptions import PermissionDenied
 from django.db import transaction
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.http.response import HttpResponseBase
@@ -16,7 +17,7 @@ from django.views.generic.edit import ModelFormMixin
 from django_taskclaim.claim import carried_claim
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.contrib.review.holding import HolderMixin, may_operate
-from django_taskclaim.contrib.review.outcomes import Written, as_written, outcome_of, written
+from django_taskclaim.contrib.review.outcomes import outcome_of, written
 from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.holders import holder_of, name_of
 from django_taskclaim.states import Status
@@ -28,9 +29,6 @@ else:
 
 #: The form fields that are ours.
 TOKEN, TO, REASON, SEEN = "taskclaim_token", "taskclaim_to", "taskclaim_reason", "taskclaim_seen"
-
-#: The acts that send the form.
-FORM_ACTS = ("finish", "save", "hand_over")
 
 #: The prefix of the fields that show what is stored.
 STORED = "stored"
@@ -117,9 +115,7 @@ class HeldRowView(HolderMixin, _Form, TemplateResponseMixin, View):
         if self._now is None:
             return self.not_yours()
         if not self.may_take_over(self._now):
-            return self.refused(
-                _("You may not take rows over. Ask an administrator for the permission.")
-            )
+            raise PermissionDenied(_("You may not take rows over."))
         reason = self.request.POST.get(REASON, "").strip()
         if not reason:
             return self.not_yours(problem=_("Say why, for the person who loses it."))
@@ -173,7 +169,7 @@ class HeldRowView(HolderMixin, _Form, TemplateResponseMixin, View):
         return []
 
     def is_allowed(self) -> bool:
-        """Say whether the user may edit the row, asked before each request."""
+        """Say whether the user may edit the row."""
         return self.may_edit(self.request.user, self.stored_row(self.kwargs["pk"]))
 
     def may_take_over(self, row: object) -> bool:
@@ -183,24 +179,6 @@ class HeldRowView(HolderMixin, _Form, TemplateResponseMixin, View):
         """
         user = self.request.user
         return self.may_edit(user, row) and may_operate(user)
-
-    def why_refused(self) -> str:
-        """Say what the user may not do here, and nothing about the row."""
-        if not self.may_edit(self.request.user):
-            return super().why_refused()
-        words = {"name": self.get_queryset().model._meta.verbose_name}
-        return (
-            _("You may not change this %(name)s. Ask an administrator for the permission.") % words
-        )
-
-    def typed(self) -> list[Written]:
-        """Return the fields of the form, or the reason of a take-over."""
-        sent = self.request.POST
-        if sent.get("act") in FORM_ACTS:
-            self.object = None
-            return [field for field in written(self.get_form(), None) if field.differs]
-        reason = sent.get(REASON, "")
-        return [as_written(_("Reason"), reason)] if reason else []
 
     # A row that is not the user's
 

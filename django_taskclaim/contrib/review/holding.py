@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from django.apps import apps
 from django.contrib.auth import get_backends, get_permission_codename
-from django.contrib.auth.mixins import LoginRequiredMixin
+from django.contrib.auth.mixins import UserPassesTestMixin
 from django.core.exceptions import ObjectDoesNotExist, ValidationError
 from django.db import connections, models
 from django.db.transaction import non_atomic_requests
 from django.http import HttpRequest, HttpResponse, HttpResponseBadRequest, JsonResponse
 from django.http.response import HttpResponseBase
-from django.template.response import TemplateResponse
 from django.utils.decorators import method_decorator
 from django.utils.translation import gettext as _
 from django.views.decorators.cache import never_cache
@@ -20,7 +19,7 @@ from django.views.decorators.csrf import csrf_protect
 from django.views.generic import View
 
 from django_taskclaim.columns import claim_columns
-from django_taskclaim.contrib.review.outcomes import Written, outcome_of
+from django_taskclaim.contrib.review.outcomes import outcome_of
 from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.fields import as_utc
 from django_taskclaim.holders import holder_of
@@ -42,8 +41,6 @@ PING_AT_LEAST, PING_AT_MOST = 5.0, 60.0
 #: Claims that one ping may name.
 MOST_PINGED = 200
 
-FORBIDDEN = 403
-
 
 def in_no_transaction(view: V) -> V:
     """Keep ATOMIC_REQUESTS off a view that claims: what it shows must be committed, and on every database."""
@@ -53,7 +50,7 @@ def in_no_transaction(view: V) -> V:
 
 
 @method_decorator([never_cache, csrf_protect], name="dispatch")
-class HolderMixin(LoginRequiredMixin, Base):
+class HolderMixin(UserPassesTestMixin, Base):
     """For a view on which the user who is logged in holds rows; ``get_queryset()`` says which rows there are for them.
 
     Who may work on them, ``may_edit()`` says: a row that the user may not edit is neither shown nor claimed nor
@@ -64,8 +61,6 @@ class HolderMixin(LoginRequiredMixin, Base):
     lease: timedelta | float = timedelta(hours=1)
     #: The methods that a POST may name in ``act``.
     acts: ClassVar[tuple[str, ...]] = ("ping",)
-    #: The page of status 403.
-    refused_template_name = "taskclaim/review/refused.html"
 
     request: HttpRequest
 
@@ -77,11 +72,6 @@ class HolderMixin(LoginRequiredMixin, Base):
     def as_view(cls, **initkwargs: object) -> Any:
         return in_no_transaction(super().as_view(**initkwargs))
 
-    def dispatch(self, request: HttpRequest, *args: object, **kwargs: object) -> HttpResponseBase:
-        if request.user.is_authenticated and not self.is_allowed():
-            return self.refused()
-        return super().dispatch(request, *args, **kwargs)
-
     # Who may
 
     def may_edit(self, user: object, row: object = None) -> bool:
@@ -92,28 +82,13 @@ class HolderMixin(LoginRequiredMixin, Base):
         """
         return may_change(user, self.get_queryset().model, row)
 
+    def test_func(self) -> bool:
+        """Say whether the user may do anything here, asked before each request: if not, the answer is Django's 403."""
+        return self.request.user.is_authenticated and self.is_allowed()
+
     def is_allowed(self) -> bool:
-        """Say whether the user may do anything here; asked before each request."""
+        """Say whether the user, who is logged in, may do anything here."""
         return self.may_edit(self.request.user)
-
-    def refused(self, sentence: str = "") -> HttpResponseBase:
-        """Answer 403 with a *sentence* and with what was typed; nothing was written."""
-        if self.request.POST.get("act") == "ping":
-            answer = self.ping()
-            answer.status_code = FORBIDDEN
-            return answer
-        context = {"sentence": sentence or self.why_refused(), "typed": self.typed(), "view": self}
-        template = self.refused_template_name
-        return TemplateResponse(self.request, template, context, status=FORBIDDEN)
-
-    def why_refused(self) -> str:
-        """Say what the user may not do here."""
-        words = {"names": self.get_queryset().model._meta.verbose_name_plural}
-        return _("You may not change %(names)s. Ask an administrator for the permission.") % words
-
-    def typed(self) -> list[Written]:
-        """Return what the user typed into the form that is refused."""
-        return []
 
     def holder(self) -> str:
         """Return the name under which the user holds rows; of your own, if you like, but never from the request."""

@@ -92,11 +92,6 @@ def written(form: Any, stored: Any) -> list[Written]:
     return [_written(field, None if stored is None else stored[field.name]) for field in fields]
 
 
-def as_written(label: str, text: str) -> Written:
-    """Return a *text* that was sent in no form."""
-    return Written(label, forms.Textarea().render("", text, _attrs(label)), None, differs=True)
-
-
 def _is_secret(field: Any) -> bool:
     return isinstance(field.field.widget, forms.PasswordInput)
 

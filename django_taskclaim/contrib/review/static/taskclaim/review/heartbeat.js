@@ -103,8 +103,7 @@
         headers: { "X-CSRFToken": csrf ? csrf.value : "", Accept: "application/json" },
       });
       const told = (answer.headers.get("Content-Type") || "").startsWith("application/json");
-      // A 403 that tells of the rows is a permission that was taken away; any other, a session that has ended.
-      if (told && (answer.ok || answer.status === 403)) heard(await answer.json());
+      if (told && answer.ok) heard(await answer.json());
       else if (answer.redirected || answer.status === 403) say(desk.dataset.out);
       else throw new Error(answer.status);
       failures = 0;
