@@ -39,7 +39,6 @@ W051      rows are deleted past Django, which would follow relations or call rec
 E101–E106 asked of the server, with ``--database`` only: it is too old for the claims (E101), a table has no
           transactions (E102), the binary log holds statements (E103), holders are not compared exactly (E104),
           the default isolation makes claims fail each other (E105), it cannot be written to (E106)
-W107      a connection pooler, and server-side cursors are on (PostgreSQL)
 W108      a Galera cluster (MariaDB)
 ========= ====================================================================================================
 

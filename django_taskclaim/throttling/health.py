@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from django.db import connections
+from django.db import Error, NotSupportedError, connections
 from django.utils.module_loading import import_string
 
 from django_taskclaim import conf
 
 if TYPE_CHECKING:
     # Loaded at the first question, for its module needs configured settings.
-    from django_taskclaim.monitoring.server import Refusal, Server
+    from django_taskclaim.monitoring.server import Server
 
 Check: TypeAlias = Callable[[str], str | None]
 
@@ -30,28 +30,17 @@ class ServerCheck:
     name: str
     #: The alias that is asked; None is the one that models are claimed on.
     using: str | None = None
-    #: The method of ``Server`` that not every database can answer.
-    question: str | None = None
 
     def __call__(self, using: str) -> str | None:
-        server = self._server(using)
+        from django_taskclaim.monitoring.server import server_for
+
+        server = server_for(connections[self.using or using])
         with server.bounded(PATIENCE):
             return self.judge(server)
 
     def judge(self, server: "Server") -> str | None:
         """Compare what the database says with the limit."""
         raise NotImplementedError
-
-    def refusal(self, using: str, *, ask: bool) -> "Refusal | None":
-        """Say why databases of this kind cannot answer; with *ask* why this server does not, though its kind can."""
-        if self.question is None:
-            return None
-        return self._server(using).refusal(self.question, ask=ask)
-
-    def _server(self, using: str) -> "Server":
-        from django_taskclaim.monitoring.server import server_for
-
-        return server_for(connections[self.using or using])
 
 
 class ReplicaLag(ServerCheck):
@@ -69,7 +58,6 @@ class ReplicaLag(ServerCheck):
         self.using = using
         self.replicas = replicas
         self.name = "replica lag" if using is None else f"replica lag of {using}"
-        self.question = "replicas" if using is None else "own_lag"
 
     def judge(self, server: "Server") -> str | None:
         if self.using is not None:
@@ -134,9 +122,14 @@ def name_of(check: Check) -> str:
     return str(named or type(check).__qualname__)
 
 
-def refusal(check: Check, using: str, *, ask: bool) -> "Refusal | None":
-    """Say why the database cannot answer *check*; with *ask* its server is asked, and nothing else.
-
-    Errors of the database pass: one that is away refuses nothing.
-    """
-    return check.refusal(using, ask=ask) if isinstance(check, ServerCheck) else None
+def refusal(check: Check, using: str) -> str:
+    """Say why the database can never answer a check of the package; empty where it can, or is away for the moment."""
+    try:
+        if isinstance(check, ServerCheck):
+            check(using)
+    except NotSupportedError as error:
+        return str(error)
+    except (Error, ValueError):
+        # The worker asks again, and stops claims as long as there is no answer.
+        pass
+    return ""

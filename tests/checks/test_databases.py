@@ -7,8 +7,7 @@ from django.core.checks import run_checks
 from django.db import connection
 
 from django_taskclaim import checks
-from tests.checks.pooler import Pooler
-from tests.checks.support import configured, ids, text
+from tests.checks.support import configured, ids
 from tests.testapp.models import ClaimOnly
 
 pytestmark = pytest.mark.promise(14)
@@ -173,21 +172,6 @@ def test_a_wrong_table_is_mended_by_the_hint(expected: str, damage: str) -> None
 def test_defaults_of_a_server_that_break_a_promise(setting: str, expected: str) -> None:
     with configured(OPTIONS={"options": f"-c {setting}"}):
         assert servers() == [expected]
-
-
-@only_on("postgresql")
-@asks_servers
-def test_a_connection_pooler_needs_server_side_cursors_switched_off() -> None:
-    pooler = Pooler()
-    pooler.start()
-    address = {"HOST": "127.0.0.1", "PORT": pooler.port}
-    options = {"sslmode": "disable", "gssencmode": "disable"}
-    with configured(OPTIONS=options, **address):
-        messages = checks.check_servers(["default"])
-        assert ids(messages) == ["W107"]
-        assert "DISABLE_SERVER_SIDE_CURSORS" in text(messages)
-    with configured(OPTIONS=options, DISABLE_SERVER_SIDE_CURSORS=True, **address):
-        assert servers() == []
 
 
 @pytest.mark.django_db

@@ -7,11 +7,11 @@ import pytest
 from django.db import connection
 
 from django_taskclaim.db.notify import called_for
-from tests.checks.pooler import Pooler
 from tests.proxy import url_through
 from tests.sessions import end_session, other_sessions
 from tests.testapp.models import Job
 from tests.worker.conftest import Worker, jobs, states, wait_until
+from tests.worker.pooler import Pooler
 
 pytestmark = [pytest.mark.processes, pytest.mark.django_db(transaction=True, databases="__all__")]
 

@@ -261,11 +261,10 @@ def _lacking(handler: Handler, using: str) -> list[str]:
 def _refused_checks(handler: Handler, using: str) -> list[str]:
     try:
         checks = health_checks(handler.health_checks)
-        found = [refusal(check, using, ask=ask) for check in checks for ask in (False, True)]
+        # A check that would be worthless keeps the worker from starting.
+        return list(filter(None, [refusal(check, using) for check in checks]))
     except (ImportError, TypeError, ConnectionDoesNotExist) as error:
         return [f"A health check of {handler.name} cannot be loaded: {error}"]
-    # A check that would be worthless keeps the worker from starting.
-    return [f"{one.message} {one.hint}" for one in found if one is not None]
 
 
 def _prepare_health_file(worker: WorkerOptions) -> None:

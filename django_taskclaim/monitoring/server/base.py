@@ -7,7 +7,7 @@ from datetime import timedelta
 from time import monotonic
 from typing import Any, ClassVar, NamedTuple
 
-from django.db import OperationalError, transaction
+from django.db import NotSupportedError, OperationalError, transaction
 
 from django_taskclaim.db import Dialect
 from django_taskclaim.db.sql import SQL, Table, real_name
@@ -41,13 +41,6 @@ class Fault:
     """A setting or a version that breaks a promise, with what mends it; the id is that of the system check."""
 
     id: str
-    message: str
-    hint: str
-
-
-class Refusal(NamedTuple):
-    """Why a database cannot answer a question, and what would help."""
-
     message: str
     hint: str
 
@@ -153,12 +146,27 @@ class Server:
     # Health
 
     def replicas(self) -> list[Replica]:
-        """Return how far each connected replica lags behind, as this primary knows it."""
-        raise NotImplementedError
+        """Return how far each connected replica lags behind, as this primary knows it.
+
+        Raises NotSupportedError, as ``own_lag`` does, with a sentence for people where the server cannot answer.
+        """
+        raise NotSupportedError(
+            f"{self.connection.display_name} (database {self.alias!r}) does not know how far replicas lag. On MySQL and"
+            ' MariaDB, name a replica that DATABASES lists: ReplicaLag(using="replica").'
+        )
 
     def own_lag(self) -> timedelta | None:
         """Return how far this replica lags behind its primary, None where it does not follow it at all."""
-        raise NotImplementedError
+        raise NotSupportedError(
+            f"{self.connection.display_name} (database {self.alias!r}) has no replicas."
+        )
+
+    def no_replica(self) -> NotSupportedError:
+        """Return the error of a primary that is asked how far it lags."""
+        return NotSupportedError(
+            f"The database {self.alias!r} is no replica, so it lags behind nothing. Name the alias of a replica in"
+            " ReplicaLag(using=…); on PostgreSQL, leave it out to ask the primary."
+        )
 
     def number(self, statement: str) -> float | None:
         """Return the number that a statement of the user's gives, None for NULL; ValueError for any other answer."""
@@ -171,10 +179,6 @@ class Server:
                 f"the statement gives {len(rows)} rows; a check needs one row with one number."
             )
         return None if rows[0][0] is None else float(rows[0][0])
-
-    def refusal(self, question: str, *, ask: bool) -> Refusal | None:
-        """Say why databases of this kind cannot answer the method *question*; with *ask*, why this server does not."""
-        return None
 
     # How long questions may take
 
@@ -206,11 +210,3 @@ class Server:
             with self.time_limit(limit):
                 yield
             transaction.set_rollback(True, using=self.alias)
-
-
-def no_replica(alias: str) -> Refusal:
-    """Return that the database is a primary, so that it lags behind nothing."""
-    return Refusal(
-        f"The database {alias!r} is no replica, so it lags behind nothing.",
-        "Name the alias of a replica in ReplicaLag(using=…); on PostgreSQL, leave it out to ask the primary.",
-    )

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
-from django.db import DatabaseError
+from django.db import DatabaseError, NotSupportedError
 
 from django_taskclaim.db.mysql import is_mariadb, restoring_setting
 from django_taskclaim.db.sql import SQL, Table, real_name, sql
@@ -14,9 +14,7 @@ from django_taskclaim.monitoring.server.base import (
     Estimate,
     Fault,
     Plan,
-    Refusal,
     Server,
-    no_replica,
     option_hint,
 )
 from django_taskclaim.states import Status
@@ -192,36 +190,23 @@ ORDER BY trx_started LIMIT 1
     # Health
 
     def own_lag(self) -> timedelta | None:
-        lags = self._lags()
+        try:
+            lags = self._lags()
+        except DatabaseError as error:
+            if error.args[0] not in DENIED:
+                raise
+            # The server names the privilege.
+            raise NotSupportedError(f"The database {self.alias!r}: {error.args[-1]}") from error
+        if not lags:
+            raise self.no_replica()
         known = [lag for lag in lags if lag is not None]
-        return timedelta(seconds=max(known)) if known and len(known) == len(lags) else None
+        return timedelta(seconds=max(known)) if len(known) == len(lags) else None
 
     def _lags(self) -> list[int | None]:
         """Return the lag in seconds of each source that this replica follows, None where it has stopped."""
         question = "SHOW REPLICA STATUS" if self._version >= (8, 0, 22) else "SHOW SLAVE STATUS"
         rows = self._named_rows("SHOW ALL SLAVES STATUS" if self._is_mariadb else question)
         return [next(row[name] for name in BEHIND if name in row) for row in rows]
-
-    def refusal(self, question: str, *, ask: bool) -> Refusal | None:
-        if question == "replicas" and not ask:
-            return Refusal(
-                f"The database {self.alias!r} does not know how far its replicas lag.",
-                'Name a replica that DATABASES lists: ReplicaLag(using="replica").',
-            )
-        if question == "replicas" or not ask:
-            return None
-        try:
-            return None if self._lags() else no_replica(self.alias)
-        except DatabaseError as error:
-            if error.args[0] not in DENIED:
-                raise
-            ((user,),) = self.ask("SELECT CURRENT_USER()")
-            name, _, host = user.rpartition("@")
-            privilege = "REPLICA MONITOR" if self._is_mariadb else "REPLICATION CLIENT"
-            return Refusal(
-                f"The database {self.alias!r} does not answer {question}(): {error.args[-1]}",
-                f"GRANT {privilege} ON *.* TO '{name}'@'{host}';",
-            )
 
     # How long questions may take
 

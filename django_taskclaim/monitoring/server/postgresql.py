@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, NamedTuple
 
-from django.db import transaction
+from django.db import NotSupportedError, transaction
 
 from django_taskclaim.db.postgresql import configured_isolation
 from django_taskclaim.db.sql import SQL, Table, real_name, sql, unqualified
@@ -17,10 +17,8 @@ from django_taskclaim.monitoring.server.base import (
     Estimate,
     Fault,
     Plan,
-    Refusal,
     Replica,
     Server,
-    no_replica,
     option_hint,
 )
 from django_taskclaim.tables import SWITCH_TABLE
@@ -148,9 +146,9 @@ class PostgreSQLServer(Server):
         return f"{line}  # from django.db.backends.postgresql.psycopg_any"
 
     def server_faults(self, tables: Sequence[Table]) -> Iterator[Fault]:
-        ((isolation, read_only, standby, pid),) = self.ask(
+        ((isolation, read_only, standby),) = self.ask(
             "SELECT current_setting('default_transaction_isolation'),"
-            " current_setting('default_transaction_read_only'), pg_is_in_recovery(), pg_backend_pid()"
+            " current_setting('default_transaction_read_only'), pg_is_in_recovery()"
         )
         if "committed" not in isolation and not configured_isolation(self.connection):
             yield Fault(
@@ -165,16 +163,6 @@ class PostgreSQLServer(Server):
                 "E106",
                 f"The database {self.alias!r} {why}: no row can be claimed through it.",
                 f"Let the router's db_for_write() name the primary for the claimable models, not {self.alias!r}.",
-            )
-        info = getattr(self.connection.connection, "info", None)
-        # A pooler hands out a process number of its own.
-        is_pooled = getattr(info, "backend_pid", pid) != pid
-        if is_pooled and not self.connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS"):
-            yield Fault(
-                "W107",
-                f"A connection pooler stands before the database {self.alias!r}. Claims work through it, but"
-                " the cursors of iterator() break when it pools transactions.",
-                f'DATABASES["{self.alias}"]["DISABLE_SERVER_SIDE_CURSORS"] = True',
             )
 
     # Old versions of rows
@@ -208,6 +196,12 @@ SELECT * FROM (
     # Health
 
     def replicas(self) -> list[Replica]:
+        ((sees_all,),) = self.ask("SELECT pg_has_role(CURRENT_USER, 'pg_read_all_stats', 'USAGE')")
+        if not sees_all:
+            raise NotSupportedError(
+                f"On the database {self.alias!r} this user may not see what sessions of other users do, so a check"
+                " would find everything well. GRANT pg_read_all_stats TO it."
+            )
         # NULL once a replica has caught up and nothing more is written.
         rows = self.ask(
             "SELECT COALESCE(NULLIF(application_name, ''), HOST(client_addr), 'replica'),"
@@ -218,29 +212,15 @@ SELECT * FROM (
     def own_lag(self) -> timedelta | None:
         # Received and replayed are equal, too, once the primary is out of reach; then there is no receiver.
         # A standby that has replayed no transaction yet lags since it was started, for all that it can know.
-        ((follows, seconds),) = self.ask(
-            "SELECT EXISTS (SELECT 1 FROM pg_stat_wal_receiver),"
+        ((standby, follows, seconds),) = self.ask(
+            "SELECT pg_is_in_recovery(), EXISTS (SELECT 1 FROM pg_stat_wal_receiver),"
             " CASE WHEN pg_last_wal_receive_lsn() = pg_last_wal_replay_lsn() THEN 0"
             " ELSE EXTRACT(EPOCH FROM CLOCK_TIMESTAMP()"
             " - COALESCE(pg_last_xact_replay_timestamp(), pg_postmaster_start_time())) END"
         )
+        if not standby:
+            raise self.no_replica()
         return timedelta(seconds=max(0.0, float(seconds))) if follows else None
-
-    def refusal(self, question: str, *, ask: bool) -> Refusal | None:
-        if not ask:
-            return None
-        ((standby, sees_all, user),) = self.ask(
-            "SELECT pg_is_in_recovery(), pg_has_role(CURRENT_USER, 'pg_read_all_stats', 'USAGE'), CURRENT_USER"
-        )
-        if question == "own_lag" and not standby:
-            return no_replica(self.alias)
-        if question == "replicas" and not sees_all:
-            return Refusal(
-                f"On the database {self.alias!r} the user {user} may not see what sessions of other users do, so a"
-                " check would find everything well.",
-                f"GRANT pg_read_all_stats TO {self.connection.ops.quote_name(user)};",
-            )
-        return None
 
     # How long questions may take
 

@@ -8,7 +8,7 @@ from time import monotonic
 from typing import Any
 
 from django_taskclaim.db.sql import SQL, Table, real_name, sql
-from django_taskclaim.monitoring.server.base import LARGE, Fault, Plan, Refusal, Server, option_hint
+from django_taskclaim.monitoring.server.base import LARGE, Fault, Plan, Server, option_hint
 
 #: SQLite's clock is looked at after so many steps of its machine: some tenths of a millisecond.
 INSTRUCTIONS = 20_000
@@ -19,14 +19,6 @@ OLDEST = (3, 35)
 
 class SQLiteServer(Server):
     """What SQLite tells of itself."""
-
-    def refusal(self, question: str, *, ask: bool) -> Refusal | None:
-        if ask:
-            return None
-        return Refusal(
-            f"SQLite (database {self.alias!r}) has no replicas.",
-            "ReplicaLag is for PostgreSQL, MySQL and MariaDB.",
-        )
 
     def explain(self, statement: SQL, table: Table) -> Plan:
         """Judge small tables leniently only where statistics exist: without them SQLite plans alike at any size."""
