@@ -30,7 +30,6 @@ from django_taskclaim.admin.actions import (
 )
 from django_taskclaim.admin.confirming import Crumb, describe_pause
 from django_taskclaim.admin.control_room.views import Page
-from django_taskclaim.admin.control_room.views import urls_of as control_urls
 from django_taskclaim.admin.display import ClaimDisplay, Look, facts_of
 from django_taskclaim.admin.filters import FILTERS, BoundedPaginator, order_of
 from django_taskclaim.admin.permissions import OperatePermission
@@ -244,7 +243,7 @@ class ClaimAdminMixin(ClaimDisplay, OperatePermission, ActionsModelAdmin, ModelA
 
     def get_urls(self) -> list[URLPattern]:
         urls: list[Any] = super().get_urls()
-        room = control_urls(Page(self.model, self.admin_site, self), "control/")
+        room = Page(self.model, self.admin_site, self).urls("control/")
         return [*urls_of(self), *room, *urls]
 
     def list_address(self, request: HttpRequest) -> str:

@@ -66,6 +66,8 @@ class Summary:
     estimated: frozenset[str] = frozenset()
     #: The pause that stops claims of this model now.
     pause: Switch | None = None
+    #: Whether workers, or code like theirs, still run rows in spite of that pause.
+    is_finishing: bool = False
     #: The automatic stops in force, each of one process or of everyone, the one that holds longest first.
     throttles: list[Throttle] = field(default_factory=list)
     #: What all who claim keep to together.
@@ -166,18 +168,28 @@ def _facts(
     for model in of:
         counts = count_rows(model, alias, exact=exact)
         pauses = (switches.get(scope) for scope in scopes_over(model))
+        pause = next((one for one in pauses if one and _holds(one, now)), None)
+        running = counts.progress.processing if pause else 0
         yield {
             "model": model,
             "alias": alias,
             "now": now,
             "progress": counts.progress,
             "estimated": counts.estimated,
-            "pause": next((one for one in pauses if one and _holds(one, now)), None),
+            "pause": pause,
+            "is_finishing": running > 0 and _workers_hold(model, alias),
             "throttles": _throttles(model, switches, holding, now),
             "limits": limits_by(model, switches),
             "switch": switches.get(scope_of(model)),
             "workers": [worker for worker in known if worker.serves(model)],
         }
+
+
+def _workers_hold(model: type[models.Model], alias: str) -> bool:
+    """Say whether any running row is held by a worker, and not by a person."""
+    columns, rows = claim_columns(model), ClaimQuerySet[Any](model, using=alias)
+    mark = {f"{columns.claimed_by.name}__contains": WORKER_MARK}
+    return rows.filter(is_running(columns), **mark).exists()
 
 
 def _holds(switch: Switch, now: datetime) -> bool:

@@ -133,8 +133,22 @@ def test_a_pause_is_shown_with_who_why_and_what_still_runs(looks: Client) -> Non
     assert "All models are paused, not only this one." in text_of(looks.get(photos()))
 
 
+def test_a_pause_waits_for_workers_and_not_for_people(looks: Client) -> None:
+    make(Photo, 1)
+    Photo.objects.claim_batch(1, claimed_by="user:17", durable=False)
+    pause(Photo, by="Ada")
+    assert re.search(r"PAUSED by Ada .* 1 row held by people", text_of(looks.get(photos())))
+
+
+def test_a_model_with_nothing_to_do_is_idle(looks: Client) -> None:
+    failed(1)
+    worker()
+    assert "IDLE" in text_of(looks.get(photos()))
+
+
 def test_a_throttle_is_shown_while_it_holds_every_worker(looks: Client) -> None:
     known, now = worker(), timezone.now()
+    make(Photo, 1)
     Throttle.objects.create(
         process=known.name,
         label="testapp.photo",

@@ -166,11 +166,6 @@ class Failure:
     def group(self) -> str:
         return group_id(self.error, normalised(self.text))
 
-    @property
-    def kind(self) -> str:
-        """The group as people read it: ``ValueError: # is too much``."""
-        return ": ".join(part for part in (self.error, normalised(self.text)) if part)
-
 
 def failed_rows(rows: Rows, size: int) -> Iterator[list[Failure]]:
     """Yield the failed ones of *rows* in the order of their keys, *size* at a time."""

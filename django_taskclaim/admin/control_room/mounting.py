@@ -31,7 +31,6 @@ from django_taskclaim.admin.control_room.views import (
     address,
     overview_url,
     page_response,
-    urls_of,
 )
 from django_taskclaim.admin.permissions import may_operate
 from django_taskclaim.models import Control
@@ -74,7 +73,7 @@ class ControlAdmin(Base):
         for page in self.pages:
             # One whose ModelAdmin has our mixin is mounted by that.
             if not getattr(page.model_admin, "has_control_page", False):
-                pages += urls_of(page, f"{page.model._meta.label_lower}/")
+                pages += page.urls(f"{page.model._meta.label_lower}/")
         listed = [url for url in super().get_urls() if _name(url) == "taskclaim_control_changelist"]
         return [*pages, *listed]
 

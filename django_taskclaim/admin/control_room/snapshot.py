@@ -86,7 +86,7 @@ def in_time(alias: str, ask: Callable[[], T]) -> T | None:
 def parts_of(model: type[models.Model], alias: str, rows: Rows) -> Iterator[tuple[str, Any]]:
     """Read what there is to see of *model*, by one look at the database's clock; error texts of *rows* only."""
     seen = overview(model, alias, exact=False)
-    yield "overview", seen
+    yield "seen", seen
     yield "findings", list(reasons(seen))
     if has_ranges(model):
         yield "ranges", row_counts(model, alias)
@@ -110,7 +110,7 @@ def parts_of(model: type[models.Model], alias: str, rows: Rows) -> Iterator[tupl
 class State:
     """One word, and the sentences that go with it."""
 
-    #: ``running``, ``ready``, ``pausing``, ``paused``, ``held`` or ``unknown``: also the name of its look.
+    #: ``running``, ``ready``, ``idle``, ``pausing``, ``paused``, ``held`` or ``unknown``: also the name of its look.
     kind: str
     word: str
     sentence: str
@@ -123,7 +123,9 @@ class State:
     @property
     def lamp(self) -> str:
         """The sign beside the word, so that colour is not all that tells states apart."""
-        return {"running": "▶", "ready": "▷", "held": "◔", "unknown": "?"}.get(self.kind, "❚❚")
+        return {"running": "▶", "ready": "▷", "idle": "✓", "held": "◔", "unknown": "?"}.get(
+            self.kind, "❚❚"
+        )
 
 
 def state_of(seen: Summary | None) -> State:
@@ -131,7 +133,7 @@ def state_of(seen: Summary | None) -> State:
     if seen is None:
         return State("unknown", _("UNKNOWN"), _("The database has not answered in time yet."))
     if seen.pause is not None:
-        return _paused(seen.progress.processing, seen.pause)
+        return _paused(seen, seen.pause)
     living = seen.living
     if not living:
         return State("ready", _("READY"), _("The switch is on, and no worker is alive."))
@@ -145,18 +147,23 @@ def state_of(seen: Summary | None) -> State:
     alive = ngettext(
         "%(n)s worker process is alive.", "%(n)s worker processes are alive.", len(living)
     )
-    return State("running", _("RUNNING"), alive % {"n": number(len(living))})
+    alive %= {"n": number(len(living))}
+    if not seen.progress.open and not seen.progress.processing:
+        return State("idle", _("IDLE"), _("There is nothing to do."), (alive,))
+    return State("running", _("RUNNING"), alive)
 
 
-def _paused(running: int, pause: Switch) -> State:
-    every = pause.scope == EVERY_MODEL
+def _paused(seen: Summary, pause: Switch) -> State:
+    every, running = pause.scope == EVERY_MODEL, seen.progress.processing
     left = ngettext("%(n)s row still running", "%(n)s rows still running", running)
+    if not seen.is_finishing:
+        left = ngettext("%(n)s row held by people", "%(n)s rows held by people", running)
     lines = [left % {"n": number(running)}] if running else []
     if every:
         lines.append(_("All models are paused, not only this one."))
     return State(
-        "pausing" if running else "paused",
-        _("PAUSING") if running else _("PAUSED"),
+        "pausing" if seen.is_finishing else "paused",
+        _("PAUSING") if seen.is_finishing else _("PAUSED"),
         pause_sentence(pause),
         tuple(lines),
         is_paused=not every,
@@ -318,7 +325,7 @@ class Line:
 
 def lines(
     seen: Overview | None,
-    commands: Mapping[str, str],
+    commands: Mapping[str, str] | None,
     rates: Mapping[str, float] | None,
     *,
     sees_all: bool,
@@ -335,7 +342,7 @@ def lines(
         up = max(seen.now - worker.started_at, timedelta(seconds=1))
         average = worker.done / up.total_seconds() if rates is None else rates.get(worker.name, 0.0)
         state = worker.state if worker.alive else "silent"
-        command = commands.get(worker.name)
+        command = (commands or {}).get(worker.name)
         # Of several models: it may be of one that this page's viewers must not see.
         sees_error = sees_all and len(worker.labels) == 1
         line = Line(

@@ -78,6 +78,27 @@ def overview_url(site: AdminSite) -> str:
     return address(site, "taskclaim_control_changelist")
 
 
+def page_response(
+    request: HttpRequest,
+    site: AdminSite,
+    template: str,
+    title: str,
+    crumbs: list[Crumb],
+    **facts: Any,
+) -> TemplateResponse:
+    """Answer with a whole page, or with the part of it that its script refreshes."""
+    request.current_app = site.name
+    context = {
+        **({} if template.endswith("live.html") else site.each_context(request)),
+        "crumbs": crumbs,
+        "crumbs_are_listed": django.VERSION >= (6, 1),
+        "title": title,
+        "every": EVERY,
+        **facts,
+    }
+    return TemplateResponse(request, f"{TEMPLATES}/{template}", context)
+
+
 class Page:
     """The page of one claimable model on one AdminSite, with its ModelAdmin where it has one."""
 
@@ -144,65 +165,36 @@ class Page:
         meta = self.model._meta
         return address(self.site, f"{meta.app_label}_{meta.model_name}_{page}", *args)
 
+    def urls(self, base: str) -> list[URLPattern]:
+        """Return the patterns of the model's pages below *base*."""
 
-def urls_of(page: Page, base: str) -> list[URLPattern]:
-    """Return the patterns of the model's pages below *base*."""
-    views = PageViews(page)
+        def at(
+            route: str, view: Callable[..., HttpResponseBase], name: str = "", **given: object
+        ) -> URLPattern:
+            # A page that looks is left out of transactions, too: on SQLite each would keep every writer waiting.
+            wrapped = self.site.admin_view(in_no_transaction(partial(view, **given)))
+            return path(f"{base}{route}", wrapped, name=self.url_name(name))
 
-    def at(
-        route: str, view: Callable[..., HttpResponseBase], name: str = "", **given: object
-    ) -> URLPattern:
-        # A page that looks is left out of transactions, too: on SQLite each would keep every writer waiting.
-        wrapped = page.site.admin_view(in_no_transaction(partial(view, **given)))
-        return path(f"{base}{route}", wrapped, name=page.url_name(name))
+        return [
+            at("", self.show),
+            at("live/", self.live, "live"),
+            at("pause/", self.turn, "pause", off=True),
+            at("resume/", self.turn, "resume", off=False),
+            at("commands/", self.command, "commands"),
+            at("settings/", self.settings, "settings"),
+            at("failures.csv", self.export, "export"),
+            at("failures/<slug:group>.csv", self.export, "export"),
+            at("failures/<slug:group>/retry/", self.retry, "retry"),
+        ]
 
-    return [
-        at("", views.show),
-        at("live/", views.live, "live"),
-        at("pause/", views.turn, "pause", off=True),
-        at("resume/", views.turn, "resume", off=False),
-        at("commands/", views.command, "commands"),
-        at("settings/", views.settings, "settings"),
-        at("failures.csv", views.export, "export"),
-        at("failures/<slug:group>.csv", views.export, "export"),
-        at("failures/<slug:group>/retry/", views.retry, "retry"),
-    ]
+    def _crumbs(self) -> list[Crumb]:
+        """Return the way from the index to the page."""
+        here, list_url = _("Control room"), self.list_url()
+        if list_url:
+            return [Crumb(self.name, list_url), Crumb(here, self.url())]
+        return [Crumb(here, overview_url(self.site)), Crumb(self.name, self.url())]
 
-
-def page_response(
-    request: HttpRequest,
-    site: AdminSite,
-    template: str,
-    title: str,
-    crumbs: list[Crumb],
-    **facts: Any,
-) -> TemplateResponse:
-    """Answer with a whole page, or with the part of it that its script refreshes."""
-    request.current_app = site.name
-    context = {
-        **({} if template.endswith("live.html") else site.each_context(request)),
-        "crumbs": crumbs,
-        "crumbs_are_listed": django.VERSION >= (6, 1),
-        "title": title,
-        "every": EVERY,
-        **facts,
-    }
-    return TemplateResponse(request, f"{TEMPLATES}/{template}", context)
-
-
-def _crumbs_of(page: Page) -> list[Crumb]:
-    """Return the way from the index to the page."""
-    here, list_url = _("Control room"), page.list_url()
-    if list_url:
-        return [Crumb(page.name, list_url), Crumb(here, page.url())]
-    return [Crumb(here, overview_url(page.site)), Crumb(page.name, page.url())]
-
-
-class PageViews:
-    """The page of one model, and what a person can do there."""
-
-    def __init__(self, page: Page) -> None:
-        self.page = page
+    # What it shows
 
     def show(self, request: HttpRequest, form: SettingsForm | None = None) -> TemplateResponse:
         """Answer with the whole page."""
@@ -215,89 +207,79 @@ class PageViews:
     def _answer(
         self, request: HttpRequest, template: str, form: SettingsForm | None = None
     ) -> TemplateResponse:
-        page = self.page
-        if not page.may_view(request):
+        if not self.may_view(request):
             raise PermissionDenied
-        known = read(page.alias, parts_of(page.model, page.alias, page.rows(request)))
+        known = read(self.alias, parts_of(self.model, self.alias, self.rows(request)))
         names = ("live", "pause", "resume", "commands", "settings", "export")
         return page_response(
             request,
-            page.site,
+            self.site,
             template,
-            _("%(name)s: control room") % {"name": page.name},
-            _crumbs_of(page),
-            page=page,
-            url={name: page.url(name) for name in names},
-            overview_url=overview_url(page.site),
-            may_operate=page.may_operate(request),
-            may_configure=page.may_configure(request),
-            has_control=is_on(page.alias),
-            **self._shown(known, form, sees_all=page.shows_all(request)),
+            _("%(name)s: control room") % {"name": self.name},
+            self._crumbs(),
+            page=self,
+            url={name: self.url(name) for name in names},
+            overview_url=overview_url(self.site),
+            may_operate=self.may_operate(request),
+            may_configure=self.may_configure(request),
+            has_control=is_on(self.alias),
+            **self._shown(known, form, sees_all=self.shows_all(request)),
         )
 
     def _shown(
         self, known: Snapshot, form: SettingsForm | None, *, sees_all: bool
     ) -> dict[str, Any]:
         """Return what the templates show; None is what was not read, and the script keeps what it has of that."""
-        seen, failed = known.get("overview"), known.get("failed")
+        seen, failed = known.get("seen"), known.get("failed")
         hour, day = known.get("hour"), known.get("day")
         # Without a living worker that may claim, what was done before foretells nothing.
         goes_on = seen is not None and seen.pause is None and seen.living
         stored = seen.switch.overrides if seen and seen.switch else {}
+        groups = failed.groups[:GROUPS] if failed else []
         return {
+            **known.parts,
             "as_of": known.as_of,
             "is_late": known.is_late,
-            "seen": seen,
             "state": state_of(seen),
             "bar": bar_of(seen, hour or [], day or []) if goes_on else bar_of(seen),
-            "ranges": known.get("ranges"),
             "charts": charts(hour, day, known.get("marks") or []),
-            "workers": lines(
-                seen, known.get("commands") or {}, known.get("rates"), sees_all=sees_all
-            ),
-            "findings": known.get("findings"),
-            "failed": failed,
-            "failures": [self._failure(group) for group in failed.groups[:GROUPS]]
-            if failed
-            else [],
-            "settings_form": form or SettingsForm(self.page.model, stored=stored),
-            "acts": known.get("acts"),
+            "workers": lines(seen, known.get("commands"), known.get("rates"), sees_all=sees_all),
+            "failures": [self._failure(group) for group in groups],
+            "settings_form": form or SettingsForm(self.model, stored=stored),
         }
 
     def _failure(self, group: Group) -> dict[str, Any]:
-        urls = {name: self.page.url(name, group=group.id) for name in ("retry", "export")}
-        samples = [(row.name, self.page.row_url(row.key)) for row in group.samples]
+        urls = {name: self.url(name, group=group.id) for name in ("retry", "export")}
+        samples = [(row.name, self.row_url(row.key)) for row in group.samples]
         return {"group": group, "samples": samples, "url": urls}
 
     # What a person can do
 
     def _back(self) -> HttpResponseRedirect:
-        return redirect(self.page.url())
+        return redirect(self.url())
 
     def turn(self, request: HttpRequest, *, off: bool) -> HttpResponseBase:
         """Ask, and then pause or resume claims of the model."""
-        page = self.page
         return ask_to_turn(
             request,
-            page.model,
+            self.model,
             off=off,
-            allowed=page.may_operate(request),
-            back=page.url() if page.may_view(request) else page.list_url(),
-            crumbs=_crumbs_of(page),
-            site=page.site,
+            allowed=self.may_operate(request),
+            back=self.url() if self.may_view(request) else self.list_url(),
+            crumbs=self._crumbs(),
+            site=self.site,
         )
 
     def command(self, request: HttpRequest) -> HttpResponseBase:
         """Ask, and then tell one worker process to drain, stop or release."""
-        page = self.page
-        if not page.may_operate(request):
+        if not self.may_operate(request):
             raise PermissionDenied
         action = WORKER_ACTIONS.get(request.GET.get("command", ""))
-        if action is None or not is_on(page.alias):
+        if action is None or not is_on(self.alias):
             raise Http404
         name, known = (
             request.GET.get("worker", ""),
-            in_time(page.alias, lambda: workers(page.alias)),
+            in_time(self.alias, lambda: workers(self.alias)),
         )
         if known is None:
             messages.error(request, LATE)
@@ -321,21 +303,21 @@ class PageViews:
             form=ReasonForm,
             danger=action.danger,
             run=run,
-            back=page.url(),
-            crumbs=_crumbs_of(page),
-            site=page.site,
+            back=self.url(),
+            crumbs=self._crumbs(),
+            site=self.site,
         )
 
     def _may_command(self, request: HttpRequest, worker: Worker) -> bool:
         """Say whether the worker has to do with this model, and with none that the user may not operate on."""
-        return worker.serves(self.page.model) and all(
-            self.page.beside(model).may_operate(request) for model in models_of(worker)
+        return worker.serves(self.model) and all(
+            self.beside(model).may_operate(request) for model in models_of(worker)
         )
 
     def _send(self, request: HttpRequest, worker: str, action: WorkerAction, reason: str) -> None:
         facts: dict[str, Any] = {"by": str(request.user), "user": request.user}
         try:
-            sent = send_command(worker, action.name, using=self.page.alias, reason=reason, **facts)
+            sent = send_command(worker, action.name, using=self.alias, reason=reason, **facts)
         except (ValidationError, WorkerProcess.DoesNotExist) as error:
             messages.error(request, " ".join(getattr(error, "messages", [str(error)])))
         except (Error, TaskClaimError) as error:
@@ -345,12 +327,12 @@ class PageViews:
 
     def settings(self, request: HttpRequest) -> HttpResponseBase:
         """Set the overrides that were changed, or show the form again with what is wrong."""
-        if not self.page.may_configure(request):
+        if not self.may_configure(request):
             raise PermissionDenied
         if request.method != "POST":
             # The login form leads here when a form was sent after the session had ended.
             return self._back()
-        form = SettingsForm(self.page.model, request.POST)
+        form = SettingsForm(self.model, request.POST)
         if form.is_valid() and self._change(request, form):
             messages.success(request, _("Workers follow within a few seconds."))
             return self._back()
@@ -360,7 +342,7 @@ class PageViews:
         facts = {"by": str(request.user), "reason": form.cleaned_data["reason"]}
         try:
             if form.values:
-                change_overrides(self.page.model, form.values, user=request.user, **facts)
+                change_overrides(self.model, form.values, user=request.user, **facts)
         except ValueError as error:
             form.add_error("lease", str(error))
         except (Error, TaskClaimError) as error:
@@ -369,11 +351,10 @@ class PageViews:
 
     def retry(self, request: HttpRequest, group: str) -> HttpResponseBase:
         """Ask, and then reset the failed rows of the group: all of them, or the ten that failed last."""
-        page = self.page
-        if not page.may_operate(request):
+        if not self.may_operate(request):
             raise PermissionDenied
-        rows = page.rows(request)
-        failed = in_time(page.alias, lambda: sample(rows, database_time(page.alias)))
+        rows = self.rows(request)
+        failed = in_time(self.alias, lambda: sample(rows, database_time(self.alias)))
         if failed is None:
             messages.error(request, LATE)
             return self._back()
@@ -389,18 +370,18 @@ class PageViews:
             sentence=_(
                 "Every failed row of %(name)s that failed like this is opened again, with all its tries."
             )
-            % {"name": page.name},
+            % {"name": self.name},
             facts=lambda: [f"{number(found.all)}{more} × {found.error}: {found.message}"],
             form=RetryForm,
             run=lambda answer: self._retry(request, found, answer),
-            back=page.url(),
-            crumbs=_crumbs_of(page),
-            site=page.site,
+            back=self.url(),
+            crumbs=self._crumbs(),
+            site=self.site,
         )
 
     def _retry(self, request: HttpRequest, group: Group, answer: Mapping[str, Any]) -> HttpResponse:
         """Reset rows of the group; where the time was up, the page to press again follows."""
-        rows = claims_of(self.page.rows(request))
+        rows = claims_of(self.rows(request))
         keys: Iterable[list[Any]] = keys_like(rows, group, int(conf.setting("CHUNK_SIZE")))
         if answer["first"]:
             keys = [[failure.key for failure in group.failures[:FIRST]]]
@@ -410,7 +391,7 @@ class PageViews:
             request,
             RESET_FAILED,
             rows,
-            model_admin=self.page.model_admin,
+            model_admin=self.model_admin,
             keys=keys,
             recorded=" – ".join(filter(None, [which, answer["reason"]])),
         )
@@ -418,11 +399,11 @@ class PageViews:
 
     def export(self, request: HttpRequest, group: str = "") -> HttpResponseBase:
         """Stream the failed rows as CSV."""
-        if not self.page.may_view(request):
+        if not self.may_view(request):
             raise PermissionDenied
-        lines = exported(self.page.rows(request), group)
+        lines = exported(self.rows(request), group)
         response = StreamingHttpResponse(lines, content_type="text/csv; charset=utf-8")
-        name = f"{self.page.model._meta.model_name}-failures.csv"
+        name = f"{self.model._meta.model_name}-failures.csv"
         response["Content-Disposition"] = f'attachment; filename="{name}"'
         return response
 
