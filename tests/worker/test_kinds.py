@@ -160,7 +160,7 @@ def test_a_lost_claim_undoes_what_an_atomic_handler_wrote(start_worker: Start) -
     """An operator resets the row while it runs: that run leaves nothing, and the next one its effect."""
     (key,) = jobs(1, "stay")
     worker = start_worker("--in-process", "--drain", model="testapp.AtomicJob")
-    wait_until(lambda: states().get("processing") == 1)
+    wait_until(lambda: worker.events("stays"))
     assert Job.objects.filter(pk=key).reset(running=True) == 1
     Job.objects.filter(pk=key).update(act="work")
     assert worker.wait() == 0
