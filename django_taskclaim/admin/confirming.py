@@ -34,7 +34,7 @@ from django.utils.translation import gettext as _
 
 from django_taskclaim.admin.control_room.forms import PauseForm, ReasonForm
 from django_taskclaim.admin.control_room.snapshot import in_time, pause_sentence
-from django_taskclaim.control.switch_changes import turn
+from django_taskclaim.control.audit import turn
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.models import Switch
 from django_taskclaim.switch import stops_of

@@ -25,14 +25,14 @@ NAMED: dict[str, str] = {Status.PROCESSING: "running", Status.COMPLETE: "complet
 class Action:
     """One thing that an operator can do to rows."""
 
-    #: How the audit stores it, and how addresses name it.
+    #: How the audit stores it, and how addresses of the admin name it.
     name: str
-    slug: str
+    slug: str = ""
     #: What a list calls it, and what a button of one row does; without one it has no such button.
     label: Text
     row_label: Text = ""
     #: What the page that asks says.
-    sentence: Text
+    sentence: Text = ""
     warning: Text = ""
     #: What has become of the rows.
     done: Text
@@ -62,16 +62,11 @@ class Action:
         )
 
     def run(
-        self,
-        rows: ClaimQuerySet[Any],
-        *,
-        named: Iterable[str] = (),
-        reason: str = "",
-        **limits: object,
+        self, rows: ClaimQuerySet[Any], named: Iterable[str] = (), reason: str = "", **options: Any
     ) -> int:
-        """Do it chunk by chunk, and return how many rows were changed. *limits* are ``limit`` and ``progress``."""
+        """Do it chunk by chunk, and return how many rows were changed. *options* are those of the verb."""
         error = {"error": reason} if self.stores_reason else {}
-        return int(self.verb(rows, **error, **dict.fromkeys(named, True), **limits))
+        return int(self.verb(rows, **error, **dict.fromkeys(named, True), **options))
 
     def result(self, number: int) -> str:
         """Say how many rows it was done to."""
@@ -175,9 +170,7 @@ ROW_ACTIONS = (RESET_FAILED, RESET, PAUSE_ROWS, RESUME_ROWS, RELEASE_EXPIRED, RE
 
 PRUNE = Action(
     name="prune",
-    slug="prune",
     label=gettext_lazy("Prune rows"),
-    sentence=gettext_lazy("Rows that were completed long ago are deleted."),
     done=gettext_lazy("deleted"),
     states=frozenset({Status.COMPLETE}),
     verb=ClaimQuerySet.prune,

@@ -1,22 +1,39 @@
-"""The record of what operators do, from the admin and from the commands: who, what, how many, why."""
+"""The record of what operators do, from the admin and from the commands: who, what, how many, why.
+
+Also what a person changes of the switch of a model, pauses and overrides: every page and command does it here, so that
+each change is recorded.
+"""
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from django.apps import apps
-from django.db import connections, models, router, transaction
+from django.db import models, router, transaction
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
 
 from django_taskclaim.control.actions import what_was_done
 from django_taskclaim.control.models import OperatorAct, is_on
 from django_taskclaim.db import DatabaseNow
-from django_taskclaim.formatting import counted, format_number
+from django_taskclaim.formatting import counted, format_duration, format_number
 from django_taskclaim.holders import name_of, user_of
 from django_taskclaim.models import Switch
 from django_taskclaim.signals import rows_acted_on
+from django_taskclaim.switch import (
+    SwitchError,
+    claimable_models,
+    override_as_text,
+    pause,
+    pause_all,
+    places_of,
+    resume,
+    resume_all,
+    set_overrides,
+)
 from django_taskclaim.tables import EVERY_MODEL, scope_of
 
 logger = logging.getLogger("django_taskclaim.control")
@@ -51,19 +68,67 @@ def record_action(
         *(action.capitalize(), by, of, f": {reason}" if reason else ""),
         extra={"event": "act", "model": label, **facts},
     )
-    for alias in _aliases(model, using):
+    if using is None:
+        using = router.db_for_write(model or Switch)
+    for alias in [using] if isinstance(using, str) else using:
         if is_on(alias):
-            _guarded(alias, _store_act, label, facts)
+            with _guarded(alias):
+                OperatorAct.objects.using(alias).create(
+                    at=DatabaseNow(),
+                    model=label,
+                    act=action[:50],
+                    rows=rows or 0,
+                    by=storable(by, 200),
+                    reason=storable(reason, 500),
+                    key=storable(key or worker, 255),
+                )
     if getattr(user, "pk", None) is not None and apps.is_installed("django.contrib.admin"):
-        from django.contrib.admin.models import LogEntry
+        subject, done = worker or _subject(model, rows, key), what_was_done(action)
+        text = f"{capfirst(done)}: {reason}" if reason else str(capfirst(done))
+        _store_entry(model or Switch, user, key, f"{subject}: {done}", text)
 
-        entry = {
-            "user_id": user.pk,
-            "object_id": key or None,
-            "object_repr": storable(_object(model, action, rows, key, worker), 200),
-            "change_message": storable(_message(action, rows, reason), 2000),
-        }
-        _guarded(router.db_for_write(LogEntry), _store_entry, model or Switch, entry)
+
+@contextmanager
+def _guarded(alias: str) -> Iterator[None]:
+    """Log what goes wrong as a record is stored, and leave a transaction of the caller's usable."""
+    try:
+        with transaction.atomic(using=alias):
+            yield
+    except Exception:
+        logger.exception("The record of an action could not be stored on %r", alias)
+
+
+def _store_entry(model: type[models.Model], user: Any, key: str, title: str, text: str) -> None:
+    """Store what the admin shows as a recent action, and in the history of the row."""
+    from django.contrib.admin.models import CHANGE, LogEntry
+    from django.contrib.contenttypes.models import ContentType
+
+    with _guarded(alias := router.db_for_write(LogEntry)):
+        content_type = ContentType.objects.get_for_model(model, for_concrete_model=False)
+        LogEntry.objects.using(alias).create(
+            user_id=user.pk,
+            content_type_id=content_type.pk,
+            object_id=key or None,
+            object_repr=storable(title, 200),
+            action_flag=CHANGE,
+            change_message=storable(text, 2000),
+        )
+
+
+def _subject(model: type[models.Model] | None, rows: int | None, key: str) -> str:
+    """Return what it was done to: ``photo 7``, ``1,204 photos``, ``photos``."""
+    if model is None:
+        return _("all models")
+    names = model._meta.verbose_name, model._meta.verbose_name_plural
+    if key:
+        return f"{names[0]} {key}"
+    return str(names[1]) if rows is None else f"{format_number(rows)} {names[rows != 1]}"
+
+
+def storable(text: str, length: int) -> str:
+    """Return what a column takes of a text that anybody may have written."""
+    clean = text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
+    return clean[:length]
 
 
 def record_take_over(
@@ -88,71 +153,72 @@ def listen() -> None:
     rows_acted_on.connect(record_take_over, dispatch_uid=__name__)
 
 
-def _object(
-    model: type[models.Model] | None, action: str, rows: int | None, key: str, worker: str
-) -> str:
-    """Return what the admin's list of recent acts shows, which has room for nothing else."""
-    done = what_was_done(action)
+# The switch
+
+
+def turn(
+    model: type[models.Model] | None,
+    *,
+    off: bool,
+    by: str,
+    user: object = None,
+    reason: str = "",
+    until: timedelta | None = None,
+    using: str | None = None,
+) -> None:
+    """Pause or resume claims of *model*, or of all models with None.
+
+    Raises ``SwitchError`` where a database could not be reached.
+    """
+    how: dict[str, Any] = {"reason": reason, "by": by, "until": until} if off else {}
+    if off and until:
+        reason = f"{reason} {_('for %(time)s') % {'time': format_duration(until)}}".strip()
     if model is None:
-        return _("all models: %(done)s") % {"done": done}
-    meta = model._meta
-    if key:
-        return f"{meta.verbose_name} {key}: {done}"
-    if rows is not None and not worker:
-        name = meta.verbose_name if rows == 1 else meta.verbose_name_plural
-        return f"{format_number(rows)} {name}: {done}"
-    return f"{worker or meta.verbose_name_plural}: {done}"
+        do = partial(pause_all if off else resume_all, **how)
+    else:
+        do = partial(pause if off else resume, model, **how)
+    facts: dict[str, Any] = {"by": by, "user": user, "reason": reason}
+    _do_and_record(do, model, "pause" if off else "resume", using, **facts)
 
 
-def _message(action: str, rows: int | None, reason: str) -> str:
-    text = str(capfirst(what_was_done(action)))
-    if rows is not None:
-        words = {"done": text, "number": format_number(rows)}
-        text = ngettext("%(done)s, %(number)s row", "%(done)s, %(number)s rows", rows) % words
-    return f"{text}: {reason}" if reason else text
+def change_overrides(
+    model: type[models.Model],
+    values: Mapping[str, object],
+    *,
+    by: str,
+    user: object = None,
+    reason: str = "",
+    using: str | None = None,
+) -> None:
+    """Set *values* as ``switch.set_overrides`` does, with its errors."""
+    changed = in_words(values)
+    facts: dict[str, Any] = {"user": user, "reason": f"{changed}: {reason}" if reason else changed}
+    overrides: dict[str, Any] = {**values, "by": by}
+    _do_and_record(
+        partial(set_overrides, model, **overrides), model, "settings", using, by=by, **facts
+    )
 
 
-def _aliases(model: type[models.Model] | None, using: str | Iterable[str] | None) -> list[str]:
-    if using is None:
-        return [router.db_for_write(model or Switch)]
-    return [using] if isinstance(using, str) else list(using)
+def in_words(overrides: Mapping[str, object]) -> str:
+    """Return overrides as people write them: ``batch size 10, lease 30s, rate none``."""
+    return ", ".join(
+        f"{name.replace('_', ' ')} {override_as_text(value)}" for name, value in overrides.items()
+    )
 
 
-def _guarded(alias: str, store: Any, *given: Any) -> None:
-    """Store a record; what goes wrong is logged, and leaves a transaction of the caller's usable."""
+def _do_and_record(
+    do: Callable[..., object],
+    model: type[models.Model] | None,
+    action: str,
+    using: str | None,
+    **facts: Any,
+) -> None:
+    """Call *do* for the databases that *using* means, and record it on each where it was done."""
+    done = places_of(using, claimable_models() if model is None else [model])
     try:
-        if connections[alias].in_atomic_block:
-            with transaction.atomic(using=alias):
-                store(alias, *given)
-        else:
-            store(alias, *given)
-    except Exception:
-        logger.exception("The record of an action could not be stored on %r", alias)
-
-
-def _store_act(alias: str, label: str, facts: dict[str, Any]) -> None:
-    OperatorAct.objects.using(alias).create(
-        at=DatabaseNow(),
-        model=label,
-        act=facts["act"][:50],
-        rows=facts["rows"],
-        by=storable(facts["by"], 200),
-        reason=storable(facts["reason"], 500),
-        key=storable(facts["key"], 255),
-    )
-
-
-def _store_entry(alias: str, model: type[models.Model], entry: dict[str, Any]) -> None:
-    from django.contrib.admin.models import CHANGE, LogEntry
-    from django.contrib.contenttypes.models import ContentType
-
-    content_type = ContentType.objects.get_for_model(model, for_concrete_model=False)
-    LogEntry.objects.using(alias).create(
-        content_type_id=content_type.pk, action_flag=CHANGE, **entry
-    )
-
-
-def storable(text: str, length: int) -> str:
-    """Return what a column takes of a text that anybody may have written."""
-    clean = text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
-    return clean[:length]
+        do(using=using)
+    except SwitchError as error:
+        if error.done:
+            record_action(model, action, using=error.done, **facts)
+        raise
+    record_action(model, action, using=done, **facts)

@@ -51,7 +51,7 @@ def _write(sender: Any, signal: Signal, using: str, **facts: Any) -> None:
         return
     about = _about_keys if "keys" in facts else _about_rows
     events = list(about(sender, EVENTS[signal], **facts))
-    if signal is signals.rows_renewed:
+    if events and signal is signals.rows_renewed:
         events = _without_known_renewals(events, using)
     ClaimEvent.objects.using(using).bulk_create(events, batch_size=int(conf.setting("CHUNK_SIZE")))
 
@@ -111,22 +111,20 @@ def _event(model: Any, event: str, key: object, detail: str) -> ClaimEvent:
     )
 
 
-def _without_known_renewals(events: Iterable[ClaimEvent], using: str) -> list[ClaimEvent]:
+def _without_known_renewals(events: list[ClaimEvent], using: str) -> list[ClaimEvent]:
     """Count the renewals of one claim in its first event, and return the events that are the first."""
-    by_holder: dict[str, dict[str, ClaimEvent]] = {}
-    for event in events:
-        by_holder.setdefault(event.holder, {})[event.key] = event
-    first: list[ClaimEvent] = []
-    for holder, same in by_holder.items():
-        model = next(iter(same.values())).model
-        known = ClaimEvent.objects.using(using).filter(
-            model=model, key__in=list(same), event="renewed", holder=holder
-        )
-        counted = set(known.values_list("key", flat=True))
-        if counted:
-            known.update(at=DatabaseNow(), times=F("times") + 1)
-        first += [event for key, event in same.items() if key not in counted]
-    return first
+    known = ClaimEvent.objects.using(using).filter(
+        model=events[0].model,
+        key__in={event.key for event in events},
+        holder__in={event.holder for event in events},
+        event="renewed",
+    )
+    first = {(key, holder): pk for pk, key, holder in known.values_list("pk", "key", "holder")}
+    again = [first[of] for event in events if (of := (event.key, event.holder)) in first]
+    if again:
+        same = ClaimEvent.objects.using(using).filter(pk__in=again)
+        same.update(at=DatabaseNow(), times=F("times") + 1)
+    return [event for event in events if (event.key, event.holder) not in first]
 
 
 def listen(**changed: object) -> None:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from django.core.management.base import CommandError
 
 from django_taskclaim.control.actions import Action
-from django_taskclaim.control.switch_changes import turn
+from django_taskclaim.control.audit import turn
 from django_taskclaim.formatting import format_duration
 from django_taskclaim.management.base import (
     USAGE,

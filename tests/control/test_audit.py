@@ -78,7 +78,7 @@ def test_the_admins_recent_actions_name_the_act_and_link_to_its_row(client: Any)
     entry = LogEntry.objects.get()
     types = ContentType.objects
     assert entry.content_type == types.get_for_model(PhotoProxy, for_concrete_model=False)
-    assert entry.get_change_message() == "Reset, 1 row: again"
+    assert entry.get_change_message() == "Reset: again"
     record_action(Photo, "reset", rows=1204, **facts)
     record_action(Photo, "reset", rows=1, key=str(photo.pk), **facts)
     assert LogEntry.objects.earliest("pk").get_admin_url() is None

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from django.db import connections
 
+from django_taskclaim.control.audit import change_overrides
 from django_taskclaim.control.models import OperatorAct
-from django_taskclaim.control.switch_changes import change_overrides
 from django_taskclaim.db import dialect_for
 from django_taskclaim.handlers import handler, unregister
 from django_taskclaim.switch import overrides_of, pause, paused_by, resume, set_overrides

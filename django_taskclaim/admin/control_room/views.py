@@ -49,9 +49,9 @@ from django_taskclaim.admin.control_room.snapshot import (
 from django_taskclaim.admin.localized import number
 from django_taskclaim.admin.permissions import Admin, may_act, may_configure, may_view
 from django_taskclaim.control.actions import RESET_FAILED, WORKER_ACTIONS, WorkerAction
+from django_taskclaim.control.audit import change_overrides
 from django_taskclaim.control.commands import models_of, send_command
 from django_taskclaim.control.models import is_on
-from django_taskclaim.control.switch_changes import change_overrides
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.formatting import first_line
 from django_taskclaim.models import WorkerProcess

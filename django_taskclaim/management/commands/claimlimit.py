@@ -6,7 +6,7 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
-from django_taskclaim.control.switch_changes import change_overrides, in_words
+from django_taskclaim.control.audit import change_overrides, in_words
 from django_taskclaim.management.base import (
     USAGE,
     ClaimCommand,

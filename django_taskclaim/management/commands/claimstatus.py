@@ -16,7 +16,7 @@ from django.db import Error, connections, models
 from django.utils import timezone
 
 from django_taskclaim.columns import has_ranges
-from django_taskclaim.control.switch_changes import in_words
+from django_taskclaim.control.audit import in_words
 from django_taskclaim.doctor import Kind
 from django_taskclaim.doctor.blockers import reasons
 from django_taskclaim.fields import as_utc
