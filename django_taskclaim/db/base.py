@@ -389,9 +389,13 @@ class Dialect:
 
     def renew_held(self, table: Table, token: Token, keys: Keys, lease: timedelta) -> Keys:
         """Extend the leases that *token* still holds, but for rows that somebody has locked, and return their keys."""
+        extension = Change([self.extension(table, lease)])
+        if self.has_one_writer:
+            # Nobody else has a row locked.
+            return self.write_held(table, [(token, keys)], extension) or ()
         held = self.select_keys(table, keys, table.standing(token), SKIP)
         if held:
-            self.write(table, held, Change([self.extension(table, lease)]), table.standing(token))
+            self.write(table, held, extension, table.standing(token))
         return held
 
     def extension(self, table: Table, lease: timedelta) -> SQL:

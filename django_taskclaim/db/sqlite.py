@@ -3,7 +3,6 @@
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import Any
 
 from django.db import OperationalError
@@ -13,17 +12,14 @@ from django_taskclaim.db.sql import (
     SKIP,
     SQL,
     WAIT,
-    Change,
     ClaimStatement,
     Fields,
-    Keys,
     KeyTable,
     Row,
     Rows,
     Table,
     sql,
 )
-from django_taskclaim.states import Token
 
 #: SQLITE_IOERR, the low byte of its extended codes.
 IO_ERROR = 10
@@ -105,12 +101,6 @@ class SQLite(Dialect):
     ) -> list[Row]:
         # The immediate transaction that this runs in is the lock.
         return self.first(queryset, table, limit, fields)
-
-    def renew_held(self, table: Table, token: Token, keys: Keys, lease: timedelta) -> Keys:
-        # Nobody else has a row locked: who writes has the database.
-        renewed = self.write_held(table, [(token, keys)], Change([self.extension(table, lease)]))
-        assert renewed is not None, "RETURNING names what was written"
-        return renewed
 
     def advisory_lock(self, name: str) -> None:
         # The session that writes is the one writer; what others committed after it has read is an error here.

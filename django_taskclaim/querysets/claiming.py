@@ -251,7 +251,7 @@ def _committed(call: ClaimCall, error: AmbiguousCommit) -> list[Any]:
 
 def _claim_without_bad_rows(call: ClaimCall, error: Exception) -> list[Any]:
     """Claim again after *error*, without the rows that it is of; raise it where it is not of single rows."""
-    refused = RefusedRows[Any](call.target)
+    refused = RefusedRows(call.target)
     # What has committed by itself before it could not be read is what the holder has already.
     include_held = call.request.include_held or call.autocommits
     request = replace(call.request, include_held=include_held)

@@ -203,7 +203,7 @@ class ClaimCall:
     #: Whether each statement commits by itself.
     autocommits: bool
     #: Set once an error may be of single rows, which are then claimed apart from the others.
-    refused: RefusedRows[Key] | None = None
+    refused: RefusedRows | None = None
     #: Instances that carry no more than their claims, of rows that cannot be read, each with the error.
     unreadable: list[Bad[models.Model]] = field(default_factory=list)
 

@@ -77,14 +77,14 @@ def bisect(
 MOST_ROWS = 10
 
 
-class RefusedRows(Generic[T]):
-    """Finds the rows that the database refuses to have written, logs them and remembers them for a minute."""
+class RefusedRows:
+    """Finds the rows that the database refuses to have written, by key, logs them and remembers them for a minute."""
 
-    def __init__(self, target: ClaimTarget, key_of: Callable[[T], Key] = lambda row: row) -> None:
-        self.target, self.key_of = target, key_of
-        self.found: list[Bad[T]] = []
+    def __init__(self, target: ClaimTarget) -> None:
+        self.target = target
+        self.found: list[Bad[Key]] = []
         #: What the last call of ``send`` has not come to.
-        self.left: Sequence[T] = ()
+        self.left: Sequence[Key] = ()
         self._known = 0
 
     @property
@@ -92,17 +92,17 @@ class RefusedRows(Generic[T]):
         """Whether no more rows are looked for."""
         return len(self.found) >= MOST_ROWS
 
-    def send(self, rows: Sequence[T], attempt: Callable[[Sequence[T]], R]) -> Iterator[R]:
-        """Yield what *attempt* returns for *rows* without those that are refused; see ``bisect``."""
-        self.left = rows if self.is_full else ()
-        for outcome in () if self.is_full else bisect(rows, attempt, self.is_of_a_row):
+    def send(self, keys: Sequence[Key], attempt: Callable[[Sequence[Key]], R]) -> Iterator[R]:
+        """Yield what *attempt* returns for *keys* without those that are refused; see ``bisect``."""
+        self.left = keys if self.is_full else ()
+        for outcome in () if self.is_full else bisect(keys, attempt, self.is_of_a_row):
             if not isinstance(outcome, Bad):
                 yield outcome
                 continue
             self.found.append(outcome)
-            _remember(self.target, self.key_of(outcome.row), outcome.error)
+            _remember(self.target, outcome.row, outcome.error)
             if self.is_full:
-                self.left = rows[rows.index(outcome.row) + 1 :]
+                self.left = keys[keys.index(outcome.row) + 1 :]
                 return
 
     def is_of_a_row(self, error: Exception) -> bool:
@@ -185,26 +185,26 @@ remembered: dict[tuple[type[models.Model], str, Key], Refusal] = {}
 MOST_REMEMBERED = 1000
 
 
-def refusals(model: type[models.Model], alias: str, since: float | None = None) -> list[Refusal]:
-    """Return the rows of *model* that were refused in this process lately, or *since* a moment of ``clock()``."""
-    owner, after = claim_columns(model).owner, clock() - REMEMBERED if since is None else since
-    return [
+def refusals(
+    model: type[models.Model] | None, alias: str, since: float | None = None
+) -> list[Refusal]:
+    """Return the rows that were refused in this process lately, or *since* a moment of ``clock()``, the last one last.
+
+    They are those of *model*, or of all models (None).
+    """
+    owner = None if model is None else claim_columns(model).owner
+    after = clock() - REMEMBERED if since is None else since
+    found = [
         one
         for (table, using, _), one in list(remembered.items())
-        if table is owner and using == alias and one.at >= after
+        if owner in (None, table) and using == alias and one.at >= after
     ]
+    return sorted(found, key=attrgetter("at"))
 
 
 def is_refused(model: type[models.Model], alias: str, key: Key) -> bool:
     """Say whether this row was refused lately."""
     return bool(remembered) and any(one.key == key for one in refusals(model, alias))
-
-
-def last_refusal(alias: str) -> str:
-    """Return a sentence about the row that was refused last in this process; empty where none was lately."""
-    found = [one for one in list(remembered.values()) if one.alias == alias]
-    last = max(found, key=attrgetter("at"), default=None)
-    return str(last) if last is not None and last.at >= clock() - REMEMBERED else ""
 
 
 def without_refused(queryset: Q) -> Q:

@@ -97,7 +97,7 @@ def in_chunks(
         return in_transaction(target, _write_chunk, target, matching, verb)
 
     left = rows = rows.order_by(*[field.attname for field in key])
-    total, search = 0, RefusedRows[Key](target)
+    total, search = 0, RefusedRows(target)
     while limit is None or total < limit:
         most = dialect.chunk_size(table)
         size = most if limit is None else min(most, limit - total)

@@ -55,7 +55,7 @@ def renew(given: Given, lease: timedelta | None = None) -> Renewed:
             # The rows of one claim were asked for together, so their leases are nearly always alike.
             longest = lease or max([claim.lease for claim in carried_claims(part.rows)])
             search, left = (
-                RefusedRows[Key](part.target),
+                RefusedRows(part.target),
                 dict(zip(part.keys, part.rows, strict=True)),
             )
             for outcome in search.send(part.keys, partial(_send, part, longest)):

@@ -11,7 +11,7 @@ from django_taskclaim.db import DatabaseNow, SwitchIsOn
 from django_taskclaim.db.sql import sql
 from django_taskclaim.fields import OPEN_ENDED
 from django_taskclaim.formatting import format_clock_time, format_number
-from django_taskclaim.limits import Grant, Refusal
+from django_taskclaim.limits import Grant
 from django_taskclaim.limits.key_limits import at_their_limit
 from django_taskclaim.querysets.scope import (
     ClaimTarget,
@@ -66,7 +66,7 @@ def progress_of(queryset: Rows) -> Progress:
 class WhyEmpty(NamedTuple):
     """Why somebody who asks for rows gets none; its ``str()`` says so in a sentence."""
 
-    #: What keeps everybody from claiming now: a pause, a throttle, or the hours. Nothing was counted then.
+    #: What keeps everybody from claiming now: a pause, a throttle, or a limit. The rest is left out then.
     stopped: str = ""
     #: How many rows others hold, and when the first of their leases ends, which may have passed.
     held: int = 0
@@ -76,14 +76,12 @@ class WhyEmpty(NamedTuple):
     next_due: datetime | None = None
     #: How many rows are open and due: freed since, or locked at that moment.
     ready: int = 0
-    #: How many more would be ready without a limit; which limit, and when it allows the next row, where that is known.
+    #: How many more would be ready without a limit per key.
     kept_back: int = 0
-    limit: str = "a limit per key"
-    next_allowed: datetime | None = None
 
     def __str__(self) -> str:
         facts = [
-            (self.kept_back, f"kept back by {self.limit}", "next", self.next_allowed),
+            (self.kept_back, "kept back by a limit per key", "", None),
             (self.ready, "just freed, ask again", "", None),
             (self.held, "held by others", "next free", self.next_free),
             (self.waiting, "waiting", "next due", self.next_due),
@@ -116,7 +114,13 @@ def why_empty(queryset: Rows, who: str) -> WhyEmpty:
     rows = on_claim_table(queryset, target)
     rows = rows.filter(in_state(target.columns, Status.OPEN, Status.PROCESSING))
     found = WhyEmpty(**rows.aggregate(**_counts(target, who)))
-    return found if refusal is None else _kept_back(found, refusal)
+    kept_back = found.ready + found.kept_back
+    if refusal is None or not kept_back:
+        return found
+    limit = f"the rate {refusal.limits.rate}"
+    if refusal.option == "max_running":
+        limit = f"the limit of {refusal.limits.max_running} running at once"
+    return WhyEmpty(f"{format_number(kept_back)} kept back by {limit}{_at(refusal.until, 'next')}")
 
 
 def _is_paused(target: ClaimTarget) -> bool:
@@ -143,18 +147,6 @@ def _counts(target: ClaimTarget, who: str) -> dict[str, object]:
         counts["waiting"] = Count(status, filter=later)
         counts["next_due"] = Min(waiting.name, filter=later & ~Q(**{waiting.name: OPEN_ENDED}))
     return counts
-
-
-def _kept_back(found: WhyEmpty, refusal: Refusal) -> WhyEmpty:
-    limits, limit = refusal.limits, f"the rate {refusal.limits.rate}"
-    if refusal.option == "max_running":
-        limit = f"the limit of {limits.max_running} running at once"
-    return found._replace(
-        ready=0,
-        kept_back=found.ready + found.kept_back,
-        limit=limit,
-        next_allowed=refusal.until,
-    )
 
 
 def _stop_of_everyone(model: type[models.Model], using: str) -> Switch | None:

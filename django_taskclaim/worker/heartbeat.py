@@ -8,7 +8,7 @@ from django_taskclaim import claim, conf
 from django_taskclaim.db import DatabaseLater, DatabaseNow
 from django_taskclaim.leases import LeaseRows
 from django_taskclaim.models import WorkerProcess
-from django_taskclaim.querysets.isolating import last_refusal
+from django_taskclaim.querysets.isolating import refusals
 from django_taskclaim.tables import SILENCE_KEPT
 from django_taskclaim.throttling import records
 from django_taskclaim.worker.counters import Counters
@@ -28,6 +28,7 @@ def report(
 ) -> None:
     """Write how the process does; what stands under its name before its *first* report is another's."""
     rows = WorkerProcess.objects.using(options.using)
+    refused = refusals(None, options.using)
     facts = {
         "seen_at": DatabaseNow(),
         "state": "paused" if paused else "running",
@@ -35,7 +36,7 @@ def report(
         "rows_done": counters.done,
         "rows_failed": counters.failed,
         # As long as there is a row that nobody can write, people are to see it.
-        "last_error": last_refusal(options.using)[:500] or counters.last_error,
+        "last_error": str(refused[-1])[:500] if refused else counters.last_error,
     }
     name = process_name(options)
     if not is_first and rows.filter(name=name).update(**facts):
