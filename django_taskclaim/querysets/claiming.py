@@ -11,7 +11,6 @@ from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from operator import attrgetter
-from typing import Any
 
 from django.conf import settings
 from django.db import OperationalError, models
@@ -106,7 +105,7 @@ def checked_request(
     return Request(limit, holder, duration, include_held=include_held, durable=durable)
 
 
-def claim(queryset: Rows, request: Request) -> list[Any]:
+def claim(queryset: Rows, request: Request) -> list[models.Model]:
     """Claim rows of *queryset* and return them, committed, in claim order.
 
     A row that nobody can read, or write, keeps nobody from the others. Raises TypeError for a queryset that no row can
@@ -158,7 +157,7 @@ def _call_of(queryset: Rows, request: Request) -> ClaimCall:
     )
 
 
-def _claim(call: ClaimCall) -> list[Any]:
+def _claim(call: ClaimCall) -> list[models.Model]:
     """Claim, commit and return the instances, each with its claim."""
     try:
         if call.autocommits:
@@ -169,7 +168,7 @@ def _claim(call: ClaimCall) -> list[Any]:
         return _committed(call, error)
 
 
-def _claim_in_transaction(call: ClaimCall) -> list[Any]:
+def _claim_in_transaction(call: ClaimCall) -> list[models.Model]:
     """Claim in the transaction that is open, beside what the holder has already, if it asked for that."""
     request = call.request
     call.unreadable.clear()
@@ -189,7 +188,7 @@ def _claim_in_transaction(call: ClaimCall) -> list[Any]:
 # The rows in hand
 
 
-def _instances(call: ClaimCall, claimed: Sequence[ClaimedRow]) -> list[Any]:
+def _instances(call: ClaimCall, claimed: Sequence[ClaimedRow]) -> list[models.Model]:
     """Return the rows claimed as the queryset asks for them, each with its claim."""
     if not claimed:
         return []
@@ -224,12 +223,12 @@ def _claims(call: ClaimCall, claimed: Sequence[ClaimedRow]) -> list[Claim]:
 # After an error
 
 
-def _committed(call: ClaimCall, error: AmbiguousCommit) -> list[Any]:
+def _committed(call: ClaimCall, error: AmbiguousCommit) -> list[models.Model]:
     """Return the rows of a claim whose COMMIT was not answered; OperationalError where it has claimed none.
 
     Only of a worker's id: another call may have claimed the same rows under the same name.
     """
-    rows: list[Any] | None = error.result
+    rows: list[models.Model] | None = error.result
     claimed = [*(rows or ()), *(bad.row for bad in call.unreadable)]
     if rows is not None and not claimed:
         return []
@@ -249,7 +248,7 @@ def _committed(call: ClaimCall, error: AmbiguousCommit) -> list[Any]:
     return [row for row in rows if id(row) in held]
 
 
-def _claim_without_bad_rows(call: ClaimCall, error: Exception) -> list[Any]:
+def _claim_without_bad_rows(call: ClaimCall, error: Exception) -> list[models.Model]:
     """Claim again after *error*, without the rows that it is of; raise it where it is not of single rows."""
     refused = RefusedRows(call.target)
     # What has committed by itself before it could not be read is what the holder has already.
@@ -274,7 +273,7 @@ def _claim_without_bad_rows(call: ClaimCall, error: Exception) -> list[Any]:
     return rows
 
 
-def _read(call: ClaimCall, claimed: Sequence[ClaimedRow]) -> list[Any]:
+def _read(call: ClaimCall, claimed: Sequence[ClaimedRow]) -> list[models.Model]:
     """Return the instances of *claimed*; after an error those that cannot be read are put aside."""
     if call.refused is None:
         return _instances(call, claimed)

@@ -207,9 +207,9 @@ def write_elsewhere(
 
 def _write(
     target: ClaimTarget, fields: Sequence[AnyField], instances: Sequence[models.Model]
-) -> list[object]:
+) -> list[models.Model]:
     """Write *fields* from the instances, many in a statement, and return those whose rows are not there."""
-    gone: list[Any] = []
+    gone: list[models.Model] = []
     for table, of_table, by_key in _by_table(target, fields, instances):
         for keys in target.dialect.chunks(sorted(by_key), table, len(of_table)):
             values = own_values(table, of_table, [by_key[key] for key in keys])
@@ -219,7 +219,7 @@ def _write(
     return gone
 
 
-def with_locked_source(rows: Sequence[Any], names: Collection[str]) -> list[Any]:
+def with_locked_source(rows: Sequence[models.Model], names: Collection[str]) -> list[models.Model]:
     """Lock, in the current transaction, the sources that a completion of *rows* writes; nobody waits for a lock.
 
     Returns the rows whose sources somebody else has locked.
@@ -230,7 +230,7 @@ def with_locked_source(rows: Sequence[Any], names: Collection[str]) -> list[Any]
     target = ClaimTarget.of(type(rows[0]), carried_claim(rows[0]).alias)
     gone = _without_source(rows, target.alias)
     there = [row for row in rows if row not in gone]
-    busy: list[Any] = []
+    busy: list[models.Model] = []
     for table, _, by_key in _by_table(target, of_source, [getattr(row, LINK) for row in there]):
         for keys in target.dialect.chunks(sorted(by_key), table):
             missed = set(keys).difference(target.dialect.select_keys(table, keys, lock=SKIP))
@@ -238,7 +238,7 @@ def with_locked_source(rows: Sequence[Any], names: Collection[str]) -> list[Any]
     return [row for row in there if getattr(row, LINK) in busy]
 
 
-def _without_source(rows: Sequence[Any], alias: str) -> list[Any]:
+def _without_source(rows: Sequence[models.Model], alias: str) -> list[models.Model]:
     """Load the sources that are not loaded, and return the rows without one."""
     # Where the completion is written: a replica may not have heard of the sources yet.
     link = source_link(type(rows[0]))
@@ -246,8 +246,8 @@ def _without_source(rows: Sequence[Any], alias: str) -> list[Any]:
 
 
 def _by_table(
-    target: ClaimTarget, fields: Iterable[AnyField], instances: Sequence[Any]
-) -> Iterator[tuple[KeyTable, list[AnyField], dict[Key, Any]]]:
+    target: ClaimTarget, fields: Iterable[AnyField], instances: Sequence[models.Model]
+) -> Iterator[tuple[KeyTable, list[AnyField], dict[Key, models.Model]]]:
     """Yield each table that has some of *fields*, for some may be inherited, and the instances by their keys there."""
     tables: dict[Any, list[AnyField]] = {}
     for field in fields:

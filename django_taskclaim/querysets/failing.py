@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from functools import cache, partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from asgiref.sync import sync_to_async
 from django.db import DatabaseError, models
@@ -167,7 +167,7 @@ async def unless_cancelled(claim: Callable[[], list[M]]) -> list[M]:
     return rows
 
 
-def _give_back(rows: list[Any]) -> None:
+def _give_back(rows: Sequence[models.Model]) -> None:
     """Give rows back uncounted; those of a name of the caller's stay: the next request of that name returns them."""
     if not rows or WORKER_MARK not in carried_claim(rows[0]).token.holder:
         return

@@ -49,7 +49,7 @@ def build(
     return rows
 
 
-def prefetch(queryset: Rows, rows: list[Any]) -> None:
+def prefetch(queryset: Rows, rows: list[models.Model]) -> None:
     """Load what the queryset prefetches."""
     if lookups := queryset._prefetch_related_lookups:  # type: ignore[attr-defined]  # not in django-stubs
         models.prefetch_related_objects(rows, *lookups)
@@ -79,8 +79,11 @@ def _listens(attribute: object) -> bool:
 
 
 def _laid_out(
-    model: type[models.Model], names: list[str], values: Iterable[Any], claims: Iterable[Claim]
-) -> list[Any]:
+    model: type[models.Model],
+    names: list[str],
+    values: Iterable[Sequence[object]],
+    claims: Iterable[Claim],
+) -> list[models.Model]:
     rows = []
     new = object.__new__
     # Everything of a row in one place: each call that is made for all of them counts, and each check of what is known.
@@ -104,10 +107,10 @@ def bare(model: type[models.Model], claim: Claim) -> models.Model:
     """
     (row,) = _laid_out(model, [], [()], [claim])
     row.pk = claim.pk
-    return cast("models.Model", row)
+    return row
 
 
-def read_again(queryset: Rows, target: ClaimTarget, keys: list[Any]) -> list[Any]:
+def read_again(queryset: Rows, target: ClaimTarget, keys: list[models.Model]) -> list[models.Model]:
     """Read claimed rows with the joins, annotations and columns asked for, in the order asked for."""
     if not keys:
         return []
@@ -162,7 +165,9 @@ def carrying(row: Any, token: Token, using: str) -> Any:
     return row
 
 
-def claimed_by(queryset: Rows, holders: Collection[str], *, whole: bool = False) -> list[Any]:
+def claimed_by(
+    queryset: Rows, holders: Collection[str], *, whole: bool = False
+) -> list[models.Model]:
     """Return the rows of *queryset* that these holders have now, each carrying its claim.
 
     With *whole* they are as the queryset selects, defers and joins. Else nothing is read but the claim: a column of the
@@ -182,7 +187,7 @@ def claimed_by(queryset: Rows, holders: Collection[str], *, whole: bool = False)
     return [carrying(row, Token(*(getattr(row, f) for f in fields)), rows.db) for row in rows]
 
 
-def holdings(queryset: Rows, who: str) -> list[Any]:
+def holdings(queryset: Rows, who: str) -> list[models.Model]:
     """Return the rows that *who* holds; see ``ClaimQuerySet.holdings``."""
     if queryset._fields is not None:  # type: ignore[attr-defined]  # not in django-stubs
         raise TypeError("holdings() returns rows that carry claims; values() has none.")

@@ -93,7 +93,7 @@ class ClaimQuerySet(FencedQuerySet[M]):
         request = claiming.checked_request(
             self.model, limit, claimed_by, lease, include_held, durable
         )
-        return claiming.claim(self, request)
+        return cast("list[M]", claiming.claim(self, request))
 
     def with_token(self, pk: Any, token: "Token | tuple[str, int] | str") -> M:
         """Return the row with the key *pk*, carrying the claim that *token* names.
@@ -240,7 +240,7 @@ class ClaimQuerySet(FencedQuerySet[M]):
         What this queryset selects, defers, joins and annotates is kept; TypeError for ``values()``. With *lease* they
         are renewed as ``renew`` does, and rows lost in that moment are left out.
         """
-        rows: list[M] = instances.holdings(self, who)
+        rows = cast("list[M]", instances.holdings(self, who))
         if lease is None or not rows:
             return rows
         try:

@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from django.db import models
 
 from django_taskclaim.claim import carried_claim, carried_claims, clock
 from django_taskclaim.db.sql import Key
@@ -22,12 +24,12 @@ from django_taskclaim.signals import rows_renewed, send_of_rows
 class Renewed(NamedTuple):
     """What became of the rows of one renewal."""
 
-    renewed: list[Any]
+    renewed: list[models.Model]
     #: Locked by another transaction at that moment: neither renewed nor lost.
-    skipped: list[Any]
-    lost: list[Any]
+    skipped: list[models.Model]
+    lost: list[models.Model]
     #: Not renewed, because the database refuses to have them, or some among them, written.
-    refused: list[Any]
+    refused: list[models.Model]
 
 
 #: Keys of the claims of one statement: those renewed, those skipped and those that are lost.

@@ -29,7 +29,7 @@ from django_taskclaim.claim import (
     standing_claim,
 )
 from django_taskclaim.columns import claim_columns
-from django_taskclaim.db.sql import NOWAIT, SKIP, WAIT, Change, Key, OwnValues
+from django_taskclaim.db.sql import NOWAIT, SKIP, WAIT, Change, Key, OwnValues, Row
 from django_taskclaim.error_text import redact
 from django_taskclaim.exceptions import ClaimLost, CommitUnknown
 from django_taskclaim.querysets.scope import ClaimTarget, Columns
@@ -47,7 +47,7 @@ from django_taskclaim.states import Status, Token
 
 logger = logging.getLogger("django_taskclaim")
 
-Rows = Sequence[Any]
+Rows = Sequence[models.Model]
 
 #: One statement writes the rows of so many claims at most: each adds to its text.
 MOST_CLAIMS = 10
@@ -64,7 +64,7 @@ class HeldRows:
     token: Token
     #: The keys under which they were claimed, and the instance of each.
     keys: list[Key]
-    rows: list[Any]
+    rows: list[models.Model]
 
     def parts(self, per_row: int = 0) -> list["HeldRows"]:
         """Cut them into what one statement takes, with so many values *per_row*."""
@@ -98,7 +98,7 @@ class Given:
                 raise TypeError(f"Expected rows of a model, not {wrong!r}.")
             owners[kind] = claim_columns(kind).owner
         #: One instance of each row; further ones share the claim of the first, and show nothing of what a verb writes.
-        self.rows: list[Any] = []
+        self.rows: list[models.Model] = []
         firsts: dict[Any, models.Model] = {}
         groups: dict[Any, dict[Key, models.Model]] = {}
         for row in given:
@@ -121,7 +121,7 @@ class Given:
         self.held = sorted(
             held, key=attrgetter("target.alias", "target.columns.owner._meta.label", "token")
         )
-        self._written: list[Any] = []
+        self._written: list[models.Model] = []
 
     def write(self, held: Iterable[HeldRows], verb: "Write") -> None:
         """Write *held*, which are some of these rows, and let the instances show what *verb* has made of them.
@@ -153,7 +153,7 @@ def write_all(rows: object, verb: "Write") -> int:
     return given.end()
 
 
-def rows_of(held: Iterable[HeldRows]) -> list[Any]:
+def rows_of(held: Iterable[HeldRows]) -> list[models.Model]:
     """Return all the rows."""
     return [row for one in held for row in one.rows]
 
@@ -199,7 +199,7 @@ class Write:
         """Do what belongs to the same transaction, with the rows of one table that were just written."""
 
 
-def _write(held: list[HeldRows], verb: Write) -> list[Any]:
+def _write(held: list[HeldRows], verb: Write) -> list[models.Model]:
     """Write rows, of one database, whose claims stand and return them; nothing is raised for the others.
 
     One statement that needs no transaction commits by itself. Otherwise all are written in one transaction.
@@ -208,7 +208,7 @@ def _write(held: list[HeldRows], verb: Write) -> list[Any]:
     as written, those still held are written again, and those that have moved on are marked as ambiguous. A database
     that stays away is its own error; the next try begins by asking the rows.
     """
-    written: list[Any] = []
+    written: list[models.Model] = []
     may_autocommit = True
     while held:
         unsure = [claim for claim in carried_claims(rows_of(held)) if claim.unanswered]
@@ -330,13 +330,13 @@ def show_state(rows: Rows, columns: Columns) -> None:
 # Locking
 
 
-def lock_free(rows: Rows) -> tuple[list[Any], list[Any]]:
+def lock_free(rows: Rows) -> tuple[list[models.Model], list[models.Model]]:
     """Lock, in the current transaction, those claims that stand and that nobody else has locked.
 
     Returns the rows locked, and those that stand but are locked by somebody else; lost ones are in neither.
     """
-    free: list[Any] = []
-    busy: list[Any] = []
+    free: list[models.Model] = []
+    busy: list[models.Model] = []
     for held in (part for one in Given(rows).held for part in one.parts()):
         locked = held.standing(held.keys, SKIP)
         free += locked.rows
@@ -357,9 +357,9 @@ def lock_claims(rows: Iterable[models.Model]) -> list[models.Model]:
 # Claims that stand no more
 
 
-def raise_lost(lost: Sequence[Any], written: Sequence[Any]) -> NoReturn:
+def raise_lost(lost: Sequence[models.Model], written: Sequence[models.Model]) -> NoReturn:
     """Log, send as a signal and raise which claims stand no more; CommitUnknown where a COMMIT is ambiguous."""
-    ambiguous: list[Any] = []
+    ambiguous: list[models.Model] = []
     for row in lost:
         if (claim := claim_of(row)) is not None:
             claim.lost = True
@@ -390,7 +390,7 @@ def _log(error: ClaimLost) -> None:
             claim.loss_logged = True
 
 
-def _why_none_is_carried(lost: Sequence[Any]) -> str:
+def _why_none_is_carried(lost: Sequence[models.Model]) -> str:
     without = [row for row in lost if standing_claim(row) is None]
     if without and all(claim_of(row) is not None for row in without):
         return "it carries no claim any more: a verb of its own has ended it"
@@ -406,15 +406,15 @@ class Judgement(NamedTuple):
     """What a transaction whose COMMIT was not answered has left of each row."""
 
     #: Finished under the token that the instance carries: the transaction was committed.
-    committed: list[Any]
+    committed: list[models.Model]
     #: Gone, open again, or claimed once more: whether the transaction was committed, nobody can tell any more.
-    ambiguous: list[Any]
+    ambiguous: list[models.Model]
     #: Still processing under the token: the transaction was not committed, and never will be.
-    still_held: list[Any]
+    still_held: list[models.Model]
 
 
 def judge_ambiguous_commit(
-    rows: Iterable[Any],
+    rows: Iterable[models.Model],
     *,
     patience: float = PATIENCE,
     finished: Status | None = Status.COMPLETE,
@@ -430,7 +430,7 @@ def judge_ambiguous_commit(
     outside of any transaction. The thread's connection is replaced if it broke.
     """
     rows = list(rows)
-    by_table: dict[Any, list[Any]] = {}
+    by_table: dict[Any, list[models.Model]] = {}
     for row in rows:
         table = carried_claim(row).alias, claim_columns(type(row)).owner
         by_table.setdefault(table, []).append(row)
@@ -464,7 +464,7 @@ def _states(target: ClaimTarget, keys: Sequence[object]) -> dict[Any, tuple[str,
     """
     columns = target.columns
     fields = [*columns.key, columns.status, columns.claimed_by, columns.iteration]
-    found: list[list[Any]] = []
+    found: list[Row] = []
     for part in target.dialect.chunks(keys, target.table):
         found += target.dialect.select(target.table, fields, target.table.keyed(part), NOWAIT)
     return {target.table.key_of(row): (row[-3], Token(*row[-2:])) for row in found}
