@@ -159,7 +159,6 @@ class Throttle(models.Model):
     label = models.CharField(max_length=200)
     source = ErrorClassField()
     reason = ErrorClassField(max_length=500)
-    since_at = MomentField()
     until = MomentField()
 
     class Meta:

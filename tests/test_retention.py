@@ -35,7 +35,7 @@ PROCESS = {"host": "h", "pid": 1, "version": "1"}
 #: row needs.
 AGES: dict[Any, tuple[str, str, str, dict[str, Any]]] = {
     WorkerProcess: ("", "started_at seen_at", "name", PROCESS),
-    Throttle: ("", "since_at until", "process", {"source": "lag"}),
+    Throttle: ("", "until", "process", {"source": "lag"}),
     NamedLease: ("", "claimed_at", "name", {}),
     OperatorAct: ("RETENTION", "at", "by", {"act": "reset"}),
     ThroughputMinute: ("RETENTION", "at", "run", {"model": "testapp.photo"}),

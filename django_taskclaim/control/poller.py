@@ -19,7 +19,6 @@ from django_taskclaim.control.models import ThroughputMinute, WorkerCommand, is_
 from django_taskclaim.control.reading import MINUTE, slot_start
 from django_taskclaim.db import DatabaseNow, dialect_for
 from django_taskclaim.tables import scope_of
-from django_taskclaim.worker import heartbeat
 from django_taskclaim.worker.counters import Counts, packed
 from django_taskclaim.worker.records import logger
 from django_taskclaim.worker.service import Service
@@ -50,7 +49,7 @@ class Poller:
     def __init__(self, service: Service) -> None:
         self.service = service
         self.using = service.options.using
-        self.process = heartbeat.process_name(service.options)
+        self.process = service.process
         #: A process may have the name of one that is no more, and must not write over its rows.
         self.run = secrets.token_hex(8)
         self._began = clock()

@@ -82,7 +82,6 @@ class Migration(migrations.Migration):
                 ("label", models.CharField(max_length=200)),
                 ("source", django_taskclaim.fields.ErrorClassField(max_length=200)),
                 ("reason", django_taskclaim.fields.ErrorClassField(max_length=500)),
-                ("since_at", django_taskclaim.fields.MomentField()),
                 ("until", django_taskclaim.fields.MomentField()),
             ],
             options={

@@ -25,7 +25,7 @@ from django_taskclaim.db import dialect_for
 from django_taskclaim.error_text import one_line
 from django_taskclaim.fields import NEVER_WAITED, OPEN_ENDED, as_utc
 from django_taskclaim.formatting import with_source
-from django_taskclaim.limits import ModelLimits, limits_by
+from django_taskclaim.limits import ModelLimits, closed_hours, limits_by
 from django_taskclaim.models import Switch, Throttle, WorkerProcess
 from django_taskclaim.monitoring.counts import MOST, count_rows
 from django_taskclaim.querysets import ClaimQuerySet, Progress
@@ -38,10 +38,12 @@ from django_taskclaim.tables import (
     stop_scopes,
     throttle_scope,
 )
-from django_taskclaim.throttling.records import EVERYONE
 
 #: Workers report every 5 s, idle ones every 10; one that missed two reports or more counts as gone.
 ALIVE_WITHIN = timedelta(seconds=20)
+
+#: What stands in place of a process where a throttle holds for all.
+EVERYONE = "everyone"
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,10 +165,11 @@ def _facts(
     scopes = {scope for model in of for scope in stop_scopes(model)}
     switches = {row.scope: row for row in Switch.objects.using(alias).filter(scope__in=scopes)}
     throttles = Throttle.objects.using(alias).filter(label__in=map(scope_of, of), until__gt=now)
-    holding = list(throttles.order_by("-until", "process"))
+    holding = list(throttles.order_by("process"))
     known = workers(alias, now)
     for model in of:
         counts = count_rows(model, alias, exact=exact)
+        limits = limits_by(model, switches)
         pauses = (switches.get(scope) for scope in scopes_over(model))
         pause = next((one for one in pauses if one and _holds(one, now)), None)
         running = counts.progress.processing if pause else 0
@@ -178,8 +181,8 @@ def _facts(
             "estimated": counts.estimated,
             "pause": pause,
             "is_finishing": running > 0 and _workers_hold(model, alias),
-            "throttles": _throttles(model, switches, holding, now),
-            "limits": limits_by(model, switches),
+            "throttles": _throttles(model, switches, holding, limits, now),
+            "limits": limits,
             "switch": switches.get(scope_of(model)),
             "workers": [worker for worker in known if worker.serves(model)],
         }
@@ -201,19 +204,22 @@ def _throttles(
     model: type[models.Model],
     switches: Mapping[str, Switch],
     holding: Sequence[Throttle],
+    limits: Sequence[ModelLimits],
     now: datetime,
 ) -> list[Throttle]:
-    """Return the automatic stops in force, that of everyone among them whether a worker is alive or not."""
+    """Return the automatic stops in force, those of everyone among them whether a worker is alive or not."""
     label = scope_of(model)
     found = [one for one in holding if one.label == label]
-    shared = [switches.get(throttle_scope(scope)) for scope in own_scopes(model)]
-    stops = [one for one in shared if one and one.until is not None and _holds(one, now)]
-    if not stops or any(one.source == EVERYONE for one in found):
-        return found
-    stop = max(stops, key=lambda one: as_utc(one.until))
-    facts = {"label": label, "source": stop.by or EVERYONE, "reason": stop.reason}
-    everyones = Throttle(process=EVERYONE, since_at=stop.paused_at, until=stop.until, **facts)
-    return sorted([everyones, *found], key=lambda one: as_utc(one.until), reverse=True)
+    for scope in own_scopes(model):
+        stop = switches.get(throttle_scope(scope))
+        if stop is not None and stop.until is not None and _holds(stop, now):
+            facts = {"source": stop.by or EVERYONE, "reason": stop.reason, "until": stop.until}
+            found.append(Throttle(process=EVERYONE, label=label, **facts))
+    closed = closed_hours(limits, now)
+    if closed is not None and closed.until is not None:
+        facts = {"source": "hours", "reason": f"outside the hours {closed.limits.hours}"}
+        found.append(Throttle(process=EVERYONE, label=label, until=closed.until, **facts))
+    return sorted(found, key=lambda one: as_utc(one.until), reverse=True)
 
 
 def throttles_by_source(seen: Summary) -> dict[str, list[Throttle]]:

@@ -4,17 +4,27 @@ Closed it counts, open it rests, half open it lets one small batch through. A su
 all of it failed, it rests longer. The name and the three states are those of Michael Nygard's "Release It!".
 """
 
+from dataclasses import dataclass
 from datetime import timedelta
 from threading import Lock
 
 from django_taskclaim.claim import clock
-from django_taskclaim.throttling.records import ThrottleState
 
 #: Rows of the batch that is let through after a rest; each may cost its row a try.
 TRIAL = 3
 
 #: The longest rest, in rests.
 LONGEST_REST = 10
+
+
+@dataclass(frozen=True, slots=True)
+class ThrottleState:
+    """Why claims of one model wait, and until when by ``clock()``; the cause may end it before."""
+
+    reason: str
+    until: float
+    #: Whether rows that were claimed but not started are to go back.
+    gives_back: bool = False
 
 
 class CircuitBreaker:

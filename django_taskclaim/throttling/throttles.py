@@ -1,22 +1,42 @@
-"""Everything that may throttle the claims of one process, behind one object that its threads share."""
+"""Everything that may throttle the claims of one process, behind one object that its threads share.
 
+The checks of a process are asked one after the other, in a thread of their own: a check may hang, and the caller has
+leases to renew. A check that hangs keeps its thread, and another thread asks the rest. What holds is written to the
+table ``Throttle``, for people to read, by the database's clock.
+"""
+
+import logging
+import random
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from datetime import datetime
-from typing import Any
+from datetime import timedelta
+from typing import Any, NamedTuple
 
-from django.db.models import Model
+from django.db import connections
+from django.db.models import Model, QuerySet
 
 from django_taskclaim import conf
 from django_taskclaim.claim import clock
+from django_taskclaim.connecting import use_own_connection
 from django_taskclaim.contention import contention_retried
-from django_taskclaim.throttling.asking import HealthChecks
-from django_taskclaim.throttling.breaker import CircuitBreaker
-from django_taskclaim.throttling.health import health_checks, loaded
-from django_taskclaim.throttling.records import ThrottleKey, ThrottleRecords, ThrottleState
+from django_taskclaim.db import DatabaseLater
+from django_taskclaim.models import Throttle
+from django_taskclaim.tables import scope_of
+from django_taskclaim.throttling.breaker import CircuitBreaker, ThrottleState
+from django_taskclaim.throttling.health import Check, health_checks, loaded, name_of
+
+logger = logging.getLogger("django_taskclaim.throttling")
 
 BREAKER = "circuit breaker"
+
+#: A stop outlives so many questions that should have been asked, and SHORTEST_STOP seconds at least; then it ends.
+QUESTIONS_MISSED, SHORTEST_STOP = 3, 5.0
+#: Seconds without an answer after which a check counts as hanging.
+HANGING = 5.0
+#: Seconds between two warnings about one check that does not work.
+WARN_EVERY = 60.0
 
 #: The model that the current thread or coroutine works for.
 _working_on: ContextVar[type[Model] | None] = ContextVar("taskclaim_working_on", default=None)
@@ -32,6 +52,66 @@ def working_on(model: type[Model]) -> Iterator[None]:
         _working_on.reset(before)
 
 
+class ThrottleKey(NamedTuple):
+    """Which model is stopped, and by what."""
+
+    model: type[Model]
+    source: str
+
+
+class HealthCheck:
+    """One check, the models it stops, and what it answered last."""
+
+    def __init__(self, check: Check) -> None:
+        self.name = name_of(check)
+        self.models: list[type[Model]] = []
+        self.due_at = float("-inf")
+        #: When the question was asked that has no answer yet.
+        self.asked_at: float | None = None
+        self.has_answered = False
+        self._check = check
+        self._state: ThrottleState | None = None
+        self._warned_at = float("-inf")
+
+    def state(self) -> ThrottleState | None:
+        """Return the stop that is in force."""
+        state = self._state
+        return state if state is not None and clock() < state.until else None
+
+    def is_hanging(self) -> bool:
+        asked_at = self.asked_at
+        return asked_at is not None and clock() - asked_at > HANGING
+
+    def ask(self, using: str) -> None:
+        """Ask the check and note what it answers; one that raises stops nothing."""
+        every = conf.duration("HEALTH_EVERY").total_seconds()
+        # Spread out, so that the processes of a host do not all ask at once.
+        self.due_at = clock() + every * random.uniform(0.75, 1.0)
+        try:
+            reason = self._check(using)
+            if not isinstance(reason, str | None):
+                raise TypeError(f"a health check returns a reason or None, not {reason!r}")
+        except Exception as error:
+            self.note_broken(f"{type(error).__name__}: {error}")
+            connections.close_all()
+        else:
+            stands_for = max(QUESTIONS_MISSED * every, SHORTEST_STOP)
+            self._state = ThrottleState(reason, clock() + stands_for) if reason else None
+        self.asked_at, self.has_answered = None, True
+
+    def note_broken(self, why: str) -> None:
+        """Stop nothing, and log the reason once a minute."""
+        self._state, self.has_answered = None, True
+        if clock() - self._warned_at >= WARN_EVERY:
+            self._warned_at = clock()
+            logger.warning(
+                "The health check %s does not work, so it stops nothing: %s",
+                self.name,
+                why,
+                extra={"event": "check_broken", "check": self.name},
+            )
+
+
 class Throttles:
     """The throttles of one process. ``update`` belongs to one thread; every other method may be called by any.
 
@@ -42,16 +122,17 @@ class Throttles:
     def __init__(
         self, process: str, using: str, checks_of: Mapping[type[Model], Iterable[Any]]
     ) -> None:
-        shared, rule = health_checks(), conf.setting("BREAKER")
-        self._checks = HealthChecks(
-            using, {model: [*shared, *map(loaded, own)] for model, own in checks_of.items()}
-        )
+        self.process, self.using = process, using
+        #: Why everybody's claims of a model are stopped, as the service reads it together with the switch.
+        self.shared: dict[type[Model], str] = {}
+        self._checks = _checks(checks_of)
+        self._taking = threading.Lock()
+        rule = conf.setting("BREAKER")
         self._breakers = (
             {} if rule is None else {model: CircuitBreaker(**rule) for model in checks_of}
         )
-        #: What others have found to hold.
-        self._imposed: dict[ThrottleKey, tuple[datetime, ThrottleState]] = {}
-        self._records = ThrottleRecords(process, using)
+        #: The rows of this process.
+        self._written: dict[ThrottleKey, ThrottleState] = {}
         if self._breakers:
             contention_retried.connect(self._count_contention)
 
@@ -59,40 +140,21 @@ class Throttles:
 
     def reason_for(self, model: type[Model]) -> str | None:
         """Return why *model* may not be claimed now, None while it may; asks no database."""
-        return next((state.reason for key, state in self._states() if key.model is model), None)
+        own = (state.reason for key, state in self._states() if key.model is model)
+        return self.shared.get(model) or next(own, None)
 
     def gives_back(self, model: type[Model]) -> bool:
         """Whether rows of *model* that have not started had better go back: tried now, they would fail."""
-        return any(state.gives_back for key, state in self._states() if key.model is model)
+        return model in self.shared or any(
+            state.gives_back for key, state in self._states() if key.model is model
+        )
 
     def room(self, model: type[Model]) -> int | None:
         """Return how many rows of *model* one claim may take: None for no limit, 0 before the checks have answered."""
-        if not self._checks.have_answered():
+        if not all(check.has_answered for check in self._checks):
             return 0
         breaker = self._breakers.get(model)
         return None if breaker is None else breaker.room()
-
-    # What others find
-
-    @property
-    def has_imposed(self) -> bool:
-        """Whether anything is stopped by what others have found."""
-        return bool(self._imposed)
-
-    def impose(
-        self, model: type[Model], source: str, reason: str, until: datetime, now: datetime
-    ) -> None:
-        """Stop claims of *model* until then; *now* is by the same clock."""
-        key = ThrottleKey(model, source)
-        known = self._imposed.get(key)
-        # What holds already stays the same state, so that it is not written down again.
-        if known is None or (known[0], known[1].reason) != (until, reason):
-            end = clock() + (until - now).total_seconds()
-            self._imposed[key] = until, ThrottleState(reason, end, gives_back=True)
-
-    def lift(self, model: type[Model], source: str) -> None:
-        """Let claims of *model* go on, as far as this source was in the way."""
-        self._imposed.pop(ThrottleKey(model, source), None)
 
     # What the circuit breaker hears
 
@@ -126,18 +188,94 @@ class Throttles:
 
         Raises the errors of a database that is away, after which it may be called again.
         """
-        self._checks.ask_when_due()
-        self._records.keep(dict(self._states()))
+        for check in self._checks:
+            if check.is_hanging():
+                check.note_broken(f"it has not answered for {HANGING:g} s")
+        if self._due_check() is not None:
+            threading.Thread(target=self._ask, name="taskclaim-check", daemon=True).start()
+        self._write(dict(self._states()))
 
     def sign_off(self) -> None:
         """Take the process's rows out of the table: it ends as asked."""
-        self._records.sign_off()
+        Throttle.objects.using(self.using).filter(process=self.process).delete()
 
     def _states(self) -> Iterator[tuple[ThrottleKey, ThrottleState]]:
-        yield from self._checks.states()
+        for check in self._checks:
+            if (state := check.state()) is not None:
+                yield from ((ThrottleKey(model, check.name), state) for model in check.models)
         for model, breaker in self._breakers.items():
             if (state := breaker.state()) is not None:
                 yield ThrottleKey(model, BREAKER), state
-        for key, (_, state) in list(self._imposed.items()):
-            if clock() < state.until:
-                yield key, state
+
+    # Asking
+
+    def _due_check(self) -> HealthCheck | None:
+        """Return a check to ask; None where none is due, or one that does not hang has yet to answer."""
+        asked = [check for check in self._checks if check.asked_at is not None]
+        if not all(check.is_hanging() for check in asked):
+            return None
+        due = (check for check in self._checks if check.due_at <= clock() and check not in asked)
+        return next(due, None)
+
+    def _ask(self) -> None:
+        use_own_connection(self.using)
+        try:
+            while (check := self._take_due()) is not None:
+                check.ask(self.using)
+        finally:
+            connections.close_all()
+
+    def _take_due(self) -> HealthCheck | None:
+        # A check that hung may have answered after all: then two threads ask.
+        with self._taking:
+            check = self._due_check()
+            if check is not None:
+                check.asked_at = clock()
+            return check
+
+    # Writing
+
+    def _write(self, states: Mapping[ThrottleKey, ThrottleState]) -> None:
+        """Write what has begun, changed or ended since the last call, and log what has begun or ended."""
+        for key in [key for key in self._written if key not in states]:
+            self._rows(key).delete()
+            _log("unthrottled", "%s is throttled no more: %s", key, self._written.pop(key))
+        for key, state in states.items():
+            known = self._written.get(key)
+            if known != state:
+                self._write_one(key, state)
+                self._written[key] = state
+            if known is None:
+                _log("throttled", "%s is throttled: %s", key, state)
+
+    def _write_one(self, key: ThrottleKey, state: ThrottleState) -> None:
+        until = DatabaseLater(timedelta(seconds=max(0.0, state.until - clock())))
+        rows, reason = self._rows(key), state.reason[:500]
+        if not rows.update(reason=reason, until=until):
+            rows.create(
+                process=self.process,
+                label=scope_of(key.model),
+                source=key.source[:200],
+                reason=reason,
+                until=until,
+            )
+
+    def _rows(self, key: ThrottleKey) -> QuerySet[Throttle]:
+        return Throttle.objects.using(self.using).filter(
+            process=self.process, label=scope_of(key.model), source=key.source[:200]
+        )
+
+
+def _checks(checks_of: Mapping[type[Model], Iterable[Any]]) -> list[HealthCheck]:
+    """Return the checks of the settings and of handlers, each once for all the models it stops."""
+    shared, checks = health_checks(), dict[int, HealthCheck]()
+    for model, own in checks_of.items():
+        for check in [*shared, *map(loaded, own)]:
+            checks.setdefault(id(check), HealthCheck(check)).models.append(model)
+    return list(checks.values())
+
+
+def _log(event: str, text: str, key: ThrottleKey, state: ThrottleState) -> None:
+    label = key.model._meta.label
+    facts = {"event": event, "model": label, "source": key.source, "reason": state.reason}
+    logger.warning(text, label, state.reason, extra=facts)

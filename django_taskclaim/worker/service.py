@@ -3,18 +3,20 @@
 It has a list of duties, and looks through it several times a second.
 """
 
+import os
 import random
+import socket
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from datetime import datetime
 from functools import partial
 from typing import Any, Protocol
 
 from django.utils.module_loading import import_string
 
-from django_taskclaim.claim import clock
-from django_taskclaim.conf import setting
+import django_taskclaim
+from django_taskclaim import conf
+from django_taskclaim.claim import clock, process_name
 from django_taskclaim.connecting import (
     TROUBLE,
     close_all,
@@ -24,13 +26,16 @@ from django_taskclaim.connecting import (
     is_refusal,
     use_own_connection,
 )
-from django_taskclaim.fields import as_utc
+from django_taskclaim.db import DatabaseLater, DatabaseNow
 from django_taskclaim.handlers import Handler
+from django_taskclaim.leases import LeaseRows
+from django_taskclaim.models import Throttle, WorkerProcess
 from django_taskclaim.querysets.expiry import Reaper
+from django_taskclaim.querysets.isolating import refusals
 from django_taskclaim.switch import Stops, stops_of
-from django_taskclaim.throttling.records import EVERYONE, HOURS
+from django_taskclaim.tables import SILENCE_KEPT
 from django_taskclaim.throttling.throttles import Throttles
-from django_taskclaim.worker import attachments, heartbeat
+from django_taskclaim.worker import attachments
 from django_taskclaim.worker.calls import Calls
 from django_taskclaim.worker.counters import Counters
 from django_taskclaim.worker.inflight import InFlight
@@ -45,6 +50,8 @@ THROTTLES_EVERY = 1.0
 #: How soon a new session listens after the one before it was lost.
 LISTEN_EVERY = 1.0
 SUMMARY_EVERY = 10.0
+#: Seconds between two reports of a process that holds rows, and of one that waits for some.
+REPORT_EVERY, REPORT_IDLE = 5.0, 10.0
 #: How soon after its first report a process says what it holds: before, it has had no time to claim.
 SECOND_REPORT = 1.0
 PRUNE_EVERY = 3600.0
@@ -90,6 +97,8 @@ class Service(threading.Thread):
     def __init__(self, options: WorkerOptions, handlers: list[Handler], inflight: InFlight) -> None:
         super().__init__(name="taskclaim-service", daemon=True)
         self.options = options
+        #: The name under which this process reports and that its holders' names begin with.
+        self.process = process_name(options.name)
         self.handlers = handlers
         self.inflight = inflight
         #: Models whose claims a person has stopped, by what the last look said.
@@ -99,7 +108,7 @@ class Service(threading.Thread):
         self.counters = Counters()
         #: What stops claims by itself: health checks, asked here, and failures, heard from the executors.
         self.throttles = Throttles(
-            heartbeat.process_name(options),
+            self.process,
             options.using,
             {handler.model: handler.health_checks for handler in handlers},
         )
@@ -190,8 +199,7 @@ class Service(threading.Thread):
     def _end(self) -> None:
         for one in self._attachments:
             self._guarded(f"ending {type(one).__name__}", one.leave)
-        self._guarded("signing off", lambda: heartbeat.sign_off(self.options))
-        self._guarded("signing off", self.throttles.sign_off)
+        self._guarded("signing off", self._sign_off)
 
     def _guarded(self, what: str, job: Callable[[], bool | None]) -> None:
         """Do one duty; trouble with the database spoils no other duty and is remembered."""
@@ -217,7 +225,7 @@ class Service(threading.Thread):
         return RESUME_EVERY if self.paused else SWITCH_EVERY
 
     def _read_switch_when_it_matters(self) -> bool:
-        is_stopped = self.paused or self.throttles.has_imposed
+        is_stopped = self.paused or self.throttles.shared
         is_unread = len(self.keeper.switches) < len(self.handlers)
         # An idle process asks, too, so that it knows that it could renew.
         if not (self.inflight.held() or is_stopped or is_unread or self.keeper.is_silent()):
@@ -234,7 +242,7 @@ class Service(threading.Thread):
             self.keeper.follow(model, stops.own)
             if is_first:
                 self.let_claim([model])
-            self._impose(model, stops)
+            self._note_shared(model, stops)
             if (pause := next(iter(stops.pauses), None)) is None:
                 if self.paused.pop(model, None) is not None:
                     self.let_claim([model])
@@ -246,21 +254,21 @@ class Service(threading.Thread):
             self.paused[model] = pause.reason
             self.keeper.withdraw(model)
 
-    def _impose(self, model: Any, stops: Stops) -> None:
-        """Stop claims for as long as everyone is throttled, or until the hours begin.
+    def _note_shared(self, model: Any, stops: Stops) -> None:
+        """Note what stops everybody's claims for a time, or until the hours begin.
 
         Each claim finds that out for itself; this is for not asking in vain, and for people to read.
         """
-        found: dict[str, tuple[str, datetime]] = {}
-        if stops.throttle is not None and stops.throttle.until is not None:
-            found[EVERYONE] = stops.throttle.reason, as_utc(stops.throttle.until)
-        if stops.closed is not None and stops.closed.until is not None:
-            found[HOURS] = f"outside the hours {stops.closed.limits.hours}", stops.closed.until
-        for source in (EVERYONE, HOURS):
-            if source in found and stops.now is not None:
-                self.throttles.impose(model, source, *found[source], stops.now)
-            else:
-                self.throttles.lift(model, source)
+        why = None if stops.throttle is None else stops.throttle.reason
+        if why is None and stops.closed is not None:
+            why = f"outside the hours {stops.closed.limits.hours}"
+        if why is None:
+            if self.throttles.shared.pop(model, None) is not None:
+                self.let_claim([model])
+            return
+        if model not in self.throttles.shared:
+            logger.info("Everybody's claims of %s are stopped: %s", model._meta.label, why)
+        self.throttles.shared[model] = why
 
     def _withdraw_throttled(self) -> None:
         for handler in self.handlers:
@@ -270,30 +278,53 @@ class Service(threading.Thread):
     # The rest
 
     def _reap(self, reaper: Reaper) -> bool:
-        return reaper.turn(int(setting("CHUNK_SIZE"))) is not None
+        return reaper.turn(int(conf.setting("CHUNK_SIZE"))) is not None
 
     def _report(self) -> bool:
         held = len(self.inflight.held())
         if not held:
             # Nobody else has looked, and the report says what is paused.
             self.read_switch()
-        heartbeat.report(
-            self.options,
-            self.counters,
-            held=held,
-            paused=bool(self.paused),
-            is_first=not self._reports,
-        )
+        self._write_report(held)
         self._reports += 1
         if clock() >= self._next_summary:
             self._next_summary = clock() + SUMMARY_EVERY
             summary(self.options.name, self.counters, held)
         return True
 
+    def _write_report(self, held: int) -> None:
+        """Write how the process does; what stands under its name before its first report is another's."""
+        rows = WorkerProcess.objects.using(self.options.using).filter(name=self.process)
+        counters, refused = self.counters, refusals(None, self.options.using)
+        facts: dict[str, Any] = {
+            "seen_at": DatabaseNow(),
+            "state": "paused" if self.paused else "running",
+            "rows_held": held,
+            "rows_done": counters.done,
+            "rows_failed": counters.failed,
+            # As long as there is a row that nobody can write, people are to see it.
+            "last_error": str(refused[-1])[:500] if refused else counters.last_error,
+        }
+        if self._reports and rows.update(**facts):
+            return
+        facts |= {
+            "labels": ", ".join(self.options.labels),
+            "host": socket.gethostname()[:200],
+            "pid": os.getpid(),
+            "version": django_taskclaim.__version__,
+            "started_at": DatabaseNow(),
+        }
+        if not rows.update(**facts):
+            rows.create(name=self.process, **facts)
+
+    def _sign_off(self) -> None:
+        WorkerProcess.objects.using(self.options.using).filter(name=self.process).delete()
+        self.throttles.sign_off()
+
     def _report_pause(self) -> float:
         if self._reports == 1:
             return SECOND_REPORT
-        return heartbeat.EVERY if self.inflight.held() else heartbeat.EVERY_IDLE
+        return REPORT_EVERY if self.inflight.held() else REPORT_IDLE
 
     def _attend(self, attachment: Attachment) -> bool:
         return attachment.turn(busy=bool(self.inflight.held()))
@@ -301,10 +332,25 @@ class Service(threading.Thread):
     def _prune(self) -> bool:
         # After an error not before the next time.
         self._has_pruned = True
-        done = [heartbeat.prune(self.options.using), *(one.prune() for one in self._attachments)]
+        done = [prune(self.options.using), *(one.prune() for one in self._attachments)]
         self._has_pruned = all(done)
         return True
 
     def _prune_pause(self) -> float:
         # A piece each round, for leases are renewed in between.
         return PRUNE_EVERY if self._has_pruned else 0.0
+
+
+def prune(using: str) -> bool:
+    """Forget workers and throttles that ended a day ago, and some lease names unused since, and say if that was all.
+
+    Among those names are, on MySQL, the queues of holders nobody has asked for.
+    """
+    chunk = int(conf.setting("CHUNK_SIZE"))
+    silent = WorkerProcess.objects.using(using).filter(seen_at__lt=DatabaseLater(-SILENCE_KEPT))
+    gone = list(silent.values_list("pk", flat=True)[:chunk])
+    silent.filter(pk__in=gone).delete()
+    if len(gone) == chunk:
+        return False
+    Throttle.objects.using(using).filter(until__lt=DatabaseLater(-SILENCE_KEPT)).delete()
+    return LeaseRows.on(using).forget(SILENCE_KEPT, chunk) < chunk

@@ -12,6 +12,7 @@ from django.utils import timezone
 
 from django_taskclaim.control.models import OperatorAct, ThroughputMinute
 from django_taskclaim.models import Throttle
+from django_taskclaim.querysets.failing import stop_everyone
 from django_taskclaim.switch import (
     claimable_models,
     overrides_of,
@@ -154,12 +155,13 @@ def test_a_throttle_is_shown_while_it_holds_every_worker(looks: Client) -> None:
         label="testapp.photo",
         source="ReplicaLag",
         reason="replica lag 31 s",
-        since_at=now,
         until=now + timedelta(minutes=5),
     )
     assert re.search(r"HELD until .*replica lag 31 s", text_of(looks.get(photos())))
     worker(SILENT)
     assert "RUNNING" in text_of(looks.get(photos()))
+    stop_everyone(Photo, "default", timedelta(hours=1), "the API said 429")
+    assert re.search(r"HELD until .*everyone: the API said 429", text_of(looks.get(photos())))
 
 
 # Workers
@@ -273,7 +275,7 @@ def test_texts_of_others_stay_text_on_every_page(boss: Client) -> None:
     worker(f"{SCRIPT}@h:1", last_error=SCRIPT, host=SCRIPT, version=SCRIPT)
     pause(Photo, by=SCRIPT, reason=SCRIPT)
     now = timezone.now()
-    facts = {"label": "testapp.photo", "since_at": now, "until": now + timedelta(minutes=5)}
+    facts = {"label": "testapp.photo", "until": now + timedelta(minutes=5)}
     Throttle.objects.create(process=SCRIPT, source=SCRIPT, reason=SCRIPT, **facts)
     OperatorAct.objects.create(
         at=now, model="testapp.photo", act=SCRIPT, by=SCRIPT, reason=SCRIPT, key=SCRIPT

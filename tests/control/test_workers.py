@@ -14,7 +14,7 @@ from django_taskclaim.control.commands import send_command
 from django_taskclaim.control.models import ClaimEvent, ThroughputMinute, WorkerCommand
 from django_taskclaim.control.reading import acts, history
 from django_taskclaim.db import DatabaseLater
-from django_taskclaim.models import Throttle, WorkerProcess
+from django_taskclaim.models import WorkerProcess
 from django_taskclaim.switch import set_overrides
 from django_taskclaim.worker.counters import unpacked
 from tests.limits.test_workers import closed_now
@@ -93,8 +93,8 @@ def test_a_running_worker_follows_batch_size_lease_and_hours(start_worker: Start
     longer = Job.objects.filter(expires_at__gt=DatabaseLater(timedelta(seconds=200)))
     wait_until(longer.exists, what="the longer lease")
     change(batch_size=None, lease=None, hours=closed_now())
-    stopped = Throttle.objects.filter(source="hours")
-    wait_until(stopped.exists, what="the end of the hours")
+    stopped = "is throttled: outside the hours"
+    wait_until(lambda: any(stopped in event["text"] for event in worker.events()))
     change(hours=None)
     follows(worker, 20)
 

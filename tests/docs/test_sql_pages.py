@@ -12,7 +12,7 @@ import pytest
 from django.db import connection
 
 from django_taskclaim.control.models import OperatorAct
-from django_taskclaim.db import DatabaseLater, DatabaseNow
+from django_taskclaim.db import DatabaseLater
 from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.models import Throttle
 from django_taskclaim.switch import pause, paused_by
@@ -125,7 +125,7 @@ def test_workers_throttles_and_acts() -> None:
     first, second = paste("Which workers live?")
     assert (first[0], second[0], first[4]) == ("worker@host:0", "worker@host:1", 7)
     assert int(first[6]) < 3000 <= int(second[6])
-    common = {"process": "w", "label": "testapp.photo", "reason": "slow", "since_at": DatabaseNow()}
+    common = {"process": "w", "label": "testapp.photo", "reason": "slow"}
     for source, hours in (("lag", 1), ("old", -1)):
         until = DatabaseLater(timedelta(hours=hours))
         Throttle.objects.create(**common, source=source, until=until)

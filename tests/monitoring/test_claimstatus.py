@@ -12,7 +12,7 @@ from django.core.management import CommandError, call_command
 
 from django_taskclaim import policy
 from django_taskclaim.completion import as_completion
-from django_taskclaim.db import DatabaseLater, DatabaseNow
+from django_taskclaim.db import DatabaseLater
 from django_taskclaim.models import Switch, Throttle
 from django_taskclaim.switch import pause, pause_all
 from tests.commands import (
@@ -64,7 +64,6 @@ def everything() -> None:
             label="testapp.photo",
             source="lag",
             reason="slow",
-            since_at=DatabaseNow(),
             until=DatabaseLater(timedelta(hours=1)),
         )
     live_worker(PHOTO, "testapp.Job", rows_held=2, rows_done=7, last_error="ValueError: no")

@@ -23,8 +23,15 @@ from django_taskclaim.control.reading import Slot
 from django_taskclaim.doctor.blockers import reasons
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.formatting import format_duration
-from django_taskclaim.models import Switch
-from django_taskclaim.monitoring.overview import Holder, Overview, Summary, Worker, overview
+from django_taskclaim.models import Switch, Throttle
+from django_taskclaim.monitoring.overview import (
+    EVERYONE,
+    Holder,
+    Overview,
+    Summary,
+    Worker,
+    overview,
+)
 from django_taskclaim.monitoring.server import server_for
 from django_taskclaim.policy import RENEWALS_PER_LEASE, policy_for
 from django_taskclaim.ranges import row_counts
@@ -138,8 +145,12 @@ def state_of(seen: Summary | None) -> State:
     if not living:
         return State("ready", _("READY"), _("The switch is on, and no worker is alive."))
     # A process may claim again once the last of its throttles has ended; the longest come first.
-    longest = {one.process: one for one in reversed(seen.throttles)}
-    holding = [longest[one.name] for one in living if one.name in longest]
+    longest: dict[str, Throttle] = {}
+    for worker in living:
+        for throttle in seen.throttles:
+            if throttle.process in (worker.name, EVERYONE):
+                longest.setdefault(worker.name, throttle)
+    holding = list(longest.values())
     if len(holding) == len(living):
         first = min(holding, key=lambda one: one.until)
         until = _("HELD until %(time)s") % {"time": clock(first.until)}

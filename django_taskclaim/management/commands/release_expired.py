@@ -25,7 +25,7 @@ from django_taskclaim.management.base import (
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.expiry import Reaper
 from django_taskclaim.querysets.isolating import refusals
-from django_taskclaim.worker import heartbeat
+from django_taskclaim.worker import service
 
 #: Seconds between two rounds of forgetting what is old, with --loop.
 FORGET_EVERY = 3600.0
@@ -143,7 +143,7 @@ def _forgotten(where: list[tuple[Any, str]]) -> list[str]:
     refused = []
     for alias in dict.fromkeys(alias for _model, alias in where):
         try:
-            for prune in [heartbeat.prune, *([keeping.prune] if is_on(alias) else [])]:
+            for prune in [service.prune, *([keeping.prune] if is_on(alias) else [])]:
                 # True once that was all.
                 any(prune(alias) for _ in range(CHUNKS))
         except (Error, TaskClaimError) as error:
