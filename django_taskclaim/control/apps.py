@@ -22,4 +22,4 @@ class ControlConfig(AppConfig):
 
         history.listen()
         audit.listen()
-        worker.attachments.add("django_taskclaim.control.poller.poller")
+        worker.more_duties.add("django_taskclaim.control.poller.duties")

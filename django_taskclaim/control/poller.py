@@ -3,11 +3,11 @@
 What it has done is a row for each minute and model, however many rows of the model there were.
 """
 
-import random
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 from django.db import connections
@@ -21,10 +21,10 @@ from django_taskclaim.db import DatabaseNow, dialect_for
 from django_taskclaim.tables import scope_of
 from django_taskclaim.worker.counters import Counts, packed
 from django_taskclaim.worker.records import logger
-from django_taskclaim.worker.service import Service
+from django_taskclaim.worker.service import Duty, Service, pruning
 
-#: Seconds between two looks for commands, while rows are held and while none are; five are promised.
-LOOK_BUSY, LOOK_IDLE = 2.5, 4.7
+#: Seconds between two looks for commands; five are promised.
+LOOK_EVERY = 3.5
 #: Seconds between two rounds of writing what was done, if anything was.
 WRITE_EVERY = 5.0
 
@@ -38,13 +38,20 @@ class _Minute:
     unwritten: bool = True
 
 
-def poller(service: Service) -> "Poller | None":
-    """Return what polls in one worker process; None where the tables are not."""
-    return Poller(service) if is_on(service.options.using) else None
+def duties(service: Service) -> list[Duty]:
+    """Return what one worker process does for the control page; nothing where the tables are not."""
+    if not is_on(service.options.using):
+        return []
+    poller = Poller(service)
+    return [
+        Duty("looking for commands", poller.look, LOOK_EVERY),
+        Duty("writing what was done", poller.write, WRITE_EVERY, at_end=True),
+        pruning("forgetting what the control page kept", partial(keeping.prune, poller.using)),
+    ]
 
 
 class Poller:
-    """One for each process, called by its service thread on that thread's connection."""
+    """One for each process."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
@@ -53,38 +60,14 @@ class Poller:
         #: A process may have the name of one that is no more, and must not write over its rows.
         self.run = secrets.token_hex(8)
         self._began = clock()
-        self._looked = self._wrote = float("-inf")
-        #: So that processes which began together do not ask together.
-        self._pace = random.uniform(0.9, 1.0)
         #: The database's time when ``clock()`` was at ``_began``; known from the first look on.
         self._began_at: datetime | None = None
         self._throttled: set[Any] = set()
         self._minutes: dict[tuple[str, datetime], _Minute] = {}
 
-    def turn(self, *, busy: bool) -> bool:
-        """Look, and write, each when it is due."""
-        asked = False
-        # Soon after work has begun, too, and not only when an idle process would have looked again.
-        if clock() >= self._looked + self._pace * (LOOK_BUSY if busy else LOOK_IDLE):
-            self._looked = clock()
-            self._look()
-            asked = True
-        if clock() >= self._wrote + self._pace * WRITE_EVERY:
-            self._wrote = clock()
-            asked |= self._write()
-        return asked
-
-    def leave(self) -> bool:
-        """Write what is left."""
-        return self._write()
-
-    def prune(self) -> bool:
-        """Delete a piece of what is too old, see ``keeping``."""
-        return keeping.prune(self.using)
-
     # Commands
 
-    def _look(self) -> None:
+    def look(self) -> bool:
         """Do what a person has told this process since it began, by the database's clock."""
         if self._began_at is None:
             lived = timedelta(seconds=clock() - self._began)
@@ -101,10 +84,11 @@ class Poller:
                 extra={"event": "command", "command": command.command, "by": command.by},
             )
             commands.filter(pk=command.pk).update(done_at=DatabaseNow())
+        return True
 
     # Throughput
 
-    def _write(self) -> bool:
+    def write(self) -> bool:
         """Store what has changed, and say whether anything has."""
         if self._began_at is None:
             return False

@@ -39,7 +39,7 @@ from django_taskclaim.tables import (
     throttle_scope,
 )
 
-#: Workers report every 5 s, idle ones every 10; one that missed two reports or more counts as gone.
+#: Workers report every 5 s; one that missed three reports counts as gone.
 ALIVE_WITHIN = timedelta(seconds=20)
 
 #: What stands in place of a process where a throttle holds for all.

@@ -7,5 +7,5 @@ state goes through the verbs of the querysets; nothing here writes a claim colum
 """
 
 #: What apps above this one add to every worker process, so that the worker need not know them: paths of functions that
-#: are given the ``Service`` and return an ``Attachment`` of it, or None.
-attachments: set[str] = set()
+#: are given the ``Service`` and return a list of ``Duty``.
+more_duties: set[str] = set()

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from django.utils.module_loading import import_string
 
@@ -35,7 +35,7 @@ from django_taskclaim.querysets.isolating import refusals
 from django_taskclaim.switch import Stops, stops_of
 from django_taskclaim.tables import SILENCE_KEPT
 from django_taskclaim.throttling.throttles import Throttles
-from django_taskclaim.worker import attachments
+from django_taskclaim.worker import more_duties
 from django_taskclaim.worker.calls import Calls
 from django_taskclaim.worker.counters import Counters
 from django_taskclaim.worker.inflight import InFlight
@@ -43,52 +43,49 @@ from django_taskclaim.worker.keeper import LeaseKeeper
 from django_taskclaim.worker.options import WorkerOptions
 from django_taskclaim.worker.records import Limited, logger, summary
 
-#: Seconds between two looks at the switch: while rows are held, and while claims are stopped, for then nobody asks for
-#: rows, and somebody waits to see them flow again.
-SWITCH_EVERY, RESUME_EVERY = 1.0, 0.5
-THROTTLES_EVERY = 1.0
-#: How soon a new session listens after the one before it was lost.
-LISTEN_EVERY = 1.0
-SUMMARY_EVERY = 10.0
-#: Seconds between two reports of a process that holds rows, and of one that waits for some.
-REPORT_EVERY, REPORT_IDLE = 5.0, 10.0
-#: How soon after its first report a process says what it holds: before, it has had no time to claim.
-SECOND_REPORT = 1.0
+#: Seconds between two looks at the switch and the throttles, and until a new session listens after one that was lost.
+LOOK_EVERY = 1.0
+REPORT_EVERY, SUMMARY_EVERY = 5.0, 10.0
+#: Seconds between two rounds of deleting what is old.
 PRUNE_EVERY = 3600.0
 TICK = 0.25
+
+NO_REASON = "no reason given"
 
 
 @dataclass(slots=True)
 class Duty:
-    """Something that the service thread does again and again."""
+    """A job on the service's connection; an error is logged and stops nothing.
+
+    It must not wait for a row that somebody has locked: the leases of the process depend on the thread going on.
+    """
 
     #: As in "… failed".
     name: str
     #: True if the database was asked and has answered.
     job: Callable[[], bool | None]
-    #: Seconds until the next time, or what returns them after each; 0 for each round.
-    pause: float | Callable[[], float] = 0.0
+    #: Seconds until the next time; 0 for each round.
+    every: float = 0.0
+    #: Whether it is done once more when the process ends.
+    at_end: bool = False
     #: By ``clock()``.
     due: float = 0.0
 
 
-class Attachment(Protocol):
-    """What another app has this thread do beside its duties, on its connection; errors are logged and stop nothing.
+def pruning(name: str, prune: Callable[[], bool]) -> Duty:
+    """Return the duty of deleting what is old: *prune* deletes a piece and says whether that was all.
 
-    It must not wait for a row that somebody has locked: the leases of the process depend on the thread going on.
+    A piece each round, for leases are renewed in between; after an error not before the next time.
     """
 
-    def turn(self, *, busy: bool) -> bool:
-        """Do what is due, several times a second; True if the database was asked and has answered."""
-        ...
+    def job() -> bool:
+        duty.every = PRUNE_EVERY
+        if not prune():
+            duty.every = 0.0
+        return True
 
-    def leave(self) -> bool:
-        """Do what is left: the process ends."""
-        ...
-
-    def prune(self) -> bool:
-        """Delete a piece of what is too old, and say whether that was all of it."""
-        ...
+    duty = Duty(name, job)
+    return duty
 
 
 class Service(threading.Thread):
@@ -125,14 +122,11 @@ class Service(threading.Thread):
         self.started = threading.Event()
         self._leave = threading.Event()
         self._limited = Limited()
-        self._reports, self._has_pruned = 0, False
-        self._next_summary = clock() + SUMMARY_EVERY
+        self._has_reported = False
         self._reapers = [
             Reaper(handler.model, options.using, lease=partial(self.keeper.lease_of, handler))
             for handler in handlers
         ]
-        made = [import_string(path)(self) for path in sorted(attachments)]
-        self._attachments: list[Attachment] = [one for one in made if one is not None]
         self._duties = self._in_order()
 
     def _in_order(self) -> list[Duty]:
@@ -141,22 +135,23 @@ class Service(threading.Thread):
             Duty("looking for rows on which nobody works", keeper.find_strays),
             Duty("renewing leases", keeper.renew_when_due),
             Duty("giving up what is late", keeper.fence),
-            Duty("reading the switch", self._read_switch_when_it_matters, self._switch_pause),
-            Duty("listening for calls", self.calls.listen, LISTEN_EVERY),
-            Duty("giving back what is throttled", self._withdraw_throttled),
-            Duty("asking health checks", self.throttles.update, THROTTLES_EVERY),
+            Duty("reading the switch", self._read_switch_when_it_matters, LOOK_EVERY),
+            Duty("listening for calls", self.calls.listen, LOOK_EVERY),
+            Duty("giving back what is stopped", self._give_back_stopped),
+            Duty("asking health checks", self.throttles.update, LOOK_EVERY),
             Duty("ending overrun rows", keeper.end_overrun),
         ]
         for reaper in self._reapers:
             # Each by itself: a table that cannot be read keeps no other model's rows from coming back.
             what = f"looking for expired claims of {reaper.model._meta.label}"
             duties.append(Duty(what, partial(self._reap, reaper)))
-        duties.append(Duty("reporting", self._report, self._report_pause))
-        for one in self._attachments:
-            duties.append(
-                Duty(f"taking a turn of {type(one).__name__}", partial(self._attend, one))
-            )
-        return [*duties, Duty("forgetting what is old", self._prune, self._prune_pause)]
+        return [
+            *duties,
+            Duty("reporting", self._report, REPORT_EVERY),
+            Duty("summing up", self._sum_up, SUMMARY_EVERY, due=clock() + SUMMARY_EVERY),
+            *(duty for path in sorted(more_duties) for duty in import_string(path)(self)),
+            pruning("forgetting what is old", partial(prune, self.options.using)),
+        ]
 
     def let_claim(self, models: Iterable[object]) -> None:
         """Have the claimer look for rows of *models* now: what kept it from claiming is over."""
@@ -190,15 +185,15 @@ class Service(threading.Thread):
             if clock() < duty.due:
                 continue
             self._guarded(duty.name, duty.job)
-            pause = duty.pause() if callable(duty.pause) else duty.pause
-            duty.due = clock() + pause * random.uniform(0.75, 1.0)
+            duty.due = clock() + duty.every * random.uniform(0.75, 1.0)
             if clock() - self.last_turn > patience:
                 # The database was silent: leases first.
                 self._guarded("renewing leases", self.keeper.renew_when_due)
 
     def _end(self) -> None:
-        for one in self._attachments:
-            self._guarded(f"ending {type(one).__name__}", one.leave)
+        for duty in self._duties:
+            if duty.at_end:
+                self._guarded(duty.name, duty.job)
         self._guarded("signing off", self._sign_off)
 
     def _guarded(self, what: str, job: Callable[[], bool | None]) -> None:
@@ -221,9 +216,6 @@ class Service(threading.Thread):
 
     # The switch
 
-    def _switch_pause(self) -> float:
-        return RESUME_EVERY if self.paused else SWITCH_EVERY
-
     def _read_switch_when_it_matters(self) -> bool:
         is_stopped = self.paused or self.throttles.shared
         is_unread = len(self.keeper.switches) < len(self.handlers)
@@ -234,45 +226,24 @@ class Service(threading.Thread):
         return True
 
     def read_switch(self) -> None:
-        """Look which models are paused, and give back what has not started of those that are; note the overrides."""
-        for handler in self.handlers:
-            model = handler.model
-            stops = stops_of(model, using=self.options.using)
-            is_first = model not in self.keeper.switches
-            self.keeper.follow(model, stops.own)
-            if is_first:
-                self.let_claim([model])
-            self._note_shared(model, stops)
-            if (pause := next(iter(stops.pauses), None)) is None:
-                if self.paused.pop(model, None) is not None:
-                    self.let_claim([model])
-                continue
-            if model not in self.paused:
-                logger.info(
-                    "%s is paused: %s", model._meta.label, pause.reason or "no reason given"
-                )
-            self.paused[model] = pause.reason
-            self.keeper.withdraw(model)
+        """Look which models are stopped, by a person or for everybody, and note the overrides.
 
-    def _note_shared(self, model: Any, stops: Stops) -> None:
-        """Note what stops everybody's claims for a time, or until the hours begin.
-
-        Each claim finds that out for itself; this is for not asking in vain, and for people to read.
+        Each claim finds a stop out for itself; this is for not asking in vain, and for people to read.
         """
-        why = None if stops.throttle is None else stops.throttle.reason
-        if why is None and stops.closed is not None:
-            why = f"outside the hours {stops.closed.limits.hours}"
-        if why is None:
-            if self.throttles.shared.pop(model, None) is not None:
-                self.let_claim([model])
-            return
-        if model not in self.throttles.shared:
-            logger.info("Everybody's claims of %s are stopped: %s", model._meta.label, why)
-        self.throttles.shared[model] = why
-
-    def _withdraw_throttled(self) -> None:
         for handler in self.handlers:
-            if self.throttles.gives_back(handler.model):
+            model, shared = handler.model, self.throttles.shared
+            stops = stops_of(model, using=self.options.using)
+            waited = model in self.paused or model in shared or model not in self.keeper.switches
+            self.keeper.follow(model, stops.own)
+            pause = next((one.reason or NO_REASON for one in stops.pauses), None)
+            _note_stop("%s is paused: %s", self.paused, model, pause)
+            _note_stop("%s is throttled: %s", shared, model, _shared_reason(stops))
+            if waited and model not in self.paused and model not in shared:
+                self.let_claim([model])
+
+    def _give_back_stopped(self) -> None:
+        for handler in self.handlers:
+            if handler.model in self.paused or self.throttles.gives_back(handler.model):
                 self.keeper.withdraw(handler.model)
 
     # The rest
@@ -286,11 +257,11 @@ class Service(threading.Thread):
             # Nobody else has looked, and the report says what is paused.
             self.read_switch()
         self._write_report(held)
-        self._reports += 1
-        if clock() >= self._next_summary:
-            self._next_summary = clock() + SUMMARY_EVERY
-            summary(self.options.name, self.counters, held)
+        self._has_reported = True
         return True
+
+    def _sum_up(self) -> None:
+        summary(self.options.name, self.counters, len(self.inflight.held()))
 
     def _write_report(self, held: int) -> None:
         """Write how the process does; what stands under its name before its first report is another's."""
@@ -305,7 +276,7 @@ class Service(threading.Thread):
             # As long as there is a row that nobody can write, people are to see it.
             "last_error": str(refused[-1])[:500] if refused else counters.last_error,
         }
-        if self._reports and rows.update(**facts):
+        if self._has_reported and rows.update(**facts):
             return
         facts |= {
             "labels": ", ".join(self.options.labels),
@@ -321,24 +292,22 @@ class Service(threading.Thread):
         WorkerProcess.objects.using(self.options.using).filter(name=self.process).delete()
         self.throttles.sign_off()
 
-    def _report_pause(self) -> float:
-        if self._reports == 1:
-            return SECOND_REPORT
-        return REPORT_EVERY if self.inflight.held() else REPORT_IDLE
 
-    def _attend(self, attachment: Attachment) -> bool:
-        return attachment.turn(busy=bool(self.inflight.held()))
+def _note_stop(text: str, known: dict[Any, str], model: Any, why: str | None) -> None:
+    """Note why claims of *model* are stopped now, None where they are not, and log what begins."""
+    if why is None:
+        known.pop(model, None)
+        return
+    if model not in known:
+        logger.info(text, model._meta.label, why)
+    known[model] = why
 
-    def _prune(self) -> bool:
-        # After an error not before the next time.
-        self._has_pruned = True
-        done = [prune(self.options.using), *(one.prune() for one in self._attachments)]
-        self._has_pruned = all(done)
-        return True
 
-    def _prune_pause(self) -> float:
-        # A piece each round, for leases are renewed in between.
-        return PRUNE_EVERY if self._has_pruned else 0.0
+def _shared_reason(stops: Stops) -> str | None:
+    """Return what stops everybody's claims for a time, or until the hours begin."""
+    if stops.throttle is not None:
+        return stops.throttle.reason or NO_REASON
+    return None if stops.closed is None else f"outside the hours {stops.closed.limits.hours}"
 
 
 def prune(using: str) -> bool:

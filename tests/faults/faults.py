@@ -214,7 +214,7 @@ FAULTS = {
         ),
         fault(
             "A busy worker keeps what it has not started when its model is paused.",
-            (SERVICE, "= pause.reason\n            self.keeper.withdraw(model)", "= pause.reason"),
+            (SERVICE, "if handler.model in self.paused or self", "if self"),
         ),
     ],
     10: [
