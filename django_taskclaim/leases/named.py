@@ -1,9 +1,11 @@
-"""``named_lease``: a block that runs while this process holds a lease."""
+"""``named_lease``: a block that runs while this process holds a lease, and the thread that renews it."""
 
 import asyncio
 import logging
+import os
 import random
 import re
+import threading
 import time
 from datetime import timedelta
 from typing import Self
@@ -14,10 +16,15 @@ from django.db import Error, connections, router
 from django_taskclaim import conf
 from django_taskclaim.awaitables import async_twin
 from django_taskclaim.claim import clock, new_holder
-from django_taskclaim.connecting import drop_broken, ensure_usable
+from django_taskclaim.connecting import (
+    close_all,
+    drop_broken,
+    ensure_usable,
+    guard_connections,
+    use_own_connection,
+)
 from django_taskclaim.contention import retry_on_contention
 from django_taskclaim.exceptions import ClaimLost, LeaseUnavailable, TaskClaimError
-from django_taskclaim.leases.renewer import FORKED, RENEWER, connect
 from django_taskclaim.leases.rows import LeaseRows
 from django_taskclaim.policy import RENEWALS_PER_LEASE, SELF_FENCE
 from django_taskclaim.querysets.transactions import belongs_to_the_caller
@@ -39,6 +46,10 @@ NAME = re.compile("[^\x00\ud800-\udfff]{1,200}")
 ENDED = "its block has ended"
 NOT_RENEWED = "it could not be renewed in time"
 TAKEN_OVER = "another holder has taken it over"
+FORKED = "it belongs to the process that this one was forked from"
+
+#: After so long the server may end a transaction of the renewing thread that is idle.
+IDLE = timedelta(minutes=2)
 
 
 def named_lease(
@@ -205,7 +216,9 @@ class HeldLease:
         """Renew the lease, in the thread of the renewer. The other leases depend on that, so no error may end it."""
         began, failure = clock(), ""
         try:
-            connect(self.using)
+            if self.using not in {one.alias for one in connections.all(initialized_only=True)}:
+                use_own_connection(self.using)
+            ensure_usable(self.using)
             if self._rows.renew(self.name, self.token, self.lease):
                 self.renewed_at = began
             else:
@@ -239,3 +252,68 @@ class HeldLease:
         because = f": {reason}" if reason else ""
         facts = {"event": event, "lease": self.name, **self.token._asdict(), "reason": reason}
         logger.log(level, "lease %r %s%s", self.name, event, because, extra=facts)
+
+
+class Renewer:
+    """The one thread of a process that renews the leases held in it, on connections of its own.
+
+    It lives while something is held, and then closes what it opened. Safety does not depend on it: a lease that it does
+    not renew, because it hangs or has died, turns ``lost`` by the clock.
+    """
+
+    def __init__(self) -> None:
+        self._held: set[HeldLease] = set()
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin with nothing: also in a forked process, which has no thread of its parent's and none of its leases."""
+        for held in self._held:
+            held.gone = FORKED
+        self._held = set()
+        self._thread: threading.Thread | None = None
+        self._changed = threading.Condition()
+
+    def keep(self, held: HeldLease) -> None:
+        """Renew *held* until ``drop``; RuntimeError where no thread can be started."""
+        with self._changed:
+            if self._thread is None or not self._thread.is_alive():
+                thread = threading.Thread(target=self._run, name="taskclaim-leases", daemon=True)
+                thread.start()
+                self._thread = thread
+            self._held.add(held)
+            self._changed.notify_all()
+
+    def drop(self, held: HeldLease) -> None:
+        """Renew it no more."""
+        with self._changed:
+            self._held.discard(held)
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        guard_connections(IDLE, ours_alone=True)
+        try:
+            while (held := self._next_due()) is not None:
+                held.renew_in_background()
+        finally:
+            close_all()
+
+    def _next_due(self) -> "HeldLease | None":
+        """Wait for the next renewal; None when nothing is held any more, and the thread must end."""
+        with self._changed:
+            while self._held:
+                held = min(self._held, key=lambda one: one.renew_at)
+                rest = held.renew_at - clock()
+                if held.lost:
+                    self._held.discard(held)
+                elif rest <= 0:
+                    return held
+                else:
+                    self._changed.wait(rest)
+            self._thread = None
+            return None
+
+
+RENEWER = Renewer()
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=RENEWER.begin)

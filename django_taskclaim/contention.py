@@ -1,4 +1,14 @@
-"""``retry_on_contention`` and ``Retriable``: repeat a transaction that lost against others, and nothing else."""
+"""Lock timeouts, deadlocks and serialization failures: recognised, and tried again where that is safe.
+
+A retry is safe where it repeats everything the database has undone, and a deadlock undoes the whole
+transaction (error 1213 of MySQL and MariaDB, where Django does not even notice). So only the code that opened
+the outermost transaction may repeat a try: here each try opens one of its own, and where the caller has
+opened one already the error is passed on and that transaction marked for rollback. Django's ``TestCase``
+counts as such a caller, for a deadlock takes away what it had set up.
+
+``retry_on_contention`` decorates functions and calls them; ``Retriable`` stands in front of any object,
+after the idea of database gateways wrapped so that none of their callers has to think of deadlocks.
+"""
 
 import asyncio
 import functools
@@ -10,7 +20,8 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, ParamSpec, TypedDict, TypeVar, Unpack, cast, overload
+from enum import Enum, auto
+from typing import TYPE_CHECKING, ParamSpec, TypeAlias, TypedDict, TypeVar, Unpack, cast, overload
 
 from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.db import DEFAULT_DB_ALIAS, Error, connections, transaction
@@ -18,7 +29,6 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.dispatch import Signal
 
 from django_taskclaim import conf
-from django_taskclaim.contention.codes import LOCK_TIMEOUTS, contention_code
 from django_taskclaim.exceptions import RetriesExhausted
 
 P = ParamSpec("P")
@@ -27,10 +37,128 @@ T = TypeVar("T")
 
 logger = logging.getLogger("django_taskclaim.contention")
 
+#: Where the doubling of the waits ends, in seconds.
+LONGEST_WAIT = 1.0
+
 #: Sent before each wait for another try, with ``code``, ``attempt`` (the try that failed, from 1), ``elapsed``
 #: and ``wait`` (seconds) and ``using``. So a circuit breaker hears of contention that no caller ever sees.
 #: A receiver that raises is logged and stops nothing.
 contention_retried = Signal()
+
+# Codes: one table for all databases. No driver is imported for that, so none has to be installed.
+
+#: PostgreSQL's SQLSTATE, the error number of MySQL and MariaDB, or SQLite's (extended) result code.
+Code: TypeAlias = str | int
+
+
+class Meaning(Enum):
+    """What an error says of the statement that it answers."""
+
+    #: A lock timeout, deadlock or serialization failure: others were in the way.
+    CONTENTION = auto()
+    #: The server can write nothing now: no disk or memory left, read-only, not in its cluster (Galera).
+    SERVER = auto()
+    #: The session has ended or was refused: a network or an operator, too many sessions, an account not let in.
+    SESSION = auto()
+    #: The statement was not taken, and nothing was done: it speaks of the rows. Every other code means this.
+    REFUSAL = auto()
+
+
+#: Others held a lock for longer than this session was to wait; 3572 is MySQL's NOWAIT.
+LOCK_TIMEOUTS: frozenset[Code] = frozenset({"55P03", 1205, 3572})
+
+MEANINGS: dict[Code, Meaning] = {
+    # serialization_failure, deadlock_detected; deadlock, changed since the snapshot (MariaDB)
+    **dict.fromkeys((*LOCK_TIMEOUTS, "40001", "40P01", 1213, 1020), Meaning.CONTENTION),
+    **dict.fromkeys(
+        ("25006", 1021, 1037, 1041, 1047, 1114, 1290, 1792, 1836, 3032), Meaning.SERVER
+    ),
+    # temp_file_limit is a limit of one statement, although its class is that of insufficient resources.
+    "53400": Meaning.REFUSAL,
+    # The transaction stood still or took too long; the server stops, or the network to it fails.
+    **dict.fromkeys(("25P03", "25P04", 1053, 1159, 1160, 1161, 1927, 4031), Meaning.SESSION),
+    # Too many sessions, or this account is not let in.
+    **dict.fromkeys(
+        (1040, 1042, 1043, 1044, 1045, 1049, 1129, 1130, 1203, 1226, 1698, 3118), Meaning.SESSION
+    ),
+}
+
+#: Classes of SQLSTATEs: insufficient resources, system error, connection exception, operator intervention.
+SQLSTATE_CLASSES = {
+    "53": Meaning.SERVER,
+    "58": Meaning.SERVER,
+    "08": Meaning.SESSION,
+    "57P": Meaning.SESSION,
+}
+
+#: Low bytes of extended codes. SQLITE_BUSY and SQLITE_LOCKED; out of memory, read-only, I/O error, corrupt, full,
+#: cannot open, locking protocol, no database.
+SQLITE_MEANINGS = {
+    **dict.fromkeys((5, 6), Meaning.CONTENTION),
+    **dict.fromkeys((7, 8, 10, 11, 13, 14, 15, 26), Meaning.SERVER),
+}
+
+
+def contention_code(error: BaseException | None) -> Code | None:
+    """Return the database's own code if ``error`` is a lock timeout, deadlock or serialization failure.
+
+    Returns None for every other error. The cause of a database error is looked at, too, for that is where
+    Django keeps the driver's error. The cause of any other error is not: code that raised a ``ValueError``
+    from a deadlock has dealt with the deadlock.
+    """
+    return _code(error, Meaning.CONTENTION)
+
+
+def server_code(error: BaseException | None) -> Code | None:
+    """Return the database's own code if ``error`` says that the server can write nothing now, else None."""
+    return _code(error, Meaning.SERVER)
+
+
+def refusal_code(error: BaseException | None) -> Code | None:
+    """Return the database's own code if ``error`` is its answer to a statement that it does not take, else None.
+
+    Such an answer speaks of the rows, in whichever class of errors the driver puts it, and nothing was done. It did
+    not end the session.
+    """
+    return _code(error, Meaning.REFUSAL)
+
+
+def _code(error: BaseException | None, wanted: Meaning) -> Code | None:
+    """Return the code of the error, or of what a database error was raised from, if that is what it means."""
+    # No chain of causes is as long, but one may lead back to its beginning.
+    for _ in range(10):
+        if error is None:
+            break
+        # PEP 249's class name, which Django, every driver and SQLAlchemy share.
+        is_of_database = any(kind.__name__ == "DatabaseError" for kind in type(error).__mro__)
+        # psycopg 3, asyncpg and others say sqlstate, psycopg2 says pgcode.
+        sqlstate = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+        sqlite_code = getattr(error, "sqlite_errorcode", None)
+        # A bare number counts only in a database error: KeyError(1213) is about a key.
+        number = error.args[0] if error.args and is_of_database else None
+        if isinstance(sqlstate, str):
+            return sqlstate if _of_sqlstate(sqlstate) is wanted else None
+        if isinstance(sqlite_code, int):
+            meaning = SQLITE_MEANINGS.get(sqlite_code & 0xFF, Meaning.REFUSAL)
+            return sqlite_code if meaning is wanted else None
+        if isinstance(number, int):
+            return number if _of_number(number) is wanted else None
+        error = error.__cause__ if is_of_database else None
+    return None
+
+
+def _of_sqlstate(code: str) -> Meaning:
+    classes = [kind for start, kind in SQLSTATE_CLASSES.items() if code.startswith(start)]
+    return MEANINGS.get(code, classes[0] if classes else Meaning.REFUSAL)
+
+
+def _of_number(code: int) -> Meaning:
+    # From 2000 to 2999 the client speaks: the server is gone.
+    usual = Meaning.SESSION if code // 1000 in (0, 2) else Meaning.REFUSAL
+    return MEANINGS.get(code, usual)
+
+
+# Retries
 
 
 class RetryOptions(TypedDict, total=False):
@@ -38,11 +166,9 @@ class RetryOptions(TypedDict, total=False):
 
     retries: int | None
     wait: float | timedelta
-    max_wait: float | timedelta
     using: str | None
     atomic: bool
     lock_timeouts: bool
-    sleep: Callable[[float], object]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,27 +180,21 @@ class ContentionRetry:
 
     #: Tries after the first; None is the setting RETRIES, which is 2.
     retries: int | None = None
-    #: Longest wait before the first retry, in seconds or as a timedelta; it doubles with each retry. The wait
-    #: itself lies anywhere between nothing and that (full jitter), so that those who met do not meet again.
+    #: Longest wait before the first retry, in seconds or as a timedelta; it doubles with each retry, up to a second.
+    #: The wait itself lies anywhere between nothing and that (full jitter), so that those who met do not meet again.
     wait: float | timedelta = 0.05
-    #: Where the doubling ends.
-    max_wait: float | timedelta = 1.0
     #: The database alias. None is the default one, or, with ``atomic=False``, any that has a transaction open.
     using: str | None = None
     #: Whether each try gets a transaction. False is for code that manages its own, and for coroutines.
     atomic: bool = True
     #: False passes a lock timeout on at once, to a caller who can go around the lock.
     lock_timeouts: bool = True
-    #: What waits, unless a coroutine is retried.
-    sleep: Callable[[float], object] = time.sleep
 
     def __post_init__(self) -> None:
         if self.retries is not None and self.retries < 0:
             raise ValueError(f"retries must be 0 or more, not {self.retries!r}.")
-        if not 0 <= _seconds(self.wait) <= _seconds(self.max_wait):
-            raise ValueError(
-                f"wait must lie between 0 and max_wait ({self.max_wait!r}), not {self.wait!r}."
-            )
+        if not 0 <= _seconds(self.wait) <= LONGEST_WAIT:
+            raise ValueError(f"wait must lie between 0 and {LONGEST_WAIT:g} s, not {self.wait!r}.")
 
     def __call__(self, function: Callable[P, R], /) -> Callable[P, R]:
         """Return ``function`` wrapped so that each call of it is retried."""
@@ -103,7 +223,7 @@ class ContentionRetry:
                 pause = None if committed else self._pause_after(error, attempt, began)
                 if pause is None:
                     raise
-            self.sleep(pause)
+            time.sleep(pause)
             attempt += 1
 
     def _wrap_coroutine(self, function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
@@ -162,11 +282,10 @@ class ContentionRetry:
         if attempt > retries:
             raise RetriesExhausted(attempt, elapsed, code) from error
         # Bounded, for the power grows without an end.
-        longest = min(_seconds(self.wait) * 2 ** min(attempt - 1, 60), _seconds(self.max_wait))
+        longest = min(_seconds(self.wait) * 2 ** min(attempt - 1, 60), LONGEST_WAIT)
         pause = random.uniform(0, longest)
-        facts: dict[str, object]
-        facts = {"code": code, "attempt": attempt, "elapsed": elapsed, "wait": pause}
-        facts["using"] = self.using
+        facts: dict[str, object] = {"code": code, "attempt": attempt, "elapsed": elapsed}
+        facts |= {"wait": pause, "using": self.using}
         logger.warning(
             "Try %d met contention (database code %s) after %.3f s, trying again in %.3f s: %s",
             *(attempt, code, elapsed, pause, error),
