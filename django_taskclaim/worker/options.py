@@ -7,9 +7,10 @@ import datetime
 import json
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from enum import IntEnum
+from functools import partial
 from typing import Any, Self
 
 from django.apps import apps
@@ -24,6 +25,8 @@ from django_taskclaim import conf
 from django_taskclaim.fields import MomentField
 from django_taskclaim.handlers import Handler, handler_for
 from django_taskclaim.querysets.scope import refuse_unclaimable
+
+HOW_TO_HANDLE = "write one with @handler(…) in the claims.py of an installed app, or give the model a process() method"
 
 _BOOLEANS = {"true": True, "false": False}
 
@@ -62,8 +65,8 @@ class WorkerOptions:
     threads: int = 1
     batch_size: int | None = None
     lease: timedelta | None = None
-    poll: timedelta = timedelta(seconds=1)
-    grace: timedelta = timedelta(seconds=8)
+    poll: timedelta = field(default_factory=partial(conf.duration, "POLL"))
+    grace: timedelta = field(default_factory=partial(conf.duration, "GRACE"))
     drain: bool = False
     max_rows: int | None = None
     #: By ``clock()``, which all processes of a machine share, so that a restarted child ends with the others.
@@ -100,12 +103,9 @@ class WorkerOptions:
     def _handler(self, model: Any) -> Handler:
         found = handler_for(model)
         if found is None:
-            raise LookupError(
-                f"{model._meta.label} has no handler: write one with @handler({model.__name__}) in the claims.py of an"
-                f" installed app, or give the model a process() method."
-            )
-        given: dict[str, Any] = {"own_lease": self.lease, "own_batch_size": self.batch_size}
-        return replace(found, **{name: one for name, one in given.items() if one is not None})
+            raise LookupError(f"{model._meta.label} has no handler: {HOW_TO_HANDLE}.")
+        lease, size = self.lease or found.own_lease, self.batch_size or found.own_batch_size
+        return replace(found, own_lease=lease, own_batch_size=size)
 
 
 # Filters

@@ -214,7 +214,9 @@ def run_in_process(options: WorkerOptions) -> int:
             return 0
         process.start()
         try:
-            return MainLoop(process, options, signals, None, health).run()
+            code = MainLoop(process, options, signals, None, health).run()
+            # Nobody starts another process.
+            return ExitCode.CUT_SHORT if code == ExitCode.RECYCLE else code
         finally:
             health.remove()
 

@@ -18,17 +18,9 @@ from django_taskclaim.states import Status
 
 logger = logging.getLogger("django_taskclaim.worker")
 
-#: Events of which a busy worker has many a second.
+#: For events of which a busy worker has many a second, so that they can be left out.
+rows_logger = logging.getLogger("django_taskclaim.worker.rows")
 _FREQUENT = frozenset({"claimed", "completed", "released"})
-
-
-class _Console:
-    """What is logged where the project's LOGGING says nothing of this package."""
-
-    tells_all = True
-
-
-_console = _Console()
 
 
 def changed(
@@ -47,16 +39,15 @@ def changed(
     *ran* says how many seconds handlers had taken. *why* is logged as it is, so what an error says goes through
     ``one_line`` or ``class_and_text`` first. *raised* brings its traceback, redacted where there is a hook.
     """
-    if not logger.isEnabledFor(level) or (
-        event in _FREQUENT and level < logging.WARNING and not _console.tells_all
-    ):
+    events = rows_logger if event in _FREQUENT else logger
+    if not events.isEnabledFor(level):
         return
     first = rows[0]
     claim = claim_of(first)
     many = f"{counted(len(rows), 'row')} of {first._meta.label}"
     what = named(first) if len(rows) == 1 else many
     log(
-        logger,
+        events,
         level,
         "%s %s%s%s",
         event.capitalize(),
@@ -261,8 +252,7 @@ def log_to_console(verbosity: int) -> None:
     console = logging.StreamHandler()
     console.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S"))
     if verbosity < 2:
-        # A busy worker would make them for nobody: no other handler is there.
-        _console.tells_all = False
+        rows_logger.setLevel(logging.WARNING)
         if not settings.DEBUG:
             console.addFilter(_FirstOfEachKind())
     ours.addHandler(console)

@@ -8,6 +8,7 @@ import threading
 import time
 from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -25,18 +26,23 @@ from django_taskclaim.formatting import counted, listed
 from django_taskclaim.handlers import Handler, models_with_handler
 from django_taskclaim.management.base import (
     ClaimCommand,
+    add_filters,
     add_models,
     database_alias,
     duration,
     lacking_source,
     lacking_tables,
-    models_to_claim,
     whole_number,
 )
 from django_taskclaim.switch import holds
 from django_taskclaim.throttling.health import health_checks, refusal
 from django_taskclaim.worker.health import HealthFile
-from django_taskclaim.worker.options import ExitCode, SelectionError, WorkerOptions
+from django_taskclaim.worker.options import (
+    HOW_TO_HANDLE,
+    ExitCode,
+    SelectionError,
+    WorkerOptions,
+)
 from django_taskclaim.worker.process import run_in_process
 from django_taskclaim.worker.records import log_to_console
 from django_taskclaim.worker.stop_signals import answer_unless_stopped, hold_stop_signals, leave
@@ -51,18 +57,6 @@ LOOK_EVERY = 2.0
 
 #: Returns sentences about what is wrong for a handler on a database.
 Question = Callable[[Handler, str], list[str]]
-
-#: Options of the command that are fields of ``WorkerOptions``.
-AS_GIVEN = (
-    "name",
-    "processes",
-    "threads",
-    "batch_size",
-    "lease",
-    "drain",
-    "max_rows",
-    "health_file",
-)
 
 
 class Command(ClaimCommand):
@@ -105,8 +99,7 @@ signals:
         add("--lease", **seconds, help="how long a claim lasts unless renewed (60)")
         add("--poll", **seconds, help="pause between looks when nothing is due (1)")
         add("--grace", **seconds, help="how long running rows may go on after a signal (8)")
-        text = "claim these rows only, country=NZ for example; again for more"
-        add("--filter", action="append", metavar="LOOKUP=VALUE", help=text)
+        add_filters(parser, "claim only rows")
         add("--drain", action="store_true", help="end once nothing is open or processing")
         add("--max-rows", **number, help="end after N rows, per process")
         add("--max-time", **seconds, help="end after this long")
@@ -131,18 +124,22 @@ signals:
         _refuse_platform(in_process)
         models = models or _all_models(options["database"])
         using = _database(models, options["database"])
-        worker = WorkerOptions(
-            **{name: options[name] for name in AS_GIVEN},
-            labels=tuple(dict.fromkeys(model._meta.label for model in models)),
-            using=using,
-            poll=options["poll"] or conf.duration("POLL"),
-            grace=options["grace"] or conf.duration("GRACE"),
-            ends_at=_end(options["max_time"]),
+        given = {
+            one.name: value
+            for one in fields(WorkerOptions)
+            if (value := options.get(one.name)) is not None
+        }
+        limit: timedelta | None = options["max_time"]
+        given |= {
+            "labels": tuple(dict.fromkeys(model._meta.label for model in models)),
+            "using": using,
+            "filters": tuple(options["filters"]),
+            "ends_at": None if limit is None else clock() + limit.total_seconds(),
             # Cron mails all output, so without a supervisor only trouble is shown, unless -v 2 asks for everything.
-            verbosity=0 if in_process and options["verbosity"] == 1 else options["verbosity"],
-            filters=tuple(options["filter"] or ()),
-            schema=getattr(connections[using], "schema_name", None),
-        )
+            "verbosity": 0 if in_process and options["verbosity"] == 1 else options["verbosity"],
+            "schema": getattr(connections[using], "schema_name", None),
+        }
+        worker = WorkerOptions(**given)
         work_in_schema(worker.schema)
         refuse_wrong_handlers(worker)
         _prepare_health_file(worker)
@@ -155,11 +152,11 @@ signals:
         if in_process:
             code = run_in_process(worker)
         else:
+            # Not importable where the platform has no POSIX signals; --in-process works there.
+            from django_taskclaim.worker.supervisor import Supervisor
+
             self._greet(worker)
-            code = _supervisor(worker).run()
-        if code == ExitCode.RECYCLE:
-            # Nobody starts another process.
-            code = ExitCode.CUT_SHORT
+            code = Supervisor(worker).run()
         if in_process and code == ExitCode.CUT_SHORT and self._from_shell:
             # What still runs must not hold up the end.
             leave(code)
@@ -224,10 +221,10 @@ def refuse_wrong_handlers(worker: WorkerOptions) -> None:
     except SelectionError as error:
         _refuse([_ended(f"--filter {error}")])
     else:
-        _refuse([text for handler in found for text in why_not_to_start(handler)])
+        _refuse([text for handler in found for text in _faults_of(handler)])
 
 
-def why_not_to_start(handler: Handler) -> list[str]:
+def _faults_of(handler: Handler) -> list[str]:
     """Return what would make every claim, or every completion, of these rows an error."""
     return [
         f"{found.msg} {found.hint or ''}".rstrip()
@@ -271,8 +268,7 @@ def _prepare_health_file(worker: WorkerOptions) -> None:
     try:
         HealthFile(worker.health_file).prepare()
     except OSError as error:
-        why = f"{error.strerror or error}: {worker.health_file}"
-        _refuse([_ended(f"--health-file cannot be used: {why}")])
+        _refuse([_ended(f"--health-file cannot be used: {error}")])
 
 
 def _refuse(sentences: Sequence[str]) -> None:
@@ -298,26 +294,12 @@ def _ended(sentence: str) -> str:
     return sentence if sentence.endswith("?") else sentence.rstrip(".") + "."
 
 
-def _supervisor(worker: WorkerOptions) -> Any:
-    # Not importable where the platform has no POSIX signals; --in-process works there.
-    from django_taskclaim.worker.supervisor import Supervisor
-
-    return Supervisor(worker)
-
-
 def _all_models(alias: str | None) -> list[Any]:
     """Return the models that have a handler; those on the database *alias* where one is named."""
     found = [model for model in models_with_handler() if alias is None or holds(alias, model)]
     if not found:
-        known = models_to_claim()
-        what = (
-            f"write one, with @handler({known[0].__name__}) for example, in the claims.py of an installed app, or give"
-            " the model a process() method"
-            if known
-            else "give one the mixin TaskMixin, and write @handler(…) in the claims.py of an installed app"
-        )
         on = f" on the database {alias!r}" if alias else ""
-        _refuse([f"No model{on} has a handler: {what}."])
+        _refuse([f"No model{on} has a handler: {HOW_TO_HANDLE}."])
     return found
 
 
@@ -330,10 +312,6 @@ def _database(models: list[Any], named: str | None) -> str:
             returncode=ExitCode.USAGE,
         )
     return aliases.pop()
-
-
-def _end(limit: timedelta | None) -> float | None:
-    return None if limit is None else clock() + limit.total_seconds()
 
 
 def holder_name(text: str) -> str:
