@@ -10,7 +10,7 @@ from django_taskclaim.claim import clock
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.completion import Clear
 from django_taskclaim.db import dialect_for
-from django_taskclaim.formatting import counted
+from django_taskclaim.formatting import counted, listed
 from django_taskclaim.handlers import Handler
 from django_taskclaim.querysets.isolating import refusals, without_refused
 from django_taskclaim.querysets.scope import in_state, is_due
@@ -18,7 +18,7 @@ from django_taskclaim.ranges.planning import end_of_source, is_unplanned, open_m
 from django_taskclaim.states import Status
 from django_taskclaim.worker.inflight import InFlight
 from django_taskclaim.worker.options import WorkerOptions
-from django_taskclaim.worker.records import waits_for
+from django_taskclaim.worker.records import logger
 from django_taskclaim.worker.service import Service
 
 #: A drain that has claimed nothing for so many seconds says what it waits for, and says it again as often.
@@ -149,12 +149,12 @@ class Drain:
         if clock() < self._next_message or not self.inflight.is_empty():
             return
         self._next_message = clock() + WAITED
-        for handler in handlers:
-            columns = claim_columns(handler.model)
-            asked = (columns.status, columns.claimed_by, columns.expires_at, columns.not_before)
-            names = [field.name for field in asked if field is not None]
-            for facts in self._unfinished(handler).order_by().values_list("pk", *names)[:1]:
-                waits_for(self.options.name, handler.model, *facts)
+        labels = listed([handler.model._meta.label for handler in handlers])
+        logger.info(
+            "%s waits: rows of %s are open or processing, and it can claim none; manage.py claimdoctor says why",
+            *(self.options.name, labels),
+            extra={"event": "waits"},
+        )
 
 
 def _not_done_since(began: datetime, model: type[Model]) -> Q:

@@ -24,7 +24,6 @@ from django.utils.timezone import is_naive, make_aware
 from django_taskclaim import conf
 from django_taskclaim.fields import MomentField
 from django_taskclaim.handlers import Handler, handler_for
-from django_taskclaim.querysets.scope import refuse_unclaimable
 
 HOW_TO_HANDLE = "write one with @handler(…) in the claims.py of an installed app, or give the model a process() method"
 
@@ -97,15 +96,18 @@ class WorkerOptions:
 
         LookupError for a model without one, SelectionError for a filter that its model does not know.
         """
-        found = [self._handler(apps.get_model(label)) for label in self.labels]
-        return [narrowed(handler, self.filters) for handler in found]
+        return [self._handler(apps.get_model(label)) for label in self.labels]
 
     def _handler(self, model: Any) -> Handler:
         found = handler_for(model)
         if found is None:
             raise LookupError(f"{model._meta.label} has no handler: {HOW_TO_HANDLE}.")
         lease, size = self.lease or found.own_lease, self.batch_size or found.own_batch_size
-        return replace(found, own_lease=lease, own_batch_size=size)
+        found = replace(found, own_lease=lease, own_batch_size=size)
+        if not self.filters:
+            return found
+        conditions = [condition_of(text, model) for text in self.filters]
+        return replace(found, queryset=found.rows().filter(*conditions))
 
 
 # Filters
@@ -130,19 +132,6 @@ def condition_of(text: str, model: type[models.Model]) -> models.Q:
     except (FieldError, TypeError, ValueError, ValidationError) as error:
         raise SelectionError(f"{text}: {_sentence(error)}") from error
     return condition
-
-
-def narrowed(handler: Handler, filters: Sequence[str]) -> Handler:
-    """Return the handler with its queryset narrowed to what *filters* select; SelectionError if one is wrong."""
-    conditions = [condition_of(text, handler.model) for text in filters]
-    if not conditions:
-        return handler
-    rows = handler.rows()
-    try:
-        refuse_unclaimable(rows)
-    except TypeError as error:
-        raise SelectionError(f"{handler.model._meta.label}: {_sentence(error)}") from error
-    return replace(handler, queryset=rows.filter(*conditions))
 
 
 def _value(field: object, rest: Sequence[str], text: str) -> Any:

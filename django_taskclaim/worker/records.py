@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Iterable, Sequence
-from datetime import datetime
 from typing import Any
 
 from django.conf import settings
@@ -12,9 +11,7 @@ from django_taskclaim.claim import carried_claims, claim_of, clock
 from django_taskclaim.columns import source_key_text
 from django_taskclaim.error_text import class_and_text, describe, log, one_line
 from django_taskclaim.exceptions import ClaimLost
-from django_taskclaim.fields import is_quarantine_mark
-from django_taskclaim.formatting import counted, format_clock_time, with_source
-from django_taskclaim.states import Status
+from django_taskclaim.formatting import counted, with_source
 
 logger = logging.getLogger("django_taskclaim.worker")
 
@@ -155,30 +152,6 @@ def summary(name: str, counters: Any, held: int) -> None:
         f"{held:,}",
         extra={"event": "summary", "done": counters.done, "failed": counters.failed, "held": held},
     )
-
-
-def waits_for(
-    name: str,
-    model: type[models.Model],
-    key: Any,
-    status: str,
-    holder: str | None,
-    expires_at: datetime | None,
-    not_before: datetime | None = None,
-) -> None:
-    """Record one of the rows for which a drain goes on, although it can claim none."""
-    why = "open"
-    if status == Status.PROCESSING:
-        why = f"held by {holder}" + (
-            f" until {format_clock_time(expires_at)}" if expires_at else ""
-        )
-    elif is_quarantine_mark(not_before):
-        why = "to be claimed alone"
-    elif not_before is not None and not_before > datetime.now(not_before.tzinfo):
-        why = f"not due before {format_clock_time(not_before)}"
-    what = f"{model._meta.label} {key}"
-    facts = {"event": "waits_for", "model": model._meta.label, "keys": [str(key)]}
-    logger.info("%s waits for %s, %s", name, what, why, extra=facts)
 
 
 def named(row: models.Model) -> str:
