@@ -9,7 +9,8 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import Any
+
+from django.db.models import Model
 
 #: What falls into the first bucket, in seconds.
 SHORTEST = 0.001
@@ -46,16 +47,16 @@ class Counters:
     done: int = 0
     failed: int = 0
     last_error: str = ""
-    _by_model: dict[Any, Counts] = field(default_factory=dict)
+    _by_model: dict[type[Model], Counts] = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)
 
-    def count_done(self, model: object, rows: int) -> None:
+    def count_done(self, model: type[Model], rows: int) -> None:
         """Note that so many rows were completed."""
         with self._lock:
             self.done += rows
             self._of(model).done += rows
 
-    def count_error(self, model: object, error: str, *, final: bool) -> None:
+    def count_error(self, model: type[Model], error: str, *, final: bool) -> None:
         """Note what a try ended with; only the last try of a row makes it a failed one."""
         with self._lock:
             self.failed += final
@@ -64,18 +65,18 @@ class Counters:
             counts.errors += 1
             counts.failed += final
 
-    def count_batch(self, model: object, seconds: float) -> None:
+    def count_batch(self, model: type[Model], seconds: float) -> None:
         """Note that the last row of a claim has been written, so many seconds after the claim."""
         with self._lock:
             self._of(model).durations[bucket_of(seconds)] += 1
 
-    def take(self) -> dict[Any, Counts]:
+    def take(self) -> dict[type[Model], Counts]:
         """Return what has been counted by model since the last call."""
         with self._lock:
             taken, self._by_model = self._by_model, {}
             return taken
 
-    def _of(self, model: object) -> Counts:
+    def _of(self, model: type[Model]) -> Counts:
         return self._by_model.setdefault(model, Counts())
 
 

@@ -12,6 +12,7 @@ from django_taskclaim.columns import source_key_text
 from django_taskclaim.error_text import class_and_text, describe, log, one_line
 from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.formatting import counted, with_source
+from django_taskclaim.worker.counters import Counters
 
 logger = logging.getLogger("django_taskclaim.worker")
 
@@ -142,7 +143,7 @@ def unrecorded(row: models.Model, error: BaseException) -> None:
     broken(f"{named(row)}: {what}", error, event="unrecorded", keys=[_key(row)])
 
 
-def summary(name: str, counters: Any, held: int) -> None:
+def summary(name: str, counters: Counters, held: int) -> None:
     """Record how far one process has got."""
     logger.info(
         "%s: %s done, %s failed, %s held",

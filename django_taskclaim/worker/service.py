@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from django.db.models import Model
 from django.utils.module_loading import import_string
 
 import django_taskclaim
@@ -99,9 +100,9 @@ class Service(threading.Thread):
         self.handlers = handlers
         self.inflight = inflight
         #: Models whose claims a person has stopped, by what the last look said.
-        self.paused: dict[Any, str] = {}
+        self.paused: dict[type[Model], str] = {}
         #: Models whose rows the claimer looks for at once, however long its pause still is.
-        self.to_look_for: set[Any] = set()
+        self.to_look_for: set[type[Model]] = set()
         self.counters = Counters()
         #: What stops claims by itself: health checks, asked here, and failures, heard from the executors.
         self.throttles = Throttles(
@@ -153,7 +154,7 @@ class Service(threading.Thread):
             pruning("forgetting what is old", partial(prune, self.options.using)),
         ]
 
-    def let_claim(self, models: Iterable[object]) -> None:
+    def let_claim(self, models: Iterable[type[Model]]) -> None:
         """Have the claimer look for rows of *models* now: what kept it from claiming is over."""
         self.to_look_for.update(models)
         self.inflight.wake()
@@ -293,7 +294,9 @@ class Service(threading.Thread):
         self.throttles.sign_off()
 
 
-def _note_stop(text: str, known: dict[Any, str], model: Any, why: str | None) -> None:
+def _note_stop(
+    text: str, known: dict[type[Model], str], model: type[Model], why: str | None
+) -> None:
     """Note why claims of *model* are stopped now, None where they are not, and log what begins."""
     if why is None:
         known.pop(model, None)

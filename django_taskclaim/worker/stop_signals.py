@@ -79,7 +79,7 @@ class SignalPipe:
         signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         _pipes.add(self)
         self._before: dict[int, Any] = {one: signal.signal(one, _noted) for one in STOP_SIGNALS}
-        self._blocked: set[Any] = set()
+        self._blocked: set[int | signal.Signals] = set()
         if hasattr(signal, "pthread_sigmask"):
             # Before any thread starts: a thread left with them blocked would pass that on to every subprocess.
             self._blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
