@@ -236,6 +236,7 @@ DONE: dict[str, Text] = {
     "settings": gettext_lazy("settings changed"),
     "worker command": gettext_lazy("command to worker"),
     "take over": gettext_lazy("taken over"),
+    "export": gettext_lazy("failures exported"),
     **{action.name: action.done for action in (*ROW_ACTIONS, PRUNE)},
 }
 

@@ -5,8 +5,9 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from asgiref.sync import async_to_sync
 from django.db import connection
-from django.test import Client
+from django.test import AsyncClient, Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
@@ -237,6 +238,26 @@ def test_the_export_has_no_cell_that_a_spreadsheet_runs(looks: Client) -> None:
     assert answer["Content-Type"].startswith("text/csv")
     body = b"".join(answer.streaming_content).decode("utf-8-sig")
     assert len(re.findall(r"'[\t;]?[=+@\uff1d-]HYPERLINK", body)) == 7, body
+
+
+def test_an_export_is_named_marked_where_it_is_cut_and_recorded(boss: Client) -> None:
+    failed(1, "no width " + "x" * 900)
+    group = group_of(boss)
+    answer: Any = boss.get(photos("export", group=group))
+    assert f'filename="photo-failures-{group}.csv"' in answer["Content-Disposition"]
+    assert "xx…" in b"".join(answer.streaming_content).decode()
+    assert recorded()[-1] == ("testapp.photo", "export", 0, "boss", group, "")
+
+
+def test_an_export_is_sent_while_it_is_read_under_asgi_too(boss: Client) -> None:
+    async def lines() -> list[str]:
+        client = AsyncClient()
+        client.cookies = boss.cookies
+        answer: Any = await client.get(photos("export"))
+        return [part.decode() async for part in answer.streaming_content]
+
+    failed(1, "no width")
+    assert [part.count("no width") for part in async_to_sync(lines)()] == [0, 1]
 
 
 # Settings

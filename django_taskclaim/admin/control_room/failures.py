@@ -26,7 +26,7 @@ MOST = 2_000
 #: To be read, each part of all failed rows may take so long.
 READING_LIMIT = timedelta(seconds=20)
 
-#: Of each message so much is compared.
+#: Of each message so much is read; what is cut ends with "…".
 LENGTH = 300
 
 #: Groups shown, and samples linked of each.
@@ -196,7 +196,7 @@ def _failed(rows: Rows) -> Any:
     failed = rows.filter(**{columns.status.name: Status.FAILED})
     none = models.Value("")
     error: Any = none if columns.error_class is None else columns.error_class.name
-    text = none if columns.last_error is None else Substr(columns.last_error.name, 1, LENGTH)
+    text = none if columns.last_error is None else Substr(columns.last_error.name, 1, LENGTH + 1)
     link = source_link(rows.model).own if is_companion(rows.model) else ()
     source = [field.attname for field in link]
     return failed.order_by().values_list("pk", columns.claimed_at.name, error, text, *source)
@@ -205,7 +205,9 @@ def _failed(rows: Rows) -> Any:
 def _failure(row: tuple[Any, ...]) -> Failure:
     key, at, error, text, *source = row
     tried_at = None if at is None else as_utc(at)
-    return Failure(key, error or "", text or "", tried_at, key_text(source))
+    text = text or ""
+    shown = text if len(text) <= LENGTH else f"{text[:LENGTH]}…"
+    return Failure(key, error or "", shown, tried_at, key_text(source))
 
 
 def _count(groups: dict[str, Group], failure: Failure, now: datetime) -> None:
@@ -242,10 +244,8 @@ def _csv_lines(rows: Rows, group: str, head: list[str], broken_off: list[str]) -
     try:
         for part in failed_rows(rows, int(conf.setting("CHUNK_SIZE"))):
             wanted = [failure for failure in part if not group or failure.group == group]
-            yield "".join(
-                writer.writerow(_cells(failure, with_source=is_companion(rows.model)))
-                for failure in wanted
-            )
+            cells = (_cells(failure, with_source=is_companion(rows.model)) for failure in wanted)
+            yield "".join(map(writer.writerow, cells))
     except Error:
         yield writer.writerow(broken_off)
 

@@ -1,14 +1,16 @@
 """The page of one model: where it is, who may do what there, and what it answers. A GET only shows; a POST acts."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 import django
+from asgiref.sync import sync_to_async
 from django.contrib import messages
 from django.contrib.admin import AdminSite
 from django.contrib.admin.utils import quote
 from django.core.exceptions import PermissionDenied, ValidationError
+from django.core.handlers.asgi import ASGIRequest
 from django.db import Error, models, router
 from django.http import (
     Http404,
@@ -49,7 +51,7 @@ from django_taskclaim.admin.control_room.snapshot import (
 from django_taskclaim.admin.localized import number
 from django_taskclaim.admin.permissions import Admin, may_act, may_configure, may_view
 from django_taskclaim.control.actions import RESET_FAILED, WORKER_ACTIONS, WorkerAction
-from django_taskclaim.control.audit import change_overrides
+from django_taskclaim.control.audit import change_overrides, record_action
 from django_taskclaim.control.commands import models_of, send_command
 from django_taskclaim.control.models import is_on
 from django_taskclaim.exceptions import TaskClaimError
@@ -398,14 +400,24 @@ class Page:
         return self._back() if is_over else redirect(request.get_full_path())
 
     def export(self, request: HttpRequest, group: str = "") -> HttpResponseBase:
-        """Stream the failed rows as CSV."""
+        """Stream the failed rows as CSV, and record that somebody has them."""
         if not self.may_view(request):
             raise PermissionDenied
+        who: dict[str, Any] = {"by": str(request.user), "user": request.user}
+        record_action(self.model, "export", reason=group, using=self.alias, **who)
         lines = exported(self.rows(request), group)
-        response = StreamingHttpResponse(lines, content_type="text/csv; charset=utf-8")
-        name = f"{self.model._meta.model_name}-failures.csv"
+        # Django reads what is not asynchronous whole before an ASGI server sends it.
+        sent = _asynchronous(lines) if isinstance(request, ASGIRequest) else lines
+        response = StreamingHttpResponse(sent, content_type="text/csv; charset=utf-8")
+        name = "-".join(filter(None, [self.model._meta.model_name, "failures", group])) + ".csv"
         response["Content-Disposition"] = f'attachment; filename="{name}"'
         return response
+
+
+async def _asynchronous(parts: Iterator[str]) -> AsyncIterator[str]:
+    following = sync_to_async(lambda: next(parts, None))
+    while (part := await following()) is not None:
+        yield part
 
 
 def _command_message(worker: str, put_back: int | None) -> str:
