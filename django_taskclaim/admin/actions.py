@@ -290,13 +290,9 @@ class Result:
 
     #: Rows that were changed, part by part.
     changed: list[int] = field(default_factory=list)
-    #: Rows that it should have changed, and those of these that the user may not change.
-    expected: int = 0
-    forbidden: int = 0
-    #: Rows in states that the action leaves alone.
-    others: Counter[str] = field(default_factory=Counter)
-    #: Rows that the database refuses to have written, by its error.
-    refused: Counter[str] = field(default_factory=Counter)
+    #: Rows that it came to, and those that it left alone, by why.
+    met: int = 0
+    left: Counter[str] = field(default_factory=Counter)
     trouble: str = ""
     is_over: bool = True
 
@@ -308,22 +304,16 @@ class Result:
         """Tell the user what was done, what was left alone and why, and whether there is more to do."""
         changed = sum(self.changed)
         level, text = messages.SUCCESS if changed else messages.WARNING, action.result(changed)
-        refused = _("that the database refuses to have written (%(error)s)")
-        missed = self.expected - changed - self.forbidden - self.refused.total()
-        left = [
-            *((n, STATES[state]) for state, n in sorted(self.others.items())),
-            (self.forbidden, _("that you may not change")),
-            *((n, refused % {"error": error}) for error, n in self.refused.items()),
-            (missed, _("that somebody else has locked or changed meanwhile")),
-        ]
-        reasons = listed([f"{number(count)} {why}" for count, why in left if count > 0])
+        missed = self.met - changed - self.left.total()
+        self.left[_("that somebody else has locked or changed meanwhile")] += missed
+        reasons = [f"{number(count)} {why}" for why, count in self.left.items() if count > 0]
         if self.trouble:
             level, more = messages.ERROR, _("Then the database refused: %(error)s")
         elif not self.is_over:
             more = _("The time was up; press again for the rest.")
         else:
             more = _("Left alone: %(reasons)s.") if reasons else ""
-        text = f"{text} {more % {'error': self.trouble, 'reasons': reasons}}"
+        text = f"{text} {more % {'error': self.trouble, 'reasons': listed(reasons)}}"
         messages.add_message(request, level, text.rstrip())
 
 
@@ -352,18 +342,20 @@ def run_action(
         return action.chosen(rows, named).filter(**(as_read or {}))
 
     if keys is None and (states := states_of(rows)).total() <= MOST:
-        result.others = states - states_of(chosen(rows))
+        others = states - states_of(chosen(rows))
+        result.left.update({str(STATES[state]): n for state, n in sorted(others.items())})
+        result.met = others.total()
     try:
         for part in keys_of(chosen(rows)) if keys is None else keys:
             if result.changed and clock() - began >= SECONDS:
                 result.is_over = False
                 break
-            result.expected += len(part)
+            result.met += len(part)
             allowed = part
             if may is not None:
                 found = list(chosen(rows.filter(pk__in=part)))
                 allowed = [row.pk for row in found if may(row)]
-                result.forbidden += len(found) - len(allowed)
+                result.left[_("that you may not change")] += len(found) - len(allowed)
             result.changed.append(0)
             part_of = chosen(with_keys(rows, allowed))
             action.run(part_of, named=named, reason=reason, progress=result.progress)
@@ -378,17 +370,13 @@ def run_action(
         why = reason if recorded is None else recorded
         changed = sum(result.changed)
         record_action(rows.model, action.name, rows=changed, reason=why, using=rows.db, **facts)
-    result.refused = refused_of(rows, since=began)
+    # Another request may have met others at the same time.
+    refused = {one.key: one.error for one in refusals(rows.model, rows.db, since=began)}
+    for pk in with_keys(rows, list(refused)).values_list("pk", flat=True) if refused else ():
+        why = _("that the database refuses to have written (%(error)s)")
+        result.left[why % {"error": refused[pk]}] += 1
     result.tell(request, action)
     return result.is_over
-
-
-def refused_of(rows: Rows, *, since: float) -> Counter[str]:
-    """Count those of *rows* that the database has refused to have written, by its error."""
-    refused = {one.key: one.error for one in refusals(rows.model, rows.db, since=since)}
-    # Another request may have met others at the same time.
-    ours = with_keys(rows, list(refused)).values_list("pk", flat=True) if refused else []
-    return Counter(refused[key] for key in ours)
 
 
 def keys_of(rows: Rows) -> Iterator[list[Any]]:

@@ -16,6 +16,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_taskclaim.admin.display import STATES, WAITING, holder_text
+from django_taskclaim.admin.localized import number
 from django_taskclaim.columns import ClaimColumns, claim_columns
 from django_taskclaim.control.actions import EXPIRED
 from django_taskclaim.db import dialect_for
@@ -133,9 +134,8 @@ class ErrorFilter(ClaimFilter):
         if self.columns.error_class is None:
             return []
         found = self.found(model_admin, request, Status.FAILED, self.columns.error_class)
-        return [(name, name.rpartition(".")[2]) for name in sorted(found - {"", None})][
-            :MOST_CHOICES
-        ]
+        names = sorted(found - {"", None})[:MOST_CHOICES]
+        return [(name, name.rpartition(".")[2]) for name in names]
 
     def queryset(self, request: HttpRequest, queryset: Rows) -> Rows:
         name, field = self.value(), self.columns.error_class
@@ -167,49 +167,45 @@ def order_of(model: type[models.Model], asked: Mapping[str, object], alias: str)
 MOST_MATCHES = 50_000
 
 
-def counted_up_to(rows: models.QuerySet[models.Model], most: int) -> int | None:
-    """Return how many *rows* there are, or None where there are more than *most*."""
-    count = rows.order_by()[: most + 1].count()
-    return count if count <= most else None
-
-
 class BoundedPaginator(Paginator):  # type: ignore[type-arg]  # not generic when it runs
     """Counts small lists, estimates a whole large table, and counts a filtered one up to MOST_MATCHES."""
+
+    #: What there is to say of a count that is not exact.
+    note = ""
+    is_estimate = False
 
     @cached_property
     def count(self) -> int:
         rows: Any = self.object_list
         if not isinstance(rows, models.QuerySet):
             return len(rows)
-        exact = counted_up_to(rows, MOST)
-        if exact is not None:
-            return exact
-        if self._estimated is not None:
-            return max(self._estimated, MOST + 1)
-        return counted_up_to(rows, MOST_MATCHES) or MOST_MATCHES
-
-    @cached_property
-    def _estimated(self) -> int | None:
-        rows: Any = self.object_list
-        return _estimated(rows)
+        count, estimate = rows.order_by()[: MOST + 1].count(), None
+        if count > MOST:
+            estimate = _estimated(rows)
+        if estimate is not None:
+            self.is_estimate, count = True, max(estimate, MOST + 1)
+            self.note = _("about %(number)s rows") % {"number": number(count)}
+        elif count > MOST:
+            count = rows.order_by()[: MOST_MATCHES + 1].count()
+            if count > MOST_MATCHES:
+                count = MOST_MATCHES
+                self.note = _("more than %(number)s rows") % {"number": number(count)}
+        return count
 
     def page(self, number: int | str) -> Page:  # type: ignore[type-arg]  # not generic when it runs
-        """Return a page as Django does; one far from the first costs keys alone, from the end that is nearer."""
+        """Return a page as Django does; of one far from the first only keys are skipped.
+
+        The last pages by an estimate are the last of the table, counted from its end.
+        """
         number = self.validate_number(number)
         bottom = (number - 1) * self.per_page
         rows: Any = self.object_list
         if bottom < MOST or not isinstance(rows, models.QuerySet) or rows.query.distinct:
             return super().page(number)
-        return Page(rows.filter(pk__in=self._keys(rows, bottom)), number, self)
-
-    def _keys(self, rows: models.QuerySet[models.Model], bottom: int) -> list[object]:
-        keys = rows.values_list("pk", flat=True)
-        top = min(bottom + self.per_page, self.count)
-        behind = self.count - top
-        # Where only the first MOST_MATCHES were counted, nobody knows how far the end is.
-        if self._estimated is not None and behind < bottom:
-            return list(keys.reverse()[behind : self.count - bottom])
-        return list(keys[bottom:top])
+        keys, top = rows.values_list("pk", flat=True), min(bottom + self.per_page, self.count)
+        if self.is_estimate and self.count - top < MOST:
+            keys, bottom, top = keys.reverse(), self.count - top, self.count - bottom
+        return Page(rows.filter(pk__in=list(keys[bottom:top])), number, self)
 
 
 def _estimated(rows: models.QuerySet[models.Model]) -> int | None:

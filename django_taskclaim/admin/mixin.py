@@ -180,8 +180,9 @@ class ClaimAdminMixin(ClaimDisplay, OperatePermission, ActionsModelAdmin, ModelA
                 *list_buttons(self, request),
                 *model_buttons(self, request, pauses),
             ]
-            text = capfirst("; ".join(map(describe_pause, pauses)))
-            context["subtitle"] = context.get("subtitle") or text or None
+            count = getattr(context["cl"].paginator, "note", "")
+            notes = [note for note in (*map(describe_pause, pauses), count) if note]
+            context["subtitle"] = context.get("subtitle") or capfirst("; ".join(notes)) or None
         return response
 
     # The change page

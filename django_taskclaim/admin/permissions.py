@@ -30,13 +30,7 @@ def may_view(
     request: HttpRequest, model: Model, *, model_admin: Admin = None, obj: object = None
 ) -> bool:
     """Say whether the user may see how the claims of *model* are getting on; with None, that of models in general."""
-    if not _granted(request, "view_control"):
-        return False
-    if model is None:
-        return _with_control()
-    if model_admin is not None:
-        return model_admin.has_view_or_change_permission(request, obj)
-    return _on_model(request, model, "view") or _on_model(request, model, "change")
+    return _may(request, "view_control", model, model_admin, obj, ("view", "change"))
 
 
 def may_operate(
@@ -46,7 +40,36 @@ def may_operate(
 
     With *model_admin* that one is asked about the model, and about *obj*, so that its own rules count.
     """
-    return _granted(request, "operate") and _may_change(request, model, model_admin, obj)
+    return _may(request, "operate", model, model_admin, obj, ("change",))
+
+
+def may_configure(request: HttpRequest, model: Model, *, model_admin: Admin = None) -> bool:
+    """Say whether the user may change the overrides of *model*; never where the control app is not installed."""
+    granted = apps.is_installed("django_taskclaim.control")
+    return granted and _may(request, "configure", model, model_admin, None, ("change",))
+
+
+def _may(
+    request: HttpRequest, codename: str, model: Model, model_admin: Admin, obj: object, verbs: Any
+) -> bool:
+    """Say whether the user is on the staff, has the permission of the control app, and one of *verbs* on the model.
+
+    Without the control app nobody may do anything to all models, and on one model its own permissions count.
+    """
+    user: Any = getattr(request, "user", None)
+    if user is None or not (user.is_active and user.is_staff):
+        return False
+    installed = apps.is_installed("django_taskclaim.control")
+    if installed and not user.has_perm(f"{CONTROL}.{codename}"):
+        return False
+    if model is None:
+        return installed
+    if model_admin is not None:
+        asked = (getattr(model_admin, f"has_{verb}_permission") for verb in verbs)
+        return any(has_permission(request, obj) for has_permission in asked)
+    meta = model._meta
+    named = (f"{meta.app_label}.{get_permission_codename(verb, meta)}" for verb in verbs)
+    return any(user.has_perm(name) for name in named)
 
 
 class OperatePermission:
@@ -79,36 +102,3 @@ def row_permission(
     ):
         return None
     return lambda row: may_act(request, type(row), model_admin, row)
-
-
-def may_configure(request: HttpRequest, model: Model, *, model_admin: Admin = None) -> bool:
-    """Say whether the user may change the overrides of *model*; never where the control app is not installed."""
-    granted = _with_control() and _granted(request, "configure")
-    return granted and _may_change(request, model, model_admin)
-
-
-def _may_change(request: HttpRequest, model: Model, model_admin: Admin, obj: object = None) -> bool:
-    """Say so of rows of *model*, of all models with None; that takes the permissions of the control app."""
-    if model is None:
-        return _with_control()
-    if model_admin is not None:
-        return model_admin.has_change_permission(request, obj)
-    return _on_model(request, model, "change")
-
-
-def _with_control() -> bool:
-    return apps.is_installed("django_taskclaim.control")
-
-
-def _granted(request: HttpRequest, codename: str) -> bool:
-    """Say whether the user is on the staff, and has the permission where the control app is installed."""
-    user: Any = getattr(request, "user", None)
-    if user is None or not (user.is_active and user.is_staff):
-        return False
-    return not _with_control() or bool(user.has_perm(f"{CONTROL}.{codename}"))
-
-
-def _on_model(request: HttpRequest, model: type[models.Model], verb: str) -> bool:
-    user: Any = request.user
-    meta = model._meta
-    return bool(user.has_perm(f"{meta.app_label}.{get_permission_codename(verb, meta)}"))
