@@ -1,7 +1,5 @@
 """The Django app: registers the checks, and finds the handlers once all apps are ready."""
 
-import sys
-
 from django.apps import AppConfig
 from django.utils.module_loading import autodiscover_modules
 from django.utils.translation import gettext_lazy as _
@@ -17,8 +15,7 @@ class TaskClaimConfig(AppConfig):
 
     def ready(self) -> None:
         from django_taskclaim import checks  # noqa: F401 - registers them
+        from django_taskclaim.handlers import register_waiting
 
         autodiscover_modules("claims")
-        # Loaded by projects that have a handler, and by no others.
-        if handlers := sys.modules.get("django_taskclaim.handlers"):
-            handlers.register_waiting()
+        register_waiting()

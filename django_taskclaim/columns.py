@@ -159,7 +159,8 @@ def claim_columns(model: type[models.Model]) -> ClaimColumns:
         raise TypeError(
             f"{model.__name__} has no claim columns; add django_taskclaim.models.TaskMixin to it."
         )
-    spelled: Any = model.claim_fields  # type: ignore[attr-defined]  # of our mixins
+    of_ours: Any = model
+    spelled = of_ours.claim_fields
     if (
         not isinstance(spelled, Mapping)
         or not PLAIN_NAMES.keys() >= spelled.keys()

@@ -63,8 +63,13 @@ def or_none(kind: Kind[V]) -> Kind[V | None]:
 def whole_number(least: int = 1, most: float = math.inf) -> Kind[int]:
     """Return the kind of the whole numbers from *least* to *most*."""
     upwards = "" if most == math.inf else f" to {most}"
-    expected = f"a whole number from {least}{upwards}"
-    return accepting(expected, lambda value: type(value) is int and least <= value <= most)
+
+    def read(value: object) -> int:
+        if type(value) is not int or not least <= value <= most:
+            raise ValueError
+        return value
+
+    return Kind(f"a whole number from {least}{upwards}", read)
 
 
 def list_of(expected: str, accepts: Callable[[Any], bool]) -> Kind[Any]:
@@ -208,6 +213,9 @@ SETTING = "TASKCLAIM"
 
 # Reading the settings
 
+#: The value of each key as it was last found, and as it is used: every verb asks, so the same object is not read twice.
+_read: dict[str, tuple[Any, Any]] = {}
+
 
 def setting(name: str) -> Any:
     """Return the value of one key of ``TASKCLAIM``, or its default; a duration as a timedelta.
@@ -215,21 +223,24 @@ def setting(name: str) -> Any:
     Raises KeyError for an unknown key and ImproperlyConfigured for a value that E001 reports. A wrong REDACT is
     returned as it is, because its user then shows nothing.
     """
-    value = _given().get(name, DEFAULTS[name])
-    try:
-        return _checked(name, value)
-    except ValueError as error:
-        if name == "REDACT":
-            return value
-        raise ImproperlyConfigured(str(error)) from None
-
-
-def _given() -> Mapping[str, Any]:
-    """Return the dictionary as it is set; ImproperlyConfigured where it is none."""
     given = getattr(settings, SETTING, {})
     if not isinstance(given, Mapping):
-        raise ImproperlyConfigured(f"{SETTING} must be a dictionary, not {given!r:.200}.")
-    return given
+        raise ImproperlyConfigured(_no_dictionary(given))
+    value = given.get(name, DEFAULTS[name])
+    if name in _read and _read[name][0] is value:
+        return _read[name][1]
+    used = value
+    try:
+        used = _checked(name, value)
+    except ValueError as error:
+        if name != "REDACT":
+            raise ImproperlyConfigured(str(error)) from None
+    _read[name] = value, used
+    return used
+
+
+def _no_dictionary(given: object) -> str:
+    return f"{SETTING} must be a dictionary, not {given!r:.200}."
 
 
 def _checked(name: str, value: object) -> Any:
@@ -258,10 +269,9 @@ def waiting_time(value: float | timedelta, what: str = "delay") -> timedelta:
 
 def problems() -> Iterator[tuple[str, str]]:
     """Yield what is wrong with the dictionary, each with a hint, for the system checks."""
-    try:
-        given = _given()
-    except ImproperlyConfigured as error:
-        yield str(error), f"{SETTING} = {{}}"
+    given = getattr(settings, SETTING, {})
+    if not isinstance(given, Mapping):
+        yield _no_dictionary(given), f"{SETTING} = {{}}"
         return
     for name, value in given.items():
         if name not in _SETTINGS:

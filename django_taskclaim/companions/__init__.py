@@ -51,15 +51,13 @@ class CompanionQuerySet(ClaimQuerySet[M]):
 
 if TYPE_CHECKING:
 
-    class _Manager(CompanionQuerySet[M], ClaimManager[M]):  # type: ignore[misc, override]
-        pass
+    class CompanionManager(CompanionQuerySet[M], ClaimManager[M]):  # type: ignore[misc,override]
+        """The same in words that type checkers understand: a manager and a queryset in one."""
 
 else:
-    _Manager = ClaimManager.from_queryset(CompanionQuerySet)
 
-
-class CompanionManager(_Manager[M]):  # type: ignore[override]  # a manager and a queryset in one
-    """The manager that ``SourceMixin`` brings; a custom one inherits from it or from ``from_queryset(…)``."""
+    class CompanionManager(ClaimManager.from_queryset(CompanionQuerySet)):
+        """The manager that ``SourceMixin`` brings; a custom one inherits from it or from ``from_queryset(…)``."""
 
 
 #: The sources of so many rows are loaded by one query.

@@ -139,7 +139,7 @@ def _checked(sources: object, link: SourceLink, alias: str) -> Rows:
         )
     refuse_unclaimable(sources)
     beside = link.alias_beside(alias)
-    if sources._db not in (None, beside):  # type: ignore[attr-defined]  # not in django-stubs
+    if vars(sources)["_db"] not in (None, beside):
         raise ValueError(
             f"The sources of {label} are on the database {beside!r}, and the queryset reads from {sources.db!r}."
         )

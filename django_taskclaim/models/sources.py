@@ -1,5 +1,8 @@
 """``SourceMixin``: claims for the rows of a table that may not be altered, kept in a table beside it."""
 
+# Django's own fields take no type arguments when they run.
+# mypy: disable-error-code="type-arg"
+
 from inspect import signature
 from typing import Any, ClassVar, Self
 
@@ -28,7 +31,7 @@ class SourceMixin(ClaimBase):
         abstract = True
 
 
-class _SourceDescriptor(ForwardManyToOneDescriptor):  # type: ignore[type-arg]  # takes none at run time
+class _SourceDescriptor(ForwardManyToOneDescriptor):
     """``row.source``, loaded from the database that the field names, if it names one."""
 
     def get_queryset(self, **hints: Any) -> Any:
@@ -36,7 +39,7 @@ class _SourceDescriptor(ForwardManyToOneDescriptor):  # type: ignore[type-arg]  
         return sources.using(self.field.using) if self.field.using else sources
 
 
-class SourceKey(models.ForeignObject):  # type: ignore[type-arg]  # takes none at run time
+class SourceKey(models.ForeignObject):
     """The link to a source with a composite key, or on another database: the companion copies the key's columns.
 
     They are called ``source_<column>``, without constraint or cascade, and unique together. ``row.source`` loads

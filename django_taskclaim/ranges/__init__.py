@@ -73,15 +73,13 @@ def size_of_ranges(model: Any) -> int:
 
 if TYPE_CHECKING:
 
-    class _Manager(RangeQuerySet[M], ClaimManager[M]):  # type: ignore[misc,override]  # a manager and a queryset in one
-        pass
+    class RangeManager(RangeQuerySet[M], ClaimManager[M]):  # type: ignore[misc,override]
+        """The same in words that type checkers understand: a manager and a queryset in one."""
 
 else:
-    _Manager = ClaimManager.from_queryset(RangeQuerySet)
 
-
-class RangeManager(_Manager[M]):  # type: ignore[override]  # a manager and a queryset in one
-    """The manager that ``RangeMixin`` brings."""
+    class RangeManager(ClaimManager.from_queryset(RangeQuerySet)):
+        """The manager that ``RangeMixin`` brings."""
 
 
 class RowCounts(NamedTuple):
