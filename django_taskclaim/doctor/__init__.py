@@ -7,11 +7,10 @@ from collections.abc import Iterator
 
 from django.db import Error, models
 
-from django_taskclaim.doctor.blockers import reasons
-from django_taskclaim.doctor.contradictions import contradictions
+from django_taskclaim.doctor.blockers import contradictions, reasons
 from django_taskclaim.doctor.findings import Finding, Kind
 from django_taskclaim.doctor.plans import judged_plans, missing_index
-from django_taskclaim.doctor.setup import dead_rows, missing_source, missing_tables, refused
+from django_taskclaim.doctor.setup import dead_rows, missing_tables, refused
 from django_taskclaim.monitoring.overview import overview
 
 __all__ = ["Finding", "Kind", "examine"]
@@ -29,8 +28,7 @@ def examine(model: type[models.Model], alias: str) -> Iterator[Finding]:
 
 
 def _examine(model: type[models.Model], alias: str) -> Iterator[Finding]:
-    absent = [*missing_tables(model, alias), *missing_source(model, alias)]
-    if absent:
+    if absent := list(missing_tables(model, alias)):
         yield from absent
         return
     yield from missing_index(model, alias)

@@ -28,29 +28,19 @@ LONG = timedelta(minutes=1)
 CONTROL, CONTROL_LABEL = "django_taskclaim.control", "taskclaim_control"
 
 
-def missing_tables(
-    model: type[models.Model], alias: str, *, whole: bool = False
-) -> Iterator[Finding]:
-    """Yield the tables and columns that the database lacks; without them nothing else can be asked.
+def missing_tables(model: type[models.Model], alias: str) -> Iterator[Finding]:
+    """Yield the tables and columns that the database lacks; without them no row can be claimed and read.
 
-    With *whole* also the user's columns and tables, without which no row can be read.
+    The source of a companion or of ranges is among them.
     """
-    columns = ClaimTarget.of(model, alias).columns
-    owner: Any = columns.owner
     concrete: Any = model._meta.concrete_model
     tables = _tables(alias)
     yield from _missing_of_ours(tables, alias)
-    for part in dict.fromkeys([owner, concrete, *concrete._meta.all_parents] if whole else [owner]):
-        if not _is_there(part, tables):
+    for part in dict.fromkeys([concrete, *concrete._meta.all_parents]):
+        if _is_there(part, tables):
+            yield from _missing_columns(part, alias)
+        else:
             yield _lacks_table(part, alias)
-            continue
-        ours = [*columns.guarded, columns.priority] if part is owner else []
-        wanted = part._meta.local_concrete_fields if whole else ours
-        yield from _missing_columns(part, alias, [field for field in wanted if field is not None])
-
-
-def missing_source(model: type[models.Model], alias: str) -> Iterator[Finding]:
-    """Yield that the source of a companion or of ranges has no table."""
     try:
         link = source_link(model) if is_companion(model) else None
         source = link.source if link else source_of(model) if has_ranges(model) else None
@@ -97,16 +87,15 @@ def _missing_of_ours(tables: set[str], alias: str) -> Iterator[Finding]:
             )
 
 
-def _missing_columns(
-    model: type[models.Model], alias: str, wanted: Iterable[Any]
-) -> Iterator[Finding]:
+def _missing_columns(model: type[models.Model], alias: str) -> Iterator[Finding]:
     connection, table = connections[alias], model._meta.db_table
     with connection.cursor() as cursor:
         # Django's introspection describes no table of another schema.
         cursor.execute(f"SELECT * FROM {connection.ops.quote_name(table)} WHERE 1 = 0", ())
         # Most databases ignore the case of a column's name.
         known = {column[0].lower() for column in cursor.description}
-    missing = [field for field in wanted if real_name(field.column).lower() not in known]
+    fields = model._meta.local_concrete_fields
+    missing = [field for field in fields if real_name(field.column).lower() not in known]
     if missing:
         names = listed([real_name(field.column) for field in missing], most=20)
         yield Finding.problem(

@@ -21,15 +21,14 @@ from django.core.management.base import (
     CommandParser,
     DjangoHelpFormatter,
 )
-from django.db import Error, connections, models, router
+from django.db import Error, connections, router
 from django.db.models.deletion import ProtectedError, RestrictedError
 from django.utils import translation
 
 from django_taskclaim import conf
 from django_taskclaim.checks import autocommit_faults
 from django_taskclaim.columns import claim_columns, is_claimable
-from django_taskclaim.doctor import Finding
-from django_taskclaim.doctor.setup import missing_source, missing_tables
+from django_taskclaim.doctor.setup import missing_tables
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.formatting import first_line, format_duration
 from django_taskclaim.switch import SwitchError, claimable_models, places_of
@@ -47,14 +46,12 @@ EXIT_CODES = """  0    done, or there was nothing to do
   130  stopped by Ctrl-C; what was done stays"""
 
 
-def lacking_tables(model: type[models.Model], alias: str, *, whole: bool = False) -> list[str]:
+def lacking_tables(model: Any, alias: str) -> list[str]:
     """Return what tables and columns the database lacks for *model*, in sentences that name the command to run."""
-    return [_sentence(found) for found in missing_tables(model, alias, whole=whole)]
-
-
-def lacking_source(model: type[models.Model], alias: str) -> list[str]:
-    """Return, in a sentence, that what a companion or ranges are of is not there."""
-    return [_sentence(found) for found in missing_source(model, alias)]
+    return [
+        f"{found.message} {'Run: ' if found.advice.startswith('manage.py') else ''}{found.advice}"
+        for found in missing_tables(model, alias)
+    ]
 
 
 def lacking_of(where: Sequence[tuple[Any, str]]) -> list[str]:
@@ -62,13 +59,8 @@ def lacking_of(where: Sequence[tuple[Any, str]]) -> list[str]:
     found: list[str] = []
     with contextlib.suppress(Error):
         for model, alias in where:
-            found += [*lacking_tables(model, alias), *lacking_source(model, alias)]
+            found += lacking_tables(model, alias)
     return list(dict.fromkeys(found))
-
-
-def _sentence(found: Finding) -> str:
-    command = found.advice.startswith("manage.py")
-    return f"{found.message} {'Run: ' if command else ''}{found.advice}"
 
 
 def whoami() -> str:

@@ -30,7 +30,6 @@ from django_taskclaim.management.base import (
     add_models,
     database_alias,
     duration,
-    lacking_source,
     lacking_tables,
     whole_number,
 )
@@ -249,10 +248,7 @@ def _sentences_of(question: Question, worker: WorkerOptions) -> list[str] | None
 
 
 def _lacking(handler: Handler, using: str) -> list[str]:
-    return [
-        *lacking_tables(handler.model, using, whole=True),
-        *lacking_source(handler.model, using),
-    ]
+    return lacking_tables(handler.model, using)
 
 
 def _refused_checks(handler: Handler, using: str) -> list[str]:
