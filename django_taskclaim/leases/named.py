@@ -159,7 +159,7 @@ class HeldLease:
             raise RuntimeError(
                 f"The lease {self.name!r} is entered a second time; call named_lease() for each block."
             )
-        self._waits_until = clock() + self._wait
+        self._waits_until, self._process = clock() + self._wait, os.getpid()
 
     def _try(self) -> float | None:
         """Take the lease, or return the seconds until the next try; LeaseUnavailable once the wait is over."""
@@ -195,7 +195,7 @@ class HeldLease:
     def _end(self) -> None:
         """Give the lease back, if it was taken; a lease that was lost before stays lost."""
         # In a forked process the connection is the parent's as well.
-        if not hasattr(self, "token") or self.gone == FORKED:
+        if not hasattr(self, "token") or self._process != os.getpid():
             return
         was_lost = self.lost
         # From here on, a renewal that finds the lease given back is no loss.

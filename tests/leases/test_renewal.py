@@ -74,6 +74,17 @@ def test_many_leases_leave_no_connection_file_or_thread_behind() -> None:
 
 
 @pytest.mark.once
+def test_a_forked_process_leaves_a_lease_alone_that_was_lost_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with ends_lost("report") as held:
+        held.renewed_at -= held.lease.total_seconds()
+        assert held.lost
+        monkeypatch.setattr(os, "getpid", lambda: -1)
+    assert is_held("report")
+
+
+@pytest.mark.once
 @pytest.mark.promise(14)
 def test_a_thread_that_cannot_start_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
     def start(self: threading.Thread) -> None:
