@@ -1,10 +1,10 @@
 """``manage.py claimresume``: let claims flow again."""
 
 from django_taskclaim.control.actions import RESUME_ROWS
-from django_taskclaim.management.turning import SwitchCommand
+from django_taskclaim.management.commands.claimpause import Command as Pause
 
 
-class Command(SwitchCommand):
+class Command(Pause):
     """Turn the switch on, or resume rows."""
 
     help = """Turn the switch of models on again; workers notice within seconds.

@@ -78,7 +78,7 @@ class Look:
     @property
     def refusals(self) -> list[str]:
         """What could not be read, a sentence each."""
-        return list(dict.fromkeys(message for *_, message in self.refused))
+        return list(dict.fromkeys(line for *_, text in self.refused for line in text.split("\n")))
 
 
 class Command(ClaimCommand):
@@ -203,6 +203,8 @@ conditions of --fail-if are parted by commas and compare by > >= < <= = != a fig
             if details:
                 yield from ("", self.style.MIGRATE_LABEL(seen.model._meta.label))
                 yield from (f"  {line}" for line in details)
+        if not look.seen:
+            return
         workers = look.workers
         alive = any(worker.alive for worker, _ in workers)
         yield from ("", self.style.MIGRATE_LABEL("Workers" if alive else "Workers: none alive"))
