@@ -152,6 +152,10 @@ def key_columns(model: type[models.Model]) -> KeyColumns:
     return KeyColumns(owner)
 
 
+def _columns_among(fields: Iterable[AnyField]) -> dict[str, AnyField]:
+    return {one.name: one for one in fields if isinstance(one, (ClaimColumn, PriorityField))}
+
+
 @memoized
 def claim_columns(model: type[models.Model]) -> ClaimColumns:
     """Return where *model* keeps its claim columns; TypeError for a model without them."""
@@ -171,19 +175,19 @@ def claim_columns(model: type[models.Model]) -> ClaimColumns:
             f" {', '.join(PLAIN_NAMES)}."
         )
     names: Mapping[str, str] = {**PLAIN_NAMES, **spelled}
-    present = {
-        f.name: f
-        for f in model._meta.concrete_fields
-        if isinstance(f, (ClaimColumn, PriorityField))
-    }
-    lacking = [
+    present = _columns_among(model._meta.concrete_fields)
+    needed = {
         name
         for role, name in names.items()
         # The usual names of columns that a smaller mixin leaves out are no mistake.
-        if name not in present
-        and (role in NEEDED_ROLES or name not in (PLAIN_NAMES[role], PREFIXED_NAMES[role]))
-    ]
-    if lacking:
+        if role in NEEDED_ROLES or name not in (PLAIN_NAMES[role], PREFIXED_NAMES[role])
+    }
+    # Django lets any attribute of a class replace an abstract parent's field, without a word.
+    for base in model.__mro__:
+        meta = getattr(base, "_meta", None)
+        if meta is not None and meta.abstract:
+            needed.update(_columns_among(meta.local_fields))
+    if lacking := sorted(needed - present.keys()):
         raise TypeError(
             f"{model._meta.label} has no claim column named {', '.join(lacking)}. If something of its own has that"
             " name, rename it or inherit from PrefixedTaskMixin; else add django_taskclaim.models.TaskMixin."

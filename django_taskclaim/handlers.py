@@ -263,7 +263,7 @@ def _register(
     model: type[models.Model], function: Callable[..., object], options: HandlerOptions
 ) -> None:
     if has_claim_columns(model) and not is_claimable(model):
-        # The checks E003 and E005 say more about it.
+        # The check E005 says what is wrong with its columns.
         return
     claim_columns(model)
     given: dict[str, Any] = {**options}

@@ -5,9 +5,8 @@ id        what it says
 ========= ====================================================================================================
 E001      an entry of ``TASKCLAIM`` is unknown or has a value that makes no sense
 E002      the default manager of a claimable model returns rows without the verbs
-E003      a field or attribute of the user's replaces a claim column
 E004      a field or attribute of the user's replaces ``row.claim``
-E005      a model lacks claim columns, or ``claim_fields`` names a role or a column that does not exist
+E005      a model lacks claim columns, or has its own in their place, or ``claim_fields`` names what does not exist
 E006      a router keeps the tables of this app away from a database that holds a claimable model
 E007      ``client_flag`` in OPTIONS takes away FOUND_ROWS (MySQL, MariaDB)
 E008      the database has no claim of the kind that ``TASKCLAIM["CLAIM_STRATEGY"]`` asks for

@@ -31,16 +31,16 @@ OWN_MANAGER = (
 
 #: The models of an app and the id of what is wrong with them; empty where nothing is.
 WRONG_MODELS = {
-    "own_column": ("class Photo(TaskMixin):\n    status = models.CharField(max_length=9)", "E003"),
-    "own_method": ("class Photo(TaskMixin):\n    def last_error(self): ...", "E003"),
-    "column_removed": ("class Photo(TaskMixin):\n    iteration = None", "E003"),
+    "own_column": ("class Photo(TaskMixin):\n    status = models.CharField(max_length=9)", "E005"),
+    "own_method": ("class Photo(TaskMixin):\n    def last_error(self): ...", "E005"),
+    "column_removed": ("class Photo(TaskMixin):\n    iteration = None", "E005"),
     "status_of_parent": (
         "class Page(models.Model):\n    status = models.IntegerField()\nclass Photo(Page, TaskMixin): ...",
-        "E003",
+        "E005",
     ),
     "range_status": (
         PAGE + "class Photo(RangeMixin, TaskMixin):\n    source = Page\n    status = 3",
-        "E003",
+        "E005",
     ),
     "method_claim": ("class Photo(TaskMixin):\n    def claim(self): ...", "E004"),
     "fields_list": ("class Photo(TaskMixin):\n    claim_fields = ['status']", "E005"),
@@ -87,7 +87,7 @@ def test_wrong_models_are_reported_and_right_ones_are_not(project: Project) -> N
         project.add(name, models, MEASURE)
     ids, texts = checked(project)
     assert ids == {name: number for name, (_, number) in WRONG_MODELS.items() if number}
-    assert ".status is not the claim column" in texts["own_column"]
+    assert "has no claim column named status" in texts["own_column"]
     assert "PrefixedTaskMixin" in texts["own_column"]
     assert "objects = ClaimManager()" in texts["plain_manager"]
 
@@ -172,7 +172,7 @@ def test_commands_that_check_first_end_with_the_id_and_its_hint(project: Project
     for part in (
         "(taskclaim.E001) TASKCLAIM['LEASE'] must be seconds",
         'HINT: TASKCLAIM = {"LEASE": 60.0}',
-        "photos.Photo: (taskclaim.E003)",
+        "photos.Photo: (taskclaim.E005)",
     ):
         assert part in answer.stdout
     project.configure("INSTALLED_APPS.remove('django_taskclaim')")
