@@ -180,7 +180,7 @@ class Task:
 
     row: Any
     handler: Handler
-    batch: Batch | None = None
+    batch: Batch
     #: Which of the batch it is.
     number: int = 0
     #: Its result is being written: what a renewal under way says of it no longer counts.
@@ -199,6 +199,8 @@ class Task:
     came: float = 0.0
     #: Somebody had the row locked at the last try to write it, or may have: nobody waits for the lock.
     locked: bool = False
+    #: It is written by itself then, for it met a lock beside others.
+    alone: bool = False
     #: The thread of an abandoned handler: its database session is ended if the row is locked.
     thread: int | None = None
     #: Kept here as well: the instance carries it no more then.
@@ -318,5 +320,5 @@ def units_of(handler: Handler, rows: Iterable[object]) -> list[Unit]:
     batch = Batch(len(held), bytearray(len(held)))
     tasks = [Task(row, handler, batch, number) for number, row in enumerate(held)]
     if handler.batch:
-        return [Unit(handler, tasks)] if tasks else []
+        return [Unit(handler, tasks)]
     return [Unit(handler, [task]) for task in tasks]

@@ -5,10 +5,10 @@ cost no further one, and polling goes on as without them.
 """
 
 import contextlib
-import selectors
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 from typing import Any
 
 from django.db import connections
@@ -37,15 +37,12 @@ class WakeEvent:
     def wait(self, seconds: float, beside: Listener | None = None) -> None:
         """Wait until it is set, so many seconds at most, and clear it; take what comes *beside* it meanwhile."""
         end = clock() + seconds
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._reader, selectors.EVENT_READ)
-            if beside is not None:
-                selector.register(beside, selectors.EVENT_READ)
-            ready: set[Any] = set()
-            while self._reader not in ready and (left := end - clock()) > 0:
-                ready = {key.fileobj for key, _ in selector.select(left)}
-                if beside is not None and beside in ready:
-                    beside.take()
+        sources: list[Any] = [self._reader, *([] if beside is None else [beside])]
+        ready: list[Any] = []
+        while self._reader not in ready and (left := end - clock()) > 0:
+            ready = [*wait(sources, left)]
+            if beside is not None and beside in ready:
+                beside.take()
         with contextlib.suppress(BlockingIOError):
             while self._reader.recv(4096):
                 pass

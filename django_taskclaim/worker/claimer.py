@@ -139,7 +139,8 @@ class Claimer(threading.Thread):
             return True
         except TROUBLE as error:
             self._limited.warn(what, error)
-        except Exception as error:
+        except BaseException as error:
+            # SystemExit included: a receiver of a signal that raises it must not end this thread.
             self._limited.broken(what, error)
         drop_broken(self.options.using)
         return False
@@ -150,11 +151,7 @@ class Claimer(threading.Thread):
             self.writer.write()
 
     def _is_over(self) -> bool:
-        return (
-            self.leaving.is_set()
-            and self.inflight.runs_dry()
-            and not self.inflight.unwritten_count()
-        )
+        return self.leaving.is_set() and self.inflight.is_empty()
 
     def _rest(self, failures: int) -> None:
         """Wait after a failure, longer after each one; an order to leave ends the wait."""
@@ -325,7 +322,7 @@ class Claimer(threading.Thread):
         try:
             with throttles.working_on(source.model):
                 rows: list[Any] = claim(self.drain.rows(handler), request)
-        except Exception:
+        except BaseException:
             # After any error some may have been claimed.
             self.keeper.note_ambiguous(handler, request)
             raise

@@ -45,21 +45,16 @@ class InFlight:
 
     def add(self, units: Sequence[Unit]) -> bool:
         """Note and queue the *units* of one claim; False, and nothing queued, once the worker is stopping."""
-        if not units:
-            return True
-        self._note(units)
+        first = units[0].tasks[0]
+        keys = [task.claim.pk for unit in units for task in unit.tasks]
+        label, holder = first.handler.model._meta.label, first.claim.token.holder
+        self.notes.add(first.batch, label, holder, keys)
         with self._lock:
             if self.closed:
                 return False
-            self._waiting.setdefault(units[0].handler.model, deque()).extend(units)
+            self._waiting.setdefault(first.handler.model, deque()).extend(units)
             self._arrived.notify_all()
             return True
-
-    def _note(self, units: Sequence[Unit]) -> None:
-        if (batch := (first := units[0].tasks[0]).batch) is not None:
-            keys = [task.claim.pk for unit in units for task in unit.tasks]
-            label = first.handler.model._meta.label
-            self.notes.add(batch, label, first.claim.token.holder, keys)
 
     def take(self, timeout: float, leaving: threading.Event, *, is_async: bool) -> Unit | None:
         """Start the next unit of a coroutine function, or of a plain one, that may start now.
@@ -81,9 +76,8 @@ class InFlight:
                 self._waiting[model] = units
             unit.thread = threading.get_ident()
             unit.begin(unit.tasks)
-            if (batch := unit.tasks[0].batch) is not None:
-                for task in unit.tasks:
-                    batch.started[task.number] = 1
+            for task in unit.tasks:
+                task.batch.started[task.number] = 1
             self._running.append(unit)
             if unit.quarantined:
                 self._alone = unit
@@ -252,9 +246,6 @@ class InFlight:
             moments += [fresh[0].came + linger] if fresh else []
             return min(moments, default=math.inf)
 
-    def unwritten_count(self) -> int:
-        return len(self._unwritten)
-
     # Looking
 
     def held(self) -> list[Task]:
@@ -280,7 +271,7 @@ class InFlight:
     def is_empty(self) -> bool:
         """Say whether the process holds nothing."""
         with self._lock:
-            return self.runs_dry() and not self.unwritten_count()
+            return self.runs_dry() and not self._unwritten
 
     def runs_dry(self) -> bool:
         """Say whether nothing waits and nothing runs: no more results are to come."""

@@ -9,11 +9,11 @@ import sys
 import threading
 import time
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from django_taskclaim.claim import clock
+from django_taskclaim.claim import carried_claim, clock
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.error_text import redact
 from django_taskclaim.handlers import Handler
@@ -50,7 +50,7 @@ class Stray:
     why: str
     #: The only rows of the claim that are meant, and where they are noted; None for all that are found.
     keys: list[Any] | None = None
-    batch: Batch | None = None
+    batch: Batch = field(default_factory=lambda: Batch(0, bytearray()))
     #: By ``clock()``: after that its COMMIT can arrive no more.
     until: float = 0.0
 
@@ -240,10 +240,10 @@ class LeaseKeeper:
                 by_holder = {one.holder: one for one in strays if one.handler is handler}
                 rows: Any = ClaimQuerySet(handler.model, using=self.using)
                 for row in claimed_by(rows, list(by_holder)) if by_holder else ():
-                    task = Task(row, handler)
-                    stray = by_holder[task.claim.token.holder]
-                    if (task.claim.token, task.claim.pk) not in known and stray.has(task.claim.pk):
-                        task.batch = stray.batch
+                    claim = carried_claim(row)
+                    stray = by_holder[claim.token.holder]
+                    if (claim.token, claim.pk) not in known and stray.has(claim.pk):
+                        task = Task(row, handler, stray.batch)
                         self.inflight.give_back([task], PutBack(stray.why))
             for one in strays:
                 if clock() >= one.until:

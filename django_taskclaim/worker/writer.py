@@ -59,7 +59,7 @@ LOCKED = 1.0
 FREED = 0.05
 #: Seconds that such a result waits for the lock then, where the database counts parts of a second.
 WAIT_AGAIN = 0.1
-#: Seconds for which results are tried one by one before others get their turn.
+#: Seconds for which results are written one by one before others get their turn.
 PATIENCE = 2.0
 
 
@@ -98,27 +98,26 @@ class Writer:
         Those that could not be written stay, and trouble is raised.
         """
         groups = _alike(self.inflight.unwritten())
+        end = clock() + PATIENCE
         for results in groups:
-            # What met a lock a moment ago would hold up all the others again.
-            with working_on(results[0].handler.model):
-                self._write(results, around_locks=results[0].locked)
+            # Each row that is written alone may wait for a lock; others get their turn in between.
+            if not results[0].alone or clock() < end:
+                with working_on(results[0].handler.model):
+                    self._write(results)
         return any(type(results[0].outcome) is not Ended for results in groups)
 
-    def _write(self, results: Sequence[Task], *, around_locks: bool = False) -> None:
+    def _write(self, results: Sequence[Task]) -> None:
         """Write results that one statement can write; where it fails because of a few, all the others."""
         search = _Search(self.using, self.was_away_since)
-        held_up: list[tuple[Sequence[Task], Exception]] = []
 
         def attempt(part: Sequence[Task]) -> None:
             try:
-                contention = self._send(part, around_locks=around_locks)
+                self._send(part)
             except TROUBLE as error:
                 # What a session in trouble refused may pass at a second try.
                 if not search.is_of_a_row(error):
                     raise
-                contention = self._send(part, around_locks=around_locks)
-            if contention is not None:
-                held_up.append((part, contention))
+                self._send(part)
 
         found: list[Bad[Task]] = []
         for bad in bisect(results, attempt, search.is_of_a_row):
@@ -127,12 +126,10 @@ class Writer:
                 found.append(bad)
         for result, refusal in found:
             self._refused(result, refusal)
-        for part, contention in held_up:
-            self._go_around(part, contention, tried=around_locks)
 
-    def _send(self, results: Sequence[Task], *, around_locks: bool) -> Exception | None:
-        """Write results in one statement, or without what somebody has locked; return what contention stopped it."""
-        results = list(results)
+    def _send(self, part: Sequence[Task]) -> None:
+        """Write results in one statement, all or those that nobody has locked; the others come round again."""
+        results, locked = list(part), list[Task]()
         for result in results:
             result.ending = True
             if result.abandoned:
@@ -141,34 +138,34 @@ class Writer:
         self.last_turn = clock()
         try:
             with waiting_once(self.using):
-                if around_locks:
-                    results = self._write_unlocked(results)
+                if results[0].locked:
+                    results, locked = self._write_unlocked(results)
                 else:
                     self._apply(results)
         except ClaimLost as error:
             self._log_lost(_those_of(results, error.lost))
         except Exception as error:
-            if is_contention(error) and not dialect_for(connections[self.using]).has_one_writer:
-                return error
-            raise
+            if not is_contention(error) or dialect_for(connections[self.using]).has_one_writer:
+                raise
+            self._go_around(results, error)
+            return
         self._let_go(results)
-        return None
+        self._postpone(locked)
 
     def _let_go(self, results: list[Task]) -> None:
         """Hold these rows no longer; a batch of which nothing is left has come to its end."""
         self.inflight.written(results)
         for result in results:
-            if (batch := result.batch) is not None:
-                batch.left -= 1
-                if not batch.left:
-                    model = result.handler.model
-                    self.counters.count_batch(model, clock() - batch.claimed_at)
+            result.batch.left -= 1
+            if not result.batch.left:
+                seconds = clock() - result.batch.claimed_at
+                self.counters.count_batch(result.handler.model, seconds)
         ran = sum(result.ran for result in results)
         if ran and type(results[0].outcome) in (Done, Ended):
             self.sizes[results[0].handler.model].note(len(results), ran)
 
-    def _write_unlocked(self, results: list[Task]) -> list[Task]:
-        """Write the rows that nobody has locked, and return all but the locked ones, which come round again."""
+    def _write_unlocked(self, results: list[Task]) -> tuple[list[Task], list[Task]]:
+        """Write the rows that nobody has locked, and return all but the locked ones, and those."""
         dialect = dialect_for(connections[self.using])
         with dialect.own_transaction():
             free, busy = lock_free(_rows_of(results))
@@ -179,32 +176,25 @@ class Writer:
             if unlocked:
                 with dialect.limit_lock_wait(WAIT_AGAIN):
                     self._apply(unlocked)
-        self._postpone(locked)
         decided = [result for result in results if result not in locked]
         self._log_lost(result for result in decided if result not in unlocked)
-        return decided
+        return decided, locked
 
-    def _go_around(self, results: Sequence[Task], error: Exception, *, tried: bool) -> None:
-        """Write what meets no lock, on its own row or on another that it refers to; the rest comes round again."""
-        if not tried:
-            self._write(results, around_locks=True)
-        elif len(results) == 1:
-            model = results[0].handler.model._meta.label
-            self._limited.warn(f"{model}: a result waits for a lock that somebody holds", error)
+    def _go_around(self, results: list[Task], error: Exception) -> None:
+        """Have results that met a lock written around it, and then each alone, for it may refer to a locked row."""
+        first = results[0]
+        if first.locked and len(results) == 1:
+            self._limited.warn(
+                f"{first.handler.model._meta.label}: a result waits for a lock that somebody holds",
+                error,
+            )
             self._postpone(results)
-        else:
-            self._write_one_by_one(results)
+            return
+        for result in results:
+            result.ending, result.alone = False, first.locked
+        self.inflight.postpone(results, 0.0)
 
-    def _write_one_by_one(self, results: Sequence[Task]) -> None:
-        """Try each result by itself; what there was no time for comes before what has met a lock, in the next turn."""
-        end = clock() + PATIENCE
-        for number, result in enumerate(results):
-            if clock() >= end:
-                self._postpone(results[number:], 0.0)
-                break
-            self._write([result], around_locks=True)
-
-    def _postpone(self, results: Sequence[Task], seconds: float = LOCKED) -> None:
+    def _postpone(self, results: list[Task], seconds: float = LOCKED) -> None:
         """Let results wait, and their rows be renewed meanwhile."""
         for result in results:
             result.ending = False
@@ -385,7 +375,8 @@ def _alike(results: list[Task]) -> list[list[Task]]:
     groups: dict[object, list[Task]] = {}
     for result in results:
         kind = DONE if result.outcome is DONE else _kind(result)
-        groups.setdefault((type(result.row), result.locked, kind), []).append(result)
+        alone = id(result) if result.alone else None
+        groups.setdefault((type(result.row), result.locked, alone, kind), []).append(result)
     return list(groups.values())
 
 
