@@ -210,8 +210,8 @@ class Service(threading.Thread):
                     reaper.start_over()
             self._limited.warn(f"{self.options.name}: {what}", error)
             drop_broken(self.options.using)
-        except Exception as error:
-            # After any error: the leases of this process depend on this thread going on.
+        except BaseException as error:
+            # After any error, SystemExit too: the leases of this process depend on this thread going on.
             self._limited.broken(f"{self.options.name}: {what}", error)
             drop_broken(self.options.using)
 

@@ -9,6 +9,7 @@ import pytest
 from django.db import connection, transaction
 
 from django_taskclaim.handlers import Handler
+from django_taskclaim.signals import rows_claimed
 from django_taskclaim.worker.batch import DONE, Failed, units_of
 from django_taskclaim.worker.inflight import InFlight
 from django_taskclaim.worker.running import Running
@@ -190,6 +191,21 @@ def test_a_half_that_is_done_stays_done_when_the_other_half_overruns(
     assert not inflight.settle(unit)
     outcomes = [result.outcome for result in inflight.unwritten()]
     assert outcomes == [DONE, Failed("it ran too long")]
+
+
+@pytest.mark.once
+@pytest.mark.promise(10)
+def test_a_receiver_that_exits_ends_no_worker(work: Callable[..., int]) -> None:
+    make(Photo, 3)
+    left = [SystemExit(3)]
+
+    def leave(**facts: object) -> None:
+        if left:
+            raise left.pop()
+
+    rows_claimed.connect(leave)
+    assert work(Photo, lambda photo: None) == 0
+    assert Photo.objects.progress().complete == 3
 
 
 @pytest.mark.once
