@@ -20,7 +20,7 @@ from django_taskclaim.handlers import Handler
 from django_taskclaim.querysets.claiming import claim
 from django_taskclaim.querysets.cursor import Request
 from django_taskclaim.states import Status
-from django_taskclaim.worker.batch import Done, Failed, Task, Unit, units_of
+from django_taskclaim.worker.batch import Done, Failed, HeldRow, WorkItem, items_of
 from django_taskclaim.worker.calling import Answer, prepare
 from django_taskclaim.worker.counters import Counters
 from django_taskclaim.worker.inflight import InFlight
@@ -95,7 +95,7 @@ class _Runner:
 
     def run(self, limit: int | None) -> Ran:
         while (size := self._size(limit)) and (rows := self._claimed(size)):
-            self.inflight.add(units_of(self.handler, rows))
+            self.inflight.add(items_of(self.handler, rows))
             for result in self._results():
                 self._count(result, _counter_of(result), _error_of(result))
         return self.ran
@@ -115,40 +115,40 @@ class _Runner:
         claimed: list[Any] = claim(rows.exclude(pk__in=self._had), request)
         return prepare(self.handler, claimed)
 
-    def _results(self) -> list[Task]:
-        """Run all units and write what came of them, as a worker does: the rows of one claim together."""
-        results: list[Task] = []
-        while (unit := self._take()) is not None:
-            self._run(unit)
-            self.inflight.settle(unit)
-            results += unit.tasks
+    def _results(self) -> list[HeldRow]:
+        """Run all items and write what came of them, as a worker does: the rows of one claim together."""
+        results: list[HeldRow] = []
+        while (item := self._take()) is not None:
+            self._run(item)
+            self.inflight.settle(item)
+            results += item.rows
         while (moment := self.writer.next_write()) < math.inf:
             time.sleep(max(0.0, moment - clock()))
             self.writer.write()
         return results
 
-    def _take(self) -> Unit | None:
+    def _take(self) -> WorkItem | None:
         return self.inflight.take(0, _NEVER, is_async=self.handler.is_async)
 
-    def _run(self, unit: Unit) -> None:
+    def _run(self, item: WorkItem) -> None:
         if self.handler.is_async:
-            async_to_sync(self.running.arun)(unit)
+            async_to_sync(self.running.arun)(item)
         else:
-            self.running.run(unit)
+            self.running.run(item)
 
-    def _count(self, task: Task, counter: str, error: BaseException | str | None = None) -> None:
+    def _count(self, held: HeldRow, counter: str, error: BaseException | str | None = None) -> None:
         setattr(self.ran, counter, getattr(self.ran, counter) + 1)
         if error is not None:
             self.ran.errors.append(error)
         opens_again = isinstance(self.handler.policy.completion, Clear)
         if opens_again or counter not in ("completed", "failed"):
-            self._had.append(task.claim.pk)
+            self._had.append(held.claim.pk)
 
 
 _NEVER = threading.Event()
 
 
-def _counter_of(result: Task) -> str:
+def _counter_of(result: HeldRow) -> str:
     """Return the field of ``Ran`` in which a row is counted whose result has been written."""
     row, outcome = result.row, result.outcome
     claim = claim_of(row)
@@ -162,7 +162,7 @@ def _counter_of(result: Task) -> str:
     return "completed" if isinstance(outcome, (Done, Ended)) else "released"
 
 
-def _error_of(result: Task) -> BaseException | str | None:
+def _error_of(result: HeldRow) -> BaseException | str | None:
     """Return what the handler raised, or in words what it has failed the row with itself."""
     if isinstance(result.outcome, Ended):
         return ": ".join(filter(None, result.outcome.failure or ())) or None
@@ -180,21 +180,21 @@ class _NoKeeper:
 
 
 class _Inline(Running):
-    """Runs units inside the transactions that the test has open, and keeps those usable."""
+    """Runs items inside the transactions that the test has open, and keeps those usable."""
 
     # In this thread all the same, for the connection of another one sees nothing of the test's rows.
     judging_waits = False
     _around: "_Savepoints"
 
-    def _call(self, unit: Unit, tasks: list[Task]) -> Answer:
+    def _call(self, item: WorkItem, called: list[HeldRow]) -> Answer:
         self._around = _Savepoints()
-        answer = super()._call(unit, tasks)
+        answer = super()._call(item, called)
         self._around.leave(answer.error)
         return _unless_meant_for_the_test(answer)
 
-    async def _acall(self, unit: Unit, tasks: list[Task]) -> Answer:
+    async def _acall(self, item: WorkItem, called: list[HeldRow]) -> Answer:
         self._around = await sync_to_async(_Savepoints)()
-        answer = await super()._acall(unit, tasks)
+        answer = await super()._acall(item, called)
         await sync_to_async(self._around.leave)(answer.error)
         return _unless_meant_for_the_test(answer)
 

@@ -175,7 +175,7 @@ PATIENT_FOR = 0.8
 
 
 @dataclass(eq=False, slots=True)
-class Task:
+class HeldRow:
     """One held row."""
 
     row: Any
@@ -243,37 +243,37 @@ class Task:
         return not (claim.ended or self.abandoned or claim.lost or self.is_overdue(now))
 
 
-def may_start(tasks: Iterable[Task]) -> bool:
+def may_start(held_rows: Iterable[HeldRow]) -> bool:
     """Say whether a handler may be called with each of the rows."""
     now = clock()
-    return not [task for task in tasks if not task.may_start(now)]
+    return not [held for held in held_rows if not held.may_start(now)]
 
 
 @dataclass(eq=False, slots=True)
-class Unit:
+class WorkItem:
     """What one call of a handler is about: one row, or for a batch handler the rows of one claim."""
 
     handler: Handler
-    tasks: list[Task]
-    #: By ``clock()``, when the call under way began; None until an executor has taken the unit.
+    rows: list[HeldRow]
+    #: By ``clock()``, when the call under way began; None until an executor has taken the item.
     started: float | None = None
     thread: int | None = None
-    #: The rows of the call under way: fewer than the unit's while a batch is run in halves.
-    called: list[Task] = field(default_factory=list)
+    #: The rows of the call under way: fewer than the item's while a batch is run in halves.
+    called: list[HeldRow] = field(default_factory=list)
     #: Seconds of the call under way for which others blocked the event loop that it runs on.
     blocked: float = 0.0
-    #: Returns for how many seconds another unit has been blocking it just now.
+    #: Returns for how many seconds another item has been blocking it just now.
     blocked_now: Callable[[], float] = float
     #: What cancels the call at its timeout, where it is a coroutine's.
     limit: asyncio.Timeout | None = None
 
-    def begin(self, tasks: list[Task]) -> None:
+    def begin(self, held_rows: list[HeldRow]) -> None:
         """Note that a call with these rows begins."""
-        self.called, self.started, self.blocked = tasks, clock(), 0.0
+        self.called, self.started, self.blocked = held_rows, clock(), 0.0
 
-    def open_tasks(self) -> list[Task]:
+    def open_rows(self) -> list[HeldRow]:
         """Return the rows of which it is not known yet what is to become of them."""
-        return [task for task in self.tasks if task.outcome is None]
+        return [held for held in self.rows if held.outcome is None]
 
     def ran(self) -> float:
         """Return how many seconds of its timeout the call under way has used."""
@@ -304,21 +304,21 @@ class Unit:
 
     def ask_back(self, why: str, *, too_long: bool = False) -> None:
         """Have a handler that comes to resting places, as one that walks a range does, stop at the next one."""
-        for task in self.tasks:
-            task.claim.asked_back = task.claim.asked_back or why
-            task.claim.too_long = task.claim.too_long or too_long
+        for held in self.rows:
+            held.claim.asked_back = held.claim.asked_back or why
+            held.claim.too_long = held.claim.too_long or too_long
 
     @property
     def quarantined(self) -> bool:
-        """Whether it may kill the process that runs it; such a row is alone in its unit, and in its claim."""
-        return len(self.tasks) == 1 and self.tasks[0].claim.quarantined
+        """Whether it may kill the process that runs it; such a row is alone in its item, and in its claim."""
+        return len(self.rows) == 1 and self.rows[0].claim.quarantined
 
 
-def units_of(handler: Handler, rows: Iterable[object]) -> list[Unit]:
-    """Return the rows of one claim as the units that *handler* is called with."""
-    held = list(rows)
-    batch = Batch(len(held), bytearray(len(held)))
-    tasks = [Task(row, handler, batch, number) for number, row in enumerate(held)]
+def items_of(handler: Handler, rows: Iterable[object]) -> list[WorkItem]:
+    """Return the rows of one claim as the items that *handler* is called with."""
+    claimed = list(rows)
+    batch = Batch(len(claimed), bytearray(len(claimed)))
+    held_rows = [HeldRow(row, handler, batch, number) for number, row in enumerate(claimed)]
     if handler.batch:
-        return [Unit(handler, tasks)]
-    return [Unit(handler, [task]) for task in tasks]
+        return [WorkItem(handler, held_rows)]
+    return [WorkItem(handler, [held]) for held in held_rows]

@@ -29,7 +29,7 @@ from django_taskclaim.querysets.completing import complete as complete_rows
 from django_taskclaim.querysets.isolating import fail_unreadable
 from django_taskclaim.querysets.transactions import unbroken_transaction
 from django_taskclaim.ranges.walking import end_walks, refuse_unfinished
-from django_taskclaim.worker.batch import Failed, PutBack, Task, Unit
+from django_taskclaim.worker.batch import Failed, HeldRow, PutBack, WorkItem
 from django_taskclaim.worker.unsaved import unsaved_columns
 
 SWALLOWED = (
@@ -124,12 +124,14 @@ class _NotAllDone(Exception):
         self.by_row = said
 
 
-def call_atomically(unit: Unit, tasks: list[Task], using: str, *, used_lately: bool) -> Answer:
-    """Call an atomic handler with *tasks*, all or some of the unit's, and complete them, or leave all as it was.
+def call_atomically(
+    item: WorkItem, called: list[HeldRow], using: str, *, used_lately: bool
+) -> Answer:
+    """Call an atomic handler with *called*, all or some of the item's, and complete them, or leave all as it was.
 
     A connection that was *used lately* is taken to be there still.
     """
-    handler = unit.handler
+    handler = item.handler
     at_commit = False
     try:
         begin_handler(using, atomic=True)
@@ -137,38 +139,38 @@ def call_atomically(unit: Unit, tasks: list[Task], using: str, *, used_lately: b
             ensure_usable(using)
         with dialect_for(connections[using]).own_transaction(durable=True):
             # From here on the handler's time runs: where there is one writer, that may have been a long wait.
-            unit.begin(tasks)
+            item.begin(called)
             with unbroken_transaction(using, SWALLOWED):
-                value = call(handler, [task.row for task in tasks])
-            _refuse_what_is_not_done(handler, tasks, value)
-            _complete(handler, tasks)
+                value = call(handler, [held.row for held in called])
+            _refuse_what_is_not_done(handler, called, value)
+            _complete(handler, called)
             at_commit = True
     except _NotAllDone as undone:
         return Answer(by_row=undone.by_row)
     except BaseException as error:
-        for task in tasks:
-            task.ending = False
+        for held in called:
+            held.ending = False
         return Answer(error=error, at_commit=at_commit)
     return Answer(committed=True)
 
 
-def _refuse_what_is_not_done(handler: Handler, tasks: list[Task], value: object) -> None:
+def _refuse_what_is_not_done(handler: Handler, called: list[HeldRow], value: object) -> None:
     if not handler.batch:
         return
-    said = of_answer([task.row for task in tasks], value)
+    said = of_answer([held.row for held in called], value)
     if any(one is not None for one in said):
         raise _NotAllDone(said)
 
 
-def _complete(handler: Handler, tasks: list[Task]) -> None:
+def _complete(handler: Handler, called: list[HeldRow]) -> None:
     """Complete the rows whose claims the handler has not ended itself; ClaimLost rolls everything back."""
     rows = []
-    for task in tasks:
-        if not task.claim.ended:
-            if (error := task.without_results()) is not None:
+    for held in called:
+        if not held.claim.ended:
+            if (error := held.without_results()) is not None:
                 raise error
-            task.ending = True
-            rows.append(task.row)
+            held.ending = True
+            rows.append(held.row)
     complete(handler, rows, savepoint=False)
 
 

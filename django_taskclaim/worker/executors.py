@@ -1,4 +1,4 @@
-"""Executors: take a unit, run its handler, hand on what came of it. One row's failure stops no other row."""
+"""Executors: take an item, run its handler, hand on what came of it. One row's failure stops no other row."""
 
 import asyncio
 import threading
@@ -20,7 +20,7 @@ from django_taskclaim.connecting import (
     tidy_up,
 )
 from django_taskclaim.exceptions import Permanent
-from django_taskclaim.worker.batch import Done, Failed, Unit
+from django_taskclaim.worker.batch import Done, Failed, WorkItem
 from django_taskclaim.worker.inflight import InFlight
 from django_taskclaim.worker.options import WorkerOptions
 from django_taskclaim.worker.records import Limited, broken, logger, named
@@ -53,18 +53,18 @@ class Executor(threading.Thread):
         self.leaving.set()
         self.inflight.wake()
 
-    def _settle(self, unit: Unit) -> None:
-        if not self.inflight.settle(unit):
+    def _settle(self, item: WorkItem) -> None:
+        if not self.inflight.settle(item):
             logger.warning(
                 "%s came back after its time was over; its result is not written",
-                named(unit.tasks[0].row),
+                named(item.rows[0].row),
             )
-        elif self.throttles.has_breaker(unit.handler.model):
-            self._inform_breaker(unit)
+        elif self.throttles.has_breaker(item.handler.model):
+            self._inform_breaker(item)
 
-    def _inform_breaker(self, unit: Unit) -> None:
+    def _inform_breaker(self, item: WorkItem) -> None:
         """Count what says something of the surroundings: a bad row, and one put back, say nothing."""
-        outcomes = [task.outcome for task in unit.tasks]
+        outcomes = [task.outcome for task in item.rows]
         good = sum(
             isinstance(one, Done) or (isinstance(one, Ended) and one.completed) for one in outcomes
         )
@@ -74,7 +74,7 @@ class Executor(threading.Thread):
             else isinstance(one, Ended) and one.failure is not None and not one.permanent
             for one in outcomes
         )
-        model = unit.handler.model
+        model = item.handler.model
         self.throttles.heard(model, good=good, bad=bad)
         if bad and self.throttles.gives_back(model):
             # At once: by the service's next round the rest of a quick handler's batch would have failed, too.
@@ -108,31 +108,31 @@ class HandlerThread(Executor):
         self._prepare_for(self._idle_beside())
         self.started.set()
         try:
-            while (unit := self._take()) is not None:
-                self._work(unit)
+            while (item := self._take()) is not None:
+                self._work(item)
         finally:
             close_all()
 
-    def _take(self) -> Unit | None:
-        """Wait for a unit; None once the thread is to leave."""
-        while (unit := self.inflight.take(LOOK, self.leaving, is_async=False)) is None:
+    def _take(self) -> WorkItem | None:
+        """Wait for an item; None once the thread is to leave."""
+        while (item := self.inflight.take(LOOK, self.leaving, is_async=False)) is None:
             if self.leaving.is_set():
                 break
             self._tidy_up(idle=True)
-        return unit
+        return item
 
-    def _work(self, unit: Unit) -> None:
+    def _work(self, item: WorkItem) -> None:
         try:
-            # Leases may have changed, and rows that were claimed before keep theirs. Those of a unit are of one claim.
-            self._prepare_for(self._idle_beside(unit.tasks[0].claim.lease))
-            with self.throttles.working_on(unit.handler.model):
-                self.running.run(unit)
+            # Leases may have changed, and rows that were claimed before keep theirs. Those of an item are of one claim.
+            self._prepare_for(self._idle_beside(item.rows[0].claim.lease))
+            with self.throttles.working_on(item.handler.model):
+                self.running.run(item)
         except BaseException as error:
             # The thread goes on; without a result the rows are left to their leases.
-            broken(f"{named(unit.tasks[0].row)} could not be run", error)
+            broken(f"{named(item.rows[0].row)} could not be run", error)
             drop_broken(self.options.using)
         finally:
-            self._settle(unit)
+            self._settle(item)
             if has_opened(threading.get_ident()):
                 self._tidy_up()
 
@@ -145,7 +145,7 @@ class LoopThread(Executor):
 
     async def _run(self) -> None:
         timer = StepTimer(
-            lambda: [unit for unit in self.inflight.running() if unit.handler.is_async]
+            lambda: [item for item in self.inflight.running() if item.handler.is_async]
         )
         asyncio.get_running_loop().set_task_factory(timer.task_factory)
         await self._follow_leases()
@@ -154,14 +154,14 @@ class LoopThread(Executor):
         working: set[asyncio.Task[None]] = set()
         while not self.leaving.is_set():
             # What waits already needs no other thread to wait for it.
-            unit = self.inflight.take(0, self.leaving, is_async=True) or await asyncio.to_thread(
+            item = self.inflight.take(0, self.leaving, is_async=True) or await asyncio.to_thread(
                 self.inflight.take, LOOK, self.leaving, is_async=True
             )
-            if unit is None:
+            if item is None:
                 await sync_to_async(self._tidy_up)(idle=True)
                 continue
-            unit.thread = threading.get_ident()
-            working.add(task := timer.start(unit, self._work(unit)))
+            item.thread = threading.get_ident()
+            working.add(task := timer.start(item, self._work(item)))
             task.add_done_callback(working.discard)
         await sync_to_async(close_all)()
 
@@ -169,15 +169,15 @@ class LoopThread(Executor):
         if (idle := self._idle_beside()) != self.running.idle:
             await sync_to_async(self._prepare_for)(idle)
 
-    async def _work(self, unit: Unit) -> None:
+    async def _work(self, item: WorkItem) -> None:
         try:
             await self._follow_leases()
-            with self.throttles.working_on(unit.handler.model):
-                await self.running.arun(unit)
+            with self.throttles.working_on(item.handler.model):
+                await self.running.arun(item)
         except BaseException as error:
-            broken(f"{named(unit.tasks[0].row)} could not be run", error)
+            broken(f"{named(item.rows[0].row)} could not be run", error)
         finally:
-            self._settle(unit)
+            self._settle(item)
             if has_opened(self.running.orm_thread):
                 await sync_to_async(self._tidy_up)()
 
@@ -185,41 +185,41 @@ class LoopThread(Executor):
 #: Seconds from which on a step of one coroutine is taken off the time of the others.
 BLOCKS = 0.1
 
-_unit: ContextVar[Unit] = ContextVar("taskclaim_unit")
+_item: ContextVar[WorkItem] = ContextVar("taskclaim_item")
 
 
 class StepTimer:
-    """Times the steps of all tasks that the units of one loop start; *units* returns those it runs now."""
+    """Times the steps of all tasks that the items of one loop start; *items* returns those it runs now."""
 
-    def __init__(self, units: Callable[[], Iterable[Unit]]) -> None:
-        self._units = units
+    def __init__(self, items: Callable[[], Iterable[WorkItem]]) -> None:
+        self._items = items
         #: Whose step is under way, and since when by ``clock()``; read by other threads.
-        self._step: tuple[Unit, float] | None = None
+        self._step: tuple[WorkItem, float] | None = None
 
-    def start(self, unit: Unit, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        """Run *work* as a task of *unit*; the tasks that it starts are the unit's, too."""
-        unit.blocked_now = partial(self._blocked_now, unit)
+    def start(self, item: WorkItem, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        """Run *work* as a task of *item*; the tasks that it starts are the item's, too."""
+        item.blocked_now = partial(self._blocked_now, item)
         context = copy_context()
-        context.run(_unit.set, unit)
+        context.run(_item.set, item)
         return asyncio.get_running_loop().create_task(work, context=context)
 
     def task_factory(
         self, loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any
     ) -> "asyncio.Task[Any]":
-        """Make a task of the loop, timed if a unit has started it."""
+        """Make a task of the loop, timed if an item has started it."""
         context: Context | None = options.get("context")
-        unit = _unit.get(None) if context is None else context.get(_unit)
-        timed = coroutine if unit is None else self._timed(unit, coroutine)
+        item = _item.get(None) if context is None else context.get(_item)
+        timed = coroutine if item is None else self._timed(item, coroutine)
         return asyncio.Task(timed, loop=loop, **options)
 
-    async def _timed(self, unit: Unit, coroutine: object) -> object:
-        return await self._steps(unit, coroutine)
+    async def _timed(self, item: WorkItem, coroutine: object) -> object:
+        return await self._steps(item, coroutine)
 
     @types.coroutine
-    def _steps(self, unit: Unit, coroutine: Any) -> Generator[Any, Any, Any]:
+    def _steps(self, item: WorkItem, coroutine: Any) -> Generator[Any, Any, Any]:
         step = partial(coroutine.send, None)
         while True:
-            self._step = unit, (began := clock())
+            self._step = item, (began := clock())
             try:
                 awaited = step()
             except StopIteration as end:
@@ -236,14 +236,14 @@ class StepTimer:
                 step = partial(coroutine.throw, error)
 
     def _excuse_others(self) -> None:
-        for unit in self._units():
-            if (seconds := self._blocked_now(unit)) > 0:
-                unit.excuse(seconds)
+        for item in self._items():
+            if (seconds := self._blocked_now(item)) > 0:
+                item.excuse(seconds)
 
-    def _blocked_now(self, unit: Unit) -> float:
-        """Return for how long the step of another unit has kept this one waiting."""
+    def _blocked_now(self, item: WorkItem) -> float:
+        """Return for how long the step of another item has kept this one waiting."""
         step = self._step
-        if step is None or step[0] is unit or unit.started is None:
+        if step is None or step[0] is item or item.started is None:
             return 0.0
-        seconds = clock() - max(step[1], unit.started)
+        seconds = clock() - max(step[1], item.started)
         return seconds if seconds >= BLOCKS else 0.0

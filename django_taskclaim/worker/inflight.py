@@ -1,6 +1,6 @@
 """The rows that one process holds: waiting for a handler, running in one, or waiting to be written.
 
-The claimer puts units in at one end, executors run them, and the writer takes the results out at the other.
+The claimer puts items in at one end, executors run them, and the writer takes the results out at the other.
 A row is held, and its lease renewed, until its result has been written. A row that goes back has a result, too.
 """
 
@@ -13,26 +13,26 @@ from typing import Any
 
 from django_taskclaim.claim import Ended, clock
 from django_taskclaim.handlers import Handler
-from django_taskclaim.worker.batch import NOT_STARTED, Notes, Outcome, PutBack, Task, Unit
+from django_taskclaim.worker.batch import NOT_STARTED, HeldRow, Notes, Outcome, PutBack, WorkItem
 
 
 @dataclass(slots=True)
 class InFlight:
-    """Thread-safe; units of one model are run in the order of their claim, several models take turns."""
+    """Thread-safe; items of one model are run in the order of their claim, several models take turns."""
 
     notes: Notes = field(default_factory=Notes)
-    _waiting: dict[Any, deque[Unit]] = field(default_factory=dict)
-    _running: list[Unit] = field(default_factory=list)
-    _unwritten: dict[Task, None] = field(default_factory=dict)
-    #: A quarantined unit that runs, while which nothing else begins.
-    _alone: Unit | None = None
+    _waiting: dict[Any, deque[WorkItem]] = field(default_factory=dict)
+    _running: list[WorkItem] = field(default_factory=list)
+    _unwritten: dict[HeldRow, None] = field(default_factory=dict)
+    #: A quarantined item that runs, while which nothing else begins.
+    _alone: WorkItem | None = None
     closed: bool = False
-    #: A take that leaves fewer units of a model than this tells those who wait, for more may be claimed.
+    #: A take that leaves fewer items of a model than this tells those who wait, for more may be claimed.
     low: int = 1
     #: So many results tell those who wait, for it is worth while to write them.
     enough: int = 1
     _lock: threading.RLock = field(default_factory=threading.RLock)
-    #: For those who wait for units. Each row passes here twice, so nobody is woken who would find nothing to do.
+    #: For those who wait for items. Each row passes here twice, so nobody is woken who would find nothing to do.
     _arrived: threading.Condition = field(init=False)
     #: For those who wait for room, or for results.
     _changed: threading.Condition = field(init=False)
@@ -43,21 +43,21 @@ class InFlight:
 
     # In at one end
 
-    def add(self, units: Sequence[Unit]) -> bool:
-        """Note and queue the *units* of one claim; False, and nothing queued, once the worker is stopping."""
-        first = units[0].tasks[0]
-        keys = [task.claim.pk for unit in units for task in unit.tasks]
+    def add(self, items: Sequence[WorkItem]) -> bool:
+        """Note and queue the *items* of one claim; False, and nothing queued, once the worker is stopping."""
+        first = items[0].rows[0]
+        keys = [held.claim.pk for item in items for held in item.rows]
         label, holder = first.handler.model._meta.label, first.claim.token.holder
         self.notes.add(first.batch, label, holder, keys)
         with self._lock:
             if self.closed:
                 return False
-            self._waiting.setdefault(first.handler.model, deque()).extend(units)
+            self._waiting.setdefault(first.handler.model, deque()).extend(items)
             self._arrived.notify_all()
             return True
 
-    def take(self, timeout: float, leaving: threading.Event, *, is_async: bool) -> Unit | None:
-        """Start the next unit of a coroutine function, or of a plain one, that may start now.
+    def take(self, timeout: float, leaving: threading.Event, *, is_async: bool) -> WorkItem | None:
+        """Start the next item of a coroutine function, or of a plain one, that may start now.
 
         None after *timeout* seconds or when *leaving* is set.
         """
@@ -69,28 +69,28 @@ class InFlight:
             model = None if leaving.is_set() else self._next(is_async=is_async)
             if model is None:
                 return None
-            units = self._waiting.pop(model)
-            unit = units.popleft()
-            if units:
+            items = self._waiting.pop(model)
+            item = items.popleft()
+            if items:
                 # Last in line now, so that the other models get their turn.
-                self._waiting[model] = units
-            unit.thread = threading.get_ident()
-            unit.begin(unit.tasks)
-            for task in unit.tasks:
-                task.batch.started[task.number] = 1
-            self._running.append(unit)
-            if unit.quarantined:
-                self._alone = unit
-            if len(units) < self.low:
+                self._waiting[model] = items
+            item.thread = threading.get_ident()
+            item.begin(item.rows)
+            for held in item.rows:
+                held.batch.started[held.number] = 1
+            self._running.append(item)
+            if item.quarantined:
+                self._alone = item
+            if len(items) < self.low:
                 self._changed.notify_all()
-            return unit
+            return item
 
     def _next(self, *, is_async: bool) -> object:
-        """Return the model whose first unit may start, if any."""
+        """Return the model whose first item may start, if any."""
         if self._alone is not None:
             return None
-        for model, units in self._waiting.items():
-            first = units[0]
+        for model, items in self._waiting.items():
+            first = items[0]
             if first.handler.is_async != is_async or (is_async and self._is_full(first.handler)):
                 continue
             # A crash of the process would end the claims of rows that run, or wait to be written.
@@ -99,7 +99,7 @@ class InFlight:
         return None
 
     def _is_full(self, handler: Handler) -> bool:
-        return sum(unit.handler is handler for unit in self._running) >= handler.concurrency
+        return sum(item.handler is handler for item in self._running) >= handler.concurrency
 
     def holds_quarantined(self) -> bool:
         """Say whether the process holds a row that runs alone: nothing else may be claimed before it has ended."""
@@ -111,24 +111,26 @@ class InFlight:
 
     # Out at the other
 
-    def judge(self, unit: Unit, outcomes: Iterable[tuple[Task, Outcome]], ran: float = 0.0) -> None:
-        """Note what is to become of rows of a unit that runs; nothing of one that was abandoned before."""
+    def judge(
+        self, item: WorkItem, outcomes: Iterable[tuple[HeldRow, Outcome]], ran: float = 0.0
+    ) -> None:
+        """Note what is to become of rows of an item that runs; nothing of one that was abandoned before."""
         with self._lock:
-            if unit in self._running:
+            if item in self._running:
                 now = clock()
-                for task, outcome in outcomes:
-                    task.outcome, task.ran, task.came = outcome, ran, now
+                for held, outcome in outcomes:
+                    held.outcome, held.ran, held.came = outcome, ran, now
 
-    def settle(self, unit: Unit) -> bool:
-        """Take the results of a unit that ran; False, and nothing taken, if it was abandoned before."""
+    def settle(self, item: WorkItem) -> bool:
+        """Take the results of an item that ran; False, and nothing taken, if it was abandoned before."""
         with self._lock:
-            if unit is self._alone:
+            if item is self._alone:
                 self._alone = None
-            if unit not in self._running:
+            if item not in self._running:
                 return False
-            model, before = unit.handler.model, len(self._unwritten)
-            self._running.remove(unit)
-            self._unwritten |= dict.fromkeys(one for one in unit.tasks if one.outcome is not None)
+            model, before = item.handler.model, len(self._unwritten)
+            self._running.remove(item)
+            self._unwritten |= dict.fromkeys(one for one in item.rows if one.outcome is not None)
             if self._waiting:
                 # A coroutine that has ended makes room for another.
                 self._arrived.notify_all()
@@ -136,22 +138,22 @@ class InFlight:
                 self._changed.notify_all()
             return True
 
-    def abandon(self, unit: Unit, outcome: Outcome, ran: float = 0.0) -> None:
-        """Wait no more for a unit whose thread goes on: *outcome* is that of the call under way.
+    def abandon(self, item: WorkItem, outcome: Outcome, ran: float = 0.0) -> None:
+        """Wait no more for an item whose thread goes on: *outcome* is that of the call under way.
 
         Rows that have an outcome keep it, and those that were not called go back.
         """
         with self._lock:
-            if unit not in self._running:
+            if item not in self._running:
                 return
-            self._running.remove(unit)
-            self._unwritten |= dict.fromkeys(unit.tasks)
-            for task in unit.open_tasks():
-                task.ran, task.thread = ran, unit.thread
-                self.give_back([task], outcome if task in unit.called else NOT_STARTED)
+            self._running.remove(item)
+            self._unwritten |= dict.fromkeys(item.rows)
+            for held in item.open_rows():
+                held.ran, held.thread = ran, item.thread
+                self.give_back([held], outcome if held in item.called else NOT_STARTED)
 
     def put_back(
-        self, which: Callable[[Task], bool] = lambda task: True, *, recall: str = ""
+        self, which: Callable[[HeldRow], bool] = lambda held: True, *, recall: str = ""
     ) -> int:
         """Have those waiting rows released that *which* accepts, and return how many there were.
 
@@ -159,30 +161,30 @@ class InFlight:
         """
         with self._lock:
             if recall:
-                for unit in self._running:
-                    if which(unit.tasks[0]):
-                        unit.ask_back(recall)
-            taken: list[Task] = []
-            for units in self._waiting.values():
-                for unit in units:
-                    tasks, unit.tasks = unit.tasks, []
-                    for task in tasks:
+                for item in self._running:
+                    if which(item.rows[0]):
+                        item.ask_back(recall)
+            taken: list[HeldRow] = []
+            for items in self._waiting.values():
+                for item in items:
+                    rows, item.rows = item.rows, []
+                    for held in rows:
                         # Asked once: another thread may find the row lost in between.
-                        (taken if which(task) else unit.tasks).append(task)
+                        (taken if which(held) else item.rows).append(held)
             kept = {
-                model: deque(u for u in units if u.tasks) for model, units in self._waiting.items()
+                model: deque(u for u in items if u.rows) for model, items in self._waiting.items()
             }
-            self._waiting = {model: units for model, units in kept.items() if units}
+            self._waiting = {model: items for model, items in kept.items() if items}
             self.give_back(taken)
             return len(taken)
 
-    def give_back(self, tasks: Iterable[Task], outcome: Outcome = NOT_STARTED) -> None:
+    def give_back(self, rows: Iterable[HeldRow], outcome: Outcome = NOT_STARTED) -> None:
         """Have rows released that neither wait for a handler nor run; their leases are not renewed meanwhile."""
         with self._lock:
-            for task in tasks:
-                task.abandoned = task.locked = True
-                task.outcome, task.came = outcome, clock()
-                self._unwritten[task] = None
+            for held in rows:
+                held.abandoned = held.locked = True
+                held.outcome, held.came = outcome, clock()
+                self._unwritten[held] = None
             self.wake()
 
     def close(self) -> int:
@@ -200,7 +202,7 @@ class InFlight:
                     result.outcome = PutBack("its result could not be written")
             self.wake()
 
-    def unwritten(self) -> list[Task]:
+    def unwritten(self) -> list[HeldRow]:
         """Return what may be written now, the oldest first; what has met a lock comes last."""
         with self._lock:
             fresh, locked = self._fresh_and_locked()
@@ -208,12 +210,12 @@ class InFlight:
             again = [result for result in locked if result.came <= now]
             return [*fresh, *sorted(again, key=lambda result: result.came)]
 
-    def _fresh_and_locked(self) -> tuple[list[Task], list[Task]]:
+    def _fresh_and_locked(self) -> tuple[list[HeldRow], list[HeldRow]]:
         results = list(self._unwritten)
         locked = [result for result in results if result.locked]
         return [result for result in results if not result.locked] if locked else results, locked
 
-    def written(self, results: Iterable[Task]) -> None:
+    def written(self, results: Iterable[HeldRow]) -> None:
         """Let go of these rows."""
         with self._lock:
             for result in results:
@@ -223,7 +225,7 @@ class InFlight:
                 # A quarantined row waits for that.
                 self._arrived.notify_all()
 
-    def postpone(self, results: Iterable[Task], seconds: float) -> None:
+    def postpone(self, results: Iterable[HeldRow], seconds: float) -> None:
         """Postpone these results by so many seconds; others are written before them."""
         with self._lock:
             for result in results:
@@ -248,24 +250,24 @@ class InFlight:
 
     # Looking
 
-    def held(self) -> list[Task]:
+    def held(self) -> list[HeldRow]:
         """Return all rows: those that run, those that wait, and those whose result is not yet written."""
         with self._lock:
-            running = [task for unit in self._running for task in unit.tasks]
-            waiting = [task for units in self._waiting.values() for u in units for task in u.tasks]
+            running = [held for item in self._running for held in item.rows]
+            waiting = [held for items in self._waiting.values() for u in items for held in u.rows]
             return [*running, *waiting, *self._unwritten]
 
-    def running(self) -> list[Unit]:
-        """Return the units that executors have taken, without the abandoned ones."""
+    def running(self) -> list[WorkItem]:
+        """Return the items that executors have taken, without the abandoned ones."""
         with self._lock:
             return list(self._running)
 
     def running_of(self, model: object) -> int:
-        """Return how many units of *model* executors have taken."""
-        return sum(unit.handler.model is model for unit in self.running())
+        """Return how many items of *model* executors have taken."""
+        return sum(item.handler.model is model for item in self.running())
 
     def waiting(self, model: object) -> int:
-        """Return how many units of *model* no executor has taken yet."""
+        """Return how many items of *model* no executor has taken yet."""
         return len(self._waiting.get(model, ()))
 
     def is_empty(self) -> bool:

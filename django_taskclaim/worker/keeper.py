@@ -26,7 +26,7 @@ from django_taskclaim.querysets.renewing import renew
 from django_taskclaim.querysets.writes import Given
 from django_taskclaim.tables import Switch
 from django_taskclaim.throttling.throttles import Throttles
-from django_taskclaim.worker.batch import Batch, Failed, PutBack, Task, Unit
+from django_taskclaim.worker.batch import Batch, Failed, HeldRow, PutBack, WorkItem
 from django_taskclaim.worker.calling import outlived
 from django_taskclaim.worker.calls import WakeEvent
 from django_taskclaim.worker.inflight import InFlight
@@ -114,7 +114,7 @@ class LeaseKeeper:
         """Return the seconds between two renewals of the shortest lease: of those held, and of the next claims."""
         leases = [
             *map(self.lease_of, self.handlers),
-            *(task.claim.lease for task in self.inflight.held()),
+            *(held.claim.lease for held in self.inflight.held()),
         ]
         return min(leases).total_seconds() / RENEWALS_PER_LEASE
 
@@ -165,7 +165,7 @@ class LeaseKeeper:
     def withdraw(self, model: object) -> None:
         """Give back the rows of *model* that have not started, and ask for those that run."""
         why = "claims of its model are stopped"
-        self.inflight.put_back(lambda task: task.handler.model is model, recall=why)
+        self.inflight.put_back(lambda held: held.handler.model is model, recall=why)
 
     def note_ambiguous(self, handler: Handler, request: Request) -> None:
         """Have the rows given back that a claim which ended in an error may have taken; its holder is its alone."""
@@ -179,45 +179,45 @@ class LeaseKeeper:
 
         The main thread calls it too: the service thread may hang in a statement.
         """
-        for task in self.inflight.held():
-            if task.is_overdue() and not task.claim.lost:
+        for held in self.inflight.held():
+            if held.is_overdue() and not held.claim.lost:
                 # A running one is renewed again as soon as that works, for the second run would be beside the first.
-                task.claim.lost = task.fenced = True
-                lost(task.row, "could not be renewed in time")
-        self.inflight.put_back(lambda task: task.claim.lost)
+                held.claim.lost = held.fenced = True
+                lost(held.row, "could not be renewed in time")
+        self.inflight.put_back(lambda held: held.claim.lost)
 
     # Renewing
 
     def renew_when_due(self) -> bool:
         """Renew the leases that stand, often enough for the shortest of them; True if the database has answered."""
-        held = [task for task in self.inflight.held() if _is_renewable(task)]
-        if not held or clock() < self._next_renewal(held):
+        renewables = [held for held in self.inflight.held() if _is_renewable(held)]
+        if not renewables or clock() < self._next_renewal(renewables):
             return False
-        renewable = {id(task.carrier()): task for task in held}
+        renewable = {id(held.carrier()): held for held in renewables}
         self._renewed = began = clock()
         # Unless all goes well, again soon: an outage that is over must not cost the rest of a long lease.
         self._renew_by = again = began + min(RENEW_AGAIN, self.renewal_interval() / 4)
-        outcome = renew(Given([task.row for task in renewable.values()]))
+        outcome = renew(Given([held.row for held in renewable.values()]))
         # Of many rows that are refused, a few are found each time.
         self._renew_by = again if outcome.skipped or outcome.refused else float("inf")
         for row in outcome.skipped:
             # Locked, perhaps by its own handler, and seen to stand: no loss until the next look, a second away.
-            task = renewable[id(row)]
-            task.claim.extend(began, task.claim.lease * (1 - SELF_FENCE) + timedelta(seconds=2))
+            held = renewable[id(row)]
+            held.claim.extend(began, held.claim.lease * (1 - SELF_FENCE) + timedelta(seconds=2))
         # A handler may have ended its claim by itself while the statement was under way.
         gone = [
-            task
+            held
             for row in outcome.lost
-            if not ((task := renewable[id(row)]).ending or task.claim.ended)
+            if not ((held := renewable[id(row)]).ending or held.claim.ended)
         ]
-        for task in gone:
-            lost(task.row, "the renewal found another token")
-        self.inflight.put_back(lambda task: task in gone)
+        for held in gone:
+            lost(held.row, "the renewal found another token")
+        self.inflight.put_back(lambda held: held in gone)
         return True
 
-    def _next_renewal(self, held: list[Task]) -> float:
+    def _next_renewal(self, renewables: list[HeldRow]) -> float:
         """Return when to renew: by the shortest lease held now, which may be shorter than any at the last renewal."""
-        shortest = min(task.claim.lease for task in held).total_seconds()
+        shortest = min(held.claim.lease for held in renewables).total_seconds()
         pause = random.uniform(0.75, 1.0) * shortest / RENEWALS_PER_LEASE
         return min(self._renewed + pause, self._renew_by)
 
@@ -235,7 +235,7 @@ class LeaseKeeper:
             strays = list(self._strays)
             # Found before a reaper finds them, which waits for a quarter of the lease.
             self._next_look = clock() + min(LOOK_EVERY, self._shortest_lease() / 16)
-            known = {(task.claim.token, task.claim.pk) for task in self.inflight.held()}
+            known = {(held.claim.token, held.claim.pk) for held in self.inflight.held()}
             for handler in self.handlers:
                 by_holder = {one.holder: one for one in strays if one.handler is handler}
                 rows: Any = ClaimQuerySet(handler.model, using=self.using)
@@ -243,8 +243,8 @@ class LeaseKeeper:
                     claim = carried_claim(row)
                     stray = by_holder[claim.token.holder]
                     if (claim.token, claim.pk) not in known and stray.has(claim.pk):
-                        task = Task(row, handler, stray.batch)
-                        self.inflight.give_back([task], PutBack(stray.why))
+                        held = HeldRow(row, handler, stray.batch)
+                        self.inflight.give_back([held], PutBack(stray.why))
             for one in strays:
                 if clock() >= one.until:
                     # One by one: a new list would lack what the other thread notes meanwhile.
@@ -258,32 +258,32 @@ class LeaseKeeper:
 
     def end_overrun(self) -> None:
         """Wait no more for calls whose time is over."""
-        for unit in self.inflight.running():
-            if unit.will_overrun():
-                unit.ask_back("its timeout is near", too_long=True)
-            if unit.overran():
+        for item in self.inflight.running():
+            if item.will_overrun():
+                item.ask_back("its timeout is near", too_long=True)
+            if item.overran():
                 self.has_overrun = True
-                self.throttles.heard(unit.handler.model, bad=len(unit.called))
-                self.inflight.abandon(unit, _outcome_of(unit), clock() - (unit.started or 0.0))
+                self.throttles.heard(item.handler.model, bad=len(item.called))
+                self.inflight.abandon(item, _outcome_of(item), clock() - (item.started or 0.0))
 
 
-def _is_renewable(task: Task) -> bool:
-    claim = task.claim
-    gone = claim.lost and not task.fenced
-    if task.abandoned or gone or claim.ended:
+def _is_renewable(held: HeldRow) -> bool:
+    claim = held.claim
+    gone = claim.lost and not held.fenced
+    if held.abandoned or gone or claim.ended:
         return False
-    return not is_refused(type(task.row), claim.alias, claim.pk)
+    return not is_refused(type(held.row), claim.alias, claim.pk)
 
 
-def _outcome_of(unit: Unit) -> Failed | PutBack:
+def _outcome_of(item: WorkItem) -> Failed | PutBack:
     """Log where the thread of a call that overran is, and return what becomes of the rows of that call.
 
     A row is failed; of a batch nobody can tell which row it was, so each of them is given back, to be claimed alone.
     """
-    text = f"{named(unit.called[0].row)} overran; it is here:\n{stack_of(unit.thread)}"
+    text = f"{named(item.called[0].row)} overran; it is here:\n{stack_of(item.thread)}"
     logger.error("%s", redact(text, keep_end=True))
-    why = outlived(unit.handler)
-    if len(unit.called) > 1 and claim_columns(unit.handler.model).not_before is not None:
+    why = outlived(item.handler)
+    if len(item.called) > 1 and claim_columns(item.handler.model).not_before is not None:
         return PutBack(f"its batch: {why}", quarantined=True)
     return Failed(why)
 

@@ -149,13 +149,13 @@ class Process:
     def finish(self, *, recycle: bool = False) -> ExitCode:
         """Give back what still runs, sign off, and return how the process ends."""
         cut_short = self.inflight.running()
-        for unit in cut_short:
-            logger.warning("%s was cut short; it is given back", named(unit.called[0].row))
+        for item in cut_short:
+            logger.warning("%s was cut short; it is given back", named(item.called[0].row))
         self.claimer.leave()
         for executor in self.executors:
             executor.leave()
-        for unit in cut_short:
-            self.inflight.abandon(unit, PutBack("cut short"))
+        for item in cut_short:
+            self.inflight.abandon(item, PutBack("cut short"))
         end = clock() + GIVE_BACK
         self.claimer.join(GIVE_BACK / 2)
         self.inflight.give_up_results()

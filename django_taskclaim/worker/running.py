@@ -1,4 +1,4 @@
-"""How a unit is run: one call for a row, for a batch one call and, where that raises, halves of it.
+"""How an item is run: one call for a row, for a batch one call and, where that raises, halves of it.
 
 What to call next, and what the answers mean, is decided here once, for functions and for coroutines.
 """
@@ -35,10 +35,10 @@ from django_taskclaim.worker.batch import (
     DONE,
     NOT_STARTED,
     Ambiguous,
+    HeldRow,
     Outcome,
     PutBack,
-    Task,
-    Unit,
+    WorkItem,
     may_start,
 )
 from django_taskclaim.worker.calling import (
@@ -66,7 +66,7 @@ USED_LATELY = 1.0
 
 
 class Running:
-    """Runs units and says what became of their rows; all but an atomic handler's completion is written later."""
+    """Runs items and says what became of their rows; all but an atomic handler's completion is written later."""
 
     #: Whether a judgement may have to wait for news of the database, and so must not keep an event loop from turning.
     judging_waits = True
@@ -85,154 +85,160 @@ class Running:
         #: Where Django's own async methods have their connections, for coroutines.
         self.orm_thread = 0
 
-    def run(self, unit: Unit) -> None:
-        """Run *unit* in this thread, and note the results there."""
-        if unit.quarantined:
-            self._note_start(unit)
-        todo = [unit.open_tasks()]
-        while tasks := self._next(unit, todo):
-            self._judge(unit, tasks, self._call(unit, tasks), todo)
+    def run(self, item: WorkItem) -> None:
+        """Run *item* in this thread, and note the results there."""
+        if item.quarantined:
+            self._note_start(item)
+        todo = [item.open_rows()]
+        while called := self._next(item, todo):
+            self._judge(item, called, self._call(item, called), todo)
 
-    async def arun(self, unit: Unit) -> None:
-        """Run *unit* on the event loop of this thread, and note the results there."""
-        if unit.quarantined:
-            await sync_to_async(self._note_start)(unit)
-        todo = [unit.open_tasks()]
-        while tasks := self._next(unit, todo):
-            answer = await self._acall(unit, tasks)
-            if answer.error is None and not unit.handler.batch:
-                self._judge(unit, tasks, answer, todo)
+    async def arun(self, item: WorkItem) -> None:
+        """Run *item* on the event loop of this thread, and note the results there."""
+        if item.quarantined:
+            await sync_to_async(self._note_start)(item)
+        todo = [item.open_rows()]
+        while called := self._next(item, todo):
+            answer = await self._acall(item, called)
+            if answer.error is None and not item.handler.batch:
+                self._judge(item, called, answer, todo)
             else:
                 # It may have to wait for news of the database.
                 judge = sync_to_async(self._judge, thread_sensitive=not self.judging_waits)
-                await judge(unit, tasks, answer, todo)
+                await judge(item, called, answer, todo)
 
-    def _note_start(self, unit: Unit) -> None:
+    def _note_start(self, item: WorkItem) -> None:
         """Write down that a row which may kill its worker starts, right before it does; it gets an outcome if not.
 
         If its worker ends from here on, the row has failed. Otherwise it was not started, and has killed nobody.
         """
-        (task,) = unit.tasks
-        if task.claim.lost or task.abandoned or task.is_overdue():
+        (held,) = item.rows
+        if held.claim.lost or held.abandoned or held.is_overdue():
             # It will not be called, so it must not seem to have started.
             return
         try:
             ensure_usable(self.using)
-            note_start(task.row)
+            note_start(held.row)
         except ClaimLost:
-            lost(task.row, "before it could begin")
-            self.inflight.judge(unit, [(task, Ended())])
+            lost(held.row, "before it could begin")
+            self.inflight.judge(item, [(held, Ended())])
         except Exception as error:
             drop_broken(self.using)
             why = f"it could not be started: {describe(error)}"
-            self.inflight.judge(unit, [(task, PutBack(why))])
+            self.inflight.judge(item, [(held, PutBack(why))])
 
     # What to call with
 
-    def _next(self, unit: Unit, todo: list[list[Task]]) -> list[Task]:
+    def _next(self, item: WorkItem, todo: list[list[HeldRow]]) -> list[HeldRow]:
         """Begin the next call of what is *todo*, and return its rows; none where nothing is left."""
         while todo:
-            tasks = self._callable(unit, todo.pop())
-            if tasks and self.inflight.closed and len(unit.open_tasks()) < len(unit.tasks):
+            called = self._callable(item, todo.pop())
+            if called and self.inflight.closed and len(item.open_rows()) < len(item.rows):
                 # The worker stops between two halves: the rest has not been started.
-                self.inflight.judge(unit, [(task, NOT_STARTED) for task in tasks])
-            elif tasks:
-                unit.begin(tasks)
-                return tasks
+                self.inflight.judge(item, [(held, NOT_STARTED) for held in called])
+            elif called:
+                item.begin(called)
+                return called
         return []
 
-    def _judge(self, unit: Unit, tasks: list[Task], answer: Answer, todo: list[list[Task]]) -> None:
+    def _judge(
+        self, item: WorkItem, called: list[HeldRow], answer: Answer, todo: list[list[HeldRow]]
+    ) -> None:
         """Note what became of the rows of a call, or have it made again with halves of them."""
         now = clock()
-        outcomes = self._outcomes(tasks, answer, since=unit.started or 0.0)
+        outcomes = self._outcomes(called, answer, since=item.started or 0.0)
         if outcomes is None:
-            for task in tasks:
-                task.carrier()
-            half = (len(tasks) + 1) // 2
-            todo += [tasks[half:], tasks[:half]]
+            for held in called:
+                held.carrier()
+            half = (len(called) + 1) // 2
+            todo += [called[half:], called[:half]]
             return
         # Each row's share, so that they add up to what the call took.
-        ran = (now - (unit.started or now)) / len(tasks)
-        self.inflight.judge(unit, zip(tasks, outcomes, strict=True), ran)
+        ran = (now - (item.started or now)) / len(called)
+        self.inflight.judge(item, zip(called, outcomes, strict=True), ran)
 
-    def _callable(self, unit: Unit, given: list[Task]) -> list[Task]:
+    def _callable(self, item: WorkItem, given: list[HeldRow]) -> list[HeldRow]:
         """Return the rows that the handler can be called with, and note what becomes of the others, if anything."""
-        tasks = given
+        called = given
         if not may_start(given):
             # Between two halves: the handler may have ended some claims itself.
-            ended = [task for task in given if task.claim.ended]
-            late = [task for task in given if task.claim.lost or task.is_overdue()]
-            self.inflight.judge(unit, [(task, NOT_STARTED) for task in late])
-            self.inflight.judge(unit, [(task, task.claim.how_ended() or Ended()) for task in ended])
-            tasks = [task for task in given if task not in ended and task not in late]
-            tasks = [task for task in tasks if not task.abandoned]
-        if tasks and tasks[0].handler.needs_source:
-            gone = [task for task in tasks if lacks_source(task.row)]
-            self.inflight.judge(unit, [(task, _without_source(task)) for task in gone])
-            tasks = [task for task in tasks if task not in gone]
-        return tasks
+            ended = [held for held in given if held.claim.ended]
+            late = [held for held in given if held.claim.lost or held.is_overdue()]
+            self.inflight.judge(item, [(held, NOT_STARTED) for held in late])
+            self.inflight.judge(item, [(held, held.claim.how_ended() or Ended()) for held in ended])
+            called = [held for held in given if held not in ended and held not in late]
+            called = [held for held in called if not held.abandoned]
+        if called and called[0].handler.needs_source:
+            gone = [held for held in called if lacks_source(held.row)]
+            self.inflight.judge(item, [(held, _without_source(held)) for held in gone])
+            called = [held for held in called if held not in gone]
+        return called
 
     # What the answers mean
 
-    def _outcomes(self, tasks: list[Task], answer: Answer, since: float) -> list[Outcome] | None:
+    def _outcomes(
+        self, called: list[HeldRow], answer: Answer, since: float
+    ) -> list[Outcome] | None:
         """Return the outcome of each row; None where the batch must be run in halves to find the row that raises."""
         if answer.committed:
-            return [task.claim.how_ended() or Ended(completed=task.ending) for task in tasks]
+            return [held.claim.how_ended() or Ended(completed=held.ending) for held in called]
         if answer.error is not None and answer.at_commit:
-            return self._after_commit(tasks, answer.error, since)
+            return self._after_commit(called, answer.error, since)
         if answer is NOTHING_SAID:
             return [
                 DONE
-                if not task.remade and standing_claim(task.row) is not None
-                else task.claim.how_ended() or _done(task)
-                for task in tasks
+                if not held.remade and standing_claim(held.row) is not None
+                else held.claim.how_ended() or _done(held)
+                for held in called
             ]
-        said, error = _read(tasks, answer)
-        together = len(tasks) > 1 and (error is not None or tasks[0].handler.atomic)
-        if together and not (error and self._says_nothing_of_the_rows(tasks, error, since)):
+        said, error = _read(called, answer)
+        together = len(called) > 1 and (error is not None or called[0].handler.atomic)
+        if together and not (error and self._says_nothing_of_the_rows(called, error, since)):
             why = type(error).__name__ if error else "an outcome that is not done"
             logger.warning(
                 "%d rows of %s came to %s together; they are run in halves",
-                len(tasks),
-                tasks[0].handler.model._meta.label,
+                len(called),
+                called[0].handler.model._meta.label,
                 why,
-                extra={"event": "halved", "rows": len(tasks)},
+                extra={"event": "halved", "rows": len(called)},
             )
             return None
-        return [self._outcome(task, one, since) for task, one in zip(tasks, said, strict=True)]
+        return [self._outcome(held, one, since) for held, one in zip(called, said, strict=True)]
 
-    def _after_commit(self, tasks: list[Task], error: BaseException, since: float) -> list[Outcome]:
+    def _after_commit(
+        self, called: list[HeldRow], error: BaseException, since: float
+    ) -> list[Outcome]:
         """Judge an error that came from the COMMIT, or from a hook that ran after it."""
-        if all(task.claim.ended for task in tasks):
-            broken(f"{named(tasks[0].row)}: a hook raised after its COMMIT", error)
-            return [task.claim.how_ended() or Ended(completed=task.ending) for task in tasks]
+        if all(held.claim.ended for held in called):
+            broken(f"{named(called[0].row)}: a hook raised after its COMMIT", error)
+            return [held.claim.how_ended() or Ended(completed=held.ending) for held in called]
         otherwise: PutBack | None = None
-        if self._was_an_outage(tasks[0].handler, error, since):
+        if self._was_an_outage(called[0].handler, error, since):
             otherwise = AWAY
-        elif len(tasks) > 1 and claim_columns(tasks[0].handler.model).not_before is not None:
+        elif len(called) > 1 and claim_columns(called[0].handler.model).not_before is not None:
             otherwise = PutBack("the COMMIT of its batch failed", quarantined=True)
-        return [Ambiguous(error, otherwise or judged(task.carrier(), error)) for task in tasks]
+        return [Ambiguous(error, otherwise or judged(held.carrier(), error)) for held in called]
 
     def _says_nothing_of_the_rows(
-        self, tasks: list[Task], error: BaseException, since: float
+        self, called: list[HeldRow], error: BaseException, since: float
     ) -> bool:
-        row = next((task.carrier() for task in tasks if not task.claim.ended), None)
+        row = next((held.carrier() for held in called if not held.claim.ended), None)
         if row is not None and isinstance(judged(row, error), PutBack):
             return True
-        return self._was_an_outage(tasks[0].handler, error, since)
+        return self._was_an_outage(called[0].handler, error, since)
 
-    def _outcome(self, task: Task, error: BaseException | str | None, since: float) -> Outcome:
-        if (ended := task.claim.how_ended()) is not None:
+    def _outcome(self, held: HeldRow, error: BaseException | str | None, since: float) -> Outcome:
+        if (ended := held.claim.how_ended()) is not None:
             # The handler called a verb itself, or deleted the row.
             if error is not None:
-                broken(f"{named(task.row)}: its handler ended the claim and then raised", error)
+                broken(f"{named(held.row)}: its handler ended the claim and then raised", error)
             return ended
         if error is None:
-            return _done(task)
-        row = task.carrier()
-        if task.fenced:
+            return _done(held)
+        row = held.carrier()
+        if held.fenced:
             return PutBack("its claim could not be renewed in time")
-        if isinstance(error, BaseException) and self._was_an_outage(task.handler, error, since):
+        if isinstance(error, BaseException) and self._was_an_outage(held.handler, error, since):
             return AWAY
         return judged(row, error)
 
@@ -262,40 +268,40 @@ class Running:
         self._looked = clock()
         ensure_all_usable()
 
-    def _call(self, unit: Unit, tasks: list[Task]) -> Answer:
-        handler = unit.handler
+    def _call(self, item: WorkItem, called: list[HeldRow]) -> Answer:
+        handler = item.handler
         if handler.atomic:
             idle = timedelta.max if self.idle is None else self.idle
             used_lately = clock() - self._used < min(USED_LATELY, idle.total_seconds() / 4)
-            answer = call_atomically(unit, tasks, self.using, used_lately=used_lately)
+            answer = call_atomically(item, called, self.using, used_lately=used_lately)
             self._used = clock() if answer.committed else 0.0
             return self._unless_left_open(answer, self.using)
         try:
             if self.keeper.troubled_since(self._looked):
                 self._replace_broken_connections()
             begin_handler(self.using, atomic=False)
-            value = call(handler, [task.row for task in tasks])
+            value = call(handler, [held.row for held in called])
             answer = NOTHING_SAID if value is None else Answer(value)
         except BaseException as error:
             # SystemExit and KeyboardInterrupt included: one row's end is not the worker's.
             answer = Answer(error=error)
         return self._unless_left_open(answer)
 
-    async def _acall(self, unit: Unit, tasks: list[Task]) -> Answer:
-        handler = unit.handler
+    async def _acall(self, item: WorkItem, called: list[HeldRow]) -> Answer:
+        handler = item.handler
         timeout = None if handler.timeout is None else handler.timeout.total_seconds()
         limit = asyncio.timeout(timeout)
         try:
             if self.keeper.troubled_since(self._looked):
                 await sync_to_async(self._replace_broken_connections)()
             async with limit:
-                unit.limit = limit
-                answer = Answer(await acall(handler, [task.row for task in tasks]))
+                item.limit = limit
+                answer = Answer(await acall(handler, [held.row for held in called]))
         except BaseException as error:
             late = limit.expired() and isinstance(error, TimeoutError)
             answer = Answer(error=TaskClaimError(outlived(handler)) if late else error)
         finally:
-            unit.limit = None
+            item.limit = None
         if self.orm_thread and not has_opened(self.orm_thread):
             return answer
         # Where Django's own async methods have their connections.
@@ -318,29 +324,29 @@ class Running:
         return left_open()
 
 
-def _done(task: Task) -> Outcome:
+def _done(held: HeldRow) -> Outcome:
     """Return what is to become of a row that its handler is done with."""
-    error = task.without_results()
-    return DONE if error is None else judged(task.carrier(), error)
+    error = held.without_results()
+    return DONE if error is None else judged(held.carrier(), error)
 
 
-def _without_source(task: Task) -> Outcome:
+def _without_source(held: HeldRow) -> Outcome:
     """Say what becomes of a companion whose source is gone: its handler cannot be called."""
-    if task.handler.missing_source == "complete":
+    if held.handler.missing_source == "complete":
         return DONE
-    return judged(task.row, SourceGone([task.row]))
+    return judged(held.row, SourceGone([held.row]))
 
 
 def _read(
-    tasks: list[Task], answer: Answer
+    called: list[HeldRow], answer: Answer
 ) -> tuple[list[BaseException | str | None], BaseException | None]:
     """Return what the answer says of each row, and the error that is one of all rows together."""
     error = answer.error
     if answer.by_row is not None:
         return answer.by_row, None
-    if error is None and tasks[0].handler.batch:
+    if error is None and called[0].handler.batch:
         try:
-            return of_answer([task.row for task in tasks], answer.value), None
+            return of_answer([held.row for held in called], answer.value), None
         except Exception as refused:
             error = refused
-    return [error] * len(tasks), error
+    return [error] * len(called), error

@@ -33,7 +33,7 @@ from django_taskclaim.ranges.walking import halve
 from django_taskclaim.signals import after_commit
 from django_taskclaim.states import WORKER_MARK, Status
 from django_taskclaim.throttling.throttles import working_on
-from django_taskclaim.worker.batch import DONE, Ambiguous, Done, Failed, Outcome, PutBack, Task
+from django_taskclaim.worker.batch import DONE, Ambiguous, Done, Failed, HeldRow, Outcome, PutBack
 from django_taskclaim.worker.calling import complete, judged
 from django_taskclaim.worker.counters import Counters
 from django_taskclaim.worker.inflight import InFlight
@@ -106,11 +106,11 @@ class Writer:
                     self._write(results)
         return any(type(results[0].outcome) is not Ended for results in groups)
 
-    def _write(self, results: Sequence[Task]) -> None:
+    def _write(self, results: Sequence[HeldRow]) -> None:
         """Write results that one statement can write; where it fails because of a few, all the others."""
         search = _Search(self.using, self.was_away_since)
 
-        def attempt(part: Sequence[Task]) -> None:
+        def attempt(part: Sequence[HeldRow]) -> None:
             try:
                 self._send(part)
             except TROUBLE as error:
@@ -119,7 +119,7 @@ class Writer:
                     raise
                 self._send(part)
 
-        found: list[Bad[Task]] = []
+        found: list[Bad[HeldRow]] = []
         for bad in bisect(results, attempt, search.is_of_a_row):
             if isinstance(bad, Bad):
                 search.check(bad.error, is_first=not found)
@@ -127,9 +127,9 @@ class Writer:
         for result, refusal in found:
             self._refused(result, refusal)
 
-    def _send(self, part: Sequence[Task]) -> None:
+    def _send(self, part: Sequence[HeldRow]) -> None:
         """Write results in one statement, all or those that nobody has locked; the others come round again."""
-        results, locked = list(part), list[Task]()
+        results, locked = list(part), list[HeldRow]()
         for result in results:
             result.ending = True
             if result.abandoned:
@@ -152,7 +152,7 @@ class Writer:
         self._let_go(results)
         self._postpone(locked)
 
-    def _let_go(self, results: list[Task]) -> None:
+    def _let_go(self, results: list[HeldRow]) -> None:
         """Hold these rows no longer; a batch of which nothing is left has come to its end."""
         self.inflight.written(results)
         for result in results:
@@ -164,7 +164,7 @@ class Writer:
         if ran and type(results[0].outcome) in (Done, Ended):
             self.sizes[results[0].handler.model].note(len(results), ran)
 
-    def _write_unlocked(self, results: list[Task]) -> tuple[list[Task], list[Task]]:
+    def _write_unlocked(self, results: list[HeldRow]) -> tuple[list[HeldRow], list[HeldRow]]:
         """Write the rows that nobody has locked, and return all but the locked ones, and those."""
         dialect = dialect_for(connections[self.using])
         with dialect.own_transaction():
@@ -180,7 +180,7 @@ class Writer:
         self._log_lost(result for result in decided if result not in unlocked)
         return decided, locked
 
-    def _go_around(self, results: list[Task], error: Exception) -> None:
+    def _go_around(self, results: list[HeldRow], error: Exception) -> None:
         """Have results that met a lock written around it, and then each alone, for it may refer to a locked row."""
         first = results[0]
         if first.locked and len(results) == 1:
@@ -194,7 +194,7 @@ class Writer:
             result.ending, result.alone = False, first.locked
         self.inflight.postpone(results, 0.0)
 
-    def _postpone(self, results: list[Task], seconds: float = LOCKED) -> None:
+    def _postpone(self, results: list[HeldRow], seconds: float = LOCKED) -> None:
         """Let results wait, and their rows be renewed meanwhile."""
         for result in results:
             result.ending = False
@@ -203,7 +203,7 @@ class Writer:
                 result.thread, seconds = None, FREED
         self.inflight.postpone(results, seconds)
 
-    def _refused(self, result: Task, error: Exception) -> None:
+    def _refused(self, result: HeldRow, error: Exception) -> None:
         """Fail a row whose result the database refuses: that is its own fault."""
         if isinstance(result.outcome, Done):
             result.outcome = judged(result.row, error)
@@ -212,7 +212,7 @@ class Writer:
             unrecorded(result.row, error)
             self._let_go([result])
 
-    def _log_lost(self, results: Iterable[Task]) -> None:
+    def _log_lost(self, results: Iterable[HeldRow]) -> None:
         for result in results:
             if (ended := result.claim.how_ended()) is not None:
                 # By its handler, which went on after its time was over.
@@ -228,7 +228,7 @@ class Writer:
 
     # The verbs
 
-    def _apply(self, results: list[Task]) -> None:
+    def _apply(self, results: list[HeldRow]) -> None:
         """Write by the verb of their outcome, and note what is written; ClaimLost names the others."""
         # Read once, for a process that ends gives up what is not written yet.
         outcome = results[0].outcome
@@ -241,7 +241,7 @@ class Writer:
             raise
         self._note(results, outcome, clock() - began)
 
-    def _call_verb(self, results: list[Task], outcome: Outcome | None) -> None:
+    def _call_verb(self, results: list[HeldRow], outcome: Outcome | None) -> None:
         match outcome:
             case Done():
                 complete(results[0].handler, _rows_of(results))
@@ -257,7 +257,7 @@ class Writer:
             case Ambiguous():
                 self._decide(results, outcome)
 
-    def _note(self, results: list[Task], outcome: Outcome | None, seconds: float) -> None:
+    def _note(self, results: list[HeldRow], outcome: Outcome | None, seconds: float) -> None:
         """Count and log what has been written."""
         match outcome:
             case Done():
@@ -276,7 +276,7 @@ class Writer:
             case _:
                 self._note_ended(results, seconds)
 
-    def _note_completed(self, results: list[Task], seconds: float) -> None:
+    def _note_completed(self, results: list[HeldRow], seconds: float) -> None:
         self.counters.count_done(results[0].handler.model, len(results))
         ran = sum(result.ran for result in results)
         changed("completed", _rows_of(results), seconds, ran=ran)
@@ -290,7 +290,7 @@ class Writer:
 
     def _note_failed(
         self,
-        result: Task,
+        result: HeldRow,
         described: tuple[str, str],
         seconds: float,
         raised: BaseException | None = None,
@@ -300,7 +300,7 @@ class Writer:
         self.counters.count_error(type(row), f"{name}: {text}" if name else text, final=final)
         failed(row, seconds, name, text, ran=result.ran, final=final, raised=raised)
 
-    def _decide(self, results: list[Task], outcome: Ambiguous) -> None:
+    def _decide(self, results: list[HeldRow], outcome: Ambiguous) -> None:
         """Find out, by the token, whether a transaction was committed whose COMMIT was not answered."""
         (result,) = results
         found = judge_ambiguous_commit([result.row], patience=0)
@@ -312,7 +312,7 @@ class Writer:
         else:
             _log_undecided(result, outcome.error)
 
-    def _note_ended(self, results: list[Task], seconds: float = 0.0) -> None:
+    def _note_ended(self, results: list[HeldRow], seconds: float = 0.0) -> None:
         """Count what was written before: by the handler, with its transaction, or once it was decided."""
         outcome = results[0].outcome
         if not isinstance(outcome, Ended):
@@ -360,7 +360,7 @@ class _Search:
             raise self._ended_session
 
 
-def _log_undecided(result: Task, error: BaseException | str) -> None:
+def _log_undecided(result: HeldRow, error: BaseException | str) -> None:
     broken(
         f"{named(result.row)}: whether its transaction was committed cannot be told any more, so this run is not"
         " repeated",
@@ -370,9 +370,9 @@ def _log_undecided(result: Task, error: BaseException | str) -> None:
     )
 
 
-def _alike(results: list[Task]) -> list[list[Task]]:
+def _alike(results: list[HeldRow]) -> list[list[HeldRow]]:
     """Group results so that one statement can write each group; nearly always there is one, of rows that are done."""
-    groups: dict[object, list[Task]] = {}
+    groups: dict[object, list[HeldRow]] = {}
     for result in results:
         kind = DONE if result.outcome is DONE else _kind(result)
         alone = id(result) if result.alone else None
@@ -380,7 +380,7 @@ def _alike(results: list[Task]) -> list[list[Task]]:
     return list(groups.values())
 
 
-def _kind(result: Task) -> object:
+def _kind(result: HeldRow) -> object:
     outcome = result.outcome
     if isinstance(outcome, Failed):
         # Rows that have failed as often are all tried again, or none of them.
@@ -388,10 +388,10 @@ def _kind(result: Task) -> object:
     return id(result) if isinstance(outcome, Ambiguous) else outcome
 
 
-def _rows_of(results: list[Task]) -> list[Any]:
+def _rows_of(results: list[HeldRow]) -> list[Any]:
     return [result.row for result in results]
 
 
-def _those_of(results: list[Task], rows: Iterable[object]) -> list[Task]:
+def _those_of(results: list[HeldRow], rows: Iterable[object]) -> list[HeldRow]:
     wanted = {id(row) for row in rows}
     return [result for result in results if id(result.row) in wanted]

@@ -144,8 +144,8 @@ FAULTS = {
             "An atomic handler's row is completed after its transaction has committed.",
             (
                 ATOMIC,
-                "            _complete(handler, tasks)\n    ",
-                "        _complete(handler, tasks)\n",
+                "            _complete(handler, called)\n    ",
+                "        _complete(handler, called)\n",
             ),
         ),
         fault(

@@ -10,7 +10,7 @@ from django.db import connection, transaction
 
 from django_taskclaim.handlers import Handler
 from django_taskclaim.signals import rows_claimed
-from django_taskclaim.worker.batch import DONE, Failed, units_of
+from django_taskclaim.worker.batch import DONE, Failed, items_of
 from django_taskclaim.worker.inflight import InFlight
 from django_taskclaim.worker.running import Running
 from tests.factories import make
@@ -182,13 +182,13 @@ def test_a_half_that_is_done_stays_done_when_the_other_half_overruns(
         if len(photos) == 2:
             raise ValueError("to be run in halves")
         if photos != [first]:
-            inflight.abandon(unit, Failed("it ran too long"))
+            inflight.abandon(item, Failed("it ran too long"))
 
-    (unit,) = units_of(Handler(Photo, handle, batch=True), Photo.objects.claim_batch(2))
-    inflight.add([unit])
-    assert inflight.take(0, threading.Event(), is_async=False) is unit
-    Running("default", inflight, Mock(troubled_since=lambda moment: False), None).run(unit)
-    assert not inflight.settle(unit)
+    (item,) = items_of(Handler(Photo, handle, batch=True), Photo.objects.claim_batch(2))
+    inflight.add([item])
+    assert inflight.take(0, threading.Event(), is_async=False) is item
+    Running("default", inflight, Mock(troubled_since=lambda moment: False), None).run(item)
+    assert not inflight.settle(item)
     outcomes = [result.outcome for result in inflight.unwritten()]
     assert outcomes == [DONE, Failed("it ran too long")]
 

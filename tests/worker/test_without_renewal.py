@@ -13,7 +13,7 @@ from django.db import connection
 from django_taskclaim.handlers import Handler
 from django_taskclaim.policy import RENEWALS_PER_LEASE
 from django_taskclaim.tables import Switch
-from django_taskclaim.worker.batch import units_of
+from django_taskclaim.worker.batch import items_of
 from django_taskclaim.worker.inflight import InFlight
 from django_taskclaim.worker.options import WorkerOptions
 from django_taskclaim.worker.service import Service
@@ -84,7 +84,7 @@ def test_renewals_follow_the_shortest_lease_that_is_held(db: None) -> None:
     make(Photo)
     handler, inflight = Handler(Photo, print), InFlight()
     service = Service(WorkerOptions((Photo._meta.label,), "w", "default"), [handler], inflight)
-    inflight.add(units_of(handler, Photo.objects.claim_batch(1, lease=4)))
+    inflight.add(items_of(handler, Photo.objects.claim_batch(1, lease=4)))
     service.keeper.follow(Photo, Switch(lease=timedelta(hours=1)))
     assert service.keeper.lease_of(handler) == timedelta(hours=1)
     assert service.keeper.renewal_interval() == 4 / RENEWALS_PER_LEASE
