@@ -19,13 +19,13 @@ LONGEST_LOOK = 2.0
 #: Seconds between two touches of the health file.
 TOUCH_EVERY = 3.0
 
-#: Modules that wait for a database, and those through which they do; the first of another kind tells who waits.
+#: Modules that wait for a database, and those through which they wait.
 DRIVERS = ("django.db", "psycopg", "MySQLdb", "sqlite3")
 SOCKETS = ("selectors", "socket", "ssl")
 
 
 class HangDetector:
-    """For how long a thread has neither come round nor waited for its database.
+    """Measures for how long a thread has neither made progress nor waited for its database.
 
     A silent database hangs nobody: PostgreSQL's driver waits for as long as the server keeps the connection, and a
     process that was replaced for that would be replaced again and again. Time does not count in which the thread that
@@ -80,7 +80,7 @@ class HealthFile:
         self._path.unlink()
 
     def touch(self) -> None:
-        """Note that all is well, unless that was just done; a failure is logged, and the file grows old."""
+        """Touch the file, unless that was just done; a failure is logged, and the file grows old."""
         if self._path is None or clock() < self._due:
             return
         self._due = clock() + TOUCH_EVERY
@@ -90,7 +90,7 @@ class HealthFile:
             self._limited.warn("touching the health file", error)
 
     def remove(self) -> None:
-        """Take the file away: nobody is there to be well."""
+        """Remove the file."""
         if self._path is not None:
             with contextlib.suppress(OSError):
                 self._path.unlink(missing_ok=True)

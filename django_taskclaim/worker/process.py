@@ -27,13 +27,13 @@ from django_taskclaim.worker.records import log_to_console, logger, named, summa
 from django_taskclaim.worker.service import Service
 from django_taskclaim.worker.stop_signals import SignalPipe, leave, leave_at_last
 
-#: How long running rows may go on once the supervisor is gone.
+#: Seconds that running rows may go on once the supervisor is gone.
 ORPHAN_GRACE = 5.0
-#: When an orphan ends that could not end in good order.
+#: Seconds after which an orphan ends by force.
 ORPHAN_END = 7.5
-#: What a process that must be replaced has beyond the grace period, in seconds.
+#: Seconds beyond the grace period after which a process that must be replaced ends by force.
 AFTER_GRACE = 4.0
-#: How long giving everything back may take after "now".
+#: Seconds for giving everything back after "now".
 NOW = 1.0
 #: Seconds between two signs of life.
 SIGN_EVERY = 1.0
@@ -41,9 +41,9 @@ SIGN_EVERY = 1.0
 LOOK_EVERY, STOPPING = 0.2, 0.02
 #: Seconds between two looks at threads that start.
 LOOK = 0.05
-#: How long a process may take to give rows back once nothing runs any more.
+#: Seconds for giving rows back once nothing runs any more.
 GIVE_BACK = 2.0
-#: How long for each of the other threads, which have nothing left to do but to close their connections.
+#: Seconds for each of the other threads to close its connections.
 LAST_WORDS = 0.5
 
 
@@ -95,37 +95,31 @@ class Process:
         end, grace = self.options.ends_at, self.options.grace.total_seconds()
         return end is not None and clock() > end + grace and self.inflight.runs_dry()
 
-    def hung(self, beyond: float = 0.0) -> list[threading.Thread]:
-        """Return those of claimer and service that hang, for so many seconds longer than would do."""
-        return [one.thread for one in self.hang_detectors if one.hangs(beyond)]
-
     def goes_on(self) -> bool:
-        """Say whether claimer and service make progress, or the process is about to end as asked.
-
-        A handler that has overrun is there until its process is replaced.
-        """
-        service, claimer, hung = self.service, self.claimer, self.hung()
-        if service.keeper.has_overrun or not service.is_alive() or service in hung:
-            return False
-        return claimer.leaving.is_set() or (claimer.is_alive() and claimer not in hung)
+        """Say whether every thread goes on, or the process is about to end as asked."""
+        return self._stopping or not (self.service.keeper.has_overrun or self._lost_threads(0.0))
 
     def must_be_replaced(self) -> bool:
-        """Say whether a thread can only be got rid of with the process, or be had again with another one."""
-        return self.service.keeper.has_overrun or bool(self._lost_threads())
+        """Say whether only a new process helps: a handler has overrun, or a thread has died or hangs."""
+        return self.service.keeper.has_overrun or bool(self._lost_threads(self._patience()))
 
     def log_why(self) -> None:
         """Log which threads the process has to be replaced for; a handler that has overrun is logged already."""
-        for thread in self._lost_threads():
+        for thread in self._lost_threads(self._patience()):
             what = (
                 f"hangs; it is here:\n{stack_of(thread.ident)}" if thread.is_alive() else "has died"
             )
             text = f"{self.options.name}: the thread {thread.name} {what}"
             logger.error("%s", redact(text, keep_end=True))
 
-    def _lost_threads(self) -> list[threading.Thread]:
+    def _patience(self) -> float:
+        # After a lease, what a thread could not renew belongs to others, so a new process does not run it beside them.
+        return self.service.keeper.longest_lease.total_seconds()
+
+    def _lost_threads(self, beyond: float) -> list[threading.Thread]:
+        """Return the threads that have died, and those of claimer and service that hang for so many seconds more."""
         died = [thread for thread in self.threads if not thread.is_alive()]
-        # A lease more: what it could not renew belongs to others by then, and is not run beside them.
-        return [*died, *self.hung(self.service.keeper.longest_lease.total_seconds())]
+        return [*died, *(one.thread for one in self.hang_detectors if one.hangs(beyond))]
 
     def stop(self) -> None:
         """Claim nothing more and give back what has not started; running rows go on."""
@@ -143,7 +137,7 @@ class Process:
         )
 
     def is_idle(self) -> bool:
-        """Say whether no row runs that anybody waits for, and nothing is left to write."""
+        """Say whether nothing runs and nothing is left to write."""
         return not self.inflight.running() and not self.claimer.is_alive()
 
     def finish(self, *, recycle: bool = False) -> ExitCode:
@@ -163,7 +157,7 @@ class Process:
         self.service.leave()
         self.service.join(max(LAST_WORDS, end - clock()))
         if not cut_short:
-            # A thread that closes its connection while the interpreter goes down may hold that up.
+            # A thread that closes its connection while the interpreter ends may hold that up.
             for thread in self.executors:
                 thread.join(LAST_WORDS)
         # What was cut short has just been given back.
@@ -183,7 +177,7 @@ class Process:
 def run_child(
     options: WorkerOptions, link: Connection, memory: object, signals: SignalPipe
 ) -> None:
-    """Be a child of a supervisor: says ``ready``, hears ``stop`` and ``now``, and takes an end of file for its death.
+    """Be a child of a supervisor: send ``ready``, obey ``stop`` and ``now``, and end when the supervisor has died.
 
     It ends by ``os._exit``, because a handler that sleeps would never be joined.
     """
@@ -195,12 +189,12 @@ def run_child(
         # Told to stop, or orphaned, while it imported.
         sender.exit_cleanly(0)
     process = Process(options, memory)
-    # What is loaded by now stays: looking through it for garbage again and again costs more than rows do.
+    # What is loaded by now stays. The garbage collector need not look through it again and again.
     gc.freeze()
-    # Ready before the first claim: a row that kills this process at once is no reason to give it up.
+    # Before the first claim, so that a row that kills this process at once does not count as a failed start.
     if not process.start(sender.ready):
         process.log_why()
-        # It ends without that word: it is a start that failed.
+        # Without "ready" it counts as a failed start.
         leave(ExitCode.CUT_SHORT)
     sender.exit_cleanly(MainLoop(process, options, signals, sender).run())
 
@@ -222,7 +216,7 @@ def run_in_process(options: WorkerOptions) -> int:
 
 
 class Link:
-    """What a child says to its supervisor, from any thread, and hears from it; it never waits for a frozen one."""
+    """The messages between a child and its supervisor; sending never waits for a frozen supervisor."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -232,7 +226,7 @@ class Link:
         return self._connection.fileno()
 
     def end_with_supervisor(self) -> None:
-        """See to it, in a thread of its own, that the process ends soon after its supervisor.
+        """Start a thread that ends the process soon after its supervisor.
 
         The main thread ends it in good order, unless it is held up by then, as in a log that nobody reads.
         """
@@ -245,20 +239,20 @@ class Link:
         leave_at_last(ORPHAN_END, ExitCode.CUT_SHORT)
 
     def ready(self) -> None:
-        """Say that the process works now."""
+        """Send that the process works now."""
         self._send(b"ready")
 
     def alive(self) -> None:
-        """Say that the threads go on."""
+        """Send that the threads go on."""
         self._send(b"alive")
 
     def exit_cleanly(self, code: int) -> NoReturn:
-        """End the process in good order: a code without this word came from a handler that ended the process."""
+        """End the process as asked. A code without this message comes from a handler that ended the process."""
         self._send(b"exiting")
         leave(code)
 
     def receive(self) -> bytes:
-        """Return the next order; EOFError or OSError once the supervisor is dead."""
+        """Return the next command; EOFError or OSError once the supervisor is dead."""
         return self._connection.recv_bytes()
 
     def _send(self, word: bytes) -> None:
@@ -318,13 +312,13 @@ class MainLoop:
 
     def _obey(self, link: Link) -> None:
         try:
-            order = link.receive()
+            command = link.receive()
         except (EOFError, OSError):
-            # The supervisor is dead; so are we, soon.
+            # The supervisor is dead.
             self.link = None
             self._stop(min(self._grace, ORPHAN_GRACE))
             return
-        self._stop(NOW if order == b"now" else self._grace)
+        self._stop(NOW if command == b"now" else self._grace)
 
     def _show_life(self) -> None:
         """Tell the supervisor, or the health file where there is none, that the threads go on."""
@@ -341,7 +335,7 @@ class MainLoop:
     def _recycle(self) -> None:
         self._recycling = True
         if self.link is not None:
-            # First, for what hangs may hold the lock of a log.
+            # First, because what hangs may hold the lock of a log.
             leave_at_last(self._grace + AFTER_GRACE, ExitCode.RECYCLE)
         self.process.log_why()
         self._stop(self._grace)

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT: held, waited for, and kept from killing a process that is about to end as asked."""
+"""How a worker process begins and ends, and how SIGTERM and SIGINT reach it."""
 
 import contextlib
 import logging
@@ -17,12 +17,12 @@ from django_taskclaim.claim import clock
 
 T = TypeVar("T")
 
-#: Signals that ask a worker to stop. Those that reach a child itself are never counted: a process group gets them all.
+#: Signals that ask a worker to stop. A child does not count its own, because a process group gets them all.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def leave(code: int) -> NoReturn:
-    """End the process at once, in the middle of its threads' work, with everything said that was to be said."""
+    """End the process at once, in the middle of its threads' work; what it has logged and printed is written first."""
     logging.shutdown()
     with contextlib.suppress(Exception):
         sys.stdout.flush()
@@ -31,14 +31,14 @@ def leave(code: int) -> NoReturn:
 
 
 def leave_at_last(seconds: float, code: int) -> None:
-    """Have the process end after so many seconds, even where a lock, or a log that nobody reads, holds it up."""
+    """End the process after so many seconds, even if a lock, or a log that nobody reads, holds it up."""
     last = threading.Timer(seconds, os._exit, [code])
     last.daemon = True
     last.start()
 
 
 def hold_stop_signals() -> None:
-    """Keep stop signals waiting until somebody asks for them, where the platform can."""
+    """Block the stop signals until ``SignalPipe`` reads them, where the platform can."""
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
 
@@ -48,7 +48,8 @@ def answer_unless_stopped(
 ) -> T | None:
     """Return the answer, None if it takes longer than *patience* seconds; a stop signal ends the process with 0.
 
-    The database may be silent, and its driver deaf to signals: so another thread asks. *meanwhile* is called often.
+    Another thread asks, because a driver that waits for a silent database may react to no signal. *meanwhile* is called
+    often.
     """
     answer: Future[T] = Future()
 
@@ -81,7 +82,7 @@ class SignalPipe:
         self._before: dict[int, Any] = {one: signal.signal(one, _noted) for one in STOP_SIGNALS}
         self._blocked: set[int | signal.Signals] = set()
         if hasattr(signal, "pthread_sigmask"):
-            # Before any thread starts: a thread left with them blocked would pass that on to every subprocess.
+            # Before any thread starts: a thread that has them blocked passes that on to every subprocess.
             self._blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
     def __enter__(self) -> "SignalPipe":
@@ -93,7 +94,7 @@ class SignalPipe:
         self._reader.close()
         self._writer.close()
         for one, handler in self._before.items():
-            # Held before, they belong to a process that is about to end, and whose threads do not hold them.
+            # They were blocked before: this process is about to end, and its threads do not block them.
             signal.signal(one, signal.SIG_IGN if one in self._blocked else handler)
         if self._blocked:
             signal.pthread_sigmask(signal.SIG_SETMASK, self._blocked)
@@ -108,12 +109,12 @@ class SignalPipe:
         return 0
 
 
-#: The pipes in use. A hook for forks cannot be removed, so it does nothing once this is empty.
+#: The pipes in use. The hook for forks cannot be removed; it does nothing while this is empty.
 _pipes: set[SignalPipe] = set()
 
 
 def _forget_signals() -> None:
-    """Let a process that a handler forks die of signals as usual, and keep its own from the worker's pipe."""
+    """Let signals end a process that a handler forks, and reach no pipe of the worker."""
     if not _pipes:
         return
     _pipes.clear()

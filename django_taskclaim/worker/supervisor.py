@@ -1,4 +1,4 @@
-"""The parent of the worker processes. It makes no database call, so nothing can keep it from its one duty."""
+"""The parent of the worker processes. It makes no database call, so nothing holds it up."""
 
 import contextlib
 import logging
@@ -18,18 +18,18 @@ from django_taskclaim.worker.stop_signals import STOP_SIGNALS, SignalPipe, run_s
 
 logger = logging.getLogger("django_taskclaim.worker")
 
-#: Deaths in a row, each before the child was ready, after which a child cannot be kept alive.
+#: So many deaths in a row, each before the child was ready, end the attempts to start it.
 HOPELESS = 5
 LONGEST_PAUSE = 30.0
-#: The pause after the machine had no process, memory or file to spare for a child.
+#: The pause after the machine had no free process, memory or file for a child.
 NO_ROOM = 5.0
-#: What a second signal leaves the children before they are killed.
+#: Seconds between a second signal and the end of the children by force.
 NOW_LIMIT = 4.0
-#: What a child may need beyond the grace of its running rows.
+#: Seconds that a child may need beyond the grace period of its running rows.
 AFTER_GRACE = 4.0
-#: Seconds between two looks at what is due; a signal, a message and the end of a child are noticed at once.
+#: Seconds between two looks at what is due. A signal, a message and the end of a child are noticed at once.
 LOOK_EVERY = 0.25
-#: How old the last sign of life of a child may be while all is well.
+#: A child is well while its last sign of life is younger than so many seconds.
 SIGN_WITHIN = 30.0
 
 
@@ -38,12 +38,12 @@ class Child:
     """One of the children; its process may change."""
 
     options: WorkerOptions
-    #: Where a process notes what the one after it gives back.
+    #: Here a process notes its claims, and its successor gives back what had not started.
     memory: Any = field(default_factory=shared_memory)
     process: Any = None
     link: Connection | None = None
     ready: bool = False
-    #: The process has said that it ends in good order, so that its exit code means what it says.
+    #: The process has sent that it ends as asked, so its exit code can be trusted.
     exits_cleanly: bool = False
     sign_at: float = 0.0
     failed_starts: int = 0
@@ -60,7 +60,7 @@ class Child:
 
     @property
     def well(self) -> bool:
-        """Whether it works and was heard of lately, or has ended as it should."""
+        """Whether it works and has sent a sign of life lately, or has ended as asked."""
         return self.over or (self.ready and clock() - self.sign_at < SIGN_WITHIN)
 
     def begin(self, process: object, link: Connection) -> None:
@@ -68,15 +68,15 @@ class Child:
         self.ready, self.exits_cleanly = False, False
 
     def receive(self) -> None:
-        """Take in what the process has said since the last time."""
+        """Read what the process has sent since the last time."""
         try:
             while self.link is not None and self.link.poll():
-                self._take_in(self.link.recv_bytes())
+                self._read(self.link.recv_bytes())
         except (EOFError, OSError):
-            # It has ended; how, its exit code says.
+            # It has ended; its exit code says how.
             self.link = None
 
-    def _take_in(self, word: bytes) -> None:
+    def _read(self, word: bytes) -> None:
         if word == b"exiting":
             self.exits_cleanly = True
         else:
@@ -98,11 +98,11 @@ class Supervisor:
 
     def run(self) -> int:
         """Work until the work is done or a signal says stop, and return the exit code."""
-        # Ignored, as some parents leave it, children would never be seen to end.
+        # Some parents leave it ignored, and then the end of a child goes unnoticed.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         with SignalPipe() as signals:
             try:
-                # First: a signal may have come while the command was reading its words.
+                # A signal may have come while the command parsed its options.
                 self._hear(signals)
                 while not self._all_over():
                     self._start_due()
@@ -130,12 +130,12 @@ class Supervisor:
                 try:
                     self._start(child)
                 except OSError as error:
-                    # No memory, no process, no file left: the others go on, and this one is tried again.
+                    # The others go on, and this one is tried again.
                     logger.error("%s could not be started: %s", child.options.name, error)
                     child.start_at = clock() + NO_ROOM
 
     def _start(self, child: Child) -> None:
-        # Launching its tracker, multiprocessing unblocks the stop signals.
+        # Before the signals are blocked: starting the tracker unblocks them.
         resource_tracker.ensure_running()
         ours, theirs = self._spawn.Pipe()
         options = child.options
@@ -184,7 +184,7 @@ class Supervisor:
 
     def _send(self, order: bytes) -> None:
         for child in self.children:
-            # One that has just ended does not hear it; what it said before is still to be read.
+            # One that has just ended does not read it; what it sent before is still to be read.
             with contextlib.suppress(OSError):
                 if child.link is not None:
                     child.link.send_bytes(order)
