@@ -46,7 +46,7 @@ def duties(service: Service) -> list[Duty]:
     return [
         Duty("looking for commands", poller.look, LOOK_EVERY),
         Duty("writing what was done", poller.write, WRITE_EVERY, at_end=True),
-        pruning("forgetting what the control page kept", partial(keeping.prune, poller.using)),
+        pruning("deleting what is old on the control page", partial(keeping.prune, poller.using)),
     ]
 
 

@@ -144,7 +144,7 @@ class HeldLease:
             while (pause := await sync_to_async(self._try)()) is not None:
                 await asyncio.sleep(pause)
         except asyncio.CancelledError:
-            # The thread of a cancelled task goes on, and would take a lease for nobody.
+            # The thread of a cancelled task goes on and may still take the lease.
             await asyncio.shield(asyncio.ensure_future(sync_to_async(self._end)()))
             raise
         return self
@@ -181,7 +181,7 @@ class HeldLease:
         self.token, self.renewed_at = taken
         self._plan_renewal()
         try:
-            # What TestCase's transaction holds no other connection sees, so nothing could renew it.
+            # No other connection sees what TestCase's transaction writes, so nothing could renew it.
             if not connection.in_atomic_block:
                 RENEWER.keep(self)
         except RuntimeError as error:
@@ -266,7 +266,7 @@ class Renewer:
         self.begin()
 
     def begin(self) -> None:
-        """Begin with nothing: also in a forked process, which has no thread of its parent's and none of its leases."""
+        """Begin without leases; a forked process does so again, because it has no thread and no lease of its parent."""
         for held in self._held:
             held.gone = FORKED
         self._held = set()

@@ -144,7 +144,7 @@ class Throttles:
         return self.shared.get(model) or next(own, None)
 
     def gives_back(self, model: type[Model]) -> bool:
-        """Whether rows of *model* that have not started had better go back: tried now, they would fail."""
+        """Whether rows of *model* that have not started are to go back, because they would only fail or wait."""
         return model in self.shared or any(
             state.gives_back for key, state in self._states() if key.model is model
         )
@@ -177,14 +177,14 @@ class Throttles:
         return working_on(model) if self._breakers else nullcontext()
 
     def _count_contention(self, **facts: object) -> None:
-        # Upkeep, such as a renewal, works on no model, so its contention is no failure of one.
+        # A renewal and other upkeep work on no model, so their contention is no failure of one.
         if (model := _working_on.get()) is not None:
             self.heard(model, bad=1)
 
     # What the service thread does
 
     def update(self) -> None:
-        """Have the checks asked that are due, and write down what holds; to be called about once a second.
+        """Let a thread ask the checks that are due, and write what holds; to be called about once a second.
 
         Raises the errors of a database that is away, after which it may be called again.
         """
@@ -226,7 +226,7 @@ class Throttles:
             connections.close_all()
 
     def _take_due(self) -> HealthCheck | None:
-        # A check that hung may have answered after all: then two threads ask.
+        # Two threads ask if a check that hung answers after all.
         with self._taking:
             check = self._due_check()
             if check is not None:

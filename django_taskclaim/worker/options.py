@@ -32,11 +32,11 @@ _BOOLEANS = {"true": True, "false": False}
 #: Lookups that compare the column itself with values of its own type.
 _COMPARISONS = {"exact", "gt", "gte", "lt", "lte", "in", "range"}
 
-#: How long the rows of a claim shall take where nobody said how many to claim: what a process that dies holds back.
+#: The time that the rows of a claim take together, if no size is given: a process that dies holds back no more.
 TARGET = timedelta(seconds=1)
-#: So many rows at most where nobody said so: one statement's worth.
+#: The most rows of a claim if no size is given.
 LARGEST = 500
-#: What was known before weighs as much as this many new rows.
+#: What was known before has the weight of so many new rows.
 REMEMBERED = 50
 
 
@@ -70,9 +70,9 @@ class WorkerOptions:
     max_rows: int | None = None
     #: By ``clock()``, which all processes of a machine share, so that a restarted child ends with the others.
     ends_at: float | None = None
-    #: How much is said where the project's LOGGING says nothing of us: 0 trouble, 1 a summary too, 2 every change.
+    #: What is logged if the project's LOGGING has no handler for the package: 0 trouble, 1 a summary too, 2 everything.
     verbosity: int = 1
-    #: What ``--filter`` was given, as it was written: values of the database's types need not be pickled.
+    #: ``--filter`` as it was written, so that no value of the database's types has to be pickled.
     filters: tuple[str, ...] = ()
     #: Touched while all is well.
     health_file: str | None = None
@@ -118,7 +118,7 @@ class SelectionError(ValueError):
 
 
 def condition_of(text: str, model: type[models.Model]) -> models.Q:
-    """Return the condition that *text* is for ``filter()``; SelectionError with what is wrong with it.
+    """Return the condition that *text* names; SelectionError if ``filter()`` would refuse it.
 
     The database is not asked.
     """
@@ -135,7 +135,7 @@ def condition_of(text: str, model: type[models.Model]) -> models.Q:
 
 
 def _value(field: object, rest: Sequence[str], text: str) -> Any:
-    """Return what ``filter()`` takes for *text*, where it would not take the text itself."""
+    """Return the value for ``filter()`` that *text* stands for."""
     compares = not rest or rest[0] in _COMPARISONS
 
     def parse(part: str) -> Any:
@@ -190,7 +190,7 @@ class BatchSize:
         self._done = 0
 
     def note(self, rows: int, seconds: float) -> None:
-        """Take into account that so many rows were done in so many seconds, all together."""
+        """Note that so many rows were done in so many seconds, all together."""
         self._done += rows
         new = seconds / rows
         if self._each is None:
@@ -213,6 +213,6 @@ class BatchSize:
         return size
 
     def _within(self, time: timedelta) -> int:
-        """Return how many rows can be worked off in that time."""
+        """Return how many rows can be done in that time."""
         assert self._each
         return int(min(conf.MAX_BATCH_SIZE, time.total_seconds() * self._abreast / self._each))

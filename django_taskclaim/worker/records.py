@@ -105,13 +105,13 @@ def failed(
 
 
 def watch(rows: Iterable[models.Model]) -> None:
-    """Leave it to this worker to log the loss of these claims: the verb that notices one knows less of it."""
+    """Let this worker log the loss of these claims; the verb that notices a loss knows less of it."""
     for claim in carried_claims(rows):
         claim.watched = True
 
 
 def lost(row: models.Model, why: str, *, error: BaseException | None = None) -> None:
-    """Record once that a row belongs to somebody else now, with what its handler raised, if it did.
+    """Record once that the claim of a row is lost, with what its handler raised, if it did.
 
     What it raises after the loss was recorded is recorded by itself, as ``raised``.
     """
@@ -138,13 +138,13 @@ def broken(what: str, error: BaseException | str, **facts: object) -> None:
 
 
 def unrecorded(row: models.Model, error: BaseException) -> None:
-    """Log that the database refuses even what says that a row has failed, or goes back; nothing more is written."""
-    what = "what became of it could not be recorded, and it stays as it is until its lease ends"
+    """Log that the database refuses to store even the failure or the release of a row; nothing more is written."""
+    what = "its outcome could not be stored, and it stays as it is until its lease ends"
     broken(f"{named(row)}: {what}", error, event="unrecorded", keys=[_key(row)])
 
 
 def summary(name: str, counters: Counters, held: int) -> None:
-    """Record how far one process has got."""
+    """Record the counts of one process."""
     logger.info(
         "%s: %s done, %s failed, %s held",
         name,
@@ -166,7 +166,7 @@ def _key(row: models.Model) -> str:
 
 
 class Limited:
-    """Says the same thing at most once every *seconds*, with the number of times it was not said."""
+    """Logs the same message at most once every *seconds*, with the number of times it was left out."""
 
     def __init__(self, seconds: float = 10.0) -> None:
         self._seconds = seconds
@@ -175,11 +175,11 @@ class Limited:
         self._faults: set[tuple[str, type[BaseException]]] = set()
 
     def warn(self, what: str, error: BaseException) -> None:
-        """Log that *what* failed with *error*, unless that was said just now."""
+        """Log that *what* failed with *error*, unless that was logged just now."""
         self._log(logging.WARNING, what, error)
 
     def broken(self, what: str, error: BaseException) -> None:
-        """Log a fault with its traceback; one of the same kind that comes back, without it and as ``warn`` does."""
+        """Log a fault with its traceback the first time, and later as ``warn`` does."""
         what = f"{what} failed"
         if (what, type(error)) in self._faults:
             self._log(logging.ERROR, what, error)

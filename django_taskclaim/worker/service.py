@@ -99,9 +99,9 @@ class Service(threading.Thread):
         self.process = process_name(options.name)
         self.handlers = handlers
         self.inflight = inflight
-        #: Models whose claims a person has stopped, by what the last look said.
+        #: Models whose claims a person has stopped, with the reason, as the last look found them.
         self.paused: dict[type[Model], str] = {}
-        #: Models whose rows the claimer looks for at once, however long its pause still is.
+        #: Models whose rows the claimer looks for at once, also during its pause.
         self.to_look_for: set[type[Model]] = set()
         self.counters = Counters()
         #: What stops claims by itself: health checks, asked here, and failures, heard from the executors.
@@ -151,11 +151,11 @@ class Service(threading.Thread):
             Duty("reporting", self._report, REPORT_EVERY),
             Duty("summing up", self._sum_up, SUMMARY_EVERY, due=clock() + SUMMARY_EVERY),
             *(duty for path in sorted(more_duties) for duty in import_string(path)(self)),
-            pruning("forgetting what is old", partial(prune, self.options.using)),
+            pruning("deleting what is old", partial(prune, self.options.using)),
         ]
 
     def let_claim(self, models: Iterable[type[Model]]) -> None:
-        """Have the claimer look for rows of *models* now: what kept it from claiming is over."""
+        """Let the claimer look for rows of *models* now: what stopped their claims is over."""
         self.to_look_for.update(models)
         self.inflight.wake()
 
@@ -220,7 +220,7 @@ class Service(threading.Thread):
     def _read_switch_when_it_matters(self) -> bool:
         is_stopped = self.paused or self.throttles.shared
         is_unread = len(self.keeper.switches) < len(self.handlers)
-        # An idle process asks, too, so that it knows that it could renew.
+        # An idle process asks, too, to know that it could renew.
         if not (self.inflight.held() or is_stopped or is_unread or self.keeper.is_silent()):
             return False
         self.read_switch()
@@ -265,7 +265,7 @@ class Service(threading.Thread):
         summary(self.options.name, self.counters, len(self.inflight.held()))
 
     def _write_report(self, held: int) -> None:
-        """Write how the process does; what stands under its name before its first report is another's."""
+        """Write the row of the process; before its first report, a row with its name is another process's."""
         rows = WorkerProcess.objects.using(self.options.using).filter(name=self.process)
         counters, refused = self.counters, refusals(None, self.options.using)
         facts: dict[str, Any] = {
@@ -274,7 +274,7 @@ class Service(threading.Thread):
             "rows_held": held,
             "rows_done": counters.done,
             "rows_failed": counters.failed,
-            # As long as there is a row that nobody can write, people are to see it.
+            # People see it as long as there is a row that nobody can write.
             "last_error": str(refused[-1])[:500] if refused else counters.last_error,
         }
         if self._has_reported and rows.update(**facts):
@@ -314,7 +314,7 @@ def _shared_reason(stops: Stops) -> str | None:
 
 
 def prune(using: str) -> bool:
-    """Forget workers and throttles that ended a day ago, and some lease names unused since, and say if that was all.
+    """Delete workers and throttles that ended a day ago, and some lease names unused since; say if that was all.
 
     Among those names are, on MySQL, the queues of holders nobody has asked for.
     """
