@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from datetime import timedelta
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from django.core.checks.messages import ERROR
@@ -233,18 +234,14 @@ def _faults_of(handler: Handler) -> list[str]:
 
 
 def _sentences_of(question: Question, worker: WorkerOptions) -> list[str] | None:
-    """Return what is wrong for any of the worker's handlers; None where a database does not say."""
-    sentences: dict[str, None] = {}
-    has_answered = True
+    """Return what is wrong for any of the worker's handlers; None if a database does not answer."""
     try:
-        for handler in worker.handlers():
-            try:
-                sentences |= dict.fromkeys(question(handler, worker.using))
-            except Error:
-                has_answered = False
+        found = [question(handler, worker.using) for handler in worker.handlers()]
+        return list(dict.fromkeys(chain(*found)))
+    except Error:
+        return None
     finally:
         connections.close_all()
-    return [*sentences] if sentences or has_answered else None
 
 
 def _lacking(handler: Handler, using: str) -> list[str]:
