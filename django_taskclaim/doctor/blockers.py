@@ -62,7 +62,7 @@ def _throttled(seen: Overview) -> Iterator[Finding]:
     for source, same in throttles_by_source(seen).items():
         processes = listed([throttle.process for throttle in same], 3)
         yield Finding.note(
-            f"{seen.model._meta.label} is throttled on {processes} by {source}: {same[0].reason},"
+            f"{seen.model._meta.label} is throttled by {source} ({processes}): {same[0].reason},"
             f" until {format_moment(same[0].until)}.",
             "It ends by itself, when its cause ends.",
         )
