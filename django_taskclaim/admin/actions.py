@@ -300,6 +300,29 @@ class Result:
         """Take in how many rows of the part have been changed so far."""
         self.changed[-1] = number
 
+    def leave_others(self, rows: Rows, chosen: Rows) -> None:
+        """Count the rows that are in states which the action leaves alone, where that is quickly done."""
+        if (states := states_of(rows)).total() <= MOST:
+            others = states - states_of(chosen)
+            self.left.update({str(STATES[state]): n for state, n in sorted(others.items())})
+            self.met = others.total()
+
+    def permitted(self, rows: Rows, may: Callable[[models.Model], bool]) -> list[Any]:
+        """Return the keys of those of *rows* that the user may act on; the others are left alone."""
+        found = list(rows)
+        keys = [row.pk for row in found if may(row)]
+        self.left[_("that you may not change")] += len(found) - len(keys)
+        return keys
+
+    def leave_refused(self, rows: Rows, *, since: float) -> None:
+        """Count those of *rows* that the database has refused to have written."""
+        refused = {one.key: one.error for one in refusals(rows.model, rows.db, since=since)}
+        if refused:
+            # Another request may have met others at the same time.
+            for pk in with_keys(rows, list(refused)).values_list("pk", flat=True):
+                why = _("that the database refuses to have written (%(error)s)")
+                self.left[why % {"error": refused[pk]}] += 1
+
     def tell(self, request: HttpRequest, action: Action) -> None:
         """Tell the user what was done, what was left alone and why, and whether there is more to do."""
         changed = sum(self.changed)
@@ -328,37 +351,30 @@ def run_action(
     named: Iterable[str] = (),
     reason: str = "",
     key: str = "",
-    recorded: str | None = None,
 ) -> bool:
     """Act on *rows* for as long as a request has time, record it, tell the user, and say whether it is over.
 
     With *keys* only on those, and *as_read* only where columns still have these values. *named* are the states that the
-    user has named beside the action's own. *recorded* goes into the record instead of the reason, *key* where it was
-    one row.
+    user has named beside the action's own. *key* goes into the record where it was one row.
     """
     result, began, may = Result(), clock(), row_permission(request, model_admin)
 
     def chosen(rows: Rows) -> Rows:
         return action.chosen(rows, named).filter(**(as_read or {}))
 
-    if keys is None and (states := states_of(rows)).total() <= MOST:
-        others = states - states_of(chosen(rows))
-        result.left.update({str(STATES[state]): n for state, n in sorted(others.items())})
-        result.met = others.total()
+    if keys is None:
+        result.leave_others(rows, chosen(rows))
     try:
         for part in keys_of(chosen(rows)) if keys is None else keys:
             if result.changed and clock() - began >= SECONDS:
                 result.is_over = False
                 break
             result.met += len(part)
-            allowed = part
             if may is not None:
-                found = list(chosen(rows.filter(pk__in=part)))
-                allowed = [row.pk for row in found if may(row)]
-                result.left[_("that you may not change")] += len(found) - len(allowed)
+                part = result.permitted(chosen(rows.filter(pk__in=part)), may)
             result.changed.append(0)
-            part_of = chosen(with_keys(rows, allowed))
-            action.run(part_of, named=named, reason=reason, progress=result.progress)
+            permitted = chosen(with_keys(rows, part))
+            action.run(permitted, named=named, reason=reason, progress=result.progress)
     except (Error, TaskClaimError) as error:
         result.trouble = first_line(error)
         if connections[rows.db].needs_rollback:
@@ -367,14 +383,10 @@ def run_action(
     finally:
         # Also where an error of the project's own ends it, out of a permission that it asks for, say.
         facts: dict[str, Any] = {"by": str(request.user), "user": request.user, "key": key}
-        why = reason if recorded is None else recorded
-        changed = sum(result.changed)
-        record_action(rows.model, action.name, rows=changed, reason=why, using=rows.db, **facts)
-    # Another request may have met others at the same time.
-    refused = {one.key: one.error for one in refusals(rows.model, rows.db, since=began)}
-    for pk in with_keys(rows, list(refused)).values_list("pk", flat=True) if refused else ():
-        why = _("that the database refuses to have written (%(error)s)")
-        result.left[why % {"error": refused[pk]}] += 1
+        facts |= {"rows": sum(result.changed), "reason": reason, "using": rows.db}
+        record_action(rows.model, action.name, **facts)
+    if not result.trouble:
+        result.leave_refused(rows, since=began)
     result.tell(request, action)
     return result.is_over
 

@@ -48,16 +48,12 @@ from django_taskclaim.switch import stops_of
 
 if TYPE_CHECKING:
 
-    class ModelAdmin(admin.ModelAdmin[Any]):
-        """Django's, which takes no parameter while the program runs."""
-
-    class ActionsModelAdmin(ModelAdmin):
+    class ActionsModelAdmin(admin.ModelAdmin[Any]):
         """That of django-admin-actions, which comes without types."""
 
         actions_row: tuple[str, ...]
 
 else:
-    ModelAdmin = admin.ModelAdmin
     try:
         from admin_actions.admin import ActionsModelAdmin
     except ImportError as error:
@@ -77,7 +73,7 @@ RANGE_FIELDS = ("range_begins", "range_ends", "range_done_to", "range_rows")
 PAGE_FIELDS = (*APART[:3], "claim_error_in_full", "claim_timeline", "claim_lost_source")
 
 
-class ClaimAdminMixin(ClaimDisplay, OperatePermission, ActionsModelAdmin, ModelAdmin):
+class ClaimAdminMixin(ClaimDisplay, OperatePermission, ActionsModelAdmin):
     """For the ModelAdmin of a claimable model, named before any base of your own.
 
         @admin.register(Photo)

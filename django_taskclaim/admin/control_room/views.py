@@ -395,7 +395,7 @@ class Page:
             rows,
             model_admin=self.model_admin,
             keys=keys,
-            recorded=" – ".join(filter(None, [which, answer["reason"]])),
+            reason=" – ".join(filter(None, [which, answer["reason"]])),
         )
         return self._back() if is_over else redirect(request.get_full_path())
 
