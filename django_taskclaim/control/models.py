@@ -27,9 +27,9 @@ class OperatorAct(models.Model):
     act = models.CharField(max_length=50)
     rows = models.BigIntegerField(default=0)
     by = HolderField()
-    reason = ErrorClassField(max_length=500, default="", blank=True)
+    reason = ErrorClassField(max_length=500, default="")
     #: The row, where it was one; the worker, where one was given a command.
-    key = HolderField(max_length=255, default="", blank=True)
+    key = HolderField(max_length=255, default="")
 
     class Meta:
         app_label = LABEL
@@ -55,25 +55,23 @@ class ThroughputMinute(models.Model):
     #: Where the minute begins.
     at = MomentField()
     #: The process as ``WorkerProcess`` names it; empty once it has been taken together with the others.
-    process = HolderField(default="", blank=True)
+    process = HolderField(default="")
     #: Tells a process from one before it that had the same name.
-    run = models.CharField(max_length=16, default="", blank=True)
+    run = models.CharField(max_length=16, default="")
     done = models.BigIntegerField(default=0)
     #: Rows that ended in ``failed``.
     failed = models.BigIntegerField(default=0)
     #: Tries that failed, the last ones of failed rows among them.
     errors = models.BigIntegerField(default=0)
     #: How many batches took how long, from the claim to the last row written, as ``worker.counters`` packs it.
-    durations = ErrorTextField(default="", blank=True)
+    durations = ErrorTextField(default="")
     #: Why a throttle stopped claims, where one began in this minute.
-    stopped = ErrorClassField(max_length=500, default="", blank=True)
+    stopped = ErrorClassField(max_length=500, default="")
 
     class Meta:
         app_label = LABEL
         db_table = "taskclaim_throughput"
         default_permissions = ()
-        verbose_name = _("minute of throughput")
-        verbose_name_plural = _("minutes of throughput")
         constraints = [
             models.UniqueConstraint(
                 fields=["model", "at", "process", "run"], name="taskclaim_throughput_once"
@@ -81,16 +79,13 @@ class ThroughputMinute(models.Model):
         ]
         indexes = [models.Index(fields=["at"], name="taskclaim_throughput_at")]
 
-    def __str__(self) -> str:
-        return f"{self.model} at {self.at}: {self.done} done"
-
 
 class WorkerCommand(models.Model):
     """What a person told one worker process to do, see ``WORKER_ACTIONS``; it reads it within five seconds."""
 
     worker = HolderField()
     command = models.CharField(max_length=20)
-    reason = ErrorClassField(max_length=500, default="", blank=True)
+    reason = ErrorClassField(max_length=500, default="")
     at = MomentField()
     by = HolderField()
     #: When the worker obeyed; NULL until then.
@@ -103,12 +98,7 @@ class WorkerCommand(models.Model):
         app_label = LABEL
         db_table = "taskclaim_workercommand"
         default_permissions = ()
-        verbose_name = _("command to a worker")
-        verbose_name_plural = _("commands to workers")
         indexes = [models.Index(fields=["worker", "done_at"], name="taskclaim_command_open")]
-
-    def __str__(self) -> str:
-        return f"{self.worker}: {self.command}"
 
 
 class ClaimEvent(models.Model):
@@ -118,20 +108,15 @@ class ClaimEvent(models.Model):
     key = HolderField(max_length=255)
     #: claimed, renewed, lost, released, expired, completed, retried, failed, or an operator's act.
     event = models.CharField(max_length=20)
-    holder = HolderField(default="", blank=True)
+    holder = HolderField(default="")
     iteration = models.IntegerField(null=True, default=None)
     at = MomentField()
     #: How often, of renewals, which are kept as one event for each claim.
     times = models.IntegerField(default=1)
-    detail = ErrorClassField(max_length=500, default="", blank=True)
+    detail = ErrorClassField(max_length=500, default="")
 
     class Meta:
         app_label = LABEL
         db_table = "taskclaim_claimevent"
         default_permissions = ()
-        verbose_name = _("event in a row's history")
-        verbose_name_plural = _("events in rows' histories")
         indexes = [models.Index(fields=["model", "key", "id"], name="taskclaim_event_of_row")]
-
-    def __str__(self) -> str:
-        return f"{self.model} {self.key}: {self.event}"

@@ -61,7 +61,7 @@ def test_a_row_that_nobody_can_write_keeps_no_other_from_coming_back() -> None:
 @pytest.mark.once
 @pytest.mark.usefixtures("held")
 def test_a_command_that_nobody_can_obey_is_refused() -> None:
-    with pytest.raises(ValidationError, match="release its rows instead"):
+    with pytest.raises(ValidationError, match="Release its rows"):
         send_command(DEAD, "drain", by="ada", using="default")
     with pytest.raises(ValidationError, match="'explode'; it knows drain, stop, release"):
         send_command(DEAD, "explode", by="ada", using="default")

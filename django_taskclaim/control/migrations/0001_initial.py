@@ -21,21 +21,13 @@ class Migration(migrations.Migration):
                 ("model", models.CharField(max_length=200)),
                 ("key", django_taskclaim.fields.HolderField(max_length=255)),
                 ("event", models.CharField(max_length=20)),
-                (
-                    "holder",
-                    django_taskclaim.fields.HolderField(blank=True, default="", max_length=200),
-                ),
+                ("holder", django_taskclaim.fields.HolderField(default="", max_length=200)),
                 ("iteration", models.IntegerField(default=None, null=True)),
                 ("at", django_taskclaim.fields.MomentField()),
                 ("times", models.IntegerField(default=1)),
-                (
-                    "detail",
-                    django_taskclaim.fields.ErrorClassField(blank=True, default="", max_length=500),
-                ),
+                ("detail", django_taskclaim.fields.ErrorClassField(default="", max_length=500)),
             ],
             options={
-                "verbose_name": "event in a row's history",
-                "verbose_name_plural": "events in rows' histories",
                 "db_table": "taskclaim_claimevent",
                 "default_permissions": (),
                 "indexes": [
@@ -57,20 +49,13 @@ class Migration(migrations.Migration):
                 ("act", models.CharField(max_length=50)),
                 ("rows", models.BigIntegerField(default=0)),
                 ("by", django_taskclaim.fields.HolderField(max_length=200)),
-                (
-                    "reason",
-                    django_taskclaim.fields.ErrorClassField(blank=True, default="", max_length=500),
-                ),
-                (
-                    "key",
-                    django_taskclaim.fields.HolderField(blank=True, default="", max_length=255),
-                ),
+                ("reason", django_taskclaim.fields.ErrorClassField(default="", max_length=500)),
+                ("key", django_taskclaim.fields.HolderField(default="", max_length=255)),
             ],
             options={
                 "verbose_name": "operator's act",
                 "verbose_name_plural": "operators' acts",
                 "db_table": "taskclaim_operatoract",
-                "default_permissions": ("view",),
                 "permissions": [
                     ("view_control", "Can look at the control page"),
                     (
@@ -79,6 +64,7 @@ class Migration(migrations.Migration):
                     ),
                     ("configure", "Can change settings that override handlers"),
                 ],
+                "default_permissions": ("view",),
                 "indexes": [models.Index(fields=["model", "id"], name="taskclaim_act_of_model")],
             },
         ),
@@ -93,23 +79,15 @@ class Migration(migrations.Migration):
                 ),
                 ("model", models.CharField(max_length=200)),
                 ("at", django_taskclaim.fields.MomentField()),
-                (
-                    "process",
-                    django_taskclaim.fields.HolderField(blank=True, default="", max_length=200),
-                ),
-                ("run", models.CharField(blank=True, default="", max_length=16)),
+                ("process", django_taskclaim.fields.HolderField(default="", max_length=200)),
+                ("run", models.CharField(default="", max_length=16)),
                 ("done", models.BigIntegerField(default=0)),
                 ("failed", models.BigIntegerField(default=0)),
                 ("errors", models.BigIntegerField(default=0)),
-                ("durations", django_taskclaim.fields.ErrorTextField(blank=True, default="")),
-                (
-                    "stopped",
-                    django_taskclaim.fields.ErrorClassField(blank=True, default="", max_length=500),
-                ),
+                ("durations", django_taskclaim.fields.ErrorTextField(default="")),
+                ("stopped", django_taskclaim.fields.ErrorClassField(default="", max_length=500)),
             ],
             options={
-                "verbose_name": "minute of throughput",
-                "verbose_name_plural": "minutes of throughput",
                 "db_table": "taskclaim_throughput",
                 "default_permissions": (),
                 "indexes": [models.Index(fields=["at"], name="taskclaim_throughput_at")],
@@ -130,21 +108,13 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 ("worker", django_taskclaim.fields.HolderField(max_length=200)),
-                (
-                    "command",
-                    models.CharField(max_length=20),
-                ),
-                (
-                    "reason",
-                    django_taskclaim.fields.ErrorClassField(blank=True, default="", max_length=500),
-                ),
+                ("command", models.CharField(max_length=20)),
+                ("reason", django_taskclaim.fields.ErrorClassField(default="", max_length=500)),
                 ("at", django_taskclaim.fields.MomentField()),
                 ("by", django_taskclaim.fields.HolderField(max_length=200)),
                 ("done_at", django_taskclaim.fields.MomentField(default=None, null=True)),
             ],
             options={
-                "verbose_name": "command to a worker",
-                "verbose_name_plural": "commands to workers",
                 "db_table": "taskclaim_workercommand",
                 "default_permissions": (),
                 "indexes": [
