@@ -1,10 +1,11 @@
-"""What every worker process does for the control page: it obeys commands, and writes what it gets done.
+"""What every worker process does for the control page: it obeys commands, writes what it gets done, and prunes.
 
 What it has done is a row for each minute and model, however many rows of the model there were.
 """
 
 import secrets
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
@@ -12,14 +13,22 @@ from typing import Any
 
 from django.db import connections
 
+from django_taskclaim import conf
 from django_taskclaim.claim import clock
-from django_taskclaim.control import keeping
 from django_taskclaim.control.audit import storable
-from django_taskclaim.control.models import ThroughputMinute, WorkerCommand, is_on
-from django_taskclaim.control.reading import MINUTE, slot_start
-from django_taskclaim.db import DatabaseNow, dialect_for
-from django_taskclaim.tables import scope_of
-from django_taskclaim.worker.counters import Counts, packed
+from django_taskclaim.control.models import (
+    ClaimEvent,
+    OperatorAct,
+    ThroughputMinute,
+    WorkerCommand,
+    is_on,
+)
+from django_taskclaim.control.reading import AGE_OF_MINUTES, MINUTE, TEN_MINUTES, slot_start
+from django_taskclaim.db import DatabaseLater, DatabaseNow, dialect_for
+from django_taskclaim.fields import as_utc
+from django_taskclaim.monitoring.overview import database_time
+from django_taskclaim.tables import SILENCE_KEPT, scope_of
+from django_taskclaim.worker.counters import Counts, packed, unpacked
 from django_taskclaim.worker.records import logger
 from django_taskclaim.worker.service import Duty, Service, pruning
 
@@ -27,6 +36,12 @@ from django_taskclaim.worker.service import Duty, Service, pruning
 LOOK_EVERY = 3.5
 #: Seconds between two rounds of writing what was done, if anything was.
 WRITE_EVERY = 5.0
+
+#: The tables whose rows are kept as long as the setting RETENTION says.
+KEPT = (OperatorAct, ClaimEvent, ThroughputMinute)
+
+#: The columns of a minute that add up.
+COUNTS = ("done", "failed", "errors")
 
 
 @dataclass(slots=True)
@@ -46,7 +61,7 @@ def duties(service: Service) -> list[Duty]:
     return [
         Duty("looking for commands", poller.look, LOOK_EVERY),
         Duty("writing what was done", poller.write, WRITE_EVERY, at_end=True),
-        pruning("deleting what is old on the control page", partial(keeping.prune, poller.using)),
+        pruning("deleting what is old on the control page", partial(prune, poller.using)),
     ]
 
 
@@ -57,7 +72,7 @@ class Poller:
         self.service = service
         self.using = service.options.using
         self.process = service.process
-        #: A process may have the name of one that is no more, and must not write over its rows.
+        #: An earlier process may have had the same name; its rows must not be written over.
         self.run = secrets.token_hex(8)
         self._began = clock()
         #: The database's time when ``clock()`` was at ``_began``; known from the first look on.
@@ -68,11 +83,11 @@ class Poller:
     # Commands
 
     def look(self) -> bool:
-        """Do what a person has told this process since it began, by the database's clock."""
+        """Obey the commands that people gave this process since it began, by the database's clock."""
         if self._began_at is None:
             lived = timedelta(seconds=clock() - self._began)
             self._began_at = dialect_for(connections[self.using]).current_time() - lived
-        # Those of before were given to a process of the same name that is no more.
+        # Older ones were for an earlier process of the same name.
         commands = WorkerCommand.objects.using(self.using).filter(
             worker=self.process, done_at=None, at__gte=self._began_at
         )
@@ -122,7 +137,7 @@ class Poller:
         """Write totals, so that a statement that was sent twice does no harm."""
         counts = one.counts
         facts: dict[str, Any] = {
-            **{name: getattr(counts, name) for name in keeping.COUNTS},
+            **{name: getattr(counts, name) for name in COUNTS},
             "durations": packed(counts.durations),
             "stopped": storable(one.stopped, 500),
         }
@@ -143,3 +158,57 @@ _DOING: dict[str, Callable[[Service], object]] = {
     "stop": lambda service: service.stop_asked.set(),
     "release": lambda service: service.inflight.put_back(),
 }
+
+
+# How long this app keeps what it writes
+
+
+def prune(using: str) -> bool:
+    """Delete a piece of what is too old and take a piece of old minutes together; True if that was all there was."""
+    chunk = int(conf.setting("CHUNK_SIZE"))
+    left = [forget(table, conf.duration("RETENTION"), using, chunk) for table in KEPT]
+    left.append(forget(WorkerCommand, SILENCE_KEPT, using, chunk))
+    return compact(using, chunk) and all(left)
+
+
+def forget(table: Any, age: timedelta, using: str, chunk: int) -> bool:
+    """Delete up to *chunk* rows older than *age*, and say whether that was all of them."""
+    rows = table.objects.using(using)
+    # By key, which grows with time, so that no index is needed for it.
+    oldest = list(rows.order_by("pk").values_list("pk", flat=True)[:chunk])
+    if not oldest:
+        return True
+    past = rows.filter(pk__lte=oldest[-1], at__lt=DatabaseLater(-age))
+    return int(past._raw_delete(using)) < chunk
+
+
+def compact(using: str, chunk: int) -> bool:
+    """Take up to *chunk* old minutes of single processes together in ten minutes of all; True if that was all."""
+    dialect = dialect_for(connections[using])
+    before = slot_start(database_time(using) - AGE_OF_MINUTES, TEN_MINUTES)
+    rows = ThroughputMinute.objects.using(using)
+    # Another process may be at it; the leases of this one do not wait for that.
+    with dialect.own_transaction(), dialect.limit_lock_wait(1):
+        old = rows.filter(at__lt=before).exclude(process="")
+        minutes = list(old.select_for_update().order_by("at", "id")[:chunk])
+        together: dict[Any, list[ThroughputMinute]] = {}
+        for minute in minutes:
+            place = minute.model, slot_start(as_utc(minute.at), TEN_MINUTES)
+            together.setdefault(place, []).append(minute)
+        for (model, at), same in together.items():
+            kept = rows.select_for_update().filter(model=model, at=at, process="").first()
+            slot = kept or ThroughputMinute(model=model, at=at)
+            _take_in(slot, same)
+            slot.save(using=using)
+        rows.filter(pk__in=[minute.pk for minute in minutes])._raw_delete(using)
+    return len(minutes) < chunk
+
+
+def _take_in(slot: ThroughputMinute, minutes: Iterable[ThroughputMinute]) -> None:
+    durations: Counter[int] = unpacked(slot.durations)
+    for minute in minutes:
+        durations.update(unpacked(minute.durations))
+        for name in COUNTS:
+            setattr(slot, name, getattr(slot, name) + getattr(minute, name))
+        slot.stopped = slot.stopped or minute.stopped
+    slot.durations = packed(durations)

@@ -1,4 +1,4 @@
-"""What the control page and the admin read; without the control app everything here is empty, and nothing is asked."""
+"""What the control page and the admin read of the control app's tables."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,9 +21,9 @@ MINUTE = timedelta(minutes=1)
 TEN_MINUTES = timedelta(minutes=10)
 AGE_OF_MINUTES = timedelta(hours=1)
 
-#: Over which a process's rate is averaged, and up to a minute more.
+#: The rate of a process is averaged over so long, and up to a minute more.
 LATELY = timedelta(minutes=4)
-#: A process is taken to have lived so long at least: about as often it writes down what it has done.
+#: … and over so long at least: a process writes about as often.
 LEAST = timedelta(seconds=5)
 
 #: What the detail of a row that was handed over begins with; its new holder follows.
@@ -43,7 +43,7 @@ class Slot:
     failed: int
     #: Rows completed a second.
     rate: float
-    #: How long half of all batches, and 95 of 100, took at most, in seconds; None where none came to its end.
+    #: How long half of all batches, and 95 of 100, took at most, in seconds; None where no batch ended.
     p50: float | None
     p95: float | None
     #: Tries that failed, put back or not.
@@ -51,7 +51,7 @@ class Slot:
 
     @property
     def tries(self) -> int:
-        """Tries of rows that came to their end."""
+        """How many tries of rows ended."""
         return self.done + self.errors
 
     @property
@@ -70,7 +70,7 @@ class Mark:
 
 
 def minutes(model: type[models.Model], *, using: str, since: datetime) -> list[ThroughputMinute]:
-    """Return what worker processes have written down since then, oldest first."""
+    """Return the minutes that worker processes have written since then, oldest first."""
     rows = ThroughputMinute.objects.using(using).filter(
         model=scope_of(model), at__gte=slot_start(since, TEN_MINUTES)
     )
@@ -103,7 +103,6 @@ def rates(
     for row in written:
         if as_utc(row.at) >= since:
             done[row.process] += row.done
-    # Of a process that has only just begun a rate would mean nothing.
     return {
         worker.name: done[worker.name]
         / max(LEAST, now - max(since, worker.started_at)).total_seconds()
@@ -112,13 +111,13 @@ def rates(
 
 
 def slot_start(moment: datetime, width: timedelta) -> datetime:
-    """Return where the slot begins that a moment lies in."""
+    """Return the beginning of the slot that contains a moment."""
     epoch = datetime(1970, 1, 1, tzinfo=UTC)
     return moment - (moment - epoch) % width
 
 
 def _starts(now: datetime, span: timedelta, width: timedelta) -> Iterator[datetime]:
-    """Yield the beginnings of the slots of a span, the one that it begins in left out and the current one included."""
+    """Yield the beginnings of the slots of a span; the last one is the current slot."""
     at = slot_start(now, width) - (span // width - 1) * width
     while at <= now:
         yield at

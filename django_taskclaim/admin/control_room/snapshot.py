@@ -91,7 +91,7 @@ def in_time(alias: str, ask: Callable[[], T]) -> T | None:
 
 
 def parts_of(model: type[models.Model], alias: str, rows: Rows) -> Iterator[tuple[str, Any]]:
-    """Read what there is to see of *model*, by one look at the database's clock; error texts of *rows* only."""
+    """Read the parts of the page of *model*, with the error texts of *rows* only; the clock is read once."""
     seen = overview(model, alias, exact=False)
     yield "seen", seen
     yield "findings", list(reasons(seen))
@@ -136,7 +136,7 @@ class State:
 
 
 def state_of(seen: Summary | None) -> State:
-    """Return the state of a model's claims; None is what was never read."""
+    """Return the state of a model's claims; None means that it was not read."""
     if seen is None:
         return State("unknown", _("UNKNOWN"), _("The database has not answered in time yet."))
     if seen.pause is not None:
@@ -268,7 +268,7 @@ def _rates(hour: Sequence[Slot], day: Sequence[Slot]) -> list[float]:
 
     The last slot of each is not over, and what it has so far says little.
     """
-    # Where work went on in a few of the day's long slots only, it may have filled none of them.
+    # Work in a few of the day's long slots may have filled none of them.
     spans = ((hour[-11:-1], 1), (hour[:-1], 1), (day[:-1], 6))
     # Slots in which nothing was tried do not count: a night of pause foretells nothing.
     found = []
@@ -280,7 +280,7 @@ def _rates(hour: Sequence[Slot], day: Sequence[Slot]) -> list[float]:
 
 
 def forecast(seen: Summary, rates: Sequence[float]) -> str:
-    """Return how long the rest will take, as a range; nothing for less than a hundredth done, unless rows vanish."""
+    """Return how long the rest will take, as a range; nothing until a hundredth is done, unless done rows vanish."""
     progress, completion = seen.progress, policy_for(seen.model).completion
     left = progress.open + progress.processing
     is_early = completion.keeps and progress.fraction < FORESEEABLE
@@ -343,7 +343,7 @@ def lines(
 ) -> list[Line]:
     """Return the processes that serve the model, with what is known of their rows and commands.
 
-    Who does not see all rows learns of errors no more than their class: the text may be another row's.
+    A user who may not see all rows sees only the class of an error: its text may be about another row.
     """
     if seen is None:
         return []
@@ -354,7 +354,7 @@ def lines(
         average = worker.done / up.total_seconds() if rates is None else rates.get(worker.name, 0.0)
         state = worker.state if worker.alive else "silent"
         command = (commands or {}).get(worker.name)
-        # Of several models: it may be of one that this page's viewers must not see.
+        # The error of a worker of several models may be about a model that this user may not see.
         sees_error = sees_all and len(worker.labels) == 1
         line = Line(
             worker=worker,

@@ -111,7 +111,7 @@ class Page:
 
     @property
     def alias(self) -> str:
-        """The database that the page tells of."""
+        """The database whose rows the page shows."""
         return router.db_for_write(self.model)
 
     @property
@@ -173,7 +173,7 @@ class Page:
         def at(
             route: str, view: Callable[..., HttpResponseBase], name: str = "", **given: object
         ) -> URLPattern:
-            # A page that looks is left out of transactions, too: on SQLite each would keep every writer waiting.
+            # Pages that only read are outside transactions, too: on SQLite a transaction makes every writer wait.
             wrapped = self.site.admin_view(in_no_transaction(partial(view, **given)))
             return path(f"{base}{route}", wrapped, name=self.url_name(name))
 
@@ -203,7 +203,7 @@ class Page:
         return self._answer(request, "page.html", form)
 
     def live(self, request: HttpRequest) -> TemplateResponse:
-        """Answer with what the page's script puts in place of what it has."""
+        """Answer with the part of the page that its script replaces."""
         return self._answer(request, "live.html")
 
     def _answer(
@@ -261,7 +261,7 @@ class Page:
         return redirect(self.url())
 
     def turn(self, request: HttpRequest, *, off: bool) -> HttpResponseBase:
-        """Ask, and then pause or resume claims of the model."""
+        """Ask for confirmation, and then pause or resume claims of the model."""
         return ask_to_turn(
             request,
             self.model,
@@ -273,7 +273,7 @@ class Page:
         )
 
     def command(self, request: HttpRequest) -> HttpResponseBase:
-        """Ask, and then tell one worker process to drain, stop or release."""
+        """Ask for confirmation, and then give one worker process the command to drain, stop or release."""
         if not self.may_operate(request):
             raise PermissionDenied
         action = WORKER_ACTIONS.get(request.GET.get("command", ""))
@@ -311,7 +311,7 @@ class Page:
         )
 
     def _may_command(self, request: HttpRequest, worker: Worker) -> bool:
-        """Say whether the worker has to do with this model, and with none that the user may not operate on."""
+        """Say whether the worker serves this model, and no model that the user may not operate on."""
         return worker.serves(self.model) and all(
             self.beside(model).may_operate(request) for model in models_of(worker)
         )
@@ -328,7 +328,7 @@ class Page:
             messages.success(request, _command_message(worker, sent.put_back))
 
     def settings(self, request: HttpRequest) -> HttpResponseBase:
-        """Set the overrides that were changed, or show the form again with what is wrong."""
+        """Set the overrides that were changed, or show the form again with its errors."""
         if not self.may_configure(request):
             raise PermissionDenied
         if request.method != "POST":
@@ -352,7 +352,7 @@ class Page:
         return not form.errors
 
     def retry(self, request: HttpRequest, group: str) -> HttpResponseBase:
-        """Ask, and then reset the failed rows of the group: all of them, or the ten that failed last."""
+        """Ask for confirmation, and then reset failed rows of the group: all, or the ten that failed last."""
         if not self.may_operate(request):
             raise PermissionDenied
         rows = self.rows(request)
@@ -382,7 +382,7 @@ class Page:
         )
 
     def _retry(self, request: HttpRequest, group: Group, answer: Mapping[str, Any]) -> HttpResponse:
-        """Reset rows of the group; where the time was up, the page to press again follows."""
+        """Reset rows of the group; if the time was up, answer with the page that offers the rest."""
         rows = claims_of(self.rows(request))
         keys: Iterable[list[Any]] = keys_like(rows, group, int(conf.setting("CHUNK_SIZE")))
         if answer["first"]:
@@ -421,7 +421,7 @@ async def _asynchronous(parts: Iterator[str]) -> AsyncIterator[str]:
 
 
 def _command_message(worker: str, put_back: int | None) -> str:
-    """Say what came of a command. No sentence begins with the name: the admin would capitalise it."""
+    """Say what the command did. No sentence begins with the name: the admin would capitalise it."""
     if put_back is None:
         return _("The worker process %(worker)s has been told.") % {"worker": worker}
     return ngettext(

@@ -11,7 +11,7 @@ from django.core.management.base import CommandError
 from django.db import Error, connections
 
 from django_taskclaim.claim import clock
-from django_taskclaim.control import keeping
+from django_taskclaim.control import poller
 from django_taskclaim.control.models import is_on
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.formatting import counted, first_line
@@ -143,7 +143,7 @@ def _forgotten(where: list[tuple[Any, str]]) -> list[str]:
     refused = []
     for alias in dict.fromkeys(alias for _model, alias in where):
         try:
-            for prune in [service.prune, *([keeping.prune] if is_on(alias) else [])]:
+            for prune in [service.prune, *([poller.prune] if is_on(alias) else [])]:
                 # True once that was all.
                 any(prune(alias) for _ in range(CHUNKS))
         except (Error, TaskClaimError) as error:

@@ -1,4 +1,4 @@
-"""What a database tells of itself: plans, statistics, indexes, replicas, and settings that break a promise."""
+"""What a database reports about itself: plans, statistics, indexes, replicas, and settings that break a promise."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -33,7 +33,7 @@ DENIED = {1045, 1227}
 
 
 class MySQLServer(Server):
-    """What MySQL and MariaDB tell of themselves."""
+    """What MySQL and MariaDB report about themselves."""
 
     @property
     def _is_mariadb(self) -> bool:

@@ -46,7 +46,7 @@ class _Faults(NamedTuple):
 
 
 class PostgreSQLServer(Server):
-    """What PostgreSQL tells of itself."""
+    """What PostgreSQL reports about itself."""
 
     on_a_busy_table = " (while the table is in use: CREATE INDEX CONCURRENTLY)"
 

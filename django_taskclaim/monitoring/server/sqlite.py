@@ -18,7 +18,7 @@ OLDEST = (3, 35)
 
 
 class SQLiteServer(Server):
-    """What SQLite tells of itself."""
+    """What SQLite reports about itself."""
 
     def explain(self, statement: SQL, table: Table) -> Plan:
         """Judge small tables leniently only where statistics exist: without them SQLite plans alike at any size."""
