@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 from django.contrib import admin
 from django.contrib.admin import AdminSite, ModelAdmin
 from django.core.exceptions import PermissionDenied
-from django.db import models
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.urls import URLPattern, URLResolver, path
+from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from django_taskclaim.admin.confirming import Crumb, ask_to_turn, in_no_transaction
-from django_taskclaim.admin.control_room.snapshot import Snapshot, bar_of, read, state_of
+from django_taskclaim.admin.control_room.snapshot import bar_of, in_time, state_of
 from django_taskclaim.admin.control_room.views import (
     Page,
     address,
@@ -93,11 +93,17 @@ class ControlAdmin(Base):
         pages = self.open_to(request)
         if not pages:
             raise PermissionDenied
-        known = {
-            alias: _summaries(alias, [page.model for page in pages if page.alias == alias])
-            for alias in {page.alias for page in pages}
-        }
-        lines = [_line(page, known[page.alias].get(page.label)) for page in pages]
+        as_of, known = timezone.now(), dict[str, Summary]()
+
+        def read(alias: str) -> bool:
+            there = [page.model for page in pages if page.alias == alias]
+            known.update((seen.model._meta.label, seen) for seen in summaries(there, alias))
+            return True
+
+        in_times = [
+            in_time(alias, partial(read, alias)) for alias in {page.alias for page in pages}
+        ]
+        lines = [_line(page, known.get(page.label)) for page in pages]
         title = _("Control room")
         return page_response(
             request,
@@ -112,8 +118,8 @@ class ControlAdmin(Base):
             models=lines,
             may_operate_all=may_operate(request, None),
             all_are_paused=any(one["state"].all_are_paused for one in lines),
-            as_of=min(one.as_of for one in known.values()),
-            is_late=any(one.is_late for one in known.values()),
+            as_of=as_of,
+            is_late=not all(in_times),
         )
 
     def turn(self, request: HttpRequest, *, off: bool) -> HttpResponseBase:
@@ -146,11 +152,6 @@ class ControlAdmin(Base):
 
     def has_delete_permission(self, request: HttpRequest, obj: object = None) -> bool:
         return False
-
-
-def _summaries(alias: str, of: Sequence[type[models.Model]]) -> Snapshot:
-    """Read a ``Summary`` of each of the models, under its label."""
-    return read(alias, ((seen.model._meta.label, seen) for seen in summaries(of, alias)))
 
 
 def _line(page: Page, seen: Summary | None) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """What a page shows, read under one time limit, the most important first, and made into what its templates need."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, TypeVar
 
 from django.db import Error, connections, models
@@ -18,9 +19,10 @@ from django_taskclaim.completion import Clear
 from django_taskclaim.control import reading
 from django_taskclaim.control.actions import WORKER_ACTIONS
 from django_taskclaim.control.commands import open_commands
-from django_taskclaim.control.models import is_on
-from django_taskclaim.control.reading import Slot
+from django_taskclaim.control.models import OperatorAct, is_on
+from django_taskclaim.control.reading import Mark, Slot
 from django_taskclaim.doctor.blockers import reasons
+from django_taskclaim.doctor.findings import Finding
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.formatting import format_duration
 from django_taskclaim.models import Switch, Throttle
@@ -34,7 +36,7 @@ from django_taskclaim.monitoring.overview import (
 )
 from django_taskclaim.monitoring.server import server_for
 from django_taskclaim.policy import RENEWALS_PER_LEASE, policy_for
-from django_taskclaim.ranges import row_counts
+from django_taskclaim.ranges import RowCounts, row_counts
 from django_taskclaim.states import Status
 from django_taskclaim.tables import EVERY_MODEL
 
@@ -56,58 +58,58 @@ T = TypeVar("T")
 # Reading
 
 
-@dataclass(frozen=True)
-class Snapshot:
-    """What was read for one page, part by part."""
-
-    parts: Mapping[str, Any]
-    as_of: datetime
-    #: Whether the time was up before all parts were read.
-    is_late: bool
-
-    def get(self, name: str) -> Any:
-        """Return a part; None where it was not read in time."""
-        return self.parts.get(name)
-
-
-def read(alias: str, parts: Iterator[tuple[str, Any]]) -> Snapshot:
-    """Read the *parts* one after the other, as far as the database answers in PAGE_TIMEOUT."""
-    now, known, is_late = timezone.now(), {}, False
+def in_time(alias: str, ask: Callable[[], T]) -> T | None:
+    """Return what *ask* reads from the database; None where that is not finished in PAGE_TIMEOUT."""
     try:
         with server_for(connections[alias]).bounded(conf.duration("PAGE_TIMEOUT")):
-            for name, value in parts:
-                known[name] = value
+            return ask()
     except (Error, TaskClaimError):
-        is_late = True
         if not connections[alias].in_atomic_block:
             connections[alias].close_if_unusable_or_obsolete()
-    return Snapshot(known, now, is_late)
+        return None
 
 
-def in_time(alias: str, ask: Callable[[], T]) -> T | None:
-    """Return what *ask* reads from the database; None where it does not answer in PAGE_TIMEOUT."""
-    found: T | None = read(alias, (("answer", ask()) for _once in range(1))).get("answer")
+@dataclass
+class Snapshot:
+    """What was read for the page of one model; None is what was not read in time, or is not there."""
+
+    as_of: datetime
+    #: Whether the time was up before everything was read.
+    is_late: bool = False
+    seen: Overview | None = None
+    findings: list[Finding] | None = None
+    ranges: RowCounts | None = None
+    failed: failures.Sample | None = None
+    #: What each worker was told to do and has not done yet.
+    commands: dict[str, str] = field(default_factory=dict)
+    hour: list[Slot] | None = None
+    day: list[Slot] | None = None
+    rates: dict[str, float] | None = None
+    acts: list[OperatorAct] | None = None
+    marks: list[Mark] = field(default_factory=list)
+
+    def read(self, model: type[models.Model], alias: str, rows: Rows) -> bool:
+        """Read the parts, the most important first, with the error texts of *rows* only; the clock is read once."""
+        self.seen = seen = overview(model, alias, exact=False)
+        self.findings = list(reasons(seen))
+        if has_ranges(model):
+            self.ranges = row_counts(model, alias)
+        self.failed = failures.sample(rows, seen.now)
+        if is_on(alias):
+            self.commands = {one.worker: one.command for one in open_commands(alias)}
+            minutes = reading.minutes(model, using=alias, since=seen.now - DAY)
+            self.hour, self.day = (reading.slots(minutes, seen.now, span) for span in (HOUR, DAY))
+            self.rates = reading.rates(minutes, seen.living, seen.now)
+            self.acts = reading.acts(model, using=alias, limit=ACTS)
+            self.marks = reading.marks(model, minutes, using=alias, since=seen.now - DAY)
+        return True
+
+
+def snapshot_of(model: type[models.Model], alias: str, rows: Rows) -> Snapshot:
+    """Return as much of a snapshot as the database tells in time."""
+    found = Snapshot(timezone.now())
+    found.is_late = not in_time(alias, partial(found.read, model, alias, rows))
     return found
-
-
-def parts_of(model: type[models.Model], alias: str, rows: Rows) -> Iterator[tuple[str, Any]]:
-    """Read the parts of the page of *model*, with the error texts of *rows* only; the clock is read once."""
-    seen = overview(model, alias, exact=False)
-    yield "seen", seen
-    yield "findings", list(reasons(seen))
-    if has_ranges(model):
-        yield "ranges", row_counts(model, alias)
-    yield "failed", failures.sample(rows, seen.now)
-    if not is_on(alias):
-        return
-    yield "commands", {one.worker: one.command for one in open_commands(alias)}
-    minutes = reading.minutes(model, using=alias, since=seen.now - DAY)
-    hour, day = (reading.slots(minutes, seen.now, span) for span in (HOUR, DAY))
-    yield "hour", hour
-    yield "day", day
-    yield "rates", reading.rates(minutes, seen.living, seen.now)
-    yield "acts", reading.acts(model, using=alias, limit=ACTS)
-    yield "marks", reading.marks(model, minutes, using=alias, since=seen.now - DAY)
 
 
 # Whether claims flow, and if not, who or what stopped them
@@ -336,7 +338,7 @@ class Line:
 
 def lines(
     seen: Overview | None,
-    commands: Mapping[str, str] | None,
+    commands: Mapping[str, str],
     rates: Mapping[str, float] | None,
     *,
     sees_all: bool,
@@ -353,7 +355,7 @@ def lines(
         up = max(seen.now - worker.started_at, timedelta(seconds=1))
         average = worker.done / up.total_seconds() if rates is None else rates.get(worker.name, 0.0)
         state = worker.state if worker.alive else "silent"
-        command = (commands or {}).get(worker.name)
+        command = commands.get(worker.name)
         # The error of a worker of several models may be about a model that this user may not see.
         sees_error = sees_all and len(worker.labels) == 1
         line = Line(

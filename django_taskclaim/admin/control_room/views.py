@@ -44,8 +44,7 @@ from django_taskclaim.admin.control_room.snapshot import (
     bar_of,
     in_time,
     lines,
-    parts_of,
-    read,
+    snapshot_of,
     state_of,
 )
 from django_taskclaim.admin.localized import number
@@ -211,7 +210,7 @@ class Page:
     ) -> TemplateResponse:
         if not self.may_view(request):
             raise PermissionDenied
-        known = read(self.alias, parts_of(self.model, self.alias, self.rows(request)))
+        known = snapshot_of(self.model, self.alias, self.rows(request))
         names = ("live", "pause", "resume", "commands", "settings", "export")
         return page_response(
             request,
@@ -232,20 +231,17 @@ class Page:
         self, known: Snapshot, form: SettingsForm | None, *, sees_all: bool
     ) -> dict[str, Any]:
         """Return what the templates show; None is what was not read, and the script keeps what it has of that."""
-        seen, failed = known.get("seen"), known.get("failed")
-        hour, day = known.get("hour"), known.get("day")
+        seen, hour, day = known.seen, known.hour or [], known.day or []
         # Without a living worker that may claim, what was done before foretells nothing.
         goes_on = seen is not None and seen.pause is None and seen.living
         stored = seen.switch.overrides if seen and seen.switch else {}
-        groups = failed.groups[:GROUPS] if failed else []
+        groups = known.failed.groups[:GROUPS] if known.failed else []
         return {
-            **known.parts,
-            "as_of": known.as_of,
-            "is_late": known.is_late,
+            **vars(known),
             "state": state_of(seen),
-            "bar": bar_of(seen, hour or [], day or []) if goes_on else bar_of(seen),
-            "charts": charts(hour, day, known.get("marks") or []),
-            "workers": lines(seen, known.get("commands"), known.get("rates"), sees_all=sees_all),
+            "bar": bar_of(seen, hour, day) if goes_on else bar_of(seen),
+            "charts": charts(known.hour, known.day, known.marks),
+            "workers": lines(seen, known.commands, known.rates, sees_all=sees_all),
             "failures": [self._failure(group) for group in groups],
             "settings_form": form or SettingsForm(self.model, stored=stored),
         }
