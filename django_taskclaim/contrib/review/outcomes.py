@@ -1,7 +1,6 @@
 """What became of a row that somebody thought was theirs, and what they wrote beside what is stored by now."""
 
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 from django import forms
@@ -9,6 +8,7 @@ from django.db import models
 from django.utils.translation import gettext as _
 
 from django_taskclaim.columns import claim_columns
+from django_taskclaim.fields import AnyField
 from django_taskclaim.formatting import format_clock_time
 from django_taskclaim.holders import name_of
 from django_taskclaim.states import Status
@@ -20,57 +20,46 @@ class Outcome:
 
     #: One of ``Status``; "" for a row that is gone.
     status: str
-    #: Who holds or finished it, as people speak of them; "" where nobody does.
+    #: Who holds or finished it, as people speak of them, and whether that is the one who asks.
     name: str
-    #: Whether that is the one who asks.
     is_own: bool
-    since: datetime | None
-    until: datetime | None
-
-    @property
-    def sentence(self) -> str:
-        """Say it."""
-        moments = {"when": self.since, "until": self.until}
-        words = {
-            name: format_clock_time(moment) if moment else "?" for name, moment in moments.items()
-        }
-        words["name"] = self.name
-        return self._sentences()[self.status] % words
-
-    def _sentences(self) -> dict[str, str]:
-        own = self.is_own
-        return {
-            "": _("It is gone."),
-            Status.OPEN.value: _("It was put back, and nobody holds it now."),
-            Status.PAUSED.value: _("It was set aside, and nobody works on it."),
-            Status.PROCESSING.value: _("You have held it again since %(when)s: open it again.")
-            if own
-            else _("%(name)s has held it since %(when)s, and keeps it until %(until)s at least."),
-            Status.COMPLETE.value: _("You finished it at %(when)s.")
-            if own
-            else _("%(name)s finished it at %(when)s."),
-            Status.FAILED.value: _("It was given up."),
-        }
+    sentence: str
 
 
 def outcome_of(row: models.Model | None, asked_by: str) -> Outcome:
-    """Say what the stored *row* tells *asked_by*, the name of a holder; None is a row that is gone."""
+    """Return what the stored *row* means for *asked_by*, the name of a holder; None is a row that is gone."""
     if row is None:
-        return Outcome("", "", is_own=False, since=None, until=None)
+        return Outcome("", "", is_own=False, sentence=_("It is gone."))
     columns = claim_columns(type(row))
 
-    def read(field: Any) -> Any:
-        return None if field is None else getattr(row, field.attname)
+    def time(field: AnyField | None) -> str:
+        moment = None if field is None else getattr(row, field.attname)
+        return format_clock_time(moment) if moment else ""
 
-    status, holder = str(read(columns.status)), read(columns.claimed_by) or ""
-    finished = read(columns.completed_at) if status == Status.COMPLETE else None
-    return Outcome(
-        status,
-        name_of(holder) or _("Somebody"),
-        is_own=holder == asked_by,
-        since=finished or read(columns.claimed_at),
-        until=read(columns.expires_at),
-    )
+    status, holder = (getattr(row, one.attname) for one in (columns.status, columns.claimed_by))
+    is_own, name = holder == asked_by, name_of(holder or "") or _("Somebody")
+    finished = time(columns.completed_at) if status == Status.COMPLETE else ""
+    words = {
+        "name": name,
+        "when": finished or time(columns.claimed_at) or "?",
+        "until": time(columns.expires_at) or "?",
+    }
+    return Outcome(status, name, is_own, _sentence(status, is_own=is_own) % words)
+
+
+def _sentence(status: str, *, is_own: bool) -> str:
+    if status == Status.PROCESSING:
+        if is_own:
+            return _("You have held it again since %(when)s: open it again.")
+        return _("%(name)s has held it since %(when)s, and keeps it until %(until)s at least.")
+    if status == Status.COMPLETE:
+        return (
+            _("You finished it at %(when)s.") if is_own else _("%(name)s finished it at %(when)s.")
+        )
+    return {
+        Status.OPEN.value: _("It was put back, and nobody holds it now."),
+        Status.PAUSED.value: _("It was set aside, and nobody works on it."),
+    }.get(status, _("It was given up."))
 
 
 # What was written

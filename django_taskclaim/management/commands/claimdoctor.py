@@ -1,6 +1,7 @@
 """``manage.py claimdoctor``: what is wrong, why nothing moves, and what to do about it."""
 
 from argparse import ArgumentParser
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -48,36 +49,33 @@ signs:
             self.stdout.write(
                 "No installed model can be claimed; add django_taskclaim.models.TaskMixin to one."
             )
-        self._notes = 0
-        problems = self._report("The project", check_findings(check_project()))
+        sections = [("The project", check_findings(check_project()))]
         for alias in dict.fromkeys(alias for _, alias in where):
             title = f"The database {alias}, {connections[alias].display_name}"
-            problems += self._report(title, server_findings(alias))
-        for model, alias in where:
-            problems += self._report(f"{model._meta.label} on {alias}", examine(model, alias))
-        if problems:
+            sections.append((title, server_findings(alias)))
+        sections += [
+            (f"{model._meta.label} on {alias}", examine(model, alias)) for model, alias in where
+        ]
+        kinds = Counter(kind for title, found in sections for kind in self._report(title, found))
+        if problems := kinds[Kind.PROBLEM]:
             raise CommandError(f"{counted(problems, 'problem')} found.")
-        notes = f" {counted(self._notes, 'note')} above." if self._notes else ""
+        notes = f" {counted(kinds[Kind.NOTE], 'note')} above." if kinds[Kind.NOTE] else ""
         self.stdout.write(self.style.SUCCESS(f"No problem found.{notes}"))
 
-    def _report(self, title: str, findings: Iterable[Finding]) -> int:
-        """Write the findings, if there are any, and return how many of them are problems."""
+    def _report(self, title: str, findings: Iterable[Finding]) -> list[Kind]:
+        """Write the findings, if there are any, and return of what kinds they are."""
         found = list(findings)
-        self._notes += sum(finding.kind is Kind.NOTE for finding in found)
         if found:
             self.stdout.write(self.style.MIGRATE_HEADING(title))
             for finding in found:
                 self._print(finding)
             self.stdout.write("")
-        return sum(finding.kind is Kind.PROBLEM for finding in found)
+        return [finding.kind for finding in found]
 
     def _print(self, finding: Finding) -> None:
-        style = {
-            Kind.PROBLEM: self.style.ERROR,
-            Kind.NOTE: self.style.WARNING,
-            Kind.FINE: self.style.SUCCESS,
-        }
-        self.stdout.write(f"  {style[finding.kind](_SIGNS[finding.kind])}  {finding.message}")
+        style = {"!!": self.style.ERROR, "..": self.style.WARNING, "ok": self.style.SUCCESS}
+        sign = _SIGNS[finding.kind]
+        self.stdout.write(f"  {style[sign](sign)}  {finding.message}")
         for line in [finding.advice, *(f"  {detail}" for detail in finding.details)]:
             if line:
                 self.stdout.write(f"      {line}")

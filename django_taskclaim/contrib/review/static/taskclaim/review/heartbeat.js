@@ -10,7 +10,7 @@
 (() => {
   "use strict";
 
-  const desk = document.querySelector("[data-taskclaim-heartbeat]");
+  const panel = document.querySelector("[data-taskclaim-heartbeat]");
 
   function copying() {
     for (const button of document.querySelectorAll("[data-taskclaim-copy]")) {
@@ -30,11 +30,11 @@
   }
 
   copying();
-  if (!desk) return;
+  if (!panel) return;
 
-  const notice = desk.querySelector("[data-taskclaim-notice]");
-  const csrf = desk.querySelector("[name=csrfmiddlewaretoken]");
-  const every = Number(desk.dataset.every) * 1000;
+  const notice = panel.querySelector("[data-taskclaim-notice]");
+  const csrf = panel.querySelector("[name=csrfmiddlewaretoken]");
+  const every = Number(panel.dataset.every) * 1000;
   const held = [...document.querySelectorAll("[data-taskclaim-pk]")].map((element) => ({ element, ends: null }));
   let asking = false, askedAt = 0, failures = 0;
 
@@ -42,7 +42,7 @@
     return held.filter((one) => !one.element.hasAttribute("data-taskclaim-lost"));
   }
 
-  function say(words) {
+  function notify(words) {
     if (notice.textContent === words && notice.hidden === !words) return;
     notice.textContent = words;
     notice.hidden = !words;
@@ -50,10 +50,10 @@
 
   function words(milliseconds) {
     const seconds = Math.max(0, Math.round(milliseconds / 1000));
-    if (seconds < 60) return desk.dataset.leftS.replace("%s", seconds);
+    if (seconds < 60) return panel.dataset.leftS.replace("%s", seconds);
     const minutes = Math.floor(seconds / 60);
-    if (minutes < 120) return desk.dataset.leftMin.replace("%s", minutes);
-    return desk.dataset.leftH.replace("%s", Math.floor(minutes / 60));
+    if (minutes < 120) return panel.dataset.leftMin.replace("%s", minutes);
+    return panel.dataset.leftH.replace("%s", Math.floor(minutes / 60));
   }
 
   function show() {
@@ -69,12 +69,12 @@
     if (place) place.textContent = why;
     const left = one.element.querySelector("[data-taskclaim-left]");
     if (left) left.textContent = "";
-    if (held.length === 1 || !place) say(desk.dataset.lost);
+    if (held.length === 1 || !place) notify(panel.dataset.lost);
     one.element.dispatchEvent(new CustomEvent("taskclaim:lost", { bubbles: true, detail: { why } }));
   }
 
-  function heard(answer) {
-    say(standing().length < held.length && held.length === 1 ? desk.dataset.lost : "");
+  function update(answer) {
+    notify(standing().length < held.length && held.length === 1 ? panel.dataset.lost : "");
     const byKey = new Map(held.map((one) => [one.element.dataset.taskclaimPk, one]));
     for (const { pk, left } of answer.held) {
       if (byKey.has(pk)) byKey.get(pk).ends = left === null ? null : Date.now() + left * 1000;
@@ -96,21 +96,21 @@
       body.append("token", element.dataset.taskclaimToken);
     }
     try {
-      const answer = await fetch(desk.dataset.taskclaimHeartbeat, {
+      const answer = await fetch(panel.dataset.taskclaimHeartbeat, {
         method: "POST",
         body,
         credentials: "same-origin",
         headers: { "X-CSRFToken": csrf ? csrf.value : "", Accept: "application/json" },
       });
-      const told = (answer.headers.get("Content-Type") || "").startsWith("application/json");
-      if (told && answer.ok) heard(await answer.json());
-      else if (answer.redirected || answer.status === 403) say(desk.dataset.out);
+      const isJson = (answer.headers.get("Content-Type") || "").startsWith("application/json");
+      if (isJson && answer.ok) update(await answer.json());
+      else if (answer.redirected || answer.status === 403) notify(panel.dataset.out);
       else throw new Error(answer.status);
       failures = 0;
     } catch {
       failures += 1;
       // One answer that got lost on the way is nothing to worry anybody with.
-      if (failures > 1) say(desk.dataset.unheard);
+      if (failures > 1) notify(panel.dataset.silent);
     } finally {
       asking = false;
     }
