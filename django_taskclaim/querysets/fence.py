@@ -1,4 +1,8 @@
-"""What Django's own writes may do to claimable rows: never write a claim column, never pass a lost claim."""
+"""What Django's own writes may do to claimable rows: never write a claim column, never pass a lost claim.
+
+On a row that exists, a claim column that was assigned is an error before any SQL. A new row is created open, unless
+it was constructed with another initial state that is allowed, and with nothing that only a claim writes.
+"""
 
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress

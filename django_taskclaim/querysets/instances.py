@@ -1,4 +1,4 @@
-"""From claimed rows, new ones and those that somebody holds already, to the instances that a queryset asks for."""
+"""From claimed rows to the instances that a queryset asks for: of a claim just made, or of what somebody holds."""
 
 from collections.abc import Collection, Hashable, Iterable, Sequence
 from functools import cache, partial
@@ -51,7 +51,7 @@ def build(
 
 def prefetch(queryset: Rows, rows: list[models.Model]) -> None:
     """Load what the queryset prefetches."""
-    if lookups := queryset._prefetch_related_lookups:  # type: ignore[attr-defined]  # not in django-stubs
+    if lookups := getattr(queryset, "_prefetch_related_lookups", ()):
         models.prefetch_related_objects(rows, *lookups)
 
 
@@ -149,7 +149,7 @@ def _fresh_like(queryset: Rows) -> Rows:
     fresh.query.select_related = queryset.query.select_related
     fresh.query.deferred_loading = queryset.query.deferred_loading
     if hasattr(queryset, "_fetch_mode"):
-        fresh._fetch_mode = queryset._fetch_mode  # type: ignore[attr-defined]  # not in django-stubs
+        vars(fresh)["_fetch_mode"] = queryset._fetch_mode
     return fresh
 
 
@@ -189,7 +189,7 @@ def claimed_by(
 
 def holdings(queryset: Rows, who: str) -> list[models.Model]:
     """Return the rows that *who* holds; see ``ClaimQuerySet.holdings``."""
-    if queryset._fields is not None:  # type: ignore[attr-defined]  # not in django-stubs
+    if getattr(queryset, "_fields", None) is not None:
         raise TypeError("holdings() returns rows that carry claims; values() has none.")
     ordered = in_policy_order(queryset)
     if not ordered.query.order_by:

@@ -4,11 +4,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from django.db import models
 from django.db.models import Count, Min, Q
 
-from django_taskclaim.db import DatabaseNow, SwitchIsOn
-from django_taskclaim.db.sql import sql
+from django_taskclaim.db import DatabaseNow
 from django_taskclaim.fields import OPEN_ENDED
 from django_taskclaim.formatting import format_clock_time, format_number
 from django_taskclaim.limits import Grant
@@ -104,10 +102,8 @@ def why_empty(queryset: Rows, who: str) -> WhyEmpty:
     if queryset.query.is_empty():
         return WhyEmpty()
     target = ClaimTarget.of(queryset.model, queryset.db)
-    if _is_paused(target):
-        return WhyEmpty("paused")
-    if (stop := _stop_of_everyone(queryset.model, target.alias)) is not None and stop.until:
-        return WhyEmpty(f"throttled until {format_clock_time(stop.until)}: {stop.reason}")
+    if stopped := _stop(target):
+        return WhyEmpty(stopped)
     refusal = Grant(target).refused_now()
     if refusal is not None and refusal.option == "hours":
         return WhyEmpty(f"outside the hours {refusal.limits.hours}{_at(refusal.until, 'next')}")
@@ -123,10 +119,17 @@ def why_empty(queryset: Rows, who: str) -> WhyEmpty:
     return WhyEmpty(f"{format_number(kept_back)} kept back by {limit}{_at(refusal.until, 'next')}")
 
 
-def _is_paused(target: ClaimTarget) -> bool:
-    is_on = SwitchIsOn(scopes_over(target.model)).fragment(target.dialect)
-    ((on,),) = target.dialect.fetch(sql("SELECT CASE WHEN {} THEN 1 ELSE 0 END", is_on))
-    return not on
+def _stop(target: ClaimTarget) -> str:
+    """Say what stops all claims of the model now, a pause or else the longest throttle; empty where nothing does."""
+    now_stopped = Q(until=None) | Q(until__gt=DatabaseNow())
+    rows = Switch.objects.using(target.alias).filter(now_stopped, paused_at__isnull=False)
+    if rows.filter(scope__in=scopes_over(target.model)).exists():
+        return "paused"
+    throttles = [throttle_scope(scope) for scope in own_scopes(target.model)]
+    stop = rows.filter(scope__in=throttles).order_by("-until").first()
+    if stop is None or stop.until is None:
+        return ""
+    return f"throttled until {format_clock_time(stop.until)}: {stop.reason}"
 
 
 def _counts(target: ClaimTarget, who: str) -> dict[str, object]:
@@ -147,12 +150,3 @@ def _counts(target: ClaimTarget, who: str) -> dict[str, object]:
         counts["waiting"] = Count(status, filter=later)
         counts["next_due"] = Min(waiting.name, filter=later & ~Q(**{waiting.name: OPEN_ENDED}))
     return counts
-
-
-def _stop_of_everyone(model: type[models.Model], using: str) -> Switch | None:
-    """Return the row of the stop that keeps claims of *model* back now, the longest; None where there is none."""
-    scopes = [throttle_scope(scope) for scope in own_scopes(model)]
-    held = Switch.objects.using(using).filter(
-        scope__in=scopes, paused_at__isnull=False, until__gt=DatabaseNow()
-    )
-    return held.order_by("-until").first()
