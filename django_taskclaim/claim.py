@@ -71,7 +71,7 @@ class Claim:
     #: Set where the row had moved on by then, so that nobody can tell whether that COMMIT arrived.
     ambiguous = False
     #: Why its worker would have the row back as soon as its handler comes to a resting place; empty if not at all.
-    asked_back = ""
+    cancel_reason = ""
     #: … and whether what is left of the row is too much for one claim.
     too_long = False
     _ending: "_Ending | None" = None

@@ -48,11 +48,11 @@ def is_unstarted_mark(moment: datetime | None) -> bool:
     return moment is not None and as_utc(moment) == QUARANTINED_UNSTARTED
 
 
-def without_looks(deconstructed: Any) -> Any:
+def without_display(deconstructed: Any) -> Any:
     """Leave out of what migrations keep how people see the column: a better word is no change of the table."""
     name, path, args, kwargs = deconstructed
-    looks = ("verbose_name", "editable")
-    return name, path, args, {key: value for key, value in kwargs.items() if key not in looks}
+    display = ("verbose_name", "editable")
+    return name, path, args, {key: value for key, value in kwargs.items() if key not in display}
 
 
 class ClaimColumn(models.Field):
@@ -68,7 +68,7 @@ class ClaimColumn(models.Field):
         super().__init__(*args, **{**self.usual, **kwargs})
 
     def deconstruct(self) -> Any:
-        return without_looks(super().deconstruct())
+        return without_display(super().deconstruct())
 
 
 class StatusField(ClaimColumn, models.CharField):
@@ -115,7 +115,7 @@ class PriorityField(models.IntegerField):
     """The user's own order of claims; higher comes first."""
 
     def deconstruct(self) -> Any:
-        return without_looks(super().deconstruct())
+        return without_display(super().deconstruct())
 
 
 class RangeColumn(ClaimColumn):

@@ -64,9 +64,9 @@ def send_of_rows(signal: Signal, rows: Iterable[models.Model], **facts: Any) -> 
         send_after_commit(signal, model, alias, rows=same, **facts)
 
 
-def after_commit(using: str, tell: Callable[[], object]) -> None:
-    """Call *tell* once the current transaction has committed; at once where there is none that Django knows of."""
+def after_commit(using: str, call: Callable[[], object]) -> None:
+    """Make the *call* once the current transaction has committed; at once where there is none that Django knows of."""
     if connections[using].in_atomic_block:
-        transaction.on_commit(tell, using=using, robust=True)
+        transaction.on_commit(call, using=using, robust=True)
     else:
-        tell()
+        call()

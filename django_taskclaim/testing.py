@@ -184,22 +184,22 @@ class _Inline(Running):
 
     # In this thread all the same, for the connection of another one sees nothing of the test's rows.
     judging_waits = False
-    _around: "_Savepoints"
+    _savepoints: "_Savepoints"
 
     def _call(self, item: WorkItem, called: list[HeldRow]) -> Answer:
-        self._around = _Savepoints()
+        self._savepoints = _Savepoints()
         answer = super()._call(item, called)
-        self._around.leave(answer.error)
+        self._savepoints.leave(answer.error)
         return _unless_meant_for_the_test(answer)
 
     async def _acall(self, item: WorkItem, called: list[HeldRow]) -> Answer:
-        self._around = await sync_to_async(_Savepoints)()
+        self._savepoints = await sync_to_async(_Savepoints)()
         answer = await super()._acall(item, called)
-        await sync_to_async(self._around.leave)(answer.error)
+        await sync_to_async(self._savepoints.leave)(answer.error)
         return _unless_meant_for_the_test(answer)
 
     def _left_open(self) -> list[str]:
-        return self._around.left_open()
+        return self._savepoints.left_open()
 
 
 class _Savepoints:

@@ -92,8 +92,8 @@ class Series:
         return [table.key_of(row) for row in heads.values() if row[-1] == Status.OPEN]
 
     def _in_order(self, target: ClaimTarget, rows: Rows) -> Rows:
-        asked: Rows = models.QuerySet(target.model).order_by(*self.order)
-        return in_claim_order(rows, asked, target)
+        ordered: Rows = models.QuerySet(target.model).order_by(*self.order)
+        return in_claim_order(rows, ordered, target)
 
 
 def serial_order(policy: Policy, columns: ClaimColumns) -> list[object]:

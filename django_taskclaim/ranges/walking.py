@@ -222,10 +222,10 @@ def _refuse_interrupted(row: models.Model, claim: Claim, target: RangeTarget) ->
     """Raise RangeInterrupted where the worker asks for the range; one that takes too long is split first."""
     if claim.lost:
         raise_lost([row], [])
-    if claim.asked_back:
+    if claim.cancel_reason:
         if claim.too_long:
             split(target, claim.pk)
-        raise RangeInterrupted(0, f"{claim.asked_back}; the range goes on at its checkpoint")
+        raise RangeInterrupted(0, f"{claim.cancel_reason}; the range goes on at its checkpoint")
 
 
 def _lock(row: models.Model, claim: Claim, target: RangeTarget) -> None:

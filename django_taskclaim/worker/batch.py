@@ -305,7 +305,7 @@ class WorkItem:
     def ask_back(self, why: str, *, too_long: bool = False) -> None:
         """Have a handler that comes to resting places, as one that walks a range does, stop at the next one."""
         for held in self.rows:
-            held.claim.asked_back = held.claim.asked_back or why
+            held.claim.cancel_reason = held.claim.cancel_reason or why
             held.claim.too_long = held.claim.too_long or too_long
 
     @property
