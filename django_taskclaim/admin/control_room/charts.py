@@ -20,15 +20,6 @@ MARKS = 30
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
-    """Something that happened, at its place on the axis."""
-
-    x: float
-    sign: str
-    mark: Mark
-
-
-@dataclass(frozen=True, slots=True)
 class Chart:
     """The last hour, or the last day."""
 
@@ -50,7 +41,8 @@ class Chart:
     median: float = 0.0
     slowest: float = 0.0
     begins: datetime | None = None
-    ticks: list[Tick] = field(default_factory=list)
+    #: Each mark, its place on the axis and its sign.
+    ticks: list[tuple[Mark, float, str]] = field(default_factory=list)
 
 
 def charts(
@@ -100,11 +92,10 @@ def _area(values: Sequence[float], top: float) -> str:
     return "".join([*points, f"L{WIDTH:.0f} {HEIGHT:.0f}Z"])
 
 
-def _ticks(marks: Sequence[Mark], slots: Sequence[Slot]) -> list[Tick]:
+def _ticks(marks: Sequence[Mark], slots: Sequence[Slot]) -> list[tuple[Mark, float, str]]:
     begins = slots[0].at
     span = (slots[1].at - begins) * len(slots)
     inside = [mark for mark in marks if begins <= mark.at < begins + span]
     return [
-        Tick(WIDTH * ((mark.at - begins) / span), SIGNS.get(mark.kind, "•"), mark)
-        for mark in inside[-MARKS:]
+        (mark, WIDTH * ((mark.at - begins) / span), SIGNS[mark.kind]) for mark in inside[-MARKS:]
     ]

@@ -20,7 +20,7 @@ from django.contrib.admin import AdminSite, ModelAdmin
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
-from django.urls import URLPattern, URLResolver, path
+from django.urls import URLPattern, path
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
@@ -57,32 +57,34 @@ class ControlAdmin(Base):
     #: Those that have a page: a model defined once the addresses are known has none.
     pages: Sequence[Page] = ()
 
-    def get_urls(self) -> list[URLPattern | URLResolver]:  # type: ignore[override]
+    def get_urls(self) -> list[URLPattern]:
         site = self.admin_site
         self.pages = pages_of(site)
 
-        def at(name: str, view: Callable[..., HttpResponseBase], **given: object) -> URLPattern:
+        def at(
+            route: str, view: Callable[..., HttpResponseBase], name: str, **given: object
+        ) -> URLPattern:
             wrapped = site.admin_view(in_no_transaction(partial(view, **given)))
-            return path(f"{name}/", wrapped, name=f"taskclaim_control_{name}")
+            return path(route, wrapped, name=f"taskclaim_control_{name}")
 
-        pages: list[URLPattern | URLResolver] = [
-            at("live", self.live),
-            at("pause", self.turn, off=True),
-            at("resume", self.turn, off=False),
+        found = [
+            at("", self.show, "changelist"),
+            at("live/", self.live, "live"),
+            at("pause/", self.turn, "pause", off=True),
+            at("resume/", self.turn, "resume", off=False),
         ]
         for page in self.pages:
-            # One whose ModelAdmin has our mixin is mounted by that.
+            # A ModelAdmin with our mixin has the page among its own addresses.
             if not getattr(page.model_admin, "has_control_page", False):
-                pages += page.urls(f"{page.model._meta.label_lower}/")
-        listed = [url for url in super().get_urls() if _name(url) == "taskclaim_control_changelist"]
-        return [*pages, *listed]
+                found += page.urls(f"{page.model._meta.label_lower}/")
+        return found
 
     def open_to(self, request: HttpRequest) -> list[Page]:
         """Return the pages that the user may see."""
         return [page for page in self.pages if page.may_view(request)]
 
-    @in_no_transaction
-    def changelist_view(self, request: HttpRequest, extra_context: object = None) -> HttpResponse:
+    def show(self, request: HttpRequest) -> HttpResponse:
+        """Answer with the whole overview."""
         return self._answer(request, "overview.html")
 
     def live(self, request: HttpRequest) -> HttpResponse:
@@ -161,10 +163,6 @@ def _line(page: Page, seen: Summary | None) -> dict[str, Any]:
         "bar": bar_of(seen),
         "silent": len(seen.workers) - len(seen.living) if seen else 0,
     }
-
-
-def _name(url: object) -> str:
-    return str(getattr(url, "name", ""))
 
 
 def register(site: AdminSite) -> None:
