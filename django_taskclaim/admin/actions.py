@@ -19,15 +19,22 @@ from django.db import Error, connections, models, router
 from django.http import Http404, HttpRequest, HttpResponseRedirect
 from django.http.response import HttpResponseBase
 from django.urls import URLPattern, path, reverse
-from django.utils.text import Truncator
+from django.utils.http import urlencode
+from django.utils.text import Truncator, capfirst
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_taskclaim import conf
-from django_taskclaim.admin.confirming import CONFIRMED, Crumb, confirm, in_no_transaction
+from django_taskclaim.admin.confirming import (
+    CONFIRMED,
+    Answer,
+    Crumb,
+    confirm,
+    in_no_transaction,
+)
 from django_taskclaim.admin.display import STATES, facts_of, holder_text
 from django_taskclaim.admin.localized import listed, number
-from django_taskclaim.admin.permissions import Admin, may_view, row_permission
+from django_taskclaim.admin.permissions import Admin, OperatePermission, may_view, row_permission
 from django_taskclaim.claim import clock
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.control.actions import LOSE, NAMED, ROW_ACTIONS, Action
@@ -41,12 +48,17 @@ from django_taskclaim.querysets.isolating import refusals
 from django_taskclaim.tables import scope_of
 
 Rows = ClaimQuerySet[Any]
+#: As the templates of django-admin-actions draw them.
+Buttons = Iterator[dict[str, object]]
 
 #: A request works for so many seconds, then answers; proxies give up on those that take long.
 SECONDS = 20.0
 
 #: What the form of the list sends: which action, and on which rows.
 SENT = ("action", "index", "select_across", ACTION_CHECKBOX_NAME)
+
+#: What Django's admin keeps the filters of a list under.
+FILTERS_KEPT = "_changelist_filters"
 
 #: The form field that says which claim of the row the page has shown.
 SHOWN = "taskclaim_shown"
@@ -87,190 +99,199 @@ class ActionForm(forms.Form):
             self.fields = {"running": box, **self.fields}
 
 
-# The buttons
+class ClaimActions(OperatePermission):
+    """The part of ``ClaimAdminMixin`` that acts: its buttons, the pages behind them, and the actions of the list."""
 
+    def claim_urls(self) -> list[URLPattern]:
+        """Return the addresses of the buttons; keys are quoted as Django's admin quotes them."""
+        # A bound method takes no marks.
+        view = self.admin_site.admin_view(in_no_transaction(partial(self.button_view)))
+        name = f"{self.opts.app_label}_{self.opts.model_name}_claim"
+        return [
+            path("<path:object_id>/claim/<slug:slug>/", view, name=name),
+            path("claim/<slug:slug>/", view, name=name),
+        ]
 
-def urls_of(admin: Any) -> list[URLPattern]:
-    """Return the addresses of the buttons; keys are quoted as Django's admin quotes them."""
-    view = admin.admin_site.admin_view(in_no_transaction(partial(button_view, admin)))
-    name = f"{admin.opts.app_label}_{admin.opts.model_name}_claim"
-    return [
-        path("<path:object_id>/claim/<slug:slug>/", view, name=name),
-        path("claim/<slug:slug>/", view, name=name),
-    ]
+    def claim_address(self, page: str, *args: str) -> str:
+        """Return the address of one of the pages of the model: ``changelist``, ``change``, ``claim``, ``control``."""
+        name = f"admin:{self.opts.app_label}_{self.opts.model_name}_{page}"
+        return reverse(name, args=args, current_app=self.admin_site.name)
 
+    def claim_list_address(self, request: HttpRequest) -> str:
+        """Return the address of the list, filtered as it was."""
+        kept = request.GET.get(FILTERS_KEPT, request.GET.urlencode())
+        return self.claim_address("changelist") + (f"?{kept}" if kept else "")
 
-def address(admin: Any, page: str, *args: str) -> str:
-    """Return the address of one of the pages of the model: ``changelist``, ``change``, ``claim``, ``control``."""
-    name = f"admin:{admin.opts.app_label}_{admin.opts.model_name}_{page}"
-    return reverse(name, args=args, current_app=admin.admin_site.name)
+    def claim_crumbs(self, request: HttpRequest) -> list[Crumb]:
+        """Return the way from the index to the list."""
+        app, site = self.opts.app_config, self.admin_site.name
+        home = reverse("admin:app_list", args=[app.label], current_app=site)
+        name = capfirst(str(self.opts.verbose_name_plural))
+        return [Crumb(str(app.verbose_name), home), Crumb(name, self.claim_list_address(request))]
 
+    # The buttons
 
-def button(title: object, path: str) -> dict[str, object]:
-    """Return a button as the templates of django-admin-actions draw it."""
-    return {"title": title, "path": path}
+    def row_buttons(self, request: HttpRequest, row: models.Model, *, on_page: bool) -> Buttons:
+        """Yield the buttons of a row: on its page all, in the list the first that is made for its state."""
+        if not self.has_operate_permission(request, row):
+            return
+        query = "" if on_page else "?" + urlencode({FILTERS_KEPT: request.GET.urlencode()})
+        status = facts_of(row).status
+        for action in ROW_ACTIONS:
+            fits = status in action.states or (on_page and action.takes(status))
+            if action.row_label and fits:
+                where = self.claim_address("claim", quote(row.pk), action.slug)
+                yield {"title": action.row_label, "path": where + query}
+                if not on_page:
+                    return
 
+    def list_buttons(self, request: HttpRequest) -> Buttons:
+        """Yield the buttons for all rows of the model."""
+        # What follows "#" is lost: the filters that django-admin-actions adds, neither encoded nor complete.
+        query = "?" + urlencode({FILTERS_KEPT: request.GET.urlencode()}) + "#"
+        for action in ROW_ACTIONS if self.has_operate_permission(request) else ():
+            if action.of_all:
+                yield {
+                    "title": action.label,
+                    "path": self.claim_address("claim", action.slug) + query,
+                }
 
-def row_buttons(
-    admin: Any, request: HttpRequest, row: Any, *, on_page: bool
-) -> list[dict[str, object]]:
-    """Return the buttons of a row: on its page all, in the list the first that is made for its state."""
-    if not admin.has_operate_permission(request, row):
-        return []
-    query, status = "" if on_page else admin.filters_kept(request), facts_of(row).status
-    fitting = [
-        action
-        for action in ROW_ACTIONS
-        if action.row_label and (status in action.states or (on_page and action.takes(status)))
-    ]
-    return [
-        button(action.row_label, address(admin, "claim", quote(row.pk), action.slug) + query)
-        for action in (fitting if on_page else fitting[:1])
-    ]
+    def model_buttons(self, request: HttpRequest, pauses: Iterable[Switch]) -> Buttons:
+        """Yield the buttons that lead to the control room of the model, and to its switch."""
+        if self.has_operate_permission(request):
+            own = any(pause.scope == scope_of(self.model) for pause in pauses)
+            label = _("Resume claiming") if own else _("Pause claiming")
+            yield {
+                "title": label,
+                "path": self.claim_address(f"control_{'resume' if own else 'pause'}"),
+            }
+        if may_view(request, self.model, model_admin=self):
+            yield {"title": _("Control room"), "path": self.claim_address("control")}
 
+    # The pages behind them
 
-def list_buttons(admin: Any, request: HttpRequest) -> list[dict[str, object]]:
-    """Return the buttons for all rows of the model."""
-    if not admin.has_operate_permission(request):
-        return []
-    # What follows "#" is lost: the filters that django-admin-actions adds, neither encoded nor complete.
-    query = f"{admin.filters_kept(request)}#"
-    return [
-        button(action.label, address(admin, "claim", action.slug) + query)
-        for action in ROW_ACTIONS
-        if action.of_all
-    ]
+    def button_view(
+        self, request: HttpRequest, slug: str, object_id: str | None = None
+    ) -> HttpResponseBase:
+        """Ask, then act on one row, or on every row that the user's queryset shows, under any filter of the list."""
+        # Refused before anybody learns whether the row exists.
+        if not self.has_operate_permission(request):
+            raise PermissionDenied
+        action = next((one for one in ROW_ACTIONS if one.slug == slug), None)
+        if action is None or not (action.of_all if object_id is None else action.row_label):
+            raise Http404
+        if object_id is None:
+            rows = action.chosen(claims_of(self.get_queryset(request)))
+            return self.ask_about_list(request, action, rows)
+        row = self.get_object(request, unquote(object_id))
+        if row is None:
+            raise Http404(_("There is no such row."))
+        return self.ask_about_row(request, action, row)
 
+    def ask_about_row(
+        self, request: HttpRequest, action: Action, row: models.Model
+    ) -> HttpResponseBase:
+        """Ask, then act on the row if it is still as the page has shown it."""
+        facts, columns = facts_of(row), claim_columns(type(row))
+        page = self.claim_address("change", quote(row.pk))
+        back = self.claim_list_address(request) if FILTERS_KEPT in request.GET else page
+        holder = holder_text(facts.holder) if facts.is_held else ""
+        words = {"action": action.row_label, "row": Truncator(str(row)).chars(60), "who": holder}
+        shown = (row.pk, facts.status, facts.iteration, facts.holder, action.slug)
+        warning = _("%(who)s is working on this row and will lose it.") if holder else ""
+        initial = {"reason": request.POST.get("reason", "")}
 
-def model_buttons(
-    admin: Any, request: HttpRequest, pauses: list[Switch]
-) -> Iterator[dict[str, object]]:
-    """Yield the buttons that lead to the control room of the model, and to its switch."""
-    if admin.has_operate_permission(request):
-        own = any(pause.scope == scope_of(admin.model) for pause in pauses)
-        label, page = (_("Resume claiming"), "resume") if own else (_("Pause claiming"), "pause")
-        yield button(label, address(admin, f"control_{page}"))
-    if may_view(request, admin.model, model_admin=admin):
-        yield button(_("Control room"), address(admin, "control"))
+        def run(answer: Answer) -> HttpResponseBase:
+            named = NAMED.get(facts.status, "")
+            run_action(
+                request,
+                action,
+                claims_of(self.get_queryset(request)),
+                model_admin=self,
+                keys=[[row.pk]],
+                # What changes the row after it was read keeps it from the action.
+                as_read={
+                    columns.status.name: facts.status,
+                    columns.iteration.name: facts.iteration,
+                },
+                named=[named] if named in action.named else [],
+                reason=answer["reason"],
+                key=str(row.pk),
+            )
+            return HttpResponseRedirect(back)
 
-
-def button_view(
-    admin: Any, request: HttpRequest, slug: str, object_id: str | None = None
-) -> HttpResponseBase:
-    """Ask, then act on one row, or on every row that the user's queryset shows, under any filter of the list."""
-    # Refused before anybody learns whether the row exists.
-    if not admin.has_operate_permission(request):
-        raise PermissionDenied
-    action = next((one for one in ROW_ACTIONS if one.slug == slug), None)
-    if action is None or not (action.of_all if object_id is None else action.row_label):
-        raise Http404
-    if object_id is None:
-        return ask_about_list(
-            admin, request, action, action.chosen(claims_of(admin.get_queryset(request)))
-        )
-    row = admin.get_object(request, unquote(object_id))
-    if row is None:
-        raise Http404(_("There is no such row."))
-    return ask_about_row(admin, request, action, row)
-
-
-def ask_about_row(admin: Any, request: HttpRequest, action: Action, row: Any) -> HttpResponseBase:
-    """Ask, then act on the row if it is still as the page has shown it."""
-    facts, columns = facts_of(row), claim_columns(type(row))
-    page = address(admin, "change", quote(row.pk))
-    back = admin.list_address(request) if "_changelist_filters" in request.GET else page
-    holder = holder_text(facts.holder) if facts.is_held else ""
-    words = {"action": action.row_label, "row": Truncator(str(row)).chars(60), "holder": holder}
-
-    def run(answer: Mapping[str, Any]) -> HttpResponseBase:
-        named = NAMED.get(facts.status, "")
-        run_action(
+        return confirm(
             request,
-            action,
-            claims_of(admin.get_queryset(request)),
-            model_admin=admin,
-            keys=[[row.pk]],
-            # What changes the row after it was read keeps it from the action.
-            as_read={columns.status.name: facts.status, columns.iteration.name: facts.iteration},
-            named=[named] if named in action.named else [],
-            reason=answer["reason"],
-            key=str(row.pk),
+            allowed=self.has_operate_permission(request, row),
+            title=_("%(action)s: %(row)s") % words,
+            sentence=str(action.sentence),
+            warning=warning % words,
+            facts=lambda: [_("The row is %(state)s.") % {"state": STATES[facts.kind]}],
+            form=partial(ActionForm, action=action, holder=holder, initial=initial),
+            hidden={SHOWN: [repr(shown)]},
+            run=run,
+            button=str(action.row_label),
+            danger=bool(holder) or action.stores_reason,
+            back=back,
+            crumbs=[*self.claim_crumbs(request), Crumb(str(words["row"]), page)],
+            site=self.admin_site,
         )
+
+    def ask_about_list(
+        self,
+        request: HttpRequest,
+        action: Action,
+        rows: Rows,
+        hidden: Mapping[str, list[str]] | None = None,
+    ) -> HttpResponseBase:
+        """Show which rows are chosen, and act once the page is answered."""
+        return confirm(
+            request,
+            allowed=self.has_operate_permission(request),
+            title=str(action.label).rstrip("…"),
+            sentence=str(action.sentence),
+            warning=str(action.warning),
+            facts=lambda: [describe_rows(rows)],
+            form=partial(ActionForm, action=action),
+            hidden=hidden,
+            run=partial(self.run_on_list, request, action, rows),
+            danger=action.confirm,
+            back=self.claim_list_address(request),
+            crumbs=self.claim_crumbs(request),
+            site=self.admin_site,
+        )
+
+    def run_on_list(
+        self, request: HttpRequest, action: Action, rows: Rows, answer: Answer
+    ) -> HttpResponseBase:
+        """Act on as many rows as a request has time for; where there are more, the same page follows."""
+        named = [name for name in NAMED.values() if answer.get(name)]
+        reason = answer.get("reason", "")
+        is_over = run_action(request, action, rows, model_admin=self, named=named, reason=reason)
+        back = self.claim_list_address(request) if is_over else request.get_full_path()
         return HttpResponseRedirect(back)
 
-    warning = _("%(holder)s is working on this row and will lose it.") if holder else ""
-    initial = {"reason": request.POST.get("reason", "")}
-    return confirm(
-        request,
-        allowed=admin.has_operate_permission(request, row),
-        title=_("%(action)s: %(row)s") % words,
-        sentence=str(action.sentence),
-        warning=warning % words,
-        facts=lambda: [_("The row is %(state)s.") % {"state": STATES[facts.kind]}],
-        form=partial(ActionForm, action=action, holder=holder, initial=initial),
-        hidden={SHOWN: [repr((row.pk, facts.status, facts.iteration, facts.holder, action.slug))]},
-        run=run,
-        button=str(action.row_label),
-        danger=bool(holder) or action.stores_reason,
-        back=back,
-        crumbs=[*admin.crumbs(request), Crumb(str(words["row"]), page)],
-        site=admin.admin_site,
-    )
 
-
-# The actions of the list
-
-
-def admin_action(action: Action) -> Callable[..., HttpResponseBase]:
-    """Return the action as a method of a ModelAdmin."""
+def _as_method(action: Action) -> Callable[..., HttpResponseBase]:
+    """Return the action as Django's list of actions calls it."""
     label: Any = action.label
 
     @admin.action(permissions=[action.permission], description=label)
-    def run(model_admin: object, request: HttpRequest, queryset: Any) -> HttpResponseBase:
+    def run(model_admin: ClaimActions, request: HttpRequest, queryset: Any) -> HttpResponseBase:
         asks = action.confirm or request.POST.get("select_across") == "1"
         if not asks and CONFIRMED not in request.POST:
-            return run_on_list(model_admin, request, action, claims_of(queryset), {})
+            return model_admin.run_on_list(request, action, claims_of(queryset), {})
         hidden = {name: request.POST.getlist(name) for name in SENT}
-        return ask_about_list(model_admin, request, action, claims_of(queryset), hidden)
+        return model_admin.ask_about_list(request, action, claims_of(queryset), hidden)
 
     run.__name__ = f"claim_{action.slug.replace('-', '_')}"
     return run
 
 
-def ask_about_list(
-    model_admin: Any,
-    request: HttpRequest,
-    action: Action,
-    rows: Rows,
-    hidden: Mapping[str, list[str]] | None = None,
-) -> HttpResponseBase:
-    """Show which rows are chosen, and act once the page is answered."""
-    return confirm(
-        request,
-        allowed=model_admin.has_operate_permission(request),
-        title=str(action.label).rstrip("…"),
-        sentence=str(action.sentence),
-        warning=str(action.warning),
-        facts=lambda: [describe_rows(rows)],
-        form=partial(ActionForm, action=action),
-        hidden=hidden,
-        run=partial(run_on_list, model_admin, request, action, rows),
-        danger=action.confirm,
-        back=model_admin.list_address(request),
-        crumbs=model_admin.crumbs(request),
-        site=model_admin.admin_site,
-    )
-
-
-def run_on_list(
-    model_admin: Any, request: HttpRequest, action: Action, rows: Rows, answer: Mapping[str, Any]
-) -> HttpResponseBase:
-    """Act on as many rows as a request has time for; where there are more, the same page follows."""
-    named = [name for name in NAMED.values() if answer.get(name)]
-    facts: dict[str, Any] = {"model_admin": model_admin, "reason": answer.get("reason", "")}
-    is_over = run_action(request, action, rows, named=named, **facts)
-    back = model_admin.list_address(request) if is_over else request.get_full_path()
-    return HttpResponseRedirect(back)
+#: The actions of the list, by their names in ``ModelAdmin.actions``.
+CLAIM_ACTIONS = {method.__name__: method for method in map(_as_method, ROW_ACTIONS)}
+for _name, _method in CLAIM_ACTIONS.items():
+    setattr(ClaimActions, _name, _method)
 
 
 def describe_rows(rows: Rows) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.contrib import admin
 from django.db import DEFAULT_DB_ALIAS, models
@@ -18,6 +18,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_taskclaim.admin.localized import listed, moment, number
+from django_taskclaim.admin.permissions import Base
 from django_taskclaim.columns import claim_columns, source_key_text
 from django_taskclaim.control.actions import EXPIRED
 from django_taskclaim.control.reading import HANDED_TO, history
@@ -26,11 +27,6 @@ from django_taskclaim.formatting import format_duration
 from django_taskclaim.monitoring.overview import database_time
 from django_taskclaim.policy import policy_for
 from django_taskclaim.states import WORKER_MARK, Status
-
-if TYPE_CHECKING:
-    Base = admin.ModelAdmin[Any]
-else:
-    Base = object
 
 #: So much of an error's text stands in a list.
 GLIMPSE = 90

@@ -46,13 +46,21 @@ class ClaimFilter(SimpleListFilter):
         self.columns: ClaimColumns = claim_columns(model)
         super().__init__(request, params, model, model_admin)
 
-    def in_state(self, rows: Rows, status: Status) -> Rows:
-        return rows.filter(**{self.columns.status.name: status})
+    def queryset(self, request: HttpRequest, queryset: Rows) -> Rows:
+        """Return the rows that match; all where nothing, or nothing that can be, is asked for."""
+        value = self.value()
+        return self.matching(queryset, value) if value and "\x00" not in value else queryset
 
-    def found(self, model_admin: Any, request: HttpRequest, status: Status, field: Any) -> set[Any]:
+    def matching(self, rows: Rows, value: str) -> Rows:
+        raise NotImplementedError
+
+    def in_state(self, rows: Rows, status: Status, **more: object) -> Rows:
+        return rows.filter(**{self.columns.status.name: status}, **more)
+
+    def found(self, model_admin: Any, request: HttpRequest, status: Status, field: Any) -> set[str]:
         """Return the different values of *field* among the first rows in a state."""
         rows = self.in_state(model_admin.get_queryset(request), status).order_by()
-        return set(rows.values_list(field.name, flat=True)[:LOOKED_THROUGH])
+        return set(filter(None, rows.values_list(field.name, flat=True)[:LOOKED_THROUGH]))
 
 
 class StateFilter(ClaimFilter):
@@ -65,15 +73,12 @@ class StateFilter(ClaimFilter):
         kinds = [kind for kind in STATES if kind != WAITING or self.columns.not_before]
         return [(kind, str(STATES[kind])) for kind in kinds]
 
-    def queryset(self, request: HttpRequest, queryset: Rows) -> Rows:
-        kind = self.value()
-        if kind is None or kind not in STATES:
-            return queryset
-        if kind == WAITING:
-            return self.in_state(queryset, Status.OPEN).filter(is_waiting(self.columns))
-        if kind == EXPIRED:
-            return queryset.filter(is_expired(self.columns))
-        return self.in_state(queryset, Status(kind))
+    def matching(self, rows: Rows, value: str) -> Rows:
+        if value == WAITING:
+            return self.in_state(rows, Status.OPEN).filter(is_waiting(self.columns))
+        if value == EXPIRED:
+            return rows.filter(is_expired(self.columns))
+        return self.in_state(rows, Status(value)) if value in Status else rows
 
 
 class HolderFilter(ClaimFilter):
@@ -85,17 +90,14 @@ class HolderFilter(ClaimFilter):
     def lookups(self, request: HttpRequest, model_admin: object) -> Choices:
         held = self.found(model_admin, request, Status.PROCESSING, self.columns.claimed_by)
         # All batches of a worker share the part up to its mark.
-        parts = [holder.partition(WORKER_MARK) for holder in held if holder]
+        parts = [holder.partition(WORKER_MARK) for holder in held]
         names = sorted({process + mark for process, mark, _batch in parts})
         return [(name, holder_text(name)) for name in names[:MOST_CHOICES]]
 
-    def queryset(self, request: HttpRequest, queryset: Rows) -> Rows:
-        name = self.value()
-        if not name or "\x00" in name:
-            return queryset
-        lookup = "__startswith" if name.endswith(WORKER_MARK) else ""
-        held = self.in_state(queryset, Status.PROCESSING)
-        return held.filter(**{f"{self.columns.claimed_by.name}{lookup}": name})
+    def matching(self, rows: Rows, value: str) -> Rows:
+        lookup = "__startswith" if value.endswith(WORKER_MARK) else ""
+        named = {f"{self.columns.claimed_by.name}{lookup}": value}
+        return self.in_state(rows, Status.PROCESSING, **named)
 
 
 class AgeFilter(ClaimFilter):
@@ -115,13 +117,12 @@ class AgeFilter(ClaimFilter):
         more = _("over %(time)s")
         return [(key, more % {"time": format_duration(age)}) for key, age in self.ages.items()]
 
-    def queryset(self, request: HttpRequest, queryset: Rows) -> Rows:
-        age = self.ages.get(self.value() or "")
-        if age is None:
-            return queryset
-        since = database_time(queryset.db) - age
-        held = self.in_state(queryset, Status.PROCESSING)
-        return held.filter(**{f"{self.columns.claimed_at.name}__lte": since})
+    def matching(self, rows: Rows, value: str) -> Rows:
+        if value not in self.ages:
+            return rows
+        since = database_time(rows.db) - self.ages[value]
+        old = {f"{self.columns.claimed_at.name}__lte": since}
+        return self.in_state(rows, Status.PROCESSING, **old)
 
 
 class ErrorFilter(ClaimFilter):
@@ -134,14 +135,11 @@ class ErrorFilter(ClaimFilter):
         if self.columns.error_class is None:
             return []
         found = self.found(model_admin, request, Status.FAILED, self.columns.error_class)
-        names = sorted(found - {"", None})[:MOST_CHOICES]
-        return [(name, name.rpartition(".")[2]) for name in names]
+        return [(name, name.rpartition(".")[2]) for name in sorted(found)[:MOST_CHOICES]]
 
-    def queryset(self, request: HttpRequest, queryset: Rows) -> Rows:
-        name, field = self.value(), self.columns.error_class
-        if not name or "\x00" in name or field is None:
-            return queryset
-        return self.in_state(queryset, Status.FAILED).filter(**{field.name: name})
+    def matching(self, rows: Rows, value: str) -> Rows:
+        field = self.columns.error_class
+        return rows if field is None else self.in_state(rows, Status.FAILED, **{field.name: value})
 
 
 FILTERS: tuple[type[ClaimFilter], ...] = (StateFilter, HolderFilter, AgeFilter, ErrorFilter)

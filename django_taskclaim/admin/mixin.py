@@ -14,25 +14,14 @@ from django.http import HttpRequest
 from django.template.loader import render_to_string
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, reverse
-from django.utils.http import urlencode
 from django.utils.text import capfirst
 from django.utils.translation import gettext_lazy as _
 
-from django_taskclaim.admin.actions import (
-    address,
-    admin_action,
-    alias_of,
-    button,
-    list_buttons,
-    model_buttons,
-    row_buttons,
-    urls_of,
-)
-from django_taskclaim.admin.confirming import Crumb, describe_pause
+from django_taskclaim.admin.actions import CLAIM_ACTIONS, ClaimActions, alias_of
+from django_taskclaim.admin.confirming import describe_pause
 from django_taskclaim.admin.control_room.views import Page
 from django_taskclaim.admin.display import ClaimDisplay, Look, facts_of
 from django_taskclaim.admin.filters import FILTERS, BoundedPaginator, order_of
-from django_taskclaim.admin.permissions import OperatePermission
 from django_taskclaim.checks.models import message
 from django_taskclaim.columns import (
     LINK,
@@ -41,7 +30,6 @@ from django_taskclaim.columns import (
     has_ranges,
     is_companion,
 )
-from django_taskclaim.control.actions import ROW_ACTIONS
 from django_taskclaim.control.reading import is_kept
 from django_taskclaim.formatting import listed
 from django_taskclaim.switch import stops_of
@@ -73,7 +61,7 @@ RANGE_FIELDS = ("range_begins", "range_ends", "range_done_to", "range_rows")
 PAGE_FIELDS = (*APART[:3], "claim_error_in_full", "claim_timeline", "claim_lost_source")
 
 
-class ClaimAdminMixin(ClaimDisplay, OperatePermission, ActionsModelAdmin):
+class ClaimAdminMixin(ClaimDisplay, ClaimActions, ActionsModelAdmin):
     """For the ModelAdmin of a claimable model, named before any base of your own.
 
         @admin.register(Photo)
@@ -156,13 +144,13 @@ class ClaimAdminMixin(ClaimDisplay, OperatePermission, ActionsModelAdmin):
         if request is None:
             return ""
         own = [
-            button(
-                getattr(getattr(self, name), "short_description", name),
-                reverse(f"admin:{name}", args=(instance.pk,)),
-            )
+            {
+                "title": getattr(getattr(self, name), "short_description", name),
+                "path": reverse(f"admin:{name}", args=(instance.pk,)),
+            }
             for name in self.actions_row
         ]
-        buttons = [*row_buttons(self, request, instance, on_page=False), *own]
+        buttons = [*self.row_buttons(request, instance, on_page=False), *own]
         context = {"instance": instance, "actions_row": buttons}
         return render_to_string("admin/change_list_item_object_tools.html", context)
 
@@ -173,8 +161,8 @@ class ClaimAdminMixin(ClaimDisplay, OperatePermission, ActionsModelAdmin):
             pauses = stops_of(self.model, using=alias_of(context["cl"].queryset)).pauses
             context["actions_list"] = [
                 *context.get("actions_list", ()),
-                *list_buttons(self, request),
-                *model_buttons(self, request, pauses),
+                *self.list_buttons(request),
+                *self.model_buttons(request, pauses),
             ]
             count = getattr(context["cl"].paginator, "note", "")
             notes = [note for note in (*map(describe_pause, pauses), count) if note]
@@ -231,8 +219,8 @@ class ClaimAdminMixin(ClaimDisplay, OperatePermission, ActionsModelAdmin):
             pauses = stops_of(self.model, using=Look.at(obj).alias).pauses
             context["actions_list"] = [
                 *context.get("actions_list", ()),
-                *row_buttons(self, request, obj, on_page=True),
-                *model_buttons(self, request, pauses),
+                *self.row_buttons(request, obj, on_page=True),
+                *self.model_buttons(request, pauses),
             ]
         return super().render_change_form(request, context, add, change, form_url, obj)
 
@@ -241,28 +229,7 @@ class ClaimAdminMixin(ClaimDisplay, OperatePermission, ActionsModelAdmin):
     def get_urls(self) -> list[URLPattern]:
         urls: list[Any] = super().get_urls()
         room = Page(self.model, self.admin_site, self).urls("control/")
-        return [*urls_of(self), *room, *urls]
-
-    def list_address(self, request: HttpRequest) -> str:
-        """Return the address of the list, filtered as it was."""
-        kept = request.GET.get("_changelist_filters", request.GET.urlencode())
-        return address(self, "changelist") + (f"?{kept}" if kept else "")
-
-    def filters_kept(self, request: HttpRequest) -> str:
-        """Return the query by which a page that is left for a button finds back to the list as it is."""
-        return "?" + urlencode({"_changelist_filters": request.GET.urlencode()})
-
-    def crumbs(self, request: HttpRequest) -> list[Crumb]:
-        """Return the way from the index to the list."""
-        app, site = self.opts.app_config, self.admin_site.name
-        home = reverse("admin:app_list", args=[app.label], current_app=site)
-        name = capfirst(str(self.opts.verbose_name_plural))
-        return [Crumb(str(app.verbose_name), home), Crumb(name, self.list_address(request))]
-
-
-CLAIM_ACTIONS = {method.__name__: method for method in map(admin_action, ROW_ACTIONS)}
-for _name, _method in CLAIM_ACTIONS.items():
-    setattr(ClaimAdminMixin, _name, _method)
+        return [*self.claim_urls(), *room, *urls]
 
 
 def raw_names(model: type[models.Model]) -> list[str]:

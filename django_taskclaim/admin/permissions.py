@@ -20,10 +20,11 @@ CONTROL = "taskclaim_control"
 Model: TypeAlias = type[models.Model] | None
 
 if TYPE_CHECKING:
-    Admin: TypeAlias = admin.ModelAdmin[Any] | None
+    Base = admin.ModelAdmin[Any]
+    Admin: TypeAlias = Base | None
 else:
     # Django's class takes no parameter while the program runs.
-    Admin = Any
+    Base, Admin = object, Any
 
 
 def may_view(
@@ -72,14 +73,12 @@ def _may(
     return any(user.has_perm(name) for name in named)
 
 
-class OperatePermission:
+class OperatePermission(Base):
     """The permission that a ModelAdmin checks before each button, page and action of this app; override it."""
-
-    model: type[models.Model]
 
     def has_operate_permission(self, request: HttpRequest, obj: object = None) -> bool:
         """Say whether the user may act on claims of the model, or of *obj*."""
-        return may_operate(request, self.model, model_admin=self, obj=obj)  # type: ignore[arg-type]
+        return may_operate(request, self.model, model_admin=self, obj=obj)
 
 
 def may_act(request: HttpRequest, model: Model, model_admin: Admin, obj: object = None) -> bool:
