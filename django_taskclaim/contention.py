@@ -10,20 +10,19 @@ counts as such a caller, for a deadlock takes away what it had set up.
 after the idea of database gateways wrapped so that none of their callers has to think of deadlocks.
 """
 
-import asyncio
 import functools
 import inspect
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum, auto
-from typing import TYPE_CHECKING, ParamSpec, TypeAlias, TypedDict, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, ParamSpec, TypeAlias, TypedDict, TypeVar, Unpack, overload
 
-from asgiref.sync import iscoroutinefunction, sync_to_async
+from asgiref.sync import iscoroutinefunction
 from django.db import DEFAULT_DB_ALIAS, Error, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.dispatch import Signal
@@ -175,7 +174,7 @@ class RetryOptions(TypedDict, total=False):
 class ContentionRetry:
     """How contention is retried: made by ``retry_on_contention(...)``, which says what to rely on.
 
-    It keeps nothing between calls, so one serves any number of threads, coroutines and nested calls.
+    It keeps nothing between calls, so one serves any number of threads and nested calls.
     """
 
     #: Tries after the first; None is the setting RETRIES, which is 2.
@@ -185,7 +184,7 @@ class ContentionRetry:
     wait: float | timedelta = 0.05
     #: The database alias. None is the default one, or, with ``atomic=False``, any that has a transaction open.
     using: str | None = None
-    #: Whether each try gets a transaction. False is for code that manages its own, and for coroutines.
+    #: Whether each try gets a transaction. False is for code that manages its own.
     atomic: bool = True
     #: False passes a lock timeout on at once, to a caller who can go around the lock.
     lock_timeouts: bool = True
@@ -198,12 +197,11 @@ class ContentionRetry:
 
     def __call__(self, function: Callable[P, R], /) -> Callable[P, R]:
         """Return ``function`` wrapped so that each call of it is retried."""
-        if _is_generator_function(function):
+        if _does_nothing_yet(function):
             raise TypeError(
-                f"{function!r} is a generator function: what it has yielded cannot be taken back."
+                f"{function!r} is a generator or coroutine function, and a call of it does no work yet. Decorate a"
+                " plain function, and call that by sync_to_async() from a coroutine."
             )
-        if iscoroutinefunction(function):
-            return cast("Callable[P, R]", self._wrap_coroutine(function))
 
         @functools.wraps(function)
         def retried(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -225,28 +223,6 @@ class ContentionRetry:
                     raise
             time.sleep(pause)
             attempt += 1
-
-    def _wrap_coroutine(self, function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
-        if self.atomic:
-            raise TypeError(
-                f"{function!r} is a coroutine function and cannot hold a transaction: pass atomic=False."
-            )
-
-        @functools.wraps(function)
-        async def retried(*args: P.args, **kwargs: P.kwargs) -> R:
-            attempt, began = 1, time.monotonic()
-            while True:
-                try:
-                    return await function(*args, **kwargs)
-                except Exception as error:
-                    # Django's async methods run their SQL in this thread, and connections belong to threads.
-                    pause = await sync_to_async(self._pause_after)(error, attempt, began)
-                    if pause is None:
-                        raise
-                await asyncio.sleep(pause)
-                attempt += 1
-
-        return retried
 
     @contextmanager
     def _transaction(self, committed: list[bool]) -> Iterator[None]:
@@ -330,8 +306,8 @@ def retry_on_contention(
     transaction is marked for rollback. ``TestCase`` is such a transaction. So is switched-off autocommit,
     where Django has no mark and the caller must roll back.
 
-    ``atomic=False`` opens no transaction: what is called manages its own and must bear being repeated. Only
-    so can ``async def`` be decorated. Every option is described at ``ContentionRetry``.
+    ``atomic=False`` opens no transaction: what is called manages its own and must bear being repeated. Every option is
+    described at ``ContentionRetry``.
     """
     policy = ContentionRetry(**options)
     return policy if function is None else policy(function)
@@ -344,10 +320,9 @@ if TYPE_CHECKING:
 else:
 
     class Retriable:
-        """Stand in for ``target``, retrying contention in each of its public methods, sync and async.
+        """Stand in for ``target``, retrying contention in each of its public methods.
 
-        Every other attribute is read from the target as it is. Generators pass through unretried, for what they have
-        yielded cannot be taken back.
+        Every other attribute is read from the target as it is. Generators and coroutines pass through unretried.
 
         The options are those of ``retry_on_contention``, but a method manages its own transactions unless
         ``atomic=True`` is asked for, since the target may be anything. Without ``using``, a transaction open
@@ -363,16 +338,17 @@ else:
                 # Asked while it is copied or unpickled, before it has either.
                 raise AttributeError(name)
             value = getattr(self._target, name)
-            is_method = inspect.isroutine(value) and not _is_generator_function(value)
+            is_method = inspect.isroutine(value) and not _does_nothing_yet(value)
             return self._retry(value) if is_method and not name.startswith("_") else value
 
         def __repr__(self) -> str:
             return f"Retriable({self._target!r})"
 
 
-def _is_generator_function(function: Callable[..., object]) -> bool:
+def _does_nothing_yet(function: Callable[..., object]) -> bool:
     """Return whether calling ``function`` only prepares the work, so that no retry could cover it."""
-    return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+    kinds = (inspect.isgeneratorfunction, inspect.isasyncgenfunction, iscoroutinefunction)
+    return any(is_kind(function) for is_kind in kinds)
 
 
 def _seconds(duration: float | timedelta) -> float:

@@ -1,6 +1,5 @@
 """The options of a retry, and the proxy that retries the public methods of any object."""
 
-import asyncio
 import time
 from collections.abc import Iterator
 from datetime import timedelta
@@ -63,9 +62,6 @@ class Gateway:
     def save(self, suffix: str = "") -> str:
         return self.answer() + suffix
 
-    async def asave(self) -> str:
-        return self.answer()
-
     @property
     def current(self) -> str:
         return self.answer()
@@ -76,7 +72,6 @@ class Gateway:
 
 def test_every_public_method_is_retried() -> None:
     assert Retriable(Gateway(fails=2), wait=0).save(suffix="!") == "done!"
-    assert asyncio.run(Retriable(Gateway(fails=2), wait=0).asave()) == "done"
     with pytest.raises(RetriesExhausted):
         Retriable(Gateway(fails=3), wait=0).save()
 
