@@ -33,8 +33,8 @@ from django_taskclaim.tables import NamedLease
 
 logger = logging.getLogger("django_taskclaim.leases")
 
-#: Seconds between two tries of a caller that waits: the first and the longest pause, with jitter.
-FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
+#: Seconds between two tries of a caller that waits: the shortest and the longest pause.
+PAUSES = 0.1, 0.5
 
 #: Longest pause in seconds before a renewal that failed is tried again; it is shorter for short leases.
 AGAIN = 1.0
@@ -99,7 +99,6 @@ class HeldLease:
         self.has_trouble = False
         self._wait = wait.total_seconds()
         self._waits_until: float | None = None
-        self._pause = FIRST_PAUSE
         #: Why the lease is held no more, once that is known.
         self.gone = ""
 
@@ -176,8 +175,7 @@ class HeldLease:
             rest = (self._waits_until or 0.0) - clock()
             if rest <= 0:
                 raise
-            pause, self._pause = self._pause, min(self._pause * 2, LONGEST_PAUSE)
-            return min(pause * random.uniform(0.5, 1.0), rest)
+            return min(random.uniform(*PAUSES), rest)
         self.token, self.renewed_at = taken
         self._plan_renewal()
         try:

@@ -196,7 +196,7 @@ def run_child(
         process.log_why()
         # Without "ready" it counts as a failed start.
         leave(ExitCode.CUT_SHORT)
-    sender.exit_cleanly(MainLoop(process, options, signals, sender).run())
+    sender.exit_cleanly(MainLoop(process, options, signals, sender.alive, sender).run())
 
 
 def run_in_process(options: WorkerOptions) -> int:
@@ -208,7 +208,7 @@ def run_in_process(options: WorkerOptions) -> int:
             return 0
         process.start()
         try:
-            code = MainLoop(process, options, signals, None, health).run()
+            code = MainLoop(process, options, signals, health.touch).run()
             # Nobody starts another process.
             return ExitCode.CUT_SHORT if code == ExitCode.RECYCLE else code
         finally:
@@ -220,7 +220,6 @@ class Link:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._lock = threading.Lock()
 
     def fileno(self) -> int:
         return self._connection.fileno()
@@ -256,7 +255,7 @@ class Link:
         return self._connection.recv_bytes()
 
     def _send(self, word: bytes) -> None:
-        with self._lock, contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):
             if select.select([], [self._connection], [], 0)[1]:
                 self._connection.send_bytes(word)
 
@@ -269,13 +268,13 @@ class MainLoop:
         process: Process,
         options: WorkerOptions,
         signals: SignalPipe,
-        link: Link | None,
-        health: HealthFile | None = None,
+        show_life: Callable[[], None],
+        link: Link | None = None,
     ) -> None:
         self.process = process
         self.signals = signals
+        self.show_life = show_life
         self.link = link
-        self.health = health
         self._grace: float = options.grace.total_seconds()
         self._deadline: float | None = None
         self._recycling = False
@@ -286,7 +285,10 @@ class MainLoop:
         while True:
             self._listen()
             self.process.service.keeper.fence()
-            self._show_life()
+            if clock() >= self._sign_due:
+                self._sign_due = clock() + SIGN_EVERY
+                if self.process.goes_on():
+                    self.show_life()
             if self._deadline is None and self.process.must_be_replaced():
                 self._recycle()
             if self.process.service.stop_asked.is_set() and self._deadline is None:
@@ -319,18 +321,6 @@ class MainLoop:
             self._stop(min(self._grace, ORPHAN_GRACE))
             return
         self._stop(NOW if command == b"now" else self._grace)
-
-    def _show_life(self) -> None:
-        """Tell the supervisor, or the health file where there is none, that the threads go on."""
-        if clock() < self._sign_due:
-            return
-        self._sign_due = clock() + SIGN_EVERY
-        if not self.process.goes_on():
-            return
-        if self.link is not None:
-            self.link.alive()
-        elif self.health is not None:
-            self.health.touch()
 
     def _recycle(self) -> None:
         self._recycling = True
