@@ -21,7 +21,7 @@ from django.core.management.base import (
     CommandParser,
     DjangoHelpFormatter,
 )
-from django.db import Error, connections, router
+from django.db import Error, connections, models, router
 from django.db.models.deletion import ProtectedError, RestrictedError
 from django.utils import translation
 
@@ -34,6 +34,7 @@ from django_taskclaim.formatting import first_line, format_duration
 from django_taskclaim.switch import SwitchError, claimable_models, places_of
 
 V = TypeVar("V")
+Model = type[models.Model]
 
 #: Exit code of a command line that makes no sense.
 USAGE = 2
@@ -46,7 +47,7 @@ EXIT_CODES = """  0    done, or there was nothing to do
   130  stopped by Ctrl-C; what was done stays"""
 
 
-def lacking_tables(model: Any, alias: str) -> list[str]:
+def lacking_tables(model: Model, alias: str) -> list[str]:
     """Return what tables and columns the database lacks for *model*, in sentences that name the command to run."""
     return [
         f"{found.message} {'Run: ' if found.advice.startswith('manage.py') else ''}{found.advice}"
@@ -54,7 +55,7 @@ def lacking_tables(model: Any, alias: str) -> list[str]:
     ]
 
 
-def lacking_of(where: Sequence[tuple[Any, str]]) -> list[str]:
+def lacking_of(where: Sequence[tuple[Model, str]]) -> list[str]:
     """Return what the databases lack for these models; nothing where a database does not answer."""
     found: list[str] = []
     with contextlib.suppress(Error):
@@ -85,7 +86,7 @@ def _refuse_without_autocommit(aliases: set[str]) -> None:
             raise CommandError(f"{fault.message} {fault.hint}", returncode=USAGE)
 
 
-def _failure(error: Exception, where: Sequence[tuple[Any, str]]) -> CommandError:
+def _failure(error: Exception, where: Sequence[tuple[Model, str]]) -> CommandError:
     """Return what to say of an error of the database: the tables that are not there, or what the database said."""
     lacking = lacking_of(where)
     if lacking:
@@ -131,7 +132,7 @@ class ClaimCommand(BaseCommand):
             except KeyboardInterrupt:
                 raise CommandError("Stopped.", returncode=STOPPED) from None
 
-    def _where(self, options: dict[str, Any]) -> list[tuple[Any, str]]:
+    def _where(self, options: dict[str, Any]) -> list[tuple[Model, str]]:
         """Return the models that were named, or all, each with its databases."""
         named = [options["model"]] if "model" in options else options.get("models", ())
         if not self.everywhere:
@@ -182,7 +183,7 @@ class Report:
 # What is read from the command line
 
 
-def claimable_model(text: str) -> Any:
+def claimable_model(text: str) -> Model:
     """Return the model that ``app.Model`` names."""
     try:
         model = apps.get_model(text)
@@ -296,7 +297,7 @@ def add_choice_of_rows(parser: ArgumentParser, when: str = "") -> None:
     )
 
 
-def models_to_claim() -> list[Any]:
+def models_to_claim() -> list[Model]:
     """Return every installed model whose rows can be claimed, children before their parents.
 
     A child's rows follow the child's own policy, and the parent's reaper would judge them by the parent's.
@@ -305,7 +306,7 @@ def models_to_claim() -> list[Any]:
     return sorted(found, key=lambda model: (-len(model._meta.get_parent_list()), model._meta.label))
 
 
-def places(models: Sequence[Any], database: str | None) -> list[tuple[Any, str]]:
+def places(models: Sequence[Model], database: str | None) -> list[tuple[Model, str]]:
     """Return each model with the database to look at: the one named, or the one that the router writes to."""
     return [
         (model, database or router.db_for_write(model)) for model in models or models_to_claim()

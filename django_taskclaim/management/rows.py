@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from django.core.management.base import CommandError
-from django.db import Error, models, router
+from django.db import Error, router
 from django.db.models import Q
 from django.utils.text import capfirst
 
@@ -19,6 +19,7 @@ from django_taskclaim.formatting import counted
 from django_taskclaim.management.base import (
     USAGE,
     ClaimCommand,
+    Model,
     Report,
     acting,
     add_choice_of_rows,
@@ -33,7 +34,7 @@ from django_taskclaim.worker.options import SelectionError, condition_of
 Rows = ClaimQuerySet[Any]
 
 
-def conditions_of(filters: Sequence[str], model: type[models.Model]) -> list[Q]:
+def conditions_of(filters: Sequence[str], model: Model) -> list[Q]:
     """Return the conditions of ``--filter``; CommandError for one that makes no sense."""
     try:
         return [condition_of(text, model) for text in filters]
@@ -53,7 +54,7 @@ class RowsCommand(ClaimCommand):
     def act(
         self,
         action: Action,
-        model: Any,
+        model: Model,
         *,
         states: Sequence[str],
         narrowed: tuple[Q, str] | None = None,

@@ -28,11 +28,6 @@ from django_taskclaim.policy import RENEWALS_PER_LEASE
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.states import Token
 
-if TYPE_CHECKING:
-    Base = View
-else:
-    Base = object
-
 V = TypeVar("V", bound=Callable[..., HttpResponseBase])
 
 #: Seconds between two pings at least and at most: often enough to tell of a loss while it can still be mended.
@@ -50,7 +45,7 @@ def in_no_transaction(view: V) -> V:
 
 
 @method_decorator([never_cache, csrf_protect], name="dispatch")
-class HolderMixin(UserPassesTestMixin, Base):
+class HolderMixin(UserPassesTestMixin, View):
     """For a view on which the user who is logged in holds rows; ``get_queryset()`` says which rows there are for them.
 
     Who may work on them, ``may_edit()`` says: a row that the user may not edit is neither shown nor claimed nor

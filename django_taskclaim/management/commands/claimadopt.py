@@ -16,7 +16,7 @@ from django_taskclaim.adoption.writing import (
     text_of,
 )
 from django_taskclaim.columns import claim_columns
-from django_taskclaim.management.base import USAGE, ClaimCommand, add_model
+from django_taskclaim.management.base import USAGE, ClaimCommand, Model, add_model
 
 
 class Command(ClaimCommand):
@@ -45,7 +45,7 @@ come later are open. The same files run on PostgreSQL, MySQL, MariaDB and SQLite
             "--dry-run", action="store_true", help="show the files instead of writing them"
         )
 
-    def handle(self, *, model: Any, existing: str, dry_run: bool, **options: Any) -> None:
+    def handle(self, *, model: Model, existing: str, dry_run: bool, **options: Any) -> None:
         loader, meta = MigrationLoader(None), claim_columns(model).owner._meta
         try:
             steps = adopting_operations(model, loader, existing)

@@ -3,7 +3,6 @@
 from argparse import ArgumentParser
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any
 
 from django.core.management.base import CommandError
 from django.db import connections
@@ -12,7 +11,7 @@ from django_taskclaim.checks import check_project
 from django_taskclaim.doctor import Finding, Kind, examine
 from django_taskclaim.doctor.setup import check_findings, server_findings
 from django_taskclaim.formatting import counted
-from django_taskclaim.management.base import ClaimCommand, add_database, add_models, places
+from django_taskclaim.management.base import ClaimCommand, Model, add_database, add_models, places
 
 _SIGNS = {Kind.PROBLEM: "!!", Kind.NOTE: "..", Kind.FINE: "ok"}
 
@@ -43,7 +42,7 @@ signs:
         add_models(parser, "the models to examine (default: every claimable model)")
         add_database(parser, "where the router writes each model")
 
-    def handle(self, *, models: list[Any], database: str | None, **options: object) -> None:
+    def handle(self, *, models: list[Model], database: str | None, **options: object) -> None:
         where = places(models, database)
         if not where:
             self.stdout.write(

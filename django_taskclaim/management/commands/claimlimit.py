@@ -10,6 +10,7 @@ from django_taskclaim.control.audit import change_overrides, in_words
 from django_taskclaim.management.base import (
     USAGE,
     ClaimCommand,
+    Model,
     acting,
     add_database,
     add_models,
@@ -65,7 +66,7 @@ workers; rate, rows at once and hours are limits that all who claim share. What 
     def handle(
         self,
         *,
-        models: list[Any],
+        models: list[Model],
         by: str | None,
         reason: str,
         database: str | None,
@@ -80,7 +81,7 @@ workers; rate, rows at once and hours are limits that all who claim share. What 
         except ValueError as error:
             raise CommandError(str(error), returncode=USAGE) from error
 
-    def _show(self, model: Any, database: str | None) -> None:
+    def _show(self, model: Model, database: str | None) -> None:
         aliases = places_of(database, [model])
         for alias in aliases:
             text = in_words(overrides_of(model, using=alias)) or "no overrides"

@@ -14,6 +14,7 @@ from django_taskclaim.control.audit import turn
 from django_taskclaim.formatting import format_duration
 from django_taskclaim.management.base import (
     USAGE,
+    Model,
     acting,
     add_choice_of_rows,
     add_database,
@@ -64,7 +65,7 @@ any time. They stay out until manage.py claimresume --rows."""
                 help="end by itself after this long: seconds, or 30m, 2h, 1d (default: never)",
             )
 
-    def handle(self, *, models: list[Any], database: str | None, **options: Any) -> None:
+    def handle(self, *, models: list[Model], database: str | None, **options: Any) -> None:
         if fault := self._fault(models, options):
             raise CommandError(fault, returncode=USAGE)
         if options["rows"]:
@@ -76,7 +77,7 @@ any time. They stay out until manage.py claimresume --rows."""
         if not self.off:
             self._warn_of_pauses(models, database)
 
-    def _fault(self, models: list[Any], options: dict[str, Any]) -> str:
+    def _fault(self, models: list[Model], options: dict[str, Any]) -> str:
         """Return what is wrong with these words together."""
         if options["rows"]:
             if options.get("until") is not None:
@@ -88,11 +89,12 @@ any time. They stay out until manage.py claimresume --rows."""
             return "Name the models, or say --all (not both)."
         return ""
 
-    def _turn(self, models: list[Any], database: str | None, options: dict[str, Any]) -> None:
+    def _turn(self, models: list[Model], database: str | None, options: dict[str, Any]) -> None:
         until: timedelta | None = options.get("until")
-        facts: dict[str, Any] = {"by": acting(options["by"]), "reason": options["reason"]}
-        for model in models or [None]:
-            turn(model, off=self.off, until=until, using=database, **facts)
+        by, reason = acting(options["by"]), options["reason"]
+        chosen: list[Model | None] = [*models] if models else [None]
+        for model in chosen:
+            turn(model, off=self.off, until=until, using=database, by=by, reason=reason)
         names = ", ".join(model._meta.label for model in models) or "all models"
         if self.off:
             end = f" for {format_duration(until)}" if until is not None else ""
@@ -100,7 +102,7 @@ any time. They stay out until manage.py claimresume --rows."""
         else:
             self.stdout.write(self.style.SUCCESS(f"Resumed {names}."))
 
-    def _warn_of_pauses(self, models: list[Any], database: str | None) -> None:
+    def _warn_of_pauses(self, models: list[Model], database: str | None) -> None:
         """Name each pause that stays: of everything, or of a parent."""
         for model, alias in places(models, database):
             if (pause := paused_by(model, using=alias)) is None:

@@ -12,6 +12,7 @@ from django_taskclaim.formatting import counted, first_line
 from django_taskclaim.management.base import (
     USAGE,
     ClaimCommand,
+    Model,
     add_database,
     add_model,
     whole_number,
@@ -45,7 +46,7 @@ Walks the primary key and reads nothing else. May be broken off and run again, a
     def handle(
         self,
         *,
-        model: Any,
+        model: Model,
         database: str | None,
         chunk_size: int | None,
         limit: int | None,

@@ -4,7 +4,7 @@ from argparse import ArgumentParser
 from typing import Any
 
 from django.core.management.base import CommandError
-from django.db import models, router
+from django.db import router
 
 from django_taskclaim.columns import is_companion, source_link
 from django_taskclaim.companions import CompanionQuerySet
@@ -12,6 +12,7 @@ from django_taskclaim.formatting import counted
 from django_taskclaim.management.base import (
     USAGE,
     ClaimCommand,
+    Model,
     Report,
     add_database,
     add_filters,
@@ -43,7 +44,7 @@ time: what has been added stays, and the same command goes on from there. Safe t
     def handle(
         self,
         *,
-        model: type[models.Model],
+        model: Model,
         filters: list[str],
         database: str | None,
         paused: bool,

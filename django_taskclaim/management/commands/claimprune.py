@@ -13,7 +13,7 @@ from django.db.models import CASCADE
 from django_taskclaim.columns import claim_columns, is_companion
 from django_taskclaim.control.actions import PRUNE
 from django_taskclaim.formatting import format_duration, listed
-from django_taskclaim.management.base import USAGE, duration
+from django_taskclaim.management.base import USAGE, Model, duration
 from django_taskclaim.management.rows import RowsCommand
 from django_taskclaim.querysets.operating import prunable
 from django_taskclaim.querysets.scope import ClaimTarget
@@ -45,7 +45,7 @@ Rows in any other state are never deleted, nor are complete ones without a compl
         )
         super().add_arguments(parser)
 
-    def handle(self, *, model: Any, older_than: timedelta, **options: Any) -> None:
+    def handle(self, *, model: Model, older_than: timedelta, **options: Any) -> None:
         alias = options["database"] or router.db_for_write(model)
         try:
             old = prunable(ClaimTarget.of(model, alias), older_than)
@@ -62,7 +62,7 @@ Rows in any other state are never deleted, nor are complete ones without a compl
         )
 
 
-def _warnings(model: Any) -> Iterator[str]:
+def _warnings(model: Model) -> Iterator[str]:
     relations = claim_columns(model).owner._meta.related_objects
     cascading = {one.related_model._meta.label for one in relations if one.on_delete is CASCADE}
     if others := sorted(cascading - {model._meta.label}):

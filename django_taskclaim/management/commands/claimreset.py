@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 from django_taskclaim.control.actions import LOSE, NAMED, RESET
+from django_taskclaim.management.base import Model
 from django_taskclaim.management.rows import RowsCommand
 from django_taskclaim.states import Status
 
@@ -30,7 +31,7 @@ Rows that are locked at the moment are left alone. What was done is recorded."""
         )
         super().add_arguments(parser)
 
-    def handle(self, *, model: Any, **options: Any) -> None:
+    def handle(self, *, model: Model, **options: Any) -> None:
         named = [name for name in NAMED.values() if options[name]]
         self.act(
             RESET,

@@ -25,6 +25,7 @@ from django_taskclaim.handlers import handler_for
 from django_taskclaim.management.base import (
     USAGE,
     ClaimCommand,
+    Model,
     add_database,
     add_models,
     duration,
@@ -67,7 +68,7 @@ class Look:
 
     seen: list[tuple[Overview, list[str]]] = field(default_factory=list)
     #: Model, database, and what is wrong there.
-    refused: list[tuple[type[models.Model], str, str]] = field(default_factory=list)
+    refused: list[tuple[Model, str, str]] = field(default_factory=list)
 
     @property
     def workers(self) -> list[tuple[Worker, Overview]]:
@@ -124,7 +125,7 @@ conditions of --fail-if are parted by commas and compare by > >= < <= = != a fig
             help="exit with 1 if one of these holds for one of the models",
         )
 
-    def handle(self, *, models: list[Any], database: str | None, **options: Any) -> None:
+    def handle(self, *, models: list[Model], database: str | None, **options: Any) -> None:
         where, asked = places(models, database), options["fail_if"]
         if options["watch"] is not None:
             if asked or options["format"] != "text" or not self.stdout.isatty():
@@ -148,7 +149,7 @@ conditions of --fail-if are parted by commas and compare by > >= < <= = != a fig
         if failing or look.refused:
             raise CommandError("\n".join(["; ".join(failing)] * bool(failing) + look.refusals))
 
-    def _look(self, where: Sequence[tuple[Any, str]], speed: Speed | None = None) -> Look:
+    def _look(self, where: Sequence[tuple[Model, str]], speed: Speed | None = None) -> Look:
         """Look at models, each on its database; one that cannot be read does not hide the others.
 
         Where a *speed* is measured, tables are not counted in full, and the questions may not take long.
@@ -167,7 +168,7 @@ conditions of --fail-if are parted by commas and compare by > >= < <= = != a fig
                 look.refused.append((model, alias, lacking or usual))
         return look
 
-    def _watch(self, where: list[tuple[Any, str]], every: timedelta) -> None:
+    def _watch(self, where: list[tuple[Model, str]], every: timedelta) -> None:
         speed = Speed()
         self.stdout.write(CLEAR, ending="")
         with contextlib.suppress(KeyboardInterrupt):

@@ -17,6 +17,7 @@ from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.formatting import counted, first_line
 from django_taskclaim.management.base import (
     ClaimCommand,
+    Model,
     add_database,
     add_models,
     places,
@@ -70,7 +71,7 @@ once."""
     def handle(
         self,
         *,
-        models: list[Any],
+        models: list[Model],
         database: str | None,
         limit: int | None,
         loop: bool,
@@ -86,7 +87,7 @@ once."""
                 self._loop(where, limit)
             return
 
-        def release(model: Any, alias: str) -> int:
+        def release(model: Model, alias: str) -> int:
             return int(ClaimQuerySet[Any](model, using=alias).release_expired(limit))
 
         total, refused = self._release(where, release)
@@ -97,7 +98,7 @@ once."""
             self.stdout.write("No claim has expired.")
 
     def _release(
-        self, where: list[tuple[Any, str]], release: Callable[[Any, str], int]
+        self, where: list[tuple[Model, str]], release: Callable[[Any, str], int]
     ) -> tuple[int, list[str]]:
         """Have *release* put back what has expired of each model.
 
@@ -119,10 +120,10 @@ once."""
             total += count
         return total, refused
 
-    def _loop(self, where: list[tuple[Any, str]], limit: int | None) -> None:
+    def _loop(self, where: list[tuple[Model, str]], limit: int | None) -> None:
         reapers = {(model, alias): Reaper(model, alias) for model, alias in where}
 
-        def turn(model: object, alias: str) -> int:
+        def turn(model: Model, alias: str) -> int:
             return reapers[model, alias].turn(limit) or 0
 
         forget_at = time.monotonic()
@@ -138,7 +139,7 @@ once."""
             time.sleep(min(reaper.due_in() for reaper in reapers.values()))
 
 
-def _forgotten(where: list[tuple[Any, str]]) -> list[str]:
+def _forgotten(where: list[tuple[Model, str]]) -> list[str]:
     """Delete what is too old on each database, as workers do, and return what was said where that failed."""
     refused = []
     for alias in dict.fromkeys(alias for _model, alias in where):
