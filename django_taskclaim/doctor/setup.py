@@ -1,5 +1,6 @@
 """The setup that claims need: tables, columns, settings and a server in order."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -34,22 +35,38 @@ def missing_tables(model: type[models.Model], alias: str) -> Iterator[Finding]:
     The source of a companion or of ranges is among them.
     """
     concrete: Any = model._meta.concrete_model
+    parts = list(dict.fromkeys([concrete, *concrete._meta.all_parents]))
+    yield from _lacking([*_ours(alias), *parts], alias)
     tables = _tables(alias)
-    yield from _missing_of_ours(tables, alias)
-    for part in dict.fromkeys([concrete, *concrete._meta.all_parents]):
+    for part in parts:
         if _is_there(part, tables):
             yield from _missing_columns(part, alias)
-        else:
-            yield _lacks_table(part, alias)
     try:
         link = source_link(model) if is_companion(model) else None
         source = link.source if link else source_of(model) if has_ranges(model) else None
     except TypeError:
         # A system check reports a source that does not exist.
         return
-    using = link.alias_beside(alias) if link else alias
-    if source is not None and not _is_there(source, _tables(using)):
-        yield _lacks_table(source, using, f", the source of {model._meta.label}")
+    if source is not None:
+        yield from _lacking([source], link.alias_beside(alias) if link else alias)
+
+
+def _ours(alias: str) -> Iterator[type[models.Model]]:
+    """Yield the models of the package whose tables are on the database."""
+    yield from apps.get_app_config("taskclaim").get_models()
+    if apps.is_installed(CONTROL) and router.allow_migrate(alias, CONTROL_LABEL):
+        yield from apps.get_app_config(CONTROL_LABEL).get_models()
+
+
+def _lacking(wanted: Iterable[type[models.Model]], alias: str) -> Iterator[Finding]:
+    """Yield the tables that are not there, those that one command makes together."""
+    tables, absent = _tables(alias), defaultdict[str, dict[str, None]](dict)
+    for model in wanted:
+        if not _is_there(model, tables):
+            absent[_how_to_make(model, alias)][real_name(model._meta.db_table)] = None
+    for command, names in absent.items():
+        text = f"The database {alias!r} lacks the table{'s' * (len(names) > 1)} {listed([*names])}."
+        yield Finding.problem(text, command)
 
 
 def _tables(alias: str) -> set[str]:
@@ -62,29 +79,6 @@ def _is_there(model: type[models.Model], tables: set[str]) -> bool:
     """Say whether the model's table is among *tables*, or its name carries a schema, which no list of tables shows."""
     name = model._meta.db_table
     return '"."' in name or "`.`" in name or real_name(name) in tables
-
-
-def _lacks_table(model: type[models.Model], alias: str, what: str = "") -> Finding:
-    table = real_name(model._meta.db_table)
-    return Finding.problem(
-        f"The database {alias!r} has no table {table} for {model._meta.label}{what}.",
-        _how_to_make(model, alias),
-    )
-
-
-def _missing_of_ours(tables: set[str], alias: str) -> Iterator[Finding]:
-    labels = ["taskclaim"]
-    if apps.is_installed(CONTROL) and router.allow_migrate(alias, CONTROL_LABEL):
-        labels.append(CONTROL_LABEL)
-    for label in labels:
-        models_of = apps.get_app_config(label).get_models()
-        # A proxy shares its table.
-        wanted = dict.fromkeys(model._meta.db_table for model in models_of)
-        if missing := [name for name in wanted if name not in tables]:
-            yield Finding.problem(
-                f"The database {alias!r} lacks {listed(missing)}, which claims and workers there need.",
-                f"manage.py migrate {label} --database {alias}",
-            )
 
 
 def _missing_columns(model: type[models.Model], alias: str) -> Iterator[Finding]:
