@@ -130,6 +130,6 @@ def refusal(check: Check, using: str) -> str:
     except NotSupportedError as error:
         return str(error)
     except (Error, ValueError):
-        # The worker asks again, and stops claims as long as there is no answer.
+        # The worker asks again; a check that does not work stops nothing, and the log says so.
         pass
     return ""
