@@ -3,6 +3,7 @@
 import sys
 from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from django.core.management.base import CommandError
@@ -90,31 +91,29 @@ class RowsCommand(ClaimCommand):
             raise CommandError("Nothing was done.")
         reason = f"{which}, {limit:,} at most" if limit else which
         reason += f": {options['reason']}" if options["reason"] else ""
-        return self._run(
-            action, rows, do or action.run, limit, wanted, acting(options["by"]), reason
-        )
+        facts: dict[str, Any] = {"by": acting(options["by"]), "reason": reason, "using": rows.db}
+        record = partial(record_action, model, action.name, **facts)
+        return self._run(action, rows, wanted, partial(do or action.run, rows, limit=limit), record)
 
     def _run(
         self,
         action: Action,
         rows: Rows,
-        do: Callable[..., int],
-        limit: int | None,
         wanted: int,
-        by: str,
-        reason: str,
+        work: Callable[..., int],
+        record: Callable[..., None],
     ) -> int:
+        """Do the *work*, record what was done even if it ended half-way, and report it."""
         report, began, done = Report(self.stdout, wanted), clock(), str(capfirst(str(action.done)))
         try:
-            report.seen = do(rows, limit=limit, progress=report.advance)
+            report.seen = work(progress=report.advance)
         except (Error, TaskClaimError, KeyboardInterrupt):
             self.stdout.write(f"{done} {counted(report.seen, 'row')}, and that stays.")
             raise
         finally:
-            # Also where a hook of the user's ended it, what is done already is recorded.
+            # Also where a hook of the user's ended it.
             if report.seen:
-                facts: dict[str, Any] = {"rows": report.seen, "by": by, "reason": reason}
-                record_action(rows.model, action.name, using=rows.db, **facts)
+                record(rows=report.seen)
         text = f"{done} {counted(report.seen, 'row')} of {rows.model._meta.label}."
         self.stdout.write(self.style.SUCCESS(text))
         refused = refusals(rows.model, rows.db, since=began)
