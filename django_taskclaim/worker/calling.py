@@ -2,35 +2,42 @@
 
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
 from typing import Any, NamedTuple
 
 from asgiref.sync import sync_to_async
-from django.db import connections, models
+from django.db import Error, connections, models
 
 from django_taskclaim.awaitables import refuse_not_run
 from django_taskclaim.claim import carried_claim, claim_of
 from django_taskclaim.columns import (
+    LINK,
     as_claimed,
     claim_columns,
     has_claim_columns,
+    is_claimable,
     is_companion,
     source_link,
 )
 from django_taskclaim.companions import hand_out, load_readable_sources
+from django_taskclaim.completion import Clear, Mark
 from django_taskclaim.connecting import begin_handler, ensure_usable
 from django_taskclaim.db import dialect_for
 from django_taskclaim.error_text import describe
-from django_taskclaim.formatting import format_duration
+from django_taskclaim.fields import AnyField
+from django_taskclaim.formatting import format_duration, listed
 from django_taskclaim.handlers import Handler
 from django_taskclaim.policy import policy_for
+from django_taskclaim.querysets.completing import PREFIX, checked_results, writable
 from django_taskclaim.querysets.completing import complete as complete_rows
 from django_taskclaim.querysets.isolating import fail_unreadable
 from django_taskclaim.querysets.transactions import unbroken_transaction
 from django_taskclaim.ranges.walking import end_walks, refuse_unfinished
 from django_taskclaim.worker.batch import Failed, HeldRow, PutBack, WorkItem
-from django_taskclaim.worker.unsaved import unsaved_columns
+from django_taskclaim.worker.records import logger, named
 
 SWALLOWED = (
     "The handler swallowed a database error, or ended its transaction, so nothing it wrote was kept"
@@ -203,11 +210,10 @@ def of_answer(rows: Sequence[models.Model], answer: object) -> list[BaseExceptio
     if answer is None:
         return [None] * len(rows)
     said = dict(_pairs(answer))
-    return [_outcome(_said_of(row, said)) for row in rows]
-
-
-def _said_of(row: models.Model, said: Mapping[Any, Any]) -> object:
-    return next((said[name] for name in _names(row) if name in said), UNMENTIONED)
+    return [
+        _outcome(next((said[name] for name in _names(row) if name in said), UNMENTIONED))
+        for row in rows
+    ]
 
 
 def _names(row: models.Model) -> list[object]:
@@ -219,19 +225,18 @@ def _names(row: models.Model) -> list[object]:
 
 
 def _pairs(answer: object) -> Iterable[tuple[Any, Any]]:
-    if isinstance(answer, Mapping):
-        return [(_key(key), outcome) for key, outcome in answer.items()]
     if isinstance(answer, (str, bytes)) or not isinstance(answer, Iterable):
         raise TypeError(
             f"A batch handler returns None, a mapping or an iterable of outcomes, not {answer!r:.200}."
         )
-    return [_pair(item) for item in answer]
+    pairs = answer.items() if isinstance(answer, Mapping) else map(_pair, answer)
+    return [(_key(row), outcome) for row, outcome in pairs]
 
 
-def _pair(item: object) -> tuple[Any, Any]:
-    if isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], models.Model):
-        return _key_of(item[0]), item[1]
-    return _key(item), None
+def _pair(said: object) -> tuple[object, object]:
+    if isinstance(said, tuple) and len(said) == 2 and isinstance(said[0], models.Model):
+        return said
+    return said, None
 
 
 def _key(given: object) -> object:
@@ -260,3 +265,127 @@ def _outcome(said: object) -> BaseException | str | None:
     if said is None or said is UNMENTIONED or isinstance(said, BaseException):
         return said
     return TypeError(f"The outcome of a row is None or an exception, not {said!r:.200}.")
+
+
+# Columns that a handler sets although nothing writes them: a completion writes ``update_fields`` alone
+
+#: A process compares so many rows of a handler.
+COMPARED = 50
+
+_MUTABLE = (list, dict, set, bytearray)
+
+
+class _Before(NamedTuple):
+    """An instance that a handler gets, of a row or of its source, and its values before the call."""
+
+    row: models.Model
+    instance: models.Model
+    values: dict[AnyField, object]
+
+
+@cache
+def unsaved_columns(handler: Handler) -> "UnsavedColumns":
+    """Return what compares the rows of *handler* in this process."""
+    return UnsavedColumns(handler)
+
+
+class UnsavedColumns:
+    """Compares the first rows of one handler with what they were before each call."""
+
+    def __init__(self, handler: Handler) -> None:
+        self._handler = handler
+        self._left = COMPARED
+        self._warned: set[str] = set()
+
+    def before(self, rows: Sequence[Any]) -> list[_Before]:
+        """Return the values that the handler is given; nothing once enough rows have been compared."""
+        rows = rows[: self._left]
+        self._left -= len(rows)
+        given = [(row, row) for row in rows]
+        if rows and is_companion(type(rows[0])):
+            field = source_link(type(rows[0])).field
+            given += [(row, getattr(row, LINK)) for row in rows if field.is_cached(row)]
+        return [_Before(row, instance, self._values(instance)) for row, instance in given]
+
+    def _values(self, instance: models.Model) -> dict[AnyField, object]:
+        """Return the loaded values that a completion of the row neither removes nor writes."""
+        kind, model = type(instance), self._handler.model
+        is_row = issubclass(kind, model)
+        if is_row and not isinstance(policy_for(model).completion, (Mark, Clear)):
+            return {}
+        names = writable(kind)
+        if is_claimable(kind):
+            names -= claim_columns(kind).guarded_names
+        results = checked_results(model, self._handler.update_fields)
+        written = [*results.own, *results.inherited] if is_row else results.of_source
+        values: dict[AnyField, object] = {}
+        for field in kind._meta.concrete_fields:
+            name = field.attname
+            if name in instance.__dict__ and name in names and field not in written:
+                value = instance.__dict__[name]
+                values[field] = deepcopy(value) if isinstance(value, _MUTABLE) else value
+        return values
+
+    def warn(self, seen: Sequence[_Before]) -> None:
+        """Warn, once for each column, where the handler has set it and the database still has the old value."""
+        for row, instance, before in seen:
+            changed = _differing(before, instance.__dict__)
+            # Without a claim it was saved as another row.
+            if not changed or (claim := claim_of(row)) is None:
+                continue
+            alias = claim.alias if instance is row else instance._state.db
+            stored = _stored(instance, alias, changed)
+            # Another value was written by somebody, or made by the database.
+            written = _differing(before, stored) if stored else changed
+            names = [self._name(row, instance, one) for one in changed if one not in written]
+            if columns := [name for name in names if name not in self._warned]:
+                self._warned.update(columns)
+                self._log(row, columns)
+
+    def _log(self, row: models.Model, columns: Sequence[str]) -> None:
+        names = ", ".join(f'"{name}"' for name in (*self._handler.update_fields, *columns))
+        logger.warning(
+            "%s: %s set %s, but nothing writes it, so this row and others are completed without it."
+            " Register the handler with update_fields=[%s], or call save() in it.",
+            *(named(row), self._handler.name, listed(columns), names),
+            extra={
+                "event": "unsaved",
+                "model": self._handler.model._meta.label,
+                "keys": [str(row.pk)],
+                "columns": columns,
+            },
+        )
+
+    def _name(self, row: models.Model, instance: models.Model, field: AnyField) -> str:
+        """Return how ``update_fields`` names a column."""
+        is_hidden = instance is not row and field.name in writable(self._handler.model)
+        return f"{PREFIX}{field.name}" if is_hidden else field.name
+
+
+def _differing(before: dict[AnyField, object], values: Mapping[str, object]) -> list[AnyField]:
+    """Return the columns whose value, where there is one, is not stored as it was."""
+    return [
+        field
+        for field, old in before.items()
+        if not _is_same(field, old, values.get(field.attname, old))
+    ]
+
+
+def _is_same(field: AnyField, one: object, other: object) -> bool:
+    """Say whether two values are stored alike."""
+    try:
+        return bool(field.get_prep_value(one) == field.get_prep_value(other))
+    except Exception:
+        # No value of this column, or an array.
+        return one is other
+
+
+def _stored(
+    instance: models.Model, alias: str | None, fields: Iterable[AnyField]
+) -> Mapping[str, object]:
+    """Return what the database has in these columns; nothing where the row is gone, or nobody can tell."""
+    rows: models.QuerySet[models.Model] = models.QuerySet(type(instance), using=alias)
+    try:
+        return rows.filter(pk=instance.pk).values(*(one.attname for one in fields)).first() or {}
+    except Error:
+        return {}
