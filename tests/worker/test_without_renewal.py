@@ -13,7 +13,8 @@ from django.db import connection
 from django_taskclaim.handlers import Handler
 from django_taskclaim.policy import RENEWALS_PER_LEASE
 from django_taskclaim.tables import Switch
-from django_taskclaim.worker.batch import items_of
+from django_taskclaim.worker.batch import Notes, items_of, shared_memory
+from django_taskclaim.worker.claimer import Claimer
 from django_taskclaim.worker.inflight import InFlight
 from django_taskclaim.worker.options import WorkerOptions
 from django_taskclaim.worker.service import Service
@@ -76,6 +77,25 @@ def test_a_database_that_goes_away_is_not_asked_without_pause(
         wait_until(lambda: len(asked) >= 20, what="twenty tries")
     # Without a pause twenty tries take some hundredths of a second.
     assert asked[19] - asked[0] > 0.5
+
+
+@pytest.mark.once
+@pytest.mark.promise(7)
+def test_what_a_child_had_not_begun_goes_back_although_its_successor_stops_at_once(
+    transactional_db: None,
+) -> None:
+    make(Photo, 2)
+    handler, memory = Handler(Photo, print), shared_memory()
+    child = InFlight(Notes(memory))
+    child.add(items_of(handler, Photo.objects.claim_batch(2)))
+    inflight, options = InFlight(Notes(memory)), WorkerOptions((Photo._meta.label,), "w", "default")
+    service = Service(options, [handler], inflight)
+    claimer = Claimer(options, [handler], inflight, service)
+    claimer.leave()
+    claimer.start()
+    claimer.join(120)
+    service.calls.wake_event.close()
+    assert Photo.objects.open().count() == 2
 
 
 @pytest.mark.once
