@@ -6,7 +6,7 @@ import pickle
 import struct
 import weakref
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, TypeAlias
@@ -96,7 +96,7 @@ class Unstarted:
 
     label: str
     holder: str
-    keys: list[Any]
+    keys: list[object]
     batch: Batch
 
 
@@ -108,7 +108,7 @@ class Notes:
         #: By page, whether a note takes it.
         self._used = bytearray(len(self._memory) // PAGE)
 
-    def add(self, batch: Batch, label: str, holder: str, keys: list[Any]) -> None:
+    def add(self, batch: Batch, label: str, holder: str, keys: Sequence[object]) -> None:
         """Note a claim if there is room; *batch* notes its rows there from now on."""
         if not self._used:
             return

@@ -48,7 +48,7 @@ SWALLOWED = (
 class Answer:
     """What one call of a handler came to."""
 
-    value: Any = None
+    value: object = None
     error: BaseException | None = None
     #: What a batch handler said of each row, where that has been read already.
     by_row: "list[BaseException | str | None] | None" = None
@@ -70,7 +70,7 @@ def prepare(handler: Handler, rows: Sequence[object]) -> list[Any]:
     return [row for row in rows if id(row) not in failed]
 
 
-def call(handler: Handler, rows: Sequence[object]) -> Any:
+def call(handler: Handler, rows: Sequence[models.Model]) -> object:
     """Call the function with its row, or as a batch handler with all of *rows*, and return what it answers.
 
     TypeError where that is work which nobody has run, such as the coroutine of a function that is not async.
@@ -85,7 +85,7 @@ def call(handler: Handler, rows: Sequence[object]) -> Any:
     return answer
 
 
-async def acall(handler: Handler, rows: Sequence[object]) -> Any:
+async def acall(handler: Handler, rows: Sequence[models.Model]) -> object:
     """Do what ``call`` does with a coroutine function."""
     unsaved = unsaved_columns(handler)
     seen = unsaved.before(rows)
@@ -96,7 +96,7 @@ async def acall(handler: Handler, rows: Sequence[object]) -> Any:
     return answer
 
 
-def _answer(handler: Handler, rows: Sequence[object]) -> Any:
+def _answer(handler: Handler, rows: Sequence[models.Model]) -> Any:
     if handler.has_ranges:
         try:
             answer = handler.function(rows[0])
@@ -224,7 +224,7 @@ def _names(row: models.Model) -> list[object]:
     return [_key_of(row), key if len(key) > 1 else key[0]]
 
 
-def _pairs(answer: object) -> Iterable[tuple[Any, Any]]:
+def _pairs(answer: object) -> Iterable[tuple[object, object]]:
     if isinstance(answer, (str, bytes)) or not isinstance(answer, Iterable):
         raise TypeError(
             f"A batch handler returns None, a mapping or an iterable of outcomes, not {answer!r:.200}."
@@ -246,10 +246,10 @@ def _key(given: object) -> object:
 class _CompanionKey(NamedTuple):
     """The key of a companion, which may also be the key of another's source."""
 
-    key: Any
+    key: object
 
 
-def _key_of(row: models.Model) -> Any:
+def _key_of(row: models.Model) -> object:
     """Return the key that the row was claimed under; a handler may have deleted the row since."""
     row = as_claimed(row)
     if not has_claim_columns(type(row)):
@@ -297,7 +297,7 @@ class UnsavedColumns:
         self._left = COMPARED
         self._warned: set[str] = set()
 
-    def before(self, rows: Sequence[Any]) -> list[_Before]:
+    def before(self, rows: Sequence[models.Model]) -> list[_Before]:
         """Return the values that the handler is given; nothing once enough rows have been compared."""
         rows = rows[: self._left]
         self._left -= len(rows)

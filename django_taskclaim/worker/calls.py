@@ -12,6 +12,7 @@ from multiprocessing.connection import wait
 from typing import Any
 
 from django.db import connections
+from django.db.models import Model
 
 from django_taskclaim.claim import clock
 from django_taskclaim.columns import claim_columns
@@ -73,7 +74,7 @@ class Calls:
         self._options = options
         self._on_call = on_call
         self._looks = {handler.model: _Look() for handler in handlers}
-        self._models: dict[str, list[Any]] = {}
+        self._models: dict[str, list[type[Model]]] = {}
         for handler in handlers:
             if handler.wake_up:
                 table = claim_columns(handler.model).owner._meta.db_table
@@ -83,7 +84,7 @@ class Calls:
 
     # Of the claimer
 
-    def look_at(self, model: Any) -> float:
+    def look_at(self, model: type[Model]) -> float:
         """Return when to look for rows of *model* because of calls, by ``clock()``.
 
         At once after a call, and at the end of the silence that follows it; calls in quick succession are one.
@@ -93,7 +94,7 @@ class Calls:
             return look.began + QUIET
         return look.silent_until if look.began < look.silent_until else float("inf")
 
-    def begin_look(self, model: Any) -> None:
+    def begin_look(self, model: type[Model]) -> None:
         """Note that a look begins: a call that comes from now on asks for another one."""
         self._looks[model].began = clock()
 

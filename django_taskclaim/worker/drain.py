@@ -42,8 +42,8 @@ class Drain:
         #: What a drain left alone because somebody has paused it, in sentences.
         self.set_aside: list[str] = []
         #: What a drain has to do of models whose rows open again when they are done.
-        self._this_round: dict[Any, Q] = {}
-        self._ends_of_sources: dict[Any, Any] = {}
+        self._this_round: dict[type[Model], Q] = {}
+        self._ends_of_sources: dict[type[Model], object] = {}
         #: By ``clock()``, when to say next what a drain waits for.
         self._next_message = clock() + WAITED
 

@@ -9,7 +9,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+
+from django.db.models import Model
 
 from django_taskclaim.claim import Ended, clock
 from django_taskclaim.handlers import Handler
@@ -21,7 +22,7 @@ class InFlight:
     """Thread-safe; items of one model are run in the order of their claim, several models take turns."""
 
     notes: Notes = field(default_factory=Notes)
-    _waiting: dict[Any, deque[WorkItem]] = field(default_factory=dict)
+    _waiting: dict[type[Model], deque[WorkItem]] = field(default_factory=dict)
     _running: list[WorkItem] = field(default_factory=list)
     _unwritten: dict[HeldRow, None] = field(default_factory=dict)
     #: A quarantined item that runs, while which nothing else begins.
@@ -85,7 +86,7 @@ class InFlight:
                 self._changed.notify_all()
             return item
 
-    def _next(self, *, is_async: bool) -> object:
+    def _next(self, *, is_async: bool) -> type[Model] | None:
         """Return the model whose first item may start, if any."""
         if self._alone is not None:
             return None
@@ -262,11 +263,11 @@ class InFlight:
         with self._lock:
             return list(self._running)
 
-    def running_of(self, model: object) -> int:
+    def running_of(self, model: type[Model]) -> int:
         """Return how many items of *model* executors have taken."""
         return sum(item.handler.model is model for item in self.running())
 
-    def waiting(self, model: object) -> int:
+    def waiting(self, model: type[Model]) -> int:
         """Return how many items of *model* no executor has taken yet."""
         return len(self._waiting.get(model, ()))
 

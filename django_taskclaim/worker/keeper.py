@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
+from django.db.models import Model
+
 from django_taskclaim.claim import carried_claim, clock
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.error_text import redact
@@ -49,7 +51,7 @@ class Stray:
     holder: str
     why: str
     #: The only rows of the claim that are meant, and where they are noted; None for all that are found.
-    keys: list[Any] | None = None
+    keys: list[object] | None = None
     batch: Batch = field(default_factory=lambda: Batch(0, bytearray()))
     #: By ``clock()``: after that its COMMIT can arrive no more.
     until: float = 0.0
@@ -77,7 +79,7 @@ class LeaseKeeper:
         self.wake_event = wake_event
         #: The switch of each model, whose ``batch_size`` and ``lease`` the next claims follow. A model is missing until
         #: its switch has been read; until then its rows are not claimed.
-        self.switches: dict[Any, Switch] = {}
+        self.switches: dict[type[Model], Switch] = {}
         #: What transactions that stay open are measured by, in every thread.
         self.longest_lease = max(map(self.lease_of, handlers))
         #: A handler has overrun, so the process is to be replaced: a thread cannot be killed.
@@ -105,7 +107,7 @@ class LeaseKeeper:
         switch = self.switches.get(handler.model)
         return handler.lease if switch is None or switch.lease is None else switch.lease
 
-    def follow(self, model: Any, switch: Switch) -> None:
+    def follow(self, model: type[Model], switch: Switch) -> None:
         """Let the next claims of *model* follow the overrides, and measure open transactions by the new leases."""
         self.switches[model] = switch
         self.longest_lease = max(map(self.lease_of, self.handlers))

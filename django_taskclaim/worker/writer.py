@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from django.db import connections
+from django.db.models import Model
 
 from django_taskclaim.claim import COMPLETED, Ended, clock
 from django_taskclaim.columns import claim_columns
@@ -71,7 +72,7 @@ class Writer:
         using: str,
         inflight: InFlight,
         counters: Counters,
-        sizes: Mapping[Any, BatchSize],
+        sizes: Mapping[type[Model], BatchSize],
         was_away_since: Callable[[float], bool],
     ) -> None:
         self.using = using
@@ -281,7 +282,7 @@ class Writer:
         ran = sum(result.ran for result in results)
         changed("completed", _rows_of(results), seconds, ran=ran)
 
-    def _halve(self, row: Any) -> None:
+    def _halve(self, row: Model) -> None:
         """Split a range that took too long; where that fails it is tried again as it is."""
         try:
             halve(row)
