@@ -90,16 +90,6 @@ class Batch:
     claimed_at: float = field(default_factory=clock)
 
 
-@dataclass(frozen=True, slots=True)
-class Unstarted:
-    """Rows of one claim that had not started when the process that held them died."""
-
-    label: str
-    holder: str
-    keys: list[object]
-    batch: Batch
-
-
 class Notes:
     """The notes of one process, each kept as long as its ``Batch``. Without memory nothing is noted."""
 
@@ -142,8 +132,11 @@ class Notes:
         HEAD.pack_into(self._memory, page * PAGE, 0, 0, 0)
         self._used[page : page + pages] = bytes(pages)
 
-    def unstarted(self) -> Iterator[Unstarted]:
-        """Yield what the processes before this one had claimed and not started; for before the first note."""
+    def unstarted(self) -> Iterator[tuple[str, str, list[object], Batch]]:
+        """Yield what the processes before this one had claimed and not started; for before the first note.
+
+        That is, of each claim: label, holder, the keys that had not started, and where they are noted.
+        """
         page = 0
         while page < len(self._used):
             rows, length, check = HEAD.unpack_from(self._memory, page * PAGE)
@@ -160,7 +153,7 @@ class Notes:
                 # Of another version of the user's code.
                 continue
             if left := [key for key, has in zip(keys, started, strict=True) if not has]:
-                yield Unstarted(label, holder, left, batch)
+                yield label, holder, left, batch
 
 
 def _pages(rows: int, length: int) -> int:

@@ -90,12 +90,10 @@ class LeaseKeeper:
         self._renewed, self._renew_by = float("-inf"), float("inf")
         unstarted = inflight.notes.unstarted()
         self._strays = [
-            Stray(
-                handler, one.holder, "the process before it had not started it", one.keys, one.batch
-            )
-            for one in unstarted
+            Stray(handler, holder, "the process before it had not started it", keys, batch)
+            for label, holder, keys, batch in unstarted
             for handler in handlers
-            if handler.model._meta.label == one.label
+            if handler.model._meta.label == label
         ]
         self._looking = threading.Lock()
         self._next_look = 0.0
