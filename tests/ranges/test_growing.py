@@ -147,7 +147,8 @@ def test_workers_follow_writers_who_commit_out_of_order(start_worker: Start) -> 
 
     def write(seed: int) -> int:
         dice, written = random.Random(seed), 0
-        while not stop.is_set():
+        # No more than a slow worker gets done in the end.
+        while not stop.is_set() and written < 300:
             with transaction.atomic():
                 for _ in range(dice.randint(1, 5)):
                     LogSource.objects.create()

@@ -13,6 +13,7 @@ from django.utils import timezone
 
 from django_taskclaim.fields import QUARANTINED
 from django_taskclaim.switch import pause, resume
+from tests.freezing import freeze
 from tests.testapp.models import Job, Ledger
 from tests.worker.conftest import Worker, jobs, states, wait_until
 
@@ -73,7 +74,7 @@ def test_rows_come_back_while_their_model_is_paused(start_worker: Start) -> None
     worker = start_worker(*HOUR)
     wait_until(lambda: Ledger.objects.count() == 1 and states() == {"processing": 21})
     (first,) = worker.children()
-    os.kill(first, signal.SIGSTOP)
+    freeze(first)
     pause(Job, using="default")
     os.kill(first, signal.SIGKILL)
     (second,) = wait_until(lambda: [pid for pid in worker.children() if pid != first])

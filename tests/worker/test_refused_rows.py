@@ -36,7 +36,7 @@ def test_a_worker_does_all_others_and_names_those_refused(start_worker: Start) -
         wait_until(lambda: WorkerProcess.objects.filter(last_error__contains="cannot be written"))
         # On SQLite a report may meet a lock.
         troubles = worker.events("trouble", "failed")
-        assert not [event for event in troubles if "reporting" not in event["text"]]
+        assert not [event for event in troubles if "is locked" not in event["text"]]
 
 
 @pytest.mark.promise(8)
