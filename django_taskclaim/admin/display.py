@@ -21,7 +21,7 @@ from django_taskclaim.admin.localized import listed, moment, number
 from django_taskclaim.admin.permissions import Base
 from django_taskclaim.columns import claim_columns, source_key_text
 from django_taskclaim.control.actions import EXPIRED
-from django_taskclaim.control.reading import HANDED_TO, history
+from django_taskclaim.control.reading import history
 from django_taskclaim.fields import OPEN_ENDED, QUARANTINED, as_utc
 from django_taskclaim.formatting import format_duration
 from django_taskclaim.monitoring.overview import database_time
@@ -294,7 +294,7 @@ def _steps(events: Iterable[Any]) -> Iterator[tuple[str, ...]]:
         if event.times > 1:
             parts.append(_("%(times)s×") % {"times": number(event.times)})
         if event.event == "handed over":
-            detail = _("to %(holder)s") % {"holder": holder_text(detail.removeprefix(HANDED_TO))}
+            detail = _("to %(holder)s") % {"holder": holder_text(detail)}
         elif event.event == "expired" and detail:
             # One of the outcomes that the history stores; what people and errors say has no translation.
             detail = _(detail)
@@ -309,41 +309,41 @@ class ClaimDisplay(Base):
     """The columns that lists and pages show of a claim, of a companion's source, and of a range of keys."""
 
     @admin.display(description=gettext_lazy("state"))
-    def claim_state(self, obj: Any) -> SafeString:
+    def claim_state(self, obj: models.Model) -> SafeString:
         return pill(facts_of(obj).kind)
 
     @admin.display(description=gettext_lazy("holder"))
-    def claim_holder(self, obj: Any) -> str:
+    def claim_holder(self, obj: models.Model) -> str:
         return held(facts_of(obj)) or self.get_empty_value_display()
 
     @admin.display(description=gettext_lazy("tries"))
-    def claim_tries(self, obj: Any) -> str:
+    def claim_tries(self, obj: models.Model) -> str:
         return tried(facts_of(obj)) or self.get_empty_value_display()
 
     @admin.display(description=gettext_lazy("claim"))
-    def claim_summary(self, obj: Any) -> SafeString:
+    def claim_summary(self, obj: models.Model) -> SafeString:
         """State, holder, tries and error in one column."""
         return summary(facts_of(obj))
 
     @admin.display(description=gettext_lazy("error"))
-    def claim_error(self, obj: Any) -> str:
+    def claim_error(self, obj: models.Model) -> str:
         return error_glimpse(facts_of(obj)) or self.get_empty_value_display()
 
     @admin.display(description=gettext_lazy("error"))
-    def claim_error_in_full(self, obj: Any) -> str:
+    def claim_error_in_full(self, obj: models.Model) -> str:
         return error_in_full(facts_of(obj))
 
     @admin.display(description=gettext_lazy("timeline"))
-    def claim_timeline(self, obj: Any) -> str:
+    def claim_timeline(self, obj: models.Model) -> str:
         return timeline(obj, Look.at(obj).alias) or self.get_empty_value_display()
 
     @admin.display(description=gettext_lazy("source"))
-    def claim_source(self, obj: Any) -> str:
+    def claim_source(self, obj: models.Model) -> str:
         """Return the key of a companion's source, in a list; nothing is asked for it."""
         return source_key_text(obj) or self.get_empty_value_display()
 
     @admin.display(description=gettext_lazy("source"))
-    def claim_lost_source(self, obj: Any) -> str:
+    def claim_lost_source(self, obj: models.Model) -> str:
         return _("%(key)s, whose row is gone") % {"key": source_key_text(obj)}
 
     @admin.display(description=gettext_lazy("begins"))

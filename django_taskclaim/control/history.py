@@ -17,7 +17,7 @@ from django_taskclaim.claim import claim_of
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.control.audit import storable
 from django_taskclaim.control.models import ClaimEvent
-from django_taskclaim.control.reading import HANDED_TO, is_kept
+from django_taskclaim.control.reading import is_kept
 from django_taskclaim.db import DatabaseNow
 from django_taskclaim.error_text import class_and_text, one_line
 from django_taskclaim.states import Status
@@ -65,9 +65,7 @@ def _about_rows(
     to: str = "",
     **others: object,
 ) -> Iterator[ClaimEvent]:
-    detail = f"{HANDED_TO}{to}" if to else ""
-    if event == "failed":
-        detail = one_line(*class_and_text(error))
+    detail = one_line(*class_and_text(error)) if event == "failed" else to
     status = claim_columns(model).status.attname
     for row in rows:
         claim = claim_of(row)

@@ -26,9 +26,6 @@ LATELY = timedelta(minutes=4)
 #: … and over so long at least: a process writes about as often.
 LEAST = timedelta(seconds=5)
 
-#: What the detail of a row that was handed over begins with; its new holder follows.
-HANDED_TO = "to "
-
 #: Acts that a chart of the throughput marks.
 SWITCH_ACTS = ("pause", "resume")
 
