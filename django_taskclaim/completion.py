@@ -61,7 +61,7 @@ class Archive(Completion):
     note: ClassVar[str] = gettext_noop("rows that are done are moved to the archive")
 
     def __post_init__(self) -> None:
-        if not isinstance(self.to, str) and not _is_model(self.to):
+        if not isinstance(self.to, str) and not isinstance(self.to, models.base.ModelBase):
             raise TypeError(f"Archive() takes a model or its label, not {self.to!r:.200}.")
         if isinstance(self.leave_out, str):
             raise TypeError(f"leave_out is a list of names, not the text {self.leave_out!r}.")
@@ -112,7 +112,3 @@ def as_completion(given: object) -> Completion:
     raise TypeError(
         f'completion must be "mark", "delete", "clear", Delete(…), Archive(…) or Clear(…), not {given!r:.200}.'
     )
-
-
-def _is_model(given: object) -> bool:
-    return isinstance(given, type) and issubclass(given, models.Model)

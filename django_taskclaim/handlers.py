@@ -31,9 +31,8 @@ from django_taskclaim.policy import (
     Backoff,
     Policy,
     Rule,
-    forget_policy,
+    policies,
     policy_for,
-    set_policy,
 )
 from django_taskclaim.querysets.completing import checked_results
 from django_taskclaim.querysets.scope import Rows, refuse_unclaimable, refuse_unknown_order
@@ -294,7 +293,7 @@ def _register(
         )
     _handlers[model] = new
     _note_who_is_called()
-    set_policy(model, policy)
+    policies[model] = policy
 
 
 def _model_of(given: object) -> type[models.Model]:
@@ -387,4 +386,4 @@ def unregister(model: type[models.Model]) -> None:
     """Forget the handler of *model* and let its policy follow the settings again; for tests and shells."""
     _handlers.pop(model, None)
     _note_who_is_called()
-    forget_policy(model)
+    policies.pop(model, None)

@@ -238,27 +238,19 @@ def _waiting_time(backoff: Backoff, failures: int) -> timedelta:
 # The policies of models
 
 _DEFAULT = Policy()
-_policies: dict[type[models.Model], Policy] = {}
 
-
-def set_policy(model: type[models.Model], policy: Policy) -> None:
-    """Make *policy* the rule for the claims of *model*, its proxies and its children."""
-    _policies[model] = policy
-
-
-def forget_policy(model: type[models.Model]) -> None:
-    """Let *model* follow the settings again."""
-    _policies.pop(model, None)
+#: What handlers have made the rule for the claims of a model, its proxies and its children.
+policies: dict[type[models.Model], Policy] = {}
 
 
 def policy_for(model: type[Any]) -> Policy:
     """Return the policy of *model* or of the nearest class it inherits from; the settings' where none is set."""
     for cls in model.__mro__:
-        if cls in _policies:
-            return _policies[cls]
+        if cls in policies:
+            return policies[cls]
     return _DEFAULT
 
 
 def policies_over(model: type[Any]) -> dict[type[models.Model], Policy]:
     """Return the policies set for *model* and for classes it inherits from, the nearest first, by class."""
-    return {cls: _policies[cls] for cls in model.__mro__ if cls in _policies}
+    return {cls: policies[cls] for cls in model.__mro__ if cls in policies}

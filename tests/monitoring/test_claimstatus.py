@@ -202,7 +202,7 @@ def test_a_model_is_a_line_of_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     make(Photo, 5)
     make(Job, 2)
     changed = policy.Policy(completion=as_completion("delete"))
-    monkeypatch.setitem(policy._policies, Job, changed)
+    monkeypatch.setitem(policy.policies, Job, changed)
     table = run("claimstatus").partition("\n\n")[0]
     lines = {line.split()[0]: line.split()[1:] for line in table.splitlines()}
     assert lines["MODEL"] == ["OPEN", "RUNNING", "COMPLETE", "FAILED", "PAUSED", "TOTAL", "DONE"]

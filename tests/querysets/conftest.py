@@ -9,7 +9,7 @@ from django.db import connection
 from django.test import override_settings
 
 from django_taskclaim import limits
-from django_taskclaim.policy import Policy, forget_policy, set_policy
+from django_taskclaim.policy import Policy, policies
 from tests.factories import DIFFERENT
 from tests.proxy import commits  # noqa: F401
 from tests.querysets import models  # noqa: F401 - known before the databases are made
@@ -80,11 +80,11 @@ def rule() -> Iterator[Callable[..., None]]:
         ruled.append(model)
         following = {"lease", "max_attempts", "backoff"}
         named = {f"own_{name}" if name in following else name: fields[name] for name in fields}
-        set_policy(model, Policy(**named))
+        policies[model] = Policy(**named)
 
     yield give
     for model in ruled:
-        forget_policy(model)
+        policies.pop(model, None)
 
 
 @pytest.fixture
