@@ -34,7 +34,7 @@ from django_taskclaim.querysets.cursor import (
     quarantined_scans,
     send_parts,
 )
-from django_taskclaim.querysets.failing import release
+from django_taskclaim.querysets.failing import fail_unreadable, release
 from django_taskclaim.querysets.instances import (
     bare,
     build,
@@ -47,7 +47,6 @@ from django_taskclaim.querysets.isolating import (
     MOST_ROWS,
     Bad,
     RefusedRows,
-    fail_unreadable,
     is_unreadable,
     isolate_unreadable,
     remembered,
@@ -71,10 +70,10 @@ from django_taskclaim.querysets.transactions import (
     autocommit,
     can_autocommit,
     in_transaction,
+    judge_ambiguous_commit,
     run_durable,
     wait_for_answer,
 )
-from django_taskclaim.querysets.writes import judge_ambiguous_commit
 from django_taskclaim.signals import rows_claimed, send_after_commit
 from django_taskclaim.states import WORKER_MARK, Token
 

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from functools import cache, partial
 from typing import TypeVar
@@ -13,6 +13,7 @@ from django.db import DatabaseError, models
 from django.db.models import Case, F, Q, When
 
 from django_taskclaim.claim import Ended, carried_claim, carried_claims, clock
+from django_taskclaim.columns import claim_columns
 from django_taskclaim.connecting import is_refusal
 from django_taskclaim.contention import retry_on_contention
 from django_taskclaim.db import DatabaseLater, DatabaseNow
@@ -24,7 +25,7 @@ from django_taskclaim.policy import policy_for
 from django_taskclaim.querysets.scope import FAILED, NOW, ONE_MORE, OPEN_AGAIN, ClaimTarget
 from django_taskclaim.querysets.writes import Given, HeldRows, Rows, Write, write_all
 from django_taskclaim.signals import rows_failed, rows_released
-from django_taskclaim.states import WORKER_MARK
+from django_taskclaim.states import WORKER_MARK, Status
 from django_taskclaim.tables import Switch, scope_of, throttle_scope
 
 M = TypeVar("M", bound=models.Model)
@@ -111,6 +112,34 @@ class Failing(Write):
         waits = [self.waits[claim.pk] for claim in carried_claims(rows)]
         seconds = [SQL("%s", (wait.total_seconds(),)) for wait in waits]
         return [OwnValues(waiting, seconds, target.dialect.moment_after)]
+
+
+def fail_unreadable(unreadable: Iterable[tuple[models.Model, Exception]]) -> None:
+    """Fail claimed rows that cannot be read, each with its error and by its policy, and log them.
+
+    What cannot be failed either waits for the end of its lease, and keeps nobody from the other rows.
+    """
+    for row, error in unreadable:
+        key, label = carried_claim(row).pk, row._meta.label
+        outcome, level = "it is tried again by its policy", logging.WARNING
+        try:
+            fail([row], error, retry=True)
+        except ClaimLost:
+            # Which is logged already.
+            continue
+        except Exception as refused:
+            outcome, level = f"it could not be failed ({describe(refused)})", logging.ERROR
+        if row.__dict__.get(claim_columns(type(row)).status.attname) == Status.FAILED:
+            outcome, level = "it has failed", logging.ERROR
+        logger.log(
+            level,
+            "%s %s cannot be read, so %s: %s. The other rows go on.",
+            label,
+            key,
+            outcome,
+            describe(error).rstrip("."),
+            extra={"event": "unreadable", "model": label, "rows": 1, "keys": [str(key)]},
+        )
 
 
 def release(rows: object, wait: timedelta | None = None, *, quarantined: bool = False) -> int:

@@ -10,7 +10,7 @@ can read, because of a value that the driver refuses, or a field that raises. It
 import logging
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -20,17 +20,15 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from django.db import DatabaseError, connections, models, transaction
 from django.db.models.deletion import ProtectedError, RestrictedError
 
-from django_taskclaim.claim import carried_claim, clock
+from django_taskclaim.claim import clock
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.connecting import is_refusal
 from django_taskclaim.contention import contention_code
 from django_taskclaim.db import dialect_for
 from django_taskclaim.db.sql import SQL, Key, sql
 from django_taskclaim.error_text import describe
-from django_taskclaim.exceptions import ClaimLost, TaskClaimError
-from django_taskclaim.querysets.failing import fail
+from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.querysets.scope import ClaimTarget
-from django_taskclaim.states import Status
 
 logger = logging.getLogger("django_taskclaim")
 
@@ -242,31 +240,3 @@ def isolate_unreadable(
 
     outcomes = bisect(given, attempt, partial(is_unreadable, rows))
     return [one for one in outcomes if isinstance(one, Bad)]
-
-
-def fail_unreadable(unreadable: Iterable[tuple[models.Model, Exception]]) -> None:
-    """Fail claimed rows that cannot be read, each with its error and by its policy, and log them.
-
-    What cannot be failed either waits for the end of its lease, and keeps nobody from the other rows.
-    """
-    for row, error in unreadable:
-        key, label = carried_claim(row).pk, row._meta.label
-        outcome, level = "it is tried again by its policy", logging.WARNING
-        try:
-            fail([row], error, retry=True)
-        except ClaimLost:
-            # Which is logged already.
-            continue
-        except Exception as refused:
-            outcome, level = f"it could not be failed ({describe(refused)})", logging.ERROR
-        if row.__dict__.get(claim_columns(type(row)).status.attname) == Status.FAILED:
-            outcome, level = "it has failed", logging.ERROR
-        logger.log(
-            level,
-            "%s %s cannot be read, so %s: %s. The other rows go on.",
-            label,
-            key,
-            outcome,
-            describe(error).rstrip("."),
-            extra={"event": "unreadable", "model": label, "rows": 1, "keys": [str(key)]},
-        )

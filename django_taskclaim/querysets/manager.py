@@ -19,7 +19,6 @@ from django_taskclaim.querysets import (
     failing,
     instances,
     operating,
-    renewing,
     writes,
 )
 from django_taskclaim.querysets.fence import FencedQuerySet
@@ -150,7 +149,7 @@ class ClaimQuerySet(FencedQuerySet[M]):
         ClaimLost as ``complete`` does.
         """
         duration = None if lease is None else conf.DURATION.check(lease, "lease")
-        return renewing.renew_all(rows, duration)
+        return writes.renew_all(rows, duration)
 
     # Acting on many rows
 

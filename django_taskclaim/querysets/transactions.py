@@ -1,15 +1,15 @@
 """How a verb's statements are sent: in a transaction of their own, tried again when the database is contended.
 
 ``in_transaction`` sends several statements, ``autocommit`` one that commits by itself, and ``run_durable`` what must
-have committed on return. Where a COMMIT was not answered each raises ``AmbiguousCommit``, and the caller looks at the
-rows.
+have committed on return. Where a COMMIT was not answered each raises ``AmbiguousCommit``, and the caller asks the rows
+by ``judge_ambiguous_commit``.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cache, partial
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from django.db import (
     DatabaseError,
@@ -18,15 +18,19 @@ from django.db import (
     InternalError,
     OperationalError,
     connections,
+    models,
 )
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from django_taskclaim.claim import clock, commits_by_itself
+from django_taskclaim.claim import COMPLETED, carried_claim, clock, commits_by_itself
+from django_taskclaim.columns import claim_columns
 from django_taskclaim.connecting import WAITS_ONCE
 from django_taskclaim.contention import ContentionRetry, contention_code, retry_on_contention
 from django_taskclaim.db import dialect_for
+from django_taskclaim.db.sql import NOWAIT, Row
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.querysets.scope import ClaimTarget, Target
+from django_taskclaim.states import Status, Token
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -158,6 +162,74 @@ def wait_for_answer(
             if clock() >= end:
                 raise
         time.sleep(PAUSE)
+
+
+class Judgement(NamedTuple):
+    """What a transaction whose COMMIT was not answered has left of each row."""
+
+    #: Finished under the token that the instance carries: the transaction was committed.
+    committed: list[models.Model]
+    #: Gone, open again, or claimed once more: whether the transaction was committed, nobody can tell any more.
+    ambiguous: list[models.Model]
+    #: Still processing under the token: the transaction was not committed, and never will be.
+    still_held: list[models.Model]
+
+
+def judge_ambiguous_commit(
+    rows: Iterable[models.Model],
+    *,
+    patience: float = PATIENCE,
+    finished: Status | None = Status.COMPLETE,
+) -> Judgement:
+    """Say what became of *rows* after the COMMIT of a transaction that was to finish them was not answered.
+
+    Every row must have been claimed. The token that its instance carries decides, by what the database to which the
+    claim was written says now: a claim that is found in the state *finished* is ended on the instance, and an ambiguous
+    one is marked as lost there.
+
+    Waits up to *patience* seconds for a database that is away, or in which the unanswered transaction still has the
+    rows locked; then the database's error passes on, nothing is decided, and the call may be repeated. To be called
+    outside of any transaction. The thread's connection is replaced if it broke.
+    """
+    rows = list(rows)
+    by_table: dict[Any, list[models.Model]] = {}
+    for row in rows:
+        table = carried_claim(row).alias, claim_columns(type(row)).owner
+        by_table.setdefault(table, []).append(row)
+    stored: dict[int, tuple[str, Token] | None] = {}
+    for (alias, _), same in by_table.items():
+        target = ClaimTarget.of(type(same[0]), alias)
+        keys = sorted(carried_claim(row).pk for row in same)
+        states = wait_for_answer(target, _states, patience, target, keys)
+        stored |= {id(row): states.get(carried_claim(row).pk) for row in same}
+    # Nothing is noted before all have been asked.
+    judgement = Judgement([], [], [])
+    for row in rows:
+        claim = carried_claim(row)
+        status, token = stored[id(row)] or (None, None)
+        claim.unanswered = False
+        if token == claim.token and status == Status.PROCESSING:
+            judgement.still_held.append(row)
+        elif token == claim.token and status == finished:
+            judgement.committed.append(row)
+            claim.end(COMPLETED)
+        else:
+            judgement.ambiguous.append(row)
+            claim.lost = claim.ambiguous = True
+    return judgement
+
+
+def _states(target: ClaimTarget, keys: Sequence[object]) -> dict[Any, tuple[str, Token]]:
+    """Return status and token of the rows that are there, by key.
+
+    Under a lock: a COMMIT that is on its way only now would otherwise land after it was found missing.
+    """
+    columns = target.columns
+    fields = [*columns.key, columns.status, columns.claimed_by, columns.iteration]
+    found: list[Row] = []
+    for part in target.dialect.chunks(keys, target.table):
+        found += target.dialect.select(target.table, fields, target.table.keyed(part), NOWAIT)
+    return {target.table.key_of(row): (row[-3], Token(*row[-2:])) for row in found}
 
 
 def close_broken(connection: BaseDatabaseWrapper) -> None:

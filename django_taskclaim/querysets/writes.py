@@ -8,6 +8,7 @@ import logging
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from functools import partial
 from itertools import groupby
 from operator import attrgetter
@@ -17,32 +18,33 @@ from django.db import models
 from django.dispatch import Signal
 
 from django_taskclaim.claim import (
-    COMPLETED,
     GIVEN_UP,
     Ended,
     attach,
     carried_claim,
     carried_claims,
     claim_of,
+    clock,
     end_claims,
     show,
     standing_claim,
 )
 from django_taskclaim.columns import claim_columns
-from django_taskclaim.db.sql import NOWAIT, SKIP, WAIT, Change, Key, OwnValues, Row
+from django_taskclaim.db.sql import SKIP, WAIT, Change, Key, OwnValues
 from django_taskclaim.error_text import redact
 from django_taskclaim.exceptions import ClaimLost, CommitUnknown
-from django_taskclaim.querysets.scope import ClaimTarget, Columns
+from django_taskclaim.querysets.isolating import RefusedRows
+from django_taskclaim.querysets.scope import NOW, ClaimTarget, Columns
 from django_taskclaim.querysets.transactions import (
-    PATIENCE,
     AmbiguousCommit,
     autocommit,
     can_autocommit,
+    in_transaction,
+    judge_ambiguous_commit,
     no_transaction,
     send,
-    wait_for_answer,
 )
-from django_taskclaim.signals import claim_lost, send_of_rows
+from django_taskclaim.signals import claim_lost, rows_renewed, send_of_rows
 from django_taskclaim.states import Status, Token
 
 logger = logging.getLogger("django_taskclaim")
@@ -399,72 +401,76 @@ def _why_none_is_carried(lost: Sequence[models.Model]) -> str:
     return ""
 
 
-# Commits that were not answered
+# Renewing: leases are extended without waiting for a row that somebody has locked, and none is shortened
 
 
-class Judgement(NamedTuple):
-    """What a transaction whose COMMIT was not answered has left of each row."""
+class Renewed(NamedTuple):
+    """What became of the rows of one renewal."""
 
-    #: Finished under the token that the instance carries: the transaction was committed.
-    committed: list[models.Model]
-    #: Gone, open again, or claimed once more: whether the transaction was committed, nobody can tell any more.
-    ambiguous: list[models.Model]
-    #: Still processing under the token: the transaction was not committed, and never will be.
-    still_held: list[models.Model]
-
-
-def judge_ambiguous_commit(
-    rows: Iterable[models.Model],
-    *,
-    patience: float = PATIENCE,
-    finished: Status | None = Status.COMPLETE,
-) -> Judgement:
-    """Say what became of *rows* after the COMMIT of a transaction that was to finish them was not answered.
-
-    Every row must have been claimed. The token that its instance carries decides, by what the database to which the
-    claim was written says now: a claim that is found in the state *finished* is ended on the instance, and an ambiguous
-    one is marked as lost there.
-
-    Waits up to *patience* seconds for a database that is away, or in which the unanswered transaction still has the
-    rows locked; then the database's error passes on, nothing is decided, and the call may be repeated. To be called
-    outside of any transaction. The thread's connection is replaced if it broke.
-    """
-    rows = list(rows)
-    by_table: dict[Any, list[models.Model]] = {}
-    for row in rows:
-        table = carried_claim(row).alias, claim_columns(type(row)).owner
-        by_table.setdefault(table, []).append(row)
-    stored: dict[int, tuple[str, Token] | None] = {}
-    for (alias, _), same in by_table.items():
-        target = ClaimTarget.of(type(same[0]), alias)
-        keys = sorted(carried_claim(row).pk for row in same)
-        states = wait_for_answer(target, _states, patience, target, keys)
-        stored |= {id(row): states.get(carried_claim(row).pk) for row in same}
-    # Nothing is noted before all have been asked.
-    judgement = Judgement([], [], [])
-    for row in rows:
-        claim = carried_claim(row)
-        status, token = stored[id(row)] or (None, None)
-        claim.unanswered = False
-        if token == claim.token and status == Status.PROCESSING:
-            judgement.still_held.append(row)
-        elif token == claim.token and status == finished:
-            judgement.committed.append(row)
-            claim.end(COMPLETED)
-        else:
-            judgement.ambiguous.append(row)
-            claim.lost = claim.ambiguous = True
-    return judgement
+    renewed: list[models.Model]
+    #: Locked by another transaction at that moment: neither renewed nor lost.
+    skipped: list[models.Model]
+    lost: list[models.Model]
+    #: Not renewed, because the database refuses to have them, or some among them, written.
+    refused: list[models.Model]
 
 
-def _states(target: ClaimTarget, keys: Sequence[object]) -> dict[Any, tuple[str, Token]]:
-    """Return status and token of the rows that are there, by key.
+#: Keys of the claims of one statement: those renewed, those skipped and those that are lost.
+_Outcome = tuple[Sequence[Key], Sequence[Key], Sequence[Key]]
 
-    Under a lock: a COMMIT that is on its way only now would otherwise land after it was found missing.
-    """
-    columns = target.columns
-    fields = [*columns.key, columns.status, columns.claimed_by, columns.iteration]
-    found: list[Row] = []
-    for part in target.dialect.chunks(keys, target.table):
-        found += target.dialect.select(target.table, fields, target.table.keyed(part), NOWAIT)
-    return {target.table.key_of(row): (row[-3], Token(*row[-2:])) for row in found}
+
+def renew_all(rows: object, lease: timedelta | None) -> int:
+    """Renew rows of any database, and raise ClaimLost for those that are lost; see ``ClaimQuerySet.renew``."""
+    given = Given(rows)
+    outcome = renew(given, lease)
+    show_state(outcome.renewed, {"expires_at": NOW})
+    # Rows that were passed over are not lost.
+    known = set(map(id, [*outcome.renewed, *outcome.skipped, *outcome.refused]))
+    if len(known) < len(given.rows):
+        raise_lost([row for row in given.rows if id(row) not in known], outcome.renewed)
+    return len(outcome.renewed)
+
+
+def renew(given: Given, lease: timedelta | None = None) -> Renewed:
+    """Extend the leases that stand, of rows of any database; by default for as long as they were asked for."""
+    started = clock()
+    result = Renewed([], [], [], [])
+    try:
+        for part in [part for one in given.held for part in one.parts()]:
+            # The rows of one claim were asked for together, so their leases are nearly always alike.
+            longest = lease or max([claim.lease for claim in carried_claims(part.rows)])
+            search, left = RefusedRows(part.target), dict(zip(part.keys, part.rows, strict=True))
+            for outcome in search.send(part.keys, partial(_send_renewal, part, longest)):
+                for rows, keys in zip(result, outcome, strict=False):
+                    rows += [left.pop(key) for key in keys]
+            result.refused.extend(left.values())
+    finally:
+        # Each part is a transaction: an error in one takes nothing back of those before it.
+        for claim in carried_claims(result.renewed):
+            claim.extend(started, lease)
+        send_of_rows(rows_renewed, result.renewed)
+        for row in result.lost:
+            carried_claim(row).lost = True
+    return result
+
+
+def _send_renewal(part: HeldRows, lease: timedelta, keys: Sequence[Key]) -> _Outcome:
+    target, extend = part.target, partial(_extend, part, lease, keys)
+    try:
+        if target.dialect.returns_updated and can_autocommit(target):
+            return autocommit(target, extend)
+        return in_transaction(target, extend)
+    except AmbiguousCommit:
+        # It shortens no lease, and the fence stands.
+        return in_transaction(target, extend)
+
+
+def _extend(part: HeldRows, lease: timedelta, keys: Sequence[Key]) -> _Outcome:
+    target, token = part.target, part.token
+    renewed = target.dialect.renew_held(target.table, token, keys, lease)
+    if len(renewed) == len(keys):
+        return renewed, (), ()
+    rest = [key for key in keys if key not in set(renewed)]
+    # A token that does not stand now never stands again; one that does was locked.
+    skipped = target.dialect.select_keys(target.table, rest, target.table.standing(token))
+    return renewed, skipped, [key for key in rest if key not in set(skipped)]

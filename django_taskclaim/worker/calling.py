@@ -33,7 +33,7 @@ from django_taskclaim.handlers import Handler
 from django_taskclaim.policy import policy_for
 from django_taskclaim.querysets.completing import PREFIX, checked_results, writable
 from django_taskclaim.querysets.completing import complete as complete_rows
-from django_taskclaim.querysets.isolating import fail_unreadable
+from django_taskclaim.querysets.failing import fail_unreadable
 from django_taskclaim.querysets.transactions import unbroken_transaction
 from django_taskclaim.ranges.walking import end_walks, refuse_unfinished
 from django_taskclaim.worker.batch import Failed, HeldRow, PutBack, WorkItem

@@ -24,8 +24,7 @@ from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.cursor import Request
 from django_taskclaim.querysets.instances import claimed_by
 from django_taskclaim.querysets.isolating import is_refused
-from django_taskclaim.querysets.renewing import renew
-from django_taskclaim.querysets.writes import Given
+from django_taskclaim.querysets.writes import Given, renew
 from django_taskclaim.tables import Switch
 from django_taskclaim.throttling.throttles import Throttles
 from django_taskclaim.worker.batch import Batch, Failed, HeldRow, PutBack, WorkItem

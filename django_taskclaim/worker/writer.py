@@ -29,7 +29,8 @@ from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.querysets.completing import with_locked_source
 from django_taskclaim.querysets.failing import fail, release, stop_everyone
 from django_taskclaim.querysets.isolating import Bad, bisect
-from django_taskclaim.querysets.writes import judge_ambiguous_commit, lock_free
+from django_taskclaim.querysets.transactions import judge_ambiguous_commit
+from django_taskclaim.querysets.writes import lock_free
 from django_taskclaim.ranges.walking import halve
 from django_taskclaim.signals import after_commit
 from django_taskclaim.states import WORKER_MARK, Status

@@ -200,7 +200,7 @@ FAULTS = {
         fault(
             "A locked row that a renewal passes over is taken for lost.",
             (
-                "querysets/renewing.py",
+                "querysets/writes.py",
                 "skipped = target.dialect.select_keys(target.table, rest, target.table.standing(token))",
                 "skipped: list[Key] = []",
             ),
