@@ -346,25 +346,18 @@ class ClaimDisplay(Base):
     def claim_lost_source(self, obj: models.Model) -> str:
         return _("%(key)s, whose row is gone") % {"key": source_key_text(obj)}
 
-    @admin.display(description=gettext_lazy("begins"))
-    def range_begins(self, obj: Any) -> str:
-        if obj.lower_key is None:
-            return _("with the first row")
-        return _("behind %(key)s") % {"key": _key_text(obj.lower_key)}
-
-    @admin.display(description=gettext_lazy("ends with"))
-    def range_ends(self, obj: Any) -> str:
-        return _key_text(obj.upper_key)
-
-    @admin.display(description=gettext_lazy("done up to"))
-    def range_done_to(self, obj: Any) -> str:
-        key = obj.checkpoint_key
-        return self.get_empty_value_display() if key is None else _key_text(key)
-
-    @admin.display(description=gettext_lazy("rows done"))
-    def range_rows(self, obj: Any) -> str:
-        done, planned = number(obj.rows_done), number(obj.rows_planned)
-        return _("%(done)s of about %(planned)s") % {"done": done, "planned": planned}
+    @admin.display(description=gettext_lazy("range of keys"))
+    def claim_range(self, obj: Any) -> str:
+        """Return where a range begins and ends, and how far it is done."""
+        parts = [
+            (_("behind %(key)s"), obj.lower_key),
+            (_("up to %(key)s"), obj.upper_key),
+            (_("done up to %(key)s"), obj.checkpoint_key),
+        ]
+        words = {"done": number(obj.rows_done), "planned": number(obj.rows_planned)}
+        counted = _("%(done)s of about %(planned)s rows done") % words
+        known = [text % {"key": _key_text(key)} for text, key in parts if key is not None]
+        return listed([*known, counted])
 
 
 def _key_text(key: Any) -> str:

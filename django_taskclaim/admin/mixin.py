@@ -56,9 +56,14 @@ IN_ONE, APART = "claim_summary", ("claim_state", "claim_holder", "claim_tries", 
 #: The columns that a page shows as they are, by their roles.
 MOMENTS = ("claimed_at", "expires_at", "completed_at")
 
-#: What a page tells of a range of keys, and what any page may tell of a claim.
-RANGE_FIELDS = ("range_begins", "range_ends", "range_done_to", "range_rows")
-PAGE_FIELDS = (*APART[:3], "claim_error_in_full", "claim_timeline", "claim_lost_source")
+#: What a page may tell of a claim beside its moments.
+PAGE_FIELDS = (
+    *APART[:3],
+    "claim_lost_source",
+    "claim_range",
+    "claim_error_in_full",
+    "claim_timeline",
+)
 
 
 class ClaimAdminMixin(ClaimDisplay, ClaimActions, ActionsModelAdmin):
@@ -176,29 +181,21 @@ class ClaimAdminMixin(ClaimDisplay, ClaimActions, ActionsModelAdmin):
         own = list(super().get_readonly_fields(request, obj))
         # With another source, a row would be done that nobody did.
         link = [LINK] if obj is not None and is_companion(self.model) else []
-        ours = [*raw_names(self.model), *link, *RANGE_FIELDS, *PAGE_FIELDS]
+        ours = [*raw_names(self.model), *link, *PAGE_FIELDS]
         return list(dict.fromkeys([*own, *ours]))
 
     def get_fields(self, request: HttpRequest, obj: object = None) -> Any:
         fields = super().get_fields(request, obj)
-        ours = {*raw_names(self.model), *RANGE_FIELDS, *PAGE_FIELDS}
+        ours = {*raw_names(self.model), *PAGE_FIELDS}
         return fields if self.fields else [name for name in fields if name not in ours]
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> list[Any]:
         """Return the user's parts, and behind them what a page tells of the claim and the user has not put there."""
         sets: list[Any] = list(super().get_fieldsets(request, obj))
-        if obj is None:
-            return sets
-        placed = {*flatten_fieldsets(sets)}
-        ranges = RANGE_FIELDS if has_ranges(self.model) else ()
-        parts: list[Any] = [
-            (_("Range of keys"), ranges, {}),
-            (_("Claim"), tuple(page_fields(obj)), {"classes": ("taskclaim-claim",)}),
-        ]
-        for title, names, options in parts:
-            if fields := [name for name in names if name not in placed]:
-                sets.append((title, {"fields": fields, **options}))
-        return sets
+        placed = flatten_fieldsets(sets)
+        names = [name for name in page_fields(obj) if name not in placed] if obj is not None else []
+        claim = (_("Claim"), {"fields": names, "classes": ("taskclaim-claim",)})
+        return [*sets, claim] if names else sets
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> object:
         row = super().get_object(request, object_id, from_field)
@@ -242,6 +239,8 @@ def page_fields(row: models.Model) -> Iterator[str]:
     columns, facts = claim_columns(type(row)), facts_of(row)
     if source_is_gone(row):
         yield "claim_lost_source"
+    if has_ranges(type(row)):
+        yield "claim_range"
     yield from APART[:3]
     yield from (field.name for role in MOMENTS if (field := getattr(columns, role)) is not None)
     if facts.error_class or facts.last_error:
