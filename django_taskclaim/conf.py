@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
@@ -42,7 +42,10 @@ class Kind(Generic[V]):
             raise ValueError(sentence) from None
 
 
-def accepting(expected: str, accepts: Callable[[Any], bool]) -> Kind[Any]:
+AnyKind: TypeAlias = Kind[Any]
+
+
+def accepting(expected: str, accepts: Callable[[Any], bool]) -> AnyKind:
     """Return the kind of the values that *accepts* is true for, which are used as they are."""
 
     def read(value: object) -> Any:
@@ -72,7 +75,7 @@ def whole_number(least: int = 1, most: float = math.inf) -> Kind[int]:
     return Kind(f"a whole number from {least}{upwards}", read)
 
 
-def list_of(expected: str, accepts: Callable[[Any], bool]) -> Kind[Any]:
+def list_of(expected: str, accepts: Callable[[Any], bool]) -> AnyKind:
     """Return the kind of the lists and tuples whose entries *accepts* is true for."""
     return accepting(
         expected, lambda value: isinstance(value, (list, tuple)) and all(map(accepts, value))
@@ -82,7 +85,7 @@ def list_of(expected: str, accepts: Callable[[Any], bool]) -> Kind[Any]:
 # Options of a dataclass
 
 
-def option(kind: Kind[Any], **more: Any) -> Any:
+def option(kind: AnyKind, **more: Any) -> Any:
     """Return a field of a dataclass for values of *kind*, by default None; *more* is for ``dataclasses.field``."""
     return field(**{"metadata": {"kind": kind}, "default": None} | more)
 
@@ -174,7 +177,7 @@ _BREAKER = Kind(
 )
 
 #: What ``BREAKER`` may hold: the default of each key, and its kind.
-_BREAKER_KEYS: Mapping[str, tuple[Any, Kind[Any]]] = {
+_BREAKER_KEYS: Mapping[str, tuple[object, AnyKind]] = {
     "rate": (0.5, _SHARE),
     "outcomes": (20, whole_number()),
     "within": (60.0, DURATION),
@@ -182,7 +185,7 @@ _BREAKER_KEYS: Mapping[str, tuple[Any, Kind[Any]]] = {
 }
 
 #: Every key that ``TASKCLAIM`` may hold: its default, and its kind.
-_SETTINGS: Mapping[str, tuple[Any, Kind[Any]]] = {
+_SETTINGS: Mapping[str, tuple[object, AnyKind]] = {
     "LEASE": (60.0, DURATION),
     "TIMEOUT": (900.0, or_none(DURATION)),
     "BATCH_SIZE": (50, BATCH_SIZE),

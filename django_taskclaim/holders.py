@@ -1,4 +1,4 @@
-"""Who holds rows: the ids of workers, names that a caller gives, and users of the site."""
+"""Users of the site who hold rows: the name of a holder for a user, and the user for a name."""
 
 from typing import Any
 

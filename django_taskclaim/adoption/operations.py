@@ -1,7 +1,9 @@
 """Migration operations: claim columns and their index for a table in use.
 
-Users' migrations name these classes, so this import path and the stored form never change. One file runs on every
-database; ``tables`` has the way of each.
+Users' migrations name these classes, so this import path and the stored form never change.
+
+A statement that waits for the lock of a table makes all later statements queue behind it. So each step waits only a
+moment, lets the others go first, and tries again. Each database has its own way.
 """
 
 import copy
@@ -11,6 +13,7 @@ from typing import Any, ClassVar
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import migrations, models, transaction
+from django.db.backends.base.schema import BaseDatabaseSchemaEditor
 from django.db.migrations.operations.base import Operation
 from django.db.migrations.state import ProjectState
 from django.db.models import NOT_PROVIDED
@@ -206,7 +209,7 @@ def _with_default(field: AnyField, value: Any) -> AnyField:
 _KINDS: dict[str, type[LiveTable]] = {"postgresql": PostgreSQLTable, "mysql": MySQLTable}
 
 
-def live_table(schema_editor: Any, model: type[models.Model]) -> LiveTable:
+def live_table(schema_editor: BaseDatabaseSchemaEditor, model: type[models.Model]) -> LiveTable:
     """Return the table of *model*, to be changed in the way of the schema editor's database."""
     return _KINDS.get(schema_editor.connection.vendor, LiveTable)(schema_editor, model)
 
@@ -215,7 +218,9 @@ def live_table(schema_editor: Any, model: type[models.Model]) -> LiveTable:
 EXISTING = (Status.PAUSED.value, Status.OPEN.value, Status.COMPLETE.value)
 
 
-def _table(operation: Any, app_label: str, editor: Any, state: ProjectState) -> LiveTable | None:
+def _table(
+    operation: Any, app_label: str, editor: BaseDatabaseSchemaEditor, state: ProjectState
+) -> LiveTable | None:
     """Return the table of the operation's model; None where the router keeps it away from this database."""
     model = state.apps.get_model(app_label, operation.model_name)
     if not operation.allow_migrate_model(editor.connection.alias, model):
@@ -254,13 +259,21 @@ class AddClaimColumns(Operation):
             state.add_field(app_label, self.model_name.lower(), name, field, True)
 
     def database_forwards(
-        self, app_label: str, schema_editor: Any, from_state: ProjectState, to_state: ProjectState
+        self,
+        app_label: str,
+        schema_editor: BaseDatabaseSchemaEditor,
+        from_state: ProjectState,
+        to_state: ProjectState,
     ) -> None:
         if table := _table(self, app_label, schema_editor, from_state):
             table.add_columns(self._bound_fields(app_label, to_state), self.existing)
 
     def database_backwards(
-        self, app_label: str, schema_editor: Any, from_state: ProjectState, to_state: ProjectState
+        self,
+        app_label: str,
+        schema_editor: BaseDatabaseSchemaEditor,
+        from_state: ProjectState,
+        to_state: ProjectState,
     ) -> None:
         if table := _table(self, app_label, schema_editor, from_state):
             table.drop_columns(self._bound_fields(app_label, from_state))
@@ -281,13 +294,21 @@ class AddClaimIndex(migrations.AddIndex):
     """Build the claim index while readers and writers go on. Reversed, it drops the index."""
 
     def database_forwards(
-        self, app_label: str, schema_editor: Any, from_state: ProjectState, to_state: ProjectState
+        self,
+        app_label: str,
+        schema_editor: BaseDatabaseSchemaEditor,
+        from_state: ProjectState,
+        to_state: ProjectState,
     ) -> None:
         if table := _table(self, app_label, schema_editor, to_state):
             table.add_index(self.index)
 
     def database_backwards(
-        self, app_label: str, schema_editor: Any, from_state: ProjectState, to_state: ProjectState
+        self,
+        app_label: str,
+        schema_editor: BaseDatabaseSchemaEditor,
+        from_state: ProjectState,
+        to_state: ProjectState,
     ) -> None:
         if table := _table(self, app_label, schema_editor, from_state):
             table.drop_index(self.index)

@@ -34,6 +34,8 @@ from django_taskclaim.querysets.scope import (
 )
 from django_taskclaim.states import Status
 
+# serial_by
+
 #: The heads of so many keys are looked up in one statement.
 HEADS_AT_ONCE = 25
 
@@ -107,6 +109,8 @@ def serial_order(policy: Policy, columns: ClaimColumns) -> list[object]:
     priority = columns.priority
     return [*([] if priority is None else [f"-{priority.name}"]), *key]
 
+
+# Choosing rows
 
 #: Types whose values do not compare as keys do.
 NO_KEYS = ("JSONField", "BinaryField")

@@ -1,4 +1,4 @@
-"""The abstract models that bring the claim columns."""
+"""The abstract models that bring the claim columns, and what every model gets that inherits from one."""
 
 from collections.abc import Collection, Iterable, Mapping
 from datetime import timedelta
@@ -36,6 +36,8 @@ from django_taskclaim.querysets import ClaimManager, ClaimQuerySet
 from django_taskclaim.querysets.fence import FencedModel, fence_delete
 from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.states import Status, Token
+
+# row.claim
 
 
 class ClaimHandle:
@@ -125,6 +127,10 @@ class ClaimHandle:
         return claim
 
 
+# What a claimable model gets as its class is made. Abstract bases can give none of this: Django inherits only the first
+# base's Meta, a manager of a concrete parent hides the mixin's, and an inherited method would stop a user's field of
+# the same name from being loaded late.
+
 SHORT_FORMS = ("complete", "fail", "release", "renew")
 
 
@@ -195,6 +201,8 @@ def _prepare_columns(model: type[models.Model]) -> None:
 
 class_prepared.connect(prepare, dispatch_uid="django_taskclaim.prepare")
 
+
+# The mixins
 
 _status = partial(
     StatusField, default=Status.OPEN.value, db_default=Status.OPEN.value, editable=False

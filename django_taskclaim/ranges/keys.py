@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from django.apps import apps
 from django.core.exceptions import ValidationError
@@ -21,7 +21,10 @@ from django_taskclaim.db.sql import WAIT
 from django_taskclaim.querysets.scope import ClaimTarget, Rows
 
 #: As ``row.pk`` has it: a tuple for a composite key.
-Key = Any
+Key: TypeAlias = Any
+
+#: A row of a ``RangeMixin`` model, which stands above.
+Range: TypeAlias = Any
 
 
 class Part(NamedTuple):
@@ -161,7 +164,7 @@ class RangeTarget:
         key = key_at(rows, place)
         return None if key is None else self.keys.encode(key)
 
-    def locked(self, pk: object) -> Any:
+    def locked(self, pk: object) -> Range:
         """Lock a range for the current transaction and return it as it is now; None where it is gone.
 
         Waits for a chunk of its holder to end. While a range is locked its end stays where it is.
@@ -172,7 +175,7 @@ class RangeTarget:
         return self.model.from_db(self.claims.alias, names, found[0]) if found else None
 
 
-def reached(range_: Any) -> str | None:
+def reached(range_: Range) -> str | None:
     """Return the key behind which the work on a range goes on."""
     text: str | None = range_.lower if range_.checkpoint is None else range_.checkpoint
     return text

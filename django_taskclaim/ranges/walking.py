@@ -28,11 +28,13 @@ from django_taskclaim.exceptions import (
 from django_taskclaim.querysets.scope import Rows, is_running
 from django_taskclaim.querysets.transactions import in_transaction, refuse_old_snapshots
 from django_taskclaim.querysets.writes import raise_lost
-from django_taskclaim.ranges.keys import RangeTarget, reached
+from django_taskclaim.ranges.keys import Range, RangeTarget, reached
 from django_taskclaim.signals import after_commit
 from django_taskclaim.states import Status
 
 logger = logging.getLogger("django_taskclaim")
+
+# Splitting
 
 #: How many of the ranges with most rows left are tried.
 TRIED = 3
@@ -78,7 +80,7 @@ def split(target: RangeTarget, pk: object, at_least: int = 1) -> bool:
         return False
 
 
-def _middle(target: RangeTarget, range_: Any, at_least: int) -> Middle | None:
+def _middle(target: RangeTarget, range_: Range, at_least: int) -> Middle | None:
     """Return the middle of what is left; None where it is not to be split."""
     status = getattr(range_, target.claims.columns.status.attname)
     if status not in (Status.OPEN, Status.PROCESSING) or range_.checkpoint == range_.upper:
@@ -125,6 +127,8 @@ def _split(target: RangeTarget, pk: object, at_least: int) -> bool:
     return True
 
 
+# Chunks
+
 #: Rows of the first chunk, and of the largest.
 FIRST, LARGEST = 1_000, 50_000
 
@@ -161,7 +165,7 @@ class Chunk(NamedTuple):
 
 def walk(
     row: models.Model, size: int | None, target_time: timedelta, largest: int
-) -> Generator[Any, None, None]:
+) -> Generator[Rows, None, None]:
     """Return the rows of the range in chunks; what is done with each is committed with the checkpoint behind it."""
     chunks = _walk(row, size, target_time.total_seconds(), largest)
     vars(_begun).setdefault("walks", WeakSet()).add(chunks)
@@ -178,7 +182,9 @@ def end_walks() -> None:
         chunks.close()
 
 
-def _walk(row: Any, size: int | None, seconds: float, largest: int) -> Generator[Any, None, None]:
+def _walk(
+    row: Range, size: int | None, seconds: float, largest: int
+) -> Generator[Rows, None, None]:
     claim, target = _claim_on(row)
     others_until = 0.0
     while True:
@@ -246,7 +252,7 @@ def _show(row: models.Model, target: RangeTarget, values: dict[str, Any]) -> Non
     show([row], shown | {target.claims.columns.expires_at: models.DEFERRED})
 
 
-def _next_chunk(row: Any, target: RangeTarget, size: int) -> Chunk:
+def _next_chunk(row: Range, target: RangeTarget, size: int) -> Chunk:
     rows = row.source_rows().using(target.claims.alias).order_by("pk")
     rest = rows.filter(target.between(reached(row), row.upper))
     last = target.key_at(rest, size - 1)
@@ -267,7 +273,7 @@ def advance(row: models.Model, key: object, rows: int) -> None:
     in_transaction(target.claims, write)
 
 
-def _advance(row: Any, claim: Claim, target: RangeTarget, last: str, rows: int) -> None:
+def _advance(row: Range, claim: Claim, target: RangeTarget, last: str, rows: int) -> None:
     known = row.upper
     _lock(row, claim, target)
     # Keys are compared by the database alone: is there a row between them?
@@ -284,7 +290,7 @@ def _advance(row: Any, claim: Claim, target: RangeTarget, last: str, rows: int) 
     _write_checkpoint(row, claim, target, last, rows)
 
 
-def _write_checkpoint(row: Any, claim: Claim, target: RangeTarget, last: str, rows: int) -> None:
+def _write_checkpoint(row: Range, claim: Claim, target: RangeTarget, last: str, rows: int) -> None:
     """Write how far the range has come, renew its lease, and forget its failures: it makes progress."""
     claims, attempts = target.claims, target.claims.columns.attempts
     values = {"checkpoint": last, "rows_done": row.rows_done + rows}
@@ -303,13 +309,13 @@ def _write_checkpoint(row: Any, claim: Claim, target: RangeTarget, last: str, ro
 # The end of a claim
 
 
-def halve(row: Any) -> None:
+def halve(row: Range) -> None:
     """Split what is left of a range that took too long, if it is still open, so that both parts may do better."""
     claim = carried_claim(row)
     split(RangeTarget.of(type(row), claim.alias), claim.pk)
 
 
-def refuse_unfinished(row: Any) -> None:
+def refuse_unfinished(row: Range) -> None:
     """Raise RangeUnfinished if rows of the claimed range are left that its handler has not done."""
     claim = carried_claim(row)
     if claim.ended:
