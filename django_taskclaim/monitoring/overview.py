@@ -240,7 +240,7 @@ def last_errors(seen: Overview, most: int) -> list[str]:
     if columns.error_class is None or columns.last_error is None:
         return []
     rows: Any = ClaimQuerySet(seen.model, using=seen.alias)
-    behind = [name[1:] if name[0] == "-" else f"-{name}" for name in columns.order]
+    behind = backwards(columns)
     when = behind if Status.FAILED in seen.estimated else [f"-{columns.claimed_at.name}"]
     link = source_link(seen.model).own if is_companion(seen.model) else ()
     source = [field.attname for field in link]
@@ -254,6 +254,11 @@ def last_errors(seen: Overview, most: int) -> list[str]:
         for pk, error, text, *of in reversed(found)
         if error or text
     ]
+
+
+def backwards(columns: ClaimColumns) -> list[str]:
+    """Return the order of the claim index from its end on."""
+    return [name[1:] if name[0] == "-" else f"-{name}" for name in columns.order]
 
 
 def database_time(alias: str) -> datetime:

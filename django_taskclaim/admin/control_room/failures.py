@@ -15,6 +15,7 @@ from django.utils.translation import gettext as _
 from django_taskclaim import conf
 from django_taskclaim.columns import claim_columns, is_companion, key_text, source_link
 from django_taskclaim.fields import as_utc
+from django_taskclaim.monitoring.overview import backwards
 from django_taskclaim.monitoring.server import server_for
 from django_taskclaim.states import Status
 
@@ -41,6 +42,9 @@ _VARIABLE = (
     (re.compile(r"\d+(?:[.,:]\d+)*"), lambda number: number[0] if _is_code(number) else "#"),
 )
 
+#: Stands for the time of a try that nobody has noted.
+_LONG_AGO = datetime.min.replace(tzinfo=UTC)
+
 #: What may stand in the place of these, and so ends what a message has in common with its group.
 _SIGNS = re.compile(r"[…#'\"]|URL")
 
@@ -65,46 +69,6 @@ def _is_code(number: re.Match[str]) -> bool:
     return bool(_BEFORE_A_CODE.search(before[-40:]))
 
 
-@dataclass(slots=True)
-class Group:
-    """Failed rows that failed alike."""
-
-    error: str
-    message: str
-    hour: int = 0
-    day: int = 0
-    #: The rows that were found, the latest first.
-    failures: list["Failure"] = field(default_factory=list)
-
-    @property
-    def id(self) -> str:
-        """Names the group in a URL."""
-        return group_id(self.error, self.message)
-
-    @property
-    def short_error(self) -> str:
-        """The class without its module."""
-        return self.error.rpartition(".")[2]
-
-    @property
-    def all(self) -> int:
-        return len(self.failures)
-
-    @property
-    def samples(self) -> list["Failure"]:
-        return self.failures[:SAMPLES]
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """The groups that were found among the rows looked at, the largest first."""
-
-    groups: list[Group]
-    looked_at: int
-    #: Whether there are more failed rows than were looked at.
-    capped: bool
-
-
 def normalised(text: str) -> str:
     """Return the first line of an error with what differs from row to row taken out; status codes stay."""
     line = text.strip().partition("\n")[0][:LENGTH]
@@ -116,32 +80,6 @@ def normalised(text: str) -> str:
 def group_id(error: str, message: str) -> str:
     """Return the name of a group in a URL: the same for every row that failed alike."""
     return hashlib.sha256(f"{error}\n{message}".encode("utf-8", "replace")).hexdigest()[:16]
-
-
-def sample(rows: Rows, now: datetime) -> Sample:
-    """Group the failed rows at the end of the claim index, MOST at most, those first whose last try began latest.
-
-    No index knows when rows failed. The end of the claim index has those that have waited last, and of those that never
-    waited the last keys.
-    """
-    found = list(_failed(rows).order_by(*_backwards(rows))[: MOST + 1])
-    groups: dict[str, Group] = {}
-    for failure in sorted(map(_failure, found[:MOST]), key=_moment, reverse=True):
-        _count(groups, failure, now)
-    largest = sorted(groups.values(), key=lambda group: -group.all)
-    return Sample(largest, min(len(found), MOST), capped=len(found) > MOST)
-
-
-_LONG_AGO = datetime.min.replace(tzinfo=UTC)
-
-
-def _moment(failure: "Failure") -> datetime:
-    return failure.tried_at or _LONG_AGO
-
-
-def _backwards(rows: Rows) -> list[str]:
-    order = claim_columns(rows.model).order
-    return [name[1:] if name[0] == "-" else f"-{name}" for name in order]
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +103,66 @@ class Failure:
     @property
     def group(self) -> str:
         return group_id(self.error, normalised(self.text))
+
+
+@dataclass(slots=True)
+class Group:
+    """Failed rows that failed alike."""
+
+    error: str
+    message: str
+    hour: int = 0
+    day: int = 0
+    #: The rows that were found, the latest first.
+    failures: list[Failure] = field(default_factory=list)
+
+    @property
+    def id(self) -> str:
+        """Names the group in a URL."""
+        return group_id(self.error, self.message)
+
+    @property
+    def short_error(self) -> str:
+        """The class without its module."""
+        return self.error.rpartition(".")[2]
+
+    @property
+    def all(self) -> int:
+        return len(self.failures)
+
+    @property
+    def samples(self) -> list[Failure]:
+        return self.failures[:SAMPLES]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The groups that were found among the rows looked at, the largest first."""
+
+    groups: list[Group]
+    looked_at: int
+    #: Whether there are more failed rows than were looked at.
+    capped: bool
+
+
+def sample(rows: Rows, now: datetime) -> Sample:
+    """Group the failed rows at the end of the claim index, MOST at most, those first whose last try began latest.
+
+    No index knows when rows failed. The end of the claim index has those that have waited last, and of those that never
+    waited the last keys.
+    """
+    found = list(_failed(rows).order_by(*backwards(claim_columns(rows.model)))[: MOST + 1])
+    failures = map(_failure, found[:MOST])
+    groups: dict[tuple[str, str], Group] = {}
+    for failure in sorted(failures, key=lambda one: one.tried_at or _LONG_AGO, reverse=True):
+        kind = failure.error, normalised(failure.text)
+        group = groups.setdefault(kind, Group(*kind))
+        group.failures.append(failure)
+        age = now - (failure.tried_at or _LONG_AGO)
+        group.day += age <= timedelta(days=1)
+        group.hour += age <= timedelta(hours=1)
+    largest = sorted(groups.values(), key=lambda group: -group.all)
+    return Sample(largest, min(len(found), MOST), capped=len(found) > MOST)
 
 
 def failed_rows(rows: Rows, size: int) -> Iterator[list[Failure]]:
@@ -208,15 +206,6 @@ def _failure(row: tuple[Any, ...]) -> Failure:
     text = text or ""
     shown = text if len(text) <= LENGTH else f"{text[:LENGTH]}…"
     return Failure(key, error or "", shown, tried_at, key_text(source))
-
-
-def _count(groups: dict[str, Group], failure: Failure, now: datetime) -> None:
-    message = normalised(failure.text)
-    group = groups.setdefault(failure.group, Group(failure.error, message))
-    group.failures.append(failure)
-    if failure.tried_at is not None:
-        group.day += now - failure.tried_at <= timedelta(days=1)
-        group.hour += now - failure.tried_at <= timedelta(hours=1)
 
 
 # A file for a spreadsheet, sent while it is read
