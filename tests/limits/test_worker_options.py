@@ -41,7 +41,8 @@ def test_rows_are_limited_for_each_process(start_worker: Start) -> None:
     jobs(1, "die", priority=1)
     worker = start_worker("--max-rows", "2", "--batch-size", "1")
     assert worker.wait() == 1
-    assert sum(event["rows"] for event in worker.events("claimed")) == 4 + 1
+    # It may have claimed the second one before the first one killed it.
+    assert sum(event["rows"] for event in worker.events("claimed")) in (4 + 1, 4 + 2)
 
 
 def test_time_is_limited(start_worker: Start) -> None:
