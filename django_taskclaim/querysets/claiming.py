@@ -77,7 +77,7 @@ from django_taskclaim.querysets.transactions import (
 from django_taskclaim.signals import rows_claimed, send_after_commit
 from django_taskclaim.states import WORKER_MARK, Token
 
-#: How many rows are looked at for each one wanted, beside those that are refused; others may have locked them.
+#: A claim that leaves refused rows out reads so many rows for each one wanted: other claims may have locked some.
 LOOK_AHEAD = 4
 
 #: How many claims this process has made, by database and model.
@@ -147,7 +147,7 @@ def _call_of(queryset: Rows, request: Request) -> ClaimCall:
         is_plain=plain,
         is_limited=limited,
         counts_by_key=limited and any(one.counts_by_column for one in policies),
-        # Only for a holder of its own: where the answer is lost, or a row cannot be read, the rows are found by it.
+        # The holder must be unique: if the answer is lost, or a row cannot be read, the rows are found by the holder.
         autocommits=plain
         and not limited
         and WORKER_MARK in request.holder
@@ -233,7 +233,7 @@ def _committed(call: ClaimCall, error: AmbiguousCommit) -> list[models.Model]:
         return []
     if WORKER_MARK not in call.request.holder:
         raise error
-    # A caller that knows soon that nobody knows can still give the rows back in time.
+    # The caller hears soon that the outcome is unknown, and can still give the rows back in time.
     patience = min(PATIENCE, call.request.lease.total_seconds() / 4)
     if rows is None:
         claimed = rows = _instances(
@@ -250,7 +250,7 @@ def _committed(call: ClaimCall, error: AmbiguousCommit) -> list[models.Model]:
 def _claim_without_bad_rows(call: ClaimCall, error: Exception) -> list[models.Model]:
     """Claim again after *error*, without the rows that it is of; raise it where it is not of single rows."""
     refused = RefusedRows(call.target)
-    # What has committed by itself before it could not be read is what the holder has already.
+    # The first try may have committed: then its rows are what the holder has already.
     include_held = call.request.include_held or call.autocommits
     request = replace(call.request, include_held=include_held)
     again = replace(call, request=request, is_plain=False, autocommits=False, refused=refused)
@@ -263,7 +263,7 @@ def _claim_without_bad_rows(call: ClaimCall, error: Exception) -> list[models.Mo
             refused.end(error, rows or again.unreadable)
     except BaseException:
         if call.autocommits and not isinstance(error, AWAY):
-            # Nobody gets what the first try has claimed. If this fails too, it returns with the end of its lease.
+            # The rows of the first try go back. If that fails too, they return when their leases end.
             with suppress(Exception):
                 held = _claims(again, rows_of_holder(again))
                 release([bare(call.queryset.model, one) for one in held])
@@ -319,7 +319,7 @@ def _scan(
         if len(rows) == limit:
             break
     if not call.queryset.query.order_by:
-        # In an order of the caller's they are read again.
+        # Rows in the caller's own order are read again, in that order.
         rows = _in_order(call.target, rows)
     if cursor is not None:
         cursor.advance(rows, scan, full=len(rows) == limit)
@@ -333,7 +333,7 @@ def _in_order(target: ClaimTarget, rows: list[ClaimedRow]) -> list[ClaimedRow]:
     """
     if len(rows) < 2:
         return rows
-    # The least important column first: sorting leaves rows that are alike in the order that they have.
+    # Python's sort is stable, so the least important column comes first.
     if target.table.sorts_as_python:
         rows.sort(key=attrgetter("key"))
     else:
@@ -391,7 +391,7 @@ def candidates(call: ClaimCall, scan: Scan) -> Rows:
     rows = on_claim_table(call.queryset, call.target)
     rows = rows.filter(is_open(columns) & scan.condition(columns), call.switch)
     if scan.name == "quarantined":
-        # In no order of the caller's: such a row is claimed alone, and an index finds it in this one.
+        # The caller's order does not matter: such a row is claimed alone, and the index finds it in this order.
         return rows.order_by(*columns.order)
     return in_claim_order(rows, call.queryset, call.target)
 
@@ -414,7 +414,7 @@ def _prepare(call: ClaimCall, scan: Scan, rows: Rows, *, simple: bool) -> ClaimS
     """Return the statement that claims the first of *rows*, which *scan* finds; None where they can be none."""
     target, ours, mark = call.target, EVERYTHING, None
     if scan.name == "quarantined":
-        # The mark says, should the claim expire, whether the row had been started.
+        # If the claim expires, the mark says whether the row had been started.
         mark = QUARANTINED_UNSTARTED if call.request.notes_start else QUARANTINED
         ours = QUARANTINED_SCAN
     claimable = is_open(target.columns) & ours.condition(target.columns)

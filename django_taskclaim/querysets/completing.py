@@ -35,7 +35,7 @@ from django_taskclaim.querysets.writes import Given, Rows, Write
 from django_taskclaim.signals import rows_completed
 from django_taskclaim.states import Status
 
-#: What names a column of the source's, where the companion has one of the same name.
+#: The prefix of a source's column, where the companion has a column of the same name.
 PREFIX = f"{LINK}__"
 
 
@@ -50,7 +50,7 @@ class Results(NamedTuple):
     of_source: tuple[AnyField, ...] = ()
 
 
-#: What nearly every completion names.
+#: Most completions name no columns.
 NOTHING = Results()
 
 
@@ -69,7 +69,7 @@ def complete(
     """
     checked_results(model, update_fields)
     given = Given(rows)
-    # All are made before the first one writes, for each may raise.
+    # Each may raise, so all are made before the first one writes.
     verbs: dict[type[models.Model], Completing] = {}
     for held in given.held:
         kind = held.target.model
@@ -90,7 +90,7 @@ class Completing(Write):
     ) -> None:
         sets = COMPLETED
         if isinstance(policy, Clear):
-            # Also without a pause: the rows done last stand behind all others that are due.
+            # It is written also without a pause: then the rows done last stand behind all others that are due.
             sets = {**AS_NEW, "not_before": policy.pause, "completed_at": NOW, **OPEN_AGAIN}
         super().__init__(sets, rows_completed, how=ENDED_WELL)
         self.policy, self.results, self.may_be_gone = policy, results, may_be_gone
@@ -128,7 +128,7 @@ def checked_results(model: type[models.Model], names: Collection[str]) -> Result
     if isinstance(names, str):
         raise TypeError(f"update_fields is a list of names, not the text {names!r}.")
     if names is None:
-        # To Django's save() that is every column.
+        # Django's save() takes None for every column.
         raise TypeError("update_fields is a list of names, not None.")
     return _sorted_out(model, tuple(names)) if names else NOTHING
 
@@ -240,7 +240,7 @@ def with_locked_source(rows: Sequence[models.Model], names: Collection[str]) -> 
 
 def _without_source(rows: Sequence[models.Model], alias: str) -> list[models.Model]:
     """Load the sources that are not loaded, and return the rows without one."""
-    # Where the completion is written: a replica may not have heard of the sources yet.
+    # Sources are read from the database that is written: a replica may not have them yet.
     link = source_link(type(rows[0]))
     return link.load([row for row in rows if not link.field.is_cached(row)], alias)
 
@@ -321,7 +321,7 @@ def _can_take(target: object, field: object) -> bool:
     """Say whether a column of the archive may be given a value, one of the kind that *field* has."""
     if getattr(target, "generated", False):
         return False
-    # An ``id`` that nobody wrote down, beside a key of another kind.
+    # The archive may have an automatic ``id`` where the model has a key of another kind.
     numbered = (models.AutoField, models.IntegerField, models.ForeignKey)
     return not isinstance(target, models.AutoField) or isinstance(field, numbered)
 

@@ -31,15 +31,15 @@ from django_taskclaim.querysets.transactions import in_transaction
 from django_taskclaim.states import Status
 from django_taskclaim.tables import stop_scopes
 
-#: Under backlog everything is looked at so often, in seconds, …
+#: Under backlog a full scan follows after so many seconds, …
 FULL_SCAN_EVERY = 1.0
-#: … or more rarely, where that would take more than this part of the time: while somebody holds a transaction open,
-#: nothing of what is done is cleared away, and a full scan takes as long as dozens of other claims.
+#: … or later, if full scans would take more than this share of the time: while an old transaction is open, dead
+#: index entries are not cleaned up, and a full scan takes as long as dozens of other claims.
 FULL_SCAN_SHARE = 0.1
-#: … but at least so often, however long one scan took.
+#: … but after so many seconds at the latest.
 LONGEST_PAUSE = 10.0
-#: One claim in so many begins with rows that have waited, which stand behind all those that never did, and one in so
-#: many asks for a quarantined row.
+#: One claim in so many begins with rows that have waited: they stand behind all rows that never waited. One claim in
+#: so many asks for a quarantined row.
 TURN = 10
 
 
@@ -66,7 +66,7 @@ class Scan(NamedTuple):
         if self.name == "quarantined":
             found = is_quarantined(columns)
         elif self.name == "never waited":
-            # That they are due is left unsaid: an index would be searched for it.
+            # These rows are due. A condition that says so would make the database choose another index.
             found = never_waited(columns)
         elif self.name == "retried" and columns.not_before is not None:
             found &= Q(**{f"{columns.not_before.name}__gt": NEVER_WAITED})
@@ -78,9 +78,9 @@ class Scan(NamedTuple):
         return found
 
 
-#: What most claims scan, …
+#: Most claims scan this, …
 EVERYTHING = Scan()
-#: … and what is left out there: rows that may have killed their worker.
+#: … which leaves these out: rows that may have killed their worker.
 QUARANTINED_SCAN = Scan("quarantined")
 
 
@@ -90,7 +90,7 @@ def quarantined_scans(target: ClaimTarget) -> list[Scan]:
         return []
     if target.columns.priority is None:
         return [QUARANTINED_SCAN]
-    # Each priority is found by the index. One range over all of them would read every open row.
+    # The index finds each priority. One range over all priorities would read every open row.
     priority, table = target.table.qualified(target.columns.priority), target.table
     waiting = table.qualified(target.columns.not_before)
     is_open = f"{table.qualified(target.columns.status)} = '{Status.OPEN.value}'"
@@ -113,9 +113,9 @@ class Cursor:
 
     #: Every claim looks everywhere, so that each statement is sent; for ``claimdoctor``.
     thorough: bool = False
-    #: Key and priority of the row to go on behind; None for the first claim, and once everything was looked at in vain.
+    #: Key and priority of the row after which the next claim begins; None for a full scan.
     _position: tuple[Any, int | None] | None = None
-    #: By ``clock()``, when the claim that is under way began, and when everything is looked at again.
+    #: By ``clock()``: when the present claim began, and when the next full scan is due.
     _began: float = 0.0
     _full_scan_at: float = 0.0
 
@@ -136,7 +136,7 @@ class Cursor:
         key, priority = self._position
         columns = target.columns
         at = {} if columns.priority is None else {"priority": priority}
-        # Only where the index finds what lies behind a key.
+        # The index must find what lies behind a key.
         seeks = len(columns.key) == 1 or target.dialect.seeks_row_values
         if seeks and self._began < self._full_scan_at:
             scans.insert(0, Scan("never waited", {**at, "key": key}))
@@ -179,9 +179,9 @@ class Request:
     durable: bool = True
     #: Whether the holder notes in the database when it starts a quarantined row; see ``failing.note_start``.
     notes_start: bool = False
-    #: How far the holder's claims before this one have come.
+    #: Where the holder's last claim ended.
     cursor: Cursor | None = None
-    #: Where limits say why the claim took no more than it did.
+    #: The limits say here why the claim took no more.
     answer: Answer | None = None
 
 
@@ -196,7 +196,7 @@ class ClaimCall:
     started: float
     #: Whether the claim statement's own columns make the instances.
     is_plain: bool
-    #: Whether limits of the model are known, of its handler's or stored ones, …
+    #: Whether the model has limits, from its handler or stored, …
     is_limited: bool
     #: … and whether rows that share a value of a column wait for each other.
     counts_by_key: bool
@@ -204,7 +204,7 @@ class ClaimCall:
     autocommits: bool
     #: Set once an error may be of single rows, which are then claimed apart from the others.
     refused: RefusedRows | None = None
-    #: Instances that carry no more than their claims, of rows that cannot be read, each with the error.
+    #: Rows that cannot be read, as instances with a key and a claim, each with its error.
     unreadable: list[Bad[models.Model]] = field(default_factory=list)
 
     @property

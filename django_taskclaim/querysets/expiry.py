@@ -42,7 +42,7 @@ logger = logging.getLogger("django_taskclaim")
 _WORKER_DIED = (
     "The lease ran out on the last try: the worker died, hung or was cut off while this row ran."
 )
-#: What becomes of rows whose lease has ended, by the outcome, and what the log says of them.
+#: What the log says of rows whose lease has ended, and what is written to them, by outcome.
 _OUTCOMES: dict[str, tuple[str, Columns]] = {
     "uncharged": ("put back, no try counted", OPEN_AGAIN),
     "charged": ("put back, one try counted", {**OPEN_AGAIN, "attempts": ONE_MORE}),
@@ -129,7 +129,7 @@ def _write(target: ClaimTarget, outcome: str, rows: list[LockedRow]) -> int:
 
 # Looking again and again
 
-#: How often the database's clock is read in a renewal interval, at least.
+#: The database's clock is read at least so often in a renewal interval.
 READINGS = 8
 
 
@@ -206,7 +206,7 @@ class Reaper:
         if released == limit:
             self._due = 0.0
         else:
-            # More may have expired since that reading, and waits for one of its own.
+            # Rows that have expired since that reading wait for a reading of their own.
             self._search()
         return released
 
@@ -216,7 +216,7 @@ class Reaper:
         moment, renewal = target.dialect.writable_at(target.table), self._renewal_interval()
         since, self._answered = self._answered, clock()
         if self._readings:
-            # One silence, however long, counts for no more than half of the time that the living need.
+            # One long silence counts for at most half of the time in which living workers renew.
             self._prompt += min(self._answered - since, renewal / 2)
         self._readings.append((moment, self._prompt))
         while len(self._readings) > 1 and self._prompt - self._readings[1][1] >= renewal:

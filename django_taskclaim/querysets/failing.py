@@ -56,7 +56,7 @@ def fail(rows: object, error: BaseException | str, *, retry: bool) -> int:
                 failing = partial(Failing, error, text, None if final else waits)
                 store_text(partial(_write_failure, given, ended, failing), text)
                 continue
-            # RetryLater, which says the same of each row.
+            # RetryLater is the same for each row.
             wait = waits[those[0]]
             if everyone:
                 stop_everyone(held.target.model, held.target.alias, wait, describe(error))
@@ -125,7 +125,7 @@ def fail_unreadable(unreadable: Iterable[tuple[models.Model, Exception]]) -> Non
         try:
             fail([row], error, retry=True)
         except ClaimLost:
-            # Which is logged already.
+            # The loss is logged already.
             continue
         except Exception as refused:
             outcome, level = f"it could not be failed ({describe(refused)})", logging.ERROR
@@ -190,7 +190,7 @@ async def unless_cancelled(claim: Callable[[], list[M]]) -> list[M]:
         with lock:
             cancelled.set()
         if rows:
-            # The thread had finished, but the task was cancelled before it learned of that.
+            # The thread had finished, but the task was cancelled before it got the rows.
             await asyncio.shield(asyncio.ensure_future(sync_to_async(_give_back)(rows)))
         raise
     return rows
@@ -204,7 +204,7 @@ def _give_back(rows: Sequence[models.Model]) -> None:
     try:
         release(rows, None)
     except ClaimLost:
-        # An operator, or the reaper, was faster; that is logged already.
+        # An operator or the reaper was faster, and has logged it.
         return
     except Exception:
         text = "%(rows)d rows of %(model)s wait for the end of their lease: their coroutine was cancelled"

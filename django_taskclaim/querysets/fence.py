@@ -35,7 +35,7 @@ from django_taskclaim.states import Status
 
 M = TypeVar("M", bound=models.Model)
 
-#: With so many arguments by position, which Django 5.2 still takes, ``update_fields`` is the last; later it never is.
+#: Django 5.2 still takes ``update_fields`` by position, as the last of so many arguments; later versions do not.
 _BY_POSITION = 4 if django.VERSION < (6, 0) else -1
 
 
@@ -80,7 +80,7 @@ class FencedModel(models.Model):
         names = kwargs.get("update_fields", args[3] if len(args) == _BY_POSITION else None)
         refuse_names(type(self), names, "update_fields of save()")
         if is_copy(self):
-            # What was never loaded cannot be loaded now: the copy's row is not there yet.
+            # A deferred column cannot be loaded: the row of the copy does not exist yet.
             for field in claim_columns(type(self)).guarded:
                 self.__dict__.setdefault(field.attname, field.get_default())
         else:
@@ -105,7 +105,7 @@ class FencedModel(models.Model):
         if claim is None or claim.ended or not concrete._meta.parents:
             save()
             return
-        # Ours is not always the first of the tables, or among them: so the token is locked before any is written.
+        # The save may write other tables before ours, or only others: so the token is locked first.
         with transaction.atomic(using=alias, savepoint=False):
             stands = not lock_claims([self])
             if stands:
@@ -150,12 +150,12 @@ class FencedModel(models.Model):
             if not found and claim is not None:
                 raise ClaimLost([self], reason=NEVER_INSERTED)
             if found and not writes_ours and not is_stored(self):
-                # The row keeps its own values of our columns, not those that this instance was constructed with.
+                # The row keeps its values of our columns, not those that this instance was constructed with.
                 show([self], dict.fromkeys(columns.guarded, models.DEFERRED))
             return found
         if values and (found := write(base_qs.filter(is_claimed_by(columns, claim.token)), values)):
             return found
-        # Nothing of this table to write, or a server that does not count a row written with its old values.
+        # Nothing was to be written to this table, or the server does not count a row that has not changed.
         if lock_claims([self]):
             raise_lost([self], [])
         return [()]
@@ -184,7 +184,7 @@ class FencedModel(models.Model):
 
     def _delete_fenced(self, delete: Callable[..., object], *args: object, **kwargs: object) -> Any:
         given = kwargs.get("using", args[0] if args else None)
-        # A base's own arguments may come first.
+        # The arguments of a user's base class may come first.
         alias = (
             given if given in list(connections) else router.db_for_write(type(self), instance=self)
         )
@@ -198,10 +198,10 @@ class FencedModel(models.Model):
                 stands = not lock_claims([self])
                 if stands:
                     deleted = delete(*args, **kwargs)
-                    # A base may only mark the row, or delete it by a queryset, which leaves the key here.
+                    # A user's base class may only mark the row, or delete it by a queryset: then the key stays here.
                     gone = self.pk != key or bool(lock_claims([self]))
         except BaseException:
-            # Django has taken the key away already, and without it nothing could be repeated.
+            # Django has removed the key already. The call can be repeated only with it.
             if stands and self.pk != key:
                 self.pk, claim.unanswered = key, True
             raise
@@ -384,7 +384,7 @@ def claim_on(row: models.Model, using: str) -> Claim | None:
     key = columns.key_of(row)
     if claim.pk == key:
         return claim
-    # A key as its field would load it: "5" names the row 5.
+    # The text "5" names the row 5.
     with suppress(ValidationError):
         return claim if claim.pk == columns.owner._meta.pk.to_python(key) else None
     return None
@@ -398,14 +398,14 @@ def prepare_new_row(row: models.Model) -> None:
     columns = claim_columns(type(row))
     claim, ours = claim_of(row), columns.guarded
     if not is_stored(row) and claim is None:
-        # What a new range is of, its maker says.
+        # The code that makes a range sets its bounds.
         ours = [field for field in ours if not isinstance(field, RangeColumn)]
         if not _names_a_claim(row, ours):
             return
     for field in ours:
         row.__dict__[field.attname] = field.get_default()
     if claim is not None and claim.pk != columns.key_of(row):
-        # With the same key, but on another database, the instance still carries the claim of the row here.
+        # A copy on another database has the same key: the instance still carries the claim of the row here.
         detach(row)
 
 

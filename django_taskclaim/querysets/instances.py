@@ -86,7 +86,7 @@ def _laid_out(
 ) -> list[models.Model]:
     rows = []
     new = object.__new__
-    # Everything of a row in one place: each call that is made for all of them counts, and each check of what is known.
+    # This loop runs for each row of each claim, so it makes no calls and no checks that can be made outside.
     for given, claim in zip(values, claims, strict=True):
         row = new(model)
         own = row.__dict__
@@ -119,11 +119,11 @@ def read_again(queryset: Rows, target: ClaimTarget, keys: list[models.Model]) ->
     rows.query.standard_ordering = queryset.query.standard_ordering
     by_key: dict[Any, Any] = {}
     for row in rows:
-        # A join of the user's may show a row more than once.
+        # A join may show a row more than once.
         by_key.setdefault(target.columns.key_of(row), row)
     missing = [key for key in keys if key not in by_key]
     if missing:
-        # … or not at all, if what it joins to has gone; the row is claimed all the same, and read without the joins.
+        # … or not at all, if the joined row is gone. The row is claimed all the same, and read without joins.
         for row in (
             _fresh_like(queryset).select_related(None).using(target.alias).filter(**{path: missing})
         ):
@@ -201,7 +201,7 @@ def rows_of_holder(call: ClaimCall) -> list[ClaimedRow]:
     """Return the first rows that the holder of *call* has, as many as it asks for at most."""
     target, fields = call.target, call.fields
     columns = target.columns
-    # What an id of its own has is this call's, also where a condition like ``open()`` is true of it no more.
+    # A unique holder has only the rows of this call. Conditions like ``open()`` are no longer true of them.
     is_own = WORKER_MARK in call.request.holder
     rows = target.rows if is_own else on_claim_table(call.queryset, target)
     rows = in_claim_order(rows, call.queryset, target)
@@ -223,7 +223,7 @@ def extend_held(call: ClaimCall) -> list[ClaimedRow]:
         extend = partial(_extend, call, Token(call.request.holder, iteration))
         for part in send_parts(call, [row.key for row in same], extend):
             extended.update(part)
-    # Again, for what the instances show of their leases.
+    # They are read again, so that instances show the new ends of their leases.
     return [row for row in rows_of_holder(call) if row.key in extended] if held else []
 
 

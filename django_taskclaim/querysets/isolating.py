@@ -81,7 +81,7 @@ class RefusedRows:
     def __init__(self, target: ClaimTarget) -> None:
         self.target = target
         self.found: list[Bad[Key]] = []
-        #: What the last call of ``send`` has not come to.
+        #: The keys that the last call of ``send`` has left out.
         self.left: Sequence[Key] = ()
         self._known = 0
 
@@ -108,11 +108,11 @@ class RefusedRows:
         dialect, table = self.target.dialect, self.target.table
         if (
             not isinstance(error, DatabaseError)
-            # Of Django's own; they name rows of other tables, which may be many.
+            # These are Django's own errors. They name rows of other tables, which may be many.
             or isinstance(error, (ProtectedError, RestrictedError))
             or contention_code(error) is not None
             or not is_refusal(error)
-            # What could not be undone alone is an error of the whole transaction.
+            # The whole transaction has failed.
             or dialect.connection.needs_rollback
         ):
             return False
@@ -157,7 +157,7 @@ def _remember(target: ClaimTarget, key: Key, error: Exception) -> None:
 #: How many seconds a refused row is left out.
 REMEMBERED = 60.0
 
-#: What is said of such a row, in a worker's report too.
+#: The log and the workers' reports say this of such a row.
 REFUSED = "cannot be written"
 
 
@@ -174,7 +174,7 @@ class Refusal:
 
     def __str__(self) -> str:
         name, _, text = self.error.partition(": ")
-        # The class first: who may not see the row is shown no more of it.
+        # The class comes first: people who may not see the row are shown no more than that.
         return f"{name}: {self.model._meta.label} {self.key} {REFUSED}: {text}"
 
 
@@ -216,7 +216,7 @@ def without_refused(queryset: Q) -> Q:
 
 def is_unreadable(rows: "models.QuerySet[Any]", error: Exception) -> bool:
     """Say whether *error* may be of single rows among *rows*; reading none of them raises an error of the table."""
-    # Where the caller prefetches what the model has not, every row fails.
+    # A misspelt prefetch fails for every row: the caller must hear of it.
     where = deque(traceback.walk_tb(error.__traceback__), 1)
     misnamed = any(frame.f_code is models.prefetch_related_objects.__code__ for frame, _ in where)
     if misnamed or isinstance(error, TaskClaimError):
@@ -233,7 +233,7 @@ def isolate_unreadable(
     """Have *read* read all that it can of what is *given*, of *rows*; return what it cannot, each with the error."""
 
     def attempt(part: Sequence[T]) -> None:
-        # Only there an error spoils what comes after it.
+        # Inside a transaction an error spoils what comes after it.
         inside = connections[rows.db].in_atomic_block
         with transaction.atomic(using=rows.db) if inside else nullcontext():
             read(part)

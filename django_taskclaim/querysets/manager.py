@@ -275,7 +275,7 @@ class ClaimQuerySet(FencedQuerySet[M]):
 
     # Async twins
 
-    # Django's manager makes a plain function of it, which keeps the mark.
+    # Django's manager wraps it in a plain function. The mark is copied to that.
     @markcoroutinefunction
     async def aclaim_batch(self, limit: int, **options: Any) -> list[M]:
         """``claim_batch`` for async code; a task that is cancelled claims nothing, unless *claimed_by* names a holder.
@@ -304,7 +304,7 @@ class ClaimQuerySet(FencedQuerySet[M]):
 
 
 if TYPE_CHECKING:
-    # What from_queryset() makes, in words that mypy and pyright both understand.
+    # from_queryset() makes this class. mypy and pyright both understand it when it is written so.
     class _Manager(ClaimQuerySet[M], models.Manager[M]):  # type: ignore[misc]  # a manager and a queryset in one
         pass
 
@@ -317,7 +317,7 @@ class ClaimManager(_Manager[M]):
 
     def with_token(self, pk: Any, token: "Token | tuple[str, int] | str") -> M:
         """Return the row with the key *pk*, hidden or not, carrying the claim; see ``ClaimQuerySet.with_token``."""
-        # A manager of related rows (``author.photos``) is a condition of the caller's.
+        # A manager of related rows (``author.photos``) keeps its condition.
         related = hasattr(self, "_apply_rel_filters")
         rows: Any = self.get_queryset() if related else models.Manager.get_queryset(self)
         return cast("M", rows.with_token(pk, token))

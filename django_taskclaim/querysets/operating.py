@@ -261,7 +261,7 @@ class FailRows(StateChange):
             verb = StateChange(act=self.act, states=self.states, sets=sets)
             return in_transaction(target, verb.write, target, rows)
 
-        # Here, for a text that no row can store must not be taken for rows that are refused.
+        # The text is tried here: a text that no row can store must not be taken for rows that are refused.
         return store_text(write_as, self.why, OPERATOR)
 
 
@@ -349,7 +349,7 @@ def prunable(target: ClaimTarget, older_than: timedelta) -> Q:
     found = Q(**{columns.status.name: Status.COMPLETE}) & Q(**ended)
     if not has_ranges(target.model):
         return found
-    # A number, for MySQL deletes nothing by a look at the same table; what is planned later stands behind it.
+    # The number is read first, since MySQL cannot delete by a subquery on the same table. Later ranges stand behind it.
     last = target.rows.aggregate(last=Max("position"))["last"]
     return found if last is None else found & Q(position__lt=last)
 
@@ -365,7 +365,7 @@ class Prune(BulkVerb):
 
     def write(self, target: ClaimTarget, rows: list[LockedRow]) -> int:
         keys, condition = [row.key for row in rows], self.condition(target)
-        # One by one where a statement by many keys might wait for rows that others have locked.
+        # Where a statement with many keys might wait for rows that others have locked, rows are deleted one by one.
         parts = [[key] for key in keys] if target.dialect.walks_small_tables else [keys]
         gone = sum(delete_locked(target, part, condition) for part in parts)
         if gone:

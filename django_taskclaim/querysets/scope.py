@@ -21,7 +21,7 @@ from django_taskclaim.states import Status, Token
 
 Rows = models.QuerySet[Any]
 
-#: Where a connection keeps the claim targets of models: they refer to it, so a global map would keep both for ever.
+#: A connection keeps the claim targets of models under this name. A global map would keep the connection alive.
 TARGETS = "_taskclaim_targets"
 
 
@@ -52,10 +52,10 @@ OPEN_AGAIN: Columns = {
     "claimed_by": None,
 }
 
-#: Without the failures of the row.
+#: As if the row had never failed.
 AS_NEW: Columns = {"attempts": 0, "last_error": "", "error_class": ""}
 
-#: Held by somebody else, whose name and lease are to be added, as a claim of its own.
+#: A claim of somebody else. The name and the lease are to be added.
 HELD_BY_ANOTHER: Columns = {"claimed_at": NOW, "iteration": ONE_MORE}
 
 
@@ -93,7 +93,7 @@ class ClaimTarget(Target):
     table: Table
     #: Whether the model's own table has the claim columns.
     is_owner: bool
-    #: The statements of its plain claims, by all that makes them differ.
+    #: The cached statements of plain claims.
     statements: dict[Hashable, ClaimStatement | None] = field(default_factory=dict)
 
     @classmethod
@@ -151,7 +151,7 @@ class ClaimTarget(Target):
 
     def lock_holder(self, holder: str) -> None:
         """Let the calls of one holder wait for each other, until the transaction of each has ended."""
-        # By the owner of the table: a proxy or a child reaches the same rows.
+        # The name is that of the table's owner: a proxy or a child reaches the same rows.
         self.dialect.advisory_lock(f"{self.columns.owner._meta.label_lower}:{holder}")
 
 
@@ -194,7 +194,7 @@ def on_claim_table(queryset: Rows, target: Target) -> Rows:
 def with_keys(rows: Rows, target: Target, keys: Sequence[Key]) -> Rows:
     """Return those of *rows*, over the target's table, that have one of these keys."""
     rows = rows.all()
-    # Not by filter(): MySQL is then told "… = TRUE", and finds no index for that.
+    # filter() would add "= TRUE" on MySQL, which then uses no index.
     rows.query.where.add(KeyIn(target.columns.owner, keys), AND)
     return rows
 
@@ -210,7 +210,7 @@ def _uses_one_table(queryset: Rows, target: Target) -> bool:
     )
 
 
-#: How a row fetches what it lacks, unless its queryset asks otherwise; None before Django 6.1.
+#: The usual way in which a row fetches what it lacks; None before Django 6.1.
 FETCH_ONE = getattr(models, "FETCH_ONE", None)
 
 
@@ -226,7 +226,7 @@ def is_plain(queryset: Rows, target: ClaimTarget) -> bool:
         and not query.extra
         and query.deferred_loading == (frozenset(), True)
         and not query.order_by
-        # Of Django 6.1, which sets it on the rows that it reads.
+        # Django 6.1 sets the fetch mode on the rows that it reads.
         and getattr(queryset, "_fetch_mode", FETCH_ONE) is FETCH_ONE
     )
 
@@ -240,7 +240,7 @@ def in_policy_order(queryset: Rows) -> Rows:
     if not order or queryset.query.order_by:
         return queryset
     ordered = queryset.order_by(*order)
-    # Without an order of its own there was nothing that ``reverse()`` could turn round.
+    # A queryset without an order of its own has nothing that ``reverse()`` could turn round.
     ordered.query.standard_ordering = True
     return ordered
 

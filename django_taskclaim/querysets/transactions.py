@@ -35,7 +35,7 @@ from django_taskclaim.states import Status, Token
 P = ParamSpec("P")
 R = TypeVar("R")
 
-#: What a server that is away, stopping or no longer the primary answers with.
+#: The errors of a server that is away, is stopping or is no longer the primary.
 AWAY = (OperationalError, InterfaceError, InternalError)
 
 #: How many seconds the caller of a verb waits for a database that has just failed to answer a COMMIT.
@@ -81,7 +81,7 @@ def autocommit(
 ) -> R:
     """Run the one *statement* outside of any transaction, so that it commits by itself; see ``can_autocommit``."""
     try:
-        # Nearly always that is all.
+        # This is enough in nearly all cases.
         return statement(*args, **kwargs)
     except Error as error:
         errors = [error]
@@ -138,7 +138,7 @@ def is_ambiguous(error: Exception, target: Target) -> bool:
 
 @cache
 def _retry(using: str, lock_timeouts: bool) -> ContentionRetry:
-    # Kept, for making one costs a small part of a small statement.
+    # It is cached, since making one costs a noticeable part of a small statement.
     return retry_on_contention(using=using, atomic=False, lock_timeouts=lock_timeouts)
 
 
@@ -169,7 +169,7 @@ class Judgement(NamedTuple):
 
     #: Finished under the token that the instance carries: the transaction was committed.
     committed: list[models.Model]
-    #: Gone, open again, or claimed once more: whether the transaction was committed, nobody can tell any more.
+    #: Gone, open again, or claimed once more: nobody can tell whether the transaction was committed.
     ambiguous: list[models.Model]
     #: Still processing under the token: the transaction was not committed, and never will be.
     still_held: list[models.Model]
@@ -202,7 +202,7 @@ def judge_ambiguous_commit(
         keys = sorted(carried_claim(row).pk for row in same)
         states = wait_for_answer(target, _states, patience, target, keys)
         stored |= {id(row): states.get(carried_claim(row).pk) for row in same}
-    # Nothing is noted before all have been asked.
+    # All rows are asked before anything is noted.
     judgement = Judgement([], [], [])
     for row in rows:
         claim = carried_claim(row)
@@ -278,7 +278,7 @@ def unbroken_transaction(using: str, complaint: str) -> Iterator[None]:
             yield
             returned = True
             if connection.needs_rollback:
-                # Django would roll back what an error inside atomic(savepoint=False) has passed through, caught or not.
+                # An error has passed through an inner atomic(savepoint=False), so Django would roll back.
                 raise TaskClaimError(complaint)
     except DatabaseError as error:
         if not returned:

@@ -64,7 +64,7 @@ def progress_of(queryset: Rows) -> Progress:
 class WhyEmpty(NamedTuple):
     """Why somebody who asks for rows gets none; its ``str()`` says so in a sentence."""
 
-    #: What keeps everybody from claiming now: a pause, a throttle, or a limit. The rest is left out then.
+    #: The pause, throttle or limit that keeps everybody from claiming now. The other values are left out then.
     stopped: str = ""
     #: How many rows others hold, and when the first of their leases ends, which may have passed.
     held: int = 0

@@ -51,7 +51,7 @@ logger = logging.getLogger("django_taskclaim")
 
 Rows = Sequence[models.Model]
 
-#: One statement writes the rows of so many claims at most: each adds to its text.
+#: One statement writes the rows of at most so many claims: each claim adds to its text.
 MOST_CLAIMS = 10
 
 
@@ -99,7 +99,7 @@ class Given:
                 wrong = next(row for row in given if type(row) is kind)
                 raise TypeError(f"Expected rows of a model, not {wrong!r}.")
             owners[kind] = claim_columns(kind).owner
-        #: One instance of each row; further ones share the claim of the first, and show nothing of what a verb writes.
+        #: One instance of each row. Other instances of the row share its claim, and show nothing of what a verb writes.
         self.rows: list[models.Model] = []
         firsts: dict[Any, models.Model] = {}
         groups: dict[Any, dict[Key, models.Model]] = {}
@@ -119,7 +119,7 @@ class Given:
             keys = sorted(by_key)
             rows = [by_key[key] for key in keys]
             held.append(HeldRows(ClaimTarget.of(kind, alias), token, keys, rows))
-        #: In the order in which they are written: by database, table and token.
+        #: Sorted by database, table and token, the order in which they are written.
         self.held = sorted(
             held, key=attrgetter("target.alias", "target.columns.owner._meta.label", "token")
         )
@@ -168,11 +168,11 @@ class Write:
 
     #: How many values of its own each row adds to the statement.
     per_row = 0
-    #: Whether more than the statement belongs to the transaction: what ``then`` does.
+    #: Whether ``then`` writes more in the same transaction.
     has_more = False
     #: Whether rows are deleted.
     deletes = False
-    #: Whether rows are locked and nothing is written to them but by ``then``.
+    #: Whether the statement only locks the rows, and ``then`` writes them.
     only_locks = False
     #: Whether an error leaves the caller's transaction usable.
     savepoint = True
@@ -189,7 +189,7 @@ class Write:
         self.sets = sets
         #: The columns that the instances show as changed.
         self.shown = sets
-        #: How the verb ends their claims; None where they go on, and the instances show nothing of it.
+        #: How the verb ends the claims; None if they go on and the instances show no change.
         self.how = how
         self.signal, self.facts = signal, facts
 
@@ -214,7 +214,7 @@ def _write(held: list[HeldRows], verb: Write) -> list[models.Model]:
     may_autocommit = True
     while held:
         unsure = [claim for claim in carried_claims(rows_of(held)) if claim.unanswered]
-        # Inside a transaction of the caller's the fence alone must do: nothing can be waited for there.
+        # Inside the caller's transaction nothing can be waited for. The fence is enough there.
         if unsure and no_transaction(held[0].target.dialect.connection):
             held = _ask_unanswered(held, verb, written)
         try:
@@ -223,7 +223,7 @@ def _write(held: list[HeldRows], verb: Write) -> list[models.Model]:
             held = held if error.result is None else error.result
             for claim in carried_claims(rows_of(held)):
                 claim.unanswered = True
-            # Not by itself again: a statement that its session does not survive would be sent for ever.
+            # The next try is a transaction: a statement that ends its session would be sent for ever.
             may_autocommit = False
     return written
 
@@ -238,7 +238,7 @@ def _send_all(held: list[HeldRows], verb: Write, may_autocommit: bool) -> list[H
         if sent is not None:
             return sent
     block = partial(target.dialect.own_transaction, savepoint=verb.savepoint)
-    # What is written without knowing which rows is rolled back, which takes a savepoint.
+    # If the count is short and does not say which rows were written, they are rolled back, which needs a savepoint.
     if not verb.only_locks and (knows_keys or verb.savepoint):
         with suppress(_SomeAreLost):
             return send(target, partial(_send_parts, parts, verb), block)
@@ -257,7 +257,7 @@ def _statements(held: list[HeldRows], verb: Write) -> list[list[HeldRows]]:
     target, keys = held[0].target, [key for one in held for key in one.keys]
     fits = len(keys) <= target.dialect.chunk_size(target.table, verb.per_row)
     is_one_model = all(one.target.model is target.model for one in held)
-    # Of a row that is there twice one claim is over: each statement tells of its own.
+    # If a row is there twice, one of the claims is over. Two statements tell which.
     if fits and is_one_model and len(set(keys)) == len(keys):
         return [held]
     return [[part] for part in parts]
@@ -272,14 +272,14 @@ def _send_parts(parts: list[list[HeldRows]], verb: Write, *, lock: bool = False)
             locked = [one.standing(one.keys, WAIT) for one in part]
             sent = [one for one in locked if one.keys]
             if sent and not verb.only_locks:
-                # The count says nothing more: a server may count none that it has not changed.
+                # The rows are locked, so the count does not matter: a server may not count a row that has not changed.
                 _send(sent, verb)
         else:
             sent = _send(part, verb)
         if sent is None:
             raise _SomeAreLost
         written += sent
-    # Nothing is rolled back any more.
+    # From here on nothing is rolled back.
     for one in written if verb.has_more else ():
         if one.keys:
             verb.then(one.target, one.rows)
@@ -307,14 +307,14 @@ def _ask_unanswered(
     unsure = [row for row in rows_of(held) if carried_claim(row).unanswered]
     judged = judge_ambiguous_commit(unsure, finished=verb.sets.get("status"))
     written += judged.committed
-    # By instance: of a row that is there twice one claim is over, and the other may stand.
+    # Instances are compared: if a row is there twice, one claim is over and the other may stand.
     settled = {id(row) for row in (*judged.committed, *judged.ambiguous)}
     return Given([row for row in rows_of(held) if id(row) not in settled]).held
 
 
 # What a write leaves behind
 
-#: What instances show of a value that is known without the database.
+#: Values that are known without the database, as instances show them.
 _SHOWN: dict[Any, str | None] = {None: None, **{status: status.value for status in Status}}
 
 
@@ -351,7 +351,7 @@ def lock_claims(rows: Iterable[models.Model]) -> list[models.Model]:
     given = list(rows)
     parts = [part for one in Given(given).held for part in one.parts()]
     held = rows_of([part.standing(part.keys, WAIT) for part in parts])
-    # By claim: instances of one row share it, and only the first of them is asked about.
+    # Claims are compared: instances of one row share the claim, and only the first is asked about.
     standing = set(map(id, carried_claims(held)))
     return [row for row in given if id(carried_claim(row)) not in standing]
 
@@ -424,7 +424,7 @@ def renew_all(rows: object, lease: timedelta | None) -> int:
     given = Given(rows)
     outcome = renew(given, lease)
     show_state(outcome.renewed, {"expires_at": NOW})
-    # Rows that were passed over are not lost.
+    # Skipped and refused rows are not lost.
     known = set(map(id, [*outcome.renewed, *outcome.skipped, *outcome.refused]))
     if len(known) < len(given.rows):
         raise_lost([row for row in given.rows if id(row) not in known], outcome.renewed)
@@ -461,7 +461,7 @@ def _send_renewal(part: HeldRows, lease: timedelta, keys: Sequence[Key]) -> _Out
             return autocommit(target, extend)
         return in_transaction(target, extend)
     except AmbiguousCommit:
-        # It shortens no lease, and the fence stands.
+        # A renewal may be repeated: it shortens no lease, and it is fenced.
         return in_transaction(target, extend)
 
 
