@@ -50,6 +50,7 @@ for app in NAMES:
         for model in models:
             model._base_manager.create()
     said[app] = worked(f"{app}.Photo")
+said["all"] = ended("claimworker", "--in-process", "--drain")
 settings.TASKCLAIM = {"POLL": "soon"}
 said["setting"] = worked("right.Photo")
 print("ANSWER", json.dumps(said))
@@ -60,6 +61,12 @@ FUNCTION = "\ndef measure(photo): print('measured')\n"
 #: The models, the handlers, the exit code, and a part of what is printed.
 PROJECTS = {
     "no_handler": (PHOTO, "", 2, "no_handler.Photo has no handler"),
+    "no_column": (
+        "class Photo(TaskMixin):\n    status = models.IntegerField()",
+        MEASURE,
+        2,
+        "has no claim column named status",
+    ),
     "no_verbs": (
         "class Photo(TaskMixin):\n    objects = models.Manager()",
         MEASURE,
@@ -92,5 +99,6 @@ def test_a_worker_that_cannot_work_ends_with_a_sentence(project: Project) -> Non
         assert said[app][0] == code, (app, said[app])
         assert part in said[app][1], (app, said[app])
     assert said["right"][1] == "measured\n"
-    assert said["setting"][0] == 2
+    assert said["all"][0] == said["setting"][0] == 2
+    assert "no_column.Photo has no claim column named status" in said["all"][1]
     assert "TASKCLAIM['POLL'] must be" in said["setting"][1]

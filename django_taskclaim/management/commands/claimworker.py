@@ -20,8 +20,9 @@ from django.db import Error, connections, router
 from django.utils.connection import ConnectionDoesNotExist
 
 from django_taskclaim import conf
-from django_taskclaim.checks.models import problems_of
+from django_taskclaim.checks.models import column_problems, problems_of
 from django_taskclaim.claim import clock
+from django_taskclaim.columns import is_claimable
 from django_taskclaim.connecting import small_pool, work_in_schema
 from django_taskclaim.formatting import counted, listed
 from django_taskclaim.handlers import Handler, models_with_handler
@@ -34,7 +35,7 @@ from django_taskclaim.management.base import (
     lacking_tables,
     whole_number,
 )
-from django_taskclaim.switch import holds
+from django_taskclaim.switch import claimable_models, holds
 from django_taskclaim.throttling.health import health_checks, refusal
 from django_taskclaim.worker.health import HealthFile
 from django_taskclaim.worker.options import (
@@ -289,6 +290,9 @@ def _ended(sentence: str) -> str:
 
 def _all_models(alias: str | None) -> list[Any]:
     """Return the models that have a handler; those on the database *alias* where one is named."""
+    # The handlers of these are not registered.
+    broken = [model for model in claimable_models() if not is_claimable(model)]
+    _refuse([found.msg for model in broken for found in column_problems(model)])
     found = [model for model in models_with_handler() if alias is None or holds(alias, model)]
     if not found:
         on = f" on the database {alias!r}" if alias else ""
