@@ -64,15 +64,15 @@ class Claim:
     lost = False
     #: Set by a worker that will log a loss itself, with what it knows beside.
     watched = False
-    #: Set once the loss is in the log, which tells it once.
+    #: Set once the loss is in the log, so that it is logged once.
     loss_logged = False
     #: Set where a transaction that was to end the claim broke off: its COMMIT may have arrived all the same.
     unanswered = False
-    #: Set where the row had moved on by then, so that nobody can tell whether that COMMIT arrived.
+    #: Set where the row has moved on since, so that nobody can tell whether that COMMIT arrived.
     ambiguous = False
-    #: Why its worker would have the row back as soon as its handler comes to a resting place; empty if not at all.
+    #: Why the worker wants the row back as soon as its handler can stop; empty if it does not.
     cancel_reason = ""
-    #: … and whether what is left of the row is too much for one claim.
+    #: … and whether the rest of the row is too much for one claim.
     too_long = False
     _ending: "_Ending | None" = None
 
@@ -82,9 +82,9 @@ class Claim:
         self.token = token
         self.alias = alias
         self.pk = pk
-        #: How long the lease was asked to last, and what a renewal asks for again.
+        #: The lease that was asked for; a renewal asks for the same.
         self.lease = lease
-        #: How often the row had failed when it was claimed; as long as the token stands that is the number stored.
+        #: How often the row had failed when it was claimed. While the token stands, the stored number is the same.
         self.attempts = attempts
 
     @property
@@ -136,7 +136,7 @@ def end_claims(claims: Sequence[Claim], how: Ended) -> None:
     elif commits_by_itself(connection):
         ending = _Ending(how)
     else:
-        # Nothing tells what becomes of the caller's transaction: the fence, which stays, goes by the row.
+        # Without autocommit Django does not notice the commit. The fence is enough: it asks the row.
         return
     for claim in claims:
         claim._ending = ending
@@ -159,8 +159,8 @@ class _Ending:
         self._connection, self._session = connection, connection.connection
         transaction.on_commit(self, using=connection.alias)
         if not any(getattr(block, "_from_testcase", False) for block in connection.atomic_blocks):
-            # First in line, so that the user's own hooks find the instance an ordinary one. TestCase never commits,
-            # and captures hooks by their place in the line.
+            # This hook comes first, so that hooks of the user's find an ordinary instance. TestCase never commits,
+            # and finds hooks by their position.
             connection.run_on_commit.insert(0, connection.run_on_commit.pop())
 
     def __call__(self) -> None:
@@ -216,12 +216,12 @@ def detach(row: models.Model) -> None:
 # What an instance shows of its row
 
 
-#: Where an instance keeps what its row has stored: names and values as they were loaded, by reference, and by attname
-#: what was written or loaded since. Nothing is copied for rows that are only read.
+#: An instance keeps what its row has stored under this name: names and values as they were loaded, by reference, and
+#: by attname what was written or loaded since. Nothing is copied for rows that are only read.
 LOADED = "_taskclaim_loaded"
 
 
-#: The last of the three for a row that was only loaded.
+#: The third value for a row that was only loaded.
 UNCHANGED: Mapping[str, Any] = {}
 
 

@@ -44,7 +44,7 @@ from django_taskclaim.db.sql import (
 from django_taskclaim.fields import as_utc, moment_reader
 from django_taskclaim.states import Status, Token
 
-#: Whose rows are the advisory locks of databases that have none of a transaction's.
+#: The rows of this table are the advisory locks of databases that have none for a transaction.
 NAMED_LEASES = "taskclaim_namedlease"
 
 T = TypeVar("T")
@@ -57,11 +57,11 @@ class Dialect:
     now: ClassVar[str]
     #: The same as whole seconds of Unix time.
     unix_time: ClassVar[str]
-    #: The moment that lies so many seconds from now as the number in place of the ``{}`` says.
+    #: The moment that lies a number of seconds from now; the number replaces the ``{}``.
     moment_after: ClassVar[str]
-    #: Whether ``open_transactions`` names them; checks ask this, which need no server.
+    #: Whether ``open_transactions`` works; checks ask this without a server.
     names_open_transactions: ClassVar[bool] = False
-    #: Whether a transaction that writes keeps everybody else from writing anything: no server may be away.
+    #: Whether a transaction that writes keeps all others from writing, as in a database without a server.
     has_one_writer: ClassVar[bool] = False
     greatest: ClassVar[str] = "GREATEST"
     lock_clause: ClassVar[str] = "FOR UPDATE"
@@ -69,7 +69,7 @@ class Dialect:
     strategies: ClassVar[Sequence[str]] = ("auto",)
     #: Whether an UPDATE returns the rows that it wrote, so that one statement claims.
     returns_updated: ClassVar[bool] = True
-    #: Whether a DELETE of Django's by many keys may walk a small table, and wait for rows that others have locked.
+    #: Whether Django's DELETE by many keys may scan a small table, and wait for rows that others have locked.
     walks_small_tables: ClassVar[bool] = False
     #: Whether ``(a, b) > (1, 2)`` is found by an index over a and b.
     seeks_row_values: ClassVar[bool] = True
@@ -132,7 +132,7 @@ class Dialect:
     @property
     def autocommits_read_committed(self) -> bool:
         """Whether a statement outside of a transaction is one that sees each other commit at once, as ours must."""
-        # SQLite's one writer waits for the one before it before it reads anything.
+        # SQLite's one writer waits for the writer before it, and only then reads.
         return True
 
     @contextmanager
@@ -309,7 +309,7 @@ class Dialect:
         rows = self.compiled(queryset, limit, fields)
         if rows is None:
             return []
-        # A row that will go may not be referred to meanwhile: the DELETE would wait for that transaction.
+        # Nobody may begin to refer to a row that will be deleted: the DELETE would wait for that transaction.
         clause = "FOR UPDATE" if deleting else self.lock_clause
         locking = sql("{} {} OF {}{}", rows, clause, unqualified(table.name), SKIP)
         return table.python_rows(fields, self.fetch(locking))
@@ -382,7 +382,7 @@ class Dialect:
         if len(keys) > 1 and self.returns_updated:
             rows = self.fetch(SQL(f"{statement.text} RETURNING {table.key_list}", statement.params))
             return keys if len(rows) == len(keys) else table.python_keys(rows)
-        # Of a single row the count tells as much, and costs less. Of several it tells only whether all were written.
+        # For a single row the count is enough, and costs less. For several it only says whether all were written.
         if self.run(statement) == len(keys):
             return keys
         return [] if self.returns_updated else None

@@ -39,10 +39,10 @@ from django_taskclaim.db.sql import (
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.states import WORKER_MARK, Status
 
-#: How long our own sessions wait for a row, in whole seconds.
+#: Our own sessions wait so many whole seconds for a row.
 LOCK_WAIT = 1
 
-#: Where a connection keeps the indexes that lead to the rows of tables that Django has not made.
+#: A connection keeps the key indexes of tables that Django has not made under this name.
 KEY_INDEXES = "_taskclaim_key_indexes"
 
 #: ER_NO_SUCH_THREAD
@@ -68,10 +68,10 @@ class MySQL(Dialect):
 
     #: Candidates read for each row still wanted; those that other claims have just locked are passed over.
     LOOK_AHEAD = 4
-    #: Statements of a claim after which rows are locked in the order of keys among those read ahead: beside many others
-    #: nearly all are taken, and statements for the one row that is still wanted would be without end.
+    #: After so many statements a claim locks rows in key order among those read ahead: beside many other claims nearly
+    #: all rows are taken, and one statement for each row that is still wanted would take too long.
     IN_ORDER = 32
-    #: The most keys in one of them: MariaDB makes a table of a thousand, and may then walk ours from its first row.
+    #: The most keys in one statement: MariaDB makes a table of a thousand keys, and may then scan ours from the start.
     MOST_KEYS = 500
 
     @property
@@ -90,7 +90,7 @@ class MySQL(Dialect):
 
     @contextmanager
     def limit_lock_wait(self, seconds: float) -> Iterator[None]:
-        # It counts whole seconds.
+        # The server counts whole seconds.
         whole = max(1, math.ceil(seconds))
         with restoring_setting(self, "innodb_lock_wait_timeout"):
             self._set("innodb_lock_wait_timeout", whole)
@@ -111,7 +111,7 @@ class MySQL(Dialect):
 
     @contextmanager
     def guarded_transaction(self, idle: timedelta) -> Iterator[None]:
-        # Of the session, so it is taken back, but not before the COMMIT: a process may freeze between the two.
+        # The setting is the session's. It is restored after the COMMIT, since a process may freeze just before that.
         name = "idle_transaction_timeout" if is_mariadb(self.connection) else "wait_timeout"
         asked = max(1, math.ceil(idle.total_seconds()))
         with restoring_setting(self, name) as usual:
@@ -127,7 +127,7 @@ class MySQL(Dialect):
         number, since = mark
         ((_, uptime),) = self.fetch(SQL("SHOW GLOBAL STATUS LIKE 'Uptime'"))
         if int(uptime) + 1 < clock() - since:
-            # A server that was started again counts from 1.
+            # A restarted server counts from 1 again.
             return False
         try:
             self.run(SQL("KILL %s", (number,)))
@@ -190,7 +190,7 @@ class MySQL(Dialect):
             # A pause was committed between the two statements.
             return []
         if written != len(keys):
-            # Undoes the part that was written: rows claimed and handed to nobody would wait for their lease to end.
+            # The error rolls back what was written: rows claimed for nobody would wait for the end of their lease.
             raise TaskClaimError(
                 f"Claimed {written} of {len(keys)} rows that were locked for it; rolled back."
             )
@@ -203,7 +203,7 @@ class MySQL(Dialect):
         condition = table.where_of(queryset)
         if candidates is None or condition is None:
             return []
-        # Many at once take rows, and have locked the first of them.
+        # Many callers take rows at once, and have locked the first ones.
         look = limit * self.LOOK_AHEAD
         return self._lock_chosen(table, candidates, condition, limit, fields, look=look)
 
@@ -243,7 +243,7 @@ class MySQL(Dialect):
                 part, fresh = fresh[:many], fresh[many:]
                 tried.update(part)
                 statements += 1
-                # Of more than are wanted those with the lowest keys: reading stops there, so that no other is locked.
+                # Of more keys than are wanted the lowest come first: reading stops there, so no other row is locked.
                 still = both(table.keyed(part), condition)
                 most = wanted if len(part) > wanted else None
                 locked += self.select(table, fields, still, SKIP, limit=most)
@@ -253,7 +253,7 @@ class MySQL(Dialect):
 
     def _update_limit(self, spec: ClaimSpec) -> list[Key]:
         """Claim as servers without SKIP LOCKED can: mark the first rows in order, then find them by the mark."""
-        # Of this statement alone: by its own name a holder would find the rows of its earlier claims, too.
+        # The mark belongs to this statement: by its name a holder would find the rows of its earlier claims, too.
         mark = f"{spec.holder[:150]}{WORKER_MARK}{secrets.token_hex(8)}"
         self._mark_first(spec, mark)
         table = spec.statement.table
@@ -316,8 +316,8 @@ class MySQL(Dialect):
         )
         if change is not None:
             return sql("UPDATE {} SET {}", listed, change.assignments(table, joined=True))
-        # On a small table every plainer form walks all rows, index hint or not, and waits for those of others. A SELECT
-        # of the keys may walk another index and lock all its entries: two deletions that meet would deadlock.
+        # On a small table every plainer form scans all rows, even with an index hint, and waits for those of others.
+        # A SELECT of the keys may scan another index and lock all its entries: two deletions would deadlock.
         return sql("DELETE {} FROM {}", table.name, listed)
 
     def advisory_lock(self, name: str) -> None:
@@ -350,7 +350,7 @@ def restoring_setting(dialect: Dialect, name: str) -> Iterator[int]:
     try:
         yield before
     finally:
-        # A session that is gone takes the setting with it.
+        # If the session is gone, its setting is gone as well.
         if dialect.connection.connection is session:
             with suppress(Error):
                 dialect.run(SQL(f"SET SESSION {name} = {before}"))
@@ -358,7 +358,7 @@ def restoring_setting(dialect: Dialect, name: str) -> Iterator[int]:
 
 def _ascending(keys: Keys, table: KeyTable) -> int:
     """Return how many of *keys*, from the first on, stand in an order that the database, too, is sure to have."""
-    # A table made elsewhere may have a NULL there.
+    # A table that Django has not made may have a NULL there.
     if not table.has_plain_key or set(map(type, keys)) != {int}:
         return 1
     return next((n for n, (one, other) in enumerate(pairwise(keys), 1) if one >= other), len(keys))

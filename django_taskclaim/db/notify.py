@@ -10,7 +10,7 @@ from typing import Any, Self
 from django.db import connections, models, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-#: One for all tables: the call names the table.
+#: All tables share one channel: the call names the table.
 CHANNEL = "taskclaim"
 
 #: The least time between two calls of one process for a table, and between two looks of a worker for calls, in seconds.
@@ -24,10 +24,10 @@ def can_call(connection: BaseDatabaseWrapper) -> bool:
 
 def call(connection: BaseDatabaseWrapper, table: str, silence: float) -> None:
     """Call the workers of *table* in a transaction of its own, and say for how many seconds no further call comes."""
-    # Such a transaction is a writing one. Nobody is to wait until it is on disk.
+    # Such a transaction writes. Nobody needs to wait until it is on disk.
     asks = "SELECT pg_notify(%s, %s), set_config('synchronous_commit', 'off', true)"
     connection.ensure_connection()
-    # Past Django's own cursor: users' tests that count queries count the same ones each time.
+    # Django's cursor is not used, so tests of users that count queries always count the same ones.
     driver: Any = connection.connection
     with connection.wrap_database_errors, driver.cursor() as cursor:
         cursor.execute(asks, [CHANNEL, f"{silence:.3f} {table}"])
@@ -38,7 +38,7 @@ def call(connection: BaseDatabaseWrapper, table: str, silence: float) -> None:
 #: The models that hold our columns and have a handler that wants to be called; filled as handlers are registered.
 called_for: set[type[models.Model]] = set()
 
-#: The part of a process's time that calls for one table may take: where calls take long, they are more seldom.
+#: Calls for one table take at most this share of a process's time: slow calls are sent more rarely.
 SHARE = 0.005
 #: The longest silence, in seconds: as long as the usual pause between two polls.
 LONGEST = 1.0
@@ -65,7 +65,7 @@ class _Caller:
             return
         began = monotonic()
         silence = min(max(QUIET, self.cost / SHARE), LONGEST)
-        # Before the call: rows from now on are those that its hearers look for at the end.
+        # The silence begins before the call: workers look for later rows when it ends.
         self.silent_until = began + silence
         call(connections[self.using], self.table, silence)
         self.cost += (monotonic() - began - self.cost) / 4
@@ -88,9 +88,9 @@ def call_workers(owner: type[models.Model], using: str) -> None:
     if caller is None:
         caller = _callers.setdefault((owner, using), _Caller(owner._meta.db_table, using))
     if not connection.in_atomic_block and (caller.is_silent() or not connection.get_autocommit()):
-        # Without autocommit nobody tells Django of the commit.
+        # Without autocommit Django does not notice the commit.
         return
-    # A second call would do no harm, but each row that is saved in one transaction would add one.
+    # A second call does no harm, but each row saved in the transaction would add one.
     for savepoints, hook, *_ in connection.run_on_commit[-1:]:
         if hook == caller.after_commit and savepoints <= set(connection.savepoint_ids):
             return
@@ -109,7 +109,7 @@ def why_deaf(connection: BaseDatabaseWrapper) -> str:
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_backend_pid()")
         ((process,),) = cursor.fetchall()
-    # What a session behind a pooler listens to, another client may hear.
+    # Behind a pooler another client may get the calls of this session.
     if (
         connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS")
         or process != driver.info.backend_pid
@@ -132,7 +132,7 @@ class Listener:
     def on(cls, connection: BaseDatabaseWrapper, heard: Callable[[str, float], None]) -> Self:
         """Listen on *connection* from now on, and have *heard* called with each call's table and silence."""
         listener = cls(connection, heard)
-        # Calls also come along with the answers to statements.
+        # Calls also arrive with the answers to statements.
         listener._driver.add_notify_handler(lambda notify: listener._receive(notify.payload))
         with connection.cursor() as cursor:
             cursor.execute(f"LISTEN {CHANNEL}")

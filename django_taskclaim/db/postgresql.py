@@ -28,17 +28,17 @@ from django_taskclaim.states import Token
 
 CANDIDATES = "taskclaim_candidates"
 
-#: What libpq calls no transaction, and one that is open and well. One that an error has aborted is neither: a savepoint
-#: may save it.
+#: libpq's states for no transaction, and for an open one without error. A transaction that an error has aborted has
+#: another state: a savepoint may save it.
 NO_TRANSACTION, IN_TRANSACTION = 0, 2
 
-#: How long our own sessions wait for a lock at most, in milliseconds.
+#: Our own sessions wait at most so many milliseconds for a lock.
 LOCK_WAIT = 1000
 
-#: Where our own connection behind a pooler keeps how long it may wait for a lock.
+#: Our own connection behind a pooler keeps its lock timeout under this name.
 WAIT = "_taskclaim_lock_wait"
 
-#: Where a connection keeps its session, and the level that transactions of it begin at.
+#: A connection keeps its session and the isolation level of that session under this name.
 LEVEL = "_taskclaim_isolation"
 
 
@@ -76,7 +76,7 @@ class PostgreSQL(Dialect):
     @contextmanager
     def beginning(self) -> Iterator[None]:
         yield
-        # Two claims that meet under REPEATABLE READ are an error.
+        # Two claims that meet under REPEATABLE READ raise an error.
         if (wait := vars(self.connection).get(WAIT)) is not None:
             self.run(SQL(f"SET LOCAL lock_timeout = {wait}"))
         if self._isolates_too_much:
@@ -84,12 +84,12 @@ class PostgreSQL(Dialect):
 
     @contextmanager
     def detecting_rollback(self) -> Iterator[None]:
-        # Its driver knows how the transaction stands: no need to ask the server twice, by a savepoint.
+        # The driver knows the state of the transaction. A savepoint would ask the server twice.
         has_begun, is_over = self._transaction_status() != NO_TRANSACTION, False
 
         def watch(execute: Callable[..., object], *statement: object) -> object:
             nonlocal has_begun, is_over
-            # It begins with its first statement. Code that ends it and goes on has another one.
+            # A transaction begins with its first statement. Code that ends it and goes on begins another one.
             is_over = is_over or (has_begun and self._transaction_status() == NO_TRANSACTION)
             has_begun = True
             return execute(*statement)
@@ -114,7 +114,7 @@ class PostgreSQL(Dialect):
         milliseconds = int(idle / timedelta(milliseconds=1))
         wait = min(LOCK_WAIT, max(1, milliseconds // RENEWALS_PER_LEASE))
         if self._is_pooled:
-            # The next client of the session would have the same setting, so each transaction sets its own.
+            # The next client of the session would inherit the setting, so each transaction sets its own.
             vars(self.connection)[WAIT] = wait if ours_alone else None
             return
         self.run(SQL(f"SET idle_in_transaction_session_timeout = {milliseconds}"))
@@ -128,7 +128,7 @@ class PostgreSQL(Dialect):
             name = "idle_in_transaction_session_timeout"
             known = SQL(f"SELECT setting::bigint FROM pg_settings WHERE name = '{name}'")
             ((usual,),) = self.fetch(known)
-            # Of the transaction, not of the session: it works behind a transaction pooler, and ends by itself.
+            # The setting is the transaction's: it works behind a transaction pooler, and ends by itself.
             if not 0 < usual <= asked:
                 self.run(SQL(f"SET LOCAL {name} = {asked}"))
             yield
@@ -146,7 +146,7 @@ class PostgreSQL(Dialect):
         return tuple(self.fetch(SQL(asked))[0])
 
     def end_session(self, mark: Raw) -> bool:
-        # Process numbers come round.
+        # Process numbers are used again.
         asked = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid = %s AND backend_start = %s"
         return self.fetch(SQL(asked, mark)) == [(True,)]
 
@@ -213,7 +213,7 @@ class PostgreSQL(Dialect):
         return renewed
 
     def advisory_lock(self, name: str) -> None:
-        # A lock of the transaction, not of the session: it works behind a transaction pooler.
+        # The lock is the transaction's, so it works behind a transaction pooler.
         self.fetch(
             sql(
                 "SELECT 1 FROM (SELECT pg_advisory_xact_lock(hashtextextended({}, 0))) AS taskclaim_queue",
@@ -230,7 +230,7 @@ class PostgreSQL(Dialect):
 
         Not their transaction ids, which they are given with their first write, a moment after the key of its row.
         """
-        # What a transaction has once seen of the sessions it goes on seeing.
+        # A transaction sees the same list of sessions again and again, unless the snapshot is cleared.
         self.fetch(SQL("SELECT pg_stat_clear_snapshot()"))
         names = self.fetch(
             SQL(

@@ -34,10 +34,10 @@ Row: TypeAlias = list[Any]
 
 Convert = Callable[[Any], Any]
 
-#: Tokens, each with the keys that it is said to hold.
+#: Tokens, each with the keys of its rows.
 Claims: TypeAlias = Sequence[tuple[Token, Keys]]
 
-#: Stands for the transactions that wait for the second phase of their commit; which is which cannot be told.
+#: Stands for all transactions that wait for the second phase of their commit: they cannot be told apart.
 PREPARED = "prepared"
 
 
@@ -52,7 +52,7 @@ PLAIN_INTEGERS = {
 }
 
 
-#: What the VALUES that an UPDATE or a DELETE joins are called.
+#: The name of the VALUES that an UPDATE or a DELETE joins.
 VALUES = "taskclaim_values"
 
 #: What a SELECT does about rows that another transaction has locked.
@@ -113,7 +113,7 @@ class OwnValues(NamedTuple):
     field: AnyField
     #: In the order of the rows' keys.
     values: Sequence[SQL]
-    #: What is stored of a value, if it is not the value itself: a text with ``{}`` in place of it.
+    #: The expression that is stored, with ``{}`` in place of the value.
     stored: str = "{}"
 
 
@@ -142,13 +142,13 @@ class KeyTable:
         self.columns = columns
         self.connection = connection
         self._names: dict[str | None, str] = {}
-        #: By the fields of rows, what Django passes their values through.
+        #: Django's converters, by the fields of the rows.
         self._converters: dict[Hashable, dict[int, Convert]] = {}
         self.name = self._quote(columns.owner._meta.db_table)
         self.key = [self.column(field) for field in columns.key]
         self.key_list = self.list_of(columns.key)
         self.key_tuple = f"({self.key_list})" if len(self.key) > 1 else self.key_list
-        #: Whether keys are whole numbers, which are sent, and come back, as they are.
+        #: Whether keys are whole numbers, which need no conversion.
         self.has_plain_key = len(columns.key) == 1 and type(columns.key[0]) in PLAIN_INTEGERS
 
     @cached_property
@@ -193,12 +193,12 @@ class KeyTable:
         params = tuple(chain.from_iterable(self.prepared_keys(keys)))
         if len(self.key) == 1:
             if len(params) > 1 and set(map(type, params)) == {int}:
-                # As they are: many values bound cost the driver more than the statement costs the server. With a single
-                # one the text is the same for all rows, which the driver then takes apart only once.
+                # Many bound values cost the driver more than the statement costs the server, so they are in the text.
+                # With a single one the text is the same for all rows, so the driver parses it only once.
                 return SQL(f"{self.key_list} IN ({', '.join(map(str, params))})")
             return SQL(f"{self.key_list} IN ({', '.join(['%s'] * len(params))})", params)
         if self.connection.vendor == "sqlite":
-            # An OR of a thousand is too deep for it, and it uses the key's index for no VALUES but a SELECT of them.
+            # An OR of a thousand is too deep for SQLite. It uses the key's index for a SELECT of VALUES, not for VALUES.
             row = f"({', '.join(['%s'] * len(self.key))})"
             listed = ", ".join([row] * len(keys))
             return SQL(f"{self.key_tuple} IN (SELECT * FROM (VALUES {listed}))", params)
@@ -259,7 +259,7 @@ class KeyTable:
 
     def python_rows(self, fields: Fields, raw: Iterable[Raw]) -> list[Row]:
         """Turn what the driver returned for *fields* into what Django would show."""
-        # What converts moments follows the settings. To hash a field takes longer than to find its address.
+        # The converters of moments follow the settings. Ids are used because hashing a field takes longer.
         kind = (*map(id, fields), settings.USE_TZ, settings.TIME_ZONE)
         if kind not in self._converters:
             self._converters[kind] = self._converters_of(fields)
@@ -301,8 +301,8 @@ class Table(KeyTable):
     def __init__(self, columns: ClaimColumns, connection: BaseDatabaseWrapper) -> None:
         super().__init__(columns, connection)
         self.model_table = columns.owner._meta.db_table
-        #: On SQLite never the way to find a row whose key is known: without statistics it would rather read every open
-        #: row than find a hundred by their keys. The plus takes the column out of the choice of an index.
+        #: SQLite must not use this column to find a row whose key is known: without statistics it would read every
+        #: open row rather than find a hundred by their keys. The plus keeps the column out of the choice of an index.
         self.status = "+" * (connection.vendor == "sqlite") + self.qualified(columns.status)
         self.holder = self.qualified(columns.claimed_by)
         self.iteration = self.qualified(columns.iteration)

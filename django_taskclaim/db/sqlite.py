@@ -28,7 +28,7 @@ IO_ERROR = 10
 class SQLite(Dialect):
     """SQLite ignores ``select_for_update`` silently; a lock here is an UPDATE of no row."""
 
-    # Its clock has milliseconds; one shape everywhere, so that comparing texts compares moments.
+    # SQLite's clock has milliseconds. All moments have one shape, so that comparing texts compares moments.
     now = "STRFTIME('%%Y-%%m-%%d %%H:%%M:%%f', 'now')"
     moment_after = "STRFTIME('%%Y-%%m-%%d %%H:%%M:%%f', 'now', PRINTF('%%+.3f seconds', {}))"
     unix_time = "CAST(STRFTIME('%%s', 'now') AS INTEGER)"
@@ -37,12 +37,12 @@ class SQLite(Dialect):
     names_open_transactions = True
 
     def may_be_done(self, error: Exception) -> bool:
-        # No server is between the statement and its answer, but a file system that fails may have kept its COMMIT.
+        # There is no server that could lose the answer, but a failing file system may have kept the COMMIT.
         code = getattr(error.__cause__, "sqlite_errorcode", None)
         return code is None or code & 0xFF == IO_ERROR
 
     def may_be_of_reading(self, error: Exception) -> bool:
-        # A text that is not UTF-8 is an OperationalError of the driver's own, which has no code of SQLite's.
+        # For a text that is not UTF-8 the driver raises an OperationalError of its own, without a code of SQLite.
         cause = error.__cause__
         is_of_driver = isinstance(cause, sqlite3.OperationalError)
         is_of_decoding = is_of_driver and not hasattr(cause, "sqlite_errorcode")
@@ -91,7 +91,7 @@ class SQLite(Dialect):
         ordered: bool = False,
         limit: int | None = None,
     ) -> list[Row]:
-        # Of other tables the immediate transaction that this runs in is the lock; a caller's own may be a deferred one.
+        # For other tables the immediate transaction is the lock; the caller's transaction may be a deferred one.
         if lock in (WAIT, SKIP) and isinstance(table, Table):
             self.wait_to_write(table)
         return super().select(table, fields, condition, ordered=ordered, limit=limit)
@@ -103,9 +103,9 @@ class SQLite(Dialect):
         return self.first(queryset, table, limit, fields)
 
     def advisory_lock(self, name: str) -> None:
-        # The session that writes is the one writer; what others committed after it has read is an error here.
+        # The session that writes is the only writer. If others have committed since its first read, this is an error.
         self.run(SQL(f"UPDATE {NAMED_LEASES} SET iteration = iteration WHERE name IS NULL"))
 
     def open_transactions(self) -> frozenset[str]:
-        # Who writes gives the keys and commits before anybody else can write.
+        # A writer commits before anybody else can write, so no open transaction has given keys.
         return frozenset()
