@@ -111,24 +111,21 @@ class SettingsForm(ReasonForm):
 def _without_overrides(model: type[models.Model]) -> dict[str, str]:
     """Return what each field overrides, and where that comes from: ``50, from the handler``."""
     handler, policy = handler_for(model), policy_for(model)
-    named = {
+    size = handler.batch_size if handler else conf.setting("BATCH_SIZE")
+    of_handler = {
         "batch_size": handler and handler.own_batch_size,
         "lease": policy.own_lease,
         **{name: getattr(policy, name) for name in LIMITS},
     }
-    from_handler, default = (
-        gettext("%(value)s, from the handler"),
-        gettext("%(value)s, the default"),
-    )
-    size = handler.batch_size if handler else conf.setting("BATCH_SIZE")
+    default = gettext("%(value)s, the default")
     otherwise = {
         "batch_size": default % {"value": size},
         "lease": default % {"value": override_as_text(policy.lease)},
-        **dict.fromkeys(LIMITS, gettext("no limit")),
     }
     if handler and not (conf.is_given("BATCH_SIZE") or handler.batch or handler.has_ranges):
         otherwise["batch_size"] = gettext("rows for a second")
-    return {
-        name: from_handler % {"value": override_as_text(value)} if value else otherwise[name]
-        for name, value in named.items()
-    }
+    shown = {}
+    for name, value in of_handler.items():
+        given = gettext("%(value)s, from the handler") % {"value": override_as_text(value)}
+        shown[name] = given if value else otherwise.get(name, gettext("no limit"))
+    return shown
