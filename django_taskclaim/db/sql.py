@@ -198,7 +198,7 @@ class KeyTable:
                 return SQL(f"{self.key_list} IN ({', '.join(map(str, params))})")
             return SQL(f"{self.key_list} IN ({', '.join(['%s'] * len(params))})", params)
         if self.connection.vendor == "sqlite":
-            # An OR of a thousand is too deep for SQLite. It uses the key's index for a SELECT of VALUES, not for VALUES.
+            # An OR of a thousand is too deep for SQLite. It uses the index for a SELECT of VALUES, not for VALUES.
             row = f"({', '.join(['%s'] * len(self.key))})"
             listed = ", ".join([row] * len(keys))
             return SQL(f"{self.key_tuple} IN (SELECT * FROM (VALUES {listed}))", params)
