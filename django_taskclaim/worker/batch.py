@@ -230,16 +230,10 @@ class HeldRow:
         left = claim.local_deadline - (clock() if now is None else now)
         return left < claim.lease.total_seconds() * (1 - SELF_FENCE)
 
-    def may_start(self, now: float | None = None) -> bool:
+    def may_start(self, now: float) -> bool:
         """Say whether a handler may be called with the row: its claim stands, as far as is known here."""
         claim = self.claim
         return not (claim.ended or self.abandoned or claim.lost or self.is_overdue(now))
-
-
-def may_start(held_rows: Iterable[HeldRow]) -> bool:
-    """Say whether a handler may be called with each of the rows."""
-    now = clock()
-    return not [held for held in held_rows if not held.may_start(now)]
 
 
 @dataclass(eq=False, slots=True)

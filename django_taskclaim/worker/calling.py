@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from asgiref.sync import sync_to_async
-from django.db import Error, connections, models
+from django.db import Error, connections, models, transaction
 
 from django_taskclaim.awaitables import refuse_not_run
 from django_taskclaim.claim import carried_claim, claim_of
@@ -123,14 +123,6 @@ def complete(handler: Handler, rows: Sequence[object], *, savepoint: bool = True
 # Atomic handlers: the function and the fenced completion are one transaction on the rows' database
 
 
-class _NotAllDone(Exception):
-    """Rolls back a transaction in which a row was not done."""
-
-    def __init__(self, said: list[Any]) -> None:
-        super().__init__(said)
-        self.by_row = said
-
-
 def call_atomically(
     item: WorkItem, called: list[HeldRow], using: str, *, used_lately: bool
 ) -> Answer:
@@ -149,24 +141,18 @@ def call_atomically(
             item.begin(called)
             with unbroken_transaction(using, SWALLOWED):
                 value = call(handler, [held.row for held in called])
-            _refuse_what_is_not_done(handler, called, value)
+            said = of_answer([held.row for held in called], value) if handler.batch else []
+            if any(one is not None for one in said):
+                # All or nothing: what was written for the other rows goes, too.
+                transaction.set_rollback(True, using)
+                return Answer(by_row=said)
             _complete(handler, called)
             at_commit = True
-    except _NotAllDone as undone:
-        return Answer(by_row=undone.by_row)
     except BaseException as error:
         for held in called:
             held.ending = False
         return Answer(error=error, at_commit=at_commit)
     return Answer(committed=True)
-
-
-def _refuse_what_is_not_done(handler: Handler, called: list[HeldRow], value: object) -> None:
-    if not handler.batch:
-        return
-    said = of_answer([held.row for held in called], value)
-    if any(one is not None for one in said):
-        raise _NotAllDone(said)
 
 
 def _complete(handler: Handler, called: list[HeldRow]) -> None:

@@ -54,7 +54,7 @@ class _Source:
         self.model = handler.model
         self.size = BatchSize(handler, threads)
         self.cursor = Cursor()
-        #: What its last claim was told by limits of the whole fleet.
+        #: What limits of the whole fleet answered to its last claim.
         self.answer = Answer()
         #: By ``clock()``, when to look for rows again.
         self.next_look = 0.0

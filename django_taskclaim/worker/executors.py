@@ -32,7 +32,7 @@ LOOK = 5.0
 
 
 class Executor(threading.Thread):
-    """Runs handlers until told to leave."""
+    """Runs handlers until it is to leave."""
 
     def __init__(
         self, options: WorkerOptions, inflight: InFlight, service: Service, name: str

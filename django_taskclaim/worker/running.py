@@ -39,7 +39,6 @@ from django_taskclaim.worker.batch import (
     Outcome,
     PutBack,
     WorkItem,
-    may_start,
 )
 from django_taskclaim.worker.calling import (
     Answer,
@@ -160,7 +159,8 @@ class Running:
     def _callable(self, item: WorkItem, given: list[HeldRow]) -> list[HeldRow]:
         """Return the rows that the handler can be called with, and note what becomes of the others, if anything."""
         called = given
-        if not may_start(given):
+        now = clock()
+        if not all(held.may_start(now) for held in given):
             # Between two halves: the handler may have ended some claims itself.
             ended = [held for held in given if held.claim.ended]
             late = [held for held in given if held.claim.lost or held.is_overdue()]

@@ -364,7 +364,7 @@ class _Search:
 
 def _log_undecided(result: HeldRow, error: BaseException | str) -> None:
     broken(
-        f"{named(result.row)}: whether its transaction was committed cannot be told any more, so this run is not"
+        f"{named(result.row)}: whether its transaction was committed cannot be known any more, so this run is not"
         " repeated",
         error,
         event="undecided",
