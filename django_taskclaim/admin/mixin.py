@@ -35,13 +35,15 @@ from django_taskclaim.formatting import listed
 from django_taskclaim.switch import stops_of
 
 if TYPE_CHECKING:
+    ModelAdmin = admin.ModelAdmin[Any]
 
-    class ActionsModelAdmin(admin.ModelAdmin[Any]):
+    class ActionsModelAdmin(ModelAdmin):
         """That of django-admin-actions, which comes without types."""
 
         actions_row: tuple[str, ...]
 
 else:
+    ModelAdmin = admin.ModelAdmin
     try:
         from admin_actions.admin import ActionsModelAdmin
     except ImportError as error:
@@ -66,7 +68,14 @@ PAGE_FIELDS = (
 )
 
 
-class ClaimAdminMixin(ClaimDisplay, ClaimActions, ActionsModelAdmin):
+class _Tuples(ModelAdmin):
+    """Lets django-admin-actions add its column to a ``list_display`` that is a list."""
+
+    def get_list_display(self, request: HttpRequest) -> tuple[Any, ...]:
+        return tuple(super().get_list_display(request))
+
+
+class ClaimAdminMixin(ClaimDisplay, ClaimActions, ActionsModelAdmin, _Tuples):
     """For the ModelAdmin of a claimable model, named before any base of your own.
 
         @admin.register(Photo)
@@ -111,8 +120,8 @@ class ClaimAdminMixin(ClaimDisplay, ClaimActions, ActionsModelAdmin):
 
     def get_list_display(self, request: HttpRequest) -> tuple[Any, ...]:
         """Return the user's columns, with the claim in one column beside the first unless they name its columns."""
-        # Past django-admin-actions, which cannot add its column to a list.
-        shown = list(super(ActionsModelAdmin, self).get_list_display(request))
+        # The column of buttons comes last, and only for those who may press them.
+        shown = [one for one in super().get_list_display(request) if one != "actions_holder"]
         if {IN_ONE, *APART}.isdisjoint(shown):
             shown.insert(1, IN_ONE)
         if is_companion(self.model) and {LINK, "claim_source"}.isdisjoint(shown):

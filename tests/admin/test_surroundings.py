@@ -68,6 +68,7 @@ def test_without_the_extra_a_project_starts_and_only_the_mixin_is_refused(
 def test_buttons_of_the_users_own_stand_beside_ours(boss: Client) -> None:
     (row,) = make(Parent)
     theirs = reverse("admin:hail_row", args=[row.pk])
+    assert "id" in boss.get(address(Parent)).context["cl"].list_display
     for page in (address(Parent), address(Parent, "change", row.pk)):
         shown = boss.get(page).content.decode()
         assert f'href="{theirs}"' in shown

@@ -60,9 +60,12 @@ class HiddenRowsAdmin(ClaimAdminMixin, admin.ModelAdmin):
 class HailingAdmin(ActionsModelAdmin):
     """A base that has buttons of its own by django-admin-actions."""
 
-    list_display = ("note",)
+    list_display = ["note"]
     actions_list = ("hail_all",)
     actions_row = actions_detail = ("hail_row",)
+
+    def get_list_display(self, request: HttpRequest) -> Any:
+        return [*super().get_list_display(request), "id"]
 
     def hail_all(self, request: HttpRequest) -> HttpResponse:
         return HttpResponse("all hailed")
