@@ -1,4 +1,4 @@
-"""Taking rows: what ``claim_batch`` promises, from the caller's words to the instances in hand.
+"""Taking rows: from the arguments of ``claim_batch`` to instances that carry their claims.
 
 A plain claim of a worker's id is one statement that commits by itself. Any other runs in a transaction: it joins
 tables, is asked for what its holder has already, has limits, or a database claims by several statements.
@@ -273,7 +273,7 @@ def _claim_without_bad_rows(call: ClaimCall, error: Exception) -> list[models.Mo
 
 
 def _read(call: ClaimCall, claimed: Sequence[ClaimedRow]) -> list[models.Model]:
-    """Return the instances of *claimed*; after an error those that cannot be read are put aside."""
+    """Return the instances of *claimed*; after an error, rows that cannot be read are put aside."""
     if call.refused is None:
         return _instances(call, claimed)
     read = partial(read_again, call.queryset, call.target)

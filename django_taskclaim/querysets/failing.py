@@ -168,7 +168,7 @@ def note_start(row: models.Model) -> None:
     claim.extend(started)
 
 
-# Claims of coroutines that are cancelled: no thread can be, so what it claims meanwhile is given back
+# Cancelled coroutines: their thread cannot be cancelled, so the rows that it claims are given back
 
 
 async def unless_cancelled(claim: Callable[[], list[M]]) -> list[M]:
@@ -197,7 +197,7 @@ async def unless_cancelled(claim: Callable[[], list[M]]) -> list[M]:
 
 
 def _give_back(rows: Sequence[models.Model]) -> None:
-    """Give rows back uncounted; those of a name of the caller's stay: the next request of that name returns them."""
+    """Give rows back uncounted. Rows of a named holder stay: the next request of that name returns them."""
     if not rows or WORKER_MARK not in carried_claim(rows[0]).token.holder:
         return
     facts = {"model": rows[0]._meta.label, "rows": len(rows)}
@@ -214,7 +214,7 @@ def _give_back(rows: Sequence[models.Model]) -> None:
         logger.info(text, facts, extra={"event": "released", **facts})
 
 
-# The stop of RetryLater(everyone=True): a row of the switch, under a scope that every claim statement looks for
+# The stop of RetryLater(everyone=True) is a row of the switch, with a scope that every claim statement looks for
 
 
 def stop_everyone(

@@ -33,7 +33,7 @@ from django_taskclaim.states import WORKER_MARK, Token
 def build(
     queryset: Rows, claimed: Sequence[ClaimedRow], claims: Sequence[Claim]
 ) -> list[models.Model]:
-    """Return an instance of each row, with its claim; the values are those of all columns, so it costs little."""
+    """Return an instance of each row, with its claim. The claim has returned all columns, so nothing is read."""
     model = queryset.model
     names = [field.attname for field in model._meta.concrete_fields]
     values = [row.values for row in claimed]
@@ -74,7 +74,7 @@ def _is_foreign(base: type) -> bool:
 
 
 def _listens(attribute: object) -> bool:
-    """Say whether to set a value does more than to keep it; a link forgets the row that it has led to, if any."""
+    """Say whether setting the attribute does more than store a value; a foreign key only forgets its loaded row."""
     return type(attribute) is not ForeignKeyDeferredAttribute and hasattr(attribute, "__set__")
 
 
@@ -153,7 +153,7 @@ def _fresh_like(queryset: Rows) -> Rows:
     return fresh
 
 
-# What somebody holds already, carrying its claims again
+# Rows that somebody holds already, with their claims
 
 
 def carrying(row: Any, token: Token, using: str) -> Any:

@@ -235,7 +235,7 @@ def is_plain(queryset: Rows, target: ClaimTarget) -> bool:
 
 
 def in_policy_order(queryset: Rows) -> Rows:
-    """Return *queryset* as it is ordered, else in the order that its model's policy names, if it names one."""
+    """Return *queryset* in its own order, or else in the order that the policy of its model names."""
     order = policy_for(queryset.model).order_by
     if not order or queryset.query.order_by:
         return queryset

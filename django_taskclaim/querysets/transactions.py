@@ -250,7 +250,7 @@ def belongs_to_the_caller(connection: BaseDatabaseWrapper) -> bool:
 
 
 def refuse_old_snapshots(target: ClaimTarget, what: str) -> None:
-    """Raise RuntimeError inside a transaction of the caller's that does not see what others commit; *what* must."""
+    """Raise RuntimeError if the caller's transaction does not see what others commit; *what* needs to see it."""
     dialect = target.dialect
     if belongs_to_the_caller(dialect.connection) and not dialect.sees_new_commits():
         raise RuntimeError(

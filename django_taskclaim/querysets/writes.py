@@ -229,7 +229,7 @@ def _write(held: list[HeldRows], verb: Write) -> list[models.Model]:
 
 
 def _send_all(held: list[HeldRows], verb: Write, may_autocommit: bool) -> list[HeldRows]:
-    """Send what writes rows in the cheapest way there is, and return those written."""
+    """Write rows in the cheapest way, and return the rows written."""
     target, parts = held[0].target, _statements(held, verb)
     knows_keys = target.dialect.returns_updated
     is_plain = len(parts) == 1 and not verb.has_more and (knows_keys or len(rows_of(held)) == 1)
@@ -250,7 +250,7 @@ class _SomeAreLost(Exception):
 
 
 def _statements(held: list[HeldRows], verb: Write) -> list[list[HeldRows]]:
-    """Return the rows that each statement writes: those of several claims in one, where it takes all of them."""
+    """Return the rows of each statement; one statement writes the rows of several claims, if it can take them all."""
     parts = [part for one in held for part in one.parts(verb.per_row)]
     if verb.has_more or not 1 < len(parts) <= MOST_CLAIMS:
         return [[part] for part in parts]
@@ -264,7 +264,7 @@ def _statements(held: list[HeldRows], verb: Write) -> list[list[HeldRows]]:
 
 
 def _send_parts(parts: list[list[HeldRows]], verb: Write, *, lock: bool = False) -> list[HeldRows]:
-    """Write the rows of each statement; with *lock* those that are still held once they are locked."""
+    """Write the rows of each statement; with *lock* the rows are locked first, and only held ones are written."""
     written: list[HeldRows] = []
     for part in parts:
         sent: list[HeldRows] | None
