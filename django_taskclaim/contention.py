@@ -20,7 +20,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum, auto
-from typing import TYPE_CHECKING, ParamSpec, TypeAlias, TypedDict, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar
 
 from asgiref.sync import iscoroutinefunction
 from django.db import DEFAULT_DB_ALIAS, Error, connections, transaction
@@ -160,21 +160,30 @@ def _of_number(code: int) -> Meaning:
 # Retries
 
 
-class RetryOptions(TypedDict, total=False):
-    """The fields of ``ContentionRetry`` as keyword arguments."""
-
-    retries: int | None
-    wait: float | timedelta
-    using: str | None
-    atomic: bool
-    lock_timeouts: bool
-
-
 @dataclass(frozen=True, kw_only=True)
-class ContentionRetry:
-    """How contention is retried: made by ``retry_on_contention(...)``, which says what to rely on.
+class retry_on_contention:
+    """Repeat a whole transaction that lost against others.
 
-    It keeps nothing between calls, so one serves any number of threads and nested calls.
+    A decorator::
+
+        @retry_on_contention(using="orders")
+        def transfer(source, target, amount): ...
+
+    or for one call: ``retry_on_contention().call(transfer, source, target, amount)``.
+
+    Each try is a transaction of its own. One that ends by a lock timeout, a deadlock or a serialization
+    failure, at its COMMIT too, is repeated up to ``retries`` times, each after a growing random wait. Then
+    ``RetriesExhausted`` has ``attempts``, ``elapsed`` and ``code``, with the last error as its cause. Every other
+    error passes untouched. So does one of an ``on_commit`` hook, for by then the transaction has committed. What a
+    try did outside of its transaction is done again. Each retry is logged as a WARNING and sends
+    ``contention_retried``.
+
+    Inside a transaction of the caller's nothing is retried: the database's error passes, and that
+    transaction is marked for rollback. ``TestCase`` is such a transaction. So is switched-off autocommit,
+    where Django has no mark and the caller must roll back.
+
+    ``atomic=False`` opens no transaction: what is called manages its own and must bear being repeated. It keeps nothing
+    between calls, so one serves any number of threads and nested calls.
     """
 
     #: Tries after the first; None is the setting RETRIES, which is 2.
@@ -267,7 +276,7 @@ class ContentionRetry:
             *(attempt, code, elapsed, pause, error),
             extra=facts,
         )
-        contention_retried.send_robust(sender=ContentionRetry, **facts)
+        contention_retried.send_robust(sender=retry_on_contention, **facts)
         return pause
 
     def _suspects(self, error: Exception) -> list[BaseDatabaseWrapper]:
@@ -279,43 +288,9 @@ class ContentionRetry:
         return list(connections.all(initialized_only=True))
 
 
-@overload
-def retry_on_contention(function: Callable[P, R], /) -> Callable[P, R]: ...
-@overload
-def retry_on_contention(**options: Unpack[RetryOptions]) -> ContentionRetry: ...
-def retry_on_contention(
-    function: Callable[P, R] | None = None, /, **options: Unpack[RetryOptions]
-) -> Callable[P, R] | ContentionRetry:
-    """Repeat a whole transaction that lost against others.
-
-    A decorator, with or without options::
-
-        @retry_on_contention(using="orders")
-        def transfer(source, target, amount): ...
-
-    or for one call: ``retry_on_contention().call(transfer, source, target, amount)``.
-
-    Each try is a transaction of its own. One that ends by a lock timeout, a deadlock or a serialization
-    failure, at its COMMIT too, is repeated up to ``retries`` times, each after a growing random wait. Then
-    ``RetriesExhausted`` has ``attempts``, ``elapsed`` and ``code``, with the last error as its cause. Every other
-    error passes untouched. So does one of an ``on_commit`` hook, for by then the transaction has committed. What a
-    try did outside of its transaction is done again. Each retry is logged as a WARNING and sends
-    ``contention_retried``.
-
-    Inside a transaction of the caller's nothing is retried: the database's error passes, and that
-    transaction is marked for rollback. ``TestCase`` is such a transaction. So is switched-off autocommit,
-    where Django has no mark and the caller must roll back.
-
-    ``atomic=False`` opens no transaction: what is called manages its own and must bear being repeated. Every option is
-    described at ``ContentionRetry``.
-    """
-    policy = ContentionRetry(**options)
-    return policy if function is None else policy(function)
-
-
 if TYPE_CHECKING:
 
-    def Retriable(target: T, **options: Unpack[RetryOptions]) -> T:
+    def Retriable(target: T, **options: Any) -> T:
         """To a type checker the proxy is its target: every method keeps its signature."""
 else:
 
@@ -329,9 +304,9 @@ else:
         on any alias keeps errors of Django's from being retried; errors of other libraries always are.
         """
 
-        def __init__(self, target: object, **options: Unpack[RetryOptions]) -> None:
+        def __init__(self, target: object, **options: Any) -> None:
             self._target = target
-            self._retry = ContentionRetry(**{"atomic": False, **options})
+            self._retry = retry_on_contention(**{"atomic": False, **options})
 
         def __getattr__(self, name: str) -> object:
             if name in {"_target", "_retry"}:

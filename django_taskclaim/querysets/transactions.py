@@ -25,7 +25,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django_taskclaim.claim import COMPLETED, carried_claim, clock, commits_by_itself
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.connecting import WAITS_ONCE
-from django_taskclaim.contention import ContentionRetry, contention_code, retry_on_contention
+from django_taskclaim.contention import contention_code, retry_on_contention
 from django_taskclaim.db import dialect_for
 from django_taskclaim.db.sql import NOWAIT, Row
 from django_taskclaim.exceptions import TaskClaimError
@@ -137,7 +137,7 @@ def is_ambiguous(error: Exception, target: Target) -> bool:
 
 
 @cache
-def _retry(using: str, lock_timeouts: bool) -> ContentionRetry:
+def _retry(using: str, lock_timeouts: bool) -> retry_on_contention:
     # It is cached, since making one costs a noticeable part of a small statement.
     return retry_on_contention(using=using, atomic=False, lock_timeouts=lock_timeouts)
 

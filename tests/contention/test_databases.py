@@ -22,7 +22,7 @@ def test_a_deadlock_is_resolved_with_each_effect_once(
     meet = threading.Barrier(2)
     tries: list[int] = []
 
-    @retry_on_contention
+    @retry_on_contention()
     def transfer(amount: int, first: int, second: int) -> None:
         tries.append(amount)
         add(amount, first)

@@ -38,7 +38,7 @@ def test_inside_a_transaction_the_error_passes_and_the_transaction_is_lost(
 @pytest.mark.django_db
 def test_a_test_case_is_the_callers_transaction(retried: list[dict[str, Any]]) -> None:
     with pytest.raises(OperationalError):
-        retry_on_contention(failing(1, OperationalError(1213, "Deadlock found")))()
+        retry_on_contention()(failing(1, OperationalError(1213, "Deadlock found")))()
     assert connection.get_rollback()
     assert retried == []
 

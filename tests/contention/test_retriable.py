@@ -47,7 +47,7 @@ def test_impossible_options_and_functions_are_refused() -> None:
             retry_on_contention(**options)
     for function in (coroutine, generator):
         with pytest.raises(TypeError):
-            retry_on_contention(function)
+            retry_on_contention()(function)
 
 
 # The proxy
