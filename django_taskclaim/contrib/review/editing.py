@@ -168,8 +168,10 @@ class HeldRowView(HolderMixin, _Form, TemplateResponseMixin, View):
         """Return the users whom a row can be handed over to: nobody, until you say who."""
         return []
 
-    def is_allowed(self) -> bool:
+    def test_func(self) -> bool:
         """Say whether the user may edit the row."""
+        if not super().test_func():
+            return False
         return self.may_edit(self.request.user, self.stored_row(self.kwargs["pk"]))
 
     def may_take_over(self, row: object) -> bool:

@@ -18,6 +18,7 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.csrf import csrf_protect
 from django.views.generic import View
 
+from django_taskclaim.claim import carried_claim
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.contrib.review.outcomes import outcome_of
 from django_taskclaim.exceptions import ClaimLost
@@ -79,11 +80,7 @@ class HolderMixin(UserPassesTestMixin, View):
 
     def test_func(self) -> bool:
         """Say whether the user may do anything here, asked before each request: if not, the answer is Django's 403."""
-        return self.request.user.is_authenticated and self.is_allowed()
-
-    def is_allowed(self) -> bool:
-        """Say whether the user, who is logged in, may do anything here."""
-        return self.may_edit(self.request.user)
+        return self.request.user.is_authenticated and self.may_edit(self.request.user)
 
     def holder(self) -> str:
         """Return the name under which the user holds rows; of your own, if you like, but never from the request."""
@@ -111,15 +108,14 @@ class HolderMixin(UserPassesTestMixin, View):
     def ping(self) -> HttpResponse:
         """Renew the claims that the page shows, and say which are lost and why."""
         named = list(self._named_claims())
-        rows = [row for _pk, row in named if row is not None]
-        lost = self._renewed(rows)
+        lost = self._renewed([row for _pk, row in named if row is not None])
         held = [(pk, row) for pk, row in named if row is not None and row not in lost]
-        gone = [(pk, row) for pk, row in named if row is None or row in lost]
-        now = database_time(rows[0].claim._standing().alias) if held else None
+        gone = [pk for pk, row in named if row is None or row in lost]
+        now = database_time(carried_claim(held[0][1]).alias) if held else None
         return JsonResponse(
             {
                 "held": [{"pk": pk, "left": _seconds_left(row, now)} for pk, row in held],
-                "lost": [{"pk": pk, "why": self._why_lost(pk)} for pk, _row in gone],
+                "lost": [{"pk": pk, "why": self._why_lost(pk)} for pk in gone],
             }
         )
 
