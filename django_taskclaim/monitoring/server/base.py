@@ -99,22 +99,15 @@ class Server:
         return None
 
     def indexes(self, table: Table) -> list[list[tuple[str, str]]]:
-        """Return the columns of each index that statements can use, each with ``ASC`` or ``DESC``."""
-        name = real_name(table.model_table)
+        """Return the columns of each index, each with ``ASC`` or ``DESC``."""
         with self.connection.cursor() as cursor:
-            found = self.connection.introspection.get_constraints(cursor, name)
-        ignored = self.ignored_indexes(name)
-        usable = [one for key, one in found.items() if one["index"] and key not in ignored]
+            name = real_name(table.model_table)
+            found = self.connection.introspection.get_constraints(cursor, name).values()
+        columns = [(one["columns"], one.get("orders")) for one in found if one["index"]]
         return [
-            list(
-                zip(one["columns"], one.get("orders") or ["ASC"] * len(one["columns"]), strict=True)
-            )
-            for one in usable
+            list(zip(names, orders or ["ASC"] * len(names), strict=True))
+            for names, orders in columns
         ]
-
-    def ignored_indexes(self, table_name: str) -> set[str]:
-        """Return the names of indexes that exist but that no statement uses."""
-        return set()
 
     # Old versions of rows, which claims read past
 

@@ -80,15 +80,6 @@ class MySQLServer(Server):
             names = [column[0].lower() for column in cursor.description]
             return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
-    def ignored_indexes(self, table_name: str) -> set[str]:
-        visible, shown = ("IGNORED", "NO") if self._is_mariadb else ("IS_VISIBLE", "YES")
-        hidden = self.ask(
-            "SELECT INDEX_NAME FROM information_schema.STATISTICS WHERE TABLE_SCHEMA = DATABASE()"
-            f" AND TABLE_NAME = %s AND {visible} <> '{shown}'",
-            table_name,
-        )
-        return {name for (name,) in hidden}
-
     # Settings and versions
 
     def configured_faults(self) -> Iterator[Fault]:
