@@ -9,6 +9,7 @@ from django.db import models, transaction
 from django.db.models.manager import BaseManager
 
 from django_taskclaim import conf
+from django_taskclaim.connecting import drop_broken
 from django_taskclaim.db.sql import Key
 from django_taskclaim.exceptions import CommitUnknown, TaskClaimError
 from django_taskclaim.querysets.scope import (
@@ -20,7 +21,6 @@ from django_taskclaim.querysets.scope import (
 from django_taskclaim.querysets.transactions import (
     AWAY,
     belongs_to_the_caller,
-    close_broken,
     is_ambiguous,
     no_transaction,
     unbroken_transaction,
@@ -109,7 +109,7 @@ def _taken(
     except AWAY as error:
         if not committing or committed or not is_ambiguous(error, target):
             raise
-        close_broken(connection)
+        drop_broken(connection.alias)
         raise CommitUnknown(rows, (), rows) from error
 
 

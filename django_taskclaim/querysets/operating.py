@@ -1,6 +1,6 @@
 """Verbs over querysets, as operators call them. They lock keys first, never wait, and commit chunk by chunk."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
@@ -321,17 +321,12 @@ def delete_locked(
 
 def is_on_many_tables(model: type[models.Model]) -> bool:
     """Say whether rows of *model* have a part on the table of a parent or of a child."""
-    return any(links_of(claim_columns(model).owner))
-
-
-def links_of(model: type[models.Model]) -> Iterator[tuple[type[models.Model], Any]]:
-    """Yield the direct parents and children of *model*, each with the column that links child to parent."""
-    for parent, link in model._meta.parents.items():
-        if link is not None and link.model is model:
-            yield parent, link
-    for relation in model._meta.get_fields(include_hidden=True):
-        if isinstance(relation, models.OneToOneRel) and relation.parent_link:
-            yield relation.related_model, relation.field
+    meta = claim_columns(model).owner._meta
+    children = (
+        isinstance(relation, models.OneToOneRel) and relation.parent_link
+        for relation in meta.get_fields(include_hidden=True)
+    )
+    return any(link in meta.local_fields for link in meta.parents.values()) or any(children)
 
 
 def prunable(target: ClaimTarget, older_than: timedelta) -> Q:

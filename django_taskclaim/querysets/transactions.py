@@ -7,7 +7,7 @@ by ``judge_ambiguous_commit``.
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, partial
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
@@ -24,7 +24,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_taskclaim.claim import COMPLETED, carried_claim, clock, commits_by_itself
 from django_taskclaim.columns import claim_columns
-from django_taskclaim.connecting import WAITS_ONCE
+from django_taskclaim.connecting import WAITS_ONCE, drop_broken
 from django_taskclaim.contention import contention_code, retry_on_contention
 from django_taskclaim.db import dialect_for
 from django_taskclaim.db.sql import NOWAIT, Row
@@ -123,7 +123,7 @@ def send(
         except AWAY as error:
             if not committing or not is_ambiguous(error, target):
                 raise
-            close_broken(connection)
+            drop_broken(target.alias)
             ambiguous = AmbiguousCommit(*error.args)
             ambiguous.result = result
             raise ambiguous from error
@@ -158,7 +158,7 @@ def wait_for_answer(
         except AWAY:
             if connection.in_atomic_block:
                 raise
-            close_broken(connection)
+            drop_broken(target.alias)
             if clock() >= end:
                 raise
         time.sleep(PAUSE)
@@ -230,12 +230,6 @@ def _states(target: ClaimTarget, keys: Sequence[object]) -> dict[Any, tuple[str,
     for part in target.dialect.chunks(keys, target.table):
         found += target.dialect.select(target.table, fields, target.table.keyed(part), NOWAIT)
     return {target.table.key_of(row): (row[-3], Token(*row[-2:])) for row in found}
-
-
-def close_broken(connection: BaseDatabaseWrapper) -> None:
-    """Close a connection that broke, so that the next statement opens a new one."""
-    with suppress(Error):
-        connection.close()
 
 
 # Transactions of the caller's
