@@ -142,5 +142,5 @@ def _tables_of(worker: Worker) -> list[type[models.Model]]:
 def open_commands(using: str) -> list[WorkerCommand]:
     """Return the commands that are not done yet; those to an earlier process of the same name are left out."""
     named = WorkerProcess.objects.using(using).filter(name=models.OuterRef("worker"))
-    heard = models.Q(at__gte=models.Subquery(named.values("started_at")))
-    return list(WorkerCommand.objects.using(using).filter(heard, done_at=None).order_by("pk"))
+    is_own = models.Q(at__gte=models.Subquery(named.values("started_at")))
+    return list(WorkerCommand.objects.using(using).filter(is_own, done_at=None).order_by("pk"))

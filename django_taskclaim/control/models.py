@@ -1,7 +1,7 @@
 """The tables of the control page; they live on every database that holds a claimable model.
 
-They can be imported where the app is not installed; whether they are there to be used, ``is_on`` says.
-``model`` is everywhere what ``scope_of`` says, the label in lower case of the concrete model; ``*`` is all of them.
+They can be imported where the app is not installed; ``is_on`` says whether they may be used.
+``model`` is always ``scope_of(model)``, the label of the concrete model in lower case; ``*`` means all models.
 Each table has an age at which workers prune it.
 """
 
@@ -81,7 +81,7 @@ class ThroughputMinute(models.Model):
 
 
 class WorkerCommand(models.Model):
-    """What a person told one worker process to do, see ``WORKER_ACTIONS``; it reads it within five seconds."""
+    """A command that a person gave one worker process, see ``WORKER_ACTIONS``; it is obeyed within five seconds."""
 
     worker = HolderField()
     command = models.CharField(max_length=20)

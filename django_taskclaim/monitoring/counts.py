@@ -18,7 +18,7 @@ SMALL = 50_000
 #: Of a larger table so many rows of each state are counted, complete ones aside: a walk along the claim index.
 MOST = 10_000
 
-#: So many rows tell the proportions: to a thousandth where states lie together, to three hundredths at worst.
+#: So many rows give the proportions: to a thousandth where states lie together, to three hundredths at worst.
 PROBES = 1_000
 
 #: The states that the claim index finds on every database.

@@ -1,5 +1,6 @@
 """The control room: one page for each model that can be claimed, and one of all, inside Django's admin.
 
-``mounting`` says where the pages are, ``views`` what they answer and what a person can do there. ``snapshot`` reads all
-that a page shows in one transaction; the other modules add what the templates need beside it.
+``mounting`` has the overview and registers it, ``views`` has the page of one model and what a person can do there.
+``snapshot`` reads all that a page shows in one transaction and prepares it for the templates, with ``charts`` and
+``failures``; ``forms`` has what a person can fill in.
 """

@@ -12,7 +12,7 @@ from django_taskclaim.control.reading import Mark, Slot
 #: The drawing's own units; it is stretched to the width of the page. What is not nothing is at least LEAST high.
 WIDTH, HEIGHT, LEAST = 1000.0, 120.0, 3.0
 
-#: Signs of the marks, so that colour is not all that tells them apart.
+#: Signs of the marks, so that colour is not the only difference.
 SIGNS = {"pause": "❚❚", "resume": "▶", "throttle": "◔"}
 
 #: So many marks are drawn and listed, the latest.
@@ -61,7 +61,7 @@ def _chart(name: str, title: str, slots: Sequence[Slot] | None, marks: Sequence[
     worked = [slot for slot in slots if slot.tries]
     if not worked:
         return Chart(name, title)
-    # The last slot is not over, and what it has so far says little.
+    # The last slot is not over yet, so its rate means little.
     rates = [slot.rate for slot in worked if slot is not slots[-1]] or [worked[-1].rate]
     p50, p95 = ([getattr(slot, which) or 0.0 for slot in slots] for which in ("p50", "p95"))
     return Chart(

@@ -96,9 +96,9 @@ class Failure:
     @property
     def name(self) -> str:
         """The key, and that of a companion's source, which is what people look for."""
-        words = {"key": self.key, "source": self.source}
-        told = self.source and self.source != str(self.key)
-        return _("%(key)s (source %(source)s)") % words if told else str(self.key)
+        if not self.source or self.source == str(self.key):
+            return str(self.key)
+        return _("%(key)s (source %(source)s)") % {"key": self.key, "source": self.source}
 
     @property
     def group(self) -> str:
@@ -146,10 +146,10 @@ class Sample:
 
 
 def sample(rows: Rows, now: datetime) -> Sample:
-    """Group the failed rows at the end of the claim index, MOST at most, those first whose last try began latest.
+    """Group the failed rows at the end of the claim index, MOST at most, the latest last try first.
 
-    No index knows when rows failed. The end of the claim index has those that have waited last, and of those that never
-    waited the last keys.
+    No index knows when rows failed. At the end of the claim index are the rows that waited last and, of rows that
+    never waited, the last keys.
     """
     found = list(_failed(rows).order_by(*backwards(claim_columns(rows.model)))[: MOST + 1])
     failures = map(_failure, found[:MOST])
@@ -242,8 +242,8 @@ def _csv_lines(rows: Rows, group: str, head: list[str], broken_off: list[str]) -
 def _cells(failure: Failure, *, with_source: bool) -> list[str]:
     source = [failure.source] if with_source else []
     tried = failure.tried_at.isoformat(" ", "seconds") if failure.tried_at is not None else ""
-    told = (failure.key, *source, failure.error, failure.text)
-    return [*(_harmless(str(cell)) for cell in told), tried]
+    texts = (failure.key, *source, failure.error, failure.text)
+    return [*(_harmless(str(text)) for text in texts), tried]
 
 
 #: Where a cell may begin for a spreadsheet with any separator, and what makes a formula there.

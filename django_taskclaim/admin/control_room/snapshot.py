@@ -80,7 +80,7 @@ class Snapshot:
     findings: list[Finding] | None = None
     ranges: RowCounts | None = None
     failed: failures.Sample | None = None
-    #: What each worker was told to do and has not done yet.
+    #: The command that each worker has not obeyed yet.
     commands: dict[str, str] = field(default_factory=dict)
     hour: list[Slot] | None = None
     day: list[Slot] | None = None
@@ -131,7 +131,7 @@ class State:
 
     @property
     def lamp(self) -> str:
-        """The sign beside the word, so that colour is not all that tells states apart."""
+        """The sign beside the word, so that colour is not the only difference."""
         return {"running": "▶", "ready": "▷", "idle": "✓", "held": "◔", "unknown": "?"}.get(
             self.kind, "❚❚"
         )
@@ -268,11 +268,11 @@ def _segments(seen: Summary) -> list[Segment]:
 def _rates(hour: Sequence[Slot], day: Sequence[Slot]) -> list[float]:
     """Return rows a second while work went on: of the last minutes, the last hour and the last day.
 
-    The last slot of each is not over, and what it has so far says little.
+    The last slot of each is not over yet, so it is left out.
     """
     # Work in a few of the day's long slots may have filled none of them.
     spans = ((hour[-11:-1], 1), (hour[:-1], 1), (day[:-1], 6))
-    # Slots in which nothing was tried do not count: a night of pause foretells nothing.
+    # Slots without a try, such as a night of pause, do not count.
     found = []
     for slots, least in spans:
         rates = [slot.rate for slot in slots if slot.tries]

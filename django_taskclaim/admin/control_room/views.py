@@ -232,7 +232,7 @@ class Page:
     ) -> dict[str, Any]:
         """Return what the templates show; None is what was not read, and the script keeps what it has of that."""
         seen, hour, day = known.seen, known.hour or [], known.day or []
-        # Without a living worker that may claim, what was done before foretells nothing.
+        # There is no forecast without a living worker that may claim.
         goes_on = seen is not None and seen.pause is None and seen.living
         stored = seen.switch.overrides if seen and seen.switch else {}
         groups = known.failed.groups[:GROUPS] if known.failed else []

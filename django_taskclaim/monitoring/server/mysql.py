@@ -25,7 +25,7 @@ FOUND_ROWS = 2
 #: Collations that compare byte for byte, the space at the end included.
 EXACT = ("_nopad_bin", "_0900_bin", "binary")
 
-#: How the column is called that says how many seconds a replica is behind.
+#: The names of the column with the seconds that a replica is behind.
 BEHIND = ("seconds_behind_source", "seconds_behind_master")
 
 #: ER_ACCESS_DENIED_ERROR and ER_SPECIFIC_ACCESS_DENIED_ERROR
