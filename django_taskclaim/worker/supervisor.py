@@ -8,7 +8,7 @@ import signal
 from dataclasses import dataclass, field
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from multiprocessing.context import SpawnProcess
 
 from django_taskclaim.claim import clock
 from django_taskclaim.worker.batch import shared_memory
@@ -39,8 +39,8 @@ class Child:
 
     options: WorkerOptions
     #: Here a process notes its claims, and its successor gives back what had not started.
-    memory: Any = field(default_factory=shared_memory)
-    process: Any = None
+    memory: object = field(default_factory=shared_memory)
+    process: SpawnProcess | None = None
     link: Connection | None = None
     ready: bool = False
     #: The process has sent that it ends as asked, so its exit code can be trusted.
@@ -50,9 +50,12 @@ class Child:
     start_at: float = 0.0
     code: int | None = None
 
-    @property
-    def running(self) -> bool:
-        return self.process is not None and self.process.is_alive()
+    def kill(self) -> bool:
+        """Kill its process, and say whether one was running."""
+        if self.process is None or not self.process.is_alive():
+            return False
+        self.process.kill()
+        return True
 
     @property
     def over(self) -> bool:
@@ -63,7 +66,7 @@ class Child:
         """Whether it works and has sent a sign of life lately, or has ended as asked."""
         return self.over or (self.ready and clock() - self.sign_at < SIGN_WITHIN)
 
-    def begin(self, process: object, link: Connection) -> None:
+    def begin(self, process: SpawnProcess, link: Connection) -> None:
         self.process, self.link = process, link
         self.ready, self.exits_cleanly = False, False
 
@@ -114,8 +117,7 @@ class Supervisor:
                 return self._exit_code()
             finally:
                 for child in self.children:
-                    if child.running:
-                        child.process.kill()
+                    child.kill()
                 self._health.remove()
 
     # Starting
@@ -195,11 +197,11 @@ class Supervisor:
 
     def _reap(self) -> None:
         for child in self.children:
-            if child.process is None or child.process.is_alive():
+            process = child.process
+            if process is None or process.is_alive() or (code := process.exitcode) is None:
                 continue
-            code = child.process.exitcode
             child.receive()
-            child.process.close()
+            process.close()
             child.process, child.link = None, None
             self._judge(child, code)
 
@@ -236,9 +238,8 @@ class Supervisor:
         if self._kill_at is None or clock() < self._kill_at:
             return
         for child in self.children:
-            if child.running:
+            if child.kill():
                 logger.error("%s did not end in time and is killed", child.options.name)
-                child.process.kill()
         self._kill_at = None
 
     def _all_over(self) -> bool:
