@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import migrations, models, transaction
-from django.db.backends.base.schema import BaseDatabaseSchemaEditor
+from django.db.backends.base.schema import BaseDatabaseSchemaEditor as Editor
 from django.db.migrations.operations.base import Operation
-from django.db.migrations.state import ProjectState
+from django.db.migrations.state import ProjectState as State
 from django.db.models import NOT_PROVIDED
 
 from django_taskclaim.contention import retry_on_contention
@@ -209,7 +209,7 @@ def _with_default(field: AnyField, value: Any) -> AnyField:
 _KINDS: dict[str, type[LiveTable]] = {"postgresql": PostgreSQLTable, "mysql": MySQLTable}
 
 
-def live_table(schema_editor: BaseDatabaseSchemaEditor, model: type[models.Model]) -> LiveTable:
+def live_table(schema_editor: Editor, model: type[models.Model]) -> LiveTable:
     """Return the table of *model*, to be changed in the way of the schema editor's database."""
     return _KINDS.get(schema_editor.connection.vendor, LiveTable)(schema_editor, model)
 
@@ -218,9 +218,7 @@ def live_table(schema_editor: BaseDatabaseSchemaEditor, model: type[models.Model
 EXISTING = (Status.PAUSED.value, Status.OPEN.value, Status.COMPLETE.value)
 
 
-def _table(
-    operation: Any, app_label: str, editor: BaseDatabaseSchemaEditor, state: ProjectState
-) -> LiveTable | None:
+def _table(operation: Any, app_label: str, editor: Editor, state: State) -> LiveTable | None:
     """Return the table of the operation's model; None where the router keeps it away from this database."""
     model = state.apps.get_model(app_label, operation.model_name)
     if not operation.allow_migrate_model(editor.connection.alias, model):
@@ -254,26 +252,18 @@ class AddClaimColumns(Operation):
         self.fields = list(fields)
         self.existing = existing
 
-    def state_forwards(self, app_label: str, state: ProjectState) -> None:
+    def state_forwards(self, app_label: str, state: State) -> None:
         for name, field in self.fields:
             state.add_field(app_label, self.model_name.lower(), name, field, True)
 
     def database_forwards(
-        self,
-        app_label: str,
-        schema_editor: BaseDatabaseSchemaEditor,
-        from_state: ProjectState,
-        to_state: ProjectState,
+        self, app_label: str, schema_editor: Editor, from_state: State, to_state: State
     ) -> None:
         if table := _table(self, app_label, schema_editor, from_state):
             table.add_columns(self._bound_fields(app_label, to_state), self.existing)
 
     def database_backwards(
-        self,
-        app_label: str,
-        schema_editor: BaseDatabaseSchemaEditor,
-        from_state: ProjectState,
-        to_state: ProjectState,
+        self, app_label: str, schema_editor: Editor, from_state: State, to_state: State
     ) -> None:
         if table := _table(self, app_label, schema_editor, from_state):
             table.drop_columns(self._bound_fields(app_label, from_state))
@@ -285,7 +275,7 @@ class AddClaimColumns(Operation):
     def migration_name_fragment(self) -> str:
         return f"adopt_{self.model_name.lower()}"
 
-    def _bound_fields(self, app_label: str, state: ProjectState) -> list[AnyField]:
+    def _bound_fields(self, app_label: str, state: State) -> list[AnyField]:
         model = state.apps.get_model(app_label, self.model_name)
         return [model._meta.get_field(name) for name, _ in self.fields]
 
@@ -294,21 +284,13 @@ class AddClaimIndex(migrations.AddIndex):
     """Build the claim index while readers and writers go on. Reversed, it drops the index."""
 
     def database_forwards(
-        self,
-        app_label: str,
-        schema_editor: BaseDatabaseSchemaEditor,
-        from_state: ProjectState,
-        to_state: ProjectState,
+        self, app_label: str, schema_editor: Editor, from_state: State, to_state: State
     ) -> None:
         if table := _table(self, app_label, schema_editor, to_state):
             table.add_index(self.index)
 
     def database_backwards(
-        self,
-        app_label: str,
-        schema_editor: BaseDatabaseSchemaEditor,
-        from_state: ProjectState,
-        to_state: ProjectState,
+        self, app_label: str, schema_editor: Editor, from_state: State, to_state: State
     ) -> None:
         if table := _table(self, app_label, schema_editor, from_state):
             table.drop_index(self.index)
