@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from django import forms
@@ -335,14 +336,12 @@ class Result:
         self.left[_("that you may not change")] += len(found) - len(keys)
         return keys
 
-    def leave_refused(self, rows: Rows, *, since: float) -> None:
-        """Count those of *rows* that the database has refused to have written."""
-        refused = {one.key: one.error for one in refusals(rows.model, rows.db, since=since)}
-        if refused:
-            # Another request may have met others at the same time.
-            for pk in with_keys(rows, list(refused)).values_list("pk", flat=True):
-                why = _("that the database refuses to have written (%(error)s)")
-                self.left[why % {"error": refused[pk]}] += 1
+    def leave_refused(self, rows: Rows, errors: Mapping[Any, str]) -> None:
+        """Count those of *rows* that the database has refused to have written; *errors* are by their keys."""
+        # Another request may have met others at the same time.
+        for pk in rows.filter(pk__in=list(errors)).values_list("pk", flat=True):
+            why = _("that the database refuses to have written (%(error)s)")
+            self.left[why % {"error": errors[pk]}] += 1
 
     def tell(self, request: HttpRequest, action: Action) -> None:
         """Tell the user what was done, what was left alone and why, and whether there is more to do."""
@@ -368,7 +367,7 @@ def run_action(
     *,
     model_admin: Admin,
     keys: Iterable[list[Any]] | None = None,
-    as_read: Mapping[str, object] | None = None,
+    as_read: Mapping[str, Any] = MappingProxyType({}),
     named: Iterable[str] = (),
     reason: str = "",
     key: str = "",
@@ -379,22 +378,21 @@ def run_action(
     user has named beside the action's own. *key* goes into the record where it was one row.
     """
     result, began, may = Result(), clock(), row_permission(request, model_admin)
-
-    def chosen(rows: Rows) -> Rows:
-        return action.chosen(rows, named).filter(**(as_read or {}))
-
+    # No verb reaches rows through an aggregate.
+    plain = rows if rows.query.group_by is None else ClaimQuerySet(rows.model, using=rows.db)
+    chosen = action.chosen(rows, named, **as_read)
     if keys is None:
-        result.leave_others(rows, chosen(rows))
+        result.leave_others(rows, chosen)
     try:
-        for part in keys_of(chosen(rows)) if keys is None else keys:
+        for part in keys_of(chosen) if keys is None else keys:
             if result.changed and clock() - began >= SECONDS:
                 result.is_over = False
                 break
             result.met += len(part)
             if may is not None:
-                part = result.permitted(chosen(rows.filter(pk__in=part)), may)
+                part = result.permitted(chosen.filter(pk__in=part), may)
             result.changed.append(0)
-            permitted = chosen(with_keys(rows, part))
+            permitted = action.chosen(plain.filter(pk__in=part), named, **as_read)
             action.run(permitted, named=named, reason=reason, progress=result.progress)
     except (Error, TaskClaimError) as error:
         result.trouble = first_line(error)
@@ -406,8 +404,9 @@ def run_action(
         facts: dict[str, Any] = {"by": str(request.user), "user": request.user, "key": key}
         facts |= {"rows": sum(result.changed), "reason": reason, "using": rows.db}
         record_action(rows.model, action.name, **facts)
-    if not result.trouble:
-        result.leave_refused(rows, since=began)
+    refused = refusals(rows.model, rows.db, since=began)
+    if refused and not result.trouble:
+        result.leave_refused(plain, {one.key: one.error for one in refused})
     result.tell(request, action)
     return result.is_over
 
@@ -418,13 +417,6 @@ def keys_of(rows: Rows) -> Iterator[list[Any]]:
     while part := list(left.values_list("pk", flat=True)[:size]):
         yield part
         left = rows.order_by("pk").filter(pk__gt=part[-1])
-
-
-def with_keys(rows: Rows, keys: list[Any]) -> Rows:
-    """Return those of *rows*; no verb reaches them through an aggregate."""
-    if rows.query.group_by is not None:
-        rows = ClaimQuerySet(rows.model, using=rows.db)
-    return rows.filter(pk__in=keys)
 
 
 def claims_of(rows: models.QuerySet[models.Model]) -> Rows:

@@ -52,14 +52,16 @@ class Action:
         """Say whether it changes rows of this state, be it only when they are named."""
         return status in self.states or NAMED.get(status) in self.named
 
-    def chosen(self, rows: ClaimQuerySet[Any], named: Iterable[str] = ()) -> ClaimQuerySet[Any]:
-        """Return those of *rows* that it changes."""
+    def chosen(
+        self, rows: ClaimQuerySet[Any], named: Iterable[str] = (), **values: object
+    ) -> ClaimQuerySet[Any]:
+        """Return those of *rows* that it changes, where columns have these *values*."""
+        rows = rows.filter(**values)
         if EXPIRED in self.states:
             return rows.expired()
         more = {state for state, name in NAMED.items() if name in named}
-        return rows.filter(
-            **{f"{claim_columns(rows.model).status.name}__in": [*self.states, *more]}
-        )
+        status = claim_columns(rows.model).status.name
+        return rows.filter(**{f"{status}__in": [*self.states, *more]})
 
     def run(
         self, rows: ClaimQuerySet[Any], named: Iterable[str] = (), reason: str = "", **options: Any
