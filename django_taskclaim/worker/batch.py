@@ -167,15 +167,11 @@ CANCELLING = 2.0
 PATIENT_FOR = 0.8
 
 
-@dataclass(eq=False, slots=True)
 class HeldRow:
     """One held row."""
 
-    row: Any
-    handler: Handler
-    batch: Batch
-    #: Which of the batch it is.
-    number: int = 0
+    # Defaults stand on the class: a worker makes one of these for every row, and most never learn anything else.
+
     #: Its result is being written: what a renewal under way says of it no longer counts.
     ending: bool = False
     #: Its lease could not be renewed in time; it may still stand, and is renewed if it does.
@@ -196,11 +192,15 @@ class HeldRow:
     alone: bool = False
     #: The thread of an abandoned handler: its database session is ended if the row is locked.
     thread: int | None = None
-    #: Kept here as well: the instance carries it no more then.
-    claim: Claim = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.claim = self.row.__dict__[ATTRIBUTE]
+    def __init__(self, row: Any, handler: Handler, batch: Batch, number: int = 0) -> None:
+        self.row = row
+        self.handler = handler
+        self.batch = batch
+        #: Which of the batch it is.
+        self.number = number
+        #: Kept here as well: the instance carries it no more once it has been saved as another row.
+        self.claim: Claim = row.__dict__[ATTRIBUTE]
 
     def carrier(self) -> Any:
         """Return the instance that carries the claim, which verbs are given: the handler's as long as it is this row's.
@@ -236,23 +236,24 @@ class HeldRow:
         return not (claim.ended or self.abandoned or claim.lost or self.is_overdue(now))
 
 
-@dataclass(eq=False, slots=True)
 class WorkItem:
     """What one call of a handler is about: one row, or for a batch handler the rows of one claim."""
 
-    handler: Handler
-    rows: list[HeldRow]
     #: By ``clock()``, when the call under way began; None until an executor has taken the item.
     started: float | None = None
     thread: int | None = None
     #: The rows of the call under way: fewer than the item's while a batch is run in halves.
-    called: list[HeldRow] = field(default_factory=list)
+    called: Sequence[HeldRow] = ()
     #: Seconds of the call under way for which others blocked the event loop that it runs on.
     blocked: float = 0.0
-    #: Returns for how many seconds another item has been blocking it just now.
-    blocked_now: Callable[[], float] = float
     #: What cancels the call at its timeout, where it is a coroutine's.
     limit: asyncio.Timeout | None = None
+
+    def __init__(self, handler: Handler, rows: list[HeldRow]) -> None:
+        self.handler = handler
+        self.rows = rows
+        #: Returns for how many seconds another item has been blocking it just now.
+        self.blocked_now: Callable[[], float] = float
 
     def begin(self, held_rows: list[HeldRow]) -> None:
         """Note that a call with these rows begins."""
