@@ -84,22 +84,23 @@ def everything_tried(editor: Editor, free: Any, mine: Any, theirs: Any) -> list[
 
 
 @pytest.mark.usefixtures("odd_denied")
-def test_a_row_that_a_person_may_not_edit_is_neither_kept_nor_shown_nor_changed(
+def test_a_row_that_a_person_may_not_edit_is_neither_claimed_nor_shown_nor_changed(
     ada: Editor, ben: Editor, articles: list[Article]
 ) -> None:
     even, odd = articles[::2], articles[1::2]
     assert ada.fetch() == [row.pk for row in even]
-    assert {facts(row).status for row in odd} == {"open"}
+    assert {facts(row).iteration for row in odd} == {0}
 
     mine, theirs = claimed(ada.who, odd[1]), claimed(ben.who, odd[2])
     assert ada.fetch() == [row.pk for row in even]
     page = words(ada.look("/articles/?asked"))
+    assert "Nothing is left to do." in page
     for text in (page, *everything_tried(ada, odd[0], mine, theirs)):
         assert not any(f"{row.title}<" in text or row.text in text for row in odd)
 
 
 @pytest.mark.usefixtures("odd_denied")
-def test_a_claim_ends_when_its_holder_may_no_longer_edit_the_row(
+def test_a_claim_lapses_when_its_holder_may_no_longer_edit_the_row(
     ada: Editor, ben: Editor, articles: list[Article]
 ) -> None:
     lapsed = [claimed(ben.who, row) for row in articles[6:]]
@@ -117,7 +118,7 @@ def test_a_claim_ends_when_its_holder_may_no_longer_edit_the_row(
     assert facts(held[0]).expires_at > even
     assert facts(held[1]).expires_at == odd
     ada.send(act="more")
-    assert [facts(row).claimed_by for row in (held[1], *lapsed)] == [None, ada.who, None]
+    assert [facts(row).claimed_by for row in (held[1], *lapsed)] == [ada.who, ada.who, None]
 
 
 def test_without_the_change_permission_nobody_does_anything(

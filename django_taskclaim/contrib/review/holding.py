@@ -82,6 +82,10 @@ class HolderMixin(UserPassesTestMixin, View):
         """Say whether the user may do anything here, asked before each request: if not, the answer is Django's 403."""
         return self.request.user.is_authenticated and self.may_edit(self.request.user)
 
+    def asks_each_row(self) -> bool:
+        """Say whether ``may_edit()`` can answer differently for two rows."""
+        return type(self).may_edit is not HolderMixin.may_edit or backends_know_rows()
+
     def holder(self) -> str:
         """Return the name under which the user holds rows; of your own, if you like, but never from the request."""
         return holder_of(self.request.user)

@@ -1,7 +1,6 @@
 """The page "my work": what a person holds, extended by each look, and a button that fetches more."""
 
 from collections.abc import Iterable
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
@@ -11,8 +10,8 @@ from django.views.generic.list import MultipleObjectMixin
 
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.contrib.review.holding import HolderMixin
-from django_taskclaim.exceptions import ClaimLost
-from django_taskclaim.querysets.scope import is_running
+from django_taskclaim.querysets.scope import in_policy_order, in_state, is_running
+from django_taskclaim.states import Status
 
 if TYPE_CHECKING:
     _Many = MultipleObjectMixin[Any]
@@ -22,8 +21,8 @@ else:
 #: Put back in one request, where no worker and no cron job does it.
 MOST_PUT_BACK = 100
 
-#: How often one request claims, where the user may not edit what it got.
-ROUNDS = 10
+#: Where each row is asked about, a request looks at so many of the first ones to find some that the user may edit.
+LOOKED_AT = 200
 
 
 class MyWorkView(HolderMixin, _Many, TemplateResponseMixin, View):
@@ -71,24 +70,27 @@ class MyWorkView(HolderMixin, _Many, TemplateResponseMixin, View):
             self._asked_for()
 
     def _asked_for(self) -> list[Any]:
-        """Claim, and give back at once what the user may not edit; then other rows are tried, ROUNDS times at most."""
-        refused: list[Any] = []
-        for _ in range(ROUNDS):
-            rows = self.get_queryset().exclude(pk__in=[row.pk for row in refused])
-            found: list[Any] = rows.claim_batch(
-                self.batch_size,
-                claimed_by=self.holder(),
-                include_held=True,
-                lease=self.get_lease(),
-            )
-            kept = self._editable(found)
-            if len(kept) == len(found):
-                break
-            unwanted = [row for row in found if row not in kept]
-            refused += unwanted
-            with suppress(ClaimLost):
-                rows.release(unwanted)
-        return kept
+        rows: list[Any] = self._claimable().claim_batch(
+            self.batch_size, claimed_by=self.holder(), include_held=True, lease=self.get_lease()
+        )
+        return rows
+
+    # Rows that the user may edit
+
+    def _claimable(self) -> Any:
+        """Return the rows to claim from, with what the user holds."""
+        rows = self.get_queryset()
+        if not self.asks_each_row():
+            return rows
+        due = in_policy_order(rows.due())
+        if not due.query.order_by:
+            due = due.order_by(*claim_columns(rows.model).order)
+        due._for_write = True  # A replica may not have heard of it yet.
+        return self._only([*due[:LOOKED_AT], *rows.holdings(self.holder())])
+
+    def _only(self, found: Iterable[Any]) -> Any:
+        """Return a queryset of those of the rows that the user may edit."""
+        return self.get_queryset().filter(pk__in=[row.pk for row in self._editable(found)])
 
     def _editable(self, rows: Iterable[Any]) -> list[Any]:
         return [row for row in rows if self.may_edit(self.request.user, row)]
@@ -126,4 +128,8 @@ class MyWorkView(HolderMixin, _Many, TemplateResponseMixin, View):
 
     def why_empty(self) -> Any:
         """Say why there is not more, see ``ClaimQuerySet.why_empty``."""
-        return self.get_queryset().why_empty(self.holder())
+        rows = self.get_queryset()
+        if self.asks_each_row():
+            to_do = rows.filter(in_state(claim_columns(rows.model), Status.OPEN, Status.PROCESSING))
+            rows = self._only(to_do.order_by("pk")[:LOOKED_AT])
+        return rows.why_empty(self.holder())
