@@ -82,7 +82,7 @@ class MyWorkView(HolderMixin, _Many, TemplateResponseMixin, View):
         rows = self.get_queryset()
         if not self.asks_each_row():
             return rows
-        due = in_policy_order(rows.due())
+        due: Any = in_policy_order(rows.due())
         if not due.query.order_by:
             due = due.order_by(*claim_columns(rows.model).order)
         due._for_write = True  # A replica may not have heard of it yet.
