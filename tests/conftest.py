@@ -69,7 +69,7 @@ def django_db_setup(
 
 
 #: How many tests that start processes pytest-xdist may run side by side: they wait more than they compute.
-LINES = 3
+LINES = 5
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
