@@ -109,13 +109,11 @@ class Speed:
     Where rows are estimated, or do not stay, it counts what the workers report that serve this model alone.
     """
 
-    #: How many looks back it goes, and how many seconds at least: workers report every few seconds.
-    LOOKS, LEAST = 15, 10.0
+    #: Seconds that it goes back, and that it needs at least: workers report every few seconds.
+    MOST, LEAST = 30.0, 10.0
 
     def __init__(self) -> None:
-        self._looks: dict[Any, deque[tuple[float, int]]] = defaultdict(
-            lambda: deque(maxlen=self.LOOKS)
-        )
+        self._looks: dict[Any, deque[tuple[float, int]]] = defaultdict(deque)
 
     def describe(self, seen: Overview) -> str:
         """Note one more look, and say how fast it goes and how long the rest takes; empty where that is unknown."""
@@ -129,6 +127,9 @@ class Speed:
             # A worker has left with what it reported, or rows were opened again.
             looks.clear()
         looks.append((time.monotonic(), done))
+        # Two looks stay, however far apart they are.
+        while len(looks) > 2 and looks[-1][0] - looks[0][0] > self.MOST:
+            looks.popleft()
         span, count = looks[-1][0] - looks[0][0], done - looks[0][1]
         if span < self.LEAST or not count:
             return ""

@@ -4,8 +4,10 @@ import io
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from django.core.management import CommandError, call_command
@@ -13,7 +15,11 @@ from django.core.management import CommandError, call_command
 from django_taskclaim import policy
 from django_taskclaim.completion import as_completion
 from django_taskclaim.db import DatabaseLater
+from django_taskclaim.management.commands.claimstatus import Look
+from django_taskclaim.management.figures import Speed
 from django_taskclaim.models import Switch, Throttle
+from django_taskclaim.monitoring.overview import overview
+from django_taskclaim.querysets import Progress
 from django_taskclaim.switch import pause, pause_all
 from tests.commands import (
     failed,
@@ -193,6 +199,23 @@ def test_the_reason_names_every_model_that_fails() -> None:
 
 
 # The text
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("every", [0.5, 60])
+def test_the_speed_is_known_however_often_it_is_asked(every: float) -> None:
+    speed, seen, text = Speed(), overview(Photo, "default"), ""
+    for done in range(40):
+        with patch("time.monotonic", return_value=done * every):
+            text = speed.describe(replace(seen, progress=Progress(open=9, complete=done)))
+    assert f"{1 / every:,.1f} rows/s" in text
+
+
+@pytest.mark.once
+def test_workers_of_one_name_on_two_databases_are_two() -> None:
+    live_worker(PHOTO)
+    seen = overview(Photo, "default")
+    assert len(Look([(seen, []), (replace(seen, alias="other"), [])]).workers) == 2
 
 
 @pytest.mark.once

@@ -73,7 +73,11 @@ class Look:
     @property
     def workers(self) -> list[tuple[Worker, Overview]]:
         """The processes that serve one of the models, the living first, each with where it was seen."""
-        found = {worker.name: (worker, seen) for seen, _ in self.seen for worker in seen.workers}
+        found = {
+            (seen.alias, worker.name): (worker, seen)
+            for seen, _ in self.seen
+            for worker in seen.workers
+        }
         return sorted(found.values(), key=lambda one: (not one[0].alive, one[0].name))
 
     @property
