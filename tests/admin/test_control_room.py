@@ -20,6 +20,7 @@ from django_taskclaim.switch import (
     pause,
     pause_all,
     resume,
+    set_overrides,
 )
 from tests.admin.room import (
     SILENT,
@@ -42,6 +43,7 @@ from tests.admin.room import (
 from tests.commands import run
 from tests.factories import make
 from tests.limits.test_overrides import handled
+from tests.limits.test_workers import closed_now
 from tests.testapp.models import Photo
 
 pytestmark = [pytest.mark.once, pytest.mark.django_db(databases=["default", "other"])]
@@ -148,7 +150,12 @@ def test_a_model_with_nothing_to_do_is_idle(looks: Client) -> None:
     assert "IDLE" in text_of(looks.get(photos()))
 
 
-def test_a_throttle_is_shown_while_it_holds_every_worker(looks: Client) -> None:
+@pytest.mark.parametrize("use_tz", [True, False])
+def test_a_throttle_is_shown_while_it_holds_every_worker(
+    looks: Client, use_tz: bool, settings: Any
+) -> None:
+    closed = closed_now()
+    settings.USE_TZ = use_tz
     known, now = worker(), timezone.now()
     make(Photo, 1)
     Throttle.objects.create(
@@ -156,13 +163,15 @@ def test_a_throttle_is_shown_while_it_holds_every_worker(looks: Client) -> None:
         label="testapp.photo",
         source="ReplicaLag",
         reason="replica lag 31 s",
-        until=now + timedelta(minutes=5),
+        until=now + timedelta(days=2),
     )
     assert re.search(r"HELD until .*replica lag 31 s", text_of(looks.get(photos())))
     worker(SILENT)
     assert "RUNNING" in text_of(looks.get(photos()))
-    stop_everyone(Photo, "default", timedelta(hours=1), "the API said 429")
+    stop_everyone(Photo, "default", timedelta(minutes=9), "the API said 429")
     assert re.search(r"HELD until .*everyone: the API said 429", text_of(looks.get(photos())))
+    set_overrides(Photo, hours=closed)
+    assert re.search(r"HELD until .*hours: outside the hours", text_of(looks.get(photos())))
 
 
 # Workers

@@ -24,6 +24,7 @@ from django_taskclaim.control.reading import Mark, Slot
 from django_taskclaim.doctor.blockers import reasons
 from django_taskclaim.doctor.findings import Finding
 from django_taskclaim.exceptions import TaskClaimError
+from django_taskclaim.fields import as_utc
 from django_taskclaim.formatting import format_duration
 from django_taskclaim.models import Switch, Throttle
 from django_taskclaim.monitoring.overview import (
@@ -154,7 +155,7 @@ def state_of(seen: Summary | None) -> State:
                 longest.setdefault(worker.name, throttle)
     holding = list(longest.values())
     if len(holding) == len(living):
-        first = min(holding, key=lambda one: one.until)
+        first = min(holding, key=lambda one: as_utc(one.until))
         until = _("HELD until %(time)s") % {"time": clock(first.until)}
         return State("held", until, f"{first.source}: {first.reason}")
     alive = ngettext(
