@@ -196,6 +196,18 @@ def test_a_page_without_a_living_worker_promises_nothing(looks: Client) -> None:
     assert "1 worker process is alive." in page
     assert re.search(r"rows return in \d+ s", page)
     assert "about 5 s left" in page
+    # The minute in which work began was not filled.
+    ThroughputMinute.objects.filter(at__lt=now - timedelta(minutes=2)).delete()
+    ThroughputMinute.objects.filter(at__lt=now - timedelta(minutes=1)).update(done=6)
+    assert "about 5 s left" in text_of(looks.get(photos()))
+
+
+def test_what_a_worker_did_for_several_models_is_shown_as_that(looks: Client) -> None:
+    known = worker(rows_done=4711)
+    assert "all its models" not in text_of(looks.get(photos()))
+    known.labels = "testapp.Photo,testapp.Job"
+    known.save()
+    assert "4,711 all its models" in text_of(looks.get(photos()))
 
 
 def test_an_order_is_asked_about_and_then_shown_beside_the_worker(boss: Client) -> None:

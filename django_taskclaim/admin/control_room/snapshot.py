@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
+from itertools import pairwise
 from typing import Any, TypeVar
 
 from django.db import Error, connections, models
@@ -273,10 +274,10 @@ def _rates(hour: Sequence[Slot], day: Sequence[Slot]) -> list[float]:
     """
     # Work in a few of the day's long slots may have filled none of them.
     spans = ((hour[-11:-1], 1), (hour[:-1], 1), (day[:-1], 6))
-    # Slots without a try, such as a night of pause, do not count.
+    # Slots without a try, such as a night of pause, do not count. Work did not fill the slot in which it began.
     found = []
     for slots, least in spans:
-        rates = [slot.rate for slot in slots if slot.tries]
+        rates = [slot.rate for before, slot in pairwise(slots) if before.tries and slot.tries]
         if len(rates) >= least and any(rates):
             found.append(sum(rates) / len(rates))
     return found
