@@ -32,6 +32,16 @@ class ServerCheck:
     using: str | None = None
 
     def __call__(self, using: str) -> str | None:
+        from django_taskclaim.monitoring.server import NoReplica
+
+        try:
+            return self.ask(using)
+        except NoReplica as error:
+            # It was one when the worker started.
+            return str(error)
+
+    def ask(self, using: str) -> str | None:
+        """Return the reason to stop; NotSupportedError if the database can give none."""
         from django_taskclaim.monitoring.server import server_for
 
         server = server_for(connections[self.using or using])
@@ -126,7 +136,7 @@ def refusal(check: Check, using: str) -> str:
     """Say why the database can never answer a check of the package; empty where it can, or is away for the moment."""
     try:
         if isinstance(check, ServerCheck):
-            check(using)
+            check.ask(using)
     except NotSupportedError as error:
         return str(error)
     except (Error, ValueError):

@@ -7,7 +7,7 @@ from django.core.checks import run_checks
 from django.db import OperationalError, connection
 
 from django_taskclaim.handlers import handler, unregister
-from django_taskclaim.throttling import Sql
+from django_taskclaim.throttling import ReplicaLag, Sql
 from tests.factories import make
 from tests.testapp.models import Photo
 
@@ -29,6 +29,8 @@ def test_a_number_is_compared() -> None:
     assert Sql("SELECT MAX(width) FROM testapp_photo", at_most=0)(HERE) is None
     with pytest.raises(ValueError, match="one row with one number"):
         Sql("SELECT 1 FROM testapp_photo WHERE 1 = 0", at_most=0)(HERE)
+    with pytest.raises(ValueError, match="2"):
+        Sql("SELECT CURRENT_TIMESTAMP", at_most=0)(HERE)
 
 
 @pytest.mark.skipif(connection.vendor != "postgresql", reason="needs a SELECT that writes")
@@ -44,6 +46,11 @@ def test_nothing_that_a_check_writes_is_kept() -> None:
         finally:
             cursor.execute("DROP FUNCTION writes()")
     assert Photo.objects.get().counter == 0
+
+
+@pytest.mark.skipif(connection.vendor == "sqlite", reason="needs a server that may be a replica")
+def test_a_replica_that_has_become_a_primary_stops_claims() -> None:
+    assert "is no replica" in str(ReplicaLag(using=HERE)(HERE))
 
 
 ENDLESS = {

@@ -45,6 +45,16 @@ class Fault:
     hint: str
 
 
+class NoReplica(NotSupportedError):
+    """A primary was asked how far it lags."""
+
+    def __init__(self, alias: str) -> None:
+        super().__init__(
+            f"The database {alias!r} is no replica, so it lags behind nothing. Name the alias of a replica in"
+            " ReplicaLag(using=…); on PostgreSQL, leave it out to ask the primary."
+        )
+
+
 class DeadRows(NamedTuple):
     """The rows of one table, or of all its partitions, and the versions that nobody can see any more."""
 
@@ -154,13 +164,6 @@ class Server:
             f"{self.connection.display_name} (database {self.alias!r}) has no replicas."
         )
 
-    def no_replica(self) -> NotSupportedError:
-        """Return the error of a primary that is asked how far it lags."""
-        return NotSupportedError(
-            f"The database {self.alias!r} is no replica, so it lags behind nothing. Name the alias of a replica in"
-            " ReplicaLag(using=…); on PostgreSQL, leave it out to ask the primary."
-        )
-
     def number(self, statement: str) -> float | None:
         """Return the number that a statement of the user's gives, None for NULL; ValueError for any other answer."""
         with self.connection.cursor() as cursor:
@@ -171,7 +174,10 @@ class Server:
             raise ValueError(
                 f"the statement gives {len(rows)} rows; a check needs one row with one number."
             )
-        return None if rows[0][0] is None else float(rows[0][0])
+        try:
+            return None if rows[0][0] is None else float(rows[0][0])
+        except TypeError as error:
+            raise ValueError(f"the statement gives {rows[0][0]!r}, which is no number.") from error
 
     # How long questions may take
 

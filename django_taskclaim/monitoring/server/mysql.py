@@ -13,6 +13,7 @@ from django_taskclaim.monitoring.server.base import (
     LARGE,
     Estimate,
     Fault,
+    NoReplica,
     Plan,
     Server,
     option_hint,
@@ -189,7 +190,7 @@ ORDER BY trx_started LIMIT 1
             # The server names the privilege.
             raise NotSupportedError(f"The database {self.alias!r}: {error.args[-1]}") from error
         if not lags:
-            raise self.no_replica()
+            raise NoReplica(self.alias)
         known = [lag for lag in lags if lag is not None]
         return timedelta(seconds=max(known)) if len(known) == len(lags) else None
 

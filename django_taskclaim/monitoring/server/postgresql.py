@@ -16,6 +16,7 @@ from django_taskclaim.monitoring.server.base import (
     DeadRows,
     Estimate,
     Fault,
+    NoReplica,
     Plan,
     Replica,
     Server,
@@ -219,7 +220,7 @@ SELECT * FROM (
             " - COALESCE(pg_last_xact_replay_timestamp(), pg_postmaster_start_time())) END"
         )
         if not standby:
-            raise self.no_replica()
+            raise NoReplica(self.alias)
         return timedelta(seconds=max(0.0, float(seconds))) if follows else None
 
     # How long questions may take
