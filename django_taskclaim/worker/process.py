@@ -96,8 +96,9 @@ class Process:
         return end is not None and clock() > end + grace and self.inflight.runs_dry()
 
     def goes_on(self) -> bool:
-        """Say whether every thread goes on, or the process is about to end as asked."""
-        return self._stopping or not (self.service.keeper.has_overrun or self._lost_threads(0.0))
+        """Say whether every thread goes on, and no handler has overrun; a process that stops needs no claimer."""
+        needed = {*self.threads} - ({self.claimer} if self._stopping else set())
+        return not (self.service.keeper.has_overrun or needed.intersection(self._lost_threads(0.0)))
 
     def must_be_replaced(self) -> bool:
         """Say whether only a new process helps: a handler has overrun, or a thread has died or hangs."""

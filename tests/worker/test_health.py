@@ -11,6 +11,8 @@ from django.core.management import CommandError, call_command
 
 from django_taskclaim.models import Throttle
 from django_taskclaim.switch import pause
+from django_taskclaim.worker.options import WorkerOptions
+from django_taskclaim.worker.process import Process
 from tests.factories import make
 from tests.freezing import freeze
 from tests.testapp.models import Job, UuidKey
@@ -71,6 +73,14 @@ def test_a_frozen_child_lets_it_age(start_worker: Start, tmp_path: Path) -> None
     wait_until_it_ages(path)
     os.kill(child, signal.SIGCONT)
     wait_for_a_touch(path)
+
+
+def test_no_sign_is_given_while_a_handler_that_has_overrun_is_replaced() -> None:
+    process = Process(WorkerOptions(("testapp.Job",), "w", "default"))
+    process.service.keeper.has_overrun = True
+    process.stop()
+    assert not process.goes_on()
+    process.service.calls.wake_event.close()
 
 
 def test_a_file_that_has_contents_is_refused(tmp_path: Path) -> None:
