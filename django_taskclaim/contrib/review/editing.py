@@ -56,7 +56,7 @@ class HeldRowView(HolderMixin, _Form, TemplateResponseMixin, View):
         """Show the form to the holder of the row, and its state to others."""
         if self._now is None:
             raise Http404(_("There is no such row."))
-        held = self._this_row().holdings(self.holder(), lease=self.get_lease())
+        held = self._this_row().holdings(self.holder())
         if not held:
             return self.not_yours()
         self.object = held[0]
@@ -81,7 +81,7 @@ class HeldRowView(HolderMixin, _Form, TemplateResponseMixin, View):
         return self._written(lambda row: row.claim.complete())
 
     def save(self) -> HttpResponse:
-        """Save, and go on."""
+        """Save, renew, and go on."""
         return self._written(None, stay=True)
 
     def hand_over(self) -> HttpResponse:
@@ -154,7 +154,10 @@ class HeldRowView(HolderMixin, _Form, TemplateResponseMixin, View):
             self.object = self.write(form, then)
         except ClaimLost:
             return self.not_yours(self.get_form())
-        return HttpResponseRedirect(f"{self.request.path}?saved") if stay else self._done()
+        if not stay:
+            return self._done()
+        self._renewed([self.object])
+        return HttpResponseRedirect(f"{self.request.path}?saved")
 
     def _done(self) -> HttpResponse:
         return HttpResponseRedirect(str(self.get_success_url()))

@@ -1,4 +1,4 @@
-"""The page "my work": what a person holds, extended by each look, and a button that fetches more."""
+"""The page "my work": what a person holds, and a button that fetches more."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -30,9 +30,9 @@ class MyWorkView(HolderMixin, _Many, TemplateResponseMixin, View):
 
         MyWorkView.as_view(model=Article, row_url_name="article")
 
-    A GET claims nothing: a page that a browser fetches ahead, or opens again in the morning, must not take rows that
-    nobody looks at, and who wants to be done for today could never get an empty desk. It does extend what is held.
-    POST ``act=more`` tops up, ``act=ping`` renews.
+    A GET claims and renews nothing: a page that a browser fetches ahead, or opens again in the morning, must not take
+    or keep rows that nobody looks at, and who wants to be done for today could never get an empty desk.
+    POST ``act=more`` tops up and renews, ``act=ping`` renews: a page sends it as soon as it can be seen.
     """
 
     template_name = "taskclaim/review/my_work.html"
@@ -56,10 +56,8 @@ class MyWorkView(HolderMixin, _Many, TemplateResponseMixin, View):
         return HttpResponseRedirect(f"{self.request.path}?asked")
 
     def held(self) -> list[Any]:
-        """Return what the user holds and may edit, renewed; more than ``batch_size`` where rows were handed over."""
-        rows = self._editable(self.get_queryset().holdings(self.holder()))
-        lost = self._renewed(rows)
-        return [row for row in rows if row not in lost]
+        """Return what the user holds and may edit; more than ``batch_size`` where rows were handed over."""
+        return self._editable(self.get_queryset().holdings(self.holder()))
 
     def top_up(self) -> None:
         """Claim as many rows as ``batch_size`` leaves room for."""
