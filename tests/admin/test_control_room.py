@@ -231,6 +231,7 @@ def test_some_failures_of_a_group_are_retried_first_and_then_all(boss: Client) -
     _, new = failed(4, "job 7 has no width"), failed(10, "job 8 has no width")
     group = group_of(boss)
     failed(2, "the disk is full")
+    assert "14 × job # has no width" in text_of(boss.get(photos("retry", group=group)))
     perform(boss, photos("retry", group=group), {"first": "on"})
     assert list(Photo.objects.open().order_by("pk")) == new, "the latest"
     perform(boss, photos("retry", group=group), {"reason": "mended"})

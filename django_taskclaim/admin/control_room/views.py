@@ -369,7 +369,7 @@ class Page:
                 "Every failed row of %(name)s that failed like this is opened again, with all its tries."
             )
             % {"name": self.name},
-            facts=lambda: [f"{number(found.all)}{more} × {found.error}: {found.message}"],
+            facts=lambda: [f"{number(found.all)}{more} × {found.kind}"],
             form=RetryForm,
             run=lambda answer: self._retry(request, found, answer),
             back=self.url(),
