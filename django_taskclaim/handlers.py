@@ -225,13 +225,7 @@ _waiting: list[tuple[object, Callable[..., object], HandlerOptions]] = []
 def register_waiting() -> None:
     """Register what was decorated while models were still being loaded."""
     while _waiting:
-        model, function, options = _waiting.pop(0)
-        try:
-            _register(_model_of(model), function, options)
-        except Exception as error:
-            # Its line is not in the traceback.
-            error.add_note(f"This is what @handler says of {name_of(function)}.")
-            raise
+        _declare(*_waiting.pop(0))
 
 
 def handler(model: type[models.Model] | str, **options: Unpack[HandlerOptions]) -> Callable[[F], F]:
@@ -249,13 +243,25 @@ def handler(model: type[models.Model] | str, **options: Unpack[HandlerOptions]) 
 
     def decorate(function: F) -> F:
         if apps.models_ready:
-            _register(_model_of(model), function, options)
+            _declare(model, function, options)
         else:
             _waiting.append((model, function, options))
         return function
 
     # @handler without parentheses is refused.
     return decorate(model) if inspect.isroutine(model) else decorate
+
+
+def _declare(model: object, function: Callable[..., object], options: HandlerOptions) -> None:
+    """Register *function*; what is wrong is raised with its name, which is not always in the traceback."""
+    try:
+        if unknown := sorted(options.keys() - HandlerOptions.__annotations__.keys()):
+            known = ", ".join(sorted(HandlerOptions.__annotations__))
+            raise TypeError(f"@handler has no option {', '.join(unknown)}. It has {known}.")
+        _register(_model_of(model), function, options)
+    except Exception as error:
+        error.add_note(f"This is what @handler says of {name_of(function)}.")
+        raise
 
 
 def _register(
