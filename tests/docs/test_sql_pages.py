@@ -15,6 +15,7 @@ from django_taskclaim.control.models import OperatorAct
 from django_taskclaim.db import DatabaseLater
 from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.models import Throttle
+from django_taskclaim.querysets.failing import stop_everyone
 from django_taskclaim.switch import pause, paused_by
 from tests import documents
 from tests.commands import completed, failed, in_each_state, live_worker
@@ -129,7 +130,9 @@ def test_workers_throttles_and_acts() -> None:
     for source, hours in (("lag", 1), ("old", -1)):
         until = DatabaseLater(timedelta(hours=hours))
         Throttle.objects.create(**common, source=source, until=until)
-    assert [row[1] for row in paste("Is it throttled?")] == ["lag"]
+    stop_everyone(Photo, "default", timedelta(hours=1), "the API said 429")
+    slow, stopped = paste("Is it throttled?")
+    assert (slow[1], stopped[0], stopped[2]) == ("lag", "everyone", "the API said 429")
     paste("Write down what you did")
     wanted = ("testapp.photo", "reset", 10, "ada", "the image server is back")
     ((_at, *told),) = paste("Who did what lately?")
