@@ -19,7 +19,7 @@ from django.core.exceptions import PermissionDenied
 from django.db import Error, connections, models, router
 from django.http import Http404, HttpRequest, HttpResponseRedirect
 from django.http.response import HttpResponseBase
-from django.urls import URLPattern, path, reverse
+from django.urls import URLPattern, path, re_path, reverse
 from django.utils.http import urlencode
 from django.utils.text import Truncator, capfirst
 from django.utils.translation import gettext as _
@@ -108,9 +108,11 @@ class ClaimActions(OperatePermission):
         # A bound method takes no marks.
         view = self.admin_site.admin_view(in_no_transaction(partial(self.button_view)))
         name = f"{self.opts.app_label}_{self.opts.model_name}_claim"
+        # Any slug would hide the pages of the row whose key is "claim".
+        of_all = "|".join(action.slug for action in ROW_ACTIONS if action.of_all)
         return [
             path("<path:object_id>/claim/<slug:slug>/", view, name=name),
-            path("claim/<slug:slug>/", view, name=name),
+            re_path(f"^claim/(?P<slug>{of_all})/$", view, name=name),
         ]
 
     def claim_address(self, page: str, *args: str) -> str:

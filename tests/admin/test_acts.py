@@ -71,6 +71,8 @@ def test_no_act_is_done_without_a_post_with_csrf_and_its_permissions(
     for where in {act.where(rows) for act in ACTS}:
         for answer in (boss.get(where), boss.head(where)):
             assert answer.status_code in {200, 302}, where
+    # Who may not act is not told whether there is such a row.
+    assert denied["to look"].get(address(Photo, "claim", "0", "reset")).status_code == 403
     for act in ACTS:
         where, confirmed = act.where(rows), act.sent(rows) | {"taskclaim_confirmed": "yes"}
         assert boss.get(where, act.sent(rows)).status_code in {200, 302, 404}, act.name

@@ -5,6 +5,8 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.contrib.admin import site
+from django.db.models import Count
 from django.test import Client
 
 from django_taskclaim.admin import actions
@@ -82,11 +84,14 @@ def test_an_answer_to_another_page_or_to_none_asks_first(boss: Client) -> None:
     assert facts(other).status == "open"
 
 
+@pytest.mark.parametrize("extra", [{}, {"total": Count("pk")}])
 def test_a_row_that_changes_between_the_look_and_the_act_is_left_alone(
-    boss: Client, in_states: Any, monkeypatch: pytest.MonkeyPatch
+    boss: Client, in_states: Any, monkeypatch: pytest.MonkeyPatch, extra: dict[str, Any]
 ) -> None:
-    """The answer was compared already; the statement that acts compares again."""
+    """The answer was compared already; the statement that acts compares again, under an aggregate too."""
     row, usual = in_states(Photo)["processing"], actions.run_action
+    annotated = lambda *given: Photo.objects.annotate(**extra)  # noqa: E731
+    monkeypatch.setattr(type(site._registry[Photo]), "get_queryset", annotated)
 
     def late(*given: Any, **options: Any) -> Any:
         taken_by("user:2")(row)
