@@ -195,7 +195,7 @@ class ClaimAdminMixin(ClaimDisplay, ClaimActions, ActionsModelAdmin, _Tuples):
 
     def get_fields(self, request: HttpRequest, obj: object = None) -> Any:
         fields = super().get_fields(request, obj)
-        ours = {*raw_names(self.model), *PAGE_FIELDS}
+        ours = [*raw_names(self.model), *PAGE_FIELDS]
         return fields if self.fields else [name for name in fields if name not in ours]
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> list[Any]:

@@ -58,7 +58,7 @@ class HiddenRowsAdmin(ClaimAdminMixin, admin.ModelAdmin):
 
 
 class HailingAdmin(ActionsModelAdmin):
-    """A base that has buttons of its own by django-admin-actions."""
+    """A base that has buttons of its own by django-admin-actions, and two fields on one line."""
 
     list_display = ["note"]
     actions_list = ("hail_all",)
@@ -66,6 +66,9 @@ class HailingAdmin(ActionsModelAdmin):
 
     def get_list_display(self, request: HttpRequest) -> Any:
         return [*super().get_list_display(request), "id"]
+
+    def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
+        return [["note", "status"]]
 
     def hail_all(self, request: HttpRequest) -> HttpResponse:
         return HttpResponse("all hailed")
