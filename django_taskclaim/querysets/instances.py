@@ -16,7 +16,7 @@ from django.db.models.sql.where import WhereNode
 from django_taskclaim.claim import ATTRIBUTE, LOADED, UNCHANGED, Claim, attach
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.db import ClaimedRow
-from django_taskclaim.db.sql import WAIT, Change, Key, rows_by_role
+from django_taskclaim.db.sql import WAIT, Change, Key, Row, rows_by_role
 from django_taskclaim.policy import policy_for
 from django_taskclaim.querysets.cursor import ClaimCall, send_parts
 from django_taskclaim.querysets.scope import (
@@ -217,21 +217,23 @@ def extend_held(call: ClaimCall) -> list[ClaimedRow]:
     """
     call.target.lock_holder(call.request.holder)
     held = rows_of_holder(call)
-    extended: set[Key] = set()
+    extended: list[Row] = []
     by_token = sorted(held, key=attrgetter("iteration", "key"))
     for iteration, same in groupby(by_token, attrgetter("iteration")):
         extend = partial(_extend, call, Token(call.request.holder, iteration))
         for part in send_parts(call, [row.key for row in same], extend):
-            extended.update(part)
-    # They are read again, so that instances show the new ends of their leases.
-    return [row for row in rows_of_holder(call) if row.key in extended] if held else []
+            extended += part
+    found = {row.key: row for row in rows_by_role(call.fields, call.target.table, extended)}
+    return [found[row.key] for row in held if row.key in found]
 
 
-def _extend(call: ClaimCall, token: Token, keys: Sequence[Key]) -> list[Key]:
-    """Wait for the rows that *token* holds, extend their leases, and return their keys."""
+def _extend(call: ClaimCall, token: Token, keys: Sequence[Key]) -> list[Row]:
+    """Wait for the rows that *token* holds, extend their leases, and return the rows as they are then."""
     dialect, table = call.target.dialect, call.target.table
     held = dialect.select_keys(table, keys, table.standing(token), WAIT)
-    if held:
-        extension = Change([dialect.extension(table, call.request.lease)])
-        dialect.write(table, held, extension, table.standing(token))
-    return held
+    if not held:
+        return []
+    extension = Change([dialect.extension(table, call.request.lease)])
+    dialect.write(table, held, extension, table.standing(token))
+    # By key: the queryset may sort or filter by the end of the lease.
+    return dialect.select(table, call.fields, table.keyed(held))

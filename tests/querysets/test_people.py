@@ -69,6 +69,8 @@ def test_a_lease_is_extended_and_never_shortened(model: Any) -> None:
     extended = facts(shown)
     assert extended.expires_at > short.expires_at + timedelta(minutes=30)
     assert shown.expires_at == extended.expires_at
+    # The row that is extended now ends last.
+    assert len(ask(model.objects.order_by("expires_at"), 1, lease=9000)) == 1
 
 
 @pytest.mark.promise(3)
