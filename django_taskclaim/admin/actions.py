@@ -106,7 +106,7 @@ class ClaimActions(OperatePermission):
     def claim_urls(self) -> list[URLPattern]:
         """Return the addresses of the buttons; keys are quoted as Django's admin quotes them."""
         # A bound method takes no marks.
-        view = self.admin_site.admin_view(in_no_transaction(partial(self.button_view)))
+        view = self.admin_site.admin_view(in_no_transaction(partial(self.claim_button_view)))
         name = f"{self.opts.app_label}_{self.opts.model_name}_claim"
         # Any slug would hide the pages of the row whose key is "claim".
         of_all = "|".join(action.slug for action in ROW_ACTIONS if action.of_all)
@@ -134,7 +134,9 @@ class ClaimActions(OperatePermission):
 
     # The buttons
 
-    def row_buttons(self, request: HttpRequest, row: models.Model, *, on_page: bool) -> Buttons:
+    def claim_row_buttons(
+        self, request: HttpRequest, row: models.Model, *, on_page: bool
+    ) -> Buttons:
         """Yield the buttons of a row: on its page all, in the list the first that is made for its state."""
         if not self.has_operate_permission(request, row):
             return
@@ -148,7 +150,7 @@ class ClaimActions(OperatePermission):
                 if not on_page:
                     return
 
-    def list_buttons(self, request: HttpRequest) -> Buttons:
+    def claim_list_buttons(self, request: HttpRequest) -> Buttons:
         """Yield the buttons for all rows of the model."""
         # What follows "#" is lost: the filters that django-admin-actions adds, neither encoded nor complete.
         query = "?" + urlencode({FILTERS_KEPT: request.GET.urlencode()}) + "#"
@@ -159,7 +161,7 @@ class ClaimActions(OperatePermission):
                     "path": self.claim_address("claim", action.slug) + query,
                 }
 
-    def model_buttons(self, request: HttpRequest, pauses: Iterable[Switch]) -> Buttons:
+    def claim_model_buttons(self, request: HttpRequest, pauses: Iterable[Switch]) -> Buttons:
         """Yield the buttons that lead to the control room of the model, and to its switch."""
         if self.has_operate_permission(request):
             own = any(pause.scope == scope_of(self.model) for pause in pauses)
@@ -173,7 +175,7 @@ class ClaimActions(OperatePermission):
 
     # The pages behind them
 
-    def button_view(
+    def claim_button_view(
         self, request: HttpRequest, slug: str, object_id: str | None = None
     ) -> HttpResponseBase:
         """Ask, then act on one row, or on every row that the user's queryset shows, under any filter of the list."""

@@ -164,7 +164,7 @@ class ClaimAdminMixin(ClaimDisplay, ClaimActions, ActionsModelAdmin, _Tuples):
             }
             for name in self.actions_row
         ]
-        buttons = [*self.row_buttons(request, instance, on_page=False), *own]
+        buttons = [*self.claim_row_buttons(request, instance, on_page=False), *own]
         context = {"instance": instance, "actions_row": buttons}
         return render_to_string("admin/change_list_item_object_tools.html", context)
 
@@ -175,8 +175,8 @@ class ClaimAdminMixin(ClaimDisplay, ClaimActions, ActionsModelAdmin, _Tuples):
             pauses = stops_of(self.model, using=alias_of(context["cl"].queryset)).pauses
             context["actions_list"] = [
                 *context.get("actions_list", ()),
-                *self.list_buttons(request),
-                *self.model_buttons(request, pauses),
+                *self.claim_list_buttons(request),
+                *self.claim_model_buttons(request, pauses),
             ]
             count = getattr(context["cl"].paginator, "note", "")
             notes = [note for note in (*map(describe_pause, pauses), count) if note]
@@ -225,8 +225,8 @@ class ClaimAdminMixin(ClaimDisplay, ClaimActions, ActionsModelAdmin, _Tuples):
             pauses = stops_of(self.model, using=Look.at(obj).alias).pauses
             context["actions_list"] = [
                 *context.get("actions_list", ()),
-                *self.row_buttons(request, obj, on_page=True),
-                *self.model_buttons(request, pauses),
+                *self.claim_row_buttons(request, obj, on_page=True),
+                *self.claim_model_buttons(request, pauses),
             ]
         return super().render_change_form(request, context, add, change, form_url, obj)
 

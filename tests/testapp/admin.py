@@ -79,4 +79,6 @@ class HailingAdmin(ActionsModelAdmin):
 
 @admin.register(models.Parent)
 class ParentAdmin(ClaimAdminMixin, HailingAdmin):
-    """Our buttons beside those of the user's own."""
+    """Our buttons beside those of the user's own, whose names are not taken."""
+
+    row_buttons = list_buttons = model_buttons = "of the user's own"
