@@ -210,10 +210,6 @@ def test_joins_and_prefetches_are_honoured(django_assert_num_queries: NoQueries)
     labelled = Labelled.objects.prefetch_related(Prefetch("labels", to_attr="found")).claim_batch(2)
     with django_assert_num_queries(0):
         assert [row.found for row in labelled] == [[label], []]
-    make(Labelled, 2)
-    with pytest.raises(AttributeError, match="typo"):
-        Labelled.objects.prefetch_related("typo").claim_batch(2)
-    assert {row.attempts for row in Labelled.objects.claim_batch(2)} == {0}
 
 
 @pytest.mark.parametrize("model", [Photo, Child, CompositeKey])

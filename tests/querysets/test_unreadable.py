@@ -91,8 +91,8 @@ def test_what_a_person_holds_comes_back_without_a_row_spoilt_meanwhile(fault: An
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_column_that_is_missing_is_no_rows_fault() -> None:
-    """Code that was deployed before its migration charges nobody."""
+def test_what_the_model_or_its_table_lacks_is_no_rows_fault() -> None:
+    """A misspelt name, and code that was deployed before its migration, charge nobody."""
     rows = make(Sealed, 2)
     table, column, away = table_of(Sealed), quoted("seen_at"), quoted("away")
     execute(f"ALTER TABLE {table} RENAME COLUMN {column} TO {away}")
@@ -103,6 +103,9 @@ def test_a_column_that_is_missing_is_no_rows_fault() -> None:
         assert [state(row) for row in rows] == [("open", 0, "")] * 2
     finally:
         execute(f"ALTER TABLE {table} RENAME COLUMN {away} TO {column}")
+    with pytest.raises(AttributeError, match="typo"):
+        Sealed.objects.prefetch_related("typo").claim_batch(2)
+    assert [state(row) for row in rows] == [("open", 0, "")] * 2
 
 
 @pytest.mark.promise(12)
