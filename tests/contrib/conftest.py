@@ -27,6 +27,8 @@ class Editor:
 
     def look(self, path: str = "/articles/") -> Any:
         self.page = self.client.get(path)
+        forms = self.page.content.decode().split('<form method="post"')[1:]
+        assert all("csrfmiddlewaretoken" in form.partition("</form>")[0] for form in forms)
         return self.page
 
     def send(self, path: str = "/articles/", **fields: Any) -> Any:
