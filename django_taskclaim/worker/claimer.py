@@ -147,8 +147,9 @@ class Claimer(threading.Thread):
 
     def _end(self) -> None:
         """Give back rows on which nobody works, before there is nobody left to do it."""
-        if self.keeper.find_strays(now=True):
-            self.writer.write()
+        self.keeper.find_strays(now=True)
+        # The service may have found some meanwhile.
+        self.writer.write()
 
     def _is_over(self) -> bool:
         return self.leaving.is_set() and self.inflight.is_empty()
