@@ -84,7 +84,10 @@ def column_problems(model: type[models.Model]) -> Iterator[CheckMessage]:
     try:
         claim_columns(model)
     except TypeError as error:
-        hint = 'claim_fields = {"status": "claim_status"}  # a role, and a field of django_taskclaim.fields'
+        hint = (
+            f"class {model.__name__}(PrefixedTaskMixin):  # or claim_fields, from a role to a field of"
+            " django_taskclaim.fields"
+        )
         yield message("E005", str(error), hint, model)
         return
     fields = model._meta.concrete_fields

@@ -88,7 +88,7 @@ def test_wrong_models_are_reported_and_right_ones_are_not(project: Project) -> N
     ids, texts = checked(project)
     assert ids == {name: number for name, (_, number) in WRONG_MODELS.items() if number}
     assert "has no claim column named status" in texts["own_column"]
-    assert "PrefixedTaskMixin" in texts["own_column"]
+    assert "class Photo(PrefixedTaskMixin):" in texts["own_column"]
     assert "objects = ClaimManager()" in texts["plain_manager"]
 
 
