@@ -152,6 +152,7 @@ class InFlight:
             for held in item.open_rows():
                 held.ran, held.thread = ran, item.thread
                 self.give_back([held], outcome if held in item.called else NOT_STARTED)
+            self.wake()
 
     def put_back(
         self, which: Callable[[HeldRow], bool] = lambda held: True, *, recall: str = ""
