@@ -4,6 +4,7 @@ It runs in the claimer's thread, on a connection where no code of the user's run
 that is frozen in the middle of a completion, on MySQL too, and nobody waits for a row that somebody has locked.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -100,9 +101,11 @@ class Writer:
         Those that could not be written stay, and trouble is raised.
         """
         groups = _alike(self.inflight.unwritten())
-        end = clock() + PATIENCE
+        end = math.inf
         for results in groups:
-            # Each row that is written alone may wait for a lock; others get their turn in between.
+            if results[0].alone:
+                # Each may wait for a lock; others get their turn in between.
+                end = min(end, clock() + PATIENCE)
             if not results[0].alone or clock() < end:
                 with working_on(results[0].handler.model):
                     self._write(results)

@@ -3,16 +3,19 @@
 import threading
 from collections.abc import Callable
 from datetime import timedelta
+from itertools import chain, repeat
 from unittest.mock import Mock
 
 import pytest
 from django.db import connection, transaction
 
 from django_taskclaim.handlers import Handler
-from django_taskclaim.signals import rows_claimed
+from django_taskclaim.signals import rows_claimed, rows_released
 from django_taskclaim.worker.batch import DONE, Failed, items_of
+from django_taskclaim.worker.counters import Counters
 from django_taskclaim.worker.inflight import InFlight
 from django_taskclaim.worker.running import Running
+from django_taskclaim.worker.writer import Writer
 from tests.factories import make
 from tests.testapp.models import Job, Ledger, Photo, TextKey
 from tests.worker.conftest import Worker, jobs, states, wait_until
@@ -194,15 +197,27 @@ def test_a_half_that_is_done_stays_done_when_the_other_half_overruns(
 
 
 @pytest.mark.once
+def test_results_that_met_a_lock_are_written_beside_others_that_take_long(
+    transactional_db: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(Photo, 2)
+    inflight, moments = InFlight(), [0.0]
+    items = items_of(Handler(Photo, print), Photo.objects.claim_batch(2))
+    (met,), (other,) = (item.rows for item in items)
+    inflight.give_back([met, other])
+    met.alone, other.locked = True, False
+    take_long = Mock(side_effect=lambda **facts: moments.append(moments[-1] + 60))
+    rows_released.connect(take_long)
+    monkeypatch.setattr("django_taskclaim.worker.writer.clock", lambda: moments[-1])
+    Writer("default", inflight, Counters(), {}, lambda since: False).write()
+    assert Photo.objects.open().count() == 2
+
+
+@pytest.mark.once
 @pytest.mark.promise(10)
 def test_a_receiver_that_exits_ends_no_worker(work: Callable[..., int]) -> None:
     make(Photo, 3)
-    left = [SystemExit(3)]
-
-    def leave(**facts: object) -> None:
-        if left:
-            raise left.pop()
-
+    leave = Mock(side_effect=chain([SystemExit(3)], repeat(None)))
     rows_claimed.connect(leave)
     assert work(Photo, lambda photo: None) == 0
     assert Photo.objects.progress().complete == 3
