@@ -186,10 +186,9 @@ def paused_model(pause: Switch) -> str | None:
 
 
 class Stops(NamedTuple):
-    """What stops claims of one model at the moment *now* of the database's clock, and the model's own switch."""
+    """What stops claims of one model, by the database's clock, and the model's own switch."""
 
     own: Switch
-    now: datetime | None
     #: The pauses of persons, the widest first.
     pauses: list[Switch]
     #: The stop that ends by itself and holds for everyone.
@@ -219,7 +218,6 @@ def stops_of(model: type[models.Model], *, using: str | None = None) -> Stops:
         now = dialect_for(connections[using]).current_time()
     return Stops(
         found.get(scope_of(model)) or Switch(),
-        now,
         [stops[scope] for scope in scopes_over(model) if scope in stops],
         max(filter(None, throttles), key=lambda row: as_utc(row.until), default=None),
         None if now is None else closed_hours(limits, now),
