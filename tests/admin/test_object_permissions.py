@@ -206,6 +206,8 @@ def test_failures_that_the_user_may_not_see_are_not_shown_exported_or_retried(ad
     hidden = group_of(ada, photos())
     assert hidden != visible
     perform(ada, own("retry", hidden), {"reason": ""})
+    button = address(Photo, "claim", "reset-failed", site="own")
+    assert ada.post(button, {"reason": ""}).status_code == 302
     assert Photo.objects.failed().count() == 4
 
 
