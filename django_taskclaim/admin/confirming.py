@@ -38,7 +38,7 @@ from django_taskclaim.control.audit import turn
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.models import Switch
 from django_taskclaim.switch import stops_of
-from django_taskclaim.tables import EVERY_MODEL
+from django_taskclaim.tables import EVERY_MODEL, scope_of
 
 View = TypeVar("View", bound=Callable[..., HttpResponseBase])
 Answer = Mapping[str, Any]
@@ -142,7 +142,9 @@ def ask_to_turn(
             return []
         # A database that does not answer must not keep the others from claiming again.
         stops = in_time(router.db_for_write(model), partial(stops_of, model))
-        return [describe_pause(one) for one in stops.pauses] if stops else []
+        own, stays = scope_of(model), _("This one stays: %(pause)s.")
+        found = {one.scope: describe_pause(one) for one in (stops.pauses if stops else ())}
+        return [text if scope == own else stays % {"pause": text} for scope, text in found.items()]
 
     def run(answer: Answer) -> HttpResponseBase:
         done = _("%(name)s: claiming is paused. Running rows finish.")

@@ -246,7 +246,8 @@ def test_a_button_of_the_list_leads_back_to_the_list_as_it_was_filtered(boss: Cl
 def test_resuming_one_model_leaves_the_pause_of_all_and_says_so(boss: Client, rows: Any) -> None:
     pause(Photo)
     pause_all(by="eve")
-    assert "as all models are, by eve" in text_of(boss.get(photos("resume")))
+    page = text_of(boss.get(photos("resume")))
+    assert "This one stays: paused, as all models are, by eve" in page
     boss.post(photos("resume"), {"reason": ""})
     assert world(rows)["switch"][:2] == ("*", "eve")
     assert "All models are paused, not only this one." in text_of(boss.get(photos()))
