@@ -93,7 +93,7 @@ class Command(BaseCommand):
             # The picture ends without a line break there.
             self.stdout.write("")
         if stay:
-            self.stdout.write(f"The control room stays open at {room} until Ctrl-C.")
+            self.stdout.write(f"Open until Ctrl-C: {room}")
             self.stdout.flush()
             with suppress(KeyboardInterrupt):
                 signal.pause()
@@ -110,7 +110,7 @@ class Command(BaseCommand):
             f"To pause it and let it go on, from another terminal{same}:\n"
             f"  {manage} claimpause {MODEL}\n"
             f"  {manage} claimresume {MODEL}\n"
-            f"The control room (demo, demo): {room}\n"
+            f"The control room (demo, demo):\n  {room}\n"
             f"The log of the workers: {relative(OUTPUT)}\n"
         )
         self.stdout.flush()
