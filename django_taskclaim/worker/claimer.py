@@ -337,7 +337,7 @@ class Claimer(threading.Thread):
         self.drain.note_claim()
         try:
             return prepare(handler, rows)
-        except Exception:
+        except BaseException:
             self._give_back(items_of(handler, rows))
             # The connection to another database may have broken.
             tidy_up()

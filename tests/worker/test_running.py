@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable
 from datetime import timedelta
 from itertools import chain, repeat
-from unittest.mock import Mock
+from unittest.mock import DEFAULT, Mock
 
 import pytest
 from django.db import connection, transaction
@@ -12,6 +12,7 @@ from django.db import connection, transaction
 from django_taskclaim.handlers import Handler
 from django_taskclaim.signals import rows_claimed, rows_released
 from django_taskclaim.worker.batch import DONE, Failed, items_of
+from django_taskclaim.worker.calling import prepare
 from django_taskclaim.worker.counters import Counters
 from django_taskclaim.worker.inflight import InFlight
 from django_taskclaim.worker.running import Running
@@ -215,12 +216,16 @@ def test_results_that_met_a_lock_are_written_beside_others_that_take_long(
 
 @pytest.mark.once
 @pytest.mark.promise(10)
-def test_a_receiver_that_exits_ends_no_worker(work: Callable[..., int]) -> None:
+def test_code_of_the_project_that_exits_while_rows_are_claimed_ends_no_worker(
+    work: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     make(Photo, 3)
     leave = Mock(side_effect=chain([SystemExit(3)], repeat(None)))
     rows_claimed.connect(leave)
+    load = Mock(wraps=prepare, side_effect=chain([SystemExit(3)], repeat(DEFAULT)))
+    monkeypatch.setattr("django_taskclaim.worker.claimer.prepare", load)
     assert work(Photo, lambda photo: None) == 0
-    assert Photo.objects.progress().complete == 3
+    assert set(Photo.objects.values_list("status", "attempts")) == {("complete", 0)}
 
 
 @pytest.mark.once
