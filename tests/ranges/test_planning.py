@@ -1,5 +1,6 @@
 """Ranges are planned once for each key, by any number of planners."""
 
+import io
 from typing import Any
 
 import pytest
@@ -78,7 +79,11 @@ def test_claimplan_tells_how_much_it_planned_and_is_for_ranges_alone() -> None:
     fill(IntRange, 25)
     first = run("claimplan", "testapp.IntRange", "--chunk-size", "10", "--limit", "2")
     assert "Planned 2 ranges of testapp.IntRange." in first
-    assert "Planned 1 range of" in run("claimplan", "testapp.IntRange", "--chunk-size", "10")
+    progress = io.StringIO()
+    rest = run("claimplan", "testapp.IntRange", "--chunk-size", "10", stderr=progress)
+    assert "Planned 1 range of" in rest
+    # It has five rows.
+    assert "1 range so far, at most 10 rows" in progress.getvalue()
     with pytest.raises(CommandError, match=r"Photo .*RangeMixin"):
         run("claimplan", "testapp.Photo")
     with pytest.raises(CommandError, match="whole number"):

@@ -66,5 +66,5 @@ Walks the primary key and reads nothing else. May be broken off and run again, a
 
     def _report(self, chunk_size: int, planned: int) -> None:
         self.stderr.write(
-            f"{counted(planned, 'range')} so far, about {counted(planned * chunk_size, 'row')}"
+            f"{counted(planned, 'range')} so far, at most {counted(planned * chunk_size, 'row')}"
         )
