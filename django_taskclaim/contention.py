@@ -297,7 +297,8 @@ else:
     class Retriable:
         """Stand in for ``target``, retrying contention in each of its public methods.
 
-        Every other attribute is read from the target as it is. Generators and coroutines pass through unretried.
+        Every other attribute is read from the target as it is. Generators and coroutines pass through unretried; they
+        are a TypeError with ``atomic=True``, because no transaction could cover them.
 
         The options are those of ``retry_on_contention``, but a method manages its own transactions unless
         ``atomic=True`` is asked for, since the target may be anything. Without ``using``, a transaction open
@@ -313,8 +314,10 @@ else:
                 # Asked while it is copied or unpickled, before it has either.
                 raise AttributeError(name)
             value = getattr(self._target, name)
-            is_method = inspect.isroutine(value) and not _does_nothing_yet(value)
-            return self._retry(value) if is_method and not name.startswith("_") else value
+            is_public_method = inspect.isroutine(value) and not name.startswith("_")
+            if is_public_method and (self._retry.atomic or not _does_nothing_yet(value)):
+                return self._retry(value)
+            return value
 
         def __repr__(self) -> str:
             return f"Retriable({self._target!r})"

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -48,6 +49,10 @@ def test_impossible_options_and_functions_are_refused() -> None:
     for function in (coroutine, generator):
         with pytest.raises(TypeError):
             retry_on_contention()(function)
+        # Nor can a transaction cover it that was asked for.
+        with pytest.raises(TypeError):
+            Retriable(SimpleNamespace(method=function), atomic=True).method()
+        assert Retriable(SimpleNamespace(method=function)).method is function
 
 
 # The proxy
