@@ -151,9 +151,7 @@ def test_a_model_with_nothing_to_do_is_idle(looks: Client) -> None:
 
 
 @pytest.mark.parametrize("use_tz", [True, False])
-def test_a_throttle_is_shown_while_it_holds_every_worker(
-    looks: Client, use_tz: bool, settings: Any
-) -> None:
+def test_a_throttle_of_every_worker_is_shown(looks: Client, use_tz: bool, settings: Any) -> None:
     closed = closed_now()
     settings.USE_TZ = use_tz
     known, now = worker(), timezone.now()
@@ -166,8 +164,8 @@ def test_a_throttle_is_shown_while_it_holds_every_worker(
         until=now + timedelta(days=2),
     )
     assert re.search(r"HELD until .*replica lag 31 s", text_of(looks.get(photos())))
-    worker(SILENT)
-    assert "RUNNING" in text_of(looks.get(photos()))
+    worker(SILENT, labels="testapp.Photo,testapp.Job", rows_done=4711)
+    assert re.search("RUNNING.* 4,711 all its models", text_of(looks.get(photos())))
     stop_everyone(Photo, "default", timedelta(minutes=9), "the API said 429")
     assert re.search(r"HELD until .*everyone: the API said 429", text_of(looks.get(photos())))
     set_overrides(Photo, hours=closed)
@@ -200,14 +198,6 @@ def test_a_page_without_a_living_worker_promises_nothing(looks: Client) -> None:
     ThroughputMinute.objects.filter(at__lt=now - timedelta(minutes=2)).delete()
     ThroughputMinute.objects.filter(at__lt=now - timedelta(minutes=1)).update(done=6)
     assert "about 5 s left" in text_of(looks.get(photos()))
-
-
-def test_what_a_worker_did_for_several_models_is_shown_as_that(looks: Client) -> None:
-    known = worker(rows_done=4711)
-    assert "all its models" not in text_of(looks.get(photos()))
-    known.labels = "testapp.Photo,testapp.Job"
-    known.save()
-    assert "4,711 all its models" in text_of(looks.get(photos()))
 
 
 def test_an_order_is_asked_about_and_then_shown_beside_the_worker(boss: Client) -> None:

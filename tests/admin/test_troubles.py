@@ -8,12 +8,7 @@ from django.db import InterfaceError, OperationalError, connection, router
 from django.test import Client
 
 from django_taskclaim.querysets import operating
-from tests.admin.room import (
-    command_url,
-    failed,
-    recorded,
-    said,
-)
+from tests.admin.room import command_url, failed, recorded, said
 from tests.admin.test_acts import action, button, retry
 from tests.testapp.models import Photo
 

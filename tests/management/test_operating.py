@@ -11,13 +11,7 @@ import pytest
 from django_taskclaim.control.models import OperatorAct
 from django_taskclaim.management.base import acting
 from django_taskclaim.switch import pause, paused_by
-from tests.commands import (
-    lapsed,
-    no_savepoint,
-    run,
-    table_away,
-    typed,
-)
+from tests.commands import lapsed, no_savepoint, run, table_away, typed
 from tests.factories import make
 from tests.querysets.support import clock, set_raw
 from tests.testapp.models import Child, Parent, Photo, UuidKey

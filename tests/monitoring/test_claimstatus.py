@@ -21,15 +21,7 @@ from django_taskclaim.models import Switch, Throttle
 from django_taskclaim.monitoring.overview import overview
 from django_taskclaim.querysets import Progress
 from django_taskclaim.switch import pause, pause_all
-from tests.commands import (
-    failed,
-    in_each_state,
-    lapsed,
-    live_worker,
-    no_savepoint,
-    run,
-    table_away,
-)
+from tests.commands import failed, in_each_state, lapsed, live_worker, no_savepoint, run, table_away
 from tests.factories import make
 from tests.querysets.models import Notice
 from tests.querysets.support import clock, execute, set_raw, table_of
