@@ -10,12 +10,7 @@ from django.apps import apps
 from django.db import models
 
 from django_taskclaim import conf
-from django_taskclaim.control.models import (
-    ClaimEvent,
-    OperatorAct,
-    ThroughputMinute,
-    WorkerCommand,
-)
+from django_taskclaim.control.models import ClaimEvent, OperatorAct, ThroughputMinute, WorkerCommand
 from django_taskclaim.db import DatabaseLater
 from django_taskclaim.models import NamedLease, RateLevel, Switch, Throttle, WorkerProcess
 from django_taskclaim.tables import SILENCE_KEPT

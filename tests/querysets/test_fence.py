@@ -11,14 +11,7 @@ from tests.factories import make
 from tests.querysets.late_writes import LOSSES, USERS_WRITES, WRITES, assert_refused, claimed, twin
 from tests.querysets.models import GrandChild, HiddenFromAll
 from tests.querysets.support import facts, fresh, lose, stored
-from tests.testapp.models import (
-    Child,
-    ChildOwnsClaim,
-    ChildProxy,
-    CompositeKey,
-    Photo,
-    UuidKey,
-)
+from tests.testapp.models import Child, ChildOwnsClaim, ChildProxy, CompositeKey, Photo, UuidKey
 
 pytestmark = [pytest.mark.django_db, pytest.mark.promise(3)]
 

@@ -10,15 +10,7 @@ from django.db.models.signals import post_delete
 from django_taskclaim.signals import rows_acted_on
 from tests.commands import completed, in_each_state
 from tests.querysets.models import Complaint, Parcel, Receipt, Stamp
-from tests.querysets.support import (
-    ROW_LOCKS,
-    Rival,
-    at_once,
-    clock,
-    facts,
-    set_raw,
-    stored,
-)
+from tests.querysets.support import ROW_LOCKS, Rival, at_once, clock, facts, set_raw, stored
 from tests.testapp.models import Child, ClaimOnly, CompositeKey, Parent, Photo
 
 pytestmark = pytest.mark.django_db

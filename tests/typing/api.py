@@ -9,10 +9,7 @@ from django_taskclaim import handler, named_lease, take
 from django_taskclaim.companions import companion_of
 from django_taskclaim.completion import Archive, Clear
 from django_taskclaim.contention import retry_on_contention
-from django_taskclaim.exceptions import (
-    Permanent,
-    RetryLater,
-)
+from django_taskclaim.exceptions import Permanent, RetryLater
 from django_taskclaim.holders import holder_of, name_of, user_of
 from django_taskclaim.leases import HeldLease
 from django_taskclaim.querysets import ClaimQuerySet
