@@ -106,9 +106,12 @@ class Writer:
             if results[0].alone:
                 # Each may wait for a lock; others get their turn in between.
                 end = min(end, clock() + PATIENCE)
-            if not results[0].alone or clock() < end:
-                with working_on(results[0].handler.model):
-                    self._write(results)
+                if clock() >= end:
+                    # Together with those like it at the next try, for the lock may be gone by then.
+                    results[0].alone = False
+                    continue
+            with working_on(results[0].handler.model):
+                self._write(results)
         return any(type(results[0].outcome) is not Ended for results in groups)
 
     def _write(self, results: Sequence[HeldRow]) -> None:
