@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from django.apps import apps
-from django.core.exceptions import ValidationError
+from django.core.exceptions import ImproperlyConfigured, ValidationError
 from django.db import Error, connections, models
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
@@ -13,7 +13,7 @@ from django_taskclaim.claim import clock
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.control.actions import WORKER_ACTIONS
 from django_taskclaim.control.audit import record_action, storable
-from django_taskclaim.control.models import WorkerCommand
+from django_taskclaim.control.models import APP, WorkerCommand, is_on
 from django_taskclaim.db import DatabaseNow
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.formatting import first_line, format_number
@@ -51,8 +51,14 @@ def send_command(
     A silent process obeys nothing: ``release`` puts all its rows back here and now, and any other command is a
     ValidationError, as is an unknown one. Each model that it serves gets an act with its own rows. Raises
     ``WorkerProcess.DoesNotExist`` for a name that is not listed, and ``PutBackRefused`` where rows of one model could
-    not be put back; those of the others were, and the command is over all the same.
+    not be put back; those of the others were, and the command is over all the same. ImproperlyConfigured if the tables
+    of this app are not on the database.
     """
+    if not is_on(using):
+        raise ImproperlyConfigured(
+            f"Commands need the tables of {APP} on the database {using!r}: add it to INSTALLED_APPS, let routers"
+            " migrate it there, and run manage.py migrate."
+        )
     action = WORKER_ACTIONS.get(command)
     if action is None:
         given = {"command": repr(command), "commands": ", ".join(WORKER_ACTIONS)}

@@ -4,7 +4,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.core.exceptions import ValidationError
+from django.core.exceptions import ImproperlyConfigured, ValidationError
 from django.utils import timezone
 
 from django_taskclaim.control.commands import PutBackRefused, send_command
@@ -60,7 +60,7 @@ def test_a_row_that_nobody_can_write_keeps_no_other_from_coming_back() -> None:
 
 @pytest.mark.once
 @pytest.mark.usefixtures("held")
-def test_a_command_that_nobody_can_obey_is_refused() -> None:
+def test_a_command_that_nobody_can_obey_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValidationError, match="Release its rows"):
         send_command(DEAD, "drain", by="ada", using="default")
     with pytest.raises(ValidationError, match="'explode'; it knows drain, stop, release"):
@@ -68,3 +68,6 @@ def test_a_command_that_nobody_can_obey_is_refused() -> None:
     with pytest.raises(WorkerProcess.DoesNotExist):
         send_command("nobody", "stop", by="ada", using="default")
     assert not WorkerCommand.objects.exists()
+    monkeypatch.setattr("django_taskclaim.control.commands.is_on", lambda using: False)
+    with pytest.raises(ImproperlyConfigured, match="'default': add it to INSTALLED_APPS"):
+        send_command(DEAD, "release", by="ada", using="default")
