@@ -129,12 +129,7 @@ ACTS = [
     *(act for action in ROW_ACTIONS for act in acts_of(action)),
     Act("pause", lambda rows: photos("pause"), WHY | {"until": "900"}, PAUSED, "pause"),
     Act(
-        "resume",
-        lambda rows: photos("resume"),
-        WHY,
-        RESUMED,
-        "resume",
-        first=lambda: pause(Photo),
+        "resume", lambda rows: photos("resume"), WHY, RESUMED, "resume", first=lambda: pause(Photo)
     ),
     command("drain"),
     command("stop"),

@@ -108,15 +108,8 @@ def test_no_action_changes_a_row_that_the_user_may_not_change(
     assert sum(one[2] for one in recorded()) == 0
 
 
-@pytest.mark.parametrize(
-    ("by", "method"),
-    [
-        ("retry", "has_change_permission"),
-        ("retry", "has_operate_permission"),
-        ("action", "has_change_permission"),
-        ("action", "has_operate_permission"),
-    ],
-)
+@pytest.mark.parametrize("by", ["retry", "action"])
+@pytest.mark.parametrize("method", ["has_change_permission", "has_operate_permission"])
 def test_a_failed_row_that_the_user_may_not_change_is_not_retried(
     boss: Client, monkeypatch: pytest.MonkeyPatch, by: str, method: str
 ) -> None:
