@@ -21,8 +21,8 @@ from django_taskclaim.worker.options import WorkerOptions
 from django_taskclaim.worker.records import logger
 from django_taskclaim.worker.service import Service
 
-#: A drain that has claimed nothing for so many seconds says what it waits for, and says it again as often.
-WAITED = 10.0
+#: A drain that has claimed nothing for so many seconds says what it waits for, and says it again after a minute.
+WAITED, AGAIN = 10.0, 60.0
 #: Paused rows that a drain counts at its end: in a table just adopted there may be any number.
 MOST_COUNTED = 100_000
 
@@ -148,7 +148,7 @@ class Drain:
     def _log_what_it_waits_for(self, handlers: list[Handler]) -> None:
         if clock() < self._next_message or not self.inflight.is_empty():
             return
-        self._next_message = clock() + WAITED
+        self._next_message = clock() + AGAIN
         labels = listed([handler.model._meta.label for handler in handlers])
         logger.info(
             "%s waits: rows of %s are open or processing, and it can claim none; manage.py claimdoctor says why",

@@ -124,6 +124,8 @@ class Service(threading.Thread):
         self._leave = threading.Event()
         self._limited = Limited()
         self._has_reported = False
+        #: Rows done, failed and held, as last logged.
+        self._summed_up = (0, 0, 0)
         self._reapers = [
             Reaper(handler.model, options.using, lease=partial(self.keeper.lease_of, handler))
             for handler in handlers
@@ -262,7 +264,11 @@ class Service(threading.Thread):
         return True
 
     def _sum_up(self) -> None:
-        summary(self.options.name, self.counters, len(self.inflight.held()))
+        held = len(self.inflight.held())
+        now = (self.counters.done, self.counters.failed, held)
+        if now != self._summed_up:
+            self._summed_up = now
+            summary(self.options.name, self.counters, held)
 
     def _write_report(self, held: int) -> None:
         """Write the row of the process; before its first report, a row with its name is another process's."""
