@@ -10,6 +10,7 @@ from django.test import Client
 from django_taskclaim.querysets import operating
 from tests.admin.room import command_url, failed, recorded, said
 from tests.admin.test_acts import action, button, retry
+from tests.querysets.refusing import SAID, refused
 from tests.testapp.models import Photo
 
 pytestmark = [pytest.mark.once, pytest.mark.django_db(databases=["default", "other"])]
@@ -76,6 +77,14 @@ def test_under_atomic_requests_the_answer_says_what_was_committed(
     assert said(answer).startswith(f"{changed} ")
     assert "deadlock detected" in said(answer)
     assert sum(act[2] for act in recorded()) == changed
+
+
+@pytest.mark.usefixtures("four_failed")
+def test_a_row_that_the_database_refuses_is_left_alone_and_named_with_its_words(boss: Client) -> None:
+    with refused(Photo, when=f"OLD.id = {Photo.objects.latest('pk').pk}"):
+        answer = button(boss)
+    assert said(answer).startswith("3 rows were reset. Left alone: 1 that the database refuses")
+    assert SAID in said(answer)
 
 
 def test_where_routers_keep_the_tables_away_nobody_gives_orders(
