@@ -57,7 +57,7 @@ class Executor(threading.Thread):
         if not self.inflight.settle(item):
             logger.warning(
                 "%s came back after its time was over; its result is not written",
-                named(item.rows[0].row),
+                named(item.called[0].row),
             )
         elif self.throttles.has_breaker(item.handler.model):
             self._inform_breaker(item)

@@ -231,7 +231,7 @@ class Running:
         if (ended := held.claim.how_ended()) is not None:
             # The handler called a verb itself, or deleted the row.
             if error is not None:
-                broken(f"{named(held.row)}: its handler ended the claim and then raised", error)
+                broken(f"{named(held.row)}: its handler raised after the claim had ended", error)
             return ended
         if error is None:
             return _done(held)

@@ -1,10 +1,9 @@
 """What a worker does with rows that go well, and with rows that go badly."""
 
-import threading
 from collections.abc import Callable
 from datetime import timedelta
 from itertools import chain, repeat
-from unittest.mock import DEFAULT, Mock
+from unittest.mock import DEFAULT, MagicMock, Mock
 
 import pytest
 from django.db import connection, transaction
@@ -14,8 +13,9 @@ from django_taskclaim.signals import rows_claimed, rows_released
 from django_taskclaim.worker.batch import DONE, Failed, items_of
 from django_taskclaim.worker.calling import prepare
 from django_taskclaim.worker.counters import Counters
+from django_taskclaim.worker.executors import HandlerThread
 from django_taskclaim.worker.inflight import InFlight
-from django_taskclaim.worker.running import Running
+from django_taskclaim.worker.options import WorkerOptions
 from django_taskclaim.worker.writer import Writer
 from tests.factories import make
 from tests.testapp.models import Job, Ledger, Photo, TextKey
@@ -177,24 +177,27 @@ def test_a_row_that_its_handler_has_locked_is_failed_at_its_timeout(start_worker
 @pytest.mark.once
 @pytest.mark.promise(10)
 def test_a_half_that_is_done_stays_done_when_the_other_half_overruns(
-    transactional_db: None,
+    transactional_db: None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    first, _ = make(Photo, 2)
-    inflight = InFlight()
+    first, second = make(Photo, 2)
+    inflight, service = InFlight(), MagicMock()
+    service.keeper.longest_lease = timedelta(minutes=1)
+    executor = HandlerThread(WorkerOptions((), "w", "default"), inflight, service, "handler")
 
     def handle(photos: list[Photo]) -> None:
         if len(photos) == 2:
             raise ValueError("to be run in halves")
         if photos != [first]:
             inflight.abandon(item, Failed("it ran too long"))
+            executor.leave()
 
     (item,) = items_of(Handler(Photo, handle, batch=True), Photo.objects.claim_batch(2))
     inflight.add([item])
-    assert inflight.take(0, threading.Event(), is_async=False) is item
-    Running("default", inflight, Mock(troubled_since=lambda moment: False), None).run(item)
-    assert not inflight.settle(item)
+    executor.start()
+    executor.join(120)
     outcomes = [result.outcome for result in inflight.unwritten()]
     assert outcomes == [DONE, Failed("it ran too long")]
+    assert f"Photo {second.pk} came back after its time was over" in caplog.text
 
 
 @pytest.mark.once
