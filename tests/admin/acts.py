@@ -1,10 +1,12 @@
 """Every act of an operator on photos: where it is sent, what it changes, and what is recorded."""
 
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any, NamedTuple
 
 from django.contrib.admin.models import LogEntry
 from django.test import Client
+from django.utils import timezone
 
 from django_taskclaim.control.actions import NAMED, ROW_ACTIONS, Action
 from django_taskclaim.control.models import OperatorAct, WorkerCommand
@@ -26,7 +28,7 @@ from tests.admin.room import (
     run_action,
     worker,
 )
-from tests.querysets.support import facts, set_raw
+from tests.querysets.support import clock, facts, set_raw
 from tests.testapp.models import Photo
 
 WHY = {"reason": "why"}
@@ -158,10 +160,12 @@ ACTS = [
 
 
 def scene(boss: Client, in_states: Any) -> Rows:
-    """Make rows in all states and two workers, one of which has fallen silent with a row."""
+    """Make rows in all states and two workers, one of which has fallen silent with a row; they stay so for an hour."""
     rows: Rows = in_states(Photo)
     set_raw(rows["processing"], "claimed_by", f"'{SILENT}#1'")
-    worker()
+    set_raw(rows["processing"], "expires_at", clock("+1 HOUR"))
+    set_raw(rows["waiting"], "not_before", clock("+1 HOUR"))
+    worker(seen_at=timezone.now() + timedelta(hours=1))
     worker(SILENT, silent=True)
     rows["failed"].group = group_of(boss)
     return rows
