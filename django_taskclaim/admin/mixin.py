@@ -102,7 +102,7 @@ class ClaimAdminMixin(ClaimDisplay, ClaimActions, ActionsModelAdmin, _Tuples):
         chosen = {*self.raw_id_fields, *self.autocomplete_fields, *self.radio_fields}
         if takes_source(model) and LINK not in chosen:
             # Else the form would offer every source there is.
-            self.raw_id_fields = (*self.raw_id_fields, LINK)  # type: ignore[misc]
+            self.raw_id_fields = (*self.raw_id_fields, LINK)  # type: ignore[misc]  # a ClassVar in django-stubs
 
     def check(self, **kwargs: object) -> Any:
         return [*super().check(**kwargs), *problems(self)]

@@ -50,7 +50,7 @@ class CompanionQuerySet(ClaimQuerySet[M]):
 
 
 if TYPE_CHECKING:
-
+    # A manager's methods and a queryset's are typed differently by django-stubs.
     class CompanionManager(CompanionQuerySet[M], ClaimManager[M]):  # type: ignore[misc,override]
         """The same in words that type checkers understand: a manager and a queryset in one."""
 

@@ -53,7 +53,7 @@ class FencedModel(models.Model):
     def from_db(
         cls, db: str | None, field_names: Iterable[str], values: object, **kwargs: object
     ) -> Self:
-        row = super().from_db(db, field_names, values, **kwargs)  # type: ignore[arg-type]
+        row = super().from_db(db, field_names, values, **kwargs)  # type: ignore[arg-type]  # passed on as it came
         row.__dict__[LOADED] = (field_names, values, UNCHANGED)
         return row
 
@@ -119,7 +119,7 @@ class FencedModel(models.Model):
         vars(self._state)["taskclaim_raw"] = raw
         return super()._save_table(raw, cls, *args, **kwargs)  # type: ignore[misc]  # not in django-stubs
 
-    def _do_update(  # type: ignore[override]
+    def _do_update(  # type: ignore[override]  # of two Django versions
         self,
         base_qs: Any,
         using: str,

@@ -72,7 +72,7 @@ def size_of_ranges(model: Any) -> int:
 
 
 if TYPE_CHECKING:
-
+    # A manager's methods and a queryset's are typed differently by django-stubs.
     class RangeManager(RangeQuerySet[M], ClaimManager[M]):  # type: ignore[misc,override]
         """The same in words that type checkers understand: a manager and a queryset in one."""
 
