@@ -3,14 +3,16 @@
     python -m benchmarks.by_hand 100 batch [table]
 
 It claims 100 rows, remembers the last key as workers do, and completes the rows together (``batch``) or each by a
-statement (``row``) or a transaction (``transaction``) of its own, until no row is left. It has no renewal, no reaper,
+statement (``row``) or a transaction (``transaction``) of its own, until no row is left. ``instances`` is ``batch``
+with all columns read and a model instance made of each row, as a handler wants it. The loop has no renewal, no reaper,
 no switch and no retries. ``benchmarks.throughput`` starts it; it waits for a line on its standard input.
 """
 
 import secrets
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 WAITED_NEVER = "1970-01-01 00:00:00"
@@ -31,13 +33,15 @@ class Loop:
 
     now = later = ""
 
-    def __init__(self, connection: Any, table: str) -> None:
+    def __init__(self, connection: Any, table: str, columns: str) -> None:
         self.connection = connection
         self.table = table
+        self.columns = columns
         self.candidates = CANDIDATES.format(table=table)
         self.cursor = connection.cursor()
 
-    def claim(self, after: int, holder: str, limit: int) -> list[int]:
+    def claim(self, after: int, holder: str, limit: int) -> list[tuple[Any, ...]]:
+        """Return the columns of each claimed row, the key first."""
         raise NotImplementedError
 
     def complete(self, keys: Sequence[int], holder: str) -> None:
@@ -58,14 +62,14 @@ class PostgreSQL(Loop):
     now = "STATEMENT_TIMESTAMP()"
     later = "STATEMENT_TIMESTAMP() + INTERVAL '60 seconds'"
 
-    def claim(self, after: int, holder: str, limit: int) -> list[int]:
+    def claim(self, after: int, holder: str, limit: int) -> list[tuple[Any, ...]]:
         self.cursor.execute(
             f"WITH c AS MATERIALIZED ({self.candidates} FOR NO KEY UPDATE SKIP LOCKED)"
             f" UPDATE {self.table} t SET {CLAIM.format(now=self.now, later=self.later)}"
-            " FROM c WHERE t.id = c.id RETURNING t.id, t.payload, t.iteration",
+            f" FROM c WHERE t.id = c.id RETURNING {self.columns}",
             [f"{WAITED_NEVER}+00", after, limit, holder],
         )
-        return [row[0] for row in self.cursor.fetchall()]
+        return self.cursor.fetchall()
 
 
 class MySQL(Loop):
@@ -73,7 +77,7 @@ class MySQL(Loop):
 
     now, later = "UTC_TIMESTAMP(6)", "UTC_TIMESTAMP(6) + INTERVAL 60 SECOND"
 
-    def claim(self, after: int, holder: str, limit: int) -> list[int]:
+    def claim(self, after: int, holder: str, limit: int) -> list[tuple[Any, ...]]:
         from django.db import transaction
 
         with transaction.atomic():
@@ -86,10 +90,9 @@ class MySQL(Loop):
                 )
         if keys:
             self.cursor.execute(
-                f"SELECT id, payload, iteration FROM {self.table} WHERE id IN ({marks})", keys
+                f"SELECT {self.columns} FROM {self.table} t WHERE id IN ({marks})", keys
             )
-            self.cursor.fetchall()
-        return keys
+        return self.cursor.fetchall() if keys else []
 
     def lock(self, after: int, limit: int) -> list[int]:
         return self._candidates(after, limit, "FOR UPDATE SKIP LOCKED")
@@ -120,36 +123,61 @@ class SQLite(Loop):
     now = "STRFTIME('%%Y-%%m-%%d %%H:%%M:%%f', 'now')"
     later = "STRFTIME('%%Y-%%m-%%d %%H:%%M:%%f', 'now', '+60 seconds')"
 
-    def claim(self, after: int, holder: str, limit: int) -> list[int]:
+    def claim(self, after: int, holder: str, limit: int) -> list[tuple[Any, ...]]:
         self.cursor.execute(
-            f"UPDATE {self.table} SET {CLAIM.format(now=self.now, later=self.later)}"
-            f" WHERE id IN ({self.candidates}) RETURNING id, payload, iteration",
+            f"UPDATE {self.table} AS t SET {CLAIM.format(now=self.now, later=self.later)}"
+            f" WHERE id IN ({self.candidates}) RETURNING {self.columns.replace('t.', '')}",
             [holder, f"{WAITED_NEVER}.000", after, limit],
         )
-        return [row[0] for row in self.cursor.fetchall()]
+        return self.cursor.fetchall()
+
+
+def maker(model: Any, connection: Any, names: list[str]) -> Callable[[Any, str], list[Any]]:
+    """Return what makes instances of raw rows, with the values that Django gives them; they share one object."""
+    compiler = model._base_manager.all().query.get_compiler(connection=connection)
+    compiler.pre_sql_setup()
+    converters = compiler.get_converters([column for column, *_ in compiler.select])
+
+    def make(rows: Any, holder: str) -> list[Any]:
+        if converters:
+            rows = compiler.apply_converters(rows, converters)
+        claim = SimpleNamespace(holder=holder)
+        made = [model.from_db("default", names, row) for row in rows]
+        for instance in made:
+            instance.by_hand = claim
+        return made
+
+    return make
 
 
 def main(limit: int, way: str, table: str = "bench_work") -> None:
     import django
 
     django.setup()
+    from django.apps import apps
     from django.db import connection, transaction
 
+    model = next(model for model in apps.get_models() if model._meta.db_table == table)
+    names = [field.attname for field in model._meta.concrete_fields]
+    columns = names if way == "instances" else ["id", "payload", "iteration"]
     kinds = {"postgresql": PostgreSQL, "mysql": MySQL, "sqlite": SQLite}
-    kind = kinds[connection.vendor]
-    if getattr(connection, "mysql_is_mariadb", False):
-        kind = MariaDB
+    kind = MariaDB if getattr(connection, "mysql_is_mariadb", False) else kinds[connection.vendor]
     connection.ensure_connection()
-    loop = kind(connection, table)
+    make = maker(model, connection, names)
+    loop = kind(connection, table, ", ".join(f"t.{column}" for column in columns))
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     sys.stdin.readline()
     last = 0
     while True:
         holder = f"hand@host#{secrets.token_hex(8)}"
-        keys = loop.claim(last, holder, limit)
+        rows = loop.claim(last, holder, limit)
+        if way == "instances":
+            keys = [instance.pk for instance in make(rows, holder)]
+        else:
+            keys = [row[0] for row in rows]
         if keys:
-            for part in [keys] if way == "batch" else [[key] for key in keys]:
+            for part in [keys] if way in ("batch", "instances") else [[key] for key in keys]:
                 with transaction.atomic() if way == "transaction" else nullcontext():
                     loop.complete(part, holder)
             last = max(keys)

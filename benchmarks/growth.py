@@ -14,18 +14,17 @@ import random
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import execute, own_database, percentile, say, settle
+from benchmarks.common import multiply, own_database, percentile, say, settle
 
 #: Claims of each table that are not counted.
 WARM_UP = 10
 
-#: Rows a statement fills a table with.
-PIECE = 500_000
-
-NEVER_WAITED = "1970-01-01 00:00:00.000000"
+#: What complete rows hold: who did them, and when.
+HOLDER, MOMENT = "worker@host:1#0123456789abcdef", datetime(2026, 1, 1, tzinfo=UTC)
 
 
 @dataclass
@@ -37,8 +36,7 @@ class Table:
     complete: float
     model: Any = None
     cursor: Any = None
-    #: The keys that the next rows to come in and to go have.
-    last: int = 0
+    #: The lowest key that the oldest row can have.
     first: int = 1
     seconds: list[float] = field(default_factory=list)
 
@@ -103,63 +101,24 @@ def make(table: Table, name: str) -> None:
         editor.create_model(table.model)
     table.model._meta.indexes = indexes
     done = int(table.rows * table.complete)
-    add_rows(table, done, "complete")
-    add_rows(table, table.rows - done, "open")
+    add_rows(table, done, complete=True)
+    add_rows(table, table.rows - done)
     with connection.schema_editor() as editor:
         for index in indexes:
             editor.add_index(table.model, index)
     settle(table.model)
 
 
-def add_rows(table: Table, count: int, status: str) -> None:
+def add_rows(table: Table, count: int, complete: bool = False) -> None:
     """Add so many rows behind the last one."""
-    allow_recursion(PIECE + 1)
-    end = table.last + count
-    while table.last < end:
-        upto = min(end, table.last + PIECE)
-        execute(*insert(table, table.last + 1, upto, status))
-        table.last = upto
-
-
-def allow_recursion(depth: int) -> None:
-    from django.db import connection
-
-    if connection.vendor == "mysql":
-        maria = getattr(connection, "mysql_is_mariadb", False)
-        name = "max_recursive_iterations" if maria else "cte_max_recursion_depth"
-        execute(f"SET SESSION {name} = {depth}")
-
-
-def insert(table: Table, first: int, last: int, status: str) -> tuple[str, list[Any]]:
-    """Return the statement that makes the rows with these keys."""
-    from django.db import connection
-
-    quote = connection.ops.quote_name
-    values: dict[str, Any] = {
-        "status": status,
-        "iteration": 0,
-        "attempts": 0,
-        "priority": 0,
-        "not_before": NEVER_WAITED + ("+00" if connection.vendor == "postgresql" else ""),
-        "payload": "x" * 50,
-        "last_error": "",
-        "error_class": "",
+    done = {
+        "status": "complete",
+        "claimed_by": HOLDER,
+        "claimed_at": MOMENT,
+        "completed_at": MOMENT,
     }
-    if status == "complete":
-        values |= {"claimed_by": "worker@host:1#0123456789abcdef"}
-        values |= {"completed_at": values["not_before"], "claimed_at": values["not_before"]}
-    known = {one.column for one in table.model._meta.concrete_fields}
-    values = {name: value for name, value in values.items() if name in known}
-    columns = ", ".join(map(quote, ["id", *values]))
-    marks = ", ".join(["n", *["%s"] * len(values)])
-    series = (
-        f"(WITH RECURSIVE s(n) AS (SELECT {first} UNION ALL SELECT n + 1 FROM s WHERE n < {last})"
-        " SELECT n FROM s) AS numbers"
-    )
-    if connection.vendor == "postgresql":
-        series = f"generate_series({first}, {last}) AS numbers(n)"
-    name = quote(table.model._meta.db_table)
-    return f"INSERT INTO {name} ({columns}) SELECT {marks} FROM {series}", list(values.values())
+    if count:
+        multiply(table.model, count, **(done if complete else {}))
 
 
 # Claiming
@@ -197,7 +156,7 @@ def claim_once(table: Table, size: int) -> list[Any]:
 
 def renew(table: Table, size: int) -> None:
     """Let so many new rows in, and as many of the oldest complete ones go."""
-    add_rows(table, size, "open")
+    add_rows(table, size)
     rows = table.model._base_manager.filter(status="complete")
     oldest = list(rows.filter(pk__gte=table.first).order_by("pk").values_list("pk")[:size])
     rows.filter(pk__in=[key for (key,) in oldest])._raw_delete("default")

@@ -7,7 +7,8 @@
 ``workers``   1, 8 and 16 processes against 4, and the loop by hand in as many
 ``waiting``   100,000 rows that are not due yet, of the same and of a higher priority
 ``renewals``  a lease so short that it is renewed all the time, against one that never is
-``wide``      rows with 20 columns and five more indexes, against the loop by hand on the same table
+``wide``      rows with 20 columns and five more indexes, against the loop by hand on the same table; and with two
+              columns in ``update_fields``, against the same without
 ``held``      a transaction that another session holds open meanwhile
 
 Processes are up before the first row is claimed. The database's clock says when that was and when the last row was
@@ -72,12 +73,14 @@ class Run:
         return [[*words, "--poll", "0.1", "--batch-size", str(batch), *self.options]]
 
 
-BATCHES, ROWS = "by hand, in batches", "by hand, row by row"
+BATCHES, INSTANCES = "by hand, in batches", "by hand, in batches, with instances"
+ROWS = "by hand, row by row"
 TRANSACTIONS = "by hand, a transaction a row"
 
 TABLES: dict[str, tuple[Run, ...]] = {
     "ways": (
         Run(BATCHES, by_hand="batch"),
+        Run(INSTANCES, by_hand="instances"),
         Run("batch handler"),
         Run("handler", "Work"),
         Run("handler, 4 threads", "Work", options=("--threads", "4")),
@@ -108,6 +111,7 @@ TABLES: dict[str, tuple[Run, ...]] = {
         Run("wide, by hand", by_hand="batch", table="Wide"),
         Run("wide, batch handler", "WideBatch", table="Wide"),
         Run("wide, handler", "Wide", table="Wide"),
+        Run("wide, two results", "WideResults", against="wide, handler", table="Wide"),
     ),
     "held": (
         Run("no transaction open"),

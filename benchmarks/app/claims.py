@@ -12,6 +12,7 @@ from benchmarks.app.models import (
     RowByRow,
     Wide,
     WideBatch,
+    WideResults,
     Work,
 )
 from django_taskclaim import handler
@@ -50,6 +51,12 @@ def do_wide(row: Wide) -> None:
 @handler(WideBatch, batch=True)
 def do_wide_together(rows: list[WideBatch]) -> None:
     """All are done."""
+
+
+@handler(WideResults, update_fields=["text7", "number8"])
+def measure_wide(row: WideResults) -> None:
+    row.text7 = f"{row.pk:024}"
+    row.number8 = row.pk
 
 
 @handler(Polled)

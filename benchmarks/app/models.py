@@ -67,6 +67,13 @@ class WideBatch(Wide):
         proxy = True
 
 
+class WideResults(Wide):
+    """Done with two results each."""
+
+    class Meta:
+        proxy = True
+
+
 class Polled(TaskMixin):
     """Found by a worker that looks every second."""
 
