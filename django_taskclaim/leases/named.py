@@ -114,7 +114,11 @@ class HeldLease:
         return bool(self.gone)
 
     def check(self) -> bool:
-        """Ask the database whether the lease is still held: True, or ClaimLost."""
+        """Ask the database whether the lease is still held: True, or ClaimLost; RuntimeError before the block."""
+        if not hasattr(self, "token"):
+            raise RuntimeError(
+                f"The lease {self.name!r} is not taken yet; check it inside its block."
+            )
         if not self.lost and not self._rows.standing(self.name, self.token).exists():
             self._lose(TAKEN_OVER)
         if self.lost:
