@@ -141,9 +141,21 @@ class WorkerProcess(models.Model):
     rows_failed = models.BigIntegerField(default=0)
     last_error = ErrorClassField(max_length=500, default="", blank=True)
 
+    #: Whether it has reported lately; ``monitoring.overview.workers`` says so by the database's clock.
+    alive: bool
+
     class Meta:
         db_table = "taskclaim_workerprocess"
         verbose_name_plural = _("worker processes")
+
+    @property
+    def model_labels(self) -> list[str]:
+        """The labels one by one."""
+        return self.labels.replace(",", " ").split()
+
+    def serves(self, model: type[models.Model]) -> bool:
+        """Say whether the worker claims rows of *model*."""
+        return model._meta.label_lower in self.labels.lower().replace(",", " ").split()
 
     def __str__(self) -> str:
         return str(self.name)

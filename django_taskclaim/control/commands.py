@@ -18,7 +18,7 @@ from django_taskclaim.db import DatabaseNow
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.formatting import first_line, format_number
 from django_taskclaim.models import WorkerProcess
-from django_taskclaim.monitoring.overview import Worker, workers
+from django_taskclaim.monitoring.overview import workers
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.isolating import refusals
 from django_taskclaim.states import WORKER_MARK
@@ -92,7 +92,7 @@ def send_command(
     return sent
 
 
-def _release_all(worker: Worker, sent: WorkerCommand, facts: dict[str, Any]) -> int:
+def _release_all(worker: WorkerProcess, sent: WorkerCommand, facts: dict[str, Any]) -> int:
     """Put back all rows of a silent process, and end the command; a refusal of one table stops no other."""
     put_back, errors = 0, {}
     for model in _tables_of(worker):
@@ -108,7 +108,7 @@ def _release_all(worker: Worker, sent: WorkerCommand, facts: dict[str, Any]) -> 
     return put_back
 
 
-def _take_back(model: type[models.Model], worker: Worker, using: str) -> tuple[int, str]:
+def _take_back(model: type[models.Model], worker: WorkerProcess, using: str) -> tuple[int, str]:
     """Put back every row that a dead process holds, by the token, so that its late writes land nowhere.
 
     Returns how many, and what the database said where that was not all.
@@ -127,10 +127,10 @@ def _take_back(model: type[models.Model], worker: Worker, using: str) -> tuple[i
     return counts[-1], str(refused[0]) if refused else ""
 
 
-def models_of(worker: Worker) -> list[type[models.Model]]:
+def models_of(worker: WorkerProcess) -> list[type[models.Model]]:
     """Return the models that a worker claims, as far as this project still has them."""
     found = []
-    for label in worker.labels:
+    for label in worker.model_labels:
         try:
             model = apps.get_model(label)
             claim_columns(model)
@@ -140,7 +140,7 @@ def models_of(worker: Worker) -> list[type[models.Model]]:
     return found
 
 
-def _tables_of(worker: Worker) -> list[type[models.Model]]:
+def _tables_of(worker: WorkerProcess) -> list[type[models.Model]]:
     """Return one model of each table that a worker claims from."""
     return list({claim_columns(model).owner: model for model in models_of(worker)}.values())
 

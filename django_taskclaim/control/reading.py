@@ -12,8 +12,8 @@ from django.utils.translation import gettext as _
 from django_taskclaim import conf
 from django_taskclaim.control.models import ClaimEvent, OperatorAct, ThroughputMinute, is_on
 from django_taskclaim.fields import as_utc
-from django_taskclaim.monitoring.overview import Worker, database_time
-from django_taskclaim.tables import EVERY_MODEL, scope_of
+from django_taskclaim.monitoring.overview import database_time
+from django_taskclaim.tables import EVERY_MODEL, WorkerProcess, scope_of
 from django_taskclaim.worker.counters import quantile, unpacked
 
 MINUTE = timedelta(minutes=1)
@@ -92,7 +92,7 @@ def slots(written: Sequence[ThroughputMinute], now: datetime, span: timedelta) -
 
 
 def rates(
-    written: Sequence[ThroughputMinute], living: Iterable[Worker], now: datetime
+    written: Sequence[ThroughputMinute], living: Iterable[WorkerProcess], now: datetime
 ) -> dict[str, float]:
     """Return rows a second of each living process over the last minutes, or since it began."""
     since = slot_start(now - LATELY, MINUTE)
@@ -102,7 +102,7 @@ def rates(
             done[row.process] += row.done
     return {
         worker.name: done[worker.name]
-        / max(LEAST, now - max(since, worker.started_at)).total_seconds()
+        / max(LEAST, now - max(since, as_utc(worker.started_at))).total_seconds()
         for worker in living
     }
 

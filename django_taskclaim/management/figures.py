@@ -120,8 +120,8 @@ class Speed:
         completion, done = policy_for(seen.model).completion, seen.progress.finished
         is_reported = bool(seen.estimated) or not completion.keeps
         if is_reported:
-            alone = [worker for worker in seen.workers if len(worker.labels) == 1]
-            done = sum(worker.done + worker.failed for worker in alone)
+            alone = [worker for worker in seen.workers if len(worker.model_labels) == 1]
+            done = sum(worker.rows_done + worker.rows_failed for worker in alone)
         looks = self._looks[seen.model, seen.alias, is_reported]
         if looks and done < looks[-1][1]:
             # A worker has left with what it reported, or rows were opened again.

@@ -3,7 +3,6 @@
 Everything here is read without locks, by the database's own clock, and may be a moment old when it is shown.
 """
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -77,10 +76,10 @@ class Summary:
     #: The model's own switch with its overrides; None where nothing was ever stored.
     switch: Switch | None = None
     #: The worker processes that serve this model, the living first.
-    workers: list["Worker"] = field(default_factory=list)
+    workers: list[WorkerProcess] = field(default_factory=list)
 
     @property
-    def living(self) -> list["Worker"]:
+    def living(self) -> list[WorkerProcess]:
         """The worker processes that are alive."""
         return [worker for worker in self.workers if worker.alive]
 
@@ -113,26 +112,6 @@ class Overview(Summary):
     def next_free(self) -> datetime | None:
         """When the first running lease ends unless it is renewed."""
         return min((h.next_expiry for h in self.holders if h.next_expiry is not None), default=None)
-
-
-@dataclass(frozen=True, slots=True)
-class Worker:
-    """One worker process by its own report."""
-
-    name: str
-    labels: tuple[str, ...]
-    state: str
-    started_at: datetime
-    seen_at: datetime
-    held: int
-    done: int
-    failed: int
-    last_error: str
-    alive: bool
-
-    def serves(self, model: type[models.Model]) -> bool:
-        """Say whether the worker claims rows of *model*."""
-        return model._meta.label_lower in {label.lower() for label in self.labels}
 
 
 def overview(model: type[models.Model], alias: str, *, exact: bool = True) -> Overview:
@@ -266,27 +245,13 @@ def database_time(alias: str) -> datetime:
     return dialect_for(connections[alias]).current_time()
 
 
-def workers(alias: str, now: datetime | None = None) -> list[Worker]:
+def workers(alias: str, now: datetime | None = None) -> list[WorkerProcess]:
     """Return every worker that has reported on the database lately, the living first."""
     now = now or database_time(alias)
-    reports = WorkerProcess.objects.using(alias).order_by("name")
-    found = [_worker(report, now) for report in reports]
+    found = list(WorkerProcess.objects.using(alias).order_by("name"))
+    for worker in found:
+        worker.alive = now - as_utc(worker.seen_at) <= ALIVE_WITHIN
     return sorted(found, key=lambda worker: not worker.alive)
-
-
-def _worker(report: WorkerProcess, now: datetime) -> Worker:
-    return Worker(
-        name=report.name,
-        labels=tuple(re.findall(r"[^,\s]+", report.labels)),
-        state=report.state,
-        started_at=as_utc(report.started_at),
-        seen_at=as_utc(report.seen_at),
-        held=report.rows_held,
-        done=report.rows_done,
-        failed=report.rows_failed,
-        last_error=report.last_error,
-        alive=now - as_utc(report.seen_at) <= ALIVE_WITHIN,
-    )
 
 
 def created_column(model: type[models.Model]) -> "models.DateTimeField[Any, Any] | None":

@@ -27,13 +27,12 @@ from django_taskclaim.doctor.findings import Finding
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.fields import as_utc
 from django_taskclaim.formatting import format_duration
-from django_taskclaim.models import Switch, Throttle
+from django_taskclaim.models import Switch, Throttle, WorkerProcess
 from django_taskclaim.monitoring.overview import (
     EVERYONE,
     Holder,
     Overview,
     Summary,
-    Worker,
     overview,
 )
 from django_taskclaim.monitoring.server import server_for
@@ -321,7 +320,7 @@ _WORKER_STATES = {
 class Line:
     """One worker process, and what is known of its rows of the model."""
 
-    worker: Worker
+    worker: WorkerProcess
     state: str
     #: The command that it has not done yet.
     command: str
@@ -354,19 +353,21 @@ def lines(
     holders = {holder.name: holder for holder in seen.holders}
     found = []
     for worker in seen.workers[:WORKERS]:
-        up = max(seen.now - worker.started_at, timedelta(seconds=1))
-        average = worker.done / up.total_seconds() if rates is None else rates.get(worker.name, 0.0)
+        up = max(seen.now - as_utc(worker.started_at), timedelta(seconds=1))
+        average = (
+            worker.rows_done / up.total_seconds() if rates is None else rates.get(worker.name, 0.0)
+        )
         state = worker.state if worker.alive else "silent"
         command = commands.get(worker.name)
         # The error of a worker of several models may be about a model that this user may not see.
-        sees_error = sees_all and len(worker.labels) == 1
+        sees_error = sees_all and len(worker.model_labels) == 1
         line = Line(
             worker=worker,
             state=str(_WORKER_STATES.get(state, state)),
             command=str(WORKER_ACTIONS[command].pending) if command else "",
             last_error=worker.last_error if sees_error else worker.last_error.partition(": ")[0],
             up=up,
-            silence=seen.now - worker.seen_at,
+            silence=seen.now - as_utc(worker.seen_at),
             rate=average if worker.alive else None,
             **_held(seen, worker, holders.get(worker.name)),
         )
@@ -374,7 +375,7 @@ def lines(
     return found
 
 
-def _held(seen: Overview, worker: Worker, holder: Holder | None) -> dict[str, Any]:
+def _held(seen: Overview, worker: WorkerProcess, holder: Holder | None) -> dict[str, Any]:
     """Return what a process holds of the model, and how its leases stand."""
     if holder is None:
         return {}

@@ -56,7 +56,7 @@ from django_taskclaim.control.models import is_on
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.formatting import first_line
 from django_taskclaim.models import WorkerProcess
-from django_taskclaim.monitoring.overview import Worker, database_time, workers
+from django_taskclaim.monitoring.overview import database_time, workers
 
 TEMPLATES = "admin/taskclaim/control_room"
 
@@ -306,7 +306,7 @@ class Page:
             site=self.site,
         )
 
-    def _may_command(self, request: HttpRequest, worker: Worker) -> bool:
+    def _may_command(self, request: HttpRequest, worker: WorkerProcess) -> bool:
         """Say whether the worker serves this model, and no model that the user may not operate on."""
         return worker.serves(self.model) and all(
             self.beside(model).may_operate(request) for model in models_of(worker)

@@ -33,9 +33,9 @@ from django_taskclaim.management.base import (
     places,
 )
 from django_taskclaim.management.figures import FIGURES, Condition, Speed, conditions, figures_of
+from django_taskclaim.models import WorkerProcess
 from django_taskclaim.monitoring.overview import (
     Overview,
-    Worker,
     created_column,
     last_errors,
     overview,
@@ -71,7 +71,7 @@ class Look:
     refused: list[tuple[Model, str, str]] = field(default_factory=list)
 
     @property
-    def workers(self) -> list[tuple[Worker, Overview]]:
+    def workers(self) -> list[tuple[WorkerProcess, Overview]]:
         """The processes that serve one of the models, the living first, each with where it was seen."""
         found = {
             (seen.alias, worker.name): (worker, seen)
@@ -288,14 +288,14 @@ def _progress_cells(seen: Overview, *, several: bool) -> list[str]:
     ]
 
 
-def _worker_cells(worker: Worker, now: datetime) -> list[str]:
+def _worker_cells(worker: WorkerProcess, now: datetime) -> list[str]:
     return [
         worker.name,
-        ", ".join(worker.labels),
+        ", ".join(worker.model_labels),
         worker.state if worker.alive else "silent",
-        *(f"{number:,}" for number in (worker.held, worker.done, worker.failed)),
-        f"{format_duration(now - worker.seen_at)} ago",
-        format_duration(now - worker.started_at),
+        *(f"{number:,}" for number in (worker.rows_held, worker.rows_done, worker.rows_failed)),
+        f"{format_duration(now - as_utc(worker.seen_at))} ago",
+        format_duration(now - as_utc(worker.started_at)),
     ]
 
 
@@ -317,7 +317,7 @@ def as_json(look: Look, failing: Sequence[str]) -> str:
             }
             for seen, _ in look.seen
         ],
-        "workers": [{"database": seen.alias, **asdict(worker)} for worker, seen in look.workers],
+        "workers": [_worker_facts(worker, seen) for worker, seen in look.workers],
         "failing": failing,
         "unreadable": [
             {"model": model._meta.label, "database": alias, "error": message}
@@ -325,6 +325,18 @@ def as_json(look: Look, failing: Sequence[str]) -> str:
         ],
     }
     return json.dumps(facts, default=_plain, indent=2)
+
+
+def _worker_facts(worker: WorkerProcess, seen: Overview) -> dict[str, object]:
+    names = ("name", "state", "started_at", "seen_at", "last_error", "alive")
+    return {
+        "database": seen.alias,
+        "labels": worker.model_labels,
+        "held": worker.rows_held,
+        "done": worker.rows_done,
+        "failed": worker.rows_failed,
+        **{name: getattr(worker, name) for name in names},
+    }
 
 
 def _plain(value: Any) -> object:
