@@ -3,19 +3,23 @@
 import copy
 import threading
 import weakref
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from django.db import InterfaceError, InternalError, OperationalError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
+from django.db.transaction import non_atomic_requests
 from django.db.utils import load_backend
+from django.http.response import HttpResponseBase
 
 from django_taskclaim.contention import contention_code, refusal_code
 from django_taskclaim.db import dialect_for
 from django_taskclaim.exceptions import RetriesExhausted
+
+View = TypeVar("View", bound=Callable[..., HttpResponseBase])
 
 #: The database was away, read-only after a failover, or contended; what was tried may be tried again.
 TROUBLE = (OperationalError, InterfaceError, InternalError, RetriesExhausted)
@@ -289,3 +293,10 @@ def tidy_up(*, idle: bool = False) -> None:
         connection.queries_log.clear()
         if idle or connection.errors_occurred or connection.settings_dict["CONN_MAX_AGE"]:
             connection.close_if_unusable_or_obsolete()
+
+
+def in_no_transaction(view: View) -> View:
+    """Mark a view that acts: ``ATOMIC_REQUESTS`` shall not undo, on any database, what it commits and tells of."""
+    for alias in connections:
+        view = non_atomic_requests(alias)(view)
+    return view

@@ -31,13 +31,13 @@ from django_taskclaim.admin.confirming import (
     Answer,
     Crumb,
     confirm,
-    in_no_transaction,
 )
-from django_taskclaim.admin.display import STATES, facts_of, holder_text
+from django_taskclaim.admin.display import STATES, RowFacts, holder_text
 from django_taskclaim.admin.localized import listed, number
 from django_taskclaim.admin.permissions import Admin, OperatePermission, may_view, row_permission
 from django_taskclaim.claim import clock
 from django_taskclaim.columns import claim_columns
+from django_taskclaim.connecting import in_no_transaction
 from django_taskclaim.control.actions import LOSE, NAMED, ROW_ACTIONS, Action
 from django_taskclaim.control.audit import record_action
 from django_taskclaim.exceptions import TaskClaimError
@@ -141,7 +141,7 @@ class ClaimActions(OperatePermission):
         if not self.has_operate_permission(request, row):
             return
         query = "" if on_page else "?" + urlencode({FILTERS_KEPT: request.GET.urlencode()})
-        status = facts_of(row).status
+        status = RowFacts(row).status
         for action in ROW_ACTIONS:
             fits = status in action.states or (on_page and action.takes(status))
             if action.row_label and fits:
@@ -197,7 +197,7 @@ class ClaimActions(OperatePermission):
         self, request: HttpRequest, action: Action, row: models.Model
     ) -> HttpResponseBase:
         """Ask, then act on the row if it is still as the page has shown it."""
-        facts, columns = facts_of(row), claim_columns(type(row))
+        facts, columns = RowFacts(row), claim_columns(type(row))
         page = self.claim_address("change", quote(row.pk))
         back = self.claim_list_address(request) if FILTERS_KEPT in request.GET else page
         holder = holder_text(facts.holder) if facts.is_held else ""

@@ -18,15 +18,14 @@ the site asks for the CSRF token.
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import django
 from django import forms
 from django.contrib import messages
 from django.contrib.admin import AdminSite
 from django.core.exceptions import PermissionDenied
-from django.db import connections, models, router
-from django.db.transaction import non_atomic_requests
+from django.db import models, router
 from django.http import HttpRequest, HttpResponseRedirect
 from django.http.response import HttpResponseBase
 from django.template.response import TemplateResponse
@@ -40,7 +39,6 @@ from django_taskclaim.models import Switch
 from django_taskclaim.switch import stops_of
 from django_taskclaim.tables import EVERY_MODEL, scope_of
 
-View = TypeVar("View", bound=Callable[..., HttpResponseBase])
 Answer = Mapping[str, Any]
 
 #: In a form that was posted before it was shown (an action of the list), says that this POST is the answer.
@@ -104,13 +102,6 @@ def confirm(
         "crumbs_are_listed": django.VERSION >= (6, 1),
     }
     return TemplateResponse(request, "admin/taskclaim/confirmation.html", context)
-
-
-def in_no_transaction(view: View) -> View:
-    """Mark a view that acts: ``ATOMIC_REQUESTS`` shall not undo, on any database, what it commits and tells of."""
-    for alias in connections:
-        view = non_atomic_requests(alias)(view)
-    return view
 
 
 # The switch of a model, and of all

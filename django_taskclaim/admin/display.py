@@ -4,7 +4,6 @@ The columns of a row are read by their roles, and seen at one moment of the data
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any
@@ -89,20 +88,27 @@ class Look:
         return row.__dict__.get(cls.KEPT) or cls(row._state.db or DEFAULT_DB_ALIAS, None, [row])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RowFacts:
-    """The claim columns of a row; those that its model does not have are None."""
+    """The claim columns of a row as they are read; those that its model does not have are None, or an empty text."""
 
-    now: datetime
-    max_attempts: int
-    status: str
-    holder: str
-    iteration: int
-    expires_at: datetime | None
-    attempts: int | None
-    not_before: datetime | None
-    last_error: str
-    error_class: str
+    def __init__(self, row: models.Model) -> None:
+        columns = claim_columns(type(row))
+
+        def read(role: str) -> Any:
+            field = getattr(columns, role)
+            value = None if field is None else getattr(row, field.attname)
+            return as_utc(value) if isinstance(value, datetime) else value
+
+        self.now = Look.at(row).now
+        self.max_attempts = policy_for(type(row)).max_attempts
+        self.status = str(read("status"))
+        self.holder: str = read("claimed_by") or ""
+        self.iteration: int = read("iteration")
+        self.expires_at: datetime | None = read("expires_at")
+        self.attempts: int | None = read("attempts")
+        self.not_before: datetime | None = read("not_before")
+        self.last_error: str = read("last_error") or ""
+        self.error_class: str = read("error_class") or ""
 
     @property
     def kind(self) -> str:
@@ -139,26 +145,6 @@ class RowFacts:
         """Whether the row is to be claimed alone, because its worker died on its last try."""
         marked = self.not_before is not None and self.not_before >= QUARANTINED
         return self.status == Status.OPEN and marked
-
-
-def facts_of(row: models.Model) -> RowFacts:
-    """Return what there is to say of the row."""
-    columns = claim_columns(type(row))
-
-    def read(role: str) -> Any:
-        field = getattr(columns, role)
-        value = None if field is None else getattr(row, field.attname)
-        return as_utc(value) if isinstance(value, datetime) else value
-
-    return RowFacts(
-        now=Look.at(row).now,
-        max_attempts=policy_for(type(row)).max_attempts,
-        status=str(read("status")),
-        holder=read("claimed_by") or "",
-        last_error=read("last_error") or "",
-        error_class=read("error_class") or "",
-        **{name: read(name) for name in ("iteration", "expires_at", "attempts", "not_before")},
-    )
 
 
 # In words
@@ -310,28 +296,28 @@ class ClaimDisplay(Base):
 
     @admin.display(description=gettext_lazy("state"))
     def claim_state(self, obj: models.Model) -> SafeString:
-        return pill(facts_of(obj).kind)
+        return pill(RowFacts(obj).kind)
 
     @admin.display(description=gettext_lazy("holder"))
     def claim_holder(self, obj: models.Model) -> str:
-        return held(facts_of(obj)) or self.get_empty_value_display()
+        return held(RowFacts(obj)) or self.get_empty_value_display()
 
     @admin.display(description=gettext_lazy("tries"))
     def claim_tries(self, obj: models.Model) -> str:
-        return tried(facts_of(obj)) or self.get_empty_value_display()
+        return tried(RowFacts(obj)) or self.get_empty_value_display()
 
     @admin.display(description=gettext_lazy("claim"))
     def claim_summary(self, obj: models.Model) -> SafeString:
         """State, holder, tries and error in one column."""
-        return summary(facts_of(obj))
+        return summary(RowFacts(obj))
 
     @admin.display(description=gettext_lazy("error"))
     def claim_error(self, obj: models.Model) -> str:
-        return error_glimpse(facts_of(obj)) or self.get_empty_value_display()
+        return error_glimpse(RowFacts(obj)) or self.get_empty_value_display()
 
     @admin.display(description=gettext_lazy("error"))
     def claim_error_in_full(self, obj: models.Model) -> str:
-        return error_in_full(facts_of(obj))
+        return error_in_full(RowFacts(obj))
 
     @admin.display(description=gettext_lazy("timeline"))
     def claim_timeline(self, obj: models.Model) -> str:

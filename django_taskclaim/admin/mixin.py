@@ -20,7 +20,7 @@ from django.utils.translation import gettext_lazy as _
 from django_taskclaim.admin.actions import CLAIM_ACTIONS, ClaimActions, alias_of
 from django_taskclaim.admin.confirming import describe_pause
 from django_taskclaim.admin.control_room.views import Page
-from django_taskclaim.admin.display import ClaimDisplay, Look, facts_of
+from django_taskclaim.admin.display import ClaimDisplay, Look, RowFacts
 from django_taskclaim.admin.filters import FILTERS, BoundedPaginator, order_of
 from django_taskclaim.checks.models import message
 from django_taskclaim.columns import (
@@ -245,7 +245,7 @@ def raw_names(model: type[models.Model]) -> list[str]:
 
 def page_fields(row: models.Model) -> Iterator[str]:
     """Yield what a page tells of the row's claim."""
-    columns, facts = claim_columns(type(row)), facts_of(row)
+    columns, facts = claim_columns(type(row)), RowFacts(row)
     if source_is_gone(row):
         yield "claim_lost_source"
     if has_ranges(type(row)):

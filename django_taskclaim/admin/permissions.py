@@ -39,8 +39,12 @@ def may_operate(
 ) -> bool:
     """Say whether the user may act on rows of *model*, or turn its switch; with None, on all models at once.
 
-    With *model_admin* that one is asked about the model, and about *obj*, so that its own rules count.
+    With *model_admin* that one is asked about the model, and about *obj*, so that its own rules count. One with
+    ``ClaimAdminMixin`` has the last word.
     """
+    own = getattr(model_admin, "has_operate_permission", None)
+    if own is not None:
+        return bool(own(request, obj))
     return _may(request, "operate", model, model_admin, obj, ("change",))
 
 
@@ -78,15 +82,7 @@ class OperatePermission(Base):
 
     def has_operate_permission(self, request: HttpRequest, obj: object = None) -> bool:
         """Say whether the user may act on claims of the model, or of *obj*."""
-        return may_operate(request, self.model, model_admin=self, obj=obj)
-
-
-def may_act(request: HttpRequest, model: Model, model_admin: Admin, obj: object = None) -> bool:
-    """Say whether the user may operate; a ModelAdmin with ``ClaimAdminMixin`` has the last word."""
-    own = getattr(model_admin, "has_operate_permission", None)
-    if own is not None:
-        return bool(own(request, obj))
-    return may_operate(request, model, model_admin=model_admin, obj=obj)
+        return _may(request, "operate", self.model, self, obj, ("change",))
 
 
 def row_permission(
@@ -100,4 +96,4 @@ def row_permission(
         and getattr(kind, "has_operate_permission", ours) is ours
     ):
         return None
-    return lambda row: may_act(request, type(row), model_admin, row)
+    return lambda row: may_operate(request, type(row), model_admin=model_admin, obj=row)

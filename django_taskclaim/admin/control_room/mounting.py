@@ -24,7 +24,7 @@ from django.urls import URLPattern, path
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
-from django_taskclaim.admin.confirming import Crumb, ask_to_turn, in_no_transaction
+from django_taskclaim.admin.confirming import Crumb, ask_to_turn
 from django_taskclaim.admin.control_room.snapshot import bar_of, in_time, state_of
 from django_taskclaim.admin.control_room.views import (
     Page,
@@ -33,6 +33,7 @@ from django_taskclaim.admin.control_room.views import (
     page_response,
 )
 from django_taskclaim.admin.permissions import may_operate
+from django_taskclaim.connecting import in_no_transaction
 from django_taskclaim.models import Control
 from django_taskclaim.monitoring.overview import Summary, summaries
 from django_taskclaim.switch import claimable_models

@@ -29,7 +29,7 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from django_taskclaim import conf
 from django_taskclaim.admin.actions import claims_of, run_action
-from django_taskclaim.admin.confirming import Crumb, ask_to_turn, confirm, in_no_transaction
+from django_taskclaim.admin.confirming import Crumb, ask_to_turn, confirm
 from django_taskclaim.admin.control_room.charts import charts
 from django_taskclaim.admin.control_room.failures import (
     GROUPS,
@@ -48,7 +48,8 @@ from django_taskclaim.admin.control_room.snapshot import (
     state_of,
 )
 from django_taskclaim.admin.localized import number
-from django_taskclaim.admin.permissions import Admin, may_act, may_configure, may_view
+from django_taskclaim.admin.permissions import Admin, may_configure, may_operate, may_view
+from django_taskclaim.connecting import in_no_transaction
 from django_taskclaim.control.actions import RESET_FAILED, WORKER_ACTIONS, WorkerAction
 from django_taskclaim.control.audit import change_overrides, record_action
 from django_taskclaim.control.commands import models_of, send_command
@@ -134,7 +135,7 @@ class Page:
         return may_view(request, self.model, model_admin=self.model_admin)
 
     def may_operate(self, request: HttpRequest) -> bool:
-        return may_act(request, self.model, self.model_admin)
+        return may_operate(request, self.model, model_admin=self.model_admin)
 
     def may_configure(self, request: HttpRequest) -> bool:
         return may_configure(request, self.model, model_admin=self.model_admin)

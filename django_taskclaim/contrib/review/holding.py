@@ -1,15 +1,14 @@
 """What both views share: who holds, for how long, under which queryset, and the ping that renews."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.apps import apps
 from django.contrib.auth import get_backends, get_permission_codename
 from django.contrib.auth.mixins import UserPassesTestMixin
 from django.core.exceptions import ObjectDoesNotExist, ValidationError
-from django.db import connections, models
-from django.db.transaction import non_atomic_requests
+from django.db import models
 from django.http import HttpRequest, HttpResponse, HttpResponseBadRequest, JsonResponse
 from django.http.response import HttpResponseBase
 from django.utils.decorators import method_decorator
@@ -20,6 +19,7 @@ from django.views.generic import View
 
 from django_taskclaim.claim import carried_claim
 from django_taskclaim.columns import claim_columns
+from django_taskclaim.connecting import in_no_transaction
 from django_taskclaim.contrib.review.outcomes import outcome_of
 from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.fields import as_utc
@@ -29,20 +29,11 @@ from django_taskclaim.policy import RENEWALS_PER_LEASE
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.states import Token
 
-V = TypeVar("V", bound=Callable[..., HttpResponseBase])
-
 #: Seconds between two pings at least and at most: often enough to tell of a loss while it can still be mended.
 PING_AT_LEAST, PING_AT_MOST = 5.0, 60.0
 
 #: Claims that one ping may name.
 MOST_PINGED = 200
-
-
-def in_no_transaction(view: V) -> V:
-    """Keep ATOMIC_REQUESTS off a view that claims: what it shows must be committed, and on every database."""
-    for alias in connections:
-        view = non_atomic_requests(alias)(view)
-    return view
 
 
 @method_decorator([never_cache, csrf_protect], name="dispatch")
