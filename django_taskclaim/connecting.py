@@ -1,4 +1,7 @@
-"""Connections of threads that serve leases: of their own, never the pool's, and given up when they broke."""
+"""Connections of threads that serve leases: of their own, never the pool's, and given up when they broke.
+
+Also the mark of views that stay out of ``ATOMIC_REQUESTS``: admin and review pages commit what they tell of.
+"""
 
 import copy
 import threading

@@ -155,7 +155,7 @@ class WorkerProcess(models.Model):
 
     def serves(self, model: type[models.Model]) -> bool:
         """Say whether the worker claims rows of *model*."""
-        return model._meta.label_lower in self.labels.lower().replace(",", " ").split()
+        return model._meta.label_lower in {label.lower() for label in self.model_labels}
 
     def __str__(self) -> str:
         return str(self.name)

@@ -26,12 +26,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_taskclaim import conf
-from django_taskclaim.admin.confirming import (
-    CONFIRMED,
-    Answer,
-    Crumb,
-    confirm,
-)
+from django_taskclaim.admin.confirming import CONFIRMED, Answer, Crumb, confirm
 from django_taskclaim.admin.display import STATES, RowFacts, holder_text
 from django_taskclaim.admin.localized import listed, number
 from django_taskclaim.admin.permissions import Admin, OperatePermission, may_view, row_permission
