@@ -9,10 +9,10 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models.sql.compiler import SQLCompiler
 
 from django_taskclaim.columns import claim_columns
-from django_taskclaim.db.base import Dialect
+from django_taskclaim.db.base import Bound, ClaimedRow, ClaimSpec, ClaimStatement, Dialect
 from django_taskclaim.db.mysql import MySQL
 from django_taskclaim.db.postgresql import PostgreSQL
-from django_taskclaim.db.sql import SQL, Bound, ClaimedRow, ClaimSpec, ClaimStatement, Table
+from django_taskclaim.db.sql import SQL, Table
 from django_taskclaim.db.sqlite import SQLite
 from django_taskclaim.fields import MomentField
 from django_taskclaim.tables import LIMITS, SWITCH_TABLE

@@ -15,14 +15,12 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django_taskclaim import conf
 from django_taskclaim.claim import clock
 from django_taskclaim.columns import KeyColumns
-from django_taskclaim.db.base import NAMED_LEASES, Dialect
+from django_taskclaim.db.base import NAMED_LEASES, ClaimedRow, ClaimSpec, Dialect, rows_by_role
 from django_taskclaim.db.sql import (
     SKIP,
     SQL,
     VALUES,
     Change,
-    ClaimedRow,
-    ClaimSpec,
     Fields,
     Key,
     Keys,
@@ -32,7 +30,6 @@ from django_taskclaim.db.sql import (
     Rows,
     both,
     real_name,
-    rows_by_role,
     sql,
     value,
 )

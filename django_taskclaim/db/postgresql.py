@@ -8,11 +8,10 @@ from typing import Any
 from django.db import InternalError
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from django_taskclaim.db.base import Dialect
+from django_taskclaim.db.base import ClaimStatement, Dialect
 from django_taskclaim.db.sql import (
     PREPARED,
     SQL,
-    ClaimStatement,
     Keys,
     KeyTable,
     OwnValues,

@@ -7,12 +7,11 @@ from typing import Any
 
 from django.db import OperationalError
 
-from django_taskclaim.db.base import NAMED_LEASES, Dialect
+from django_taskclaim.db.base import NAMED_LEASES, ClaimStatement, Dialect
 from django_taskclaim.db.sql import (
     SKIP,
     SQL,
     WAIT,
-    ClaimStatement,
     Fields,
     KeyTable,
     Row,

@@ -16,7 +16,8 @@ from django.db.models.sql.where import WhereNode
 from django_taskclaim.claim import ATTRIBUTE, LOADED, UNCHANGED, Claim, attach
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.db import ClaimedRow
-from django_taskclaim.db.sql import WAIT, Change, Key, Row, rows_by_role
+from django_taskclaim.db.base import rows_by_role
+from django_taskclaim.db.sql import WAIT, Change, Key, Row
 from django_taskclaim.policy import policy_for
 from django_taskclaim.querysets.cursor import ClaimCall, send_parts
 from django_taskclaim.querysets.scope import (
