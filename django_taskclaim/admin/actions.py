@@ -28,7 +28,6 @@ from django.utils.translation import gettext_lazy
 from django_taskclaim import conf
 from django_taskclaim.admin.confirming import CONFIRMED, Answer, Crumb, confirm
 from django_taskclaim.admin.display import STATES, RowFacts, holder_text
-from django_taskclaim.admin.localized import listed, number
 from django_taskclaim.admin.permissions import Admin, OperatePermission, may_view, row_permission
 from django_taskclaim.claim import clock
 from django_taskclaim.columns import claim_columns
@@ -42,6 +41,7 @@ from django_taskclaim.monitoring.counts import MOST
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.isolating import refusals
 from django_taskclaim.tables import scope_of
+from django_taskclaim.templatetags.taskclaim_admin import number
 
 Rows = ClaimQuerySet[Any]
 #: As the templates of django-admin-actions draw them.
@@ -299,7 +299,7 @@ def describe_rows(rows: Rows) -> str:
     states = states_of(rows)
     if states.total() > MOST:
         return _("More than %(number)s rows") % {"number": number(MOST)}
-    return listed([f"{number(states[one])} {STATES[one]}" for one in STATES if states[one]])
+    return ", ".join([f"{number(states[one])} {STATES[one]}" for one in STATES if states[one]])
 
 
 # Acting
@@ -355,7 +355,7 @@ class Result:
             more = _("The time was up; press again for the rest.")
         else:
             more = _("Left alone: %(reasons)s.") if reasons else ""
-        text = f"{text} {more % {'error': self.trouble, 'reasons': listed(reasons)}}"
+        text = f"{text} {more % {'error': self.trouble, 'reasons': ', '.join(reasons)}}"
         messages.add_message(request, level, text.rstrip())
 
 

@@ -16,7 +16,6 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_taskclaim.admin.localized import listed, moment, number
 from django_taskclaim.admin.permissions import Base
 from django_taskclaim.columns import claim_columns, source_key_text
 from django_taskclaim.control.actions import EXPIRED
@@ -26,6 +25,7 @@ from django_taskclaim.formatting import format_duration
 from django_taskclaim.monitoring.overview import database_time
 from django_taskclaim.policy import policy_for
 from django_taskclaim.states import WORKER_MARK, Status
+from django_taskclaim.templatetags.taskclaim_admin import moment, number
 
 #: So much of an error's text stands in a list.
 GLIMPSE = 90
@@ -185,7 +185,7 @@ def tried(facts: RowFacts) -> str:
         parts.append(_("next in %(time)s") % {"time": format_duration(facts.wait)})
     if facts.crashed:
         parts.append(_("next alone, its worker died"))
-    return listed([part for part in parts if part])
+    return ", ".join([part for part in parts if part])
 
 
 def _tries(facts: RowFacts) -> str:
@@ -285,7 +285,13 @@ def _steps(events: Iterable[Any]) -> Iterator[tuple[str, ...]]:
             # One of the outcomes that the history stores; what people and errors say has no translation.
             detail = _(detail)
         what, kind = EVENTS.get(event.event, (event.event, Status.OPEN.value))
-        yield kind, at.isoformat(), moment(at), str(what), listed([*parts, *filter(None, [detail])])
+        yield (
+            kind,
+            at.isoformat(),
+            moment(at),
+            str(what),
+            ", ".join([*parts, *filter(None, [detail])]),
+        )
 
 
 # As a ModelAdmin names it
@@ -343,7 +349,7 @@ class ClaimDisplay(Base):
         words = {"done": number(obj.rows_done), "planned": number(obj.rows_planned)}
         counted = _("%(done)s of about %(planned)s rows done") % words
         known = [text % {"key": _key_text(key)} for text, key in parts if key is not None]
-        return listed([*known, counted])
+        return ", ".join([*known, counted])
 
 
 def _key_text(key: Any) -> str:

@@ -4,7 +4,6 @@ Each filter asks only what the claim index can answer; the price of a count does
 """
 
 from collections.abc import Mapping
-from datetime import timedelta
 from typing import Any
 
 from django.contrib.admin import SimpleListFilter
@@ -16,16 +15,14 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_taskclaim.admin.display import STATES, WAITING, holder_text
-from django_taskclaim.admin.localized import number
 from django_taskclaim.columns import ClaimColumns, claim_columns
 from django_taskclaim.control.actions import EXPIRED
 from django_taskclaim.db import dialect_for
-from django_taskclaim.formatting import format_duration
 from django_taskclaim.monitoring.counts import MOST
-from django_taskclaim.monitoring.overview import database_time
 from django_taskclaim.monitoring.server import server_for
 from django_taskclaim.querysets.scope import ClaimTarget, is_expired, is_waiting
 from django_taskclaim.states import WORKER_MARK, Status
+from django_taskclaim.templatetags.taskclaim_admin import number
 
 #: So many running, or failed, rows are looked through for choices to offer.
 LOOKED_THROUGH = 5_000
@@ -100,31 +97,6 @@ class HolderFilter(ClaimFilter):
         return self.in_state(rows, Status.PROCESSING, **named)
 
 
-class AgeFilter(ClaimFilter):
-    """By how long ago running rows were claimed."""
-
-    title = gettext_lazy("running since")
-    parameter_name = "claim_age"
-
-    ages = {
-        "1m": timedelta(minutes=1),
-        "10m": timedelta(minutes=10),
-        "1h": timedelta(hours=1),
-        "1d": timedelta(days=1),
-    }
-
-    def lookups(self, request: HttpRequest, model_admin: object) -> Choices:
-        more = _("over %(time)s")
-        return [(key, more % {"time": format_duration(age)}) for key, age in self.ages.items()]
-
-    def matching(self, rows: Rows, value: str) -> Rows:
-        if value not in self.ages:
-            return rows
-        since = database_time(rows.db) - self.ages[value]
-        old = {f"{self.columns.claimed_at.name}__lte": since}
-        return self.in_state(rows, Status.PROCESSING, **old)
-
-
 class ErrorFilter(ClaimFilter):
     """By the class of the error that failed rows ended with."""
 
@@ -142,7 +114,7 @@ class ErrorFilter(ClaimFilter):
         return rows if field is None else self.in_state(rows, Status.FAILED, **{field.name: value})
 
 
-FILTERS: tuple[type[ClaimFilter], ...] = (StateFilter, HolderFilter, AgeFilter, ErrorFilter)
+FILTERS: tuple[type[ClaimFilter], ...] = (StateFilter, HolderFilter, ErrorFilter)
 
 
 def order_of(model: type[models.Model], asked: Mapping[str, object], alias: str) -> list[str]:

@@ -1,31 +1,108 @@
-"""Numbers, durations and moments as filters for the templates of the control room."""
+"""Numbers, durations and moments as the reader's language writes them: filters of the admin's templates."""
+
+from datetime import datetime, timedelta
 
 from django.template import Library
+from django.utils import formats, timezone
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 
-from django_taskclaim.admin import localized
 from django_taskclaim.control.actions import what_was_done
+from django_taskclaim.fields import as_utc
 from django_taskclaim.formatting import format_duration
 
 register = Library()
 
-for _filter in (
-    localized.number,
-    localized.short,
-    localized.rate,
-    localized.percent,
-    localized.seconds,
-    localized.clock,
-    localized.moment,
-    localized.ago,
-    localized.rows,
-):
-    register.filter(_filter.__name__, _filter)
+_UNITS = ((10**9, "G"), (10**6, "M"), (10**3, "k"))
+
+
+@register.filter
+def number(value: float) -> str:
+    """Return a whole number with the locale's separators: ``1,204``."""
+    return formats.number_format(round(value), 0, use_l10n=True, force_grouping=True)
+
+
+@register.filter
+def short(value: float) -> str:
+    """Return a number with three digits at most: ``950``, ``12.4 k``, ``1.24 M``; small ones in full."""
+    if value < 10_000:
+        return number(value)
+    size, unit = next(one for one in _UNITS if value >= one[0] * 0.9995)
+    scaled = value / size
+    places = 2 if scaled < 9.995 else 1 if scaled < 99.95 else 0
+    text = _decimal(scaled, places)
+    return f"{text.rstrip('0').rstrip('.,٫') if places else text} {unit}"
 
 
 @register.filter
 def count(value: int, is_estimate: object) -> str:
     """Return a number of rows in full, an estimate in three digits."""
-    return localized.short(value) if is_estimate else localized.number(value)
+    return short(value) if is_estimate else number(value)
+
+
+@register.filter
+def rate(per_second: float) -> str:
+    """Return rows a second with as many digits as mean something."""
+    if per_second >= 100:
+        return short(per_second)
+    return _decimal(per_second, 1 if per_second >= 0.1 or not per_second else 2)
+
+
+@register.filter
+def percent(share: float) -> str:
+    """Return a share as a percentage, never 100 before all is done and never 0 once something is."""
+    tenths = int(share * 1000)
+    if share > 0 and not tenths:
+        return f"< {_decimal(0.1, 1)} %"
+    return f"{_decimal(tenths / 10, 0 if tenths in (0, 1000) else 1)} %"
+
+
+@register.filter
+def seconds(value: float | None) -> str:
+    """Return a duration of work: ``12 ms``, ``1.4 s``, ``3 min 20 s``; a dash for none."""
+    if not value:
+        return "–"
+    if value < 0.9995:
+        return f"{number(value * 1000)} ms"
+    if value < 60:
+        return f"{_decimal(value, 1)} s"
+    return format_duration(timedelta(seconds=value))
+
+
+def _decimal(value: float, places: int) -> str:
+    return formats.number_format(f"{value:.{places}f}", places, use_l10n=True)
+
+
+@register.filter
+def clock(value: datetime) -> str:
+    """Return ``14:02``, with the day where that is not today."""
+    return _with_day(value, "H:i")
+
+
+@register.filter
+def moment(value: datetime) -> str:
+    """Return ``14:02:05``, with the day where that is not today."""
+    return _with_day(value, "H:i:s")
+
+
+def _with_day(value: datetime, shape: str) -> str:
+    here = timezone.localtime(as_utc(value))
+    time = formats.time_format(here, shape)
+    if here.date() == timezone.localtime(as_utc(timezone.now())).date():
+        return time
+    return f"{formats.date_format(here, 'DATE_FORMAT')} {time}"
+
+
+@register.filter
+def rows(count: int) -> str:
+    """Return ``1 row``, ``1,204 rows``."""
+    return ngettext("%(n)s row", "%(n)s rows", count) % {"n": number(count)}
+
+
+@register.filter
+def ago(duration: timedelta) -> str:
+    """Return ``4 min 10 s ago``."""
+    return _("%(time)s ago") % {"time": format_duration(duration)}
 
 
 register.filter("duration", format_duration)

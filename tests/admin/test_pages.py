@@ -174,7 +174,6 @@ def test_an_edited_list_writes_the_users_columns_only(boss: Client, in_states: A
         ("claim_state=nonsense", None),
         ("claim_error=LookupError", {"failed"}),
         ("claim_error=Nothing", set()),
-        ("claim_age=1m", set()),
         ("claim_holder=%00", None),
     ],
 )

@@ -14,7 +14,6 @@ from django.utils.translation import ngettext, pgettext, pgettext_lazy
 
 from django_taskclaim import conf
 from django_taskclaim.admin.control_room import failures
-from django_taskclaim.admin.localized import clock, number
 from django_taskclaim.columns import has_ranges
 from django_taskclaim.completion import Clear
 from django_taskclaim.control import reading
@@ -40,6 +39,7 @@ from django_taskclaim.policy import RENEWALS_PER_LEASE, policy_for
 from django_taskclaim.ranges import RowCounts, row_counts
 from django_taskclaim.states import Status
 from django_taskclaim.tables import EVERY_MODEL
+from django_taskclaim.templatetags.taskclaim_admin import clock, number
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 

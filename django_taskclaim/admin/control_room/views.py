@@ -47,7 +47,6 @@ from django_taskclaim.admin.control_room.snapshot import (
     snapshot_of,
     state_of,
 )
-from django_taskclaim.admin.localized import number
 from django_taskclaim.admin.permissions import Admin, may_configure, may_operate, may_view
 from django_taskclaim.connecting import in_no_transaction
 from django_taskclaim.control.actions import RESET_FAILED, WORKER_ACTIONS, WorkerAction
@@ -58,6 +57,7 @@ from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.formatting import first_line
 from django_taskclaim.models import WorkerProcess
 from django_taskclaim.monitoring.overview import database_time, workers
+from django_taskclaim.templatetags.taskclaim_admin import number
 
 TEMPLATES = "admin/taskclaim/control_room"
 
