@@ -203,7 +203,7 @@ def _set_aside(seen: Overview) -> Iterator[Finding]:
     if seen.progress.paused:
         yield Finding.note(
             f"{_rows(seen, seen.progress.paused, Status.PAUSED)} set aside (status paused).",
-            f"manage.py claimresume {seen.model._meta.label} --rows",
+            f"manage.py claimreset {seen.model._meta.label} --paused",
         )
 
 

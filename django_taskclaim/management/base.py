@@ -274,26 +274,21 @@ def add_filters(parser: ArgumentParser, which: str) -> None:
     )
 
 
-def add_choice_of_rows(parser: ArgumentParser, when: str = "") -> None:
-    """Let the command choose rows and be asked before it acts: ``--filter``, ``--limit``, ``--dry-run``, ``--noinput``.
-
-    *when* stands before each help text.
-    """
-    add_filters(parser, f"{when}only rows")
+def add_choice_of_rows(parser: ArgumentParser) -> None:
+    """Let the command choose rows and ask before it acts: ``--filter``, ``--limit``, ``--dry-run``, ``--noinput``."""
+    add_filters(parser, "only rows")
     parser.add_argument(
-        "--limit", metavar="N", type=whole_number, help=f"{when}at most N rows (default: all)"
+        "--limit", metavar="N", type=whole_number, help="at most N rows (default: all)"
     )
     parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        help=f"{when}count, say what would be done, and do nothing",
+        "--dry-run", action="store_true", help="count, say what would be done, and do nothing"
     )
     parser.add_argument(
         "--noinput",
         "--no-input",
         dest="interactive",
         action="store_false",
-        help=f"{when}do not ask; off a terminal nobody is asked anyway",
+        help="do not ask; off a terminal nobody is asked anyway",
     )
 
 

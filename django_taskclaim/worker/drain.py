@@ -124,7 +124,7 @@ class Drain:
         label = handler.model._meta.label
         return (
             f"{'more than ' if more else ''}{many} of {label} {'is' if found == 1 else 'are'} paused and"
-            f" left alone; manage.py claimresume {label} --rows opens {'it' if found == 1 else 'them'}"
+            f" left alone; manage.py claimreset {label} --paused opens {'it' if found == 1 else 'them'}"
         )
 
     def _stop_of(self, handler: Handler) -> str:

@@ -39,7 +39,7 @@ def test_old_rows_are_paused_and_new_ones_open(project: Project, parcel: Any) ->
     said = project.adopt("adoption.Parcel")
     assert project.files == ADOPTED
     assert project.unmade("parcel") == []
-    assert "claimresume adoption.Parcel --rows" in said
+    assert "claimreset adoption.Parcel --paused" in said
     assert "'paused'" in project.run("sqlmigrate", "adoption", "0002")
     with pytest.raises(CommandError, match=r"run manage\.py migrate") as caught:
         project.adopt("adoption.Parcel")

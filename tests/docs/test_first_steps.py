@@ -98,7 +98,7 @@ def test_the_first_queue_is_as_its_page_tells(tmp_path: Path) -> None:
     project.write("shop/claims.py", claims)
     said = typed("claimadopt", "shop.Invoice").partition("Next, in this order:")[2]
     steps = re.findall(r"^ *manage\.py (.*?)(?:  .*)?$", said, re.MULTILINE)
-    opening, working = "claimresume shop.Invoice --rows", "claimworker shop.Invoice"
+    opening, working = "claimreset shop.Invoice --paused", "claimworker shop.Invoice"
     assert steps == ["migrate", opening, working]
     typed("migrate")
     typed(*opening.split(), "--limit", "120", "--noinput")

@@ -86,7 +86,7 @@ def failed_and_set_aside() -> None:
             [
                 "2 × ValueError and 1 × KeyError",
                 "→ manage.py claimreset testapp.Job",
-                "→ manage.py claimresume testapp.Job --rows",
+                "→ manage.py claimreset testapp.Job --paused",
             ],
         ),
     ],

@@ -12,6 +12,7 @@ from django_taskclaim.control.models import OperatorAct
 from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.management.base import acting
 from tests.commands import completed, failed, in_each_state, refused, run
+from tests.factories import make
 from tests.querysets.models import Parcel, Receipt, Stamp
 from tests.querysets.support import facts
 from tests.testapp.models import Photo
@@ -83,6 +84,22 @@ def test_rows_are_chosen_by_error_filter_and_limit() -> None:
         "claimreset", "testapp.Photo", "--filter", "country=SE"
     )
     assert len(recorded()) == 2
+
+
+def test_paused_rows_are_opened_in_chunks(settings: Any) -> None:
+    """Rows in other states are left alone; each act is recorded."""
+    settings.TASKCLAIM = {"CHUNK_SIZE": 3}
+    failed(Photo)
+    make(Photo, 10, country=lambda i: "NZ" if i % 2 else "AU")
+    Photo.objects.open().pause_rows()
+    words = ("claimreset", "testapp.Photo", "--paused", "--by", "ada")
+    assert "Resume 10 rows: not done" in run(*words, "--dry-run")
+    assert "Resumed 2 rows" in run(*words, "--filter", "country=NZ", "--limit", "2")
+    assert {row.country for row in Photo.objects.open()} == {"NZ"}
+    assert "Resumed 8 rows" in run(*words, "--reason", "all of it")
+    assert [act[:3] for act in recorded()] == [("resume rows", n, acting("ada")) for n in (2, 8)]
+    assert recorded()[-1][3].endswith("all of it")
+    assert Photo.objects.failed().count() == 1
 
 
 def test_a_dry_run_only_counts() -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from django_taskclaim.control.models import OperatorAct
 from django_taskclaim.management.base import acting
 from django_taskclaim.switch import pause, paused_by
 from tests.commands import lapsed, no_savepoint, run, table_away, typed
@@ -17,10 +16,6 @@ from tests.querysets.support import clock, set_raw
 from tests.testapp.models import Child, Parent, Photo, UuidKey
 
 pytestmark = pytest.mark.django_db(databases="__all__")
-
-
-def acts() -> list[tuple[str, int, str, str]]:
-    return [(act.act, act.rows, act.by, act.reason) for act in OperatorAct.objects.order_by("id")]
 
 
 # release_expired
@@ -109,28 +104,3 @@ def test_a_resume_names_what_stays_paused() -> None:
     assert "testapp.Photo is paused by bob" in said
     assert "testapp.Child stays paused: testapp.Parent is paused" in said
     assert "testapp.UuidKey" not in said
-
-
-# Single rows
-
-
-@pytest.mark.once
-def test_rows_are_paused_and_opened_in_chunks(settings: Any) -> None:
-    """Running rows and the switch are left alone; each act is recorded."""
-    settings.TASKCLAIM = {"CHUNK_SIZE": 3}
-    make(Photo, 11, country=lambda i: "NZ" if i % 2 else "AU")
-    (running,) = Photo.objects.filter(country="AU").claim_batch(1)
-    assert "Paused 10 rows" in run("claimpause", "testapp.Photo", "--rows")
-    assert running.claim.check()
-    assert paused_by(Photo) is None
-    resume = ("claimresume", "testapp.Photo", "--rows", "--by", "ada")
-    assert "Resume 10 rows: not done" in run(*resume, "--dry-run")
-    assert "Resumed 2 rows" in run(*resume, "--filter", "country=NZ", "--limit", "2")
-    assert {row.country for row in Photo.objects.open()} == {"NZ"}
-    pause(Photo)
-    said = run(*resume, "--reason", "all of it")
-    assert "Resumed 8 rows" in said
-    # Nobody would take them before.
-    assert "manage.py claimresume testapp.Photo" in said
-    assert [act[:3] for act in acts()[1:]] == [("resume rows", n, acting("ada")) for n in (2, 8)]
-    assert acts()[-1][3].endswith("all of it")

@@ -65,6 +65,6 @@ come later are open. The same files run on PostgreSQL, MySQL, MariaDB and SQLite
         self.stdout.write("  manage.py migrate    before any code runs that has the mixin")
         if existing == EXISTING[0]:
             self.stdout.write(
-                f"  manage.py claimresume {meta.label} --rows    opens the rows that are there"
+                f"  manage.py claimreset {meta.label} --paused    opens the rows that are there"
             )
         self.stdout.write(f"  manage.py claimworker {meta.label}")
