@@ -47,20 +47,17 @@ EXIT_CODES = """  0    done, or there was nothing to do
   130  stopped by Ctrl-C; what was done stays"""
 
 
-def lacking_tables(model: Model, alias: str) -> list[str]:
-    """Return what tables and columns the database lacks for *model*, in sentences that name the command to run."""
-    return [
-        f"{found.message} {'Run: ' if found.advice.startswith('manage.py') else ''}{found.advice}"
-        for found in missing_tables(model, alias)
-    ]
-
-
 def lacking_of(where: Sequence[tuple[Model, str]]) -> list[str]:
-    """Return what the databases lack for these models; nothing where a database does not answer."""
+    """Return what tables and columns the databases lack for these models, in sentences that name the command to run.
+
+    Nothing where a database does not answer.
+    """
     found: list[str] = []
     with contextlib.suppress(Error):
         for model, alias in where:
-            found += lacking_tables(model, alias)
+            for lack in missing_tables(model, alias):
+                run = "Run: " if lack.advice.startswith("manage.py") else ""
+                found.append(f"{lack.message} {run}{lack.advice}")
     return list(dict.fromkeys(found))
 
 

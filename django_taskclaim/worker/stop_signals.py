@@ -20,6 +20,9 @@ T = TypeVar("T")
 #: Signals that ask a worker to stop. A child does not count its own, because a process group gets them all.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
+#: How many seconds a silent database may hold up the start.
+PATIENCE = 10.0
+
 
 def leave(code: int) -> NoReturn:
     """End the process at once, in the middle of its threads' work; what it has logged and printed is written first."""
@@ -43,13 +46,10 @@ def hold_stop_signals() -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
 
 
-def answer_unless_stopped(
-    question: Callable[[], T], patience: float, meanwhile: Callable[[], object]
-) -> T | None:
-    """Return the answer, None if it takes longer than *patience* seconds; a stop signal ends the process with 0.
+def answer_unless_stopped(question: Callable[[], T]) -> T | None:
+    """Return the answer, None if it takes longer than PATIENCE; a stop signal ends the process with 0.
 
-    Another thread asks, because a driver that waits for a silent database may react to no signal. *meanwhile* is called
-    often.
+    Another thread asks, because a driver that waits for a silent database may react to no signal.
     """
     answer: Future[T] = Future()
 
@@ -62,11 +62,10 @@ def answer_unless_stopped(
     threading.Thread(target=ask, name="taskclaim-question", daemon=True).start()
     if not hasattr(signal, "sigpending"):
         return answer.result()
-    end = clock() + patience
+    end = clock() + PATIENCE
     while not wait([answer], 0.02).done and clock() < end:
         if signal.sigpending() & {*STOP_SIGNALS}:
             leave(0)
-        meanwhile()
     return answer.result() if answer.done() else None
 
 

@@ -1,22 +1,18 @@
 """``manage.py claimworker``: run workers until told to stop, or until the work is done."""
 
-import logging
-import math
 import signal
 import sys
 import threading
-import time
 from argparse import ArgumentParser, ArgumentTypeError
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from datetime import timedelta
 from functools import partial
-from itertools import chain
 from typing import Any
 
 from django.core.checks.messages import ERROR
 from django.core.management.base import CommandError
-from django.db import Error, connections, router
+from django.db import connections, router
 from django.utils.connection import ConnectionDoesNotExist
 
 from django_taskclaim import conf
@@ -32,7 +28,7 @@ from django_taskclaim.management.base import (
     add_models,
     database_alias,
     duration,
-    lacking_tables,
+    lacking_of,
     whole_number,
 )
 from django_taskclaim.switch import claimable_models, holds
@@ -48,17 +44,6 @@ from django_taskclaim.worker.process import run_in_process
 from django_taskclaim.worker.records import log_to_console
 from django_taskclaim.worker.stop_signals import answer_unless_stopped, hold_stop_signals, leave
 
-logger = logging.getLogger("django_taskclaim.worker")
-
-#: How long a silent database may hold up the start.
-PATIENCE = 10.0
-
-#: Seconds between two looks for tables that are not there yet.
-LOOK_EVERY = 2.0
-
-#: Returns sentences about what is wrong for a handler on a database.
-Question = Callable[[Handler, str], list[str]]
-
 
 class Command(ClaimCommand):
     """Parse, run, exit with the worker's code."""
@@ -67,7 +52,7 @@ class Command(ClaimCommand):
     help = """Claim rows of the given models and run their handlers on them, until told to stop.
 
 Run it on as many machines as you like. A worker that dies, hangs or is cut off loses its rows when their lease
-is over, and others do them. While its tables or columns are not there yet it waits for their migration, and says so."""
+is over, and others do them."""
     epilog = """examples:
   manage.py claimworker                                   every model that has a handler, until SIGTERM or Ctrl-C
   manage.py claimworker photos.Photo --processes 4 --threads 2
@@ -80,7 +65,7 @@ signals:
   SIGTERM or SIGINT: claim nothing more, give back what has not started, let running rows go on for the grace period.
   A second one: give everything back and leave within 5 seconds."""
     exit_codes = """  0  ended as asked: stopped, drained, or a limit of rows or time reached
-  1  a running handler was cut short, or processes could not be kept alive
+  1  a running handler was cut short, processes could not be kept alive, or tables are not there yet
   2  wrong usage
   3  a drain ended with work left, because the model is paused or throttled"""
 
@@ -145,9 +130,11 @@ signals:
         refuse_wrong_handlers(worker)
         _prepare_health_file(worker)
         log_to_console(worker.verbosity)
-        if not self._wait_for_tables(worker):
-            sys.exit(ExitCode.WORK_LEFT if worker.drain else ExitCode.ENDED)
-        _refuse(self._answer(partial(_sentences_of, _refused_checks, worker)) or ())
+        question = partial(refuse_database, worker)
+        if self._from_shell:
+            answer_unless_stopped(question)
+        else:
+            question()
         for sentence in small_pool(worker.using, worker.threads):
             self.stderr.write(self.style.WARNING(sentence))
         if in_process:
@@ -179,39 +166,6 @@ signals:
         """Whether this process is ours alone, with the stop signals held since its first line."""
         return bool(getattr(self, "_called_from_command_line", False))
 
-    def _answer(
-        self,
-        question: Callable[[], list[str] | None],
-        patience: float = PATIENCE,
-        meanwhile: Callable[[], object] = int,
-    ) -> list[str] | None:
-        """Return the answer, None of a silent database; a stop signal ends a process of our own meanwhile."""
-        if self._from_shell:
-            return answer_unless_stopped(question, patience, meanwhile)
-        return question()
-
-    def _wait_for_tables(self, worker: WorkerOptions) -> bool:
-        """Return once the database has what the worker's rows need; False where its time is over before."""
-        health, end = HealthFile(worker.health_file), worker.ends_at or math.inf
-        look = partial(_sentences_of, _lacking, worker)
-        lacking = self._answer(look)
-        if not lacking:
-            return True
-        logger.warning(
-            "Waiting: %s The worker goes on by itself then.",
-            " ".join(_ended(sentence) for sentence in lacking),
-            extra={"event": "waiting"},
-        )
-        # A migration may have a table locked for long, or the database be away: that is no answer.
-        while lacking is None or lacking:
-            health.touch()
-            if clock() >= end:
-                return False
-            self._answer(partial(time.sleep, LOOK_EVERY))
-            lacking = self._answer(look, end - clock(), health.touch)
-        logger.warning("Tables and columns are there; going on.", extra={"event": "migrated"})
-        return True
-
 
 def refuse_wrong_handlers(worker: WorkerOptions) -> None:
     """Raise CommandError for models without a handler, filters that make no sense, and handlers that fail every row."""
@@ -234,19 +188,18 @@ def _faults_of(handler: Handler) -> list[str]:
     ]
 
 
-def _sentences_of(question: Question, worker: WorkerOptions) -> list[str] | None:
-    """Return what is wrong for any of the worker's handlers; None if a database does not answer."""
+def refuse_database(worker: WorkerOptions) -> None:
+    """Raise CommandError where the database lacks tables, or can never answer a health check.
+
+    A worker starts although its database is away.
+    """
+    handlers = worker.handlers()
     try:
-        found = [question(handler, worker.using) for handler in worker.handlers()]
-        return list(dict.fromkeys(chain(*found)))
-    except Error:
-        return None
+        lacking = lacking_of([(handler.model, worker.using) for handler in handlers])
+        _refuse(lacking, ExitCode.CUT_SHORT)
+        _refuse([text for handler in handlers for text in _refused_checks(handler, worker.using)])
     finally:
         connections.close_all()
-
-
-def _lacking(handler: Handler, using: str) -> list[str]:
-    return lacking_tables(handler.model, using)
 
 
 def _refused_checks(handler: Handler, using: str) -> list[str]:
@@ -265,9 +218,9 @@ def _prepare_health_file(worker: WorkerOptions) -> None:
         _refuse([_ended(f"--health-file cannot be used: {error}")])
 
 
-def _refuse(sentences: Sequence[str]) -> None:
+def _refuse(sentences: Sequence[str], code: ExitCode = ExitCode.USAGE) -> None:
     if sentences:
-        raise CommandError("\n".join(sentences), returncode=ExitCode.USAGE)
+        raise CommandError("\n".join(sentences), returncode=code)
 
 
 def _refuse_platform(in_process: bool) -> None:
