@@ -3,10 +3,6 @@
 That is which rows a worker is for, ``--filter country=NZ`` and the like, and how many of them a claim asks for.
 """
 
-import datetime
-import json
-from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from enum import IntEnum
@@ -14,23 +10,16 @@ from functools import partial
 from typing import Any, Self
 
 from django.apps import apps
-from django.conf import settings
 from django.core.exceptions import FieldError, ValidationError
 from django.db import models
 from django.db.models.constants import LOOKUP_SEP
-from django.db.models.sql import Query
-from django.utils.timezone import is_naive, make_aware
 
 from django_taskclaim import conf
-from django_taskclaim.fields import MomentField
 from django_taskclaim.handlers import Handler, handler_for
 
 HOW_TO_HANDLE = "write one with @handler(…) in the claims.py of an installed app, or give the model a process() method"
 
 _BOOLEANS = {"true": True, "false": False}
-
-#: Lookups that compare the column itself with values of its own type.
-_COMPARISONS = {"exact", "gt", "gte", "lt", "lte", "in", "range"}
 
 #: The time that the rows of a claim take together, if no size is given: a process that dies holds back no more.
 TARGET = timedelta(seconds=1)
@@ -126,38 +115,23 @@ def condition_of(text: str, model: type[models.Model]) -> models.Q:
     if not (equals and lookup.isidentifier()):
         raise SelectionError(f"{text!r} is no filter; write lookup=value, country=NZ for example")
     try:
-        path = Query(model).names_to_path(lookup.split(LOOKUP_SEP), model._meta)
-        condition = models.Q((lookup, _value(path[2][0], path[3], value)))
+        condition = models.Q((lookup, _value(lookup, value)))
         models.QuerySet(model).filter(condition)
     except (FieldError, TypeError, ValueError, ValidationError) as error:
         raise SelectionError(f"{text}: {_sentence(error)}") from error
     return condition
 
 
-def _value(field: object, rest: Sequence[str], text: str) -> Any:
-    """Return the value for ``filter()`` that *text* stands for."""
-    compares = not rest or rest[0] in _COMPARISONS
-
-    def parse(part: str) -> Any:
-        if isinstance(field, models.BooleanField) and compares:
-            return _BOOLEANS.get(part.lower(), part)
-        if isinstance(field, models.JSONField):
-            with suppress(ValueError):
-                return json.loads(part)
-        if isinstance(field, (models.DateTimeField, MomentField)) and compares:
-            moment = field.to_python(part)
-            naive = isinstance(moment, datetime.datetime) and is_naive(moment)
-            return make_aware(moment) if naive and settings.USE_TZ else moment
-        return part
-
-    last = rest[-1] if rest else "exact"
-    if last == "isnull":
+def _value(lookup: str, text: str) -> object:
+    """Return the value for ``filter()``: the text itself, but for lookups that take no text."""
+    path, _, last = lookup.rpartition(LOOKUP_SEP)
+    if path and last == "isnull":
         if text.lower() not in _BOOLEANS:
             raise SelectionError(f"{text!r} is neither true nor false")
         return _BOOLEANS[text.lower()]
-    if last not in ("in", "range"):
-        return parse(text)
-    parts = [parse(part) for part in text.split(",")]
+    if not path or last not in ("in", "range"):
+        return text
+    parts = text.split(",")
     if last == "range" and len(parts) != 2:
         raise SelectionError("a range has two ends, as in width__range=1,9")
     return parts
