@@ -1,4 +1,4 @@
-"""Rows in every state, and pages that wait as long as it takes."""
+"""Rows in every state, and pages that wait as long as it takes and share nothing."""
 
 from typing import Any
 
@@ -7,6 +7,7 @@ from django.test import Client
 
 from django_taskclaim import conf
 from django_taskclaim.admin import actions
+from django_taskclaim.admin.control_room import snapshot
 from tests.admin.room import somebody
 from tests.factories import make
 from tests.querysets.support import clock, set_raw
@@ -15,6 +16,8 @@ from tests.querysets.support import clock, set_raw
 @pytest.fixture(autouse=True)
 def _patient_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(conf.DEFAULTS, "PAGE_TIMEOUT", 60.0)
+    monkeypatch.setattr(snapshot, "SHARED_FOR", -1.0)
+    snapshot._recent.clear()
     monkeypatch.setattr(actions, "SECONDS", 60.0)
 
 

@@ -11,6 +11,7 @@ from django.test import AsyncClient, Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
+from django_taskclaim.admin.control_room import snapshot
 from django_taskclaim.control.models import OperatorAct, ThroughputMinute
 from django_taskclaim.models import Throttle
 from django_taskclaim.querysets.failing import stop_everyone
@@ -102,6 +103,24 @@ def test_more_rows_workers_and_failures_cost_no_more_statements(boss: Client) ->
 def test_a_model_more_in_the_overview_costs_two_statements(boss: Client) -> None:
     most = 6 + 2 * len(claimable_models())
     assert statements(boss, overview()) <= most
+
+
+@pytest.mark.parametrize("where", [photos, overview])
+def test_ten_who_look_within_two_seconds_share_what_is_read(
+    boss: Client, where: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not the buttons; and who has just acted sees it done."""
+    make(Photo, 1)
+    ten = [boss, *(somebody(*VIEW) for _ in range(9))]
+    monkeypatch.setattr(snapshot, "SHARED_FOR", 60.0)
+    each = [statements(one, where()) for one in ten]
+    assert sum(each) <= 20 + 2 * len(claimable_models()) * (where is overview)
+    for page in (where(), where("live")):
+        shown = [text_of(one.get(page)).count("Pause claiming") for one in ten]
+        assert shown == [1] + [0] * 9
+    perform(boss, where("pause"), {"reason": "deploy"})
+    assert "PAUSED by boss" in text_of(boss.get(where()))
+    assert "PAUSED by boss" in text_of(somebody(is_superuser=True).get(where("live")))
 
 
 def test_the_percentage_is_of_complete_rows(looks: Client) -> None:

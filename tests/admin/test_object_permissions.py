@@ -10,6 +10,7 @@ from django.test import Client, override_settings
 from django.urls import path
 
 from django_taskclaim.admin import ClaimAdminMixin
+from django_taskclaim.admin.control_room import snapshot
 from django_taskclaim.admin.control_room.mounting import register
 from django_taskclaim.control.actions import ROW_ACTIONS, Action
 from django_taskclaim.control.models import WorkerCommand
@@ -185,8 +186,13 @@ def ada(db: None) -> Client:
     return somebody(name="ada", is_superuser=True)
 
 
-def test_failures_that_the_user_may_not_see_are_not_shown_exported_or_retried(ada: Client) -> None:
-    page = text_of(ada.get(own()))
+def test_failures_that_the_user_may_not_see_are_not_shown_exported_or_retried(
+    ada: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as sharing:
+        sharing.setattr(snapshot, "SHARED_FOR", 60.0)
+        assert "no picture of au" in text_of(ada.get(photos()))
+        page = text_of(ada.get(own()))
     assert "no picture of nz" in page
     assert "no picture of au" not in page
     answer: Any = ada.get(own("export"))

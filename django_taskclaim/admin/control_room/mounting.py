@@ -12,12 +12,14 @@ A model's page is named ``<app>_<model>_control`` on any site.
 """
 
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.contrib import admin
 from django.contrib.admin import AdminSite, ModelAdmin
 from django.core.exceptions import PermissionDenied
+from django.db import models
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.urls import URLPattern, path
@@ -25,7 +27,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from django_taskclaim.admin.confirming import Crumb, ask_to_turn
-from django_taskclaim.admin.control_room.snapshot import bar_of, in_time, state_of
+from django_taskclaim.admin.control_room.snapshot import bar_of, in_time, shared, state_of
 from django_taskclaim.admin.control_room.views import (
     Page,
     address,
@@ -96,17 +98,10 @@ class ControlAdmin(Base):
         pages = self.open_to(request)
         if not pages:
             raise PermissionDenied
-        as_of, known = timezone.now(), dict[str, Summary]()
-
-        def read(alias: str) -> bool:
-            there = [page.model for page in pages if page.alias == alias]
-            known.update((seen.model._meta.label, seen) for seen in summaries(there, alias))
-            return True
-
-        in_times = [
-            in_time(alias, partial(read, alias)) for alias in {page.alias for page in pages}
-        ]
-        lines = [_line(page, known.get(page.label)) for page in pages]
+        # Those who may see the same models share what was read of them.
+        places = tuple((page.model, page.alias) for page in pages)
+        found = shared(request, places, partial(_read_all, places))
+        lines = [_line(page, found.known.get(page.model)) for page in pages]
         title = _("Control room")
         return page_response(
             request,
@@ -121,8 +116,8 @@ class ControlAdmin(Base):
             models=lines,
             may_operate_all=may_operate(request, None),
             all_are_paused=any(one["state"].all_are_paused for one in lines),
-            as_of=as_of,
-            is_late=not all(in_times),
+            as_of=found.as_of,
+            is_late=found.is_late,
         )
 
     def turn(self, request: HttpRequest, *, off: bool) -> HttpResponseBase:
@@ -155,6 +150,26 @@ class ControlAdmin(Base):
 
     def has_delete_permission(self, request: HttpRequest, obj: object = None) -> bool:
         return False
+
+
+class _Found(NamedTuple):
+    """What was read for the overview; a model is missing whose database did not answer in time."""
+
+    as_of: datetime
+    known: dict[type[models.Model], Summary]
+    is_late: bool
+
+
+def _read_all(places: Sequence[tuple[type[models.Model], str]]) -> _Found:
+    as_of, known = timezone.now(), dict[type[models.Model], Summary]()
+
+    def read(alias: str) -> bool:
+        there = [model for model, place in places if place == alias]
+        known.update((seen.model, seen) for seen in summaries(there, alias))
+        return True
+
+    in_times = [in_time(alias, partial(read, alias)) for alias in {alias for _, alias in places}]
+    return _Found(as_of, known, not all(in_times))
 
 
 def _line(page: Page, seen: Summary | None) -> dict[str, Any]:

@@ -1,16 +1,21 @@
 """What a page shows, read under one time limit, the most important first, and made into what its templates need."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import pairwise
+from threading import Lock
+from time import monotonic
 from typing import Any, TypeVar
 
+from django.contrib.messages import get_messages
 from django.db import Error, connections, models
+from django.http import HttpRequest
 from django.utils import timezone
+from django.utils.translation import get_language, ngettext, pgettext, pgettext_lazy
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext, pgettext, pgettext_lazy
 
 from django_taskclaim import conf
 from django_taskclaim.admin.control_room import failures
@@ -52,6 +57,9 @@ WIDTH, LEAST = 1000.0, 4.0
 #: No forecast is made of less than this share.
 FORESEEABLE = 0.01
 
+#: Everybody who looks at a page within so many seconds sees the same snapshot of it.
+SHARED_FOR = 2.0
+
 Rows = models.QuerySet[Any]
 T = TypeVar("T")
 
@@ -68,6 +76,39 @@ def in_time(alias: str, ask: Callable[[], T]) -> T | None:
         if not connections[alias].in_atomic_block:
             connections[alias].close_if_unusable_or_obsolete()
         return None
+
+
+class _Recent:
+    """What was read last for one page, and when. Others wait while it is read, and then share it."""
+
+    def __init__(self) -> None:
+        self.lock = Lock()
+        self.found: Any = None
+        self.read_at = float("-inf")
+
+    @property
+    def is_old(self) -> bool:
+        return monotonic() - self.read_at > SHARED_FOR
+
+
+_recent: dict[Hashable, _Recent] = defaultdict(_Recent)
+
+
+def shared(request: HttpRequest, page: Hashable, read: Callable[[], T]) -> T:
+    """Return what *read* gives, or gave to somebody else a moment ago: it must not depend on who looks.
+
+    A user who has just acted reads it again: the message about that is still to be shown.
+    """
+    for key in [key for key, one in list(_recent.items()) if one.is_old]:
+        _recent.pop(key, None)
+    # Reasons and marks are sentences with times of day.
+    recent = _recent[page, get_language(), timezone.get_current_timezone_name()]
+    with recent.lock:
+        if recent.is_old or len(get_messages(request)):
+            recent.found = read()
+            recent.read_at = monotonic()
+        found: T = recent.found
+    return found
 
 
 @dataclass

@@ -44,6 +44,7 @@ from django_taskclaim.admin.control_room.snapshot import (
     bar_of,
     in_time,
     lines,
+    shared,
     snapshot_of,
     state_of,
 )
@@ -211,7 +212,10 @@ class Page:
     ) -> TemplateResponse:
         if not self.may_view(request):
             raise PermissionDenied
-        known = snapshot_of(self.model, self.alias, self.rows(request))
+        read = partial(snapshot_of, self.model, self.alias, self.rows(request))
+        sees_all = self.shows_all(request)
+        # Errors of rows that this user may not see must not come from a snapshot of others.
+        known = shared(request, (self.model, self.alias), read) if sees_all else read()
         names = ("live", "pause", "resume", "commands", "settings", "export")
         return page_response(
             request,
@@ -225,7 +229,7 @@ class Page:
             may_operate=self.may_operate(request),
             may_configure=self.may_configure(request),
             has_control=is_on(self.alias),
-            **self._shown(known, form, sees_all=self.shows_all(request)),
+            **self._shown(known, form, sees_all=sees_all),
         )
 
     def _shown(
