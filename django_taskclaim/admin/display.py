@@ -238,7 +238,6 @@ def error_in_full(facts: RowFacts) -> str:
 #: How its events are called, and the state whose colour they have; others go by their own names.
 EVENTS: Mapping[str, tuple[Any, str]] = {
     "claimed": (gettext_lazy("claimed"), Status.PROCESSING.value),
-    "renewed": (gettext_lazy("renewed"), Status.PROCESSING.value),
     "lost": (gettext_lazy("lost"), EXPIRED),
     "released": (gettext_lazy("given back"), Status.OPEN.value),
     "taken back": (gettext_lazy("taken back"), Status.OPEN.value),
@@ -254,7 +253,7 @@ EVENTS: Mapping[str, tuple[Any, str]] = {
     "pruned": (gettext_lazy("deleted, long after it was complete"), Status.COMPLETE.value),
 }
 
-#: Those with which a claim begins; every other but a renewal ends one.
+#: Those with which a claim begins; every other ends one.
 BEGINNINGS = {"claimed", "handed over", "taken over"}
 
 
@@ -273,12 +272,9 @@ def _steps(events: Iterable[Any]) -> Iterator[tuple[str, ...]]:
     for event in events:
         at, detail = as_utc(event.at), str(event.detail)
         parts = [_("by %(holder)s") % {"holder": holder_text(event.holder)}] if event.holder else []
-        if since is not None and event.event not in {"claimed", "renewed"}:
+        if since is not None and event.event != "claimed":
             parts.append(_("after %(time)s") % {"time": format_duration(at - since)})
-        if event.event != "renewed":
-            since = at if event.event in BEGINNINGS else None
-        if event.times > 1:
-            parts.append(_("%(times)s×") % {"times": number(event.times)})
+        since = at if event.event in BEGINNINGS else None
         if event.event == "handed over":
             detail = _("to %(holder)s") % {"holder": holder_text(detail)}
         elif event.event == "expired" and detail:

@@ -8,7 +8,6 @@ from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
-from django.db.models import F
 from django.dispatch import Signal
 from django.utils.translation import gettext_noop
 
@@ -31,10 +30,9 @@ OUTCOMES = {
     "failed": gettext_noop("failed: no try was left"),
 }
 
-#: The signals that are written down, and their event; the others tell it themselves.
+#: The signals that are written down, and their event; the others tell it themselves. Renewals are too many.
 EVENTS: dict[Signal, str] = {
     signals.rows_claimed: "claimed",
-    signals.rows_renewed: "renewed",
     signals.rows_completed: "completed",
     signals.rows_failed: "failed",
     signals.rows_released: "released",
@@ -50,9 +48,7 @@ def _write(sender: Any, signal: Signal, using: str, **facts: Any) -> None:
     if not is_kept(sender, using):
         return
     about = _about_keys if "keys" in facts else _about_rows
-    events = list(about(sender, EVENTS[signal], **facts))
-    if events and signal is signals.rows_renewed:
-        events = _without_known_renewals(events, using)
+    events = about(sender, EVENTS[signal], **facts)
     ClaimEvent.objects.using(using).bulk_create(events, batch_size=int(conf.setting("CHUNK_SIZE")))
 
 
@@ -69,7 +65,7 @@ def _about_rows(
     status = claim_columns(model).status.attname
     for row in rows:
         claim = claim_of(row)
-        if claim is None and event in {"lost", "renewed"}:
+        if claim is None and event == "lost":
             continue
         found = _event(model, event, row.pk if claim is None else claim.pk, detail)
         if event == "failed" and row.__dict__.get(status) != Status.FAILED:
@@ -107,22 +103,6 @@ def _event(model: Any, event: str, key: object, detail: str) -> ClaimEvent:
         at=DatabaseNow(),
         detail=storable(detail, 500),
     )
-
-
-def _without_known_renewals(events: list[ClaimEvent], using: str) -> list[ClaimEvent]:
-    """Count the renewals of one claim in its first event, and return the events that are the first."""
-    known = ClaimEvent.objects.using(using).filter(
-        model=events[0].model,
-        key__in={event.key for event in events},
-        holder__in={event.holder for event in events},
-        event="renewed",
-    )
-    first = {(key, holder): pk for pk, key, holder in known.values_list("pk", "key", "holder")}
-    again = [first[of] for event in events if (of := (event.key, event.holder)) in first]
-    if again:
-        same = ClaimEvent.objects.using(using).filter(pk__in=again)
-        same.update(at=DatabaseNow(), times=F("times") + 1)
-    return [event for event in events if (event.key, event.holder) not in first]
 
 
 def listen(**changed: object) -> None:

@@ -106,13 +106,11 @@ class ClaimEvent(models.Model):
 
     model = models.CharField(max_length=200)
     key = HolderField(max_length=255)
-    #: claimed, renewed, lost, released, expired, completed, retried, failed, or an operator's act.
+    #: claimed, lost, released, expired, completed, retried, failed, handed over, or an operator's act.
     event = models.CharField(max_length=20)
     holder = HolderField(default="")
     iteration = models.IntegerField(null=True, default=None)
     at = MomentField()
-    #: How often, of renewals, which are kept as one event for each claim.
-    times = models.IntegerField(default=1)
     detail = ErrorClassField(max_length=500, default="")
 
     class Meta:

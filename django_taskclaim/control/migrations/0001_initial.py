@@ -24,7 +24,6 @@ class Migration(migrations.Migration):
                 ("holder", django_taskclaim.fields.HolderField(default="", max_length=200)),
                 ("iteration", models.IntegerField(default=None, null=True)),
                 ("at", django_taskclaim.fields.MomentField()),
-                ("times", models.IntegerField(default=1)),
                 ("detail", django_taskclaim.fields.ErrorClassField(default="", max_length=500)),
             ],
             options={
