@@ -133,19 +133,13 @@ def end_claims(claims: Sequence[Claim], how: Ended) -> None:
     connection = connections[claims[0].alias]
     if connection.in_atomic_block:
         ending = _Ending(how, connection)
-    elif commits_by_itself(connection):
+    elif connection.get_autocommit():
         ending = _Ending(how)
     else:
         # Without autocommit Django does not notice the commit. The fence is enough: it asks the row.
         return
     for claim in claims:
         claim._ending = ending
-
-
-def commits_by_itself(connection: BaseDatabaseWrapper) -> bool:
-    """Say whether Django has each statement outside of a transaction commit, which of an open connection it knows."""
-    known = connection.connection is not None
-    return connection.autocommit if known else connection.get_autocommit()
 
 
 class _Ending:

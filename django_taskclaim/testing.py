@@ -109,6 +109,7 @@ class _Runner:
             size,
             new_holder("run_due"),
             self.handler.lease,
+            clock(),
             notes_start=True,
         )
         rows: Any = self.handler.rows(self.using)

@@ -98,10 +98,11 @@ def checked_request(
             "include_held=True returns what claimed_by holds, so claimed_by must be given."
         )
     holder = new_holder() if claimed_by is None else checked_name(claimed_by)
+    started = clock()
     usual = policy_for(model).lease
     duration = usual if lease is None else conf.DURATION.check(lease, "lease")
     conf.BATCH_SIZE.check(limit, "limit")
-    return Request(limit, holder, duration, include_held=include_held, durable=durable)
+    return Request(limit, holder, duration, started, include_held=include_held, durable=durable)
 
 
 def claim(queryset: Rows, request: Request) -> list[models.Model]:
@@ -129,8 +130,8 @@ def claim(queryset: Rows, request: Request) -> list[models.Model]:
 
 
 def _call_of(queryset: Rows, request: Request) -> ClaimCall:
-    refuse_unclaimable(queryset)
     policies = policies_over(queryset.model).values()
+    refuse_unclaimable(queryset)
     if policies:
         queryset = in_policy_order(queryset)
     if remembered:
@@ -143,7 +144,6 @@ def _call_of(queryset: Rows, request: Request) -> ClaimCall:
         queryset,
         request,
         target,
-        started=clock(),
         is_plain=plain,
         is_limited=limited,
         counts_by_key=limited and any(one.counts_by_column for one in policies),
@@ -209,7 +209,7 @@ def _claims(call: ClaimCall, claimed: Sequence[ClaimedRow]) -> list[Claim]:
     tokens = {
         number: Token(request.holder, number) for number in {row.iteration for row in claimed}
     }
-    deadline = call.started + request.lease.total_seconds()
+    deadline = request.started + request.lease.total_seconds()
     claims = []
     for row in claimed:
         token = tokens[row.iteration]

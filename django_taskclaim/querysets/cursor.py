@@ -175,6 +175,8 @@ class Request:
     limit: int
     holder: str
     lease: timedelta
+    #: When the leases begin at the latest, by ``clock()``.
+    started: float
     include_held: bool = False
     durable: bool = True
     #: Whether the holder notes in the database when it starts a quarantined row; see ``failing.note_start``.
@@ -192,8 +194,6 @@ class ClaimCall:
     queryset: Rows
     request: Request
     target: ClaimTarget
-    #: When the leases begin at the latest, by ``clock()``.
-    started: float
     #: Whether the claim statement's own columns make the instances.
     is_plain: bool
     #: Whether the model has limits, from its handler or stored, …

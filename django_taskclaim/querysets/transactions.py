@@ -22,7 +22,7 @@ from django.db import (
 )
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from django_taskclaim.claim import COMPLETED, carried_claim, clock, commits_by_itself
+from django_taskclaim.claim import COMPLETED, carried_claim, clock
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.connecting import WAITS_ONCE, drop_broken
 from django_taskclaim.contention import contention_code, retry_on_contention
@@ -255,7 +255,7 @@ def refuse_old_snapshots(target: ClaimTarget, what: str) -> None:
 
 def no_transaction(connection: BaseDatabaseWrapper) -> bool:
     """Say whether the next transaction will be of our own making."""
-    return not connection.in_atomic_block and commits_by_itself(connection)
+    return not connection.in_atomic_block and connection.get_autocommit()
 
 
 @contextmanager
