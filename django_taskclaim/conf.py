@@ -163,6 +163,7 @@ HOURS = accepting(
     "a window such as 22:00-06:00, which does not end where it begins", _matches(_HOURS)
 )
 
+_TOKEN = accepting("a text of 16 characters or more, without spaces", _matches(r"[!-~]{16,}"))
 _SHARE = accepting("above 0 and up to 1", lambda value: _is_number(value) and 0 < value <= 1)
 _PATH = accepting("the dotted path of a function", _matches(r".*\..*"))
 _STRATEGY = accepting(f"one of {', '.join(CLAIM_STRATEGIES)}", CLAIM_STRATEGIES.__contains__)
@@ -208,6 +209,7 @@ _SETTINGS: Mapping[str, tuple[object, AnyKind]] = {
     "PAGE_TIMEOUT": (1.5, DURATION),
     "HISTORY": ((), _LABELS),
     "RETENTION": (2592000.0, DURATION),
+    "METRICS_TOKEN": (None, or_none(_TOKEN)),
 }
 
 DEFAULTS: dict[str, Any] = {name: default for name, (default, _) in _SETTINGS.items()}

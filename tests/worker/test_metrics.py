@@ -1,0 +1,102 @@
+"""The page for Prometheus: its gauges are what the tables say, and its counters never exceed that."""
+
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.test import Client
+from django.urls import path
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
+from django_taskclaim.contrib.metrics import metrics
+from django_taskclaim.switch import pause
+from tests.admin.room import somebody
+from tests.factories import make
+from tests.querysets.support import clock, set_raw
+from tests.testapp.models import Job, Photo
+from tests.worker.conftest import Worker, jobs, states, wait_until
+
+urlpatterns = [path("metrics", metrics)]
+
+TOKEN = "t0ken-of-the-monitoring"
+PROMETHEUS = {"accept": "application/openmetrics-text", "authorization": f"Bearer {TOKEN}"}
+
+pytestmark = [
+    pytest.mark.urls(__name__),
+    pytest.mark.django_db(databases="__all__"),
+    pytest.mark.usefixtures("token"),
+]
+
+
+@pytest.fixture
+def token(settings: Any) -> None:
+    settings.TASKCLAIM = {"METRICS_TOKEN": TOKEN, "PAGE_TIMEOUT": 60}
+
+
+def figures(label: str) -> dict[str, float]:
+    """Return every figure of one model, by its name and what it has beside model and database."""
+    text = Client().get("/metrics", headers=PROMETHEUS).content.decode()
+    samples = [one for family in text_string_to_metric_families(text) for one in family.samples]
+    return {
+        ":".join([name, *sorted(set(labels.values()) - {label, "default"})]): float(value)
+        for name, labels, value, *_ in samples
+        if labels["model"] == label
+    }
+
+
+def test_gauges_are_what_the_table_says() -> None:
+    make(Photo, 4)
+    expired, failed = Photo.objects.claim_batch(2)
+    failed.claim.fail("no such picture", retry=False)
+    set_raw(expired, "expires_at", clock("-1 HOUR"))
+    pause(Photo, using="default")
+    seen = figures("testapp.Photo")
+    rows = {name: number for name, number in seen.items() if name.startswith("taskclaim_rows:")}
+    expected = {"open": 2, "processing": 1, "complete": 0, "failed": 1, "paused": 0}
+    assert rows == {f"taskclaim_rows:{status}": number for status, number in expected.items()}
+    gauges = {"up": 1, "due": 2, "expired": 1, "paused": 1, "throttled": 0, "workers": 0}
+    assert {name: seen[f"taskclaim_{name}"] for name in gauges} == gauges
+
+
+@pytest.mark.parametrize(
+    ("given", "status"),
+    [({}, 403), ({"authorization": f"Bearer {TOKEN}x"}, 403), (PROMETHEUS, 200)],
+)
+def test_only_the_token_and_those_who_may_look_are_answered(given: Any, status: int) -> None:
+    assert Client().get("/metrics", headers=given).status_code == status
+    assert somebody("taskclaim_control.view_control").get("/metrics").status_code == 200
+    assert somebody("testapp.view_photo", name="eve").get("/metrics").status_code == 403
+    assert Client().post("/metrics", headers=PROMETHEUS).status_code == 405
+
+
+@pytest.mark.processes
+@pytest.mark.once
+def test_counters_never_exceed_the_table_while_workers_are_killed(
+    start_worker: Callable[..., Worker], transactional_db: None
+) -> None:
+    """What a killed process had not reported is missing, and nothing else."""
+    jobs(400, "sleep:0.05")
+    worker = start_worker("--batch-size", "20", "--lease", "3")
+    wait_until(lambda: counted_and_done()[0] > 0, what="a report")
+    (child,) = worker.children()
+    reported, _ = counted_and_done()
+    os.kill(child, signal.SIGKILL)
+    wait_until(lambda: child not in worker.children())
+    _, finished = counted_and_done()
+    wait_until(lambda: states() == {"complete": 400})
+    worker.signal(signal.SIGTERM)
+    assert worker.wait() == 0
+    counted, done = counted_and_done()
+    # All that the successor did is counted.
+    assert reported + done - finished <= counted
+    assert figures("testapp.Job")["taskclaim_batch_seconds_count"] > 0
+
+
+def counted_and_done() -> tuple[float, int]:
+    """Return the counter of completed rows, and how many are complete a moment later."""
+    counted = figures("testapp.Job")["taskclaim_rows_completed_total"]
+    done = Job.objects.filter(status="complete").count()
+    assert counted <= done
+    return counted, done
