@@ -22,7 +22,6 @@ from django_taskclaim.admin.confirming import describe_pause
 from django_taskclaim.admin.control_room.views import Page
 from django_taskclaim.admin.display import ClaimDisplay, Look, RowFacts
 from django_taskclaim.admin.filters import FILTERS, BoundedPaginator, order_of
-from django_taskclaim.checks.models import message
 from django_taskclaim.columns import (
     LINK,
     claim_columns,
@@ -31,6 +30,7 @@ from django_taskclaim.columns import (
     is_companion,
 )
 from django_taskclaim.control.reading import is_kept
+from django_taskclaim.findings import message
 from django_taskclaim.formatting import listed
 from django_taskclaim.switch import stops_of
 

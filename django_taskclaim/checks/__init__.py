@@ -54,11 +54,12 @@ from django.db import NotSupportedError, connections, router
 from django.db.models import Model
 
 from django_taskclaim import conf, error_text
-from django_taskclaim.checks.models import TAG, column_problems, message, work_problems
+from django_taskclaim.checks.models import column_problems, work_problems
 from django_taskclaim.columns import has_claim_columns, is_claimable
 from django_taskclaim.db import dialect_for, is_supported
+from django_taskclaim.findings import TAG, message
 from django_taskclaim.models import Switch
-from django_taskclaim.monitoring.server import Fault, server_for
+from django_taskclaim.monitoring.server import server_for
 from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.switch import claimable_models, holds
 
@@ -127,31 +128,30 @@ def check_databases() -> Iterator[CheckMessage]:
             hint = f"Let allow_migrate({alias!r}, 'taskclaim') return True, and migrate --database {alias}."
             yield message("E006", text, hint)
     for alias in _written_to():
-        for fault in _configured_faults(alias):
-            yield message(fault.id, fault.message, fault.hint)
+        yield from _configured_faults(alias)
 
 
-def _configured_faults(alias: str) -> Iterator[Fault]:
+def _configured_faults(alias: str) -> Iterator[CheckMessage]:
     connection, strategy = connections[alias], conf.setting("CLAIM_STRATEGY")
     try:
         known = dialect_for(connection).strategies
     except NotSupportedError as error:
         hint = "Let a router keep the models with claim columns on one of these databases."
-        yield Fault("E016", f"The database {alias!r} cannot claim. {error}", hint)
+        yield message("E016", f"The database {alias!r} cannot claim. {error}", hint)
         return
     yield from autocommit_faults(alias)
     yield from server_for(connection).configured_faults()
     if strategy not in known:
         text = f"TASKCLAIM['CLAIM_STRATEGY'] is {strategy!r}; the database {alias!r} has {', '.join(known)}."
-        yield Fault("E008", text, 'TASKCLAIM = {"CLAIM_STRATEGY": "auto"}')
+        yield message("E008", text, 'TASKCLAIM = {"CLAIM_STRATEGY": "auto"}')
 
 
-def autocommit_faults(alias: str) -> Iterator[Fault]:
+def autocommit_faults(alias: str) -> Iterator[CheckMessage]:
     """Yield that Django commits nothing by itself on this database, if that is so."""
     if not connections[alias].settings_dict["AUTOCOMMIT"]:
         text = f"The database {alias!r} has AUTOCOMMIT False: what a worker or a command writes is never committed."
         hint = "Leave AUTOCOMMIT out of DATABASES; put transaction.atomic() around what belongs together."
-        yield Fault("E012", text, hint)
+        yield message("E012", text, hint)
 
 
 def server_problems(databases: Iterable[str]) -> Iterator[CheckMessage]:
@@ -161,8 +161,7 @@ def server_problems(databases: Iterable[str]) -> Iterator[CheckMessage]:
             continue
         there = (ClaimTarget.of(one, alias).table for one in _sound_models() if holds(alias, one))
         if tables := {table.name: table for table in there}:
-            for fault in server_for(connections[alias]).server_faults(list(tables.values())):
-                yield message(fault.id, fault.message, fault.hint)
+            yield from server_for(connections[alias]).server_faults(list(tables.values()))
 
 
 def _sound_models() -> list[type[Model]]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-from django.core.checks import CheckMessage, Error, Warning
+from django.core.checks import CheckMessage
 from django.db import connections, models, router
 from django.db.models.deletion import Collector, get_candidate_relations_to_delete
 
@@ -22,6 +22,7 @@ from django_taskclaim.columns import (
 from django_taskclaim.completion import Archive, Clear, Delete
 from django_taskclaim.db import is_supported
 from django_taskclaim.fields import ClaimColumn, PriorityField
+from django_taskclaim.findings import message
 from django_taskclaim.formatting import format_duration, listed
 from django_taskclaim.handlers import WAITS_PER_LEASE, Handler, handler_for
 from django_taskclaim.models import RangeMixin
@@ -32,14 +33,6 @@ from django_taskclaim.querysets.operating import is_on_many_tables
 from django_taskclaim.ranges.keys import RangeTarget, source_of
 from django_taskclaim.ranges.planning import refuse_unplannable
 from django_taskclaim.throttling.health import loaded
-
-TAG = "taskclaim"
-
-
-def message(number: str, text: str, hint: str, obj: object = None) -> CheckMessage:
-    """Return an error for ``E…``, a warning for ``W…``."""
-    kind = Error if number.startswith("E") else Warning
-    return kind(text, hint=hint, obj=obj, id=f"{TAG}.{number}")
 
 
 def problems_of(model: type[models.Model]) -> Iterator[CheckMessage]:

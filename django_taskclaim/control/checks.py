@@ -3,8 +3,8 @@
 from django.core.checks import CheckMessage, register
 
 from django_taskclaim.checks import first_models
-from django_taskclaim.checks.models import TAG, message
 from django_taskclaim.control.models import is_on
+from django_taskclaim.findings import TAG, message
 
 
 @register(TAG)

@@ -1,22 +1,23 @@
 """What is wrong with one model's claims on one database, and what to do about it; ``claimdoctor`` prints it.
 
+What it finds are Django's check messages: an error is a problem, a warning is worth knowing (why nothing moves, or what
+could be better), and an Info says that something is in order.
+
 ``examine`` changes nothing: statements are explained, not run.
 """
 
 from collections.abc import Iterator
 
+from django.core import checks
 from django.db import Error, models
 
 from django_taskclaim.doctor.blockers import contradictions, reasons
-from django_taskclaim.doctor.findings import Finding, Kind
 from django_taskclaim.doctor.plans import judged_plans, missing_index
 from django_taskclaim.doctor.setup import dead_rows, missing_tables, refused
 from django_taskclaim.monitoring.overview import overview
 
-__all__ = ["Finding", "Kind", "examine"]
 
-
-def examine(model: type[models.Model], alias: str) -> Iterator[Finding]:
+def examine(model: type[models.Model], alias: str) -> Iterator[checks.CheckMessage]:
     """Yield what is wrong with *model* on the database *alias*, the gravest first.
 
     A database that does not answer is a finding, not an exception.
@@ -27,7 +28,7 @@ def examine(model: type[models.Model], alias: str) -> Iterator[Finding]:
         yield refused(alias, error)
 
 
-def _examine(model: type[models.Model], alias: str) -> Iterator[Finding]:
+def _examine(model: type[models.Model], alias: str) -> Iterator[checks.CheckMessage]:
     if absent := list(missing_tables(model, alias)):
         yield from absent
         return

@@ -6,13 +6,13 @@
 from collections.abc import Iterator
 from typing import Any
 
+from django.core import checks
 from django.db import connections, models
 from django.db.models import Count, Q
 
 from django_taskclaim import conf
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.db.sql import real_name
-from django_taskclaim.doctor.findings import Finding
 from django_taskclaim.formatting import counted, format_duration, format_moment, listed
 from django_taskclaim.handlers import handler_for
 from django_taskclaim.limits.key_limits import at_their_limit, limits_over
@@ -25,12 +25,12 @@ from django_taskclaim.states import Status
 from django_taskclaim.switch import paused_model
 
 
-def reasons(seen: Overview) -> Iterator[Finding]:
+def reasons(seen: Overview) -> Iterator[checks.CheckMessage]:
     """Yield the reasons that an overview shows; an estimate is called "about"."""
     found = [finding for reason in REASONS for finding in reason(seen)]
     if not found:
         due = _rows(seen, seen.due, Status.OPEN)
-        found = [Finding.fine(f"{due} due, and workers are alive.")]
+        found = [checks.Info(f"{due} due, and workers are alive.")]
     yield from found
 
 
@@ -41,7 +41,7 @@ def _rows(seen: Overview, count: int, state: Status, noun: str = "row") -> str:
     return f"About {counted(round(count, -max(0, len(str(count)) - 2)), noun)}"
 
 
-def _paused(seen: Overview) -> Iterator[Finding]:
+def _paused(seen: Overview) -> Iterator[checks.CheckMessage]:
     pause = seen.pause
     if pause is None:
         return
@@ -53,22 +53,22 @@ def _paused(seen: Overview) -> Iterator[Finding]:
         text += f", until {format_moment(pause.until)}"
     if pause.reason:
         text += f": {pause.reason}"
-    yield Finding.note(
+    yield checks.Warning(
         f"{text}. Nothing is claimed meanwhile.", f"manage.py claimresume {label or '--all'}"
     )
 
 
-def _throttled(seen: Overview) -> Iterator[Finding]:
+def _throttled(seen: Overview) -> Iterator[checks.CheckMessage]:
     for source, same in throttles_by_source(seen).items():
         processes = listed([throttle.process for throttle in same], 3)
-        yield Finding.note(
+        yield checks.Warning(
             f"{seen.model._meta.label} is throttled by {source} ({processes}): {same[0].reason},"
             f" until {format_moment(same[0].until)}.",
             "It ends by itself, when its cause ends.",
         )
 
 
-def _expired(seen: Overview) -> Iterator[Finding]:
+def _expired(seen: Overview) -> Iterator[checks.CheckMessage]:
     if not seen.expired:
         return
     stored = seen.switch.lease if seen.switch is not None else None
@@ -77,44 +77,44 @@ def _expired(seen: Overview) -> Iterator[Finding]:
     first = "" if late is None else f", the first {format_duration(late)} ago"
     text = f"The leases of {counted(seen.expired, 'row')} have ended{first}, and nobody has put them back"
     if late is not None and late <= 3 * conf.duration("REAPER_INTERVAL") + renewal:
-        yield Finding.note(f"{text} yet.")
+        yield checks.Warning(f"{text} yet.")
     else:
-        yield Finding.problem(
+        yield checks.Error(
             f"{text}: no reaper runs, or the database refuses to have them written.",
             f"manage.py release_expired {seen.model._meta.label}, or start a worker.",
         )
 
 
-def _waiting(seen: Overview) -> Iterator[Finding]:
+def _waiting(seen: Overview) -> Iterator[checks.CheckMessage]:
     if seen.due:
         return
     if seen.progress.open and seen.next_due is not None:
         rows = _rows(seen, seen.progress.open, Status.OPEN, "open row")
         until, wait = format_moment(seen.next_due), format_duration(seen.next_due - seen.now)
-        yield Finding.note(f"No row is due: {rows}, the first is due in {wait} (at {until}).")
+        yield checks.Warning(f"No row is due: {rows}, the first is due in {wait} (at {until}).")
     if seen.open_ended:
-        yield Finding.note(
+        yield checks.Warning(
             f"{counted(seen.open_ended, 'range')} not due yet: transactions that were open when the keys were read may"
             " still add rows there. Workers and claimplan look whether they have ended."
         )
 
 
-def _held(seen: Overview) -> Iterator[Finding]:
+def _held(seen: Overview) -> Iterator[checks.CheckMessage]:
     running = seen.progress.processing - seen.expired
     if seen.progress.open or running <= 0:
         return
     text = f"All rows left are held, by {listed([f'{one.name} ({one.rows:,})' for one in seen.holders])}"
     if seen.next_free is not None and seen.next_free > seen.now:
         text += f"; the next lease ends in {format_duration(seen.next_free - seen.now)}"
-    yield Finding.note(f"{text}.")
+    yield checks.Warning(f"{text}.")
 
 
-def _nobody_works(seen: Overview) -> Iterator[Finding]:
+def _nobody_works(seen: Overview) -> Iterator[checks.CheckMessage]:
     label = seen.model._meta.label
     if not seen.due:
         return
     if handler_for(seen.model) is None:
-        yield Finding.note(
+        yield checks.Warning(
             f"{label} has no handler, so no worker can serve it.",
             f"Write one with @handler({seen.model.__name__}) in the claims.py of an installed app, unless people or"
             " your own code claim the rows.",
@@ -127,23 +127,23 @@ def _nobody_works(seen: Overview) -> Iterator[Finding]:
     since = (
         "" if last is None else f"; the last one reported {format_duration(seen.now - last)} ago"
     )
-    yield Finding.note(f"{idle}{since}.", f"manage.py claimworker {label}")
+    yield checks.Warning(f"{idle}{since}.", f"manage.py claimworker {label}")
 
 
-def _refused(seen: Overview) -> Iterator[Finding]:
+def _refused(seen: Overview) -> Iterator[checks.CheckMessage]:
     """Repeat that workers report rows that nobody can write; not everybody may see which rows."""
     label = seen.model._meta.label
     if not seen.due and not seen.expired:
         return
     reports = [worker.last_error for worker in seen.living]
     if any(f" {label} " in report and REFUSED in report for report in reports):
-        yield Finding.note(
+        yield checks.Warning(
             f"The database refuses to have rows of {label} written; workers go on without them.",
             "Their errors are in the log and in claimstatus --format json. Mend the rows, or the check or trigger.",
         )
 
 
-def _hidden(seen: Overview) -> Iterator[Finding]:
+def _hidden(seen: Overview) -> Iterator[checks.CheckMessage]:
     """Rows that the worker's queryset leaves out are never claimed."""
     found = handler_for(seen.model)
     rows: Any = (
@@ -162,55 +162,55 @@ def _hidden(seen: Overview) -> Iterator[Finding]:
     hidden = min(seen.due, every.due().count()) - visible
     if hidden > 0:
         by = "handler's queryset" if found is not None and found.queryset else "default manager"
-        yield Finding.note(
+        yield checks.Warning(
             f"The {by} hides {counted(hidden, 'due row')} of {seen.due:,}, which no worker claims.",
             "Intended? Else give the handler queryset=… with a manager that shows them.",
         )
 
 
-def _limited(seen: Overview) -> Iterator[Finding]:
+def _limited(seen: Overview) -> Iterator[checks.CheckMessage]:
     """Rows of a key that has used up its limit wait for those that run."""
     if not seen.due or {Status.OPEN, Status.PROCESSING} & seen.estimated:
         return
     try:
         full = at_their_limit(ClaimTarget.of(seen.model, seen.alias))
     except ValueError as error:
-        yield Finding.problem(str(error), "Until the handler names a column, nothing is claimed.")
+        yield checks.Error(str(error), "Until the handler names a column, nothing is claimed.")
         return
     rows: Any = ClaimQuerySet(seen.model, using=seen.alias)
     blocked = rows.due().filter(full).count() if full else 0
     if not blocked:
         return
     names = listed([limit.field.name for limit in limits_over(seen.model)])
-    yield Finding.note(
+    yield checks.Warning(
         f"{counted(blocked, 'due row')} kept back by a limit per key ({names}): other rows of the same key are running"
         " or, with serial_by, stand before them.",
         "They follow as those end; a row of a serial key that has failed needs a reset.",
     )
 
 
-def _full(seen: Overview) -> Iterator[Finding]:
+def _full(seen: Overview) -> Iterator[checks.CheckMessage]:
     """As many rows run as may run at once, over all workers."""
     most = [limits.max_running for limits in seen.limits if limits.max_running is not None]
     if seen.due and most and seen.progress.processing >= min(most):
-        yield Finding.note(
+        yield checks.Warning(
             f"{seen.progress.processing:,} rows are running, and no more than {min(most):,} may at once.",
             f"Others follow as those end; manage.py claimlimit {seen.model._meta.label} --max-running changes it.",
         )
 
 
-def _set_aside(seen: Overview) -> Iterator[Finding]:
+def _set_aside(seen: Overview) -> Iterator[checks.CheckMessage]:
     if seen.progress.paused:
-        yield Finding.note(
+        yield checks.Warning(
             f"{_rows(seen, seen.progress.paused, Status.PAUSED)} set aside (status paused).",
             f"manage.py claimreset {seen.model._meta.label} --paused",
         )
 
 
-def _failed(seen: Overview) -> Iterator[Finding]:
+def _failed(seen: Overview) -> Iterator[checks.CheckMessage]:
     if seen.progress.failed:
         rows, errors = _rows(seen, seen.progress.failed, Status.FAILED), _most_frequent_errors(seen)
-        yield Finding.note(
+        yield checks.Warning(
             f"{rows} failed, until somebody resets them{': ' if errors else ''}{errors}.",
             f"manage.py claimreset {seen.model._meta.label}",
         )
@@ -225,16 +225,16 @@ def _most_frequent_errors(seen: Overview) -> str:
     return listed([f"{number:,} × {name or 'no class'}" for name, number in counts])
 
 
-def _nothing_to_do(seen: Overview) -> Iterator[Finding]:
+def _nothing_to_do(seen: Overview) -> Iterator[checks.CheckMessage]:
     progress = seen.progress
     if progress.open or progress.processing:
         return
     if not progress.total:
-        yield Finding.fine("There is nothing to do: the table is empty.")
+        yield checks.Info("There is nothing to do: the table is empty.")
         return
     of = "" if seen.estimated else f" of {progress.total:,}"
     rows = _rows(seen, progress.finished, Status.COMPLETE)
-    yield Finding.fine(f"There is nothing to do: {rows}{of} finished.")
+    yield checks.Info(f"There is nothing to do: {rows}{of} finished.")
 
 
 REASONS = (
@@ -265,7 +265,7 @@ EMPTY = {
 }
 
 
-def contradictions(model: type[models.Model], alias: str) -> Iterator[Finding]:
+def contradictions(model: type[models.Model], alias: str) -> Iterator[checks.CheckMessage]:
     """Yield how many rows of *model* contradict themselves, and what corrects them; reads every row once."""
     columns, quote = claim_columns(model), connections[alias].ops.quote_name
     status, expiry = columns.status.name, columns.expires_at.name
@@ -293,7 +293,7 @@ def contradictions(model: type[models.Model], alias: str) -> Iterator[Finding]:
         if found:
             running = state == Status.PROCESSING
             what = "without an end of the lease" if running else "with a holder or a lease"
-            yield Finding.problem(
+            yield checks.Error(
                 f"{counted(found, 'row')} of {model._meta.label} {state.value} {what}: something other than a verb"
                 " wrote there.",
                 corrections[state],

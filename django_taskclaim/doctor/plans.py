@@ -5,11 +5,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
+from django.core import checks
 from django.db import connections, models, transaction
 
 from django_taskclaim.conf import setting
 from django_taskclaim.db.sql import SQL, real_name
-from django_taskclaim.doctor.findings import Finding
 from django_taskclaim.formatting import listed
 from django_taskclaim.handlers import handler_for
 from django_taskclaim.indexes import ClaimIndex
@@ -23,7 +23,7 @@ from django_taskclaim.querysets.scope import ClaimTarget
 SAMPLE = 50
 
 
-def missing_index(model: type[models.Model], alias: str) -> Iterator[Finding]:
+def missing_index(model: type[models.Model], alias: str) -> Iterator[checks.CheckMessage]:
     """Yield the claim index with the statement that creates it, where the table has none that fits."""
     target, server = ClaimTarget.of(model, alias), server_for(connections[alias])
     index = _claim_index(target)
@@ -39,11 +39,15 @@ def missing_index(model: type[models.Model], alias: str) -> Iterator[Finding]:
         return
     with connections[alias].schema_editor(collect_sql=True, atomic=False) as editor:
         editor.add_index(target.columns.owner, index)
-    yield Finding.problem(
+    yield checks.Error(
         f"The table {real_name(owner.db_table)} has no index on {listed([name for name, _ in wanted])}: every claim"
         " reads and sorts all open rows.",
-        f"Create it{server.on_a_busy_table}, or run makemigrations and migrate:",
-        details=tuple(real_name(statement) for statement in editor.collected_sql),
+        "\n".join(
+            [
+                f"Create it{server.on_a_busy_table}, or run makemigrations and migrate:",
+                *(real_name(statement) for statement in editor.collected_sql),
+            ]
+        ),
     )
 
 
@@ -53,23 +57,22 @@ def _claim_index(target: ClaimTarget) -> Any:
     return next((index for index in indexes if isinstance(index, ClaimIndex)), None)
 
 
-def judged_plans(model: type[models.Model], alias: str) -> Iterator[Finding]:
+def judged_plans(model: type[models.Model], alias: str) -> Iterator[checks.CheckMessage]:
     """Yield what EXPLAIN says of the claim statements as they would be sent now."""
     target, server = ClaimTarget.of(model, alias), server_for(connections[alias])
     with transaction.atomic(using=alias):
         plans = [server.explain(one, target.table) for one in claim_statements(model, alias)]
     bad = next((plan for plan in plans if plan.sorts or plan.scans), None)
     if bad is None:
-        yield Finding.fine("Claims use indexes: no sort, no scan.")
+        yield checks.Info("Claims use indexes: no sort, no scan.")
         return
     faults = ["sorts rows"] * bad.sorts + ["reads the whole table"] * bad.scans
     index = _claim_index(target)
-    yield Finding.problem(
+    yield checks.Error(
         f"The claim {listed(faults)}.",
         f"Create the index{f' {index.name}' if index is not None else ''} if it is missing, or refresh the"
         " statistics (ANALYZE). If the handler's queryset has a filter or an order of its own,"
-        " add an index on the status, followed by those columns.",
-        details=bad.lines,
+        " add an index on the status, followed by those columns.\n" + "\n".join(bad.lines),
     )
 
 

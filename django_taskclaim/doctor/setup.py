@@ -6,13 +6,12 @@ from datetime import timedelta
 from typing import Any
 
 from django.apps import apps
-from django.core.checks import ERROR, CheckMessage
+from django.core import checks
 from django.db import DatabaseError, Error, connections, models, router
 
 from django_taskclaim.checks import check_servers
 from django_taskclaim.columns import has_ranges, is_companion, source_link
 from django_taskclaim.db.sql import real_name
-from django_taskclaim.doctor.findings import Finding
 from django_taskclaim.fields import AnyField, ClaimColumn
 from django_taskclaim.formatting import first_line, format_duration, listed
 from django_taskclaim.monitoring.server import server_for
@@ -29,7 +28,7 @@ LONG = timedelta(minutes=1)
 CONTROL, CONTROL_LABEL = "django_taskclaim.control", "taskclaim_control"
 
 
-def missing_tables(model: type[models.Model], alias: str) -> Iterator[Finding]:
+def missing_tables(model: type[models.Model], alias: str) -> Iterator[checks.CheckMessage]:
     """Yield the tables and columns that the database lacks; without them no row can be claimed and read.
 
     The source of a companion or of ranges is among them.
@@ -58,7 +57,7 @@ def _ours(alias: str) -> Iterator[type[models.Model]]:
         yield from apps.get_app_config(CONTROL_LABEL).get_models()
 
 
-def _lacking(wanted: Iterable[type[models.Model]], alias: str) -> Iterator[Finding]:
+def _lacking(wanted: Iterable[type[models.Model]], alias: str) -> Iterator[checks.CheckMessage]:
     """Yield the tables that are not there, those that one command makes together."""
     tables, absent = _tables(alias), defaultdict[str, dict[str, None]](dict)
     for model in wanted:
@@ -66,7 +65,7 @@ def _lacking(wanted: Iterable[type[models.Model]], alias: str) -> Iterator[Findi
             absent[_how_to_make(model, alias)][real_name(model._meta.db_table)] = None
     for command, names in absent.items():
         text = f"The database {alias!r} lacks the table{'s' * (len(names) > 1)} {listed([*names])}."
-        yield Finding.problem(text, command)
+        yield checks.Error(text, command)
 
 
 def _tables(alias: str) -> set[str]:
@@ -81,7 +80,7 @@ def _is_there(model: type[models.Model], tables: set[str]) -> bool:
     return '"."' in name or "`.`" in name or real_name(name) in tables
 
 
-def _missing_columns(model: type[models.Model], alias: str) -> Iterator[Finding]:
+def _missing_columns(model: type[models.Model], alias: str) -> Iterator[checks.CheckMessage]:
     connection, table = connections[alias], model._meta.db_table
     with connection.cursor() as cursor:
         # Django's introspection describes no table of another schema.
@@ -92,7 +91,7 @@ def _missing_columns(model: type[models.Model], alias: str) -> Iterator[Finding]
     missing = [field for field in fields if real_name(field.column).lower() not in known]
     if missing:
         names = listed([real_name(field.column) for field in missing], most=20)
-        yield Finding.problem(
+        yield checks.Error(
             f"The table {real_name(table)} on {alias!r} lacks the column{'s' * (len(missing) > 1)} {names}.",
             _how_to_make(model, alias, missing),
         )
@@ -103,38 +102,27 @@ def _how_to_make(model: type[models.Model], alias: str, columns: Iterable[AnyFie
     meta = model._meta
     if not meta.managed:
         return "Look at db_table and at DATABASES: migrations do not make this table (managed = False)."
-    migrate = f"manage.py migrate {meta.app_label} --database {alias}"
+    migrate = f"Run: manage.py migrate {meta.app_label} --database {alias}"
     if any(isinstance(field, ClaimColumn) for field in columns):
         return f"{migrate}; if no migration adds them, first manage.py claimadopt {meta.label}"
     return migrate
 
 
-def server_findings(alias: str) -> Iterator[Finding]:
+def server_findings(alias: str) -> Iterator[checks.CheckMessage]:
     """Yield what the system checks find on the server of one database, and how old its oldest transaction is.
 
     A database that does not answer is a finding, not an exception.
     """
     try:
-        found = [
-            *check_findings(check_servers(databases=[alias])),
-            *oldest_transaction(alias),
-        ]
+        yield from check_servers(databases=[alias])
+        yield from oldest_transaction(alias)
     except Error as error:
-        found = [refused(alias, error)]
-    yield from found or [Finding.fine("The server's version and settings are in order.")]
+        yield refused(alias, error)
 
 
-def check_findings(messages: Iterable[CheckMessage]) -> Iterator[Finding]:
-    """Yield what system checks have found, unless it is silenced."""
-    for message in messages:
-        if not message.is_silenced():
-            make = Finding.problem if message.level >= ERROR else Finding.note
-            yield make(f"{message.msg} ({message.id})", message.hint or "")
-
-
-def refused(alias: str, error: Error) -> Finding:
+def refused(alias: str, error: Error) -> checks.CheckMessage:
     """Return the finding for a database that does not answer."""
-    return Finding.problem(
+    return checks.Error(
         f"The database {alias!r} refused a question: {first_line(error)}",
         "Look at the server and at DATABASES, then ask again.",
     )
@@ -143,7 +131,7 @@ def refused(alias: str, error: Error) -> Finding:
 # What a server keeps of rows that have changed; claims read past it
 
 
-def dead_rows(model: type[models.Model], alias: str) -> Iterator[Finding]:
+def dead_rows(model: type[models.Model], alias: str) -> Iterator[checks.CheckMessage]:
     """Yield how many dead rows the table of *model* has, where the server counts them."""
     target = ClaimTarget.of(model, alias)
     found = server_for(connections[alias]).dead_rows(target.table)
@@ -154,16 +142,16 @@ def dead_rows(model: type[models.Model], alias: str) -> Iterator[Finding]:
         f" {found.living:,} living"
     )
     if found.dead < TOO_MANY_DEAD or found.dead <= found.living * 0.2:
-        yield Finding.fine(f"{text}.")
+        yield checks.Info(f"{text}.")
     else:
-        yield Finding.note(
+        yield checks.Warning(
             f"{text}: each claim may read past many of them.",
             "Look for a transaction that still needs them (above), then VACUUM the table. docs/performance.md has"
             " settings that make a vacuum come sooner.",
         )
 
 
-def oldest_transaction(alias: str) -> Iterator[Finding]:
+def oldest_transaction(alias: str) -> Iterator[checks.CheckMessage]:
     """Yield how long the oldest transaction on one database has been open, where the server shows it."""
     try:
         oldest = server_for(connections[alias]).oldest_transaction()
@@ -174,9 +162,9 @@ def oldest_transaction(alias: str) -> Iterator[Finding]:
         return
     text = f"The oldest transaction has been open for {format_duration(oldest.age)}"
     if oldest.age <= LONG:
-        yield Finding.fine(f"{text}.")
+        yield checks.Info(f"{text}.")
     else:
-        yield Finding.note(
+        yield checks.Warning(
             f"{text} ({oldest.holder}): the server keeps old versions of rows for it, and claims read past them.",
             f"End it, or let it commit more often: {oldest.remedy}",
         )

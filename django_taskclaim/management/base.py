@@ -55,9 +55,7 @@ def lacking_of(where: Sequence[tuple[Model, str]]) -> list[str]:
     found: list[str] = []
     with contextlib.suppress(Error):
         for model, alias in where:
-            for lack in missing_tables(model, alias):
-                run = "Run: " if lack.advice.startswith("manage.py") else ""
-                found.append(f"{lack.message} {run}{lack.advice}")
+            found += [f"{lack.msg} {lack.hint}" for lack in missing_tables(model, alias)]
     return list(dict.fromkeys(found))
 
 
@@ -80,7 +78,7 @@ def _refuse_without_autocommit(aliases: set[str]) -> None:
     """Raise CommandError where what is written to one of the databases would never be committed."""
     for alias in aliases:
         for fault in autocommit_faults(alias):
-            raise CommandError(f"{fault.message} {fault.hint}", returncode=USAGE)
+            raise CommandError(f"{fault.msg} {fault.hint}", returncode=USAGE)
 
 
 def _failure(error: Exception, where: Sequence[tuple[Model, str]]) -> CommandError:

@@ -6,10 +6,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from django.core.checks import CheckMessage
 from django.core.management import CommandError, call_command
 from django.db import connection, models
 
-from django_taskclaim.doctor import Finding, Kind, examine
+from django_taskclaim.doctor import examine
 from django_taskclaim.handlers import handler, unregister
 from django_taskclaim.indexes import ClaimIndex
 from tests.querysets.support import claimable_rows, owner_of, table_of
@@ -18,16 +19,13 @@ from tests.querysets.support import claimable_rows, owner_of, table_of
 changes_tables = pytest.mark.django_db(transaction=True, databases="__all__")
 
 
-def problems(model: Any, alias: str = "default") -> list[Finding]:
-    return [finding for finding in examine(model, alias) if finding.kind is Kind.PROBLEM]
+def problems(model: Any, alias: str = "default") -> list[CheckMessage]:
+    return [finding for finding in examine(model, alias) if finding.is_serious()]
 
 
 def doctor_text(model: type[models.Model], alias: str = "default") -> str:
     """Return all that the doctor says of the model, with its advice."""
-    return "\n".join(
-        " → ".join([finding.message, finding.advice, *finding.details])
-        for finding in examine(model, alias)
-    )
+    return "\n".join(f"{finding.msg} → {finding.hint}" for finding in examine(model, alias))
 
 
 def doctor(*labels: str) -> tuple[int, str]:
@@ -43,10 +41,10 @@ def doctor(*labels: str) -> tuple[int, str]:
 def indexes_advised(model: Any) -> list[str]:
     """Return the statements that create an index among the doctor's advice."""
     return [
-        detail
+        line
         for finding in examine(model, "default")
-        for detail in finding.details
-        if detail.startswith("CREATE INDEX")
+        for line in (finding.hint or "").splitlines()
+        if line.startswith("CREATE INDEX")
     ]
 
 

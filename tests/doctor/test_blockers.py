@@ -133,8 +133,8 @@ def test_expired_rows_are_a_problem_once_every_reaper_should_have_come(settings:
     assert "nobody has put them back yet" in doctor_text(Job)
     set_overrides(Job, lease=None)
     (problem,) = problems(Job)
-    assert "The leases of 2 rows have ended" in problem.message
-    assert problem.advice.startswith("manage.py release_expired testapp.Job")
+    assert "The leases of 2 rows have ended" in problem.msg
+    assert problem.hint.startswith("manage.py release_expired testapp.Job")
     ClaimQuerySet(Job).release_expired()
     assert problems(Job) == []
 
@@ -156,5 +156,5 @@ def test_rows_that_are_claimed_meanwhile_are_not_called_hidden() -> None:
     make(HiddenRows, 3)
     seen = overview(HiddenRows, "default")
     HiddenRows.objects.claim_batch(2)
-    (hidden,) = (one.message for one in reasons(seen) if "hides" in one.message)
+    (hidden,) = (one.msg for one in reasons(seen) if "hides" in one.msg)
     assert hidden.startswith("The default manager hides 1 due row")

@@ -66,13 +66,13 @@ def test_with_many_rows_each_claim_uses_an_index_that_fits_its_order() -> None:
     many(Photo)
     assert problems(Photo) == []
     with without_index(Photo):
-        plans = "\n".join(finding.message for finding in problems(Photo))
+        plans = "\n".join(finding.msg for finding in problems(Photo))
         assert "The claim sorts rows" in plans
         assert "reads the whole table" in plans
     with handling(Photo, order_by=["url"]):
         (found,) = problems(Photo)
-        assert "sorts rows" in found.message
-        assert "an order of its own" in found.advice
+        assert "sorts rows" in found.msg
+        assert "an order of its own" in found.hint
 
 
 # What is explained

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from django.db import connection, connections
 
-from django_taskclaim.doctor import Kind, examine
+from django_taskclaim.doctor import examine
 from django_taskclaim.models import Switch
 from tests.commands import nobody_answers, table_away
 from tests.doctor.support import changes_tables, doctor, doctor_text, handling, send
@@ -27,9 +27,9 @@ def test_a_missing_table_is_named_with_the_command_that_makes_it(
 ) -> None:
     with table_away(missing):
         (finding,) = examine(ClaimOnly, "default")
-    assert finding.kind is Kind.PROBLEM
-    assert missing._meta.db_table in finding.message
-    assert finding.advice.endswith(command)
+    assert finding.is_serious()
+    assert missing._meta.db_table in finding.msg
+    assert finding.hint.endswith(command)
 
 
 def test_a_missing_column_is_named_with_the_command_that_adds_it() -> None:
@@ -39,16 +39,16 @@ def test_a_missing_column_is_named_with_the_command_that_adds_it() -> None:
         (finding,) = examine(ClaimOnly, "default")
     finally:
         send(f"ALTER TABLE {table} RENAME COLUMN taken_at TO claimed_at")
-    assert "lacks the column claimed_at" in finding.message
-    assert "manage.py claimadopt" in finding.advice
+    assert "lacks the column claimed_at" in finding.msg
+    assert "manage.py claimadopt" in finding.hint
 
 
 @pytest.mark.promise(14)
 def test_a_database_that_does_not_answer_is_a_finding() -> None:
     with nobody_answers("other"):
         (finding,) = examine(Photo, "other")
-    assert finding.kind is Kind.PROBLEM
-    assert "'other' refused" in finding.message
+    assert finding.is_serious()
+    assert "'other' refused" in finding.msg
 
 
 @pytest.mark.once

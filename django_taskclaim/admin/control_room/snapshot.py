@@ -11,6 +11,7 @@ from time import monotonic
 from typing import Any, TypeVar
 
 from django.contrib.messages import get_messages
+from django.core.checks import CheckMessage
 from django.db import Error, connections, models
 from django.http import HttpRequest
 from django.utils import timezone
@@ -27,7 +28,6 @@ from django_taskclaim.control.commands import open_commands
 from django_taskclaim.control.models import OperatorAct, is_on
 from django_taskclaim.control.reading import Mark, Slot
 from django_taskclaim.doctor.blockers import reasons
-from django_taskclaim.doctor.findings import Finding
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.fields import as_utc
 from django_taskclaim.formatting import format_duration
@@ -119,7 +119,7 @@ class Snapshot:
     #: Whether the time was up before everything was read.
     is_late: bool = False
     seen: Overview | None = None
-    findings: list[Finding] | None = None
+    findings: list[CheckMessage] | None = None
     ranges: RowCounts | None = None
     failed: failures.Sample | None = None
     #: The command that each worker has not obeyed yet.

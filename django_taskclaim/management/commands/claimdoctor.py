@@ -1,19 +1,17 @@
 """``manage.py claimdoctor``: what is wrong, why nothing moves, and what to do about it."""
 
 from argparse import ArgumentParser
-from collections import Counter
 from collections.abc import Iterable
 
+from django.core import checks
 from django.core.management.base import CommandError
 from django.db import connections
 
 from django_taskclaim.checks import check_project
-from django_taskclaim.doctor import Finding, Kind, examine
-from django_taskclaim.doctor.setup import check_findings, server_findings
+from django_taskclaim.doctor import examine
+from django_taskclaim.doctor.setup import server_findings
 from django_taskclaim.formatting import counted
 from django_taskclaim.management.base import ClaimCommand, Model, add_database, add_models, places
-
-_SIGNS = {Kind.PROBLEM: "!!", Kind.NOTE: "..", Kind.FINE: "ok"}
 
 
 class Command(ClaimCommand):
@@ -48,33 +46,38 @@ signs:
             self.stdout.write(
                 "No installed model can be claimed; add django_taskclaim.models.TaskMixin to one."
             )
-        sections = [("The project", check_findings(check_project()))]
+        sections = [("The project", iter(check_project()))]
         for alias in dict.fromkeys(alias for _, alias in where):
             title = f"The database {alias}, {connections[alias].display_name}"
             sections.append((title, server_findings(alias)))
         sections += [
             (f"{model._meta.label} on {alias}", examine(model, alias)) for model, alias in where
         ]
-        kinds = Counter(kind for title, found in sections for kind in self._report(title, found))
-        if problems := kinds[Kind.PROBLEM]:
+        levels = [level for title, found in sections for level in self._report(title, found)]
+        if problems := sum(level >= checks.ERROR for level in levels):
             raise CommandError(f"{counted(problems, 'problem')} found.")
-        notes = f" {counted(kinds[Kind.NOTE], 'note')} above." if kinds[Kind.NOTE] else ""
-        self.stdout.write(self.style.SUCCESS(f"No problem found.{notes}"))
+        notes = levels.count(checks.WARNING)
+        more = f" {counted(notes, 'note')} above." if notes else ""
+        self.stdout.write(self.style.SUCCESS(f"No problem found.{more}"))
 
-    def _report(self, title: str, findings: Iterable[Finding]) -> list[Kind]:
-        """Write the findings, if there are any, and return of what kinds they are."""
-        found = list(findings)
+    def _report(self, title: str, findings: Iterable[checks.CheckMessage]) -> list[int]:
+        """Write the findings that are not silenced, if there are any, and return their levels."""
+        found = [finding for finding in findings if not finding.is_silenced()]
         if found:
             self.stdout.write(self.style.MIGRATE_HEADING(title))
             for finding in found:
                 self._print(finding)
             self.stdout.write("")
-        return [finding.kind for finding in found]
+        return [finding.level for finding in found]
 
-    def _print(self, finding: Finding) -> None:
-        style = {"!!": self.style.ERROR, "..": self.style.WARNING, "ok": self.style.SUCCESS}
-        sign = _SIGNS[finding.kind]
-        self.stdout.write(f"  {style[sign](sign)}  {finding.message}")
-        for line in [finding.advice, *(f"  {detail}" for detail in finding.details)]:
-            if line:
-                self.stdout.write(f"      {line}")
+    def _print(self, finding: checks.CheckMessage) -> None:
+        if finding.is_serious():
+            sign = self.style.ERROR("!!")
+        elif finding.level == checks.WARNING:
+            sign = self.style.WARNING("..")
+        else:
+            sign = self.style.SUCCESS("ok")
+        text = f"{finding.msg} ({finding.id})" if finding.id else finding.msg
+        self.stdout.write(f"  {sign}  {text}")
+        for line in (finding.hint or "").splitlines():
+            self.stdout.write(f"      {line}")

@@ -11,13 +11,13 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
+from django.core.checks import WARNING
 from django.core.management.base import CommandError
 from django.db import Error, connections, models
 from django.utils import timezone
 
 from django_taskclaim.columns import has_ranges
 from django_taskclaim.control.audit import in_words
-from django_taskclaim.doctor import Kind
 from django_taskclaim.doctor.blockers import reasons
 from django_taskclaim.fields import as_utc
 from django_taskclaim.formatting import counted, first_line, format_duration, format_moment
@@ -243,11 +243,11 @@ conditions of --fail-if are parted by commas and compare by > >= < <= = != a fig
             yield f"longest due: {format_duration(seen.now - seen.due_since)} (oldest_due)"
         if note := policy_for(seen.model).completion.note:
             yield note
-        style = {Kind.PROBLEM: self.style.ERROR, Kind.NOTE: self.style.WARNING}
         for finding in reasons(seen):
-            if finding.kind in style:
-                yield style[finding.kind](finding.message)
-                yield from [f"  {finding.advice}"] * bool(finding.advice)
+            if finding.level >= WARNING:
+                style = self.style.ERROR if finding.is_serious() else self.style.WARNING
+                yield style(str(finding.msg))
+                yield from [f"  {finding.hint}"] * bool(finding.hint)
         for error in last_errors(seen, ERRORS)[-ERRORS:]:
             yield "last error: " + "".join(c if c.isprintable() else " " for c in error)
         width = max((len(holder.name) for holder in seen.holders[:HOLDERS]), default=0)

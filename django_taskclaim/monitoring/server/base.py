@@ -7,6 +7,7 @@ from datetime import timedelta
 from time import monotonic
 from typing import Any, ClassVar, NamedTuple
 
+from django.core.checks import CheckMessage
 from django.db import NotSupportedError, OperationalError, transaction
 
 from django_taskclaim.db import Dialect
@@ -34,15 +35,6 @@ class Estimate:
     rows: float
     #: The number of rows in each state that is known.
     by_state: Mapping[str, float]
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """A setting or a version that breaks a promise, with what mends it; the id is that of the system check."""
-
-    id: str
-    message: str
-    hint: str
 
 
 class NoReplica(NotSupportedError):
@@ -138,11 +130,11 @@ class Server:
 
     # Settings and versions
 
-    def configured_faults(self) -> Iterator[Fault]:
+    def configured_faults(self) -> Iterator[CheckMessage]:
         """Yield what the settings of this database break; nothing is asked of the server."""
         return iter(())
 
-    def server_faults(self, tables: Sequence[Table]) -> Iterator[Fault]:
+    def server_faults(self, tables: Sequence[Table]) -> Iterator[CheckMessage]:
         """Yield what the server, its settings or these tables break."""
         return iter(())
 

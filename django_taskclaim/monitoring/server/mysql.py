@@ -5,14 +5,15 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
+from django.core.checks import CheckMessage
 from django.db import DatabaseError, NotSupportedError
 
 from django_taskclaim.db.mysql import is_mariadb, restoring_setting
 from django_taskclaim.db.sql import SQL, Table, real_name, sql
+from django_taskclaim.findings import message
 from django_taskclaim.monitoring.server.base import (
     LARGE,
     Estimate,
-    Fault,
     NoReplica,
     Plan,
     Server,
@@ -83,11 +84,11 @@ class MySQLServer(Server):
 
     # Settings and versions
 
-    def configured_faults(self) -> Iterator[Fault]:
+    def configured_faults(self) -> Iterator[CheckMessage]:
         options = self.connection.settings_dict["OPTIONS"]
         flags = options.get("client_flag")
         if flags is not None and not flags & FOUND_ROWS:
-            yield Fault(
+            yield message(
                 "E007",
                 f"client_flag of the database {self.alias!r} is {flags!r}, without FOUND_ROWS: an UPDATE that finds a"
                 " row as it should be counts 0 rows, and a claim that stands looks lost.",
@@ -98,17 +99,17 @@ class MySQLServer(Server):
         asked = options.get("isolation_level", "read committed")
         if str(asked).lower() != "read committed":
             level = "the server's own level" if asked is None else str(asked).upper()
-            yield Fault(
+            yield message(
                 "W002",
                 f"The database {self.alias!r} runs transactions at {level}: claims set READ COMMITTED for"
                 " themselves, but a handler's own transactions take gap locks, read stale rows and deadlock more.",
                 option_hint(self.alias, "isolation_level", '"read committed"'),
             )
 
-    def server_faults(self, tables: Sequence[Table]) -> Iterator[Fault]:
+    def server_faults(self, tables: Sequence[Table]) -> Iterator[CheckMessage]:
         if not self.connection.features.has_select_for_update_skip_locked:
             version = ".".join(map(str, self._version))
-            yield Fault(
+            yield message(
                 "E101",
                 f"{self.connection.display_name} {version} has no SKIP LOCKED, which every renewal and the"
                 " reaper need.",
@@ -123,25 +124,25 @@ class MySQLServer(Server):
         version: tuple[int, ...] = self.connection.mysql_version  # type: ignore[attr-defined]  # of Django's MySQL only
         return version
 
-    def _replication_faults(self) -> Iterator[Fault]:
+    def _replication_faults(self) -> Iterator[CheckMessage]:
         names = "'log_bin', 'binlog_format', 'wsrep_on'"
         found = dict(self.ask(f"SHOW SESSION VARIABLES WHERE Variable_name IN ({names})"))
         if found.get("log_bin") == "ON" and found.get("binlog_format") == "STATEMENT":
-            yield Fault(
+            yield message(
                 "E103",
                 f"The database {self.alias!r} writes its binary log as statements, and so refuses or"
                 " replicates wrongly what SKIP LOCKED and LIMIT chose.",
                 "SET PERSIST binlog_format = 'ROW'  -- or binlog_format = ROW in the server's configuration",
             )
         if found.get("wsrep_on") == "ON":
-            yield Fault(
+            yield message(
                 "W108",
                 f"The database {self.alias!r} is a Galera cluster: row locks hold on one node only, so"
                 " claims sent to several nodes end in certification failures.",
                 "Send all workers to one node.",
             )
 
-    def _table_faults(self, table: Table) -> Iterator[Fault]:
+    def _table_faults(self, table: Table) -> Iterator[CheckMessage]:
         field = table.columns.claimed_by
         quoted, name = real_name(table.name), real_name(table.model_table)
         found = self.ask(
@@ -154,14 +155,14 @@ class MySQLServer(Server):
         )
         engine, collation = found[0] if found else (None, None)
         if engine and engine.upper() not in {"INNODB", "NDBCLUSTER"}:
-            yield Fault(
+            yield message(
                 "E102",
                 f"The table {name} is kept by {engine}, which has neither transactions nor row locks.",
                 f"ALTER TABLE {quoted} ENGINE = InnoDB;",
             )
         if collation and not collation.endswith(EXACT):
             meant = field.db_parameters(self.connection)
-            yield Fault(
+            yield message(
                 "E104",
                 f"Holders in {field.model._meta.db_table}.{field.column} are compared by {collation}, which takes"
                 " different names for the same (user:Bob for user:bob, or one with a space at its end).",

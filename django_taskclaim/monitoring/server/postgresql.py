@@ -7,15 +7,16 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, NamedTuple
 
+from django.core.checks import CheckMessage
 from django.db import NotSupportedError, transaction
 
 from django_taskclaim.db.postgresql import configured_isolation
 from django_taskclaim.db.sql import SQL, Table, real_name, sql, unqualified
+from django_taskclaim.findings import message
 from django_taskclaim.monitoring.server.base import (
     LARGE,
     DeadRows,
     Estimate,
-    Fault,
     NoReplica,
     Plan,
     Replica,
@@ -131,10 +132,10 @@ class PostgreSQLServer(Server):
 
     # Settings and versions
 
-    def configured_faults(self) -> Iterator[Fault]:
+    def configured_faults(self) -> Iterator[CheckMessage]:
         asked = configured_isolation(self.connection)
         if asked and "committed" not in asked:
-            yield Fault(
+            yield message(
                 "W002",
                 f"The database {self.alias!r} runs transactions at {asked.upper()}: claims set READ"
                 " COMMITTED for themselves, but a handler's own transactions that meet fail with serialization errors.",
@@ -146,13 +147,13 @@ class PostgreSQLServer(Server):
         line = option_hint(self.alias, "isolation_level", "IsolationLevel.READ_COMMITTED")
         return f"{line}  # from django.db.backends.postgresql.psycopg_any"
 
-    def server_faults(self, tables: Sequence[Table]) -> Iterator[Fault]:
+    def server_faults(self, tables: Sequence[Table]) -> Iterator[CheckMessage]:
         ((isolation, read_only, standby),) = self.ask(
             "SELECT current_setting('default_transaction_isolation'),"
             " current_setting('default_transaction_read_only'), pg_is_in_recovery()"
         )
         if "committed" not in isolation and not configured_isolation(self.connection):
-            yield Fault(
+            yield message(
                 "E105",
                 f"default_transaction_isolation of the database {self.alias!r} is {isolation!r}: two claims that meet"
                 " are an error instead of passing each other.",
@@ -160,7 +161,7 @@ class PostgreSQLServer(Server):
             )
         if read_only == "on" or standby:
             why = "is a standby" if standby else "has default_transaction_read_only on"
-            yield Fault(
+            yield message(
                 "E106",
                 f"The database {self.alias!r} {why}: no row can be claimed through it.",
                 f"Let the router's db_for_write() name the primary for the claimable models, not {self.alias!r}.",

@@ -7,8 +7,11 @@ from datetime import timedelta
 from time import monotonic
 from typing import Any
 
+from django.core.checks import CheckMessage
+
 from django_taskclaim.db.sql import SQL, Table, real_name, sql
-from django_taskclaim.monitoring.server.base import LARGE, Fault, Plan, Server, option_hint
+from django_taskclaim.findings import message
+from django_taskclaim.monitoring.server.base import LARGE, Plan, Server, option_hint
 
 #: SQLite's clock is looked at after so many steps of its machine: some tenths of a millisecond.
 INSTRUCTIONS = 20_000
@@ -43,20 +46,20 @@ class SQLiteServer(Server):
         counts = self.ask("SELECT stat FROM sqlite_stat1 WHERE tbl = %s", table_name)
         return max((float(stat.split()[0]) for (stat,) in counts), default=float("inf"))
 
-    def configured_faults(self) -> Iterator[Fault]:
+    def configured_faults(self) -> Iterator[CheckMessage]:
         mode = self.connection.settings_dict["OPTIONS"].get("transaction_mode")
         if str(mode).upper() not in {"IMMEDIATE", "EXCLUSIVE"}:
-            yield Fault(
+            yield message(
                 "W001",
                 f"Transactions of the SQLite database {self.alias!r} begin {mode or 'DEFERRED'}: one that reads before"
                 ' it writes fails with "database is locked" as soon as a worker writes beside it.',
                 option_hint(self.alias, "transaction_mode", '"IMMEDIATE"'),
             )
 
-    def server_faults(self, tables: Sequence[Table]) -> Iterator[Fault]:
+    def server_faults(self, tables: Sequence[Table]) -> Iterator[CheckMessage]:
         version = sqlite3.sqlite_version_info
         if version < OLDEST:
-            yield Fault(
+            yield message(
                 "E101",
                 f"SQLite {'.'.join(map(str, version))} has no UPDATE … RETURNING, which every claim needs.",
                 f"Use a Python that brings SQLite {'.'.join(map(str, OLDEST))} or newer.",
