@@ -47,10 +47,10 @@ WAITS_PER_LEASE = 4
 
 
 @dataclass(frozen=True, eq=False)
-class Handler:
-    """A function and how its rows are claimed; a field left None follows the settings.
+class Handler(Policy):
+    """A function, how it is called, and the policy of its model; a field left None follows the settings.
 
-    The options of ``@handler`` that are no part of the model's policy are fields here, under their names or ``own_…``.
+    The options of ``@handler`` are the fields, under their names or ``own_…``.
     """
 
     model: type[models.Model]
@@ -59,8 +59,6 @@ class Handler:
     own_timeout: timedelta | None = conf.option(conf.or_none(conf.DURATION))
     #: A written ``timeout=None``.
     unlimited: bool = False
-    #: How long the claims of one worker last, where its options say so.
-    own_lease: timedelta | None = None
     update_fields: Sequence[str] = conf.option(conf.NAMES, default=())
     #: The function gets the rows of a claim together, and answers for each.
     batch: bool = False
@@ -83,9 +81,6 @@ class Handler:
     #: A statement that adds rows wakes idle workers, where the database can do that.
     wake_up: bool = False
 
-    def __post_init__(self) -> None:
-        conf.check_options(self)
-
     @property
     def name(self) -> str:
         return name_of(self.function)
@@ -104,15 +99,6 @@ class Handler:
     def is_async(self) -> bool:
         """Whether the function is a coroutine function."""
         return is_coroutine_function(self.function)
-
-    @property
-    def policy(self) -> Policy:
-        return policy_for(self.model)
-
-    @property
-    def lease(self) -> timedelta:
-        """How long a worker's claim lasts unless renewed."""
-        return self.own_lease or self.policy.lease
 
     @property
     def batch_size(self) -> int:
@@ -271,35 +257,31 @@ def _register(
         # The check E005 says what is wrong with its columns.
         return
     claim_columns(model)
-    given: dict[str, Any] = {**options}
-    of_policy, of_handler = _fields_by_option(Policy), _fields_by_option(Handler)
-    policy = Policy(
-        **{of_policy[name]: given.pop(name) for name in of_policy.keys() & given.keys()}
-    )
+    names = {one.name.removeprefix("own_"): one.name for one in fields(Handler)}
+    given: dict[str, Any] = {names[option]: value for option, value in options.items()}
     new = Handler(
-        model=model,
-        function=function,
+        model,
+        function,
         unlimited=options.get("timeout", 0) is None,
         gets_sources=is_companion(model),
-        **{of_handler.get(name, name): value for name, value in given.items()},
+        **given,
     )
     checked_results(model, new.update_fields)
     if new.queryset is not None:
         refuse_unclaimable(new.queryset)
-    if policy.order_by:
-        refuse_unknown_order(model, policy.order_by)
-    if policy.counts_by_column:
-        limits_of_policy(model, policy)
-    for mistake in _mistakes(new, policy):
+    if new.order_by:
+        refuse_unknown_order(model, new.order_by)
+    if new.counts_by_column:
+        limits_of_policy(model, new)
+    for mistake in _mistakes(new):
         raise TypeError(f"{new.name} {mistake}.")
     old = _handlers.get(model)
     if old is not None and old.name != new.name:
         raise ImproperlyConfigured(
             f"{model._meta.label} has the handler {old.name}; {new.name} is a second one."
         )
-    _handlers[model] = new
+    _handlers[model] = policies[model] = new
     _note_who_is_called()
-    policies[model] = policy
 
 
 def _model_of(given: object) -> type[models.Model]:
@@ -322,11 +304,7 @@ def _model_of(given: object) -> type[models.Model]:
     return given
 
 
-def _fields_by_option(kind: type[Policy | Handler]) -> dict[str, str]:
-    return {one.name.removeprefix("own_"): one.name for one in fields(kind)}
-
-
-def _mistakes(new: Handler, policy: Policy) -> Iterator[str]:
+def _mistakes(new: Handler) -> Iterator[str]:
     """Yield why the function cannot be called as the options say."""
     if inspect.isasyncgenfunction(new.function):
         yield "is an async generator; let it return what it would yield"
@@ -348,7 +326,7 @@ def _mistakes(new: Handler, policy: Policy) -> Iterator[str]:
             "must be a plain function of one range, which it walks in chunks that are transactions of their own;"
             " leave out batch, atomic and async"
         )
-    if new.has_ranges and not isinstance(policy.completion, Mark):
+    if new.has_ranges and not isinstance(new.completion, Mark):
         yield (
             "walks a range, and ranges that are done must stay: the plan goes on behind the last of them. Leave out"
             " the completion"
@@ -365,7 +343,10 @@ def handler_for(model: type[models.Model]) -> Handler | None:
     """Return the handler of *model*: the registered one, its own ``process()``, or None."""
     found, own = _handlers.get(model), getattr(model, "process", None)
     if found is None and callable(own) and not _why_not_one(own):
-        found = Handler(model=model, function=own)
+        policy = policy_for(model)
+        found = Handler(
+            model, own, **{one.name: getattr(policy, one.name) for one in fields(Policy)}
+        )
     return found
 
 

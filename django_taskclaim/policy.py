@@ -90,7 +90,7 @@ class Verdict:
     wait: Callable[[], timedelta] = timedelta
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Policy:
     """The rules of one model's claims; a field left None follows the settings, read at the moment of use."""
 

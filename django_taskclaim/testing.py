@@ -141,7 +141,7 @@ class _Runner:
         setattr(self.ran, counter, getattr(self.ran, counter) + 1)
         if error is not None:
             self.ran.errors.append(error)
-        opens_again = isinstance(self.handler.policy.completion, Clear)
+        opens_again = isinstance(self.handler.completion, Clear)
         if opens_again or counter not in ("completed", "failed"):
             self._had.append(held.claim.pk)
 

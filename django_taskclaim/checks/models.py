@@ -50,7 +50,7 @@ def work_problems(model: type[models.Model]) -> Iterator[CheckMessage]:
     handler = handler_for(model) if is_claimable(model) else None
     if handler is None:
         return
-    completion = handler.policy.completion
+    completion = handler.completion
     yield from _lease(handler)
     yield from _one_writer(handler)
     yield from _health_checks(handler)
@@ -275,5 +275,5 @@ def _skipped(handler: Handler) -> Iterator[CheckMessage]:
         f"{handler.name} deletes done rows of {model._meta.label} without Django, which would follow"
         f" {listed([*names, 'generic relations'])}, and call receivers of pre_delete and post_delete."
     )
-    hint = f"{type(handler.policy.completion).__name__}(…, cascade=True) lets Django do so, and is slower."
+    hint = f"{type(handler.completion).__name__}(…, cascade=True) lets Django do so, and is slower."
     yield message("W051", text, hint, model)

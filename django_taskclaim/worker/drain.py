@@ -50,7 +50,7 @@ class Drain:
     def rows(self, handler: Handler) -> Any:
         """Return what claims start from; of rows that open again when they are done, a drain takes each once."""
         rows = handler.rows(self.options.using)
-        if not self.options.drain or not isinstance(handler.policy.completion, Clear):
+        if not self.options.drain or not isinstance(handler.completion, Clear):
             return rows
         if handler.model not in self._this_round:
             now = dialect_for(connections[self.options.using]).current_time()

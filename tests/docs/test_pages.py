@@ -128,16 +128,16 @@ def test_the_options_of_handlers_are_all_there_with_their_defaults() -> None:
     told = {name: ast.literal_eval(cell.strip("`")) for name, cell in cells if name[0] != "-"}
     plain = handlers.Handler(Photo, len)
     follow = {
-        "lease": plain.policy.lease / timedelta(seconds=1),
+        "lease": plain.lease / timedelta(seconds=1),
         "timeout": plain.timeout and plain.timeout / timedelta(seconds=1),
-        "max_attempts": plain.policy.max_attempts,
+        "max_attempts": plain.max_attempts,
         "concurrency": plain.concurrency,
         "batch_size": None,
         "backoff": None,
         "completion": "mark",
     }
     for name in handlers.HandlerOptions.__annotations__.keys() - follow.keys():
-        follow[name] = getattr(plain, name, None) or getattr(plain.policy, name, None)
+        follow[name] = getattr(plain, name, None)
     assert {name: value or None for name, value in told.items()} == {
         name: value or None for name, value in follow.items()
     }
