@@ -1,12 +1,11 @@
 """The rows of one claim: what is known of each, what became of it, and what a successor of the process can read."""
 
-import asyncio
 import multiprocessing
 import pickle
 import struct
 import weakref
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, TypeAlias
@@ -244,20 +243,14 @@ class WorkItem:
     thread: int | None = None
     #: The rows of the call under way: fewer than the item's while a batch is run in halves.
     called: Sequence[HeldRow] = ()
-    #: Seconds of the call under way for which others blocked the event loop that it runs on.
-    blocked: float = 0.0
-    #: What cancels the call at its timeout, where it is a coroutine's.
-    limit: asyncio.Timeout | None = None
 
     def __init__(self, handler: Handler, rows: list[HeldRow]) -> None:
         self.handler = handler
         self.rows = rows
-        #: Returns for how many seconds another item has been blocking it just now.
-        self.blocked_now: Callable[[], float] = float
 
     def begin(self, held_rows: list[HeldRow]) -> None:
         """Note that a call with these rows begins."""
-        self.called, self.started, self.blocked = held_rows, clock(), 0.0
+        self.called, self.started = held_rows, clock()
 
     def open_rows(self) -> list[HeldRow]:
         """Return the rows of which it is not known yet what is to become of them."""
@@ -265,9 +258,7 @@ class WorkItem:
 
     def ran(self) -> float:
         """Return how many seconds of its timeout the call under way has used."""
-        if self.started is None:
-            return 0.0
-        return clock() - self.started - self.blocked - self.blocked_now()
+        return 0.0 if self.started is None else clock() - self.started
 
     def overran(self) -> bool:
         """Say whether the call under way is still at it after its time."""
@@ -282,13 +273,6 @@ class WorkItem:
         """Say whether the call under way has had so much of its time that it had better stop at a resting place."""
         limit = self.handler.timeout
         return limit is not None and self.ran() > PATIENT_FOR * limit.total_seconds()
-
-    def excuse(self, seconds: float) -> None:
-        """Take so many seconds off the time that the call under way has used."""
-        self.blocked += seconds
-        if self.limit is not None and not self.limit.expired():
-            when = self.limit.when()
-            self.limit.reschedule(None if when is None else when + seconds)
 
     def ask_back(self, why: str, *, too_long: bool = False) -> None:
         """Have a handler that comes to resting places, as one that walks a range does, stop at the next one."""

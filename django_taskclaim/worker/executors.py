@@ -2,16 +2,11 @@
 
 import asyncio
 import threading
-import types
-from collections.abc import Callable, Coroutine, Generator, Iterable
-from contextvars import Context, ContextVar, copy_context
 from datetime import timedelta
-from functools import partial
-from typing import Any
 
 from asgiref.sync import sync_to_async
 
-from django_taskclaim.claim import Ended, clock
+from django_taskclaim.claim import Ended
 from django_taskclaim.connecting import (
     close_all,
     drop_broken,
@@ -144,10 +139,6 @@ class LoopThread(Executor):
         asyncio.run(self._run())
 
     async def _run(self) -> None:
-        timer = StepTimer(
-            lambda: [item for item in self.inflight.running() if item.handler.is_async]
-        )
-        asyncio.get_running_loop().set_task_factory(timer.task_factory)
         await self._follow_leases()
         self.running.orm_thread = await sync_to_async(threading.get_ident)()
         self.started.set()
@@ -161,7 +152,7 @@ class LoopThread(Executor):
                 await sync_to_async(self._tidy_up)(idle=True)
                 continue
             item.thread = threading.get_ident()
-            working.add(task := timer.start(item, self._work(item)))
+            working.add(task := asyncio.create_task(self._work(item)))
             task.add_done_callback(working.discard)
         await sync_to_async(close_all)()
 
@@ -180,70 +171,3 @@ class LoopThread(Executor):
             self._settle(item)
             if has_opened(self.running.orm_thread):
                 await sync_to_async(self._tidy_up)()
-
-
-#: Seconds from which on a step of one coroutine is taken off the time of the others.
-BLOCKS = 0.1
-
-_item: ContextVar[WorkItem] = ContextVar("taskclaim_item")
-
-
-class StepTimer:
-    """Times the steps of all tasks that the items of one loop start; *items* returns those it runs now."""
-
-    def __init__(self, items: Callable[[], Iterable[WorkItem]]) -> None:
-        self._items = items
-        #: Whose step is under way, and since when by ``clock()``; read by other threads.
-        self._step: tuple[WorkItem, float] | None = None
-
-    def start(self, item: WorkItem, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        """Run *work* as a task of *item*; the tasks that it starts are the item's, too."""
-        item.blocked_now = partial(self._blocked_now, item)
-        context = copy_context()
-        context.run(_item.set, item)
-        return asyncio.get_running_loop().create_task(work, context=context)
-
-    def task_factory(
-        self, loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any
-    ) -> "asyncio.Task[Any]":
-        """Make a task of the loop, timed if an item has started it."""
-        context: Context | None = options.get("context")
-        item = _item.get(None) if context is None else context.get(_item)
-        timed = coroutine if item is None else self._timed(item, coroutine)
-        return asyncio.Task(timed, loop=loop, **options)
-
-    async def _timed(self, item: WorkItem, coroutine: object) -> object:
-        return await self._steps(item, coroutine)
-
-    @types.coroutine
-    def _steps(self, item: WorkItem, coroutine: Any) -> Generator[Any, Any, Any]:
-        step = partial(coroutine.send, None)
-        while True:
-            self._step = item, (began := clock())
-            try:
-                awaited = step()
-            except StopIteration as end:
-                return end.value
-            finally:
-                if clock() - began >= BLOCKS:
-                    self._excuse_others()
-                # Last: another thread that looks meanwhile counts a block twice rather than not at all.
-                self._step = None
-            try:
-                step = partial(coroutine.send, (yield awaited))
-            except BaseException as error:
-                # Cancelled, or closed: that is the coroutine's to deal with.
-                step = partial(coroutine.throw, error)
-
-    def _excuse_others(self) -> None:
-        for item in self._items():
-            if (seconds := self._blocked_now(item)) > 0:
-                item.excuse(seconds)
-
-    def _blocked_now(self, item: WorkItem) -> float:
-        """Return for how long the step of another item has kept this one waiting."""
-        step = self._step
-        if step is None or step[0] is item or item.started is None:
-            return 0.0
-        seconds = clock() - max(step[1], item.started)
-        return seconds if seconds >= BLOCKS else 0.0

@@ -27,7 +27,7 @@ from django_taskclaim.querysets.isolating import is_refused
 from django_taskclaim.querysets.writes import Given, renew
 from django_taskclaim.tables import Switch
 from django_taskclaim.throttling.throttles import Throttles
-from django_taskclaim.worker.batch import Batch, Failed, HeldRow, PutBack, WorkItem
+from django_taskclaim.worker.batch import Batch, Failed, HeldRow, PutBack
 from django_taskclaim.worker.calling import outlived
 from django_taskclaim.worker.calls import WakeEvent
 from django_taskclaim.worker.inflight import InFlight
@@ -256,14 +256,24 @@ class LeaseKeeper:
     # Overrun handlers
 
     def end_overrun(self) -> None:
-        """Wait no more for calls whose time is over."""
-        for item in self.inflight.running():
+        """Wait no more for calls whose time is over, nor for others that may be why they could not end."""
+        running = self.inflight.running()
+        for item in running:
             if item.will_overrun():
                 item.ask_back("its timeout is near", too_long=True)
-            if item.overran():
-                self.has_overrun = True
-                self.throttles.heard(item.handler.model, bad=len(item.called))
-                self.inflight.abandon(item, _outcome_of(item), clock() - (item.started or 0.0))
+        late = [item for item in running if item.overran()]
+        for item in late:
+            self.has_overrun = True
+            self.throttles.heard(item.handler.model, bad=len(item.called))
+            text = f"{named(item.called[0].row)} overran; it is here:\n{stack_of(item.thread)}"
+            logger.error("%s", redact(text, keep_end=True))
+        # Any of them may be the one that blocks their event loop.
+        coroutines = [item for item in running if item.handler.is_async]
+        is_loop_late = any(item in late for item in coroutines)
+        for item in {*late, *(coroutines if is_loop_late else ())}:
+            calls = coroutines if item.handler.is_async else [item]
+            outcome = _overrun(item.handler, alone=sum(len(one.called) for one in calls) == 1)
+            self.inflight.abandon(item, outcome, item.ran())
 
 
 def _is_renewable(held: HeldRow) -> bool:
@@ -274,17 +284,15 @@ def _is_renewable(held: HeldRow) -> bool:
     return not is_refused(type(held.row), claim.alias, claim.pk)
 
 
-def _outcome_of(item: WorkItem) -> Failed | PutBack:
-    """Log where the thread of a call that overran is, and return what becomes of the rows of that call.
+def _overrun(handler: Handler, *, alone: bool) -> Failed | PutBack:
+    """Return what becomes of the rows of a call that overran.
 
-    A row is failed; of a batch nobody can tell which row it was, so each of them is given back, to be claimed alone.
+    A row that ran *alone* has failed. Of several nobody can tell which one it was, so each is claimed alone next.
     """
-    text = f"{named(item.called[0].row)} overran; it is here:\n{stack_of(item.thread)}"
-    logger.error("%s", redact(text, keep_end=True))
-    why = outlived(item.handler)
-    if len(item.called) > 1 and claim_columns(item.handler.model).not_before is not None:
-        return PutBack(f"its batch: {why}", quarantined=True)
-    return Failed(why)
+    why = outlived(handler)
+    if alone or claim_columns(handler.model).not_before is None:
+        return Failed(why)
+    return PutBack(f"it, or a row beside it: {why}", quarantined=True)
 
 
 def stack_of(thread: int | None) -> str:

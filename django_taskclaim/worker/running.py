@@ -295,13 +295,10 @@ class Running:
             if self.keeper.troubled_since(self._looked):
                 await sync_to_async(self._replace_broken_connections)()
             async with limit:
-                item.limit = limit
                 answer = Answer(await acall(handler, [held.row for held in called]))
         except BaseException as error:
             late = limit.expired() and isinstance(error, TimeoutError)
             answer = Answer(error=TaskClaimError(outlived(handler)) if late else error)
-        finally:
-            item.limit = None
         if self.orm_thread and not has_opened(self.orm_thread):
             return answer
         # Where Django's own async methods have their connections.
