@@ -333,7 +333,6 @@ class Claimer(threading.Thread):
         watch(rows)
         changed("claimed", rows, clock() - began)
         self.claimed += len(rows)
-        self.drain.note_claim()
         try:
             return prepare(handler, rows)
         except BaseException:

@@ -6,11 +6,10 @@ from typing import Any
 from django.db import connections
 from django.db.models import Model, Q
 
-from django_taskclaim.claim import clock
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.completion import Clear
 from django_taskclaim.db import dialect_for
-from django_taskclaim.formatting import counted, listed
+from django_taskclaim.formatting import listed
 from django_taskclaim.handlers import Handler
 from django_taskclaim.querysets.isolating import refusals, without_refused
 from django_taskclaim.querysets.scope import in_state, is_due
@@ -20,11 +19,6 @@ from django_taskclaim.worker.inflight import InFlight
 from django_taskclaim.worker.options import WorkerOptions
 from django_taskclaim.worker.records import logger
 from django_taskclaim.worker.service import Service
-
-#: A drain that has claimed nothing for so many seconds says what it waits for, and says it again after a minute.
-WAITED, AGAIN = 10.0, 60.0
-#: Paused rows that a drain counts at its end: in a table just adopted there may be any number.
-MOST_COUNTED = 100_000
 
 
 class Drain:
@@ -37,15 +31,12 @@ class Drain:
         self.handlers = handlers
         self.inflight = inflight
         self.service = service
-        #: Why a drain ended before the work did; empty otherwise.
-        self.left_over = ""
-        #: What a drain left alone because somebody has paused it, in sentences.
-        self.set_aside: list[str] = []
+        #: Whether a drain ended before the work did.
+        self.leaves_work = False
         #: What a drain has to do of models whose rows open again when they are done.
         self._this_round: dict[type[Model], Q] = {}
         self._ends_of_sources: dict[type[Model], object] = {}
-        #: By ``clock()``, when to say next what a drain waits for.
-        self._next_message = clock() + WAITED
+        self._has_said_that_it_waits = False
 
     def rows(self, handler: Handler) -> Any:
         """Return what claims start from; of rows that open again when they are done, a drain takes each once."""
@@ -56,10 +47,6 @@ class Drain:
             now = dialect_for(connections[self.options.using]).current_time()
             self._this_round[handler.model] = _not_done_since(now, handler.model)
         return rows.filter(self._this_round[handler.model])
-
-    def note_claim(self) -> None:
-        """Note that rows have been claimed: nothing is waited for."""
-        self._next_message = clock() + WAITED
 
     # Ranges
 
@@ -87,19 +74,20 @@ class Drain:
 
     def is_done(self) -> bool:
         """Say whether a drain is over: nothing that matches is open or processing by anyone, or all is stopped."""
-        unfinished = [handler for handler in self.handlers if self.is_left(handler)]
+        unfinished = [handler for handler in self.handlers if self._is_left(handler)]
         if not unfinished:
-            self.set_aside = [said for one in self.handlers if (said := self._paused_rows(one))]
+            self._log_paused_rows()
             return True
         self.service.read_switch()
-        stops = [stop for handler in unfinished if (stop := self._stop_of(handler))]
-        if len(stops) < len(unfinished):
-            self._log_what_it_waits_for(unfinished)
+        stops = [self._stop_of(handler) for handler in unfinished]
+        if not all(stops):
+            self._log_that_it_waits(unfinished)
             return False
-        self.left_over = f"{'; '.join(stops)}, so the drain ends with work left"
+        self.leaves_work = True
+        logger.warning("%s, so the drain ends with work left", "; ".join(stops))
         return True
 
-    def is_left(self, handler: Handler) -> bool:
+    def _is_left(self, handler: Handler) -> bool:
         """Say whether a model has rows to be done, or ranges to be planned."""
         # In this order: what somebody plans in between is open then.
         if self._plans(handler) and is_unplanned(
@@ -113,19 +101,6 @@ class Drain:
 
     def _in_state(self, handler: Handler, *states: Status) -> Any:
         return self.rows(handler).filter(in_state(claim_columns(handler.model), *states))
-
-    def _paused_rows(self, handler: Handler) -> str:
-        """Say how many rows are paused and how to open them; empty where none are."""
-        found = self._in_state(handler, Status.PAUSED).order_by()[: MOST_COUNTED + 1].count()
-        if not found:
-            return ""
-        more = found > MOST_COUNTED
-        many = counted(min(found, MOST_COUNTED), "row")
-        label = handler.model._meta.label
-        return (
-            f"{'more than ' if more else ''}{many} of {label} {'is' if found == 1 else 'are'} paused and"
-            f" left alone; manage.py claimreset {label} --paused opens {'it' if found == 1 else 'them'}"
-        )
 
     def _stop_of(self, handler: Handler) -> str:
         """Say what keeps a model's rows from being claimed; empty where nothing does, or may not for long."""
@@ -145,10 +120,19 @@ class Drain:
             and not without_refused(self._unfinished(handler)).exists()
         )
 
-    def _log_what_it_waits_for(self, handlers: list[Handler]) -> None:
-        if clock() < self._next_message or not self.inflight.is_empty():
+    def _log_paused_rows(self) -> None:
+        for handler in self.handlers:
+            if self._in_state(handler, Status.PAUSED).exists():
+                label = handler.model._meta.label
+                logger.info(
+                    "The drain left the paused rows of %s alone; manage.py claimreset %s --paused opens them",
+                    *(label, label),
+                )
+
+    def _log_that_it_waits(self, handlers: list[Handler]) -> None:
+        if self._has_said_that_it_waits or not self.inflight.is_empty():
             return
-        self._next_message = clock() + AGAIN
+        self._has_said_that_it_waits = True
         labels = listed([handler.model._meta.label for handler in handlers])
         logger.info(
             "%s waits: rows of %s are open or processing, and it can claim none; manage.py claimdoctor says why",

@@ -38,14 +38,14 @@ class HangDetector:
         self._seconds = 0.0
         self._looked = clock()
 
-    def hangs(self, beyond: float = 0.0) -> bool:
-        """Look, and say whether the thread has been silent for HUNG_AFTER and so many seconds more."""
+    def hangs(self) -> bool:
+        """Look, and say whether the thread has been silent for HUNG_AFTER."""
         now = clock()
         self._seconds += min(now - self._looked, LONGEST_LOOK)
         self._looked = now
         if self.thread.last_turn != self._turn or _waits_for_database(self.thread):
             self._turn, self._seconds = self.thread.last_turn, 0.0
-        return self._seconds > HUNG_AFTER + beyond
+        return self._seconds > HUNG_AFTER
 
 
 def _waits_for_database(thread: Any) -> bool:

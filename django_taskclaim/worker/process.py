@@ -95,32 +95,24 @@ class Process:
         end, grace = self.options.ends_at, self.options.grace.total_seconds()
         return end is not None and clock() > end + grace and self.inflight.runs_dry()
 
-    def goes_on(self) -> bool:
-        """Say whether every thread goes on, and no handler has overrun; a process that stops needs no claimer."""
-        needed = {*self.threads} - ({self.claimer} if self._stopping else set())
-        return not (self.service.keeper.has_overrun or needed.intersection(self._lost_threads(0.0)))
-
-    def must_be_replaced(self) -> bool:
-        """Say whether only a new process helps: a handler has overrun, or a thread has died or hangs."""
-        return self.service.keeper.has_overrun or bool(self._lost_threads(self._patience()))
+    def is_well(self) -> bool:
+        """Say whether every thread goes on, and no handler has overrun; if not, only a new process helps."""
+        return not (self.service.keeper.has_overrun or self._lost_threads())
 
     def log_why(self) -> None:
         """Log which threads the process has to be replaced for; a handler that has overrun is logged already."""
-        for thread in self._lost_threads(self._patience()):
+        for thread in self._lost_threads():
             what = (
                 f"hangs; it is here:\n{stack_of(thread.ident)}" if thread.is_alive() else "has died"
             )
             text = f"{self.options.name}: the thread {thread.name} {what}"
             logger.error("%s", redact(text, keep_end=True))
 
-    def _patience(self) -> float:
-        # After a lease, what a thread could not renew belongs to others, so a new process does not run it beside them.
-        return self.service.keeper.longest_lease.total_seconds()
-
-    def _lost_threads(self, beyond: float) -> list[threading.Thread]:
-        """Return the threads that have died, and those of claimer and service that hang for so many seconds more."""
+    def _lost_threads(self) -> list[threading.Thread]:
+        """Return the threads that have died or hang; a process that stops needs no claimer."""
         died = [thread for thread in self.threads if not thread.is_alive()]
-        return [*died, *(one.thread for one in self.hang_detectors if one.hangs(beyond))]
+        lost = [*died, *(one.thread for one in self.hang_detectors if one.hangs())]
+        return [thread for thread in lost if not (self._stopping and thread is self.claimer)]
 
     def stop(self) -> None:
         """Claim nothing more and give back what has not started; running rows go on."""
@@ -163,14 +155,11 @@ class Process:
                 thread.join(LAST_WORDS)
         # What was cut short has just been given back.
         summary(self.options.name, self.service.counters, 0)
-        for sentence in self.claimer.drain.set_aside:
-            logger.info("%s", sentence)
         if recycle:
             return ExitCode.RECYCLE
         if cut_short:
             return ExitCode.CUT_SHORT
-        if self.claimer.drain.left_over:
-            logger.warning("%s", self.claimer.drain.left_over)
+        if self.claimer.drain.leaves_work:
             return ExitCode.WORK_LEFT
         return ExitCode.ENDED
 
@@ -288,10 +277,10 @@ class MainLoop:
             self.process.service.keeper.fence()
             if clock() >= self._sign_due:
                 self._sign_due = clock() + SIGN_EVERY
-                if self.process.goes_on():
+                if self.process.is_well():
                     self.show_life()
-            if self._deadline is None and self.process.must_be_replaced():
-                self._recycle()
+                elif self._deadline is None:
+                    self._recycle()
             if self.process.service.stop_asked.is_set() and self._deadline is None:
                 self._stop(self._grace)
             if self._deadline is None:

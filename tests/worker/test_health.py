@@ -79,7 +79,7 @@ def test_no_sign_is_given_while_a_handler_that_has_overrun_is_replaced() -> None
     process = Process(WorkerOptions(("testapp.Job",), "w", "default"))
     process.service.keeper.has_overrun = True
     process.stop()
-    assert not process.goes_on()
+    assert not process.is_well()
     process.service.calls.wake_event.close()
 
 
