@@ -1,8 +1,8 @@
 """Everything that may throttle the claims of one process, behind one object that its threads share.
 
-The checks of a process are asked one after the other, in a thread of their own: a check may hang, and the caller has
-leases to renew. A check that hangs keeps its thread, and another thread asks the rest. What holds is written to the
-table ``Throttle``, for people to read, by the database's clock.
+The checks of a process are asked one after the other, each in a short thread: a check may hang, and the caller has
+leases to renew. One that hangs keeps its thread, and the others are asked on. What holds is written to the table
+``Throttle``, for people to read, by the database's clock.
 """
 
 import logging
@@ -14,8 +14,8 @@ from contextvars import ContextVar
 from datetime import timedelta
 from typing import Any, NamedTuple
 
-from django.db import connections
-from django.db.models import Model, QuerySet
+from django.db import connections, transaction
+from django.db.models import Model
 
 from django_taskclaim import conf
 from django_taskclaim.claim import clock
@@ -82,22 +82,30 @@ class HealthCheck:
         asked_at = self.asked_at
         return asked_at is not None and clock() - asked_at > HANGING
 
-    def ask(self, using: str) -> None:
-        """Ask the check and note what it answers; one that raises stops nothing."""
+    def begin(self, using: str) -> None:
+        """Ask the check in a thread."""
         every = conf.duration("HEALTH_EVERY").total_seconds()
         # Spread out, so that the processes of a host do not all ask at once.
         self.due_at = clock() + every * random.uniform(0.75, 1.0)
+        stands_for = max(QUESTIONS_MISSED * every, SHORTEST_STOP)
+        name, words = "taskclaim-check", (using, stands_for)
+        threading.Thread(target=self._ask, args=words, name=name, daemon=True).start()
+
+    def _ask(self, using: str, stands_for: float) -> None:
+        """Note what the check answers; one that raises stops nothing."""
+        self.asked_at = clock()
+        use_own_connection(using)
         try:
             reason = self._check(using)
             if not isinstance(reason, str | None):
                 raise TypeError(f"a health check returns a reason or None, not {reason!r}")
         except Exception as error:
             self.note_broken(f"{type(error).__name__}: {error}")
-            connections.close_all()
         else:
-            stands_for = max(QUESTIONS_MISSED * every, SHORTEST_STOP)
             self._state = ThrottleState(reason, clock() + stands_for) if reason else None
-        self.asked_at, self.has_answered = None, True
+        finally:
+            connections.close_all()
+            self.asked_at, self.has_answered = None, True
 
     def note_broken(self, why: str) -> None:
         """Stop nothing, and log the reason once a minute."""
@@ -126,7 +134,6 @@ class Throttles:
         #: Why everybody's claims of a model are stopped, as the service reads it together with the switch.
         self.shared: dict[type[Model], str] = {}
         self._checks = _checks(checks_of)
-        self._taking = threading.Lock()
         rule = conf.setting("BREAKER")
         self._breakers = (
             {} if rule is None else {model: CircuitBreaker(**rule) for model in checks_of}
@@ -184,16 +191,20 @@ class Throttles:
     # What the service thread does
 
     def update(self) -> None:
-        """Let a thread ask the checks that are due, and write what holds; to be called about once a second.
+        """Ask the next check that is due, and write what holds; to be called several times a second.
 
         Raises the errors of a database that is away, after which it may be called again.
         """
-        for check in self._checks:
+        asked = [check for check in self._checks if check.asked_at is not None]
+        for check in asked:
             if check.is_hanging():
                 check.note_broken(f"it has not answered for {HANGING:g} s")
-        if self._due_check() is not None:
-            threading.Thread(target=self._ask, name="taskclaim-check", daemon=True).start()
-        self._write(dict(self._states()))
+        due = [check for check in self._checks if check.due_at <= clock() and check not in asked]
+        if due and all(check.is_hanging() for check in asked):
+            min(due, key=lambda check: check.due_at).begin(self.using)
+        states = dict(self._states())
+        if states != self._written:
+            self._write(states)
 
     def sign_off(self) -> None:
         """Take the process's rows out of the table: it ends as asked."""
@@ -207,62 +218,25 @@ class Throttles:
             if (state := breaker.state()) is not None:
                 yield ThrottleKey(model, BREAKER), state
 
-    # Asking
+    def _write(self, states: dict[ThrottleKey, ThrottleState]) -> None:
+        """Write what holds now, and log what has begun or ended."""
+        rows = Throttle.objects.using(self.using)
+        with transaction.atomic(self.using):
+            rows.filter(process=self.process).delete()
+            rows.bulk_create([self._row(key, state) for key, state in states.items()])
+        before, self._written = self._written, states
+        for key in before.keys() - states.keys():
+            _log("unthrottled", "%s is throttled no more: %s", key, before[key])
+        for key in states.keys() - before.keys():
+            _log("throttled", "%s is throttled: %s", key, states[key])
 
-    def _due_check(self) -> HealthCheck | None:
-        """Return a check to ask; None where none is due, or one that does not hang has yet to answer."""
-        asked = [check for check in self._checks if check.asked_at is not None]
-        if not all(check.is_hanging() for check in asked):
-            return None
-        due = (check for check in self._checks if check.due_at <= clock() and check not in asked)
-        return next(due, None)
-
-    def _ask(self) -> None:
-        use_own_connection(self.using)
-        try:
-            while (check := self._take_due()) is not None:
-                check.ask(self.using)
-        finally:
-            connections.close_all()
-
-    def _take_due(self) -> HealthCheck | None:
-        # Two threads ask if a check that hung answers after all.
-        with self._taking:
-            check = self._due_check()
-            if check is not None:
-                check.asked_at = clock()
-            return check
-
-    # Writing
-
-    def _write(self, states: Mapping[ThrottleKey, ThrottleState]) -> None:
-        """Write what has begun, changed or ended since the last call, and log what has begun or ended."""
-        for key in [key for key in self._written if key not in states]:
-            self._rows(key).delete()
-            _log("unthrottled", "%s is throttled no more: %s", key, self._written.pop(key))
-        for key, state in states.items():
-            known = self._written.get(key)
-            if known != state:
-                self._write_one(key, state)
-                self._written[key] = state
-            if known is None:
-                _log("throttled", "%s is throttled: %s", key, state)
-
-    def _write_one(self, key: ThrottleKey, state: ThrottleState) -> None:
-        until = DatabaseLater(timedelta(seconds=max(0.0, state.until - clock())))
-        rows, reason = self._rows(key), state.reason[:500]
-        if not rows.update(reason=reason, until=until):
-            rows.create(
-                process=self.process,
-                label=scope_of(key.model),
-                source=key.source[:200],
-                reason=reason,
-                until=until,
-            )
-
-    def _rows(self, key: ThrottleKey) -> QuerySet[Throttle]:
-        return Throttle.objects.using(self.using).filter(
-            process=self.process, label=scope_of(key.model), source=key.source[:200]
+    def _row(self, key: ThrottleKey, state: ThrottleState) -> Throttle:
+        return Throttle(
+            process=self.process,
+            label=scope_of(key.model),
+            source=key.source[:200],
+            reason=state.reason[:500],
+            until=DatabaseLater(timedelta(seconds=max(0.0, state.until - clock()))),
         )
 
 

@@ -141,7 +141,7 @@ class Service(threading.Thread):
             Duty("reading the switch", self._read_switch_when_it_matters, LOOK_EVERY),
             Duty("listening for calls", self.calls.listen, LOOK_EVERY),
             Duty("giving back what is stopped", self._give_back_stopped),
-            Duty("asking health checks", self.throttles.update, LOOK_EVERY),
+            Duty("asking health checks", self.throttles.update),
             Duty("ending overrun rows", keeper.end_overrun),
         ]
         for reaper in self._reapers:
